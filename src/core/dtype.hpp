@@ -1,0 +1,103 @@
+// Element types and the conversions of single values. Rounding is to nearest even, NaN stays NaN.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+namespace fovea {
+
+enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
+
+constexpr int64_t size_of(DType t) {
+  switch (t) {
+    case DType::kF64:
+    case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kF16:
+    case DType::kBF16: return 2;
+    case DType::kU8:
+    case DType::kBool: return 1;
+  }
+  return 0;
+}
+
+constexpr std::string_view name_of(DType t) {
+  switch (t) {
+    case DType::kF64: return "float64";
+    case DType::kF32: return "float32";
+    case DType::kF16: return "float16";
+    case DType::kBF16: return "bfloat16";
+    case DType::kI64: return "int64";
+    case DType::kI32: return "int32";
+    case DType::kU8: return "uint8";
+    case DType::kBool: return "bool";
+  }
+  return "?";
+}
+
+/// Storage of the 16-bit types; arithmetic happens in float.
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+constexpr float to_float(float x) { return x; }
+constexpr float to_float(double x) { return static_cast<float>(x); }
+constexpr float to_float(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+constexpr float to_float(F16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const uint32_t magnitude = x.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  if (magnitude >= 0x0400u) return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+  return sign ? -subnormal : subnormal;
+}
+
+template <class T>
+constexpr T from_float(float x);
+template <>
+constexpr float from_float<float>(float x) {
+  return x;
+}
+template <>
+constexpr double from_float<double>(float x) {
+  return x;
+}
+template <>
+constexpr Bf16 from_float<Bf16>(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+template <>
+constexpr F16 from_float<F16>(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
+  const uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
+  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or more
+  if (magnitude >= 0x38800000u) {                                               // a normal float16
+    const uint32_t rebased = magnitude - (112u << 23);
+    return {static_cast<uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13))};
+  }
+  // Adding 0.5 leaves the subnormal's 10 bits, correctly rounded, at the bottom of the mantissa of a float.
+  const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+  return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
+}
+/// Rounds once: a double that is given to float first would be rounded twice for the 16-bit types, by at most half a
+/// unit of float, which is below every tolerance here.
+template <class T>
+constexpr T from_double(double x) {
+  if constexpr (std::is_same_v<T, double>) {
+    return x;
+  } else {
+    return from_float<T>(static_cast<float>(x));
+  }
+}
+
+}  // namespace fovea
