@@ -1,0 +1,133 @@
+// Conversions of the 16-bit types, over all of their values, in both directions.
+#include "core/dtype.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace fovea {
+namespace {
+
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
+
+/// The value of a binary floating-point pattern, from the definition.
+double value_of(uint32_t bits, int exponent_bits, int mantissa_bits) {
+  const uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
+  const uint32_t exponent = (bits >> mantissa_bits) & ((1u << exponent_bits) - 1);
+  const double sign = (bits >> (exponent_bits + mantissa_bits)) & 1u ? -1.0 : 1.0;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  if (exponent == (1u << exponent_bits) - 1) {
+    return mantissa ? std::numeric_limits<double>::quiet_NaN()
+                    : sign * std::numeric_limits<double>::infinity();
+  }
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign *
+         std::ldexp(mantissa + (1u << mantissa_bits), static_cast<int>(exponent) - bias - mantissa_bits);
+}
+
+template <class T>
+struct Format;
+template <>
+struct Format<F16> {
+  static constexpr int exponent_bits = 5, mantissa_bits = 10;
+  static constexpr uint32_t infinity = 0x7c00;
+};
+template <>
+struct Format<Bf16> {
+  static constexpr int exponent_bits = 8, mantissa_bits = 7;
+  static constexpr uint32_t infinity = 0x7f80;
+};
+
+template <class T>
+T pattern(uint32_t bits) {
+  return T{static_cast<uint16_t>(bits)};
+}
+
+template <class T>
+class SixteenBits : public testing::Test {};
+using SixteenBitTypes = testing::Types<F16, Bf16>;
+TYPED_TEST_SUITE(SixteenBits, SixteenBitTypes);
+
+TYPED_TEST(SixteenBits, EveryValueWidensExactly) {
+  using F = Format<TypeParam>;
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const double expected = value_of(bits, F::exponent_bits, F::mantissa_bits);
+    const float widened = to_float(pattern<TypeParam>(bits));
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(widened)) << bits;
+    } else {
+      ASSERT_EQ(static_cast<double>(widened), expected) << bits;
+      ASSERT_EQ(std::signbit(widened), std::signbit(expected)) << bits;
+    }
+  }
+}
+
+TYPED_TEST(SixteenBits, EveryValueComesBack) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const float widened = to_float(pattern<TypeParam>(bits));
+    const TypeParam back = from_float<TypeParam>(widened);
+    if (std::isnan(widened)) {
+      ASSERT_TRUE(std::isnan(to_float(back))) << bits;
+      ASSERT_EQ(back.bits >> 15, bits >> 15) << bits;
+    } else {
+      ASSERT_EQ(back.bits, bits);
+    }
+  }
+}
+
+/// Between each two neighbours: below the midpoint, the midpoint itself (to even), above it; the last step
+/// leads to infinity.
+TYPED_TEST(SixteenBits, RoundsToNearestEven) {
+  using F = Format<TypeParam>;
+  for (uint32_t sign : {0u, 0x8000u}) {
+    for (uint32_t magnitude = 0; magnitude < F::infinity; ++magnitude) {
+      const double low = value_of(magnitude, F::exponent_bits, F::mantissa_bits);
+      // What follows the largest finite value, if exponents went on.
+      const double high = magnitude + 1 == F::infinity
+                              ? low + (low - value_of(magnitude - 1, F::exponent_bits, F::mantissa_bits))
+                              : value_of(magnitude + 1, F::exponent_bits, F::mantissa_bits);
+      const auto midpoint = static_cast<float>((low + high) / 2);
+      ASSERT_EQ(static_cast<double>(midpoint), (low + high) / 2) << "the midpoint is a float";
+      const auto rounded = [&](float x) { return from_float<TypeParam>(sign ? -x : x).bits; };
+      const uint32_t even = magnitude % 2 == 0 ? magnitude : magnitude + 1;
+      ASSERT_EQ(rounded(midpoint), sign | even) << magnitude;
+      ASSERT_EQ(rounded(std::nextafter(midpoint, 0.0f)), sign | magnitude) << magnitude;
+      ASSERT_EQ(rounded(std::nextafter(midpoint, kFloatInfinity)), sign | (magnitude + 1)) << magnitude;
+    }
+  }
+}
+
+TYPED_TEST(SixteenBits, InfinityAndNan) {
+  using F = Format<TypeParam>;
+  EXPECT_EQ(from_float<TypeParam>(kFloatInfinity).bits, F::infinity);
+  EXPECT_EQ(from_float<TypeParam>(-kFloatInfinity).bits, F::infinity | 0x8000u);
+  EXPECT_EQ(from_float<TypeParam>(std::numeric_limits<float>::max()).bits, F::infinity);
+  // NaNs whose payload lies below what the 16 bits keep must not become infinities.
+  for (const uint32_t payload : {0x7f800001u, 0x7f801fffu, 0x7fc00000u, 0xff800001u, 0xffffffffu}) {
+    EXPECT_TRUE(std::isnan(to_float(from_float<TypeParam>(std::bit_cast<float>(payload))))) << payload;
+  }
+}
+
+TYPED_TEST(SixteenBits, FromDoubleRoundsToo) {
+  EXPECT_EQ(to_float(from_double<TypeParam>(0.5)), 0.5f);
+  EXPECT_EQ(to_float(from_double<TypeParam>(-1.0)), -1.0f);
+  EXPECT_TRUE(std::isinf(to_float(from_double<TypeParam>(1e300))));
+}
+
+TEST(DType, SizesAndNames) {
+  EXPECT_EQ(size_of(DType::kF64), 8);
+  EXPECT_EQ(size_of(DType::kF32), 4);
+  EXPECT_EQ(size_of(DType::kF16), 2);
+  EXPECT_EQ(size_of(DType::kBF16), 2);
+  EXPECT_EQ(size_of(DType::kI64), 8);
+  EXPECT_EQ(size_of(DType::kI32), 4);
+  EXPECT_EQ(size_of(DType::kU8), 1);
+  EXPECT_EQ(size_of(DType::kBool), 1);
+  EXPECT_EQ(name_of(DType::kBF16), "bfloat16");
+  EXPECT_EQ(name_of(DType::kF64), "float64");
+}
+
+}  // namespace
+}  // namespace fovea

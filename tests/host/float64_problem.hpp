@@ -1,0 +1,131 @@
+// A problem of the oracle with every tensor in float64 (also those that the C ABI keeps in float32), compact,
+// owned.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "cpu/reference.hpp"
+
+namespace fovea::testing {
+
+class Float64Problem {
+ public:
+  AttentionProblem problem;
+  uint64_t seed = 11, offset = 3;
+
+  /// Sets sizes and makes q, k, v, d_o, dlse (normal numbers) and all outputs.
+  Float64Problem(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q, int64_t heads_kv,
+                 int64_t head_dim, int64_t head_dim_v) {
+    problem.dtype = DType::kF64;
+    problem.batch = batch;
+    problem.seqlen_q = seqlen_q;
+    problem.seqlen_k = seqlen_k;
+    problem.total_q = batch * seqlen_q;
+    problem.total_k = batch * seqlen_k;
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    problem.head_dim = head_dim;
+    problem.head_dim_v = head_dim_v;
+    problem.scale = 0.6;
+    add_rows();
+  }
+
+  /// Turns the problem into a packed one: the sequences have the lengths given, `spare_rows` rows follow the
+  /// last.
+  void pack(const std::vector<int32_t>& lengths_q, const std::vector<int32_t>& lengths_k,
+            int32_t spare_rows) {
+    problem.packed = true;
+    problem.batch = static_cast<int64_t>(lengths_q.size());
+    const auto cumulate = [&](Role role, const std::vector<int32_t>& lengths) {
+      std::vector<int32_t> cu{0};
+      for (const int32_t length : lengths) cu.push_back(cu.back() + length);
+      add_integers(role, cu);
+      return int64_t{cu.back()} + spare_rows;
+    };
+    problem.total_q = cumulate(Role::kCuSeqlensQ, lengths_q);
+    problem.total_k = cumulate(Role::kCuSeqlensK, lengths_k);
+    problem.seqlen_q = *std::max_element(lengths_q.begin(), lengths_q.end());
+    problem.seqlen_k = *std::max_element(lengths_k.begin(), lengths_k.end());
+    add_rows();
+  }
+
+  /// A compact tensor of normal numbers; a size of 1 broadcasts.
+  std::vector<double>& add(Role role, const std::vector<int64_t>& shape) {
+    TensorDesc& t = problem.tensors[index_of(role)];
+    t.present = true;
+    t.dtype = DType::kF64;
+    t.ndim = static_cast<int>(shape.size());
+    int64_t count = 1;
+    for (size_t axis = shape.size(); axis-- > 0;) {
+      t.shape[axis] = shape[axis];
+      t.stride[axis] = shape[axis] == 1 ? 0 : count;
+      count *= shape[axis];
+    }
+    std::vector<double>& values = reals_[role];
+    values.resize(static_cast<size_t>(count));
+    for (double& x : values) x = normal_(generator_);
+    return values;
+  }
+  /// A compact tensor of bytes, each nonzero with the probability given.
+  std::vector<uint8_t>& add_mask(Role role, const std::vector<int64_t>& shape, double share_of_ones) {
+    add(role, shape);
+    const size_t count = reals_[role].size();
+    reals_.erase(role);
+    problem.tensors[index_of(role)].dtype = DType::kBool;
+    std::vector<uint8_t>& values = bytes_[role];
+    std::bernoulli_distribution one(share_of_ones);
+    for (size_t x = 0; x < count; ++x) values.push_back(one(generator_) ? 1 : 0);
+    return values;
+  }
+  void add_integers(Role role, const std::vector<int32_t>& values) {
+    TensorDesc& t = problem.tensors[index_of(role)];
+    t.present = true;
+    t.dtype = DType::kI32;
+    t.ndim = 1;
+    t.shape[0] = static_cast<int64_t>(values.size());
+    t.stride[0] = 1;
+    integers_[role] = values;
+  }
+
+  std::vector<double>& operator[](Role role) { return reals_.at(role); }
+
+  void run(Pass pass) {
+    problem.pass = pass;
+    Buffers buffers;
+    buffers.seed = seed;
+    buffers.offset = offset;
+    for (auto& [role, values] : reals_) buffers.data[index_of(role)] = values.data();
+    for (auto& [role, values] : bytes_) buffers.data[index_of(role)] = values.data();
+    for (auto& [role, values] : integers_) buffers.data[index_of(role)] = values.data();
+    cpu::run_reference(problem, buffers);
+  }
+
+ private:
+  void add_rows() {
+    const auto& p = problem;
+    const bool packed = p.packed;
+    const auto rows = [&](Role role, int64_t seqlen, int64_t total, int64_t heads, int64_t size) {
+      add(role, {packed ? 1 : p.batch, packed ? total : seqlen, heads, size});
+    };
+    for (const Role role : {Role::kQ, Role::kDQ}) rows(role, p.seqlen_q, p.total_q, p.heads_q, p.head_dim);
+    for (const Role role : {Role::kK, Role::kDK}) rows(role, p.seqlen_k, p.total_k, p.heads_kv, p.head_dim);
+    for (const Role role : {Role::kV, Role::kDV}) rows(role, p.seqlen_k, p.total_k, p.heads_kv, p.head_dim_v);
+    for (const Role role : {Role::kO, Role::kDO}) rows(role, p.seqlen_q, p.total_q, p.heads_q, p.head_dim_v);
+    for (const Role role : {Role::kLse, Role::kDLse}) {
+      add(role, {packed ? 1 : p.batch, p.heads_q, packed ? p.total_q : p.seqlen_q});
+    }
+  }
+
+  std::mt19937_64 generator_{2024};
+  std::normal_distribution<double> normal_;
+  std::map<Role, std::vector<double>> reals_;
+  std::map<Role, std::vector<uint8_t>> bytes_;
+  std::map<Role, std::vector<int32_t>> integers_;
+};
+
+}  // namespace fovea::testing
