@@ -336,8 +336,8 @@ class Oracle {
     const std::array<int64_t, 4> full = {p_.batch, p_.heads_q, p_.seqlen_q, p_.seqlen_k};
     int64_t count = 1;
     for (size_t axis = 4; axis-- > 0;) {
-      const bool broadcast = p_[Role::kDBias].stride[axis] == 0 || p_[Role::kDBias].shape[axis] == 1;
-      dbias_extent_[axis] = broadcast ? std::min<int64_t>(full[axis], 1) : full[axis];
+      const bool broadcast = p_[Role::kDBias].stride[axis] == 0;
+      dbias_extent_[axis] = broadcast ? 1 : full[axis];  // 1 also where there is nothing to sum
       dbias_stride_[axis] = broadcast ? 0 : count;
       count *= dbias_extent_[axis];
     }

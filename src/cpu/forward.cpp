@@ -1,0 +1,414 @@
+// The tiled forward: for a tile of query rows, walk over the key blocks that they see, with the online softmax
+// (Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2", algorithm 1) in transposed form:
+//
+//   for each block of keys:                       per lane (query row):
+//     S^T = K Q^T                                   m' = max(m, max_j s_j)
+//     P^T = exp2(factor * S^T - m')                 alpha = exp2(m - m')
+//     O^T = O^T * alpha + V^T P^T                   l = l * alpha + sum_j p_j
+//   O = O^T / l, lse = ln 2 * m + ln l
+//
+// Key blocks start at multiples of kBlockKeys whatever the tile, and every lane is computed by itself: results do not
+// depend on the number of threads, on the tile height or on what else is in the batch.
+#include "cpu/forward.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu/panel.hpp"
+#include "cpu/parallel.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is written, turned
+// into weights and read again.
+constexpr int64_t kBlockKeys = 128;
+// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size 128, fp32)
+// leave room in a 1 MB second-level cache.
+constexpr int64_t kMaxPanels = 4;
+// Splits over keys start where tiles alone would leave cores idle. Independent of the thread count, so that results
+// are, too.
+constexpr int64_t kWantedItems = 64;
+constexpr int64_t kMinSplitKeys = 1024;
+// Up to this many rows, dot products along the head size read K at memory speed; beyond, lanes are well used.
+constexpr int64_t kRowPathRows = 4;
+// Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
+constexpr double kMinFlopsPerThread = 1e6;
+
+struct Schedule {
+  int64_t panels;      ///< panels a tile
+  int64_t tiles;       ///< tiles of the longest sequence of one key head
+  int64_t splits;      ///< parts of the keys
+  int64_t split_keys;  ///< keys a part, a multiple of kBlockKeys
+  int64_t groups;      ///< batch * heads_kv
+  bool row_path;
+  int64_t items() const { return groups * tiles * splits; }
+
+  Schedule(const AttentionProblem& p, int num_threads) {
+    groups = p.batch * p.heads_kv;
+    const int64_t rows = p.seqlen_q * p.group();
+    const int64_t all_panels = ceil_div(rows, kPanel);
+    splits = 1;
+    const int64_t full_tiles = groups * ceil_div(all_panels, 1);
+    if (full_tiles > 0 && full_tiles < kWantedItems) {
+      splits = std::clamp<int64_t>(ceil_div(kWantedItems, full_tiles), 1,
+                                   std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
+    }
+    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
+    splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
+    panels = std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
+    panels = std::min(panels, std::max<int64_t>(1, all_panels));
+    tiles = ceil_div(all_panels, panels);
+    row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
+                                         p.has(Role::kMask) || p.has(Role::kBlockMask));
+  }
+};
+
+/// Unnormalised result of one panel over some keys.
+struct Partial {
+  float* o;        ///< [padded_dv][kPanel]
+  float* row_max;  ///< [kPanel], log2 units
+  float* row_sum;  ///< [kPanel]
+
+  static int64_t size(const Staging& s) { return (s.padded_dv + 2) * kPanel; }
+  Partial(float* base, const Staging& s)
+      : o(base), row_max(base + s.padded_dv * kPanel), row_sum(base + (s.padded_dv + 1) * kPanel) {}
+  void reset(const Staging& s) const {
+    std::fill_n(o, s.padded_dv * kPanel, 0.0f);
+    std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
+    std::fill_n(row_sum, kPanel, 0.0f);
+  }
+};
+
+/// What one thread works in.
+struct ThreadScratch {
+  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+
+  ThreadScratch(Scratch& memory, const Staging& s, const Schedule& schedule) {
+    const int64_t block = round_up(kBlockKeys, 32);
+    queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
+    partials = memory.take<float>(schedule.panels * Partial::size(s));
+    scores = memory.take<float>(block * kPanel);
+    weights = memory.take<float>(block * kPanel / 2);
+    keys = memory.take<float>(s.rows_size(block, s.words_d));
+    values = memory.take<float>(s.columns_size(block, s.d_v));
+    alpha = memory.take<float>(kPanel);
+    maxima = memory.take<float>(kPanel);
+    keep = memory.take<float>(block * kPanel);
+    rows = memory.take<float>(
+        std::max<int64_t>(kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
+  }
+};
+
+/// O^T = O^T * alpha + V^T P^T where masked or dropped weights must not meet V's NaN and Inf: skips zero weights.
+void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights, const float* alpha,
+                        float* o) {
+  for (int64_t c = 0; c < s.d_v; ++c) {
+    for (int x = 0; x < kPanel; ++x) o[c * kPanel + x] *= alpha[x];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    const char* row = values.data + j * values.stride * size_of(s.type);
+    for (int64_t c = 0; c < s.d_v; ++c) {
+      const float value = load_element(row, s.type, c);
+      for (int x = 0; x < kPanel; ++x) {
+        const float weight = weights[j * kPanel + x];
+        if (weight != 0) o[c * kPanel + x] += weight * value;
+      }
+    }
+  }
+}
+
+/// One panel against one block of keys.
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
+                Operand values, const MatrixView& raw_values, const float* queries, int64_t j0, int64_t n,
+                const Partial& out, const ThreadScratch& t) {
+  const Ops& ops = *s.ops;
+  const int64_t key_rows = round_up(n, ops.row_multiple);
+  std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
+  const bool masked = panel_scores(ops, group, lanes, terms, keys, queries, key_rows, n, s.words_d, j0, t.scores,
+                                   t.maxima, nullptr);
+  const bool zeros = masked || terms.any || terms.dropout;
+  const bool exact = zeros && !all_finite(raw_values, s.type, n, s.d_v);
+  const bool pairs = s.ops->word_elements == 2 && !exact;
+  auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
+  ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
+              pairs && !terms.dropout ? pair_weights : nullptr);
+  if (terms.dropout) {
+    dropout_factors(group, lanes, terms, n, j0, t.keep);
+    for (int64_t j = 0; j < n; ++j) {
+      for (int x = 0; x < lanes.count; ++x) t.scores[j * kPanel + x] *= t.keep[j * kPanel + x];
+    }
+    if (pairs) ops.to_pairs(t.scores, n, pair_weights);
+  }
+  if (exact) {
+    accumulate_exactly(s, raw_values, n, t.scores, t.alpha, out.o);
+    return;
+  }
+  const int64_t words = s.words_of(n);
+  const float* right = pairs ? t.weights : t.scores;
+  if (pairs) {
+    const int64_t filled = ceil_div(n, 2);
+    std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
+  }
+  ops.accumulate(values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+}
+
+/// A tile of panels against the keys [first_key, last_key) that they see.
+void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, const Lanes* lanes, int64_t panels,
+                  int64_t first_key, int64_t last_key, float* partials, const ThreadScratch& t) {
+  tile::Range seen{last_key, first_key};
+  for (int64_t x = 0; x < panels; ++x) {
+    s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, t.queries + x * s.words_d * kPanel, t.rows);
+    Partial(partials + x * Partial::size(s), s).reset(s);
+    const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
+    if (keys.empty()) continue;
+    seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+  }
+  const MatrixView all_keys = group.keys(Role::kK), all_values = group.keys(Role::kV);
+  const int64_t bytes = size_of(s.type);
+  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
+    const int64_t n = std::min(kBlockKeys, last_key - j0);
+    const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
+    const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
+    const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
+    const Operand values = s.stage_columns(block_values, n, s.d_v, t.values);
+    for (int64_t x = 0; x < panels; ++x) {
+      // Keys past the last one that any lane sees are left out; those before the first are masked, so that the
+      // block's start stays aligned with the staged pairs. Whole reduction steps only: a step must not reach beyond
+      // the keys that the mask and the check for NaN cover.
+      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin) continue;
+      const int64_t used = std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
+      panel_step(s, group, lanes[x], terms, keys, values, block_values, t.queries + x * s.words_d * kPanel, j0, used,
+                 Partial(partials + x * Partial::size(s), s), t);
+    }
+  }
+}
+
+/// A few rows against [first_key, last_key): dot products along the head size, K and V read once at memory speed.
+void rows_forward(const Staging& s, const Group& group, float factor, const Lanes& lanes, int64_t first_key,
+                  int64_t last_key, float* partials, const ThreadScratch& t) {
+  const Ops& ops = *s.ops;
+  const Partial out(partials, s);
+  out.reset(s);
+  const int64_t rows = lanes.count, ld_q = round_up(s.d, 16), ld_o = round_up(s.d_v, 16);
+  float* q = t.rows;
+  float* o = t.rows + rows * ld_q;
+  std::fill_n(o, rows * ld_o, 0.0f);
+  for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
+  const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
+  const int64_t bytes = size_of(s.type);
+  const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
+  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
+    const int64_t begin = std::max(j0, seen.begin), n = std::min(j0 + kBlockKeys, seen.end) - begin;
+    ops.row_dots(q, ld_q, rows, keys.data + begin * keys.stride * bytes, s.type, keys.stride, n, s.d, t.scores,
+                 kBlockKeys);
+    bool masked = false;
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = t.scores + r * kBlockKeys;
+      float maximum = -std::numeric_limits<float>::infinity();
+      for (int64_t j = 0; j < n; ++j) {
+        if (begin + j < lanes.begin[r] || begin + j >= lanes.end[r]) {
+          row[j] = -std::numeric_limits<float>::infinity();
+          masked = true;
+        }
+        maximum = std::max(maximum, row[j] * factor);
+      }
+      const float raised = std::max(out.row_max[r], maximum);
+      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+      const float alpha = std::exp2(out.row_max[r] - subtract);
+      out.row_sum[r] = out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
+      out.row_max[r] = raised;
+      if (alpha != 1.0f) {
+        for (int64_t c = 0; c < s.d_v; ++c) o[r * ld_o + c] *= alpha;
+      }
+    }
+    const MatrixView block{values.data + begin * values.stride * bytes, values.stride};
+    if (masked && !all_finite(block, s.type, n, s.d_v)) {
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t j = 0; j < n; ++j) {
+          const float weight = t.scores[r * kBlockKeys + j];
+          if (weight == 0) continue;
+          for (int64_t c = 0; c < s.d_v; ++c) {
+            o[r * ld_o + c] += weight * load_element(block.data + j * block.stride * bytes, s.type, c);
+          }
+        }
+      }
+    } else {
+      ops.row_sums(t.scores, kBlockKeys, rows, block.data, s.type, block.stride, n, s.d_v, o, ld_o);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < s.d_v; ++c) out.o[c * kPanel + r] = o[r * ld_o + c];
+  }
+}
+
+/// Adds the partial result `part` to `sum`: both become relative to the larger maximum.
+void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
+  float keep[kPanel], add[kPanel];
+  for (int x = 0; x < kPanel; ++x) {
+    const float raised = std::max(sum.row_max[x], part.row_max[x]);
+    const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+    keep[x] = std::exp2(sum.row_max[x] - subtract);
+    add[x] = std::exp2(part.row_max[x] - subtract);
+    sum.row_sum[x] = sum.row_sum[x] * keep[x] + part.row_sum[x] * add[x];
+    sum.row_max[x] = raised;
+  }
+  for (int64_t c = 0; c < s.d_v; ++c) {
+    for (int x = 0; x < kPanel; ++x) {
+      // 0 * Inf: a part that another maximum outweighs completely contributes nothing.
+      const float older = keep[x] == 0 ? 0.0f : sum.o[c * kPanel + x] * keep[x];
+      const float newer = add[x] == 0 ? 0.0f : part.o[c * kPanel + x] * add[x];
+      sum.o[c * kPanel + x] = older + newer;
+    }
+  }
+}
+
+/// Normalises one panel, adds the sink, writes o and lse.
+void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result, float* rows) {
+  const AttentionProblem& p = *group.problem;
+  s.ops->transpose(result.o, kPanel, s.d_v, kPanel, rows, s.padded_dv);
+  const DType o_type = p[Role::kO].dtype;
+  const auto* sinks = group.buffers->get<const float>(Role::kSink);
+  for (int x = 0; x < lanes.count; ++x) {
+    const int64_t row = lanes.first_row + x;
+    float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
+    if (sinks != nullptr) {
+      const float sink = sinks[group.head(row) * p[Role::kSink].stride[0]] * kLog2e;
+      const float raised = std::max(maximum, sink);
+      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+      factor = std::exp2(maximum - subtract);
+      sum = sum * factor + std::exp2(sink - subtract);
+      maximum = raised;
+    }
+    const bool empty = sum == 0.0f;
+    factor = empty ? 0.0f : factor / sum;
+    float* values = rows + x * s.padded_dv;
+    if (factor == 0.0f) {
+      std::fill_n(values, s.d_v, 0.0f);
+    } else {
+      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factor;
+    }
+    s.ops->from_float(values, s.d_v, o_type, group.row_data(Role::kO, row));
+    if (p.has(Role::kLse)) {
+      *group.stat(Role::kLse, row) =
+          empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
+    }
+  }
+}
+
+/// Rows that the tensors hold beyond seqused_q: o = 0, lse = -inf.
+void write_unused_rows(const Group& group) {
+  const AttentionProblem& p = *group.problem;
+  const TensorDesc& o = p[Role::kO];
+  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
+    std::memset(group.row_data(Role::kO, row), 0, static_cast<size_t>(p.head_dim_v * size_of(o.dtype)));
+    if (p.has(Role::kLse)) *group.stat(Role::kLse, row) = -std::numeric_limits<float>::infinity();
+  }
+}
+
+/// Where the parts of the keys leave their results: one Partial per (group, tile, panel, split).
+struct SplitStore {
+  float* base;
+  int64_t partial_size;
+  const Schedule* schedule;
+  float* at(int64_t tile_index, int64_t split) const {
+    return base + (tile_index * schedule->splits + split) * schedule->panels * partial_size;
+  }
+};
+
+int threads_for(const Plan& plan, const Schedule& schedule) {
+  const auto by_work = static_cast<int64_t>(plan.flops / kMinFlopsPerThread);
+  return static_cast<int>(
+      std::clamp<int64_t>(std::min(by_work, schedule.items()), 1, std::max(1, plan.num_threads)));
+}
+
+int64_t thread_bytes(const Staging& s, const Schedule& schedule) {
+  Scratch count(nullptr);
+  ThreadScratch(count, s, schedule);
+  return count.used();
+}
+
+int64_t split_bytes(const Staging& s, const Schedule& schedule) {
+  if (schedule.splits == 1) return 0;
+  return round_up(schedule.items() * schedule.panels * Partial::size(s) * 4, kAlignment);
+}
+
+}  // namespace
+
+size_t forward_workspace(const AttentionProblem& p, const Ops& ops, int num_threads) {
+  const Staging staging(p, ops);
+  const Schedule schedule(p, num_threads);
+  return static_cast<size_t>(num_threads * thread_bytes(staging, schedule) + split_bytes(staging, schedule));
+}
+
+void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
+  const AttentionProblem& p = plan.problem;
+  const Staging staging(p, ops);
+  const Schedule schedule(p, plan.num_threads);
+  const ScoreTerms terms(p, buffers);
+  if (p.has(Role::kRngState)) {
+    auto* state = buffers.get<int64_t>(Role::kRngState);
+    state[0] = static_cast<int64_t>(buffers.seed);
+    state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
+  }
+  char* workspace = static_cast<char*>(buffers.workspace);
+  const int64_t per_thread = thread_bytes(staging, schedule);
+  const int num_threads = threads_for(plan, schedule);
+  const SplitStore store{reinterpret_cast<float*>(workspace + plan.num_threads * per_thread), Partial::size(staging),
+                         &schedule};
+
+  WorkQueue items(schedule.items()), merges(schedule.splits > 1 ? schedule.groups * schedule.tiles : 0);
+  run_threads(num_threads, [&](int thread) {
+    Scratch memory(workspace + thread * per_thread);
+    const ThreadScratch t(memory, staging, schedule);
+    Lanes lanes[kMaxPanels];
+    for (int64_t item; (item = items.next()) >= 0;) {
+      const int64_t split = item % schedule.splits;
+      const int64_t tile_index = item / schedule.splits;
+      const int64_t group_index = tile_index / schedule.tiles;
+      // Last tiles first: under a causal mask they are the longest.
+      const int64_t tile = schedule.tiles - 1 - tile_index % schedule.tiles;
+      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
+      if (tile == 0 && split == 0) write_unused_rows(group);
+      const int64_t first_row = tile * schedule.panels * kPanel;
+      const int64_t panels = std::min(schedule.panels, ceil_div(group.rows() - first_row, kPanel));
+      if (panels <= 0) continue;
+      for (int64_t x = 0; x < panels; ++x) lanes[x] = Lanes(group, first_row + x * kPanel);
+      const int64_t first_key = split * schedule.split_keys;
+      const int64_t last_key = std::min(first_key + schedule.split_keys, group.span.used_k);
+      float* partials = schedule.splits > 1 ? store.at(tile_index, split) : t.partials;
+      if (schedule.row_path && !terms.any) {
+        rows_forward(staging, group, terms.factor, lanes[0], first_key, last_key, partials, t);
+      } else {
+        tile_forward(staging, group, terms, lanes, panels, first_key, last_key, partials, t);
+      }
+      if (schedule.splits > 1) continue;
+      for (int64_t x = 0; x < panels; ++x) {
+        write_panel(staging, group, lanes[x], Partial(partials + x * Partial::size(staging), staging), t.rows);
+      }
+    }
+  });
+  if (schedule.splits == 1) return;
+  run_threads(num_threads, [&](int thread) {
+    Scratch memory(workspace + thread * per_thread);
+    const ThreadScratch t(memory, staging, schedule);
+    for (int64_t tile_index; (tile_index = merges.next()) >= 0;) {
+      const int64_t group_index = tile_index / schedule.tiles;
+      const int64_t tile = schedule.tiles - 1 - tile_index % schedule.tiles;
+      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
+      const int64_t first_row = tile * schedule.panels * kPanel;
+      const int64_t panels = std::min(schedule.panels, ceil_div(group.rows() - first_row, kPanel));
+      for (int64_t x = 0; x < panels; ++x) {
+        const Partial sum(store.at(tile_index, 0) + x * Partial::size(staging), staging);
+        for (int64_t split = 1; split < schedule.splits; ++split) {
+          add_partial(staging, sum, Partial(store.at(tile_index, split) + x * Partial::size(staging), staging));
+        }
+        write_panel(staging, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
+      }
+    }
+  });
+}
+
+}  // namespace fovea::cpu

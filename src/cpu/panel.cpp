@@ -1,0 +1,235 @@
+#include "cpu/panel.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace fovea::cpu {
+
+Lanes::Lanes(const Group& group, int64_t row) : first_row(row) {
+  count = static_cast<int>(std::min<int64_t>(kPanel, group.rows() - row));
+  for (int x = 0; x < kPanel; ++x) {
+    const tile::Range keys = group.window.keys_of(group.query(row + std::min(x, count - 1)));
+    begin[x] = static_cast<int32_t>(keys.begin);
+    end[x] = static_cast<int32_t>(keys.end);
+  }
+  const int64_t first = group.query(row), last = group.query(row + count - 1) + 1;
+  any = group.window.keys_of_any(first, last);
+  all = group.window.keys_of_all(first, last);
+}
+
+ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b) {
+  // A scale that is not positive would turn the maximum of the products into a minimum of the scores.
+  any = p.softcap > 0 || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || p.has(Role::kMask) ||
+        p.has(Role::kBlockMask);
+  factor = any ? kLog2e : static_cast<float>(p.scale * 1.4426950408889634);
+  dropout = p.dropout > 0;
+  if (dropout) {
+    uint64_t seed = b.seed, offset = b.offset;
+    if (p.pass == Pass::kBackward && p.has(Role::kRngState)) {
+      const auto* state = b.get<const int64_t>(Role::kRngState);
+      const int64_t stride = p[Role::kRngState].stride[0];
+      seed = static_cast<uint64_t>(state[0]);
+      offset = static_cast<uint64_t>(state[stride]);
+    }
+    stream = tile::Dropout(p.dropout, seed, offset);
+  }
+}
+
+float load_element(const char* row, DType type, int64_t c) {
+  switch (type) {
+    case DType::kF16: return to_float(reinterpret_cast<const F16*>(row)[c]);
+    case DType::kBF16: return to_float(reinterpret_cast<const Bf16*>(row)[c]);
+    default: return reinterpret_cast<const float*>(row)[c];
+  }
+}
+
+namespace {
+
+template <class T, uint32_t kExponent>
+bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
+  for (int64_t j = 0; j < n; ++j) {
+    const T* row = rows.row<const T>(j);
+    uint32_t special = 0;
+    for (int64_t c = 0; c < d; ++c) special |= static_cast<uint32_t>((row[c] & kExponent) == kExponent);
+    if (special != 0) return false;
+  }
+  return true;
+}
+
+const char* at(const MatrixView& m, int64_t i, int64_t j, DType type) {
+  return m.data + (i * m.stride + j * m.column_stride) * size_of(type);
+}
+
+}  // namespace
+
+bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
+  switch (type) {
+    case DType::kF16: return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
+    case DType::kBF16: return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
+    default: return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
+  }
+}
+
+void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
+                 float* derivative) {
+  const AttentionProblem& p = *group.problem;
+  const Buffers& b = *group.buffers;
+  const auto scale = static_cast<float>(p.scale);
+  if (p.softcap > 0) {
+    ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
+  } else {
+    for (int64_t i = 0; i < n * kPanel; ++i) s[i] *= scale;
+    if (derivative != nullptr) std::fill_n(derivative, n * kPanel, 1.0f);
+  }
+  const bool alibi = p.has(Role::kAlibi), bias = p.has(Role::kBias), mask = p.has(Role::kMask),
+             blocks = p.has(Role::kBlockMask);
+  if (!(alibi || bias || mask || blocks)) return;
+  const DType bias_type = p[Role::kBias].dtype;
+  for (int x = 0; x < lanes.count; ++x) {
+    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
+    if (alibi) {
+      const float slope = alibi_slope(p, b, group.batch, head);
+      const int64_t diagonal = group.window.diagonal(i);
+      for (int64_t j = 0; j < n; ++j) {
+        s[j * kPanel + x] -= slope * static_cast<float>(std::abs(diagonal - (j0 + j)));
+      }
+    }
+    if (bias) {
+      const MatrixView view = pairs_of(p, b, Role::kBias, group.batch, head);
+      for (int64_t j = 0; j < n; ++j) s[j * kPanel + x] += load_element(at(view, i, j0 + j, bias_type), bias_type, 0);
+    }
+    if (mask) {
+      const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
+      for (int64_t j = 0; j < n; ++j) {
+        if (*at(view, i, j0 + j, DType::kU8) == 0) s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
+      }
+    }
+    if (blocks) {
+      const MatrixView view = pairs_of(p, b, Role::kBlockMask, group.batch, head);
+      for (int64_t j = 0; j < n; ++j) {
+        if (*at(view, i / p.block_q, (j0 + j) / p.block_k, DType::kU8) == 0) {
+          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
+        }
+      }
+    }
+  }
+}
+
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
+                  const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0, float* s, float* maxima,
+                  float* derivative) {
+  const bool inside = lanes.all.begin <= j0 && j0 + n <= lanes.all.end;
+  if (inside && !terms.any && key_rows == n) {
+    ops.scores(keys, queries, n, k, s, maxima);
+    return false;
+  }
+  ops.scores(keys, queries, key_rows, k, s, nullptr);
+  if (terms.any) apply_terms(ops, group, lanes, s, n, j0, derivative);
+  if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
+  if (maxima != nullptr) ops.column_max(s, n, maxima);
+  return !inside;
+}
+
+void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,
+                     float* keep) {
+  for (int x = 0; x < lanes.count; ++x) {
+    const int64_t i = group.query(lanes.first_row + x);
+    const int64_t head = group.batch * group.problem->heads_q + group.head(lanes.first_row + x);
+    for (int64_t j = j0; j < j0 + n;) {
+      const auto bits = terms.stream.quad(head, i, j >> 2);
+      for (int64_t q = j & 3; q < 4 && j < j0 + n; ++q, ++j) {
+        keep[(j - j0) * kPanel + x] =
+            bits[static_cast<size_t>(q)] >= terms.stream.threshold ? terms.stream.keep_scale : 0.0f;
+      }
+    }
+  }
+}
+
+// ---- staging -----------------------------------------------------------------------------------------------------
+
+Staging::Staging(const AttentionProblem& p, const Ops& table)
+    : ops(&table), type(p.dtype), d(p.head_dim), d_v(p.head_dim_v) {
+  words_d = words_of(d);
+  words_dv = words_of(d_v);
+  padded_d = round_up(d, 16);
+  padded_dv = round_up(d_v, 16);
+}
+
+void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst) const {
+  if (ops->word_elements == 2) {
+    std::memcpy(dst, row, static_cast<size_t>(size) * 2);
+    std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(words * 4 - size * 2));
+  } else {
+    ops->to_float(row, type, size, dst);
+    std::fill(dst + size, dst + words, 0.0f);
+  }
+}
+
+namespace {
+
+/// Rows further apart than this are copied together: each would need a TLB entry of its own in every pass over the
+/// block, and rows a power of two apart fall into the same few sets of the first-level cache.
+constexpr int64_t kFarRowBytes = 1024;
+
+}  // namespace
+
+Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const {
+  const int64_t bytes = size_of(type);
+  const bool whole_words = bytes * ops->word_elements == 4 && size == words * ops->word_elements &&
+                           rows.stride % ops->word_elements == 0 && n % ops->row_multiple == 0;
+  if (whole_words && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
+    return {reinterpret_cast<const float*>(rows.data), rows.stride / ops->word_elements, 1};
+  }
+  for (int64_t j = 0; j < n; ++j) load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
+  std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
+  return {buffer, words, 1};
+}
+
+Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const {
+  const int64_t bytes = size_of(type);
+  if (ops->word_elements == 1) {
+    if (type == DType::kF32 && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
+      return {reinterpret_cast<const float*>(rows.data), 1, rows.stride};
+    }
+    for (int64_t j = 0; j < n; ++j) load_row(rows.data + j * rows.stride * bytes, size, size, buffer + j * size);
+    return {buffer, 1, size};
+  }
+  const int64_t words = words_of(n), columns = round_up(size, ops->row_multiple);
+  float* pairs = ops->values_by_row ? buffer + words * columns : buffer;
+  for (int64_t w = 0; w < words; ++w) {
+    float* out = pairs + w * columns;
+    if (2 * w < n) {
+      const uint16_t* low = rows.row<const uint16_t>(2 * w);
+      ops->interleave(low, 2 * w + 1 < n ? rows.row<const uint16_t>(2 * w + 1) : nullptr, size,
+                      reinterpret_cast<uint32_t*>(out));
+      std::fill(out + size, out + columns, 0.0f);
+    } else {
+      std::fill(out, out + columns, 0.0f);
+    }
+  }
+  if (!ops->values_by_row) return {pairs, 1, columns};
+  ops->transpose(pairs, columns, words, columns, buffer, words);
+  return {buffer, words, 1};
+}
+
+void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
+                          float* temp) const {
+  for (int x = 0; x < kPanel; x += 4) {
+    if (x >= lanes.count) {
+      for (int64_t w = 0; w < words; ++w) std::fill_n(dst + w * kPanel + x, 4, 0.0f);
+      continue;
+    }
+    for (int r = 0; r < 4; ++r) {
+      if (x + r < lanes.count) {
+        load_row(group.row_data(role, lanes.first_row + x + r), size, words, temp + r * words);
+      } else {
+        std::fill_n(temp + r * words, words, 0.0f);
+      }
+    }
+    ops->transpose(temp, words, 4, words, dst + x, kPanel);
+  }
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,122 @@
+// What forward and backward share: which query rows lie on the lanes of a panel, the terms of the score, and how K, V
+// and Q are staged for the products.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.hpp"
+#include "cpu/ops.hpp"
+#include "cpu/scratch.hpp"
+#include "cpu/sequence.hpp"
+#include "tile/philox.hpp"
+
+namespace fovea::cpu {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// One (sequence, key head): the query heads of its group share its keys, so they share its tiles. Row r of the group
+/// is query r / group of head r % group: neighbouring lanes see nearly the same keys.
+struct Group {
+  const AttentionProblem* problem;
+  const Buffers* buffers;
+  int64_t batch, head_kv;
+  SequenceSpan span;
+  tile::Window window;
+
+  Group(const AttentionProblem& p, const Buffers& b, int64_t batch_index, int64_t head)
+      : problem(&p),
+        buffers(&b),
+        batch(batch_index),
+        head_kv(head),
+        span(sequence_span(p, b, batch_index)),
+        window(window_of(p, span)) {}
+
+  int64_t size() const { return problem->group(); }
+  int64_t rows() const { return span.used_q * size(); }
+  int64_t query(int64_t row) const { return row / size(); }
+  int64_t head(int64_t row) const { return head_kv * size() + row % size(); }
+  char* row_data(Role role, int64_t row) const {
+    return rows_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data;
+  }
+  MatrixView keys(Role role) const { return rows_of(*problem, *buffers, role, batch, head_kv, span.row_k); }
+  float* stat(Role role, int64_t row) const {
+    return reinterpret_cast<float*>(
+        stats_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data);
+  }
+};
+
+/// The rows on the lanes of one panel. Lanes past the last row repeat it: they compute and are never stored.
+struct Lanes {
+  int64_t first_row = 0;
+  int count = 0;  ///< rows that exist
+  tile::Range any, all;  ///< keys that some, that all lanes see
+  alignas(64) int32_t begin[kPanel];  ///< keys that the lane sees
+  alignas(64) int32_t end[kPanel];
+
+  Lanes() = default;
+  Lanes(const Group& group, int64_t row);
+};
+
+/// Everything in a score besides the product, the scale and the band.
+struct ScoreTerms {
+  bool any;         ///< the scores need apply_terms()
+  bool dropout;
+  float factor;     ///< what multiplies the stored score to give units of log2
+  tile::Dropout stream;
+
+  ScoreTerms(const AttentionProblem& p, const Buffers& b);
+};
+
+/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi, bias, masks.
+/// `derivative` (or null) gets d score / d (scale * product).
+void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
+                 float* derivative);
+
+/// Scores of one panel against keys j0 .. j0+n-1, masked, with their column maxima raised into `maxima` when given.
+/// `keys` points at the first of the n keys. Returns true when some of the n x lanes pairs are masked by the band.
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
+                  const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0, float* s, float* maxima,
+                  float* derivative);
+
+/// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
+void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,
+                     float* keep);
+
+/// Element (row, c) of a 16- or 32-bit matrix as float.
+float load_element(const char* row, DType type, int64_t c);
+
+/// True when all elements of rows [0, n) are finite.
+bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
+
+/// How the products of one problem read their operands.
+struct Staging {
+  const Ops* ops;
+  DType type;
+  int64_t d, d_v;
+  int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
+  int64_t padded_d, padded_dv;  ///< columns of staged right operands and of accumulators
+
+  Staging(const AttentionProblem& p, const Ops& table);
+
+  /// Words that staging n keys as a left operand of scores() takes.
+  int64_t rows_size(int64_t n, int64_t words) const { return round_up(n, ops->row_multiple) * words; }
+  /// Reduction words over n keys or queries.
+  int64_t words_of(int64_t n) const { return round_up(ceil_div(n, ops->word_elements), ops->k_multiple); }
+
+  /// Rows [0, n) as left operand of scores(): in place when the layout allows it, else copied to `buffer`.
+  Operand stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
+  /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
+  /// `buffer` holds columns_size(n, size) words.
+  Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
+  int64_t columns_size(int64_t n, int64_t size) const {
+    return 2 * words_of(n) * round_up(size, 16) + 64;
+  }
+  /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
+  void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
+                   float* temp) const;
+  /// One row converted to words of the product type, `words` of them, zero-filled.
+  void load_row(const char* row, int64_t size, int64_t words, float* dst) const;
+};
+
+}  // namespace fovea::cpu
