@@ -2,15 +2,21 @@
  *
  *   O = softmax(scale * Q K^T + terms) V        and its gradients, in memory that grows with the sequence.
  *
- * Use: describe the problem (shapes, strides, types, features) -> fovea_plan_create validates it once and picks a
- * backend -> fovea_run executes it on pointers, as often as wanted, from as many threads as wanted (each call with a
- * workspace of its own). fovea_attend does all three for one call.
+ * Use: describe the problem (shapes, strides, types, features) -> fovea_plan_create validates it once and
+ * picks a backend -> fovea_run executes it on pointers, as often as wanted, from as many threads as wanted
+ * (each call with a workspace of its own). fovea_attend does all three for one call.
  *
- * Errors: every function that can fail returns a fovea_status; fovea_last_error() then holds a message of this thread
- * that names the argument, what came, what was expected and the remedy. Nothing is written to any output when the
- * status is not FOVEA_OK. No function throws, prints or exits.
+ * Errors: every function that can fail returns a fovea_status; fovea_last_error() then holds a message of
+ * this thread that names the argument, what came, what was expected and the remedy. Nothing is written to any
+ * output when the status is not FOVEA_OK. No function throws, prints or exits.
  *
- * Structs carry their size in `struct_size` so that they can grow: fill them with the FOVEA_*_INIT macros.
+ * Structs carry their size in `struct_size` so that they can grow: fill them with the FOVEA_*_INIT macros. A
+ * smaller struct comes from an older header: what it lacks takes its default. A larger one comes from a newer
+ * header: it is accepted when all that this library does not know is zero, for zero is the default of every
+ * field added later.
+ *
+ * Sizes: a dimension is at most 2^31 - 1, a tensor at most 2^57 bytes, head sizes are 1 to 576. Batch and
+ * sequence lengths may be 0. Strides are not negative; those of outputs leave each element memory of its own.
  */
 #ifndef FOVEA_FOVEA_H
 #define FOVEA_FOVEA_H
@@ -44,15 +50,16 @@ extern "C" {
 typedef enum fovea_status {
   FOVEA_OK = 0,
   FOVEA_INVALID_ARGUMENT = 1, /* the caller's input is wrong; the message names the argument and the remedy */
-  FOVEA_UNSUPPORTED = 2,      /* valid, but the backend asked for cannot do it; the message names the clause */
+  FOVEA_UNSUPPORTED = 2, /* valid, but the backend asked for cannot do it; the message names the clause */
   FOVEA_OUT_OF_MEMORY = 3,
   FOVEA_INTERNAL = 4
 } fovea_status;
 
-/* ---- tensors ------------------------------------------------------------------------------------------------- */
+/* ---- tensors
+ * ------------------------------------------------------------------------------------------------- */
 
-/* The three type fields, the device and the order of fovea_tensor are those of DLPack 0.8 (dlpack.h, DLTensor): a
- * DLTensor* may be passed where a fovea_tensor* is expected. */
+/* The three type fields, the device and the order of fovea_tensor are those of DLPack 0.8 (dlpack.h,
+ * DLTensor): a DLTensor* may be passed where a fovea_tensor* is expected. */
 typedef struct fovea_dtype {
   uint8_t code; /* one of fovea_dtype_code */
   uint8_t bits;
@@ -84,22 +91,29 @@ typedef struct fovea_tensor {
   uint64_t byte_offset;
 } fovea_tensor;
 
-/* ---- the problem --------------------------------------------------------------------------------------------- */
+/* ---- the problem
+ * --------------------------------------------------------------------------------------------- */
 
 typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
 
 /* What is asked. Tensors are read during fovea_plan_create only: their data pointers are not kept.
+ * Where data of a NULL pointer would tell more (cu_seqlens), the plan takes the worst case.
  *
- * Dimensions: B batch, Sq/Sk query/key length, Hq/Hkv query/key heads (Hq % Hkv == 0), D head size, Dv value head size.
- * Types: q, k, v, d_o, dq, dk, dv share one of float32, float16, bfloat16 (float64: reference backend only); o has
- * that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous; all other strides are free.
- * Packed sequences: with cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is
- * (Hq, total_q); likewise k, v with cu_seqlens_k. Both or neither are packed.
+ * Dimensions: B batch, Sq/Sk query/key length, Hq/Hkv query/key heads (Hq % Hkv == 0), D head size, Dv value
+ * head size. Types: q, k, v, d_o, dq, dk, dv share one of float32, float16, bfloat16 (float64: reference
+ * backend only); o has that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
+ * are the one-dimensional tensors (but alibi); all other strides are free. Packed sequences: with
+ * cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is (Hq,
+ * total_q); likewise k, v with cu_seqlens_k. Both or neither are packed. Rows past the last sequence give o =
+ * 0, lse = -inf, gradients 0. Where a shape below names Sq or Sk, packed problems mean the longest sequence:
+ * max_seqlen. Contents of cu_seqlens and seqused on the CPU are checked by fovea_plan_create when there is
+ * data, and by every run.
  *
  * Score of query i and key j of one sequence (lengths sq, sk):
  *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;
- *   s += -slope * |i + sk - sq - j| (ALiBi);  s += bias[i][j];  masked keys are left out;  a sink adds exp(sink) to the
- *   denominator. Row without any key: o = 0, lse = -inf (the sink when there is one), gradients 0. */
+ *   s += -slope * |i + sk - sq - j| (ALiBi);  s += bias[i][j];  masked keys are left out;  a sink adds
+ * exp(sink) to the denominator. Row without any key: o = 0, lse = -inf (the sink when there is one),
+ * gradients 0. */
 typedef struct fovea_problem {
   size_t struct_size;
   int32_t pass; /* one of fovea_pass */
@@ -114,38 +128,50 @@ typedef struct fovea_problem {
   const fovea_tensor* lse; /* (B, Hq, Sq) float32, natural logarithm; optional in the forward */
 
   /* Backward only. */
-  const fovea_tensor* d_o;   /* (B, Sq, Hq, Dv) */
-  const fovea_tensor* dlse;  /* as lse; optional: the gradient that arrives at lse */
-  const fovea_tensor* dq;    /* as q; output */
-  const fovea_tensor* dk;    /* as k; output */
-  const fovea_tensor* dv;    /* as v; output */
-  const fovea_tensor* dbias; /* as bias (float32 or bias' type), no broadcast stride inside; optional output */
+  const fovea_tensor* d_o;  /* (B, Sq, Hq, Dv) */
+  const fovea_tensor* dlse; /* as lse; optional: the gradient that arrives at lse */
+  const fovea_tensor* dq;   /* as q; output */
+  const fovea_tensor* dk;   /* as k; output */
+  const fovea_tensor* dv;   /* as v; output */
+  const fovea_tensor*
+      dbias; /* as bias (float32 or bias' type), no broadcast stride inside; optional output */
   const fovea_tensor* dsink; /* (Hq) float32; optional output */
 
   /* Optional inputs. A dimension of size 1 broadcasts. */
-  const fovea_tensor* bias;       /* (B|1, Hq|1, Sq|1, Sk|1), float32 or the type of q; any strides */
-  const fovea_tensor* mask;       /* (B|1, Hq|1, Sq|1, Sk|1), bool or uint8: nonzero = attend */
-  const fovea_tensor* block_mask; /* (B|1, Hq|1, ceil(Sq/block_q), ceil(Sk/block_k)), bool or uint8 */
-  const fovea_tensor* alibi;      /* (Hq) or (B, Hq), float32: slopes */
-  const fovea_tensor* sink;       /* (Hq) float32: one logit per head */
+  const fovea_tensor* bias;         /* (B|1, Hq|1, Sq|1, Sk|1), float32 or the type of q; any strides */
+  const fovea_tensor* mask;         /* (B|1, Hq|1, Sq|1, Sk|1), bool or uint8: nonzero = attend */
+  const fovea_tensor* block_mask;   /* (B|1, Hq|1, ceil(Sq/block_q), ceil(Sk/block_k)), bool or uint8 */
+  const fovea_tensor* alibi;        /* (Hq) or (B, Hq), float32: slopes */
+  const fovea_tensor* sink;         /* (Hq) float32: one logit per head */
   const fovea_tensor* cu_seqlens_q; /* (B+1) int32 */
   const fovea_tensor* cu_seqlens_k; /* (B+1) int32 */
-  const fovea_tensor* seqused_q;    /* (B) int32: used length of each sequence; rows beyond give 0, lse -inf */
-  const fovea_tensor* seqused_k;    /* (B) int32 */
-  const fovea_tensor* rng_state;    /* (2) int64: seed, offset; the forward writes it, the backward reads it */
+  const fovea_tensor* seqused_q; /* (B) int32: used length of each sequence; rows beyond give 0, lse -inf */
+  const fovea_tensor* seqused_k; /* (B) int32 */
+  const fovea_tensor* rng_state; /* (2) int64: seed, offset; the forward writes it, the backward reads it */
 
-  double scale;         /* 0 = 1/sqrt(D); may be negative */
-  int32_t causal;       /* key j is seen by query i when j <= i + sk - sq */
-  int64_t window_left;  /* -1 = unlimited; W keeps i + sk - sq - W <= j */
-  int64_t window_right; /* -1 = unlimited; W keeps j <= i + sk - sq + W */
-  double softcap;       /* 0 = none */
-  double dropout;       /* probability of dropping a weight, in [0, 1) */
-  int64_t block_q, block_k; /* block sizes of block_mask */
-  int64_t max_seqlen_q, max_seqlen_k; /* packed only; 0 = read from cu_seqlens, or the total when it has no data */
+  double scale;                       /* 0 = 1/sqrt(D); may be negative */
+  int32_t causal;                     /* key j is seen by query i when j <= i + sk - sq */
+  int64_t window_left;                /* -1 = unlimited; W keeps i + sk - sq - W <= j */
+  int64_t window_right;               /* -1 = unlimited; W keeps j <= i + sk - sq + W */
+  double softcap;                     /* 0 = none */
+  double dropout;                     /* probability of dropping a weight, in [0, 1) */
+  int64_t block_q, block_k;           /* block sizes of block_mask */
+  int64_t max_seqlen_q, max_seqlen_k; /* packed only; 0 = read from cu_seqlens, or the total when it has no
+                                         data. Runs with a longer sequence are refused */
 } fovea_problem;
 
+#if defined(__cplusplus)
+static inline fovea_problem fovea_problem_defaults() noexcept {
+  fovea_problem problem{};
+  problem.struct_size = sizeof(fovea_problem);
+  problem.window_left = problem.window_right = -1;
+  return problem;
+}
+#define FOVEA_PROBLEM_INIT fovea_problem_defaults()
+#else
 #define FOVEA_PROBLEM_INIT \
   { .struct_size = sizeof(fovea_problem), .window_left = -1, .window_right = -1 }
+#endif
 
 /* How to do it. */
 typedef struct fovea_options {
@@ -155,11 +181,22 @@ typedef struct fovea_options {
   int32_t deterministic; /* backward: bit for bit repeatable */
 } fovea_options;
 
+#if defined(__cplusplus)
+static inline fovea_options fovea_options_defaults() noexcept {
+  fovea_options options{};
+  options.struct_size = sizeof(fovea_options);
+  return options;
+}
+#define FOVEA_OPTIONS_INIT fovea_options_defaults()
+#else
 #define FOVEA_OPTIONS_INIT \
   { .struct_size = sizeof(fovea_options) }
+#endif
 
-/* Pointers of one run; names as in fovea_problem. A field must be non-NULL exactly when the plan's problem had the
- * tensor (and it has elements). */
+/* Pointers of one run, to the first element (any byte_offset added); names as in fovea_problem. A field must
+ * be non-NULL when the plan's problem had the tensor and it has elements, and NULL when the problem had no
+ * such tensor. Elements lie at multiples of their size. Outputs share no byte with each other, with inputs or
+ * with the workspace, though they may interleave as slices of one array do. */
 typedef struct fovea_buffers {
   size_t struct_size;
   const void *q, *k, *v;
@@ -175,11 +212,21 @@ typedef struct fovea_buffers {
   size_t workspace_size;
 } fovea_buffers;
 
+#if defined(__cplusplus)
+static inline fovea_buffers fovea_buffers_defaults() noexcept {
+  fovea_buffers buffers{};
+  buffers.struct_size = sizeof(fovea_buffers);
+  return buffers;
+}
+#define FOVEA_BUFFERS_INIT fovea_buffers_defaults()
+#else
 #define FOVEA_BUFFERS_INIT \
   { .struct_size = sizeof(fovea_buffers) }
+#endif
 #define FOVEA_WORKSPACE_ALIGNMENT 64
 
-/* ---- plans --------------------------------------------------------------------------------------------------- */
+/* ---- plans
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct fovea_plan fovea_plan;
 
@@ -193,27 +240,33 @@ FOVEA_API void fovea_plan_destroy(fovea_plan* plan) FOVEA_NOEXCEPT;
 FOVEA_API size_t fovea_plan_workspace_size(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Name of the backend chosen. Lives as long as the plan. */
 FOVEA_API const char* fovea_plan_backend(const fovea_plan* plan) FOVEA_NOEXCEPT;
-/* Floating-point operations of the products over the pairs that causal and window keep (multiply and add counted as
- * two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). */
+/* Floating-point operations of the products over the pairs that causal and window keep (multiply and add
+ * counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
+ * sequences count where the plan was made with their data; else every sequence counts as the longest. */
 FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
-/* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one. */
+/* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one.
+ */
 FOVEA_API const char* fovea_plan_reason(const fovea_plan* plan) FOVEA_NOEXCEPT;
 
-/* Runs the plan. No allocation, lock or environment look-up; several threads may run one plan at the same time. */
+/* Runs the plan. No allocation, lock or environment look-up; several threads may run one plan at the same
+ * time. */
 FOVEA_API fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) FOVEA_NOEXCEPT;
 
 /* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. */
 FOVEA_API fovea_status fovea_attend(const fovea_problem* problem, const fovea_options* options, uint64_t seed,
                                     uint64_t offset) FOVEA_NOEXCEPT;
 
-/* Merges partial results over disjoint sets of keys: parts o_i with lse_i become o = sum_i exp(lse_i - lse) o_i and
- * lse = log sum_i exp(lse_i). o_parts[i] and o: (B, S, H, Dv), one type of float32, float16, bfloat16 each; lse_parts[i]
- * and lse: (B, H, S) float32. `lse` may be NULL. A part may be the same memory as the output. */
+/* Merges partial results over disjoint sets of keys: parts o_i with lse_i become o = sum_i exp(lse_i - lse)
+ * o_i and lse = log sum_i exp(lse_i). o_parts[i] and o: (B, S, H, Dv), one type of float32, float16, bfloat16
+ * each, the last dimension contiguous; lse_parts[i] and lse: (B, H, S) float32. `lse` may be NULL. A part may
+ * be the same memory as the output (o_parts[i] as o, lse_parts[i] as lse: same address, strides and type).
+ * CPU memory only. */
 FOVEA_API fovea_status fovea_merge(int32_t num_parts, const fovea_tensor* const* o_parts,
                                    const fovea_tensor* const* lse_parts, const fovea_tensor* o,
                                    const fovea_tensor* lse) FOVEA_NOEXCEPT;
 
-/* ---- the library and the machine ----------------------------------------------------------------------------- */
+/* ---- the library and the machine
+ * ----------------------------------------------------------------------------- */
 
 /* "major.minor.patch". */
 FOVEA_API const char* fovea_version(void) FOVEA_NOEXCEPT;
@@ -222,7 +275,8 @@ FOVEA_API const char* fovea_status_name(fovea_status status) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_last_error(void) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_last_error_argument(void) FOVEA_NOEXCEPT;
 
-/* Backends in order of preference: index in [0, count). `unavailable_because` gives "" when this machine has it. */
+/* Backends in order of preference: index in [0, count). `unavailable_because` gives "" when this machine has
+ * it. */
 FOVEA_API int32_t fovea_backend_count(void) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_name(int32_t index) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_unavailable_because(int32_t index) FOVEA_NOEXCEPT;

@@ -1,0 +1,475 @@
+// Fovea: exact attention, tile by tile. The C++20 face, header-only over the C ABI.
+//
+// Three lines attend over three buffers:
+//
+//   const std::initializer_list<int64_t> shape = {batch, seqlen, heads, size};
+//   fovea::Tensor q(q_data, shape), k(k_data, shape), v(v_data, shape), o(o_data, shape);
+//   fovea::attend(q, k, v, o, {.causal = true});
+//
+// For repeated calls make a Plan once and run it on pointers:
+//
+//   fovea::Plan plan({.q = q, .k = k, .v = v, .o = o, .causal = true}, {.num_threads = 8});
+//   fovea::Workspace workspace(plan);
+//   plan.run({.q = q_data, .k = k_data, .v = v_data, .o = o_data}, workspace);
+//
+// Whatever fails throws fovea::Error, and then no output was written.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "fovea/fovea.h"
+
+/// The inline namespace keeps these names apart from those inside the library at link time, and from other
+/// versions.
+namespace fovea::inline v0 {
+
+// ---- errors
+// --------------------------------------------------------------------------------------------------------
+
+/// A failed call: what() says which argument, what came, what was expected, and what to do.
+class Error : public std::runtime_error {
+ public:
+  Error(fovea_status status, std::string argument, const std::string& message)
+      : std::runtime_error(message), status_(status), argument_(std::move(argument)) {}
+
+  fovea_status status() const noexcept { return status_; }
+  /// Name of the argument at fault; "" when none is.
+  const std::string& argument() const noexcept { return argument_; }
+  const char* message() const noexcept { return what(); }
+
+ private:
+  fovea_status status_;
+  std::string argument_;
+};
+
+namespace detail {
+inline void check(fovea_status status) {
+  if (status != FOVEA_OK) throw Error(status, fovea_last_error_argument(), fovea_last_error());
+}
+}  // namespace detail
+
+// ---- types
+// ---------------------------------------------------------------------------------------------------------
+
+/// Storage of one bfloat16 or float16 element. Arrays of any 16-bit type may be viewed as these by
+/// reinterpret_cast.
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+/// The element type of T as the C ABI tells it.
+template <class T>
+constexpr fovea_dtype dtype_of() {
+  using U = std::remove_cv_t<T>;
+  constexpr auto make = [](fovea_dtype_code code, int bits) {
+    return fovea_dtype{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
+  };
+  if constexpr (std::is_same_v<U, float>)
+    return make(FOVEA_CODE_FLOAT, 32);
+  else if constexpr (std::is_same_v<U, double>)
+    return make(FOVEA_CODE_FLOAT, 64);
+  else if constexpr (std::is_same_v<U, f16>)
+    return make(FOVEA_CODE_FLOAT, 16);
+  else if constexpr (std::is_same_v<U, bf16>)
+    return make(FOVEA_CODE_BFLOAT, 16);
+  else if constexpr (std::is_same_v<U, bool>)
+    return make(FOVEA_CODE_BOOL, 8);
+  else if constexpr (std::is_same_v<U, uint8_t>)
+    return make(FOVEA_CODE_UINT, 8);
+  else if constexpr (std::is_integral_v<U> && std::is_signed_v<U> && sizeof(U) == 4)
+    return make(FOVEA_CODE_INT, 32);
+  else if constexpr (std::is_integral_v<U> && std::is_signed_v<U> && sizeof(U) == 8)
+    return make(FOVEA_CODE_INT, 64);
+  else
+    static_assert(sizeof(T) == 0,
+                  "Fovea knows float, double, fovea::f16, fovea::bf16, bool, uint8_t, int32_t, int64_t");
+}
+
+/// A view of memory: pointer, element type, shape, strides. Owns its shape, not its elements.
+/// Default-constructed: no tensor, which is how optional tensors are left out.
+class Tensor {
+ public:
+  static constexpr size_t kMaxRank = 4;
+
+  Tensor() = default;
+
+  /// `shape` in elements, slowest dimension first; `strides` in elements, empty for a compact tensor. `data`
+  /// may be null in a tensor that only describes (for a Plan).
+  template <class T>
+  Tensor(T* data, std::span<const int64_t> shape, std::span<const int64_t> strides = {})
+      : Tensor(const_cast<std::remove_cv_t<T>*>(data), dtype_of<T>(), shape, strides) {
+    read_only_ = std::is_const_v<T>;
+  }
+  template <class T>
+  Tensor(T* data, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides = {})
+      : Tensor(data, std::span(shape.begin(), shape.size()), std::span(strides.begin(), strides.size())) {}
+
+  /// For element types known only at run time.
+  Tensor(void* data, fovea_dtype dtype, std::span<const int64_t> shape, std::span<const int64_t> strides = {})
+      : data_(data),
+        dtype_(dtype),
+        ndim_(static_cast<int32_t>(shape.size())),
+        has_strides_(!strides.empty()) {
+    if (shape.empty() || shape.size() > kMaxRank) {
+      throw Error(
+          FOVEA_INVALID_ARGUMENT, "shape",
+          "shape: got " + std::to_string(shape.size()) + " sizes, expected 1 to 4; reshape the tensor");
+    }
+    if (has_strides_ && strides.size() != shape.size()) {
+      throw Error(FOVEA_INVALID_ARGUMENT, "strides",
+                  "strides: got " + std::to_string(strides.size()) + " of them, expected " +
+                      std::to_string(shape.size()) +
+                      ", as many as sizes; leave them out for a compact tensor");
+    }
+    for (size_t i = 0; i < shape.size(); ++i) shape_[i] = shape[i];
+    for (size_t i = 0; i < strides.size(); ++i) strides_[i] = strides[i];
+  }
+
+  /// Whether there is a tensor.
+  explicit operator bool() const noexcept { return ndim_ > 0; }
+  void* data() const noexcept { return data_; }
+  fovea_dtype dtype() const noexcept { return dtype_; }
+  /// Made from a pointer to const: may not be an output.
+  bool read_only() const noexcept { return read_only_; }
+  std::span<const int64_t> shape() const noexcept { return {shape_.data(), static_cast<size_t>(ndim_)}; }
+
+  /// The view of the C ABI. Points into this object: valid while it lives and stays where it is.
+  fovea_tensor c_tensor() const noexcept {
+    fovea_tensor t{};
+    t.data = data_;
+    t.device = {FOVEA_CPU, 0};
+    t.ndim = ndim_;
+    t.dtype = dtype_;
+    t.shape = shape_.data();
+    t.strides = has_strides_ ? strides_.data() : nullptr;
+    return t;
+  }
+
+ private:
+  void* data_ = nullptr;
+  fovea_dtype dtype_{};
+  int32_t ndim_ = 0;
+  bool has_strides_ = false, read_only_ = false;
+  std::array<int64_t, kMaxRank> shape_{}, strides_{};
+};
+
+// ---- what is asked
+// -------------------------------------------------------------------------------------------------
+
+enum class Pass : int32_t { forward = FOVEA_FORWARD, backward = FOVEA_BACKWARD };
+
+/// All that can be asked, by name; fovea_problem in fovea.h documents shapes, types and meaning of each
+/// field. Left out means absent. As the options of attend(q, k, v, o, {...}) it names everything beside those
+/// four.
+struct Problem {
+  Pass pass = Pass::forward;
+  Tensor q{}, k{}, v{}, o{}, lse{};
+  Tensor d_o{}, dlse{}, dq{}, dk{}, dv{}, dbias{}, dsink{};
+  Tensor bias{}, mask{}, block_mask{}, alibi{}, sink{};
+  Tensor cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{}, rng_state{};
+
+  double scale = 0;  ///< 0: 1/sqrt(head size)
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;  ///< -1: unlimited
+  double softcap = 0;                           ///< 0: none
+  double dropout = 0;
+  int64_t block_q = 0, block_k = 0;
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  uint64_t seed = 0,
+           offset = 0;  ///< of dropout; read by attend and attend_backward (a Plan takes them per run)
+};
+
+/// How to do it.
+struct Options {
+  std::string backend{};  ///< "": the first that can
+  int num_threads = 0;    ///< 0: all that the process may use
+  bool deterministic = false;
+};
+
+namespace detail {
+
+/// A Problem as the structs of the C ABI. Refers to the Problem, which has to live as long.
+class CProblem {
+ public:
+  explicit CProblem(const Problem& p) {
+    const bool backward = p.pass == Pass::backward;
+    c_.pass = static_cast<int32_t>(p.pass);
+    c_.q = input(p.q);
+    c_.k = input(p.k);
+    c_.v = input(p.v);
+    c_.o = backward ? input(p.o) : output("o", p.o);
+    c_.lse = backward ? input(p.lse) : output("lse", p.lse);
+    c_.d_o = input(p.d_o);
+    c_.dlse = input(p.dlse);
+    c_.dq = output("dq", p.dq);
+    c_.dk = output("dk", p.dk);
+    c_.dv = output("dv", p.dv);
+    c_.dbias = output("dbias", p.dbias);
+    c_.dsink = output("dsink", p.dsink);
+    c_.bias = input(p.bias);
+    c_.mask = input(p.mask);
+    c_.block_mask = input(p.block_mask);
+    c_.alibi = input(p.alibi);
+    c_.sink = input(p.sink);
+    c_.cu_seqlens_q = input(p.cu_seqlens_q);
+    c_.cu_seqlens_k = input(p.cu_seqlens_k);
+    c_.seqused_q = input(p.seqused_q);
+    c_.seqused_k = input(p.seqused_k);
+    c_.rng_state = backward ? input(p.rng_state) : output("rng_state", p.rng_state);
+    c_.scale = p.scale;
+    c_.causal = p.causal;
+    c_.window_left = p.window_left;
+    c_.window_right = p.window_right;
+    c_.softcap = p.softcap;
+    c_.dropout = p.dropout;
+    c_.block_q = p.block_q;
+    c_.block_k = p.block_k;
+    c_.max_seqlen_q = p.max_seqlen_q;
+    c_.max_seqlen_k = p.max_seqlen_k;
+  }
+  CProblem(const CProblem&) = delete;
+  CProblem& operator=(const CProblem&) = delete;
+
+  const fovea_problem* get() const { return &c_; }
+
+ private:
+  const fovea_tensor* input(const Tensor& tensor) {
+    if (!tensor) return nullptr;
+    tensors_[used_] = tensor.c_tensor();
+    return &tensors_[used_++];
+  }
+  const fovea_tensor* output(const char* name, const Tensor& tensor) {
+    if (tensor.read_only()) {
+      throw Error(FOVEA_INVALID_ARGUMENT, name,
+                  std::string(name) + ": got a pointer to const, expected memory to write; it is an output");
+    }
+    return input(tensor);
+  }
+
+  fovea_problem c_ = FOVEA_PROBLEM_INIT;
+  std::array<fovea_tensor, 22> tensors_{};
+  size_t used_ = 0;
+};
+
+inline fovea_options c_options(const Options& options) {
+  fovea_options c = FOVEA_OPTIONS_INIT;
+  c.backend = options.backend.empty() ? nullptr : options.backend.c_str();
+  c.num_threads = options.num_threads;
+  c.deterministic = options.deterministic;
+  return c;
+}
+
+}  // namespace detail
+
+// ---- plans
+// ---------------------------------------------------------------------------------------------------------
+
+class Workspace;
+
+/// The pointers of one run, by the names of the tensors they belong to; fovea_buffers in fovea.h documents
+/// them.
+struct Buffers {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  void *o = nullptr, *lse = nullptr;
+  const void *d_o = nullptr, *dlse = nullptr;
+  void *dq = nullptr, *dk = nullptr, *dv = nullptr, *dbias = nullptr, *dsink = nullptr;
+  const void *bias = nullptr, *mask = nullptr, *block_mask = nullptr, *alibi = nullptr, *sink = nullptr;
+  const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
+  void* rng_state = nullptr;
+  uint64_t seed = 0, offset = 0;
+};
+
+/// A validated problem and the backend that will do it. Immutable: any number of threads may run one plan at
+/// the same time, each with a workspace of its own.
+class Plan {
+ public:
+  /// Validates `problem`; the data pointers of its tensors are not kept.
+  explicit Plan(const Problem& problem, const Options& options = {}) {
+    const detail::CProblem c(problem);
+    const fovea_options c_options = detail::c_options(options);
+    fovea_plan* plan = nullptr;
+    detail::check(fovea_plan_create(c.get(), &c_options, &plan));
+    plan_.reset(plan);
+  }
+
+  /// Bytes that each run needs.
+  size_t workspace_size() const noexcept { return fovea_plan_workspace_size(plan_.get()); }
+  std::string_view backend() const noexcept { return fovea_plan_backend(plan_.get()); }
+  /// One line a backend: which was chosen, and what ruled out each other one.
+  std::string_view reason() const noexcept { return fovea_plan_reason(plan_.get()); }
+  /// Floating-point operations of one run.
+  double flops() const noexcept { return fovea_plan_flops(plan_.get()); }
+
+  void run(const Buffers& buffers, Workspace& workspace) const;
+  /// Only for plans whose workspace_size() is 0.
+  void run(const Buffers& buffers) const { run(buffers, nullptr, 0); }
+  /// With workspace memory of the caller's, aligned to FOVEA_WORKSPACE_ALIGNMENT.
+  void run(const Buffers& b, void* workspace, size_t workspace_size) const {
+    fovea_buffers c = FOVEA_BUFFERS_INIT;
+    c.q = b.q;
+    c.k = b.k;
+    c.v = b.v;
+    c.o = b.o;
+    c.lse = b.lse;
+    c.d_o = b.d_o;
+    c.dlse = b.dlse;
+    c.dq = b.dq;
+    c.dk = b.dk;
+    c.dv = b.dv;
+    c.dbias = b.dbias;
+    c.dsink = b.dsink;
+    c.bias = b.bias;
+    c.mask = b.mask;
+    c.block_mask = b.block_mask;
+    c.alibi = b.alibi;
+    c.sink = b.sink;
+    c.cu_seqlens_q = b.cu_seqlens_q;
+    c.cu_seqlens_k = b.cu_seqlens_k;
+    c.seqused_q = b.seqused_q;
+    c.seqused_k = b.seqused_k;
+    c.rng_state = b.rng_state;
+    c.seed = b.seed;
+    c.offset = b.offset;
+    c.workspace = workspace;
+    c.workspace_size = workspace_size;
+    detail::check(fovea_run(plan_.get(), &c));
+  }
+
+  const fovea_plan* c_plan() const noexcept { return plan_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(fovea_plan* plan) const noexcept { fovea_plan_destroy(plan); }
+  };
+  std::unique_ptr<fovea_plan, Destroy> plan_;
+};
+
+/// Scratch memory of one run at a time.
+class Workspace {
+ public:
+  explicit Workspace(size_t size) : size_(size) {
+    if (size > 0) memory_.reset(::operator new (size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}));
+  }
+  explicit Workspace(const Plan& plan) : Workspace(plan.workspace_size()) {}
+
+  void* data() noexcept { return memory_.get(); }
+  size_t size() const noexcept { return size_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const noexcept {
+      ::operator delete (p, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
+    }
+  };
+  std::unique_ptr<void, Free> memory_;
+  size_t size_;
+};
+
+inline void Plan::run(const Buffers& buffers, Workspace& workspace) const {
+  run(buffers, workspace.data(), workspace.size());
+}
+
+// ---- one call
+// ------------------------------------------------------------------------------------------------------
+
+/// Plan, workspace and run in one call, on the data of the tensors in `problem`, in the direction of
+/// problem.pass.
+inline void attend(const Problem& problem, const Options& options = {}) {
+  const detail::CProblem c(problem);
+  const fovea_options c_options = detail::c_options(options);
+  detail::check(fovea_attend(c.get(), &c_options, problem.seed, problem.offset));
+}
+
+/// o = softmax(scale q k^T + terms) v. q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), o (B, Sq, Hq,
+/// Dv); packed sequences without B. `terms` names the rest: {.lse = lse, .causal = true}.
+inline void attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, Problem terms = {},
+                   const Options& options = {}) {
+  terms.pass = Pass::forward;
+  terms.q = q;
+  terms.k = k;
+  terms.v = v;
+  terms.o = o;
+  attend(terms, options);
+}
+
+/// The gradients: fills dq, dk, dv (and dbias, dsink where given) from q, k, v, o, lse, d_o and the terms of
+/// the forward.
+inline void attend_backward(Problem problem, const Options& options = {}) {
+  problem.pass = Pass::backward;
+  attend(problem, options);
+}
+
+/// One partial result over some of the keys.
+struct Part {
+  Tensor o;    ///< (B, S, H, Dv)
+  Tensor lse;  ///< (B, H, S) float32
+};
+
+/// Merges partial results over disjoint sets of keys into `into`, which may be one of them; into.lse is
+/// optional.
+inline void merge(std::span<const Part> parts, const Part& into) {
+  std::vector<fovea_tensor> tensors;
+  std::vector<const fovea_tensor*> o_parts, lse_parts;
+  tensors.reserve(2 * parts.size());
+  for (const Part& part : parts) {
+    tensors.push_back(part.o.c_tensor());
+    o_parts.push_back(&tensors.back());
+    tensors.push_back(part.lse.c_tensor());
+    lse_parts.push_back(&tensors.back());
+  }
+  const fovea_tensor o = into.o.c_tensor(), lse = into.lse.c_tensor();
+  if (into.o.read_only() || into.lse.read_only()) {
+    throw Error(FOVEA_INVALID_ARGUMENT, "into",
+                "into: got a pointer to const, expected memory to write; it is an output");
+  }
+  detail::check(fovea_merge(static_cast<int32_t>(parts.size()), o_parts.data(), lse_parts.data(), &o,
+                            into.lse ? &lse : nullptr));
+}
+inline void merge(std::initializer_list<Part> parts, const Part& into) {
+  merge(std::span(parts.begin(), parts.size()), into);
+}
+
+// ---- the library and the machine
+// -----------------------------------------------------------------------------------
+
+inline std::string_view version() noexcept {
+  return fovea_version();
+}
+/// Processor, instruction sets and threads, one line.
+inline std::string_view machine() noexcept {
+  return fovea_machine();
+}
+inline int default_threads() noexcept {
+  return fovea_default_threads();
+}
+
+struct BackendInfo {
+  std::string name;
+  std::string unavailable_because;  ///< "" when this machine has it
+};
+
+/// In order of preference.
+inline std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> list;
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    list.push_back({fovea_backend_name(i), fovea_backend_unavailable_because(i)});
+  }
+  return list;
+}
+
+}  // namespace fovea::inline v0

@@ -1,0 +1,222 @@
+#include "capi/convert.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/status.hpp"
+
+namespace fovea::capi {
+namespace {
+
+/// Larger sizes are garbage, as of a struct that was never filled in.
+constexpr size_t kMaxStructSize = 4096;
+
+/// `smallest`: bytes that a caller of any version must have set.
+template <class Struct>
+Struct read_struct(const char* argument, const Struct* given, Struct defaults, size_t smallest) {
+  const auto size = given->struct_size;
+  if (size < smallest || size > kMaxStructSize || size % alignof(Struct) != 0) {
+    throw_invalid(argument, "struct_size " + std::to_string(size),
+                  std::to_string(sizeof(Struct)) + ", or the size in another version of the header",
+                  "initialise the struct with its FOVEA_..._INIT macro");
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  if (size > sizeof(Struct) &&
+      std::any_of(bytes + sizeof(Struct), bytes + size, [](auto b) { return b != 0; })) {
+    throw_invalid(argument, "a field that this version of the library does not know",
+                  "zero beyond byte " + std::to_string(sizeof(Struct)),
+                  "use a newer library, or leave out what the newer header added");
+  }
+  std::memcpy(&defaults, given, std::min(size, sizeof(Struct)));
+  return defaults;
+}
+
+template <class Struct>
+void require(const char* argument, const Struct* given) {
+  if (given == nullptr) throw_invalid(argument, "NULL", "a struct", "pass its address");
+}
+
+DType to_dtype(const char* argument, fovea_dtype type) {
+  const auto is = [&](int code, int bits) {
+    return type.code == code && type.bits == bits && type.lanes == 1;
+  };
+  if (is(FOVEA_CODE_FLOAT, 32)) return DType::kF32;
+  if (is(FOVEA_CODE_FLOAT, 16)) return DType::kF16;
+  if (is(FOVEA_CODE_BFLOAT, 16)) return DType::kBF16;
+  if (is(FOVEA_CODE_FLOAT, 64)) return DType::kF64;
+  if (is(FOVEA_CODE_INT, 32)) return DType::kI32;
+  if (is(FOVEA_CODE_INT, 64)) return DType::kI64;
+  if (is(FOVEA_CODE_UINT, 8)) return DType::kU8;
+  if (is(FOVEA_CODE_BOOL, 8)) return DType::kBool;
+  throw_invalid(argument,
+                "dtype code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits, " +
+                    std::to_string(type.lanes) + " lanes",
+                "float16, bfloat16, float32, float64, int32, int64, uint8 or bool, 1 lane",
+                "convert the tensor");
+}
+
+DeviceType to_device_type(const char* argument, fovea_device device) {
+  if (device.type == FOVEA_CPU) return DeviceType::kCpu;
+  if (device.type == FOVEA_CUDA) return DeviceType::kCuda;
+  throw_invalid(argument, "device type " + std::to_string(device.type), "1 (CPU) or 2 (CUDA)",
+                "set device.type, or copy the tensor");
+}
+
+}  // namespace
+
+fovea_problem read_problem(const fovea_problem* problem) {
+  require("problem", problem);
+  return read_struct<fovea_problem>("problem", problem, FOVEA_PROBLEM_INIT, offsetof(fovea_problem, lse));
+}
+
+fovea_options read_options(const fovea_options* options) {
+  const fovea_options defaults = FOVEA_OPTIONS_INIT;
+  return options ? read_struct("options", options, defaults, sizeof(size_t)) : defaults;
+}
+
+Buffers read_buffers(const fovea_buffers* buffers) {
+  require("buffers", buffers);
+  fovea_buffers copy;
+  if (buffers->struct_size != sizeof(fovea_buffers)) {
+    copy = read_struct("buffers", buffers, FOVEA_BUFFERS_INIT, offsetof(fovea_buffers, lse));
+    buffers = &copy;
+  }
+  const fovea_buffers& b = *buffers;
+  const auto writable = [](const void* p) { return const_cast<void*>(p); };
+  Buffers out;
+  // In the order of Role.
+  out.data = {writable(b.q),
+              writable(b.k),
+              writable(b.v),
+              b.o,
+              b.lse,
+              writable(b.d_o),
+              writable(b.dlse),
+              b.dq,
+              b.dk,
+              b.dv,
+              b.dbias,
+              b.dsink,
+              writable(b.bias),
+              writable(b.mask),
+              writable(b.block_mask),
+              writable(b.alibi),
+              writable(b.sink),
+              writable(b.cu_seqlens_q),
+              writable(b.cu_seqlens_k),
+              writable(b.seqused_q),
+              writable(b.seqused_k),
+              b.rng_state};
+  out.seed = b.seed;
+  out.offset = b.offset;
+  out.workspace = b.workspace;
+  out.workspace_size = b.workspace_size;
+  return out;
+}
+
+const fovea_tensor* tensor_of(const fovea_problem& p, Role role) {
+  switch (role) {
+    case Role::kQ:
+      return p.q;
+    case Role::kK:
+      return p.k;
+    case Role::kV:
+      return p.v;
+    case Role::kO:
+      return p.o;
+    case Role::kLse:
+      return p.lse;
+    case Role::kDO:
+      return p.d_o;
+    case Role::kDLse:
+      return p.dlse;
+    case Role::kDQ:
+      return p.dq;
+    case Role::kDK:
+      return p.dk;
+    case Role::kDV:
+      return p.dv;
+    case Role::kDBias:
+      return p.dbias;
+    case Role::kDSink:
+      return p.dsink;
+    case Role::kBias:
+      return p.bias;
+    case Role::kMask:
+      return p.mask;
+    case Role::kBlockMask:
+      return p.block_mask;
+    case Role::kAlibi:
+      return p.alibi;
+    case Role::kSink:
+      return p.sink;
+    case Role::kCuSeqlensQ:
+      return p.cu_seqlens_q;
+    case Role::kCuSeqlensK:
+      return p.cu_seqlens_k;
+    case Role::kSeqUsedQ:
+      return p.seqused_q;
+    case Role::kSeqUsedK:
+      return p.seqused_k;
+    case Role::kRngState:
+      return p.rng_state;
+  }
+  return nullptr;
+}
+
+TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {
+  TensorDesc t;
+  t.present = true;
+  t.dtype = to_dtype(argument, tensor.dtype);
+  t.device = to_device_type(argument, tensor.device);
+  t.device_id = t.device == DeviceType::kCpu ? 0 : tensor.device.id;
+  if (tensor.ndim < 1 || tensor.ndim > kMaxRank) {
+    throw_invalid(argument, std::to_string(tensor.ndim) + " dimensions", "1 to " + std::to_string(kMaxRank),
+                  "set ndim, or reshape the tensor");
+  }
+  if (tensor.shape == nullptr) {
+    throw_invalid(argument, "no shape (NULL)", std::to_string(tensor.ndim) + " sizes", "set shape");
+  }
+  t.ndim = tensor.ndim;
+  uint64_t compact = 1;  // wraps for sizes that validation refuses
+  for (size_t i = static_cast<size_t>(t.ndim); i-- > 0;) {
+    t.shape[i] = tensor.shape[i];
+    t.stride[i] = tensor.strides ? tensor.strides[i] : static_cast<int64_t>(compact);
+    compact *= static_cast<uint64_t>(tensor.shape[i]);
+  }
+  if (tensor.data != nullptr) {
+    const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+    if (tensor.byte_offset > UINTPTR_MAX - address) {
+      throw_invalid(argument, "byte_offset " + std::to_string(tensor.byte_offset),
+                    "an offset within the memory", "set byte_offset, mostly 0");
+    }
+    t.data = reinterpret_cast<void*>(address + tensor.byte_offset);
+  }
+  return t;
+}
+
+ProblemDescription to_description(const fovea_problem& p) {
+  ProblemDescription out;
+  if (p.pass != FOVEA_FORWARD && p.pass != FOVEA_BACKWARD) {
+    throw_invalid("pass", std::to_string(p.pass), "FOVEA_FORWARD (0) or FOVEA_BACKWARD (1)", "set pass");
+  }
+  out.pass = p.pass == FOVEA_FORWARD ? Pass::kForward : Pass::kBackward;
+  for (size_t i = 0; i < out.tensors.size(); ++i) {
+    const Role role = static_cast<Role>(i);
+    if (const fovea_tensor* t = tensor_of(p, role)) out.tensors[i] = to_tensor(name_of(role), *t);
+  }
+  out.scale = p.scale;
+  out.causal = p.causal != 0;
+  out.window_left = p.window_left;
+  out.window_right = p.window_right;
+  out.softcap = p.softcap;
+  out.dropout = p.dropout;
+  out.block_q = p.block_q;
+  out.block_k = p.block_k;
+  out.max_seqlen_q = p.max_seqlen_q;
+  out.max_seqlen_k = p.max_seqlen_k;
+  return out;
+}
+
+}  // namespace fovea::capi

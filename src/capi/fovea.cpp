@@ -1,0 +1,192 @@
+// The C ABI. Every function catches all; none lets a null pointer through.
+#include "fovea/fovea.h"
+
+#include <memory>
+#include <new>
+#include <string>
+
+#include "capi/convert.hpp"
+#include "capi/last_error.hpp"
+#include "capi/merge.hpp"
+#include "core/backend.hpp"
+#include "core/status.hpp"
+#include "cpu/backends.hpp"
+#include "plan/buffers.hpp"
+#include "plan/make_plan.hpp"
+
+struct fovea_plan {
+  explicit fovea_plan(fovea::Plan made) : plan(std::move(made)), rules(plan.problem, plan.workspace_size) {}
+
+  fovea::Plan plan;
+  fovea::plan::BufferRules rules;
+};
+
+namespace fovea::capi {
+namespace {
+
+std::unique_ptr<fovea_plan> make_plan(const fovea_problem& problem, const fovea_options* given) {
+  const fovea_options options = read_options(given);
+  return std::make_unique<fovea_plan>(
+      plan::make_plan(to_description(problem), {.backend = options.backend,
+                                                .num_threads = options.num_threads,
+                                                .deterministic = options.deterministic != 0}));
+}
+
+void run(const fovea_plan& plan, const Buffers& buffers) {
+  plan.rules.check(plan.plan.problem, buffers);
+  plan.plan.backend->run(plan.plan, buffers);
+}
+
+struct FreeWorkspace {
+  void operator()(void* p) const { ::operator delete (p, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}); }
+};
+
+void attend(const fovea_problem* given, const fovea_options* options, uint64_t seed, uint64_t offset) {
+  const fovea_problem problem = read_problem(given);
+  const auto plan = make_plan(problem, options);
+  Buffers buffers;
+  for (size_t i = 0; i < buffers.data.size(); ++i) {
+    const Role role = static_cast<Role>(i);
+    if (const fovea_tensor* t = tensor_of(problem, role)) buffers.data[i] = to_tensor(name_of(role), *t).data;
+  }
+  buffers.seed = seed;
+  buffers.offset = offset;
+  std::unique_ptr<void, FreeWorkspace> workspace;
+  if (plan->plan.workspace_size > 0) {
+    workspace.reset(::operator new (plan->plan.workspace_size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}));
+  }
+  buffers.workspace = workspace.get();
+  buffers.workspace_size = plan->plan.workspace_size;
+  run(*plan, buffers);
+}
+
+const Backend* backend_at(int32_t index) {
+  const auto list = plan::backends();
+  return index >= 0 && static_cast<size_t>(index) < list.size() ? list[static_cast<size_t>(index)] : nullptr;
+}
+
+/// Text that is made once and then lives as long as the process; `fallback` when there is no memory for it.
+template <class Make>
+const char* made_once(Make&& make, const char* fallback) noexcept {
+  try {
+    static const std::string text = make();
+    return text.c_str();
+  } catch (...) {
+    return fallback;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::capi
+
+static_assert(FOVEA_WORKSPACE_ALIGNMENT == fovea::plan::kWorkspaceAlignment);
+
+using namespace fovea;
+
+fovea_status fovea_plan_create(const fovea_problem* problem, const fovea_options* options,
+                               fovea_plan** plan) noexcept {
+  return capi::guarded([&] {
+    if (plan == nullptr)
+      throw_invalid("plan", "NULL", "where to store the plan", "pass the address of a pointer");
+    *plan = nullptr;
+    *plan = capi::make_plan(capi::read_problem(problem), options).release();
+  });
+}
+
+void fovea_plan_destroy(fovea_plan* plan) noexcept {
+  delete plan;
+}
+
+size_t fovea_plan_workspace_size(const fovea_plan* plan) noexcept {
+  return plan ? plan->plan.workspace_size : 0;
+}
+const char* fovea_plan_backend(const fovea_plan* plan) noexcept {
+  return plan ? plan->plan.backend->name : "";
+}
+double fovea_plan_flops(const fovea_plan* plan) noexcept {
+  return plan ? plan->plan.flops : 0;
+}
+const char* fovea_plan_reason(const fovea_plan* plan) noexcept {
+  return plan ? plan->plan.reason.c_str() : "";
+}
+
+fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) noexcept {
+  return capi::guarded([&] {
+    if (plan == nullptr) throw_invalid("plan", "NULL", "a plan", "make one with fovea_plan_create");
+    capi::run(*plan, capi::read_buffers(buffers));
+  });
+}
+
+fovea_status fovea_attend(const fovea_problem* problem, const fovea_options* options, uint64_t seed,
+                          uint64_t offset) noexcept {
+  return capi::guarded([&] { capi::attend(problem, options, seed, offset); });
+}
+
+fovea_status fovea_merge(int32_t num_parts, const fovea_tensor* const* o_parts,
+                         const fovea_tensor* const* lse_parts, const fovea_tensor* o,
+                         const fovea_tensor* lse) noexcept {
+  return capi::guarded([&] { capi::merge(num_parts, o_parts, lse_parts, o, lse); });
+}
+
+#define FOVEA_TEXT_OF(x) #x
+#define FOVEA_VERSION_TEXT(major, minor, patch) \
+  FOVEA_TEXT_OF(major) "." FOVEA_TEXT_OF(minor) "." FOVEA_TEXT_OF(patch)
+
+const char* fovea_version(void) noexcept {
+  return FOVEA_VERSION_TEXT(FOVEA_VERSION_MAJOR, FOVEA_VERSION_MINOR, FOVEA_VERSION_PATCH);
+}
+
+const char* fovea_status_name(fovea_status status) noexcept {
+  switch (status) {
+    case FOVEA_OK:
+      return "ok";
+    case FOVEA_INVALID_ARGUMENT:
+      return "invalid argument";
+    case FOVEA_UNSUPPORTED:
+      return "unsupported";
+    case FOVEA_OUT_OF_MEMORY:
+      return "out of memory";
+    case FOVEA_INTERNAL:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* fovea_last_error(void) noexcept {
+  return capi::last_error_message();
+}
+const char* fovea_last_error_argument(void) noexcept {
+  return capi::last_error_argument();
+}
+
+int32_t fovea_backend_count(void) noexcept {
+  return static_cast<int32_t>(plan::backends().size());
+}
+const char* fovea_backend_name(int32_t index) noexcept {
+  const Backend* backend = capi::backend_at(index);
+  return backend ? backend->name : "";
+}
+const char* fovea_backend_unavailable_because(int32_t index) noexcept {
+  const Backend* backend = capi::backend_at(index);
+  if (!backend) return "there is no such backend";
+  // Of this thread, until its next call: what a machine has is not asked for often.
+  thread_local std::string reason;
+  try {
+    reason = backend->unavailable_because();
+    return reason.c_str();
+  } catch (...) {
+    return "out of memory";
+  }
+}
+
+const char* fovea_machine(void) noexcept {
+  return capi::made_once([] { return cpu::machine_description(); }, "unknown machine");
+}
+
+int32_t fovea_default_threads(void) noexcept {
+  try {
+    return cpu::default_threads();
+  } catch (...) {
+    return 1;
+  }
+}

@@ -1,0 +1,40 @@
+// The checks of one run: cheap, since everything that can be is computed once, when the plan is made.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.hpp"
+
+namespace fovea::plan {
+
+inline constexpr size_t kWorkspaceAlignment = 64;
+
+/// What the pointers of a run must be.
+class BufferRules {
+ public:
+  BufferRules() = default;
+  BufferRules(const AttentionProblem& problem, size_t workspace_size);
+
+  /// Checks presence, alignment, the workspace, and that no output shares memory with anything else; then
+  /// what cu_seqlens and seqused hold. Reads no other memory, allocates nothing unless it fails. Throws
+  /// RequestError(kInvalidArgument).
+  void check(const AttentionProblem& problem, const Buffers& buffers) const;
+
+ private:
+  struct Rule {
+    Role role;
+    bool output;
+    uint8_t element_size;
+    int64_t extent;  ///< bytes from the first to past the last element
+  };
+  void check_overlaps(const AttentionProblem& problem, const Buffers& buffers) const;
+
+  std::vector<Rule> rules_;  ///< of the tensors that have memory; outputs first
+  size_t outputs_ = 0;
+  uint32_t absent_ = 0;  ///< bit r: role r is not part of the problem
+  size_t workspace_size_ = 0;
+  bool has_sequence_lengths_ = false;
+};
+
+}  // namespace fovea::plan

@@ -1,0 +1,150 @@
+#include "plan/make_plan.hpp"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "core/status.hpp"
+#include "cpu/backends.hpp"
+#include "plan/text.hpp"
+#include "plan/validate.hpp"
+#include "tile/kv_range.hpp"
+
+namespace fovea::plan {
+namespace {
+
+/// Sum of clamp(first + i, 0, limit) over i in [0, count), in closed form.
+double sum_of_ramp(int64_t first, int64_t count, int64_t limit) {
+  const int64_t rising_from = std::clamp<int64_t>(-first, 0, count);
+  const int64_t level_from = std::clamp<int64_t>(limit - first, rising_from, count);
+  const auto rising = static_cast<double>(level_from - rising_from);
+  const auto mean =
+      (static_cast<double>(first + rising_from) + static_cast<double>(first + level_from - 1)) / 2;
+  return (rising > 0 ? rising * mean : 0.0) +
+         static_cast<double>(count - level_from) * static_cast<double>(limit);
+}
+
+/// What tile::Window::kept_pairs counts row by row, without the loop: lengths may be huge while a plan is
+/// made.
+double kept_pairs(const tile::Window& w) {
+  if (w.seqlen_q == 0 || w.seqlen_k == 0) return 0;
+  const double ends = w.right < 0 ? static_cast<double>(w.seqlen_q) * static_cast<double>(w.seqlen_k)
+                                  : sum_of_ramp(w.diagonal(0) + w.right + 1, w.seqlen_q, w.seqlen_k);
+  const double begins = w.left < 0 ? 0.0 : sum_of_ramp(w.diagonal(0) - w.left, w.seqlen_q, w.seqlen_k);
+  return ends - begins;
+}
+
+/// "" when `backend` can do `problem` on this machine, else why not.
+std::string why_not(const Backend& backend, const AttentionProblem& problem) {
+  if (const TensorDesc& q = problem[Role::kQ]; q.device != DeviceType::kCpu) {
+    return "computes on the CPU, and the tensors are in memory of " + device_text(q.device, q.device_id);
+  }
+  const std::string unavailable = backend.unavailable_because();
+  return unavailable.empty() ? backend.cannot_because(problem) : unavailable;
+}
+
+std::string names_of(std::span<const Backend* const> list) {
+  std::string names;
+  for (const Backend* backend : list) {
+    if (!names.empty()) names += ", ";
+    names += backend->name;
+  }
+  return names;
+}
+
+const Backend* find(std::string_view name) {
+  for (const Backend* backend : backends()) {
+    if (name == backend->name) return backend;
+  }
+  throw_invalid("backend", "\"" + std::string(name) + "\"", "one of " + names_of(backends()),
+                "leave it NULL to take the first that can");
+}
+
+/// Fills in plan.backend and plan.reason.
+void choose(Plan& plan, const char* named) {
+  const Backend* forced = named ? find(named) : nullptr;
+  for (const Backend* backend : backends()) {
+    const std::string clause = why_not(*backend, plan.problem);
+    std::string verdict;
+    if (!clause.empty()) {
+      verdict = "passed over: " + clause;
+    } else if (plan.backend) {
+      verdict = "passed over: " + std::string(plan.backend->name) + " comes first";
+    } else if (forced && backend != forced) {
+      verdict = "passed over: " + std::string(forced->name) + " was asked for";
+    } else {
+      plan.backend = backend;
+      verdict = forced ? "chosen, as asked for" : "chosen";
+    }
+    if (!plan.reason.empty()) plan.reason += '\n';
+    plan.reason += (backend == plan.backend ? "> " : "  ") + std::string(backend->name) + ": " + verdict;
+    if (backend == forced && !clause.empty()) {
+      throw RequestError(Status::kUnsupported, "backend",
+                         "backend: got \"" + std::string(forced->name) +
+                             "\", which cannot do this problem: " + clause +
+                             "; leave it NULL to take the first that can");
+    }
+  }
+  if (!plan.backend) {
+    throw RequestError(
+        Status::kUnsupported, "backend",
+        "backend: got a problem that none of the backends can do; what rules each out:\n" + plan.reason);
+  }
+}
+
+int threads_of(int asked) {
+  if (asked < 0 || asked > kMaxThreads) {
+    throw_invalid("num_threads", std::to_string(asked), "0 to " + std::to_string(kMaxThreads),
+                  "use 0 for all processors that the process may use");
+  }
+  return asked > 0 ? asked : std::max(cpu::default_threads(), 1);
+}
+
+}  // namespace
+
+std::span<const Backend* const> backends() {
+  return cpu::backends();
+}
+
+double count_flops(const AttentionProblem& p, const Buffers& buffers) {
+  const auto* starts_q = buffers.get<const int32_t>(Role::kCuSeqlensQ);
+  const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
+  const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
+  const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
+  double pairs = 0;
+  if (!starts_q && !starts_k && !used_q && !used_k) {
+    pairs =
+        static_cast<double>(p.batch) * kept_pairs({p.seqlen_q, p.seqlen_k, p.window_left, p.window_right});
+  } else {
+    const auto length = [](const int32_t* used, const int32_t* starts, int64_t seqlen, int64_t b) {
+      return used ? int64_t{used[b]} : starts ? int64_t{starts[b + 1]} - starts[b] : seqlen;
+    };
+    for (int64_t b = 0; b < p.batch; ++b) {
+      pairs += kept_pairs({length(used_q, starts_q, p.seqlen_q, b), length(used_k, starts_k, p.seqlen_k, b),
+                           p.window_left, p.window_right});
+    }
+  }
+  const auto size = static_cast<double>(p.head_dim), size_v = static_cast<double>(p.head_dim_v);
+  const double per_pair = p.pass == Pass::kForward ? 2 * (size + size_v) : 6 * size + 4 * size_v;
+  return pairs * static_cast<double>(p.heads_q) * per_pair;
+}
+
+Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
+  Plan plan;
+  plan.num_threads = threads_of(options.num_threads);
+  plan.deterministic = options.deterministic;
+  plan.problem = validate(description);
+  choose(plan, options.backend);
+  plan.workspace_size = plan.backend->workspace_size(plan.problem, plan.num_threads);
+
+  Buffers known;
+  for (size_t i = 0; i < plan.problem.tensors.size(); ++i) {
+    TensorDesc& t = plan.problem.tensors[i];
+    if (t.device == DeviceType::kCpu) known.data[i] = t.data;
+    t.data = nullptr;  // runs bring pointers of their own
+  }
+  plan.flops = count_flops(plan.problem, known);
+  return plan;
+}
+
+}  // namespace fovea::plan
