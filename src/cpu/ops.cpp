@@ -157,6 +157,11 @@ void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, co
 }
 
 template <class Words>
+void accumulate_strided(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c) {
+  product<Words, Into::kAdd, true>(a, b, ldb, rows, kPanel, k, c, kPanel, nullptr);
+}
+
+template <class Words>
 void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c, int64_t ldc) {
   product<Words, Into::kAdd, false>(a, b, ldb, rows, cols, k, c, ldc, nullptr);
 }
@@ -349,6 +354,20 @@ template <bool kPairs>
 void gradients(const float* s, const float* dp, int64_t n, float factor, const float* lse2, const float* delta, float* p,
                float* ds, int64_t ld, uint32_t* ds_pairs) {
   gradient_tile<kPairs>(s, dp, n, factor, lse2, delta, p, ds, ld, ds_pairs);
+}
+
+void gradients_float(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta) {
+  const D d;
+  const V scale = hn::Set(d, factor);
+  for (int64_t j = 0; j < n; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = j * kPanel + v * kLanes;
+      const V weight = exp2_fast<6>(hn::MulSub(hn::LoadU(d, s + at), scale, hn::LoadU(d, lse2 + v * kLanes)));
+      const V gradient = hn::Mul(weight, hn::Sub(hn::LoadU(d, dp + at), hn::LoadU(d, delta + v * kLanes)));
+      hn::StoreU(weight, d, s + at);
+      hn::StoreU(hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)), gradient), d, dp + at);
+    }
+  }
 }
 
 template <bool kPairs>
@@ -641,10 +660,12 @@ constexpr Ops make_ops(const char* name) {
   ops.values_by_row = false;
   ops.scores = scores<Words>;
   ops.accumulate = accumulate<Words>;
+  ops.accumulate_strided = accumulate_strided<Words>;
   ops.update = update<Words>;
   ops.softmax = softmax;
   ops.to_pairs = to_pairs;
   ops.gradients = gradients<kPairs>;
+  ops.gradients_float = gradients_float;
   ops.store_gradients = store_gradients<kPairs>;
   ops.mask_range = mask_range;
   ops.column_max = column_max;

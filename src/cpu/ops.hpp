@@ -41,6 +41,8 @@ struct Ops {
   void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
   /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1.
   void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha);
+  /// c[rows][kPanel] += a b with b[k][kPanel] at row stride ldb. Tables of one element a word only.
+  void (*accumulate_strided)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c);
   /// c[rows][cols] += a b with b[k][cols]; cols a multiple of 16; a.k_stride is 1.
   void (*update)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                  int64_t ldc);
@@ -57,6 +59,8 @@ struct Ops {
   /// with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds.
   void (*gradients)(const float* s, const float* dp, int64_t n, float factor, const float* lse2, const float* delta,
                     float* p, float* ds, int64_t ld, uint32_t* ds_pairs);
+  /// The same with p and ds as float32 [n][kPanel], in place of s and dp.
+  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta);
   /// Rounds p and ds, float32 [n][kPanel], into the forms that gradients() writes.
   void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds, int64_t ld,
                           uint32_t* ds_pairs);
