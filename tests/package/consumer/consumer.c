@@ -6,7 +6,11 @@
 int main(void) {
   float q_data[2] = {0, 1}, k_data[2] = {0, 2}, v_data[2] = {1, 3}, o_data[2] = {0, 0};
   const int64_t shape[4] = {1, 2, 1, 1};
-  fovea_tensor q = {.data = q_data, .device = {FOVEA_CPU, 0}, .ndim = 4, .dtype = {FOVEA_CODE_FLOAT, 32, 1}, .shape = shape};
+  fovea_tensor q = {.data = q_data,
+                    .device = {FOVEA_CPU, 0},
+                    .ndim = 4,
+                    .dtype = {FOVEA_CODE_FLOAT, 32, 1},
+                    .shape = shape};
   fovea_tensor k = q, v = q, o = q;
   k.data = k_data;
   v.data = v_data;

@@ -1,0 +1,191 @@
+// The C++ face: what it adds to the C ABI.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "fovea/fovea.hpp"
+
+namespace {
+
+const std::initializer_list<int64_t> kShape = {1, 4, 2, 8};
+
+struct Data {
+  std::vector<float> q = wave(0.3f), k = wave(0.7f), v = wave(1.1f), o = std::vector<float>(64);
+  std::vector<float> lse = std::vector<float>(8);
+
+  static std::vector<float> wave(float step) {
+    std::vector<float> x(64);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(step * static_cast<float>(i));
+    return x;
+  }
+};
+
+TEST(CppFace, ThreeLinesAttend) {
+  Data d;
+  const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
+      o(d.o.data(), kShape);
+  fovea::attend(q, k, v, o, {.causal = true});
+  for (size_t c = 0; c < 16; ++c)
+    EXPECT_NEAR(d.o[c], d.v[c], 1e-6);  // the first query sees the first key only
+}
+
+TEST(CppFace, PlanIsTheSameAsOneCall) {
+  Data one, planned;
+  fovea::attend({one.q.data(), kShape}, {one.k.data(), kShape}, {one.v.data(), kShape},
+                {one.o.data(), kShape}, {.lse = {one.lse.data(), {1, 2, 4}}, .window_left = 1, .softcap = 5});
+
+  const float* nothing = nullptr;  // a plan needs no data
+  const fovea::Tensor input(nothing, kShape), output(static_cast<float*>(nullptr), kShape);
+  const fovea::Tensor lse(static_cast<float*>(nullptr), {1, 2, 4});
+  const fovea::Plan plan(
+      {.q = input, .k = input, .v = input, .o = output, .lse = lse, .window_left = 1, .softcap = 5},
+      {.num_threads = 1});
+  EXPECT_FALSE(plan.backend().empty());
+  EXPECT_NE(plan.reason().find(plan.backend()), std::string_view::npos);
+  EXPECT_GT(plan.flops(), 0);
+  fovea::Workspace workspace(plan);
+  EXPECT_EQ(workspace.size(), plan.workspace_size());
+  plan.run({.q = planned.q.data(),
+            .k = planned.k.data(),
+            .v = planned.v.data(),
+            .o = planned.o.data(),
+            .lse = planned.lse.data()},
+           workspace);
+  for (size_t i = 0; i < one.o.size(); ++i) EXPECT_NEAR(one.o[i], planned.o[i], 1e-6);
+  for (size_t i = 0; i < one.lse.size(); ++i) EXPECT_NEAR(one.lse[i], planned.lse[i], 1e-6);
+}
+
+TEST(CppFace, BackwardFillsTheGradients) {
+  Data d;
+  const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
+      o(d.o.data(), kShape);
+  const fovea::Tensor lse(d.lse.data(), {1, 2, 4});
+  fovea::attend(q, k, v, o, {.lse = lse});
+  const std::vector<float> d_o(64, 1.0f);
+  std::vector<float> dq(64), dk(64), dv(64, -1.0f);
+  fovea::attend_backward({.q = q,
+                          .k = k,
+                          .v = v,
+                          .o = o,
+                          .lse = lse,
+                          .d_o = {d_o.data(), kShape},
+                          .dq = {dq.data(), kShape},
+                          .dk = {dk.data(), kShape},
+                          .dv = {dv.data(), kShape}});
+  // Each of the 4 rows of weights sums to 1.
+  float sum = 0;
+  for (const float x : dv) sum += x;
+  EXPECT_NEAR(sum, 4 * 2 * 8, 1e-4);
+}
+
+TEST(CppFace, MergeOfHalvesIsTheWhole) {
+  Data whole, first, second;
+  const auto attend_keys = [](Data& d, int64_t begin, int64_t end) {
+    const std::initializer_list<int64_t> keys = {1, end - begin, 2, 8};
+    fovea::attend({d.q.data(), kShape}, {d.k.data() + begin * 16, keys}, {d.v.data() + begin * 16, keys},
+                  {d.o.data(), kShape}, {.lse = {d.lse.data(), {1, 2, 4}}});
+  };
+  attend_keys(whole, 0, 4);
+  attend_keys(first, 0, 1);
+  attend_keys(second, 1, 4);
+  const auto part = [](Data& d) { return fovea::Part{{d.o.data(), kShape}, {d.lse.data(), {1, 2, 4}}}; };
+  fovea::merge({part(first), part(second)}, part(first));
+  for (size_t i = 0; i < 64; ++i) EXPECT_NEAR(whole.o[i], first.o[i], 1e-5);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(whole.lse[i], first.lse[i], 1e-5);
+}
+
+TEST(CppFace, MergeWithoutPartsOrTensorsIsRefused) {
+  Data d;
+  const fovea::Part part{{d.o.data(), kShape}, {d.lse.data(), {1, 2, 4}}};
+  EXPECT_THROW(fovea::merge({}, part), fovea::Error);
+  EXPECT_THROW(fovea::merge({part}, fovea::Part{}), fovea::Error);
+  EXPECT_THROW(fovea::merge({fovea::Part{}}, part), fovea::Error);
+}
+
+TEST(CppFace, ErrorsCarryStatusArgumentAndMessage) {
+  Data d;
+  const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
+      o(d.o.data(), kShape);
+  try {
+    fovea::attend(q, k, v, o, {.dropout = 2});
+    FAIL() << "dropout 2 was accepted";
+  } catch (const fovea::Error& error) {
+    EXPECT_EQ(error.status(), FOVEA_INVALID_ARGUMENT);
+    EXPECT_EQ(error.argument(), "dropout");
+    EXPECT_STREQ(error.what(), fovea_last_error());
+    EXPECT_STREQ(error.message(), fovea_last_error());
+  }
+}
+
+TEST(CppFace, OutputsAreNotWrittenThroughPointersToConst) {
+  Data d;
+  const std::vector<float> constant(64);
+  const fovea::Tensor q(d.q.data(), kShape), read_only(constant.data(), kShape);
+  try {
+    fovea::attend(q, q, q, read_only);
+    FAIL() << "wrote to const memory";
+  } catch (const fovea::Error& error) {
+    EXPECT_EQ(error.argument(), "o");
+  }
+}
+
+TEST(CppFace, TensorsOwnTheirShape) {
+  std::vector<float> x(64);
+  fovea::Tensor copy;
+  EXPECT_FALSE(copy);
+  {
+    const fovea::Tensor tensor(x.data(), {1, 4, 2, 8}, {64, 16, 8, 1});
+    copy = tensor;
+  }
+  EXPECT_TRUE(copy);
+  const fovea_tensor c = copy.c_tensor();
+  EXPECT_EQ(c.shape[1], 4);
+  EXPECT_EQ(c.strides[2], 8);
+  EXPECT_EQ(copy.shape().size(), 4u);
+  EXPECT_THROW(fovea::Tensor(x.data(), {}), fovea::Error);
+  EXPECT_THROW(fovea::Tensor(x.data(), {1, 1, 1, 1, 64}), fovea::Error);
+  EXPECT_THROW(fovea::Tensor(x.data(), {8, 8}, {8}), fovea::Error);
+}
+
+template <class T>
+bool is_dtype(fovea_dtype_code code, int bits) {
+  constexpr fovea_dtype t = fovea::dtype_of<T>();
+  return t.code == code && t.bits == bits && t.lanes == 1;
+}
+
+TEST(CppFace, TypesAreDeduced) {
+  EXPECT_TRUE(is_dtype<float>(FOVEA_CODE_FLOAT, 32));
+  EXPECT_TRUE(is_dtype<const double>(FOVEA_CODE_FLOAT, 64));
+  EXPECT_TRUE(is_dtype<fovea::f16>(FOVEA_CODE_FLOAT, 16));
+  EXPECT_TRUE(is_dtype<const fovea::bf16>(FOVEA_CODE_BFLOAT, 16));
+  EXPECT_TRUE(is_dtype<bool>(FOVEA_CODE_BOOL, 8));
+  EXPECT_TRUE(is_dtype<uint8_t>(FOVEA_CODE_UINT, 8));
+  EXPECT_TRUE(is_dtype<int32_t>(FOVEA_CODE_INT, 32));
+  EXPECT_TRUE(is_dtype<int64_t>(FOVEA_CODE_INT, 64));
+  EXPECT_TRUE(is_dtype<long long>(FOVEA_CODE_INT, 64));
+  static_assert(sizeof(fovea::f16) == 2 && sizeof(fovea::bf16) == 2);
+}
+
+TEST(CppFace, PlansMoveAndDoNotCopy) {
+  static_assert(std::is_nothrow_move_constructible_v<fovea::Plan> &&
+                !std::is_copy_constructible_v<fovea::Plan>);
+  Data d;
+  const fovea::Tensor t(d.q.data(), kShape), o(d.o.data(), kShape);
+  fovea::Plan plan({.q = t, .k = t, .v = t, .o = o});
+  const fovea::Plan moved = std::move(plan);
+  EXPECT_FALSE(moved.backend().empty());
+}
+
+TEST(CppFace, TheLibraryDescribesItself) {
+  EXPECT_EQ(fovea::version(), fovea_version());
+  EXPECT_FALSE(fovea::machine().empty());
+  EXPECT_GE(fovea::default_threads(), 1);
+  const auto backends = fovea::backends();
+  ASSERT_FALSE(backends.empty());
+  EXPECT_EQ(backends.back().name, "reference");
+  EXPECT_EQ(backends.back().unavailable_because, "");
+}
+
+}  // namespace
