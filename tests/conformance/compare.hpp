@@ -1,0 +1,123 @@
+// When a result is right. For every output, in the largest error over the tensor and in the Frobenius norm of
+// the errors:
+//
+//   error  <=  2 * (error of the plain implementation)  +  floor
+//
+// where errors are distances from the float64 oracle. The floor is for what the plain implementation may have
+// been spared by luck, and is made of four roundings (A = the plain implementation's magnitudes, see
+// plain.hpp):
+//
+//   u_out * |X|       the output itself is rounded
+//   u_type * A * w    one factor of each product is rounded to the type of the problem. w = min(1, 4 /
+//   sqrt(count)): the
+//                     largest of `count` errors is close to its worst case for the plain implementation too,
+//                     so that only small outputs need it in full
+//   8 u_f32 * (1 + S) * A     scores, exponentials and sums in float32; S = the largest magnitude of a score,
+//   since an
+//                     absolute error of a score is a relative error of its weight
+//   one smallest step of the output type
+//
+// lse has no rounded factor and A = 1 there. NaN and infinities must lie exactly where the oracle has them,
+// and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys that nobody sees) must
+// be exactly 0.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "conformance/owned_problem.hpp"
+#include "conformance/plain.hpp"
+
+namespace fovea::conformance {
+
+/// How far an output was from what it may be: error / allowed, at most 1 when it is right.
+struct Margin {
+  double largest = 0, frobenius = 0;
+};
+
+/// "" when `got` is right, else one line that says how it is not.
+inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
+                           const std::vector<double>& oracle, const PlainOutput& plain,
+                           double score_magnitude, Margin* margin = nullptr) {
+  const std::vector<double> values = got.values();
+  const Type out = got.type();
+  const bool is_lse = role == Role::kLse;
+  const auto fail = [&](size_t place, const char* what) {
+    std::ostringstream message;
+    message.precision(9);
+    message << name_of(role) << "[" << place << " of " << values.size() << "] = " << values[place]
+            << ", oracle " << oracle[place] << ", plain " << plain.values[place] << ": " << what;
+    return message.str();
+  };
+
+  double error = 0, plain_error = 0, size = 0, magnitude = 0;
+  double error2 = 0, plain_error2 = 0, size2 = 0, magnitude2 = 0;
+  size_t worst = 0, count = 0;
+  for (size_t place = 0; place < values.size(); ++place) {
+    const double expected = oracle[place], value = values[place];
+    if (std::isnan(expected) || std::isnan(value)) {
+      if (std::isnan(expected) != std::isnan(value)) return fail(place, "NaN in one of them");
+      continue;
+    }
+    if (std::isinf(expected)) {
+      if (value != expected) return fail(place, "the oracle is infinite");
+      continue;
+    }
+    if (std::isinf(value)) {
+      const bool overflows = std::abs(expected) >= largest(out) * (1 - 4 * unit_roundoff(problem_type));
+      if (!overflows || std::signbit(value) != std::signbit(expected)) return fail(place, "infinite");
+      continue;
+    }
+    const double a = plain.magnitudes[place];
+    if (!is_lse && a == 0 && value != 0) return fail(place, "nothing is summed here, so it must be 0");
+    const double distance = std::abs(value - expected);
+    double plain_distance = std::abs(plain.values[place] - expected);
+    if (!std::isfinite(plain_distance)) plain_distance = 0;
+    if (distance > error) worst = place;
+    error = std::max(error, distance);
+    plain_error = std::max(plain_error, plain_distance);
+    size = std::max(size, std::abs(expected));
+    magnitude = std::max(magnitude, a);
+    error2 += distance * distance;
+    plain_error2 += plain_distance * plain_distance;
+    size2 += expected * expected;
+    magnitude2 += a * a;
+    ++count;
+  }
+  if (count == 0) return {};
+
+  const double n = static_cast<double>(count);
+  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * std::min(1.0, 4 / std::sqrt(n));
+  const double of_float = 8 * unit_roundoff(Type::kF32) * (1 + score_magnitude);
+  const auto floor = [&](double x, double a, double step) {
+    return unit_roundoff(out) * x + (of_type + of_float) * a + step;
+  };
+  const double allowed = 2 * plain_error + floor(size, magnitude, smallest_step(out));
+  const double allowed_frobenius =
+      2 * std::sqrt(plain_error2) +
+      floor(std::sqrt(size2), std::sqrt(magnitude2), smallest_step(out) * std::sqrt(n));
+  if (margin) {
+    margin->largest = std::max(margin->largest, error / allowed);
+    margin->frobenius = std::max(margin->frobenius, std::sqrt(error2) / allowed_frobenius);
+  }
+  std::ostringstream why;
+  why.precision(4);
+  if (error > allowed) {
+    why << "error " << error << " > 2 * plain " << plain_error << " + floor " << allowed - 2 * plain_error;
+    return fail(worst, why.str().c_str());
+  }
+  if (std::sqrt(error2) > allowed_frobenius) {
+    const double norm = size2 > 0 ? std::sqrt(size2) : 1;
+    why << "relative Frobenius error " << std::sqrt(error2) / norm << " > 2 * plain "
+        << std::sqrt(plain_error2) / norm << " + floor "
+        << (allowed_frobenius - 2 * std::sqrt(plain_error2)) / norm;
+    return fail(worst, why.str().c_str());
+  }
+  return {};
+}
+
+}  // namespace fovea::conformance

@@ -1,0 +1,50 @@
+// What the tests share: which backends and problems to run, and how failures read.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "conformance/check.hpp"
+
+namespace fovea::conformance {
+
+/// Text of an environment variable, or `fallback`.
+std::string environment(const char* name, const std::string& fallback);
+/// The same as a number; anything else ends the program with a message.
+uint64_t environment_number(const char* name, uint64_t fallback);
+
+/// All available backends, or the one that FOVEA_TEST_BACKEND names.
+std::vector<std::string> backends_under_test();
+
+/// Names the problem that is being run, for the case that it ends the process.
+void announce(const std::string& problem);
+
+/// Changes what the spec made, before anything runs.
+using Tweak = std::function<void(OwnedProblem&)>;
+
+/// The problem through every backend under test that can do it; at least one must.
+void expect_conformance(const ProblemSpec& spec, const CheckOptions& options = {}, const Tweak& tweak = {});
+/// The same for float32, float16 and bfloat16.
+void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& options = {},
+                                     const Tweak& tweak = {});
+
+/// Largest error / allowed error by output over all that ran, one line.
+std::string margins_seen();
+CheckOptions with_margins(CheckOptions options);
+
+inline CheckOptions forward_only() {
+  CheckOptions options;
+  options.backward = false;
+  return options;
+}
+inline CheckOptions many_threads() {
+  CheckOptions options;
+  options.threads = {3, 1, 2, 5};
+  return options;
+}
+
+}  // namespace fovea::conformance

@@ -1,0 +1,621 @@
+// A problem that owns its tensors: `ProblemSpec` says in plain numbers what to make, `OwnedProblem` holds it
+// and hands out the structs of fovea.h.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "conformance/owned_tensor.hpp"
+#include "fovea/fovea.h"
+
+namespace fovea::conformance {
+
+enum class Role : uint8_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kDO,
+  kDLse,
+  kDQ,
+  kDK,
+  kDV,
+  kDBias,
+  kDSink,
+  kBias,
+  kMask,
+  kBlockMask,
+  kAlibi,
+  kSink,
+  kCuSeqlensQ,
+  kCuSeqlensK,
+  kSeqUsedQ,
+  kSeqUsedK,
+  kRngState
+};
+inline constexpr size_t kRoles = 22;
+constexpr const char* name_of(Role role) {
+  constexpr std::array<const char*, kRoles> kNames = {"q",
+                                                      "k",
+                                                      "v",
+                                                      "o",
+                                                      "lse",
+                                                      "d_o",
+                                                      "dlse",
+                                                      "dq",
+                                                      "dk",
+                                                      "dv",
+                                                      "dbias",
+                                                      "dsink",
+                                                      "bias",
+                                                      "mask",
+                                                      "block_mask",
+                                                      "alibi",
+                                                      "sink",
+                                                      "cu_seqlens_q",
+                                                      "cu_seqlens_k",
+                                                      "seqused_q",
+                                                      "seqused_k",
+                                                      "rng_state"};
+  return kNames[static_cast<size_t>(role)];
+}
+
+/// The same numbers on every platform (the distributions of <random> are not).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  /// SplitMix64 (Steele, Lea, Flood 2014).
+  uint64_t bits() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
+  }
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+  bool chance(double probability) { return uniform() < probability; }
+  /// Near enough to normal, of variance 1: the sum of four uniform numbers.
+  double normal() {
+    const uint64_t x = bits();
+    const uint64_t sum = (x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48);
+    return (static_cast<double>(sum) * 0x1p-16 - 2.0) * 1.7320508075688772;
+  }
+  template <class T>
+  T one_of(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+
+ private:
+  uint64_t state_;
+};
+
+/// Order of a tensor's dimensions in memory.
+enum class Layout : uint8_t {
+  kCompact,
+  kHeadsFirst,  ///< (batch, heads, seqlen, size); the transpose for tensors without a head size
+  kPadded,      ///< odd gaps after every dimension
+  kMixed        ///< any of these, each tensor its own
+};
+
+/// What the keys look like.
+enum class Keys : uint8_t {
+  kNormal,
+  kTies,     ///< all keys of a head equal
+  kGrowing,  ///< each key's score outgrows all before
+  kOneLarge  ///< one key far above all others
+};
+
+enum class BiasValues : uint8_t {
+  kNormal,
+  kSomeMinusInfinity,  ///< a third of the entries
+  kRowsMinusInfinity   ///< whole rows
+};
+
+struct ProblemSpec {
+  Type type = Type::kF32;
+  bool o_is_f32 = false;
+  int64_t batch = 1, seqlen_q = 1, seqlen_k = 1, heads_q = 1, heads_kv = 1, head_dim = 8, head_dim_v = 8;
+
+  double scale = 0;
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0, dropout = 0;
+
+  /// Packed when not empty: lengths of the sequences; seqlen_q and seqlen_k then are max_seqlen, at least the
+  /// longest.
+  std::vector<int32_t> lengths_q, lengths_k;
+  int32_t spare_rows = 0;  ///< rows of packed tensors after the last sequence
+  bool plan_knows_data =
+      true;  ///< whether the plan sees data pointers; else a packed plan is told max_seqlen
+
+  std::vector<int32_t> used_q, used_k;  ///< seqused, when not empty
+
+  bool bias = false, bias_is_f32 = false, dbias = false, dbias_is_f32 = false;
+  int bias_broadcast = 0;  ///< bit a: dimension a has size 1
+  bool bias_expanded =
+      false;  ///< broadcast dimensions have their full size and stride 0 instead (no dbias then)
+  BiasValues bias_values = BiasValues::kNormal;
+  bool mask = false;
+  int mask_broadcast = 0;
+  double mask_density = 0.7;
+  bool block_mask = false;
+  int block_mask_broadcast = 0;  ///< bits 0 and 1
+  int64_t block_q = 0, block_k = 0;
+  double block_mask_density = 0.7;
+  bool alibi = false, alibi_by_batch = false;
+  bool sink = false, dsink = false;
+  bool dlse = false;
+  bool rng_state = false;
+
+  Layout layout = Layout::kCompact;
+  Placement placement = Placement::kGuarded;
+  Keys keys = Keys::kNormal;
+  double logit = 1;      ///< standard deviation of scale * q.k, about
+  double magnitude = 1;  ///< of v and d_o
+  uint64_t seed = 1, offset = 0;
+  uint64_t data_seed = 1;
+
+  bool packed() const { return !lengths_q.empty(); }
+  double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
+};
+
+/// One line that tells all that matters.
+inline std::string describe(const ProblemSpec& s) {
+  std::ostringstream out;
+  const auto list = [&](const char* name, const std::vector<int32_t>& values) {
+    if (values.empty()) return;
+    out << ' ' << name << '=';
+    for (size_t i = 0; i < values.size(); ++i) out << (i ? "," : "") << values[i];
+  };
+  out << name_of(s.type) << " b" << s.batch << " sq" << s.seqlen_q << " sk" << s.seqlen_k << " h" << s.heads_q
+      << '/' << s.heads_kv << " d" << s.head_dim << '/' << s.head_dim_v;
+  if (s.o_is_f32) out << " o=f32";
+  if (s.scale != 0) out << " scale=" << s.scale;
+  if (s.causal) out << " causal";
+  if (s.window_left >= 0) out << " left=" << s.window_left;
+  if (s.window_right >= 0) out << " right=" << s.window_right;
+  if (s.softcap > 0) out << " softcap=" << s.softcap;
+  if (s.dropout > 0) out << " dropout=" << s.dropout << " seed=" << s.seed << " offset=" << s.offset;
+  list("lengths_q", s.lengths_q);
+  list("lengths_k", s.lengths_k);
+  if (s.spare_rows > 0) out << " spare=" << s.spare_rows;
+  if (!s.plan_knows_data) out << " no_data";
+  list("used_q", s.used_q);
+  list("used_k", s.used_k);
+  if (s.bias) {
+    out << " bias=" << (s.bias_is_f32 ? "f32" : name_of(s.type)) << ",broadcast" << s.bias_broadcast
+        << (s.bias_expanded ? ",expanded" : "") << ",values" << static_cast<int>(s.bias_values);
+  }
+  if (s.dbias) out << " dbias" << (s.dbias_is_f32 ? "=f32" : "");
+  if (s.mask) out << " mask=" << s.mask_density << ",broadcast" << s.mask_broadcast;
+  if (s.block_mask) {
+    out << " block_mask=" << s.block_q << 'x' << s.block_k << ',' << s.block_mask_density << ",broadcast"
+        << s.block_mask_broadcast;
+  }
+  if (s.alibi) out << (s.alibi_by_batch ? " alibi(b,h)" : " alibi(h)");
+  if (s.sink) out << " sink";
+  if (s.dsink) out << " dsink";
+  if (s.dlse) out << " dlse";
+  if (s.rng_state) out << " rng_state";
+  out << " layout" << static_cast<int>(s.layout) << " placement" << static_cast<int>(s.placement) << " keys"
+      << static_cast<int>(s.keys) << " logit=" << s.logit << " data=" << s.data_seed;
+  return out.str();
+}
+
+class OwnedProblem {
+ public:
+  explicit OwnedProblem(const ProblemSpec& given) : spec(given), random_(given.data_seed) {
+    make_integers();
+    make_inputs();
+    make_outputs();
+  }
+
+  ProblemSpec spec;
+
+  OwnedTensor& operator[](Role role) const { return *tensors_[static_cast<size_t>(role)]; }
+  bool has(Role role) const { return tensors_[static_cast<size_t>(role)] != nullptr; }
+
+  /// The same problem in float64, compact: what the oracle is given.
+  OwnedProblem in_float64() const {
+    ProblemSpec s = spec;
+    s.type = Type::kF64;
+    s.o_is_f32 = s.bias_is_f32 = s.dbias_is_f32 = s.bias_expanded = false;
+    s.layout = Layout::kCompact;
+    s.placement = Placement::kGuarded;
+    s.plan_knows_data = true;
+    OwnedProblem copy(s, Empty{});
+    for (size_t i = 0; i < kRoles; ++i) {
+      const auto role = static_cast<Role>(i);
+      if (!has(role)) continue;
+      const OwnedTensor& t = (*this)[role];
+      const bool real = t.type() == Type::kF16 || t.type() == Type::kBF16 || t.type() == Type::kF32;
+      const bool always_f32 = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
+                              role == Role::kAlibi || role == Role::kSink;
+      copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !always_f32 ? Type::kF64 : t.type(), t.shape(),
+                                                       compact_strides(t.shape()));
+      if (role == Role::kRngState) continue;
+      copy[role].assign(t.values());
+    }
+    return copy;
+  }
+
+  static bool is_output(Role role, fovea_pass pass) {
+    switch (role) {
+      case Role::kO:
+      case Role::kLse:
+      case Role::kRngState:
+        return pass == FOVEA_FORWARD;
+      case Role::kDQ:
+      case Role::kDK:
+      case Role::kDV:
+      case Role::kDBias:
+      case Role::kDSink:
+        return pass == FOVEA_BACKWARD;
+      default:
+        return false;
+    }
+  }
+  bool takes_part(Role role, fovea_pass pass) const {
+    if (!has(role)) return false;
+    const bool backward_only = role >= Role::kDO && role <= Role::kDSink;
+    return pass == FOVEA_BACKWARD || !backward_only;
+  }
+
+  /// Numbers of one sequence: where its rows start (in rows of the dense tensors), how many there are and
+  /// take part.
+  struct Sequence {
+    int64_t row_q, row_k, length_q, length_k, used_q, used_k;
+  };
+  Sequence sequence(int64_t b) const {
+    const auto at = static_cast<size_t>(b);
+    Sequence s{b * spec.seqlen_q, b * spec.seqlen_k, spec.seqlen_q, spec.seqlen_k, 0, 0};
+    if (spec.packed()) {
+      s = {0, 0, spec.lengths_q[at], spec.lengths_k[at], 0, 0};
+      for (size_t before = 0; before < at; ++before) {
+        s.row_q += spec.lengths_q[before];
+        s.row_k += spec.lengths_k[before];
+      }
+    }
+    s.used_q = spec.used_q.empty() ? s.length_q : spec.used_q[at];
+    s.used_k = spec.used_k.empty() ? s.length_k : spec.used_k[at];
+    return s;
+  }
+
+  /// What fovea_plan_create is given. Points into this object.
+  struct Description {
+    fovea_problem problem = FOVEA_PROBLEM_INIT;
+    std::array<fovea_tensor, kRoles> tensors{};
+  };
+  std::unique_ptr<Description> description(fovea_pass pass) const {
+    auto d = std::make_unique<Description>();
+    fovea_problem& p = d->problem;
+    const std::array<const fovea_tensor**, kRoles> fields = {&p.q,
+                                                             &p.k,
+                                                             &p.v,
+                                                             &p.o,
+                                                             &p.lse,
+                                                             &p.d_o,
+                                                             &p.dlse,
+                                                             &p.dq,
+                                                             &p.dk,
+                                                             &p.dv,
+                                                             &p.dbias,
+                                                             &p.dsink,
+                                                             &p.bias,
+                                                             &p.mask,
+                                                             &p.block_mask,
+                                                             &p.alibi,
+                                                             &p.sink,
+                                                             &p.cu_seqlens_q,
+                                                             &p.cu_seqlens_k,
+                                                             &p.seqused_q,
+                                                             &p.seqused_k,
+                                                             &p.rng_state};
+    for (size_t i = 0; i < kRoles; ++i) {
+      if (!takes_part(static_cast<Role>(i), pass)) continue;
+      d->tensors[i] = tensors_[i]->view(spec.plan_knows_data);
+      *fields[i] = &d->tensors[i];
+    }
+    p.pass = pass;
+    p.scale = spec.scale;
+    p.causal = spec.causal ? 1 : 0;
+    p.window_left = spec.window_left;
+    p.window_right = spec.window_right;
+    p.softcap = spec.softcap;
+    p.dropout = spec.dropout;
+    p.block_q = spec.block_mask ? spec.block_q : 0;
+    p.block_k = spec.block_mask ? spec.block_k : 0;
+    if (spec.packed()) {
+      p.max_seqlen_q = spec.seqlen_q;
+      p.max_seqlen_k = spec.seqlen_k;
+    }
+    return d;
+  }
+
+  fovea_buffers buffers(fovea_pass pass) const {
+    const auto at = [&](Role role) { return takes_part(role, pass) ? (*this)[role].data() : nullptr; };
+    fovea_buffers b = FOVEA_BUFFERS_INIT;
+    b.q = at(Role::kQ);
+    b.k = at(Role::kK);
+    b.v = at(Role::kV);
+    b.o = at(Role::kO);
+    b.lse = at(Role::kLse);
+    b.d_o = at(Role::kDO);
+    b.dlse = at(Role::kDLse);
+    b.dq = at(Role::kDQ);
+    b.dk = at(Role::kDK);
+    b.dv = at(Role::kDV);
+    b.dbias = at(Role::kDBias);
+    b.dsink = at(Role::kDSink);
+    b.bias = at(Role::kBias);
+    b.mask = at(Role::kMask);
+    b.block_mask = at(Role::kBlockMask);
+    b.alibi = at(Role::kAlibi);
+    b.sink = at(Role::kSink);
+    b.cu_seqlens_q = at(Role::kCuSeqlensQ);
+    b.cu_seqlens_k = at(Role::kCuSeqlensK);
+    b.seqused_q = at(Role::kSeqUsedQ);
+    b.seqused_k = at(Role::kSeqUsedK);
+    b.rng_state = at(Role::kRngState);
+    // With a state to read, a backward that looks at these two is wrong, and will be seen to be.
+    const bool from_state = pass == FOVEA_BACKWARD && spec.rng_state;
+    b.seed = from_state ? ~spec.seed : spec.seed;
+    b.offset = from_state ? ~spec.offset : spec.offset;
+    return b;
+  }
+
+ private:
+  struct Empty {};
+  OwnedProblem(const ProblemSpec& given, Empty) : spec(given), random_(given.data_seed) {}
+
+  /// Strides for `shape`: its dimensions in the order that the layout asks for, with gaps. `rows` tensors
+  /// keep their last dimension contiguous.
+  Sizes strides_for(const Sizes& shape, bool rows) {
+    Layout layout = spec.layout;
+    if (layout == Layout::kMixed)
+      layout = random_.one_of({Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded});
+    std::vector<size_t> inner_to_outer;
+    for (size_t axis = shape.size(); axis-- > 0;) inner_to_outer.push_back(axis);
+    if (layout == Layout::kHeadsFirst && shape.size() >= 3) {
+      const size_t inner = rows ? 1 : 0;
+      std::swap(inner_to_outer[inner], inner_to_outer[inner + 1]);
+    }
+    Sizes strides(shape.size());
+    int64_t next = 1;
+    for (const size_t axis : inner_to_outer) {
+      strides[axis] = next;
+      next *= std::max<int64_t>(shape[axis], 1);
+      if (layout == Layout::kPadded) next += random_.one_of<int64_t>({0, 1, 3, 5});
+    }
+    return strides;
+  }
+  OwnedTensor& make(Role role, Type type, Sizes shape, Sizes strides) {
+    auto& place = tensors_[static_cast<size_t>(role)];
+    const auto skew =
+        spec.layout == Layout::kCompact ? size_t{0} : static_cast<size_t>(random_.between(0, 7));
+    place = std::make_shared<OwnedTensor>(type, std::move(shape), std::move(strides), spec.placement, skew);
+    return *place;
+  }
+  OwnedTensor& make_rows(Role role, Type type, bool queries, int64_t heads, int64_t size) {
+    const Sizes shape = spec.packed()
+                            ? Sizes{total(queries), heads, size}
+                            : Sizes{spec.batch, queries ? spec.seqlen_q : spec.seqlen_k, heads, size};
+    return make(role, type, shape, strides_for(shape, true));
+  }
+  OwnedTensor& make_statistic(Role role) {
+    const Sizes shape =
+        spec.packed() ? Sizes{spec.heads_q, total(true)} : Sizes{spec.batch, spec.heads_q, spec.seqlen_q};
+    return make(role, Type::kF32, shape, strides_for(shape, false));
+  }
+  int64_t total(bool queries) const {
+    int64_t sum = spec.spare_rows;
+    for (const int32_t length : queries ? spec.lengths_q : spec.lengths_k) sum += length;
+    return sum;
+  }
+  static Sizes broadcast(Sizes full, int bits) {
+    for (size_t axis = 0; axis < full.size(); ++axis) {
+      if (bits >> axis & 1) full[axis] = 1;
+    }
+    return full;
+  }
+
+  void make_integers() {
+    const auto list = [&](Role role, const std::vector<int32_t>& values) {
+      OwnedTensor& t = make(role, Type::kI32, {static_cast<int64_t>(values.size())}, {1});
+      t.assign(std::vector<double>(values.begin(), values.end()));
+    };
+    const auto starts = [&](Role role, const std::vector<int32_t>& lengths) {
+      std::vector<int32_t> cu{0};
+      for (const int32_t length : lengths) cu.push_back(cu.back() + length);
+      list(role, cu);
+    };
+    if (spec.packed()) {
+      spec.batch = static_cast<int64_t>(spec.lengths_q.size());
+      starts(Role::kCuSeqlensQ, spec.lengths_q);
+      starts(Role::kCuSeqlensK, spec.lengths_k);
+    }
+    if (!spec.used_q.empty()) list(Role::kSeqUsedQ, spec.used_q);
+    if (!spec.used_k.empty()) list(Role::kSeqUsedK, spec.used_k);
+  }
+
+  std::vector<double> normals(int64_t count, double deviation) {
+    std::vector<double> values(static_cast<size_t>(count));
+    for (double& x : values) x = deviation * random_.normal();
+    return values;
+  }
+
+  void make_inputs() {
+    const ProblemSpec& s = spec;
+    // q.k of normal numbers has deviation sqrt(D); q takes what makes the logits as large as asked.
+    const double q_deviation =
+        s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.head_dim)));
+    OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
+    q.assign(normals(q.count(), q_deviation));
+    make_rows(Role::kK, s.type, false, s.heads_kv, s.head_dim);
+    fill_keys();
+    OwnedTensor& v = make_rows(Role::kV, s.type, false, s.heads_kv, s.head_dim_v);
+    v.assign(normals(v.count(), s.magnitude));
+    OwnedTensor& d_o = make_rows(Role::kDO, s.type, true, s.heads_q, s.head_dim_v);
+    d_o.assign(normals(d_o.count(), s.magnitude));
+    if (s.dlse) {
+      OwnedTensor& dlse = make_statistic(Role::kDLse);
+      dlse.assign(normals(dlse.count(), s.magnitude));
+    }
+    spoil_unused_rows();
+
+    const Sizes pairs = {s.batch, s.heads_q, s.seqlen_q, s.seqlen_k};
+    if (s.bias) {
+      const Sizes shape = broadcast(pairs, s.bias_broadcast);
+      Sizes strides = strides_for(shape, false);
+      if (s.bias_expanded) {
+        for (size_t axis = 0; axis < 4; ++axis) {
+          if (shape[axis] == 1) strides[axis] = 0;
+        }
+      }
+      OwnedTensor& bias =
+          make(Role::kBias, s.bias_is_f32 ? Type::kF32 : s.type, s.bias_expanded ? pairs : shape, strides);
+      bias.assign(bias_values(shape, bias));
+    }
+    if (s.mask) {
+      const Sizes shape = broadcast(pairs, s.mask_broadcast);
+      OwnedTensor& mask =
+          make(Role::kMask, random_.chance(0.5) ? Type::kBool : Type::kU8, shape, strides_for(shape, false));
+      mask.assign(mask_values(mask, s.mask_density));
+    }
+    if (s.block_mask) {
+      const Sizes shape = broadcast({s.batch, s.heads_q, (s.seqlen_q + s.block_q - 1) / s.block_q,
+                                     (s.seqlen_k + s.block_k - 1) / s.block_k},
+                                    s.block_mask_broadcast & 3);
+      OwnedTensor& mask = make(Role::kBlockMask, random_.chance(0.5) ? Type::kBool : Type::kU8, shape,
+                               strides_for(shape, false));
+      mask.assign(mask_values(mask, s.block_mask_density));
+    }
+    if (s.alibi) {
+      const Sizes shape = s.alibi_by_batch ? Sizes{s.batch, s.heads_q} : Sizes{s.heads_q};
+      OwnedTensor& alibi = make(Role::kAlibi, Type::kF32, shape, strides_for(shape, false));
+      std::vector<double> slopes(static_cast<size_t>(alibi.count()));
+      for (double& slope : slopes) slope = std::exp2(-random_.uniform() * 8);
+      alibi.assign(slopes);
+    }
+    if (s.sink) {
+      OwnedTensor& sink = make(Role::kSink, Type::kF32, {s.heads_q}, {1});
+      sink.assign(normals(s.heads_q, 1.5));
+    }
+  }
+
+  void fill_keys() {
+    OwnedTensor& k = (*this)[Role::kK];
+    std::vector<double> values = normals(k.count(), 1.0);
+    const int64_t row = spec.heads_kv * spec.head_dim;
+    const int64_t rows = row > 0 ? k.count() / row : 0;
+    const auto key = [&](int64_t r, int64_t c) -> double& {
+      return values[static_cast<size_t>(r * row + c)];
+    };
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < row; ++c) {
+        if (spec.keys == Keys::kTies) key(r, c) = key(0, c);
+        if (spec.keys == Keys::kGrowing)
+          key(r, c) = key(0, c) * static_cast<double>(r + 1) / static_cast<double>(rows);
+        if (spec.keys == Keys::kOneLarge && r == rows / 2) key(r, c) *= 8;
+      }
+    }
+    k.assign(values);
+  }
+
+  /// Rows that take no part (spare rows of packed tensors, rows beyond seqused) hold NaN: nobody may look at
+  /// them.
+  void spoil_unused_rows() {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    std::vector<bool> live_q(static_cast<size_t>(spec.packed() ? total(true) : spec.batch * spec.seqlen_q));
+    std::vector<bool> live_k(static_cast<size_t>(spec.packed() ? total(false) : spec.batch * spec.seqlen_k));
+    for (int64_t b = 0; b < spec.batch; ++b) {
+      const Sequence s = sequence(b);
+      for (int64_t i = 0; i < s.used_q; ++i) live_q[static_cast<size_t>(s.row_q + i)] = true;
+      for (int64_t j = 0; j < s.used_k; ++j) live_k[static_cast<size_t>(s.row_k + j)] = true;
+    }
+    for (const Role role : {Role::kQ, Role::kK, Role::kV, Role::kDO}) {
+      OwnedTensor& t = (*this)[role];
+      const auto& live = role == Role::kQ || role == Role::kDO ? live_q : live_k;
+      if (live.empty()) continue;
+      const size_t row = static_cast<size_t>(t.count()) / live.size();
+      t.for_each([&](size_t place, unsigned char* at) {
+        if (!live[place / row]) store(at, t.type(), nan);
+      });
+    }
+    if (!has(Role::kDLse)) return;
+    OwnedTensor& dlse = (*this)[Role::kDLse];
+    const auto seqlen = static_cast<size_t>(dlse.shape().back());
+    const auto heads = static_cast<size_t>(spec.heads_q);
+    dlse.for_each([&](size_t place, unsigned char* at) {
+      const size_t b = spec.packed() ? 0 : place / seqlen / heads;
+      if (!live_q[b * seqlen + place % seqlen]) store(at, Type::kF32, nan);
+    });
+  }
+
+  /// Values for `bias` in its dense order, of which only the `distinct` ones differ.
+  std::vector<double> bias_values(const Sizes& distinct, const OwnedTensor& bias) {
+    const double minus_infinity = -std::numeric_limits<double>::infinity();
+    std::vector<double> chosen = normals(product(distinct), 1.0);
+    const int64_t columns = distinct[3];
+    for (size_t place = 0; place < chosen.size(); ++place) {
+      const bool row_hit = (place / static_cast<size_t>(std::max<int64_t>(columns, 1))) % 3 == 1;
+      if (spec.bias_values == BiasValues::kSomeMinusInfinity && random_.chance(0.33))
+        chosen[place] = minus_infinity;
+      if (spec.bias_values == BiasValues::kRowsMinusInfinity && row_hit) chosen[place] = minus_infinity;
+    }
+    if (bias.shape() == distinct) return chosen;
+    const Sizes from = compact_strides(distinct);
+    std::vector<double> dense(static_cast<size_t>(bias.count()));
+    for (size_t place = 0; place < dense.size(); ++place) {
+      auto rest = static_cast<int64_t>(place);
+      int64_t source = 0;
+      for (size_t axis = 4; axis-- > 0;) {
+        const int64_t index = rest % bias.shape()[axis];
+        rest /= bias.shape()[axis];
+        if (distinct[axis] != 1) source += index * from[axis];
+      }
+      dense[place] = chosen[static_cast<size_t>(source)];
+    }
+    return dense;
+  }
+
+  std::vector<double> mask_values(const OwnedTensor& mask, double density) {
+    std::vector<double> values(static_cast<size_t>(mask.count()));
+    for (double& x : values) {
+      const double yes = mask.type() == Type::kBool ? 1.0 : static_cast<double>(random_.between(1, 255));
+      x = random_.chance(density) ? yes : 0.0;
+    }
+    return values;
+  }
+
+  void make_outputs() {
+    const ProblemSpec& s = spec;
+    make_rows(Role::kO, s.o_is_f32 ? Type::kF32 : s.type, true, s.heads_q, s.head_dim_v);
+    make_statistic(Role::kLse);
+    make_rows(Role::kDQ, s.type, true, s.heads_q, s.head_dim);
+    make_rows(Role::kDK, s.type, false, s.heads_kv, s.head_dim);
+    make_rows(Role::kDV, s.type, false, s.heads_kv, s.head_dim_v);
+    if (s.bias && s.dbias) {
+      const Sizes& shape = (*this)[Role::kBias].shape();
+      make(Role::kDBias, s.dbias_is_f32 ? Type::kF32 : (*this)[Role::kBias].type(), shape,
+           strides_for(shape, false));
+    }
+    if (s.sink && s.dsink) make(Role::kDSink, Type::kF32, {s.heads_q}, {1});
+    if (s.rng_state) make(Role::kRngState, Type::kI64, {2}, {1});
+  }
+
+  Random random_;
+  std::array<std::shared_ptr<OwnedTensor>, kRoles> tensors_;
+};
+
+}  // namespace fovea::conformance

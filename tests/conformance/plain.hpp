@@ -1,0 +1,336 @@
+// The plain implementation: the textbook loop in the precision that a user would write it in. It sets the
+// error that a backend is measured by. Arithmetic in float32; for 16-bit types P (and in the backward P and
+// dS) is rounded to the type before it enters a product, and outputs are rounded once.
+//
+// Beside each output it adds up magnitudes in float64: what the output would be if every term of its sums had
+// the absolute value of a bound. An output whose magnitude is 0 has no terms at all, so it must be exactly 0;
+// else the magnitude times a unit roundoff is what one rounding of one factor can do to it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "conformance/owned_problem.hpp"
+
+namespace fovea::conformance {
+
+/// The dropout decision, written from the description of the stream: Philox4x32-10, counter (j / 4, i, head,
+/// offset low), key (seed low, seed high ^ offset high), word j % 4 below p * 2^32 drops.
+inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head, int64_t i, int64_t j) {
+  uint32_t c[4] = {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(head),
+                   static_cast<uint32_t>(offset)};
+  uint32_t key0 = static_cast<uint32_t>(seed);
+  uint32_t key1 = static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32);
+  for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+    const uint64_t a = 0xD2511F53ull * c[0], b = 0xCD9E8D57ull * c[2];
+    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(b),
+                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ key1, static_cast<uint32_t>(a)};
+    std::copy(next, next + 4, c);
+  }
+  return c[j % 4] >= static_cast<uint32_t>(p * 4294967296.0);
+}
+
+struct PlainOutput {
+  std::vector<double> values;      ///< as rounded to the type of the output
+  std::vector<double> magnitudes;  ///< see above
+};
+
+class Plain {
+ public:
+  explicit Plain(const OwnedProblem& problem) : x_(problem), s_(problem.spec) {
+    q_ = x_[Role::kQ].floats();
+    k_ = x_[Role::kK].floats();
+    v_ = x_[Role::kV].floats();
+    if (x_.has(Role::kBias)) bias_ = x_[Role::kBias].floats();
+    if (x_.has(Role::kMask)) mask_ = x_[Role::kMask].floats();
+    if (x_.has(Role::kBlockMask)) block_mask_ = x_[Role::kBlockMask].floats();
+    if (x_.has(Role::kAlibi)) alibi_ = x_[Role::kAlibi].floats();
+    if (x_.has(Role::kSink)) sink_ = x_[Role::kSink].floats();
+    k_bound_ = row_bounds(k_, s_.head_dim);
+    k_norm_ = row_norms(k_, s_.head_dim);
+    v_bound_ = row_bounds(v_, s_.head_dim_v);
+    v_norm_ = row_norms(v_, s_.head_dim_v);
+  }
+
+  std::map<Role, PlainOutput> outputs;
+  /// Largest sum of absolute terms of any score, which float32 rounding errors of the scores grow with.
+  double score_magnitude = 0;
+
+  void forward() {
+    o_.assign(static_cast<size_t>(x_[Role::kO].count()), 0.0f);
+    o_magnitude_.assign(o_.size(), 0.0);
+    lse_.assign(static_cast<size_t>(x_[Role::kLse].count()), -kInfinity);
+    for_each_row([&](const Row& row) {
+      load_row(row);
+      lse_[row.statistic] = row_lse_;
+      double bound = 0;
+      std::vector<float> sum(size_v(), 0.0f);
+      for (const Seen& seen : seen_) {
+        if (seen.keep == 0) continue;
+        const float weight = to_type(seen.weight * seen.keep);
+        add(weight, v_.data() + seen.row * size_v(), sum);
+        bound += weight_bound(seen) * v_bound_[seen.row];
+      }
+      for (size_t c = 0; c < size_v(); ++c) {
+        o_[row.q * size_v() + c] =
+            static_cast<float>(rounded(static_cast<double>(sum[c]), x_[Role::kO].type()));
+        o_magnitude_[row.q * size_v() + c] = bound;
+      }
+    });
+    outputs[Role::kO] = {{o_.begin(), o_.end()}, o_magnitude_};
+    outputs[Role::kLse] = {{lse_.begin(), lse_.end()}, std::vector<double>(lse_.size(), 1.0)};
+  }
+
+  /// After forward().
+  void backward() {
+    d_o_ = x_[Role::kDO].floats();
+    if (x_.has(Role::kDLse)) dlse_ = x_[Role::kDLse].floats();
+    std::vector<float> dq(q_.size()), dk(k_.size()), dv(v_.size());
+    std::vector<double> dq_bound(q_.size()), dk_bound(k_.size() / size()), dv_bound(v_.size() / size_v());
+    std::vector<float> dbias(x_.has(Role::kDBias) ? bias_.size() : 0), dsink(sink_.size());
+    std::vector<double> dbias_bound(dbias.size()), dsink_bound(sink_.size());
+    const auto scale = static_cast<float>(s_.resolved_scale());
+
+    for_each_row([&](const Row& row) {
+      load_row(row);
+      if (seen_.empty() && sink_.empty()) return;
+      const float* d_o = d_o_.data() + row.q * size_v();
+      const float* q = q_.data() + row.q * size();
+      float delta = 0, do_bound = 0, q_bound = 0;
+      double delta_bound = 0, do_norm = 0;
+      for (size_t c = 0; c < size_v(); ++c) {
+        delta += d_o[c] * o_[row.q * size_v() + c];
+        delta_bound += std::abs(static_cast<double>(d_o[c])) * o_magnitude_[row.q * size_v() + c];
+        do_bound = std::max(do_bound, std::abs(d_o[c]));
+        do_norm += static_cast<double>(d_o[c]) * static_cast<double>(d_o[c]);
+      }
+      for (size_t c = 0; c < size(); ++c) q_bound = std::max(q_bound, std::abs(q[c]));
+      do_norm = std::sqrt(do_norm);
+      if (!dlse_.empty()) {
+        delta -= dlse_[row.statistic];
+        delta_bound += std::abs(static_cast<double>(dlse_[row.statistic]));
+      }
+      std::vector<float> dq_row(size(), 0.0f);
+      double dq_row_bound = 0;
+      for (const Seen& seen : seen_) {
+        float d_weight = 0;
+        if (seen.keep > 0) {
+          const float* v = v_.data() + seen.row * size_v();
+          for (size_t c = 0; c < size_v(); ++c) d_weight += d_o[c] * v[c];
+          d_weight *= seen.keep;
+          add(to_type(seen.weight * seen.keep), d_o, dv.data() + seen.row * size_v(), size_v());
+          dv_bound[seen.row] += weight_bound(seen) * static_cast<double>(do_bound);
+        }
+        const float d_score = seen.weight * (d_weight - delta);
+        const double bound =
+            weight_bound(seen) * (static_cast<double>(seen.keep) * do_norm * v_norm_[seen.row] + delta_bound);
+        if (!dbias.empty()) {
+          dbias[seen.bias] += d_score;
+          dbias_bound[seen.bias] += bound;
+        }
+        const float d_dot = to_type(seen.cap_slope * d_score);
+        // The slope of a cap is 1 - tanh^2: near the cap, what is left has few correct digits.
+        const double d_dot_bound = std::abs(s_.resolved_scale()) * bound *
+                                   std::min(1.0, static_cast<double>(seen.cap_slope) + 0x1p-8);
+        add(d_dot, k_.data() + seen.row * size(), dq_row.data(), size());
+        dq_row_bound += d_dot_bound * k_bound_[seen.row];
+        add(d_dot * scale, q, dk.data() + seen.row * size(), size());
+        dk_bound[seen.row] += d_dot_bound * static_cast<double>(q_bound);
+      }
+      for (size_t c = 0; c < size(); ++c) {
+        dq[row.q * size() + c] = scale * dq_row[c];
+        dq_bound[row.q * size() + c] = dq_row_bound;
+      }
+      if (!sink_.empty() && row_lse_ != -kInfinity) {
+        const float weight = std::exp(sink_[row.head] - row_lse_);
+        dsink[row.head] -= weight * delta;
+        dsink_bound[row.head] += static_cast<double>(weight) * delta_bound;
+      }
+    });
+    finish(Role::kDQ, dq, std::move(dq_bound));
+    finish(Role::kDK, dk, repeated(dk_bound, size()));
+    finish(Role::kDV, dv, repeated(dv_bound, size_v()));
+    if (x_.has(Role::kDBias)) finish(Role::kDBias, dbias, std::move(dbias_bound));
+    if (x_.has(Role::kDSink)) finish(Role::kDSink, dsink, std::move(dsink_bound));
+  }
+
+ private:
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+  struct Row {
+    int64_t batch;
+    size_t head;
+    int64_t i;
+    OwnedProblem::Sequence sequence;
+    size_t q;          ///< index of the row of head vectors in q and o
+    size_t statistic;  ///< index in lse
+  };
+  struct Seen {
+    size_t row;   ///< index of the row of head vectors in k and v
+    size_t bias;  ///< index in bias
+    float score, cap_slope, weight, keep;
+  };
+
+  size_t size() const { return static_cast<size_t>(s_.head_dim); }
+  size_t size_v() const { return static_cast<size_t>(s_.head_dim_v); }
+
+  template <class Visit>
+  void for_each_row(Visit&& visit) {
+    for (int64_t batch = 0; batch < s_.batch; ++batch) {
+      const OwnedProblem::Sequence sequence = x_.sequence(batch);
+      for (int64_t head = 0; head < s_.heads_q; ++head) {
+        for (int64_t i = 0; i < sequence.used_q; ++i) {
+          const int64_t q = (sequence.row_q + i) * s_.heads_q + head;
+          const int64_t statistic = s_.packed() ? head * x_[Role::kLse].shape()[1] + sequence.row_q + i
+                                                : (batch * s_.heads_q + head) * s_.seqlen_q + i;
+          visit(Row{batch, static_cast<size_t>(head), i, sequence, static_cast<size_t>(q),
+                    static_cast<size_t>(statistic)});
+        }
+      }
+    }
+  }
+
+  /// Index in the dense values of a broadcast tensor.
+  static size_t place(const Sizes& shape, const Sizes& index) {
+    int64_t at = 0;
+    for (size_t axis = 0; axis < shape.size(); ++axis)
+      at = at * shape[axis] + (shape[axis] == 1 ? 0 : index[axis]);
+    return static_cast<size_t>(at);
+  }
+
+  void load_row(const Row& row) {
+    const auto scale = static_cast<float>(s_.resolved_scale());
+    const auto head = static_cast<int64_t>(row.head);
+    const int64_t head_kv = head / (s_.heads_q / s_.heads_kv);
+    const float* q = q_.data() + row.q * size();
+    double q_norm = 0;
+    for (size_t c = 0; c < size(); ++c) q_norm += static_cast<double>(q[c]) * static_cast<double>(q[c]);
+    q_norm = std::sqrt(q_norm) * std::abs(s_.resolved_scale());
+    float slope = 0;
+    if (!alibi_.empty())
+      slope = alibi_[(s_.alibi_by_batch ? static_cast<size_t>(row.batch * s_.heads_q) : 0) + row.head];
+    const float keep_scale = static_cast<float>(1 / (1 - s_.dropout));
+
+    seen_.clear();
+    float largest = sink_.empty() ? -kInfinity : sink_[row.head];
+    const int64_t diagonal = row.i + row.sequence.used_k - row.sequence.used_q;
+    for (int64_t j = 0; j < row.sequence.used_k; ++j) {
+      if (s_.causal && j > diagonal) continue;
+      if (s_.window_left >= 0 && j + s_.window_left < diagonal) continue;
+      if (s_.window_right >= 0 && j - s_.window_right > diagonal) continue;
+      const Sizes pair = {row.batch, head, row.i, j};
+      if (!mask_.empty() && mask_[place(x_[Role::kMask].shape(), pair)] == 0) continue;
+      if (!block_mask_.empty() &&
+          block_mask_[place(x_[Role::kBlockMask].shape(),
+                            {row.batch, head, row.i / s_.block_q, j / s_.block_k})] == 0) {
+        continue;
+      }
+      Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1};
+      const float* k = k_.data() + seen.row * size();
+      float score = 0;
+      for (size_t c = 0; c < size(); ++c) score += q[c] * k[c];
+      score *= scale;
+      double magnitude = q_norm * k_norm_[seen.row];
+      if (s_.softcap > 0) {
+        const auto cap = static_cast<float>(s_.softcap);
+        const float t = std::tanh(score / cap);
+        score = cap * t;
+        seen.cap_slope = 1 - t * t;
+      }
+      if (!alibi_.empty()) {
+        const float penalty = slope * static_cast<float>(std::abs(diagonal - j));
+        score -= penalty;
+        magnitude += static_cast<double>(penalty);
+      }
+      if (!bias_.empty()) {
+        seen.bias = place(x_[Role::kBias].shape(), pair);
+        score += bias_[seen.bias];
+        if (std::isfinite(bias_[seen.bias])) magnitude += std::abs(static_cast<double>(bias_[seen.bias]));
+      }
+      if (score == -kInfinity) continue;
+      if (std::isfinite(magnitude)) score_magnitude = std::max(score_magnitude, magnitude);
+      if (s_.dropout > 0) {
+        const bool keeps =
+            dropout_keeps(s_.dropout, s_.seed, s_.offset, row.batch * s_.heads_q + head, row.i, j);
+        seen.keep = keeps ? keep_scale : 0.0f;
+      }
+      seen.score = score;
+      largest = std::max(largest, score);
+      seen_.push_back(seen);
+    }
+
+    float sum = 0;
+    for (Seen& seen : seen_) {
+      seen.weight = std::exp(seen.score - largest);
+      sum += seen.weight;
+    }
+    if (!sink_.empty()) sum += std::exp(sink_[row.head] - largest);
+    for (Seen& seen : seen_) seen.weight /= sum;
+    row_lse_ = seen_.empty() ? largest : largest + std::log(sum);
+  }
+
+  float to_type(float x) const {
+    return s_.type == Type::kF16 || s_.type == Type::kBF16
+               ? static_cast<float>(rounded(static_cast<double>(x), s_.type))
+               : x;
+  }
+  /// A weight, and what is lost when it falls below the smallest number of the type.
+  double weight_bound(const Seen& seen) const {
+    const double weight = static_cast<double>(seen.weight) * static_cast<double>(std::max(seen.keep, 1.0f));
+    return s_.type == Type::kF16 ? weight + 0x1p-14 : std::max(weight, 1e-40);
+  }
+
+  static void add(float factor, const float* from, float* to, size_t count) {
+    for (size_t c = 0; c < count; ++c) to[c] += factor * from[c];
+  }
+  static void add(float factor, const float* from, std::vector<float>& to) {
+    add(factor, from, to.data(), to.size());
+  }
+
+  /// Largest finite absolute value of each row.
+  static std::vector<double> row_bounds(const std::vector<float>& matrix, int64_t columns) {
+    std::vector<double> bounds(matrix.size() / static_cast<size_t>(columns), 0.0);
+    for (size_t place = 0; place < matrix.size(); ++place) {
+      double& bound = bounds[place / static_cast<size_t>(columns)];
+      if (std::isfinite(matrix[place])) bound = std::max(bound, std::abs(static_cast<double>(matrix[place])));
+    }
+    return bounds;
+  }
+  static std::vector<double> row_norms(const std::vector<float>& matrix, int64_t columns) {
+    std::vector<double> norms(matrix.size() / static_cast<size_t>(columns), 0.0);
+    for (size_t place = 0; place < matrix.size(); ++place) {
+      const auto x = static_cast<double>(matrix[place]);
+      if (std::isfinite(x)) norms[place / static_cast<size_t>(columns)] += x * x;
+    }
+    for (double& norm : norms) norm = std::sqrt(norm);
+    return norms;
+  }
+  static std::vector<double> repeated(const std::vector<double>& rows, size_t columns) {
+    std::vector<double> all;
+    all.reserve(rows.size() * columns);
+    for (const double x : rows) all.insert(all.end(), columns, x);
+    return all;
+  }
+  void finish(Role role, const std::vector<float>& sums, std::vector<double> magnitudes) {
+    PlainOutput& out = outputs[role];
+    out.values.assign(sums.begin(), sums.end());
+    for (double& value : out.values) value = rounded(value, x_[role].type());
+    out.magnitudes = std::move(magnitudes);
+  }
+
+  const OwnedProblem& x_;
+  const ProblemSpec& s_;
+  std::vector<float> q_, k_, v_, bias_, mask_, block_mask_, alibi_, sink_, d_o_, dlse_;
+  std::vector<double> k_bound_, k_norm_, v_bound_, v_norm_;
+  std::vector<float> o_, lse_;
+  std::vector<double> o_magnitude_;
+
+  std::vector<Seen> seen_;  ///< of the current row
+  float row_lse_ = 0;
+};
+
+}  // namespace fovea::conformance
