@@ -1,11 +1,11 @@
-# The fuzz targets of the file layer: fuzz_npy, fuzz_safetensors, and fuzz_io_seeds, which makes their first corpus.
+# The fuzz targets of the file layer, fuzz_npy and fuzz_safetensors, and fuzz_io_seeds, which makes their first corpus:
 #   fuzz_io_seeds corpus && fuzz_npy -max_len=4096 -malloc_limit_mb=16 corpus/npy
 if(FOVEA_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     message(FATAL_ERROR "FOVEA_FUZZ needs libFuzzer, which comes with clang; configure with CXX=clang++")
   endif()
 
-  # The readers are built a second time, because the fuzzer is blind in code that does not count its own coverage, and
+  # The readers are built a second time, because the fuzzer is blind in code that does not count its coverage, and
   # fovea_io itself must not need the fuzzer's runtime.
   get_target_property(fovea_io_sources fovea_io SOURCES)
   get_target_property(fovea_io_directory fovea_io SOURCE_DIR)
