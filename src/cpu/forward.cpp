@@ -203,18 +203,17 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
     const int64_t begin = std::max(j0, seen.begin), n = std::min(j0 + kBlockKeys, seen.end) - begin;
     ops.row_dots(q, ld_q, rows, keys.data + begin * keys.stride * bytes, s.type, keys.stride, n, s.d, t.scores,
-                 kBlockKeys);
+                 kBlockKeys, {values.data + begin * values.stride * bytes, values.stride * bytes, n, s.d_v * bytes});
     bool masked = false;
     for (int64_t r = 0; r < rows; ++r) {
       float* row = t.scores + r * kBlockKeys;
-      float maximum = -std::numeric_limits<float>::infinity();
-      for (int64_t j = 0; j < n; ++j) {
-        if (begin + j < lanes.begin[r] || begin + j >= lanes.end[r]) {
-          row[j] = -std::numeric_limits<float>::infinity();
-          masked = true;
+      if (begin < lanes.begin[r] || begin + n > lanes.end[r]) {
+        for (int64_t j = 0; j < n; ++j) {
+          if (begin + j < lanes.begin[r] || begin + j >= lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
         }
-        maximum = std::max(maximum, row[j] * factor);
+        masked = true;
       }
+      const float maximum = ops.row_max(row, n) * factor;
       const float raised = std::max(out.row_max[r], maximum);
       const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
       const float alpha = std::exp2(out.row_max[r] - subtract);
@@ -236,7 +235,9 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
         }
       }
     } else {
-      ops.row_sums(t.scores, kBlockKeys, rows, block.data, s.type, block.stride, n, s.d_v, o, ld_o);
+      ops.row_sums(t.scores, kBlockKeys, rows, block.data, s.type, block.stride, n, s.d_v, o, ld_o,
+                   {keys.data + (begin + n) * keys.stride * bytes, keys.stride * bytes,
+                    std::min(kBlockKeys, seen.end - begin - n), s.d * bytes});
     }
   }
   for (int64_t r = 0; r < rows; ++r) {

@@ -30,6 +30,14 @@ struct PanelState {
   float* alpha;    ///< out: factor that brings older sums to the new maximum
 };
 
+/// Rows that will be read soon: row r at data + r * stride_bytes.
+struct Ahead {
+  const char* data = nullptr;
+  int64_t stride_bytes = 0;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+};
+
 struct Ops {
   const char* name;
   int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
@@ -81,13 +89,16 @@ struct Ops {
   /// words[c] = the pair (a[c], b[c]) of 16-bit elements; b null = zeros.
   void (*interleave)(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* words);
 
+  /// Few queries: bound by reading k and v once. Each pass fetches the rows that the next pass will read (`ahead`), so
+  /// that memory is busy all the time.
   /// Dot products of float32 rows q[num_q][ldq] with n rows of `k` (elements of `type`, row stride ldk): s[q][j], row
-  /// stride lds. For few queries: bound by reading k once.
+  /// stride lds.
   void (*row_dots)(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
-                   int64_t d, float* s, int64_t lds);
+                   int64_t d, float* s, int64_t lds, Ahead ahead);
   /// o[q][c] += sum_j p[q][j] * v[j][c].
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
-                   int64_t d, float* o, int64_t ldo);
+                   int64_t d, float* o, int64_t ldo, Ahead ahead);
+  float (*row_max)(const float* s, int64_t n);
   /// s[j] = exp2(factor * s[j] - max2) for one row; returns the sum.
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
 };
