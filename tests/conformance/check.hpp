@@ -230,21 +230,23 @@ class Checker {
     return compare(role, rounded_type ? x_.spec.type : Type::kF32, x_[role], oracle_[role].values(),
                    plain_.outputs.at(role), plain_.score_magnitude, margin);
   }
+  /// Everything that is wrong with the outputs of a pass, in one line.
   std::string compare_outputs(fovea_pass pass) {
+    std::string all;
     for (size_t r = 0; r < kRoles; ++r) {
       const auto role = static_cast<Role>(r);
       if (!x_.takes_part(role, pass) || !OwnedProblem::is_output(role, pass)) continue;
-      if (role == Role::kRngState) {
-        const auto state = x_[role].bytes();
-        const uint64_t expected[2] = {x_.spec.seed, x_.spec.offset};
-        if (std::memcmp(state.data(), expected, sizeof expected) != 0)
-          return "rng_state is not seed and offset";
-        continue;
-      }
-      const std::string wrong = compare_output(role);
-      if (!wrong.empty()) return wrong;
+      const std::string wrong = role == Role::kRngState ? check_rng_state() : compare_output(role);
+      if (!wrong.empty()) all += (all.empty() ? "" : "; ") + wrong;
     }
-    return {};
+    return all;
+  }
+  std::string check_rng_state() {
+    const auto state = x_[Role::kRngState].bytes();
+    const uint64_t expected[2] = {x_.spec.seed, x_.spec.offset};
+    const bool right =
+        state.size() == sizeof expected && std::memcmp(state.data(), expected, sizeof expected) == 0;
+    return right ? "" : "rng_state is not seed and offset";
   }
 
   OwnedProblem& x_;

@@ -1,6 +1,7 @@
 // Every feature alone and every pair of features, at small sizes, forward and backward, in all types.
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,13 @@ const std::vector<Feature>& features() {
 struct Pair {
   size_t first, second;
 };
+std::string name_of(const Pair& pair) {
+  const std::string first = features()[pair.first].name;
+  return pair.first == pair.second ? first : first + "_and_" + features()[pair.second].name;
+}
+void PrintTo(const Pair& pair, std::ostream* out) {
+  *out << name_of(pair);
+}
 std::vector<Pair> pairs() {
   std::vector<Pair> all;
   for (size_t a = 0; a < features().size(); ++a) {
@@ -129,11 +137,6 @@ std::vector<Pair> pairs() {
   }
   return all;
 }
-std::string name_of_pair(const testing::TestParamInfo<Pair>& info) {
-  const std::string first = features()[info.param.first].name;
-  return info.param.first == info.param.second ? first : first + "_and_" + features()[info.param.second].name;
-}
-
 class Features : public testing::TestWithParam<Pair> {};
 
 TEST_P(Features, Conform) {
@@ -150,7 +153,8 @@ TEST_P(Features, Conform) {
   expect_conformance_of_all_types(spec);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pair, Features, testing::ValuesIn(pairs()), name_of_pair);
+INSTANTIATE_TEST_SUITE_P(Pair, Features, testing::ValuesIn(pairs()),
+                         [](const auto& parameter) { return name_of(parameter.param); });
 
 }  // namespace
 }  // namespace fovea::conformance

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "conformance/expectations.hpp"
@@ -127,6 +129,9 @@ struct Hidden {
   void (*hide)(ProblemSpec&);
   std::vector<int64_t> keys;  ///< seen by some rows only, or by none
 };
+void PrintTo(const Hidden& hidden, std::ostream* out) {
+  *out << hidden.name;
+}
 
 /// Ways in which some rows do not see a key.
 std::vector<Hidden> ways_to_hide() {
