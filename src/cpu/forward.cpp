@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
@@ -34,6 +35,7 @@ constexpr int64_t kWantedItems = 64;
 constexpr int64_t kMinSplitKeys = 1024;
 // Up to this many rows, dot products along the head size read K at memory speed; beyond, lanes are well used.
 constexpr int64_t kRowPathRows = 4;
+constexpr int64_t kTurnKeys = 32;
 // Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
 constexpr double kMinFlopsPerThread = 1e6;
 
@@ -200,21 +202,33 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
   const int64_t bytes = size_of(s.type);
   const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
-  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
-    const int64_t begin = std::max(j0, seen.begin), n = std::min(j0 + kBlockKeys, seen.end) - begin;
-    ops.row_dots(q, ld_q, rows, keys.data + begin * keys.stride * bytes, s.type, keys.stride, n, s.d, t.scores,
-                 kBlockKeys, {values.data + begin * values.stride * bytes, values.stride * bytes, n, s.d_v * bytes});
+  const auto block_at = [&](int64_t j) {
+    return tile::Range{j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
+  };
+  // Scores of keys [from, to) of a block; meanwhile the rows of V beside them are asked for.
+  const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
+    if (from >= to) return;
+    ops.row_dots(q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
+                 row_scores + (from - block.begin), kBlockKeys,
+                 {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
+  };
+  float* row_scores = t.scores;
+  float* next_scores = t.scores + kRowPathRows * kBlockKeys;
+  tile::Range block = block_at(seen.begin);
+  if (!seen.empty()) dots(block, block.begin, block.end, row_scores);
+  while (!seen.empty() && block.begin < seen.end) {
+    const int64_t n = block.size();
     bool masked = false;
     for (int64_t r = 0; r < rows; ++r) {
-      float* row = t.scores + r * kBlockKeys;
-      if (begin < lanes.begin[r] || begin + n > lanes.end[r]) {
+      float* row = row_scores + r * kBlockKeys;
+      if (block.begin < lanes.begin[r] || block.end > lanes.end[r]) {
         for (int64_t j = 0; j < n; ++j) {
-          if (begin + j < lanes.begin[r] || begin + j >= lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
+          const int64_t key = block.begin + j;
+          if (key < lanes.begin[r] || key >= lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
         }
         masked = true;
       }
-      const float maximum = ops.row_max(row, n) * factor;
-      const float raised = std::max(out.row_max[r], maximum);
+      const float raised = std::max(out.row_max[r], ops.row_max(row, n) * factor);
       const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
       const float alpha = std::exp2(out.row_max[r] - subtract);
       out.row_sum[r] = out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
@@ -223,22 +237,31 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
         for (int64_t c = 0; c < s.d_v; ++c) o[r * ld_o + c] *= alpha;
       }
     }
-    const MatrixView block{values.data + begin * values.stride * bytes, values.stride};
-    if (masked && !all_finite(block, s.type, n, s.d_v)) {
+    const MatrixView block_values{values.data + block.begin * values.stride * bytes, values.stride};
+    const bool exact = masked && !all_finite(block_values, s.type, n, s.d_v);
+    if (exact) {
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t j = 0; j < n; ++j) {
-          const float weight = t.scores[r * kBlockKeys + j];
+          const float weight = row_scores[r * kBlockKeys + j];
           if (weight == 0) continue;
           for (int64_t c = 0; c < s.d_v; ++c) {
-            o[r * ld_o + c] += weight * load_element(block.data + j * block.stride * bytes, s.type, c);
+            o[r * ld_o + c] += weight * load_element(block_values.data + j * values.stride * bytes, s.type, c);
           }
         }
       }
-    } else {
-      ops.row_sums(t.scores, kBlockKeys, rows, block.data, s.type, block.stride, n, s.d_v, o, ld_o,
-                   {keys.data + (begin + n) * keys.stride * bytes, keys.stride * bytes,
-                    std::min(kBlockKeys, seen.end - begin - n), s.d * bytes});
     }
+    // The values of this block and the keys of the next in turns: two streams keep memory busier than one after the
+    // other (41 against 35 GB/s on one core).
+    const tile::Range next = block_at(block.end);
+    for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
+      if (!exact && x < n) {
+        ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
+                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o, {});
+      }
+      dots(next, next.begin + x, std::min(next.begin + x + kTurnKeys, next.end), next_scores);
+    }
+    std::swap(row_scores, next_scores);
+    block = next;
   }
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < s.d_v; ++c) out.o[c * kPanel + r] = o[r * ld_o + c];

@@ -28,21 +28,19 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-/// All eight tiles are 16 rows of 64 bytes. A thread configures once for each product; releasing the tiles lets the
-/// core and the kernel save less state.
-FOVEA_AMX void configure() {
+/// All eight tiles are 16 rows of 64 bytes. A constant in memory: the intrinsic tells the compiler of its first bytes only,
+/// so stores to a local one could be dropped.
+constexpr TileConfig kConfig = [] {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.bytes_per_row[i] = 64;
     config.rows[i] = kTile;
   }
-  _tile_loadconfig(&config);
-}
+  return config;
+}();
 
-enum class Into { kSet, kScale, kAdd };
-
-/// C[R * 16][C * 16]: the accumulators start from zero (kSet) or from c, k words (a multiple of 16) are added.
-/// Tile numbers must be literals, hence the macros.
+/// C[R * 16][C * 16]: the accumulators start from zero or from c, k words (a multiple of 16) are added. Tile numbers must
+/// be literals, hence the macros.
 template <int R, int C>
 FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k, float* c,
                                  int64_t ldc, bool from_zero) {
@@ -105,7 +103,7 @@ FOVEA_AMX inline void column_strip(Operand a, const float* b, int64_t ldb, int64
 
 FOVEA_AMX void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                        int64_t ldc, bool from_zero) {
-  configure();
+  _tile_loadconfig(&kConfig);
   int64_t col = 0;
   for (; col + 3 * kTile <= cols; col += 3 * kTile) column_strip<3>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
   if (cols - col == 2 * kTile) column_strip<2>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
