@@ -227,8 +227,8 @@ class Checker {
   std::string compare_output(Role role) {
     const bool rounded_type = role != Role::kLse;
     Margin* margin = options_.margins ? &(*options_.margins)[role] : nullptr;
-    return compare(role, rounded_type ? x_.spec.type : Type::kF32, x_[role], oracle_[role].values(),
-                   plain_.outputs.at(role), plain_.score_magnitude, margin);
+    return compare(role, rounded_type ? x_.spec.type : Type::kF32, x_[role], oracle_[role].values(), plain_,
+                   margin);
   }
   /// Everything that is wrong with the outputs of a pass, in one line.
   std::string compare_outputs(fovea_pass pass) {

@@ -4,22 +4,23 @@
 //   error  <=  2 * (error of the plain implementation)  +  floor
 //
 // where errors are distances from the float64 oracle. The floor is for what the plain implementation may have
-// been spared by luck, and is made of four roundings (A = the plain implementation's magnitudes, see
-// plain.hpp):
+// been spared by luck. It is made of these roundings, with A = the plain implementation's magnitudes
+// (plain.hpp):
 //
-//   u_out * |X|       the output itself is rounded
-//   u_type * A * w    one factor of each product is rounded to the type of the problem. w = min(1, 4 /
-//   sqrt(count)): the
-//                     largest of `count` errors is close to its worst case for the plain implementation too,
-//                     so that only small outputs need it in full
-//   8 u_f32 * (1 + S) * A     scores, exponentials and sums in float32; S = the largest magnitude of a score,
-//   since an
-//                     absolute error of a score is a relative error of its weight
+//   u_out |X|      the output itself is rounded
+//   u_type A w(n)  one factor of each product is rounded to the type of the problem
+//   u_f32 A (2 + 8 (1 + S) w(rows))
+//                  sums, exponentials and scores in float32; S = the largest magnitude of a score, since an
+//                  absolute error of a score, or of lse, is a relative error of weights
 //   one smallest step of the output type
 //
-// lse has no rounded factor and A = 1 there. NaN and infinities must lie exactly where the oracle has them,
-// and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys that nobody sees) must
-// be exactly 0.
+// w(n) = min(1, 4 / sqrt(n)): the largest of n independent errors is close to its worst case in the plain
+// implementation too, so only few errors need the floor in full. There are as many roundings of factors as
+// elements, but as few roundings of lse as rows of queries.
+//
+// lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must lie exactly where
+// the oracle has them, and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys
+// that nobody sees) must be exactly 0.
 #pragma once
 
 #include <algorithm>
@@ -41,9 +42,10 @@ struct Margin {
 
 /// "" when `got` is right, else one line that says how it is not.
 inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
-                           const std::vector<double>& oracle, const PlainOutput& plain,
-                           double score_magnitude, Margin* margin = nullptr) {
+                           const std::vector<double>& oracle, const Plain& implementation,
+                           Margin* margin = nullptr) {
   const std::vector<double> values = got.values();
+  const PlainOutput& plain = implementation.outputs.at(role);
   const Type out = got.type();
   const bool is_lse = role == Role::kLse;
   const auto fail = [&](size_t place, const char* what) {
@@ -91,8 +93,12 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
   if (count == 0) return {};
 
   const double n = static_cast<double>(count);
-  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * std::min(1.0, 4 / std::sqrt(n));
-  const double of_float = 8 * unit_roundoff(Type::kF32) * (1 + score_magnitude);
+  const auto luck = [&](double independent) {
+    return is_lse ? 1.0 : std::min(1.0, 4 / std::sqrt(independent));
+  };
+  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * luck(n);
+  const double of_float =
+      unit_roundoff(Type::kF32) * (2 + 8 * (1 + implementation.score_magnitude) * luck(implementation.rows));
   const auto floor = [&](double x, double a, double step) {
     return unit_roundoff(out) * x + (of_type + of_float) * a + step;
   };

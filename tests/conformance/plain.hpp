@@ -59,6 +59,8 @@ class Plain {
   std::map<Role, PlainOutput> outputs;
   /// Largest sum of absolute terms of any score, which float32 rounding errors of the scores grow with.
   double score_magnitude = 0;
+  /// Rows of queries that took part.
+  double rows = 0;
 
   void forward() {
     o_.assign(static_cast<size_t>(x_[Role::kO].count()), 0.0f);
@@ -66,6 +68,7 @@ class Plain {
     lse_.assign(static_cast<size_t>(x_[Role::kLse].count()), -kInfinity);
     for_each_row([&](const Row& row) {
       load_row(row);
+      ++rows;
       lse_[row.statistic] = row_lse_;
       double bound = 0;
       std::vector<float> sum(size_v(), 0.0f);
