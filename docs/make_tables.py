@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Writes the tables of the documentation from what was measured.
+
+    docs/make_tables.py                 writes every table whose sources are at hand
+    docs/make_tables.py --check         writes nothing; exit status 1 when a table is not what its sources say
+    docs/make_tables.py --fovea PATH    the command line, which the tables of workspace sizes are asked from; without
+                                        it those tables are left as they are
+
+A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
+`bench` come from bench/results/cpu_*.json, those that begin with `memory` from `fovea explain --json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "docs/kernels/cpu.md", "docs/guide/attention.md"]
+TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+NO_RESULTS = "_No results are stored in this version of the tree._\n"
+
+
+def table(head: list[str], rows: list[list[str]], numbers_from: int) -> str:
+    """Markdown; columns from `numbers_from` on are aligned to the right."""
+    line = [("---:" if i >= numbers_from else "---") for i in range(len(head))]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [head, line, *rows])
+
+
+# ---- bench/results/cpu_*.json
+
+
+def stored_results() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) | {"file": path.name} for path in sorted(ROOT.glob("bench/results/cpu_*.json"))]
+
+
+def groups_of(result: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(type, pass, rows), in the order of the file."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault((row["dtype"], row["pass"]), []).append(row)
+    return [(dtype, pass_, rows) for (dtype, pass_), rows in groups.items()]
+
+
+def pass_name(pass_: str) -> str:
+    return {"fwd": "forward", "bwd": "backward"}[pass_]
+
+
+def title(result: dict[str, Any]) -> str:
+    software = result["software"]
+    torch = software["torch"].split("+")[0]
+    return (
+        f"**{result['machine']['cpu']}**, {result['threads']} threads, {result['date']}; Fovea {software['fovea']}, "
+        f"PyTorch {torch} (`bench/results/{result['file']}`)\n\n"
+    )
+
+
+def rate(gflops: float) -> str:
+    return f"{gflops:,.0f}" if gflops >= 9.95 else f"{gflops:.1f}"
+
+
+def bench_summary() -> str:
+    text = ""
+    for result in stored_results():
+        rows = []
+        for dtype, pass_, group in groups_of(result):
+            ratios = [row["ratio"] for row in group]
+            mean = math.exp(sum(math.log(x) for x in ratios) / len(ratios))
+            rates = [[row[side]["gflops"] for row in group] for side in ("ours", "torch")]
+            rows.append(
+                [
+                    dtype,
+                    pass_name(pass_),
+                    ", ".join(f"`{name}`" for name in dict.fromkeys(row["backend"] for row in group)),
+                    str(len(group)),
+                    *(f"{rate(min(side))} to {rate(max(side))}" for side in rates),
+                    f"{mean:.2f}",
+                    f"{min(ratios):.2f} to {max(ratios):.2f}",
+                ]
+            )
+        head = ["type", "pass", "backend", "shapes", "Fovea, GFLOP/s", "PyTorch, GFLOP/s", "times as fast (mean)", "range"]
+        text += title(result) + table(head, rows, 3) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
+def bench_rows() -> str:
+    text = ""
+    for result in stored_results():
+        rows = [
+            [
+                row["dtype"],
+                pass_name(row["pass"]),
+                f"{row['b']} x {row['s']} x {row['h']} x {row['d']}",
+                "causal" if row["causal"] else "full",
+                f"`{row['backend']}`",
+                f"{row['ours']['ms']:.2f}",
+                rate(row["ours"]["gflops"]),
+                rate(row["torch"]["gflops"]),
+                f"{row['ratio']:.2f}",
+            ]
+            for row in result["rows"]
+        ]
+        head = ["type", "pass", "batch x length x heads x size", "mask", "backend", "ms", "GFLOP/s", "PyTorch", "ratio"]
+        text += title(result) + table(head, rows, 5) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
+def bench_decode() -> str:
+    rows = []
+    for result in stored_results():
+        for row in result.get("decode", []):
+            read = row["read_gb_s"]
+            rows.append(
+                [
+                    result["machine"]["cpu"],
+                    str(result["threads"]),
+                    f"`{row['name']}`",
+                    f"{row['ms']:.2f}",
+                    f"{read * row['share_of_read']:.1f}",
+                    f"{read:.1f}",
+                    f"{100 * row['share_of_read']:.0f} %",
+                ]
+            )
+    head = ["machine", "threads", "row", "ms", "GB/s of K and V", "plain read, GB/s", "share"]
+    return table(head, rows, 3) if rows else NO_RESULTS
+
+
+# ---- fovea explain --json
+
+
+def size_text(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def memory_growth(fovea: Path) -> str:
+    heads, size, threads = 16, 64, 8
+
+    def workspace(pass_: str, length: int) -> int:
+        command = [str(fovea), "explain", "--pass", pass_, "--seqlen", str(length), "--heads", str(heads)]
+        command += ["--head-dim", str(size), "--dtype", "float32", "--threads", str(threads)]
+        command += ["--backend", "cpu_generic", "--json"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return int(json.loads(done.stdout)["workspace_bytes"])
+
+    rows = []
+    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
+        rows.append(
+            [
+                f"{length:,}",
+                size_text(4 * length * heads * size * 4),
+                size_text(4 * length * length * heads),
+                size_text(workspace("fwd", length)),
+                size_text(workspace("bwd", length)),
+            ]
+        )
+    head = ["tokens N", "Q, K, V and O", "N x N scores of all heads", "Fovea, forward", "Fovea, backward"]
+    return table(head, rows, 0)
+
+
+# ---- the pages
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and tell of tables that differ")
+    parser.add_argument("--fovea", type=Path, metavar="PATH", help="the command line program")
+    args = parser.parse_args()
+
+    makers: dict[str, Callable[[], str]] = {
+        "bench-summary": bench_summary,
+        "bench-rows": bench_rows,
+        "bench-decode": bench_decode,
+    }
+    if args.fovea is not None:
+        makers["memory-growth"] = lambda: memory_growth(args.fovea)
+    stale = 0
+    for name in PAGES:
+        path = ROOT / name
+        old = path.read_text(encoding="utf-8")
+
+        def replace(match: re.Match[str]) -> str:
+            if match[2] == "memory-growth" and args.fovea is None:
+                return match[0]
+            return match[1] + makers[match[2]]() + match[4]
+
+        new = TABLE.sub(replace, old)
+        if new == old:
+            continue
+        stale += 1
+        if args.check:
+            print(f"{name}: a table is not what its sources say; run docs/make_tables.py")
+        else:
+            path.write_text(new, encoding="utf-8")
+            print(f"{name}: written")
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
