@@ -133,6 +133,29 @@ Range busiest_window(const WeightGrid& all, int64_t size) {
   return best;
 }
 
+/// The largest weights between different tokens of the window, a line each.
+std::vector<std::string> strongest_looks(const WeightGrid& all, Range window, const std::vector<std::string>& names) {
+  constexpr size_t kMost = 8;
+  struct Look {
+    float weight;
+    int64_t query, key;
+  };
+  std::vector<Look> looks;
+  for (int64_t i = window.first; i < window.last; ++i) {
+    for (int64_t j = window.first; j < window.last; ++j) {
+      if (i != j) looks.push_back({all.at(i, j), i, j});
+    }
+  }
+  std::stable_sort(looks.begin(), looks.end(), [](const Look& a, const Look& b) { return a.weight > b.weight; });
+  looks.resize(std::min(looks.size(), kMost));
+  std::vector<std::string> lines = {"Strongest looks at another token:"};
+  const auto named = [&](int64_t i) { return fmt::format("{} {}", i, names[static_cast<size_t>(i)]); };
+  for (const Look& look : looks) {
+    lines.push_back(fmt::format("{:.2f}  {:<16} -> {}", look.weight, named(look.query), named(look.key)));
+  }
+  return lines;
+}
+
 Range chosen_window(const std::string& tokens, const WeightGrid& all) {
   if (tokens.empty()) return busiest_window(all, kWindow);
   const auto [first, last] = parse_pair("--tokens", tokens, ':', "FIRST:LAST");
@@ -152,6 +175,7 @@ Json to_json(const Run& run) {
           {"threads", run.threads},
           {"runs", run.timing.runs},
           {"median_seconds", run.timing.median},
+          {"fastest_seconds", run.timing.fastest},
           {"spread", run.timing.spread},
           {"gflops", run.flops / run.timing.median * 1e-9},
           {"memory_bytes", run.memory},
@@ -206,7 +230,9 @@ Exit run_demo(const DemoOptions& options) {
     figure.seqlen = seqlen;
     figure.tokens.assign(names.begin() + window.first, names.begin() + window.last);
     figure.window = map.pooled(window, window, window.size(), window.size(), Pooling::max, threads);
-    figure.overview = map.pooled({0, seqlen}, {0, seqlen}, 512, 512, Pooling::max, threads);
+    // Cells of two pixels: a single strong look stays visible.
+    figure.overview = map.pooled({0, seqlen}, {0, seqlen}, 256, 256, Pooling::max, threads);
+    figure.remarks = strongest_looks(all, window, names);
     write_png_output(options.output, draw_labelled_map(figure), inputs.files);
   }
 
@@ -265,7 +291,8 @@ Exit run_demo(const DemoOptions& options) {
   row("backend", [](const Run& run) { return run.backend == "textbook" ? std::string("-") : run.backend; });
   row("threads", [](const Run& run) { return std::to_string(run.threads); });
   row("time (median)", [](const Run& run) { return seconds_text(run.timing.median); });
-  row("  of runs", [](const Run& run) { return std::to_string(run.timing.runs); });
+  row("  fastest", [](const Run& run) { return seconds_text(run.timing.fastest); });
+  row("  runs", [](const Run& run) { return std::to_string(run.timing.runs); });
   row("GFLOP/s", gflops_text);
   row("faster than the loop", [&](const Run& run) {
     return run.backend == "textbook" ? std::string("-") : fmt::format("{:.1f} x", textbook.timing.median / run.timing.median);

@@ -16,16 +16,16 @@ constexpr Color kPaper = {252, 251, 248}, kInk = {28, 26, 36}, kSoftInk = {110, 
 constexpr int64_t kMargin = 28;
 constexpr int64_t kBarWidth = 18;
 
-/// Weights to colours. Most weights are far below the largest, so the colour follows the square root.
+/// Weights to colours. Most weights are far below the largest, so the colour follows a root.
 class Shading {
  public:
   explicit Shading(float largest) : largest_(largest > 0 ? static_cast<double>(largest) : 1.0) {}
-  double place(double weight) const { return std::sqrt(std::clamp(weight / largest_, 0.0, 1.0)); }
+  double place(double weight) const { return std::pow(std::clamp(weight / largest_, 0.0, 1.0), kExponent); }
   Color color(float weight) const { return colormap(place(static_cast<double>(weight))); }
   double largest() const { return largest_; }
-  double weight_at(double place) const { return place * place * largest_; }
 
  private:
+  static constexpr double kExponent = 0.4;
   double largest_;
 };
 
@@ -159,10 +159,11 @@ Canvas draw_labelled_map(const LabelledMap& map) {
   const int64_t overview_pitch = std::max<int64_t>(1, 512 / std::max<int64_t>(map.overview.rows, 1));
   const int64_t overview_side = map.overview.rows * overview_pitch;
   const int64_t bar = left + side + 24;
-  const int64_t overview_left = bar + kBarSpace + 36;
+  const int64_t overview_left = bar + kBarSpace + 64;
   const int64_t text_end = kMargin + std::max(Canvas::text_width(map.title, 3), Canvas::text_width(map.subtitle, 2));
   Canvas canvas(std::max(overview_left + overview_side, text_end) + kMargin,
-                std::max(top + side, top + overview_side + 70) + kMargin, kPaper);
+                top + std::max(side, overview_side + 16 + 24 * (2 + static_cast<int64_t>(map.remarks.size()))) + kMargin,
+                kPaper);
 
   canvas.text(kMargin, kMargin, map.title, kInk, 3);
   canvas.text(kMargin, kMargin + 21 + 14, map.subtitle, kSoftInk, 2);
@@ -191,7 +192,11 @@ Canvas draw_labelled_map(const LabelledMap& map) {
     canvas.frame(overview_left + from, top + from, to - from, to - from, kMark, 2);
   }
   canvas.text(overview_left, top + overview_side + 16, "The frame is the window on the left.", kSoftInk, 2);
-  canvas.text(overview_left, top + overview_side + 40, "Each row of all tokens sums to 1.", kSoftInk, 2);
+  int64_t line = top + overview_side + 16 + 48;
+  for (const std::string& remark : map.remarks) {
+    canvas.text(overview_left, line, remark, kInk, 2);
+    line += 24;
+  }
   return canvas;
 }
 

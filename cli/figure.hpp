@@ -26,6 +26,7 @@ struct LabelledMap {
   WeightGrid window, overview;
   Range range;          ///< of the window
   int64_t seqlen = 0;   ///< of the overview
+  std::vector<std::string> remarks;  ///< lines below the overview
 };
 Canvas draw_labelled_map(const LabelledMap& map);
 
