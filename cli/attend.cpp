@@ -55,15 +55,16 @@ Step run_pass(const Problem& problem, const AttendOptions& options) {
             .seed = problem.seed},
            workspace);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {problem.pass == Pass::forward ? "forward" : "backward", std::string(plan.backend()), seconds, plan.flops(),
-          plan.workspace_size()};
+  return {problem.pass == Pass::forward ? "forward" : "backward", std::string(plan.backend()), seconds,
+          plan.flops(), plan.workspace_size()};
 }
 
 void check_outputs(const AttendOptions& options, const Paths& inputs) {
   const bool gradients = !options.grad.empty();
-  check_output("--output", options.output,
-               gradients ? std::vector<std::string>{".safetensors"} : std::vector<std::string>{".safetensors", ".npy"},
-               inputs);
+  check_output(
+      "--output", options.output,
+      gradients ? std::vector<std::string>{".safetensors"} : std::vector<std::string>{".safetensors", ".npy"},
+      inputs);
   if (options.lse_output.empty()) return;
   check_output("--lse-output", options.lse_output, {".npy"}, inputs);
   std::error_code ignored;
@@ -80,9 +81,10 @@ Exit run_attend(const AttendOptions& options) {
     d_o = read_array("d_o", options.grad);
     inputs.files.push_back(file_of(options.grad));
     if (d_o->shape != inputs.o_shape_for_user() || !is_real(d_o->type)) {
-      throw Failure(Exit::input,
-                    fmt::format("--grad: got {} of shape {}, expected real numbers of shape {}, that of the output",
-                                type_name(d_o->type), shape_text(d_o->shape), shape_text(inputs.o_shape_for_user())));
+      throw Failure(
+          Exit::input,
+          fmt::format("--grad: got {} of shape {}, expected real numbers of shape {}, that of the output",
+                      type_name(d_o->type), shape_text(d_o->shape), shape_text(inputs.o_shape_for_user())));
     }
     d_o = converted(std::move(*d_o), inputs.q.type);
   }
@@ -122,7 +124,8 @@ Exit run_attend(const AttendOptions& options) {
     write_npy_output(options.output, o, inputs.files);
   } else {
     io::Metadata metadata = {{"made_by", "fovea attend"}, {"version", std::string(version())}};
-    if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end()) metadata.insert(*tokens);
+    if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end())
+      metadata.insert(*tokens);
     write_safetensors_output(options.output, outputs, metadata, inputs.files);
   }
   if (!options.lse_output.empty()) write_npy_output(options.lse_output, lse, inputs.files);
@@ -152,20 +155,23 @@ Exit run_attend(const AttendOptions& options) {
     print_json(json);
     return Exit::ok;
   }
-  fmt::print("q {} k {} v {} {}\n", shape_text(inputs.q.shape), shape_text(inputs.k.shape), shape_text(inputs.v->shape),
-             type_name(inputs.q.type));
+  fmt::print("q {} k {} v {} {}\n", shape_text(inputs.q.shape), shape_text(inputs.k.shape),
+             shape_text(inputs.v->shape), type_name(inputs.q.type));
   for (const Step& step : steps) {
     fmt::print("{}: {}, {} threads, {}, {:.1f} GFLOP/s, workspace {}\n", step.pass, step.backend,
                options.execution.resolved_threads(), seconds_text(step.seconds),
-               step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0, bytes_text(static_cast<double>(step.workspace)));
+               step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0,
+               bytes_text(static_cast<double>(step.workspace)));
   }
   std::string names;
   for (const Array& array : outputs) {
     if (npy && &array == &lse) continue;
-    names += fmt::format("{}{} {} {}", names.empty() ? "" : ", ", array.name, type_name(array.type), shape_text(array.shape));
+    names += fmt::format("{}{} {} {}", names.empty() ? "" : ", ", array.name, type_name(array.type),
+                         shape_text(array.shape));
   }
   fmt::print("wrote {}: {}\n", options.output, names);
-  if (!options.lse_output.empty()) fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(lse.shape));
+  if (!options.lse_output.empty())
+    fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(lse.shape));
   return Exit::ok;
 }
 
@@ -173,7 +179,8 @@ Exit run_attend(const AttendOptions& options) {
 
 void add_attend(CLI::App& program, Action& action) {
   const auto options = std::make_shared<AttendOptions>();
-  CLI::App* command = program.add_subcommand("attend", "Attention over .npy and .safetensors files, and its gradients");
+  CLI::App* command =
+      program.add_subcommand("attend", "Attention over .npy and .safetensors files, and its gradients");
   options->files.add_options(*command, true, true);
   options->terms.add_options(*command, true);
   options->execution.add_options(*command, true);
@@ -184,7 +191,9 @@ void add_attend(CLI::App& program, Action& action) {
       ->type_name("FILE")
       ->required()
       ->group(kOutputs);
-  command->add_option("--lse-output", options->lse_output, "The lse (natural logarithm, float32) as a file of its own")
+  command
+      ->add_option("--lse-output", options->lse_output,
+                   "The lse (natural logarithm, float32) as a file of its own")
       ->type_name("FILE.npy")
       ->group(kOutputs);
   command
@@ -198,8 +207,10 @@ void add_attend(CLI::App& program, Action& action) {
       ->group(kOutputs);
   add_json_option(*command, options->json);
   command->footer(
-      "A FILE to read is FILE.npy, FILE.safetensors (the tensor named as the option) or FILE.safetensors:NAME.\n"
-      "o has the shape of q with the head size of v; lse is (seqlen), (heads, seqlen) or (batch, heads, seqlen).\n"
+      "A FILE to read is FILE.npy, FILE.safetensors (the tensor named as the option) or "
+      "FILE.safetensors:NAME.\n"
+      "o has the shape of q with the head size of v; lse is (seqlen), (heads, seqlen) or (batch, heads, "
+      "seqlen).\n"
       "Outputs appear complete or not at all, and never over an input.\n"
       "\n"
       "Examples:\n"

@@ -47,7 +47,8 @@ std::vector<float> rows_of_head(const Array& array, int64_t batch_index, int64_t
   std::vector<float> rows(seqlen * size);
   const auto copy = [&](const auto& elements, const auto& decode) {
     for (size_t s = 0; s < seqlen; ++s) {
-      const size_t from = ((static_cast<size_t>(batch_index) * seqlen + s) * heads + static_cast<size_t>(head)) * size;
+      const size_t from =
+          ((static_cast<size_t>(batch_index) * seqlen + s) * heads + static_cast<size_t>(head)) * size;
       for (size_t d = 0; d < size; ++d) rows[s * size + d] = static_cast<float>(decode(elements[from + d]));
     }
   };
@@ -67,7 +68,8 @@ std::vector<float> rows_of_head(const Array& array, int64_t batch_index, int64_t
 /// The slice of one sequence and one head, with the array's own strides.
 Tensor slice(const Array& array, int64_t batch_index, int64_t head) {
   const std::vector<int64_t> s = full_shape(array.shape, false);
-  const size_t offset = static_cast<size_t>((batch_index * s[1] * s[2] + head) * s[3]) * io::element_size(array.type);
+  const size_t offset =
+      static_cast<size_t>((batch_index * s[1] * s[2] + head) * s[3]) * io::element_size(array.type);
   const std::array<int64_t, 4> shape = {1, s[1], 1, s[3]};
   const std::array<int64_t, 4> strides = {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1};
   return Tensor(const_cast<std::byte*>(array.bytes.data()) + offset, view(array).dtype(), shape, strides);
@@ -91,19 +93,19 @@ void require_index(const char* option, int64_t index, int64_t count) {
                                        : fmt::format("{}: the inputs have none", option));
 }
 
-
 }  // namespace
 
-AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution, int64_t batch_index,
-                           int64_t head)
+AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution,
+                           int64_t batch_index, int64_t head)
     : inputs_(inputs), batch_index_(batch_index), head_(head) {
   const std::vector<int64_t> q = full_shape(inputs.q.shape, false), k = full_shape(inputs.k.shape, false);
   require_index("--batch-index", batch_index, q[0]);
   require_index("--head", head, q[2]);
   if (k[0] != q[0] || k[3] != q[3] || k[2] < 1 || q[2] % k[2] != 0) {
-    throw Failure(Exit::problem, fmt::format("k: got shape {}, expected the batch and head size of q {} and a number of "
-                                             "heads that divides its",
-                                             io::shape_text(inputs.k.shape), io::shape_text(inputs.q.shape)));
+    throw Failure(Exit::problem,
+                  fmt::format("k: got shape {}, expected the batch and head size of q {} and a number of "
+                              "heads that divides its",
+                              io::shape_text(inputs.k.shape), io::shape_text(inputs.q.shape)));
   }
   seqlen_q_ = q[1];
   seqlen_k_ = k[1];
@@ -124,9 +126,11 @@ AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execu
   }
   for (const auto& [name, array] : {std::pair{"alibi", &inputs.alibi}, {"sink", &inputs.sink}}) {
     const bool by_batch = *array && array == &inputs.alibi && (*array)->shape.size() == 2;
-    if (*array && (*array)->shape != (by_batch ? std::vector<int64_t>{q[0], q[2]} : std::vector<int64_t>{q[2]})) {
-      throw Failure(Exit::problem, fmt::format("{}: got shape {}, expected one number for each of the {} heads", name,
-                                               io::shape_text((*array)->shape), q[2]));
+    if (*array &&
+        (*array)->shape != (by_batch ? std::vector<int64_t>{q[0], q[2]} : std::vector<int64_t>{q[2]})) {
+      throw Failure(Exit::problem,
+                    fmt::format("{}: got shape {}, expected one number for each of the {} heads", name,
+                                io::shape_text((*array)->shape), q[2]));
     }
   }
 
@@ -148,7 +152,8 @@ AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execu
   std::array<float, 1> slope{}, sink{};
   if (inputs.alibi) {
     const bool by_batch = inputs.alibi->shape.size() == 2;
-    slope[0] = inputs.alibi->elements<float>()[static_cast<size_t>((by_batch ? batch_index * q[2] : 0) + head)];
+    slope[0] =
+        inputs.alibi->elements<float>()[static_cast<size_t>((by_batch ? batch_index * q[2] : 0) + head)];
     problem.alibi = Tensor(slope.data(), {1});
   }
   if (inputs.sink) {
@@ -236,7 +241,8 @@ void AttentionMap::weights(int64_t first_query, int64_t count, Range keys, float
       for (int64_t j = 0; j < n; ++j) s[j] = cap * std::tanh(s[j] / cap);
     }
     if (inputs_.alibi) {
-      for (int64_t j = 0; j < n; ++j) s[j] -= slope_ * static_cast<float>(std::abs(diagonal - keys.first - j));
+      for (int64_t j = 0; j < n; ++j)
+        s[j] -= slope_ * static_cast<float>(std::abs(diagonal - keys.first - j));
     }
     if (inputs_.bias) {
       for (int64_t j = 0; j < n; ++j) s[j] += element(*inputs_.bias, query, keys.first + j);
@@ -244,7 +250,9 @@ void AttentionMap::weights(int64_t first_query, int64_t count, Range keys, float
     const float lse = lse_[static_cast<size_t>(query)];
     const bool empty = lse == -std::numeric_limits<float>::infinity();
     for (int64_t j = 0; j < n; ++j) s[j] = fast_exp(s[j] - (empty ? 0.0f : lse));
-    const int64_t begin = empty ? n : left_ < 0 ? 0 : std::clamp<int64_t>(diagonal - left_ - keys.first, 0, n);
+    const int64_t begin = empty       ? n
+                          : left_ < 0 ? 0
+                                      : std::clamp<int64_t>(diagonal - left_ - keys.first, 0, n);
     const int64_t end = right_ < 0 ? n : std::clamp<int64_t>(diagonal + right_ + 1 - keys.first, begin, n);
     std::fill(s, s + begin, 0.0f);
     std::fill(s + end, s + n, 0.0f);
@@ -263,7 +271,9 @@ WeightGrid AttentionMap::pooled(Range queries, Range keys, int64_t rows, int64_t
   WeightGrid grid{rows, columns, std::vector<float>(static_cast<size_t>(rows * columns), 0.0f)};
   if (rows == 0 || columns == 0) return grid;
   // Where the tokens of cell i begin; cells differ by at most one token.
-  const auto begin = [](Range range, int64_t cell, int64_t cells) { return range.first + range.size() * cell / cells; };
+  const auto begin = [](Range range, int64_t cell, int64_t cells) {
+    return range.first + range.size() * cell / cells;
+  };
 
   Progress progress("weights", rows);
   std::atomic<int64_t> next{0};
@@ -271,7 +281,8 @@ WeightGrid AttentionMap::pooled(Range queries, Range keys, int64_t rows, int64_t
   constexpr size_t kTile = static_cast<size_t>(kRowsAtOnce * kKeysAtOnce);
   const auto workers_wanted = static_cast<size_t>(std::clamp<int64_t>(threads, 1, rows));
   std::vector<float> tiles(workers_wanted * kTile);
-  std::vector<std::vector<double>> sums_of_threads(workers_wanted, std::vector<double>(static_cast<size_t>(columns)));
+  std::vector<std::vector<double>> sums_of_threads(workers_wanted,
+                                                   std::vector<double>(static_cast<size_t>(columns)));
   const auto work = [&](size_t thread) {
     float* tile = tiles.data() + thread * kTile;
     std::vector<double>& sums = sums_of_threads[thread];

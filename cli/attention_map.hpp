@@ -41,7 +41,8 @@ class AttentionMap {
 
   /// The weights of `queries` for `keys`, pooled to at most rows x columns cells: as many as there are tokens
   /// when those are fewer. Memory is that of the grid and a tile for each thread.
-  WeightGrid pooled(Range queries, Range keys, int64_t rows, int64_t columns, Pooling pooling, int threads) const;
+  WeightGrid pooled(Range queries, Range keys, int64_t rows, int64_t columns, Pooling pooling,
+                    int threads) const;
 
  private:
   /// Weights of up to kRowsAtOnce queries from `first_query`, for `keys`, row after row.

@@ -53,16 +53,18 @@ void fill_normal(Array& array, uint64_t seed) {
 }
 
 /// Rows `rows` and heads `heads` of sequence `batch` of a (batch, seqlen, heads, size) array.
-Array cut_out(const Array& array, int64_t batch, std::pair<int64_t, int64_t> rows, std::pair<int64_t, int64_t> heads) {
+Array cut_out(const Array& array, int64_t batch, std::pair<int64_t, int64_t> rows,
+              std::pair<int64_t, int64_t> heads) {
   const int64_t seqlen = array.shape[1], all_heads = array.shape[2], size = array.shape[3];
-  Array part = io::make_array(array.name, array.type,
-                              {1, rows.second - rows.first, heads.second - heads.first, size});
+  Array part =
+      io::make_array(array.name, array.type, {1, rows.second - rows.first, heads.second - heads.first, size});
   const size_t run = static_cast<size_t>((heads.second - heads.first) * size) * io::element_size(array.type);
   for (int64_t row = rows.first; row < rows.second; ++row) {
     const size_t from = static_cast<size_t>(((batch * seqlen + row) * all_heads + heads.first) * size) *
                         io::element_size(array.type);
-    std::copy_n(array.bytes.begin() + static_cast<std::ptrdiff_t>(from), run,
-                part.bytes.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(row - rows.first) * run));
+    std::copy_n(
+        array.bytes.begin() + static_cast<std::ptrdiff_t>(from), run,
+        part.bytes.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(row - rows.first) * run));
   }
   return part;
 }
@@ -134,8 +136,8 @@ int64_t rows_for_oracle(const Shape& s, Pass pass) {
   constexpr double kOperations = 1e8;
   const double a_row = static_cast<double>(s.seqlen_k * (s.heads_q / s.heads_kv)) *
                        static_cast<double>(2 * (s.head_dim + s.head_dim_v)) * (pass == Pass::forward ? 1 : 4);
-  return std::clamp(static_cast<int64_t>(kOperations / std::max(a_row, 1.0)), std::min<int64_t>(s.seqlen_q, 1),
-                    s.seqlen_q);
+  return std::clamp(static_cast<int64_t>(kOperations / std::max(a_row, 1.0)),
+                    std::min<int64_t>(s.seqlen_q, 1), s.seqlen_q);
 }
 
 /// d_o is 0 but in the last `rows` queries: then no other query has a part in dk and dv, and a slice of
@@ -152,14 +154,17 @@ void fill_last_rows(Array& d_o, int64_t rows) {
   }
 }
 
-double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+double larger(double a, double b) {
+  return std::isnan(a) || a > b ? a : b;
+}
 
 /// The largest relative error of the outputs of `pass` over the slice.
 double error_of(const Data& data, Pass pass, const Terms& terms, const Slice& slice) {
   const Shape& s = data.shape;
   const int64_t group = s.heads_q / s.heads_kv;
   const std::pair rows{s.seqlen_q - slice.rows, s.seqlen_q}, keys{int64_t{0}, s.seqlen_k};
-  const std::pair heads{slice.head_kv * group, (slice.head_kv + 1) * group}, heads_kv{slice.head_kv, slice.head_kv + 1};
+  const std::pair heads{slice.head_kv * group, (slice.head_kv + 1) * group},
+      heads_kv{slice.head_kv, slice.head_kv + 1};
   const auto wide = [&](const Array& array, auto row_range, auto head_range) {
     return converted(cut_out(array, slice.batch, row_range, head_range), ElementType::f64);
   };
@@ -176,13 +181,14 @@ double error_of(const Data& data, Pass pass, const Terms& terms, const Slice& sl
   const Options reference = {.backend = "reference"};
   attend(oracle.problem(Pass::forward, terms), reference);
   const auto error = [&](const Array& got, const Array& expected, auto row_range, auto head_range) {
-    return error_between(to_doubles(cut_out(got, slice.batch, row_range, head_range)), to_doubles(expected)).relative;
+    return error_between(to_doubles(cut_out(got, slice.batch, row_range, head_range)), to_doubles(expected))
+        .relative;
   };
   if (pass == Pass::forward) return error(data.o, oracle.o, rows, heads);
   oracle.d_o = wide(data.d_o, rows, heads);
   attend_backward(oracle.problem(Pass::backward, terms), reference);
-  return larger(error(data.dq, oracle.dq, rows, heads), larger(error(data.dk, oracle.dk, keys, heads_kv),
-                                                              error(data.dv, oracle.dv, keys, heads_kv)));
+  return larger(error(data.dq, oracle.dq, rows, heads),
+                larger(error(data.dk, oracle.dk, keys, heads_kv), error(data.dv, oracle.dv, keys, heads_kv)));
 }
 
 /// What rounding explains: a few roundings to the type, and for float32 those of long sums.
@@ -223,7 +229,14 @@ Row bench_one(const Shape& shape, Pass pass, const BenchOptions& options) {
   const Buffers buffers = buffers_of(problem);
   plan.run(buffers, workspace);
 
-  Row row{shape, pass, std::string(plan.backend()), {}, plan.flops(), 0, allowed_error(shape.type, pass), rows,
+  Row row{shape,
+          pass,
+          std::string(plan.backend()),
+          {},
+          plan.flops(),
+          0,
+          allowed_error(shape.type, pass),
+          rows,
           plan.workspace_size()};
   if (shape.batch > 0 && rows > 0 && shape.seqlen_k > 0) {
     row.error = error_of(data, pass, options.terms, {0, 0, rows});
@@ -238,7 +251,9 @@ Row bench_one(const Shape& shape, Pass pass, const BenchOptions& options) {
   return row;
 }
 
-const char* pass_name(Pass pass) { return pass == Pass::forward ? "fwd" : "bwd"; }
+const char* pass_name(Pass pass) {
+  return pass == Pass::forward ? "fwd" : "bwd";
+}
 
 Exit run_bench(const BenchOptions& options) {
   const std::vector<Shape> shapes = options.shape.shapes();
@@ -294,22 +309,27 @@ Exit run_bench(const BenchOptions& options) {
   fmt::print("fovea {} on {}; {} threads{}\n", version(), machine(), options.execution.resolved_threads(),
              options.terms.causal ? "; causal" : "");
   Table table;
-  table.add({"pass", "dtype", "batch", "queries", "keys", "heads", "size", "backend", "median", "fastest", "spread",
-             "GFLOP/s", "error"});
-  const auto pair_text = [](int64_t a, int64_t b) { return a == b ? std::to_string(a) : fmt::format("{}/{}", a, b); };
+  table.add({"pass", "dtype", "batch", "queries", "keys", "heads", "size", "backend", "median", "fastest",
+             "spread", "GFLOP/s", "error"});
+  const auto pair_text = [](int64_t a, int64_t b) {
+    return a == b ? std::to_string(a) : fmt::format("{}/{}", a, b);
+  };
   for (const Row& row : rows) {
     const Shape& s = row.shape;
     const bool right = row.right();
     table.add({pass_name(row.pass), type_name(s.type), std::to_string(s.batch), std::to_string(s.seqlen_q),
-               std::to_string(s.seqlen_k), pair_text(s.heads_q, s.heads_kv), pair_text(s.head_dim, s.head_dim_v),
-               row.backend, right ? seconds_text(row.timing.median) : "WRONG",
+               std::to_string(s.seqlen_k), pair_text(s.heads_q, s.heads_kv),
+               pair_text(s.head_dim, s.head_dim_v), row.backend,
+               right ? seconds_text(row.timing.median) : "WRONG",
                right ? seconds_text(row.timing.fastest) : "-",
                right ? fmt::format("{:.0f} %", row.timing.spread * 100) : "-",
                right ? fmt::format("{:.1f}", row.flops / row.timing.median * 1e-9) : "-",
                fmt::format("{:.1e}", row.error)});
   }
   fmt::print("{}", table.text());
-  fmt::print("spread: distance of the quartiles over the median; error: relative, to the oracle in float64, over a slice\n");
+  fmt::print(
+      "spread: distance of the quartiles over the median; error: relative, to the oracle in float64, over a "
+      "slice\n");
   return all_right ? Exit::ok : Exit::check_failed;
 }
 
@@ -317,7 +337,8 @@ Exit run_bench(const BenchOptions& options) {
 
 void add_bench(CLI::App& program, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = program.add_subcommand("bench", "Time given sizes on this machine, once they were checked");
+  CLI::App* command =
+      program.add_subcommand("bench", "Time given sizes on this machine, once they were checked");
   options->shape.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default), bwd, or both: fwd,bwd")
       ->delimiter(',')
@@ -325,11 +346,14 @@ void add_bench(CLI::App& program, Action& action) {
       ->group("Sizes");
   options->terms.add_options(*command, false);
   options->execution.add_options(*command, true);
-  command->add_option("--seconds", options->seconds, "How long each row is repeated, at least (1)")->type_name("S");
+  command->add_option("--seconds", options->seconds, "How long each row is repeated, at least (1)")
+      ->type_name("S");
   add_json_option(*command, options->json);
   command->footer(
-      "Sizes may be lists: every combination is timed. Inputs are normal random numbers. Each row is first checked\n"
-      "against the oracle in float64, on as many of the last queries as that does in a moment; when a result is wrong\n"
+      "Sizes may be lists: every combination is timed. Inputs are normal random numbers. Each row is first "
+      "checked\n"
+      "against the oracle in float64, on as many of the last queries as that does in a moment; when a result "
+      "is wrong\n"
       "no time is told and the exit code is 1.\n"
       "\n"
       "Examples:\n"

@@ -54,9 +54,8 @@ void Canvas::frame(int64_t x, int64_t y, int64_t width, int64_t height, Color co
 }
 
 void Canvas::text(int64_t x, int64_t y, std::string_view text, Color color, int64_t size) {
-  for_each_pixel(text, [&](int64_t column, int64_t row) {
-    fill(x + column * size, y + row * size, size, size, color);
-  });
+  for_each_pixel(
+      text, [&](int64_t column, int64_t row) { fill(x + column * size, y + row * size, size, size, color); });
 }
 
 void Canvas::text_upwards(int64_t x, int64_t y, std::string_view text, Color color, int64_t size) {

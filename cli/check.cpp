@@ -36,7 +36,9 @@ volatile std::sig_atomic_t stop_asked = 0;
 /// The command that repeats what runs now, where a signal handler can read it.
 char running[256] = "";
 
-void on_stop(int) { stop_asked = 1; }
+void on_stop(int) {
+  stop_asked = 1;
+}
 
 void on_crash(int signal) {
   const char* const parts[] = {running, ": crashed (touched memory that is not the problem's?)\n"};
@@ -116,7 +118,8 @@ Exit run_check(const CheckOptions& options) {
         ++tally.failures;
         std::replace(failure.begin(), failure.end(), '\n', ' ');
         if (options.json) {
-          failures.push_back({{"reproduce", command}, {"failure", failure}, {"problem", conformance::describe(spec)}});
+          failures.push_back(
+              {{"reproduce", command}, {"failure", failure}, {"problem", conformance::describe(spec)}});
         } else {
           fmt::print("{}: {} [{}]\n", command, failure, conformance::describe(spec));
           std::fflush(stdout);
@@ -129,29 +132,30 @@ Exit run_check(const CheckOptions& options) {
   uint64_t failed = 0;
   for (const auto& [backend, tally] : tallies) failed += tally.failures;
   if (options.json) {
-    Json json = {{"seed", options.seed},
-                 {"first_problem", first},
-                 {"problems", done},
-                 {"seconds", elapsed()},
-                 {"backends", Json::array()},
-                 {"largest_share_of_allowed_error", Json::object()},
+    Json json = {{"seed", options.seed},      {"first_problem", first},
+                 {"problems", done},          {"seconds", elapsed()},
+                 {"backends", Json::array()}, {"largest_share_of_allowed_error", Json::object()},
                  {"failures", failures}};
     for (const std::string& name : names) {
       const Tally& tally = tallies[name];
-      json["backends"].push_back(
-          {{"name", name}, {"problems", tally.problems}, {"passes", tally.passes}, {"failures", tally.failures}});
+      json["backends"].push_back({{"name", name},
+                                  {"problems", tally.problems},
+                                  {"passes", tally.passes},
+                                  {"failures", tally.failures}});
     }
     for (const auto& [role, margin] : margins) {
       json["largest_share_of_allowed_error"][conformance::name_of(role)] = margin.largest;
     }
     print_json(json);
   } else {
-    fmt::print("seed {}: {} problems in {}, {} failures\n", options.seed, done, seconds_text(elapsed()), failed);
+    fmt::print("seed {}: {} problems in {}, {} failures\n", options.seed, done, seconds_text(elapsed()),
+               failed);
     Table table("  ");
     table.add({"backend", "problems", "passes", "failures"});
     for (const std::string& name : names) {
       const Tally& tally = tallies[name];
-      table.add({name, std::to_string(tally.problems), std::to_string(tally.passes), std::to_string(tally.failures)});
+      table.add({name, std::to_string(tally.problems), std::to_string(tally.passes),
+                 std::to_string(tally.failures)});
     }
     fmt::print("{}", table.text());
   }
@@ -162,19 +166,24 @@ Exit run_check(const CheckOptions& options) {
 
 void add_check(CLI::App& program, Action& action) {
   const auto options = std::make_shared<CheckOptions>();
-  CLI::App* command = program.add_subcommand("check", "Random problems against the float64 oracle, on this machine");
+  CLI::App* command =
+      program.add_subcommand("check", "Random problems against the float64 oracle, on this machine");
   command->add_option("--seed", options->seed, "Which stream of problems (1)")->type_name("N");
-  command->add_option("--problems", options->problems, "Stop after so many; 0 (the default): when told to")->type_name("N");
+  command->add_option("--problems", options->problems, "Stop after so many; 0 (the default): when told to")
+      ->type_name("N");
   command->add_option("--seconds", options->seconds, "Stop after so many seconds")->type_name("S");
   command->add_option("--problem", options->problem, "Only this problem of the stream")->type_name("I");
   command->add_option("--backend", options->backend, "Only this backend; left out: all that this machine has")
       ->type_name("NAME");
-  command->add_option("--threads", options->threads, "Left out: from 1 to 5, as the problem says")->type_name("N");
+  command->add_option("--threads", options->threads, "Left out: from 1 to 5, as the problem says")
+      ->type_name("N");
   command->add_flag("--forward-only", options->forward_only, "Leave the gradients out");
   add_json_option(*command, options->json);
   command->footer(
-      "Draws shapes, types, strides and every term at random, runs forward and backward on each backend, and compares\n"
-      "with the oracle; memory outside the tensors is guarded, and repeated runs must agree bit for bit. Ctrl-C stops.\n"
+      "Draws shapes, types, strides and every term at random, runs forward and backward on each backend, and "
+      "compares\n"
+      "with the oracle; memory outside the tensors is guarded, and repeated runs must agree bit for bit. "
+      "Ctrl-C stops.\n"
       "A failure prints one line that starts with the command that repeats it; the exit code is then 1.\n"
       "\n"
       "Examples:\n"

@@ -48,7 +48,8 @@ Oklab oklab(const Anchor& anchor) {
 }  // namespace
 
 Color colormap(double t) {
-  const double place = std::clamp(std::isnan(t) ? 0.0 : t, 0.0, 1.0) * static_cast<double>(kAnchors.size() - 1);
+  const double place =
+      std::clamp(std::isnan(t) ? 0.0 : t, 0.0, 1.0) * static_cast<double>(kAnchors.size() - 1);
   const size_t below = std::min(static_cast<size_t>(place), kAnchors.size() - 2);
   const double share = place - static_cast<double>(below);
   const Oklab from = oklab(kAnchors[below]), to = oklab(kAnchors[below + 1]);

@@ -62,7 +62,8 @@ Run run_as(const Inputs& inputs, ElementType type, const std::vector<double>& or
   problem.o = view(o);
   const Plan plan(problem, {.num_threads = threads});
   Workspace workspace(plan);
-  const Buffers buffers = {.q = problem.q.data(), .k = problem.k.data(), .v = problem.v.data(), .o = problem.o.data()};
+  const Buffers buffers = {
+      .q = problem.q.data(), .k = problem.k.data(), .v = problem.v.data(), .o = problem.o.data()};
   Run run;
   run.timing = measure([&] { plan.run(buffers, workspace); }, 0.5, 9);
   run.type = type_name(type);
@@ -100,7 +101,8 @@ std::vector<std::string> token_names(const Inputs& inputs, int64_t seqlen, bool&
   if (entry != inputs.metadata.end()) {
     const Json parsed = Json::parse(entry->second, nullptr, false);
     if (parsed.is_array()) {
-      for (const Json& token : parsed) names.push_back(token.is_string() ? safe_text(token.get<std::string>()) : "?");
+      for (const Json& token : parsed)
+        names.push_back(token.is_string() ? safe_text(token.get<std::string>()) : "?");
     }
   }
   from_file = static_cast<int64_t>(names.size()) == seqlen;
@@ -134,7 +136,8 @@ Range busiest_window(const WeightGrid& all, int64_t size) {
 }
 
 /// The largest weights between different tokens of the window, a line each.
-std::vector<std::string> strongest_looks(const WeightGrid& all, Range window, const std::vector<std::string>& names) {
+std::vector<std::string> strongest_looks(const WeightGrid& all, Range window,
+                                         const std::vector<std::string>& names) {
   constexpr size_t kMost = 8;
   struct Look {
     float weight;
@@ -146,7 +149,8 @@ std::vector<std::string> strongest_looks(const WeightGrid& all, Range window, co
       if (i != j) looks.push_back({all.at(i, j), i, j});
     }
   }
-  std::stable_sort(looks.begin(), looks.end(), [](const Look& a, const Look& b) { return a.weight > b.weight; });
+  std::stable_sort(looks.begin(), looks.end(),
+                   [](const Look& a, const Look& b) { return a.weight > b.weight; });
   looks.resize(std::min(looks.size(), kMost));
   std::vector<std::string> lines = {"Strongest looks at another token:"};
   const auto named = [&](int64_t i) { return fmt::format("{} {}", i, names[static_cast<size_t>(i)]); };
@@ -160,14 +164,18 @@ Range chosen_window(const std::string& tokens, const WeightGrid& all) {
   if (tokens.empty()) return busiest_window(all, kWindow);
   const auto [first, last] = parse_pair("--tokens", tokens, ':', "FIRST:LAST");
   if (first < 0 || last <= first || last > all.rows || last - first > kMostWindow) {
-    throw Failure(Exit::usage, fmt::format("--tokens: got {}, expected FIRST:LAST with 0 <= FIRST < LAST <= {} and at most "
-                                           "{} tokens (LAST itself is not shown)",
-                                           tokens, all.rows, kMostWindow));
+    throw Failure(
+        Exit::usage,
+        fmt::format("--tokens: got {}, expected FIRST:LAST with 0 <= FIRST < LAST <= {} and at most "
+                    "{} tokens (LAST itself is not shown)",
+                    tokens, all.rows, kMostWindow));
   }
   return {first, last};
 }
 
-std::string gflops_text(const Run& run) { return fmt::format("{:.1f}", run.flops / run.timing.median * 1e-9); }
+std::string gflops_text(const Run& run) {
+  return fmt::format("{:.1f}", run.flops / run.timing.median * 1e-9);
+}
 
 Json to_json(const Run& run) {
   return {{"type", run.type},
@@ -190,9 +198,10 @@ Exit run_demo(const DemoOptions& options) {
   const Inputs inputs = read_inputs(files);
   const std::vector<int64_t> q = full_shape(inputs.q.shape, false), k = full_shape(inputs.k.shape, false);
   if (q[1] != k[1]) {
-    throw Failure(Exit::problem, fmt::format("k: got {} keys for {} queries, expected as many (self-attention); use fovea "
-                                             "attend and fovea look for others",
-                                             k[1], q[1]));
+    throw Failure(Exit::problem,
+                  fmt::format("k: got {} keys for {} queries, expected as many (self-attention); use fovea "
+                              "attend and fovea look for others",
+                              k[1], q[1]));
   }
   const int64_t seqlen = q[1], batch = q[0], heads = q[2];
   Execution execution;
@@ -224,8 +233,9 @@ Exit run_demo(const DemoOptions& options) {
     if (!entry("layer").empty()) figure.title += ", layer " + entry("layer");
     if (!entry("num_layers").empty()) figure.title += " of " + entry("num_layers");
     const std::string model = entry("model");
-    figure.subtitle = fmt::format("{}{}tokens {} to {} of {}, computed by fovea {}", model.substr(0, model.find_first_of(" ,;(")),
-                                  model.empty() ? "" : ", ", window.first, window.last - 1, seqlen, version());
+    figure.subtitle = fmt::format("{}{}tokens {} to {} of {}, computed by fovea {}",
+                                  model.substr(0, model.find_first_of(" ,;(")), model.empty() ? "" : ", ",
+                                  window.first, window.last - 1, seqlen, version());
     figure.range = window;
     figure.seqlen = seqlen;
     figure.tokens.assign(names.begin() + window.first, names.begin() + window.last);
@@ -237,12 +247,8 @@ Exit run_demo(const DemoOptions& options) {
   }
 
   if (options.json) {
-    Json json = {{"version", version()},
-                 {"machine", machine()},
-                 {"input", options.input},
-                 {"shape", q},
-                 {"runs", Json::array()},
-                 {"textbook", to_json(textbook)}};
+    Json json = {{"version", version()}, {"machine", machine()},  {"input", options.input},
+                 {"shape", q},           {"runs", Json::array()}, {"textbook", to_json(textbook)}};
     for (const Run& run : runs) {
       Json entry = to_json(run);
       entry["speedup_over_textbook"] = textbook.timing.median / run.timing.median;
@@ -253,7 +259,8 @@ Exit run_demo(const DemoOptions& options) {
     json["matrix_bytes"] = all_matrices;
     json["peak_process_bytes"] = peak_memory();
     if (!options.output.empty()) {
-      json["picture"] = {{"file", options.output}, {"head", options.head}, {"tokens", {window.first, window.last}}};
+      json["picture"] = {
+          {"file", options.output}, {"head", options.head}, {"tokens", {window.first, window.last}}};
     }
     print_json(json);
     return Exit::ok;
@@ -295,19 +302,22 @@ Exit run_demo(const DemoOptions& options) {
   row("  runs", [](const Run& run) { return std::to_string(run.timing.runs); });
   row("GFLOP/s", gflops_text);
   row("faster than the loop", [&](const Run& run) {
-    return run.backend == "textbook" ? std::string("-") : fmt::format("{:.1f} x", textbook.timing.median / run.timing.median);
+    return run.backend == "textbook" ? std::string("-")
+                                     : fmt::format("{:.1f} x", textbook.timing.median / run.timing.median);
   });
   row("workspace and output", [](const Run& run) { return bytes_text(run.memory); });
   row("largest error", [](const Run& run) { return fmt::format("{:.2e}", run.error.largest); });
   row("relative error", [](const Run& run) { return fmt::format("{:.2e}", run.error.relative); });
   fmt::print("{}", table.text());
   fmt::print("\nErrors are distances from attention in float64 over the same stored values.\n");
-  fmt::print("The {0} x {0} matrix of scores that was not made: {1} a head, {2} for all {3} heads (float32).\n", seqlen,
-             bytes_text(matrix), bytes_text(all_matrices), batch * heads);
-  fmt::print("Most memory this process held, the oracle and the textbook loop included: {}.\n", bytes_text(peak_memory()));
+  fmt::print(
+      "The {0} x {0} matrix of scores that was not made: {1} a head, {2} for all {3} heads (float32).\n",
+      seqlen, bytes_text(matrix), bytes_text(all_matrices), batch * heads);
+  fmt::print("Most memory this process held, the oracle and the textbook loop included: {}.\n",
+             bytes_text(peak_memory()));
   if (!options.output.empty()) {
-    fmt::print("\nPicture  {}: head {}, tokens {} to {} with their names, and all {}\n", options.output, options.head,
-               window.first, window.last - 1, seqlen);
+    fmt::print("\nPicture  {}: head {}, tokens {} to {} with their names, and all {}\n", options.output,
+               options.head, window.first, window.last - 1, seqlen);
   }
   return Exit::ok;
 }
@@ -316,17 +326,22 @@ Exit run_demo(const DemoOptions& options) {
 
 void add_demo(CLI::App& program, Action& action) {
   const auto options = std::make_shared<DemoOptions>();
-  CLI::App* command = program.add_subcommand("demo", "Attend over a real sample: speed, memory, exactness, a picture");
-  command->add_option("--input", options->input, "A .safetensors file with q, k, v; names of tokens are read from its metadata")
+  CLI::App* command =
+      program.add_subcommand("demo", "Attend over a real sample: speed, memory, exactness, a picture");
+  command
+      ->add_option("--input", options->input,
+                   "A .safetensors file with q, k, v; names of tokens are read from its metadata")
       ->type_name("FILE")
       ->required();
-  command->add_option("--output", options->output, "Where the picture goes; left out: none is made")->type_name("FILE.png");
+  command->add_option("--output", options->output, "Where the picture goes; left out: none is made")
+      ->type_name("FILE.png");
   command->add_option("--head", options->head, "The head to picture (9)")->type_name("N");
   command
       ->add_option("--tokens", options->tokens,
                    "Tokens shown with their names, LAST not included; left out: where most happens")
       ->type_name("FIRST:LAST");
-  command->add_option("--threads", options->threads, "0: all processors that the process may use")->type_name("N");
+  command->add_option("--threads", options->threads, "0: all processors that the process may use")
+      ->type_name("N");
   add_json_option(*command, options->json);
   command->footer("Example:\n  fovea demo --input data/minilm_layer3_qkv.safetensors --output attention.png");
   command->callback([options, &action] { action = [options] { return run_demo(*options); }; });

@@ -30,9 +30,8 @@ uint16_t encode(double value, Format16 format) {
   if (exponent > format.max_exponent) return static_cast<uint16_t>(sign | format.infinity());
   const double mantissa = std::nearbyint(std::scalbn(std::abs(value), format.mantissa_bits - exponent));
   // A normal number's hidden bit, and a rounding up to the next power of two, carry into the exponent field.
-  const uint32_t code =
-      (static_cast<uint32_t>(exponent - format.min_exponent) << format.mantissa_bits) +
-      static_cast<uint32_t>(mantissa);
+  const uint32_t code = (static_cast<uint32_t>(exponent - format.min_exponent) << format.mantissa_bits) +
+                        static_cast<uint32_t>(mantissa);
   return static_cast<uint16_t>(sign | std::min(code, format.infinity()));
 }
 
@@ -145,7 +144,9 @@ fovea_dtype c_type(ElementType type) {
 }
 }  // namespace
 
-Tensor view(const Array& array) { return view(array, array.shape); }
+Tensor view(const Array& array) {
+  return view(array, array.shape);
+}
 
 Tensor view(const Array& array, std::span<const int64_t> shape) {
   return Tensor(const_cast<std::byte*>(array.bytes.data()), c_type(array.type), shape);
@@ -177,10 +178,16 @@ Array converted(Array array, ElementType type) {
   return out;
 }
 
-std::vector<float> to_floats(const Array& array) { return decode_all<float>(array); }
-std::vector<double> to_doubles(const Array& array) { return decode_all<double>(array); }
+std::vector<float> to_floats(const Array& array) {
+  return decode_all<float>(array);
+}
+std::vector<double> to_doubles(const Array& array) {
+  return decode_all<double>(array);
+}
 
-float decode_bfloat16(uint16_t code) { return std::bit_cast<float>(static_cast<uint32_t>(code) << 16); }
+float decode_bfloat16(uint16_t code) {
+  return std::bit_cast<float>(static_cast<uint32_t>(code) << 16);
+}
 
 float decode_float16(uint16_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x8000u) << 16;
@@ -191,7 +198,11 @@ float decode_float16(uint16_t code) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
 }
 
-uint16_t encode_float16(double value) { return encode(value, kFloat16); }
-uint16_t encode_bfloat16(double value) { return encode(value, kBfloat16); }
+uint16_t encode_float16(double value) {
+  return encode(value, kFloat16);
+}
+uint16_t encode_bfloat16(double value) {
+  return encode(value, kBfloat16);
+}
 
 }  // namespace fovea::cli

@@ -70,8 +70,10 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.max_seqlen_q = s.seqlen_q;
       problem.max_seqlen_k = s.seqlen_k;
     } else {
-      throw Failure(Exit::usage, "--with: got '" + name +
-                                     "', expected names out of bias, dbias, mask, block_mask, alibi, sink, seqused, packed");
+      throw Failure(
+          Exit::usage,
+          "--with: got '" + name +
+              "', expected names out of bias, dbias, mask, block_mask, alibi, sink, seqused, packed");
     }
   }
 }
@@ -100,7 +102,8 @@ std::vector<Verdict> verdicts(std::string_view reason) {
     reason.remove_prefix(std::min(line.size() + 1, reason.size()));
     const size_t colon = line.find(": ");
     if (line.size() < 2 || colon == std::string_view::npos) continue;
-    all.push_back({std::string(line.substr(2, colon - 2)), std::string(line.substr(colon + 2)), line[0] == '>'});
+    all.push_back(
+        {std::string(line.substr(2, colon - 2)), std::string(line.substr(colon + 2)), line[0] == '>'});
   }
   return all;
 }
@@ -136,20 +139,22 @@ Exit run_explain(const ExplainOptions& options) {
                  {"flops", plan.flops()},
                  {"backends", Json::array()}};
     for (const Verdict& verdict : verdicts(plan.reason())) {
-      json["backends"].push_back({{"name", verdict.backend}, {"chosen", verdict.chosen}, {"reason", verdict.text}});
+      json["backends"].push_back(
+          {{"name", verdict.backend}, {"chosen", verdict.chosen}, {"reason", verdict.text}});
     }
     print_json(json);
     return Exit::ok;
   }
-  fmt::print("{}: q {} k {} v {}\n\n", pass == Pass::forward ? "forward" : "backward", shape_text(problem.q.shape()),
-             shape_text(problem.k.shape()), shape_text(problem.v.shape()));
+  fmt::print("{}: q {} k {} v {}\n\n", pass == Pass::forward ? "forward" : "backward",
+             shape_text(problem.q.shape()), shape_text(problem.k.shape()), shape_text(problem.v.shape()));
   size_t widest = 0;
   for (const Verdict& verdict : verdicts(plan.reason())) widest = std::max(widest, verdict.backend.size());
   for (const Verdict& verdict : verdicts(plan.reason())) {
     fmt::print("{} {:<{}}  {}\n", verdict.chosen ? '>' : ' ', verdict.backend, widest, verdict.text);
   }
-  fmt::print("\nthreads    {}\nworkspace  {}\nwork       {:.3g} GFLOP\n", options.execution.resolved_threads(),
-             bytes_text(static_cast<double>(plan.workspace_size())), plan.flops() * 1e-9);
+  fmt::print("\nthreads    {}\nworkspace  {}\nwork       {:.3g} GFLOP\n",
+             options.execution.resolved_threads(), bytes_text(static_cast<double>(plan.workspace_size())),
+             plan.flops() * 1e-9);
   return Exit::ok;
 }
 
@@ -157,13 +162,15 @@ Exit run_explain(const ExplainOptions& options) {
 
 void add_explain(CLI::App& program, Action& action) {
   const auto options = std::make_shared<ExplainOptions>();
-  CLI::App* command = program.add_subcommand("explain", "Which backend would do a problem, and what rules out each other");
+  CLI::App* command =
+      program.add_subcommand("explain", "Which backend would do a problem, and what rules out each other");
   options->shape.add_options(*command, false);
   options->terms.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
   command
-      ->add_option("--with", options->with,
-                   "Further tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
+      ->add_option(
+          "--with", options->with,
+          "Further tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");

@@ -12,7 +12,8 @@
 namespace fovea::cli {
 namespace {
 
-constexpr Color kPaper = {252, 251, 248}, kInk = {28, 26, 36}, kSoftInk = {110, 106, 122}, kMark = {90, 200, 250};
+constexpr Color kPaper = {252, 251, 248}, kInk = {28, 26, 36}, kSoftInk = {110, 106, 122},
+                kMark = {90, 200, 250};
 constexpr int64_t kMargin = 28;
 constexpr int64_t kBarWidth = 18;
 
@@ -38,7 +39,8 @@ void draw_grid(Canvas& canvas, int64_t x, int64_t y, const WeightGrid& grid, int
                const Shading& shading) {
   for (int64_t row = 0; row < grid.rows; ++row) {
     for (int64_t column = 0; column < grid.columns; ++column) {
-      canvas.fill(x + column * pitch, y + row * pitch, pitch - gap, pitch - gap, shading.color(grid.at(row, column)));
+      canvas.fill(x + column * pitch, y + row * pitch, pitch - gap, pitch - gap,
+                  shading.color(grid.at(row, column)));
     }
   }
 }
@@ -79,7 +81,8 @@ void draw_color_bar(Canvas& canvas, int64_t x, int64_t y, int64_t height, const 
 constexpr int64_t kBarSpace = kBarWidth + 10 + 6 * kGlyphAdvance * 2;  // the bar with its numbers
 
 /// Token numbers along the left and the top.
-void draw_positions(Canvas& canvas, int64_t x, int64_t y, int64_t width, int64_t height, Range queries, Range keys) {
+void draw_positions(Canvas& canvas, int64_t x, int64_t y, int64_t width, int64_t height, Range queries,
+                    Range keys) {
   const auto step_for = [](int64_t tokens) {
     int64_t step = 1;
     for (const int64_t factor : {2, 5, 10}) {
@@ -118,10 +121,12 @@ Canvas draw_overview(const Overview& overview, int64_t size) {
   const WeightGrid& grid = overview.grid;
   const int64_t pitch = std::max<int64_t>(1, size / std::max<int64_t>({grid.rows, grid.columns, 1}));
   const int64_t map_width = grid.columns * pitch, map_height = grid.rows * pitch;
-  const auto digits = static_cast<int64_t>(std::to_string(std::max<int64_t>(overview.queries.last, 1)).size());
+  const auto digits =
+      static_cast<int64_t>(std::to_string(std::max<int64_t>(overview.queries.last, 1)).size());
   const int64_t left = kMargin + 22 + digits * kGlyphAdvance * 2 + 10;
   const int64_t top = kMargin + 21 + 14 + 14 + 22 + 18 + 30;
-  const int64_t text_room = std::max(Canvas::text_width(overview.title, 3), Canvas::text_width(overview.subtitle, 2));
+  const int64_t text_room =
+      std::max(Canvas::text_width(overview.title, 3), Canvas::text_width(overview.subtitle, 2));
   const int64_t width = std::max(left + map_width + 24 + kBarSpace, kMargin + text_room) + kMargin;
   const int64_t height = top + std::max<int64_t>(map_height, 120) + kMargin;
   Canvas canvas(width, height, kPaper);
@@ -160,9 +165,12 @@ Canvas draw_labelled_map(const LabelledMap& map) {
   const int64_t overview_side = map.overview.rows * overview_pitch;
   const int64_t bar = left + side + 24;
   const int64_t overview_left = bar + kBarSpace + 64;
-  const int64_t text_end = kMargin + std::max(Canvas::text_width(map.title, 3), Canvas::text_width(map.subtitle, 2));
+  const int64_t text_end =
+      kMargin + std::max(Canvas::text_width(map.title, 3), Canvas::text_width(map.subtitle, 2));
   Canvas canvas(std::max(overview_left + overview_side, text_end) + kMargin,
-                top + std::max(side, overview_side + 16 + 24 * (2 + static_cast<int64_t>(map.remarks.size()))) + kMargin,
+                top +
+                    std::max(side, overview_side + 16 + 24 * (2 + static_cast<int64_t>(map.remarks.size()))) +
+                    kMargin,
                 kPaper);
 
   canvas.text(kMargin, kMargin, map.title, kInk, 3);
@@ -170,14 +178,16 @@ Canvas draw_labelled_map(const LabelledMap& map) {
 
   const Shading shading(std::max(largest_of(map.window), largest_of(map.overview)));
   canvas.text(left, top - label_space - 10 - 26, "keys: what is looked at", kSoftInk, 2);
-  canvas.text_upwards(kMargin, top + Canvas::text_width("queries: who looks", 2), "queries: who looks", kSoftInk, 2);
+  canvas.text_upwards(kMargin, top + Canvas::text_width("queries: who looks", 2), "queries: who looks",
+                      kSoftInk, 2);
   canvas.fill(left, top, side - 1, side - 1, {44, 40, 58});  // seen between the cells
   canvas.frame(left, top, side - 1, side - 1, kSoftInk);
   draw_grid(canvas, left, top, map.window, kPitch, 1, shading);
   for (int64_t i = 0; i < count; ++i) {
     const std::string& label = labels[static_cast<size_t>(i)];
     constexpr int64_t kInset = (kPitch - kCapHeight * kLabelSize) / 2;
-    canvas.text(left - 8 - Canvas::text_width(label, kLabelSize), top + i * kPitch + kInset, label, kInk, kLabelSize);
+    canvas.text(left - 8 - Canvas::text_width(label, kLabelSize), top + i * kPitch + kInset, label, kInk,
+                kLabelSize);
     canvas.text_upwards(left + i * kPitch + kInset, top - 8, label, kInk, kLabelSize);
   }
   canvas.text(bar, top - 26, "weight", kSoftInk, 2);
@@ -188,7 +198,8 @@ Canvas draw_labelled_map(const LabelledMap& map) {
   canvas.frame(overview_left, top, overview_side, overview_side, kSoftInk);
   draw_positions(canvas, overview_left, top, overview_side, overview_side, {0, map.seqlen}, {0, map.seqlen});
   if (map.seqlen > 0) {
-    const int64_t from = map.range.first * overview_side / map.seqlen, to = map.range.last * overview_side / map.seqlen;
+    const int64_t from = map.range.first * overview_side / map.seqlen,
+                  to = map.range.last * overview_side / map.seqlen;
     canvas.frame(overview_left + from, top + from, to - from, to - from, kMark, 2);
   }
   canvas.text(overview_left, top + overview_side + 16, "The frame is the window on the left.", kSoftInk, 2);

@@ -24,8 +24,8 @@ struct LabelledMap {
   std::string title, subtitle;
   std::vector<std::string> tokens;  ///< of the window, for rows and columns
   WeightGrid window, overview;
-  Range range;          ///< of the window
-  int64_t seqlen = 0;   ///< of the overview
+  Range range;                       ///< of the window
+  int64_t seqlen = 0;                ///< of the overview
   std::vector<std::string> remarks;  ///< lines below the overview
 };
 Canvas draw_labelled_map(const LabelledMap& map);

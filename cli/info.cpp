@@ -45,8 +45,9 @@ Exit run_info(bool json) {
   fmt::print("threads           {}\n", default_threads());
   fmt::print("backends          in order of preference:\n");
   for (const BackendInfo& backend : backends()) {
-    fmt::print("  {:<16}{}\n", backend.name,
-               backend.unavailable_because.empty() ? "available" : "not here: " + backend.unavailable_because);
+    fmt::print(
+        "  {:<16}{}\n", backend.name,
+        backend.unavailable_because.empty() ? "available" : "not here: " + backend.unavailable_because);
   }
   return Exit::ok;
 }
@@ -55,7 +56,8 @@ Exit run_info(bool json) {
 
 void add_info(CLI::App& program, Action& action) {
   const auto json = std::make_shared<bool>(false);
-  CLI::App* command = program.add_subcommand("info", "Version, machine, and the backends with why one is missing");
+  CLI::App* command =
+      program.add_subcommand("info", "Version, machine, and the backends with why one is missing");
   add_json_option(*command, *json);
   command->callback([json, &action] { action = [json] { return run_info(*json); }; });
 }

@@ -44,8 +44,8 @@ Array as_int32(const std::string& option, Array array) {
   const auto to = out.elements<int32_t>();
   for (size_t i = 0; i < from.size(); ++i) {
     if (from[i] < std::numeric_limits<int32_t>::min() || from[i] > std::numeric_limits<int32_t>::max()) {
-      throw Failure(Exit::input, fmt::format("--{}: element {} is {}, expected a number that fits int32", option, i,
-                                             from[i]));
+      throw Failure(Exit::input, fmt::format("--{}: element {} is {}, expected a number that fits int32",
+                                             option, i, from[i]));
     }
     to[i] = static_cast<int32_t>(from[i]);
   }
@@ -74,18 +74,19 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
   add("--k", k, "Keys, of the same number of dimensions", kInputs);
   if (with_values) add("--v", v, "Values, of the same number of dimensions", kInputs);
   if (with_dtype) {
-    command.add_option("--dtype", dtype, "Convert q, k, v to this type first: float32, float16, bfloat16, float64")
+    command
+        .add_option("--dtype", dtype,
+                    "Convert q, k, v to this type first: float32, float16, bfloat16, float64")
         ->type_name("TYPE")
         ->group(kInputs);
   }
   constexpr const char* kArrays = "Arrays of terms";
-  add("--bias", bias, "Added to the scores: (q, k), (heads, q, k) or (batch, heads, q, k); 1 broadcasts", kArrays);
+  add("--bias", bias, "Added to the scores: (q, k), (heads, q, k) or (batch, heads, q, k); 1 broadcasts",
+      kArrays);
   add("--mask", mask, "bool or uint8, shapes as the bias: only keys with a nonzero mask are seen", kArrays);
   if (with_values) {
     add("--block-mask", block_mask, "The same for blocks of queries and keys", kArrays);
-    command.add_option("--block-size", block_size, "Size of those blocks")
-        ->type_name("Q,K")
-        ->group(kArrays);
+    command.add_option("--block-size", block_size, "Size of those blocks")->type_name("Q,K")->group(kArrays);
   }
   add("--alibi", alibi, "ALiBi slopes: (heads) or (batch, heads)", kArrays);
   add("--sink", sink, "One logit a head, which takes its share of the weight: (heads)", kArrays);
@@ -100,7 +101,9 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
   add("--seqused-k", seqused_k, "How much of each sequence of keys is used: (batch)", kSequences);
 }
 
-std::filesystem::path file_of(const std::string& reference) { return split("", reference).file; }
+std::filesystem::path file_of(const std::string& reference) {
+  return split("", reference).file;
+}
 
 Array read_array(const std::string& option, const std::string& reference) {
   const Reference r = split(option, reference);
@@ -109,8 +112,9 @@ Array read_array(const std::string& option, const std::string& reference) {
     return std::move(io::read_safetensors(r.file, names).arrays.at(0));
   }
   if (r.file.extension() == kNpy) return io::read_npy(r.file);
-  throw Failure(Exit::usage, fmt::format("--{}: got '{}', expected FILE.npy, FILE.safetensors or FILE.safetensors:NAME",
-                                         option, safe_text(reference)));
+  throw Failure(Exit::usage,
+                fmt::format("--{}: got '{}', expected FILE.npy, FILE.safetensors or FILE.safetensors:NAME",
+                            option, safe_text(reference)));
 }
 
 std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed) {
@@ -125,8 +129,9 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   Inputs in;
   const bool separate = !files.q.empty() || !files.k.empty() || !files.v.empty();
   if (files.input.empty() == !separate) {
-    throw Failure(Exit::usage, separate ? "--input: got it together with --q, --k or --v, expected one or the other"
-                                        : "inputs: got none, expected --input FILE.safetensors, or " + all);
+    throw Failure(Exit::usage,
+                  separate ? "--input: got it together with --q, --k or --v, expected one or the other"
+                           : "inputs: got none, expected --input FILE.safetensors, or " + all);
   }
   if (separate) {
     if (files.q.empty() || files.k.empty() || (with_values && files.v.empty())) {
@@ -141,8 +146,9 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   } else {
     const std::filesystem::path path = files.input;
     if (path.extension() != kSafetensors) {
-      throw Failure(Exit::usage, fmt::format("--input: got '{}', expected FILE.safetensors; give .npy files by {}",
-                                             safe_text(files.input), all));
+      throw Failure(Exit::usage,
+                    fmt::format("--input: got '{}', expected FILE.safetensors; give .npy files by {}",
+                                safe_text(files.input), all));
     }
     std::vector<std::string> names = {"q", "k"};
     if (with_values) names.emplace_back("v");
@@ -174,8 +180,10 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   read("cu_seqlens_k", files.cu_seqlens_k, in.cu_seqlens_k);
   read("seqused_q", files.seqused_q, in.seqused_q);
   read("seqused_k", files.seqused_k, in.seqused_k);
-  for (auto [option, array] : {std::pair{"cu_seqlens_q", &in.cu_seqlens_q}, {"cu_seqlens_k", &in.cu_seqlens_k},
-                               {"seqused_q", &in.seqused_q}, {"seqused_k", &in.seqused_k}}) {
+  for (auto [option, array] : {std::pair{"cu_seqlens_q", &in.cu_seqlens_q},
+                               {"cu_seqlens_k", &in.cu_seqlens_k},
+                               {"seqused_q", &in.seqused_q},
+                               {"seqused_k", &in.seqused_k}}) {
     if (*array) *array = as_int32(option, std::move(**array));
   }
   if (in.block_mask.has_value() == files.block_size.empty()) {
@@ -199,7 +207,8 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   prepare("k", in.k);
   if (in.v) prepare("v", *in.v);
 
-  for (auto [option, array] : {std::pair{"bias", &in.bias}, {"mask", &in.mask}, {"block-mask", &in.block_mask}}) {
+  for (auto [option, array] :
+       {std::pair{"bias", &in.bias}, {"mask", &in.mask}, {"block-mask", &in.block_mask}}) {
     if (*array && ((*array)->shape.size() < 2 || (*array)->shape.size() > 4)) {
       refuse(option, **array, "2 to 4 dimensions: (q, k), (heads, q, k) or (batch, heads, q, k)");
     }

@@ -24,8 +24,8 @@ struct InputFiles {
   std::string block_size;
   std::string dtype;
 
-  /// `with_values`: v takes part. `with_sequences`: packed and partly used sequences do. `with_dtype`: --dtype
-  /// converts.
+  /// `with_values`: v takes part. `with_sequences`: packed and partly used sequences do. `with_dtype`:
+  /// --dtype converts.
   void add_options(CLI::App& command, bool with_values, bool with_sequences, bool with_dtype = true);
   bool any() const { return !input.empty() || !q.empty() || !k.empty() || !v.empty(); }
 };

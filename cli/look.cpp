@@ -29,8 +29,8 @@ Range parse_range(const char* option, const std::string& text, int64_t seqlen) {
   if (text.empty()) return {0, seqlen};
   const auto [first, last] = parse_pair(option, text, ':', "FIRST:LAST");
   if (first < 0 || last <= first || last > seqlen) {
-    throw Failure(Exit::usage, fmt::format("{}: got {}, expected FIRST:LAST with 0 <= FIRST < LAST <= {}", option, text,
-                                           seqlen));
+    throw Failure(Exit::usage, fmt::format("{}: got {}, expected FIRST:LAST with 0 <= FIRST < LAST <= {}",
+                                           option, text, seqlen));
   }
   return {first, last};
 }
@@ -55,36 +55,39 @@ Exit run_look(const LookOptions& options) {
   const bool max = options.pool == "max";
   overview.grid = map.pooled(overview.queries, overview.keys, options.size, options.size,
                              max ? Pooling::max : Pooling::mean, options.execution.resolved_threads());
-  const bool pooled = overview.grid.rows < overview.queries.size() || overview.grid.columns < overview.keys.size();
+  const bool pooled =
+      overview.grid.rows < overview.queries.size() || overview.grid.columns < overview.keys.size();
   overview.title = fmt::format("Attention of head {}", options.head);
   overview.subtitle = fmt::format("{} queries, {} keys", overview.queries.size(), overview.keys.size());
   if (pooled) {
-    overview.subtitle += fmt::format(", a pixel is the {} of {:.1f} x {:.1f} weights", max ? "largest" : "mean",
-                                     static_cast<double>(overview.queries.size()) / static_cast<double>(overview.grid.rows),
-                                     static_cast<double>(overview.keys.size()) / static_cast<double>(overview.grid.columns));
+    overview.subtitle +=
+        fmt::format(", a pixel is the {} of {:.1f} x {:.1f} weights", max ? "largest" : "mean",
+                    static_cast<double>(overview.queries.size()) / static_cast<double>(overview.grid.rows),
+                    static_cast<double>(overview.keys.size()) / static_cast<double>(overview.grid.columns));
   }
   overview.unit = "weight";
   const Canvas canvas = draw_overview(overview, options.size);
   write_png_output(options.output, canvas, inputs.files);
 
   if (options.json) {
-    print_json({{"file", options.output},
-                {"width", canvas.width()},
-                {"height", canvas.height()},
-                {"head", options.head},
-                {"batch_index", options.batch_index},
-                {"seqlen_q", map.seqlen_q()},
-                {"seqlen_k", map.seqlen_k()},
-                {"rows", overview.grid.rows},
-                {"columns", overview.grid.columns},
-                {"pool", options.pool},
-                {"backend", map.backend()},
-                {"largest_weight", *std::max_element(overview.grid.values.begin(), overview.grid.values.end())},
-                {"peak_process_bytes", peak_memory()}});
+    print_json(
+        {{"file", options.output},
+         {"width", canvas.width()},
+         {"height", canvas.height()},
+         {"head", options.head},
+         {"batch_index", options.batch_index},
+         {"seqlen_q", map.seqlen_q()},
+         {"seqlen_k", map.seqlen_k()},
+         {"rows", overview.grid.rows},
+         {"columns", overview.grid.columns},
+         {"pool", options.pool},
+         {"backend", map.backend()},
+         {"largest_weight", *std::max_element(overview.grid.values.begin(), overview.grid.values.end())},
+         {"peak_process_bytes", peak_memory()}});
   } else {
     fmt::print("wrote {}: head {}, {} x {} weights in {} x {} cells; most memory held {}\n", options.output,
-               options.head, overview.queries.size(), overview.keys.size(), overview.grid.rows, overview.grid.columns,
-               bytes_text(peak_memory()));
+               options.head, overview.queries.size(), overview.keys.size(), overview.grid.rows,
+               overview.grid.columns, bytes_text(peak_memory()));
   }
   return Exit::ok;
 }
@@ -102,14 +105,17 @@ void add_look(CLI::App& program, Action& action) {
       ->type_name("FILE.png")
       ->required()
       ->group(kPicture);
-  command->add_option("--head", options->head, "Head of the queries, from 0 (the default)")->type_name("N")->group(kPicture);
+  command->add_option("--head", options->head, "Head of the queries, from 0 (the default)")
+      ->type_name("N")
+      ->group(kPicture);
   command->add_option("--batch-index", options->batch_index, "Sequence of the batch, from 0 (the default)")
       ->type_name("N")
       ->group(kPicture);
   command->add_option("--size", options->size, "Pixels of the map's longer side, at most (1024)")
       ->type_name("N")
       ->group(kPicture);
-  command->add_option("--pool", options->pool, "What a pixel of many weights shows: max (the default) or mean")
+  command
+      ->add_option("--pool", options->pool, "What a pixel of many weights shows: max (the default) or mean")
       ->type_name("KIND")
       ->group(kPicture);
   command->add_option("--queries", options->queries, "Only these queries, LAST not included")
@@ -120,7 +126,8 @@ void add_look(CLI::App& program, Action& action) {
       ->group(kPicture);
   add_json_option(*command, options->json);
   command->footer(
-      "The library gives the lse of each query; from it the weights are computed again, a tile at a time, and pooled\n"
+      "The library gives the lse of each query; from it the weights are computed again, a tile at a time, "
+      "and pooled\n"
       "into the picture's pixels: memory grows with the sequence, not with its square.\n"
       "\n"
       "Examples:\n"

@@ -1,4 +1,5 @@
-// The program `fovea`: wires the subcommands together and turns what they throw into one line and an exit code.
+// The program `fovea`: wires the subcommands together and turns what they throw into one line and an exit
+// code.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -14,7 +15,8 @@ namespace fovea::cli {
 namespace {
 
 constexpr const char* kFooter =
-    "Each subcommand has its own --help. Results go to stdout (with --json as one JSON value), errors to stderr\n"
+    "Each subcommand has its own --help. Results go to stdout (with --json as one JSON value), errors to "
+    "stderr\n"
     "as one line.\n"
     "\n"
     "Exit codes:\n"

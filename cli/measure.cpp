@@ -18,7 +18,8 @@ Timing measure(const std::function<void()>& run, double seconds, int least_runs)
   run();
   std::vector<double> times;
   const Clock::time_point begin = Clock::now();
-  while (times.size() < kMostRuns && (times.size() < static_cast<size_t>(least_runs) || since(begin) < seconds)) {
+  while (times.size() < kMostRuns &&
+         (times.size() < static_cast<size_t>(least_runs) || since(begin) < seconds)) {
     const Clock::time_point start = Clock::now();
     run();
     times.push_back(since(start));
@@ -50,7 +51,9 @@ ErrorSize error_between(std::span<const double> got, std::span<const double> exp
     errors += error * error;
     size += expected[i] * expected[i];
   }
-  const double relative = errors == 0 ? 0 : size == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(errors / size);
+  const double relative = errors == 0 ? 0
+                          : size == 0 ? std::numeric_limits<double>::infinity()
+                                      : std::sqrt(errors / size);
   return {largest, relative};
 }
 

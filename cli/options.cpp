@@ -24,16 +24,16 @@ std::pair<int64_t, int64_t> parse_pair(const std::string& option, const std::str
     const auto second = whole_number(std::string_view(text).substr(at + 1));
     if (first && second) return {*first, *second};
   }
-  throw Failure(Exit::usage, option + ": got '" + text + "', expected " + expected + ", two whole numbers with '" +
-                                 separator + "' between them");
+  throw Failure(Exit::usage, option + ": got '" + text + "', expected " + expected +
+                                 ", two whole numbers with '" + separator + "' between them");
 }
 
 ElementType parse_type(const std::string& option, const std::string& text) {
   const auto type = type_from_option(text);
   if (!type) {
-    throw Failure(Exit::usage,
-                  option + ": got '" + text + "', expected one of float32, float16, bfloat16, float64 "
-                  "(or f32, f16, bf16, f64)");
+    throw Failure(Exit::usage, option + ": got '" + text +
+                                   "', expected one of float32, float16, bfloat16, float64 "
+                                   "(or f32, f16, bf16, f64)");
   }
   return *type;
 }
@@ -81,7 +81,8 @@ void Execution::add_options(CLI::App& command, bool with_deterministic) {
       ->type_name("N")
       ->group(kGroup);
   if (with_deterministic) {
-    command.add_flag("--deterministic", deterministic, "Gradients that are the same, bit for bit, in each run")
+    command
+        .add_flag("--deterministic", deterministic, "Gradients that are the same, bit for bit, in each run")
         ->group(kGroup);
   }
 }

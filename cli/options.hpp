@@ -39,7 +39,9 @@ struct Execution {
   bool deterministic = false;
 
   void add_options(CLI::App& command, bool with_deterministic);
-  Options options() const { return {.backend = backend, .num_threads = threads, .deterministic = deterministic}; }
+  Options options() const {
+    return {.backend = backend, .num_threads = threads, .deterministic = deterministic};
+  }
   /// The number of threads a plan will use.
   int resolved_threads() const { return threads > 0 ? threads : default_threads(); }
 };

@@ -37,9 +37,11 @@ void Progress::draw(int64_t done) {
     fmt::print(stderr, "\r{}: {} done, {:.0f} s\x1b[K", label_, done, elapsed);
   } else {
     const int64_t filled = std::min(done, total_) * kBarWidth / total_;
-    const double remaining = elapsed * static_cast<double>(total_ - std::min(done, total_)) / static_cast<double>(done);
+    const double remaining =
+        elapsed * static_cast<double>(total_ - std::min(done, total_)) / static_cast<double>(done);
     fmt::print(stderr, "\r{} [{}{}] {}%, about {:.0f} s left\x1b[K", label_,
-               std::string(static_cast<size_t>(filled), '#'), std::string(static_cast<size_t>(kBarWidth - filled), '.'),
+               std::string(static_cast<size_t>(filled), '#'),
+               std::string(static_cast<size_t>(kBarWidth - filled), '.'),
                std::min(done, total_) * 100 / total_, remaining);
   }
   std::fflush(stderr);

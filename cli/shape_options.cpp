@@ -9,7 +9,8 @@ namespace fovea::cli {
 void ShapeOptions::add_options(CLI::App& command, bool lists) {
   constexpr const char* kGroup = "Sizes";
   const auto add = [&](const char* name, auto& field, const char* help, const char* type) {
-    CLI::Option* option = command.add_option(name, field, help)->type_name(type)->group(kGroup)->delimiter(',');
+    CLI::Option* option =
+        command.add_option(name, field, help)->type_name(type)->group(kGroup)->delimiter(',');
     if (!lists) option->expected(1);
     options_.push_back(option);
   };
@@ -25,7 +26,8 @@ void ShapeOptions::add_options(CLI::App& command, bool lists) {
 }
 
 bool ShapeOptions::given() const {
-  return std::any_of(options_.begin(), options_.end(), [](const CLI::Option* option) { return option->count() > 0; });
+  return std::any_of(options_.begin(), options_.end(),
+                     [](const CLI::Option* option) { return option->count() > 0; });
 }
 
 std::vector<Shape> ShapeOptions::shapes() const {
@@ -38,8 +40,8 @@ std::vector<Shape> ShapeOptions::shapes() const {
             for (const int64_t b : batch) {
               for (const int64_t sq : seqlen) {
                 for (const int64_t sk : seqlen_k) {
-                  shapes.push_back({b, sq, sk == 0 ? sq : sk, hq, hkv == 0 ? hq : hkv, dim, dim_v == 0 ? dim : dim_v,
-                                    parse_type("--dtype", type)});
+                  shapes.push_back({b, sq, sk == 0 ? sq : sk, hq, hkv == 0 ? hq : hkv, dim,
+                                    dim_v == 0 ? dim : dim_v, parse_type("--dtype", type)});
                 }
               }
             }

@@ -27,8 +27,8 @@ struct Shape {
 /// Lists of sizes, from which every combination is made. A size of 0 stands for its default: seqlen_k that of
 /// the queries, heads_kv that of the queries, head_dim_v the head size.
 struct ShapeOptions {
-  std::vector<int64_t> batch = {1}, seqlen = {1024}, seqlen_k = {0}, heads = {16}, heads_kv = {0}, head_dim = {64},
-                       head_dim_v = {0};
+  std::vector<int64_t> batch = {1}, seqlen = {1024}, seqlen_k = {0}, heads = {16}, heads_kv = {0},
+                       head_dim = {64}, head_dim_v = {0};
   std::vector<std::string> dtype = {"bfloat16"};
 
   void add_options(CLI::App& command, bool lists);

@@ -26,7 +26,9 @@ std::string seconds_text(double seconds) {
   return fmt::format("{:.2f} s", seconds);
 }
 
-std::string shape_text(std::span<const int64_t> shape) { return io::shape_text(shape); }
+std::string shape_text(std::span<const int64_t> shape) {
+  return io::shape_text(shape);
+}
 
 std::string safe_text(std::string_view text) {
   std::string safe(text);

@@ -7,8 +7,8 @@
 
 namespace fovea::cli {
 
-void textbook_attention(const TextbookShape& shape, float scale, std::span<const float> q, std::span<const float> k,
-                        std::span<const float> v, std::span<float> o) {
+void textbook_attention(const TextbookShape& shape, float scale, std::span<const float> q,
+                        std::span<const float> k, std::span<const float> v, std::span<float> o) {
   const int64_t rows = shape.seqlen_q, columns = shape.seqlen_k, group = shape.heads_q / shape.heads_kv;
   std::vector<float> scores(static_cast<size_t>(rows * columns));
   for (int64_t batch = 0; batch < shape.batch; ++batch) {

@@ -11,7 +11,7 @@ struct TextbookShape {
 
 /// Attention as a textbook writes it, for comparison: for each head the whole N x N matrix of scores in
 /// memory, three loops for each product, one thread. All arrays are compact, (batch, seqlen, heads, size).
-void textbook_attention(const TextbookShape& shape, float scale, std::span<const float> q, std::span<const float> k,
-                        std::span<const float> v, std::span<float> o);
+void textbook_attention(const TextbookShape& shape, float scale, std::span<const float> q,
+                        std::span<const float> k, std::span<const float> v, std::span<float> o);
 
 }  // namespace fovea::cli

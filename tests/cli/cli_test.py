@@ -1,0 +1,553 @@
+#!/usr/bin/env python3
+"""Runs the program `fovea` as a user does: every subcommand, files that come and go, exit codes and messages.
+
+    FOVEA_PROGRAM=build/release/bin/fovea FOVEA_SOURCE=. cli_test.py [Suite ...]
+"""
+import json
+import math
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import attention
+from formats import Array, read_npy, read_png, read_safetensors, write_npy, write_safetensors
+
+PROGRAM = os.environ["FOVEA_PROGRAM"]
+SAMPLE = pathlib.Path(os.environ["FOVEA_SOURCE"]) / "data" / "minilm_layer3_qkv.safetensors"
+PICTURES = os.environ.get("FOVEA_TEST_PICTURES", "yes") == "yes"
+SANITIZED = os.environ.get("FOVEA_TEST_SANITIZED", "") != ""
+SUBCOMMANDS = ["demo", "attend", "look", "explain", "bench", "check", "info"]
+OK, CHECK_FAILED, USAGE, INPUT, PROBLEM, OUTPUT = range(6)
+
+
+def fovea(*arguments, **options):
+    return subprocess.run([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=250, **options)
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="fovea_cli_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.random = random.Random(1)
+
+    def ok(self, *arguments, **options):
+        done = fovea(*arguments, **options)
+        self.assertEqual(done.returncode, OK, f"{arguments}: {done.stderr}{done.stdout}")
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def json(self, *arguments, **options):
+        return json.loads(self.ok(*arguments, "--json", **options))
+
+    def fails(self, code, *arguments, says=(), **options):
+        """The exit code, one line on stderr that holds each of `says`, nothing on stdout."""
+        done = fovea(*arguments, **options)
+        self.assertEqual(done.returncode, code, f"{arguments}: {done.stderr}{done.stdout}")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("fovea"), done.stderr)
+        self.assertEqual(done.stdout, "")
+        for text in says:
+            self.assertIn(str(text), done.stderr)
+
+    def numbers(self, *shape, dtype="f4"):
+        count = math.prod(shape)
+        # Multiples of 1/64 of small size: exact in every type.
+        return Array([self.random.randint(-128, 128) / 64 for _ in range(count)], shape, dtype)
+
+    def qkv(self, shape_q, shape_k, shape_v=None, dtype="f4"):
+        return {"q": self.numbers(*shape_q, dtype=dtype), "k": self.numbers(*shape_k, dtype=dtype),
+                "v": self.numbers(*(shape_v or shape_k), dtype=dtype)}
+
+    def save(self, arrays, name="qkv.safetensors"):
+        write_safetensors(self.folder / name, arrays)
+        return self.folder / name
+
+    def close(self, got, expected, tolerance=2e-5):
+        self.assertEqual(len(got), len(expected))
+        for a, b in zip(got, expected):
+            if math.isinf(b):
+                self.assertEqual(a, b)
+            else:
+                self.assertLessEqual(abs(a - b), tolerance * max(1, abs(b)), (a, b))
+
+
+def head_rows(array, head, batch=0):
+    """Rows of one head of an array (batch, seqlen, heads, size)."""
+    _, seqlen, heads, size = array.shape
+    start = [((batch * seqlen + s) * heads + head) * size for s in range(seqlen)]
+    return [array.values[at:at + size] for at in start]
+
+
+def rows(array):
+    size = array.shape[-1]
+    return [array.values[at:at + size] for at in range(0, len(array.values), size)]
+
+
+def flat(table):
+    return [x for row in table for x in row]
+
+
+class Help(ProgramTest):
+    def test_help_needs_no_manual(self):
+        text = self.ok("--help")
+        for word in [*SUBCOMMANDS, "Exit codes", "0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "6 "]:
+            self.assertIn(word, text)
+        for name in SUBCOMMANDS:
+            help_text = self.ok(name, "--help")
+            self.assertIn("--json", help_text)
+            if name != "info":
+                self.assertIn("Example", help_text)
+
+    def test_version(self):
+        self.assertRegex(self.ok("--version"), r"^fovea \d+\.\d+\.\d+\n$")
+
+
+class Usage(ProgramTest):
+    def test_nonsense(self):
+        self.fails(USAGE, says=["--help"])
+        self.fails(USAGE, "conquer")
+        self.fails(USAGE, "info", "--sing", says=["--sing", "fovea info"])
+        self.fails(USAGE, "attend", "--input", "x.safetensors", says=["--output"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--output", "x.jpg", says=["--output", "x.jpg", ".png"])
+        self.fails(USAGE, "explain", "--window", "seven", says=["--window", "seven", "LEFT,RIGHT"])
+        self.fails(USAGE, "explain", "--dtype", "int3", says=["--dtype", "int3", "bfloat16"])
+        self.fails(USAGE, "explain", "--pass", "sideways", says=["--pass", "sideways"])
+        self.fails(USAGE, "explain", "--with", "magic", says=["--with", "magic"])
+        self.fails(USAGE, "bench", "--seqlen", "many", says=["--seqlen"])
+        self.fails(USAGE, "check", "--backend", "gpu_of_dreams", says=["gpu_of_dreams", "reference"])
+
+    def test_inputs(self):
+        out = self.folder / "o.npy"
+        self.fails(USAGE, "attend", "--output", out, says=["--input"])
+        self.fails(USAGE, "attend", "--q", "q.npy", "--k", "k.npy", "--output", out, says=["--v"])
+        self.fails(USAGE, "attend", "--input", SAMPLE, "--q", "q.npy", "--output", out, says=["--input", "--q"])
+        self.fails(USAGE, "attend", "--input", "qkv.npz", "--output", out, says=["qkv.npz", "safetensors"])
+        self.fails(USAGE, "attend", "--input", SAMPLE, "--output", self.folder / "o.txt", says=["--output", "o.txt"])
+        self.fails(USAGE, "attend", "--input", SAMPLE, "--output", out, "--lse-output", out, says=["--lse-output"])
+        self.fails(USAGE, "attend", "--input", SAMPLE, "--output", out, "--block-size", "8,8", says=["--block-mask"])
+        self.fails(USAGE, "explain", "--input", SAMPLE, "--seqlen", "8", says=["sizes"])
+        self.assertFalse(out.exists())
+
+
+class Info(ProgramTest):
+    def test_text_and_json(self):
+        self.assertIn("reference", self.ok("info"))
+        info = self.json("info")
+        names = [backend["name"] for backend in info["backends"]]
+        self.assertEqual(names[-1], "reference")
+        self.assertGreaterEqual(info["threads"], 1)
+        for backend in info["backends"]:
+            self.assertEqual(backend["available"], backend["unavailable_because"] == "")
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_full_disk_is_noticed(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run([PROGRAM, "info"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(done.returncode, OUTPUT)
+        self.assertIn("stdout", done.stderr)
+
+
+class Attend(ProgramTest):
+    def attend(self, arrays, *options):
+        """o and lse through .safetensors; the same o must come through .npy."""
+        path = self.save(arrays)
+        self.ok("attend", "--input", path, "--output", self.folder / "o.safetensors", *options)
+        for name in "qkv":
+            write_npy(self.folder / f"{name}.npy", arrays[name])
+        self.ok("attend", *[x for n in "qkv" for x in (f"--{n}", self.folder / f"{n}.npy")], "--output",
+                self.folder / "o.npy", "--lse-output", self.folder / "lse.npy", *options)
+        result = read_safetensors(self.folder / "o.safetensors")
+        self.assertEqual(set(result), {"o", "lse"})
+        for name in result:
+            other = read_npy(self.folder / f"{name}.npy")
+            self.assertEqual((other.shape, other.dtype, other.to_bytes()),
+                             (result[name].shape, result[name].dtype, result[name].to_bytes()))
+        return result["o"], result["lse"]
+
+    def test_two_dimensions(self):
+        x = self.qkv((5, 8), (7, 8), (7, 3))
+        o, lse = self.attend(x, "--causal")
+        p, expected_lse = attention.weights(rows(x["q"]), rows(x["k"]), causal=True)
+        self.assertEqual((o.shape, lse.shape), ((5, 3), (5,)))
+        self.close(o.values, flat(attention.output(p, rows(x["v"]))))
+        self.close(lse.values, expected_lse)
+
+    def test_three_dimensions_and_grouped_heads(self):
+        x = self.qkv((6, 4, 8), (9, 2, 8))
+        o, lse = self.attend(x, "--window", "3,1", "--scale", "-0.5", "--threads", "2")
+        self.assertEqual((o.shape, lse.shape), ((6, 4, 8), (4, 6)))
+        full = {name: Array(a.values, (1, *a.shape)) for name, a in {**x, "o": o}.items()}
+        for head in range(4):
+            p, expected_lse = attention.weights(head_rows(full["q"], head), head_rows(full["k"], head // 2), -0.5,
+                                                window=(3, 1))
+            self.close(flat(head_rows(full["o"], head)), flat(attention.output(p, head_rows(full["v"], head // 2))))
+            self.close(lse.values[head * 6:head * 6 + 6], expected_lse)
+
+    def test_four_dimensions_in_every_type(self):
+        for dtype, name, tolerance in (("f4", "float32", 2e-5), ("f2", "float16", 4e-3), ("bf16", "bfloat16", 3e-2),
+                                       ("f8", "float64", 1e-6)):
+            x = self.qkv((2, 4, 3, 16), (2, 4, 3, 16))
+            path = self.save(x)
+            out = self.folder / "o.safetensors"
+            told = self.json("attend", "--input", path, "--dtype", name, "--output", out, "--softcap", "2")
+            o = read_safetensors(out)["o"]
+            self.assertEqual((o.dtype, o.shape), (dtype, (2, 4, 3, 16)))
+            self.assertEqual(told["q"], {"type": name, "shape": [2, 4, 3, 16]})
+            self.assertEqual([array["name"] for array in told["outputs"]], ["o", "lse"])
+            self.assertGreater(told["passes"][0]["flops"], 0)
+            for batch in range(2):
+                p, _ = attention.weights(head_rows(x["q"], 1, batch), head_rows(x["k"], 1, batch), softcap=2)
+                self.close(flat(head_rows(o, 1, batch)), flat(attention.output(p, head_rows(x["v"], 1, batch))), tolerance)
+
+    def test_arrays_of_terms(self):
+        x = self.qkv((1, 5, 2, 8), (1, 6, 2, 8))
+        bias, mask = self.numbers(5, 6), Array([self.random.random() < 0.7 for _ in range(60)], (2, 5, 6), "b1")
+        mask.values[:6] = [False] * 6  # a row without keys
+        write_npy(self.folder / "bias.npy", bias)
+        write_npy(self.folder / "mask.npy", mask)
+        write_safetensors(self.folder / "more.safetensors",
+                          {"alibi": Array([0.5, 0.25], (2,), "f8"), "logits": Array([0.5, -1.0], (2,))})
+        more = self.folder / "more.safetensors"
+        out = self.folder / "o.safetensors"
+        self.ok("attend", "--input", self.save(x), "--bias", self.folder / "bias.npy", "--mask", self.folder / "mask.npy",
+                "--alibi", more, "--output", out)
+        result = read_safetensors(out)
+        self.assertEqual(result["lse"].shape, (1, 2, 5))
+        for head in range(2):
+            p, lse = attention.weights(head_rows(x["q"], head), head_rows(x["k"], head), bias=rows(bias),
+                                       mask=rows(mask)[5 * head:5 * head + 5], slope=[0.5, 0.25][head])
+            self.close(flat(head_rows(result["o"], head)), flat(attention.output(p, head_rows(x["v"], head))))
+            self.close(result["lse"].values[5 * head:5 * head + 5], lse)
+        self.ok("attend", "--input", self.save(x), "--sink", f"{more}:logits", "--output", out)
+        p, lse = attention.weights(head_rows(x["q"], 1), head_rows(x["k"], 1), sink=-1.0)
+        self.close(read_safetensors(out)["lse"].values[5:], lse)
+
+    def test_packed_sequences(self):
+        x = self.qkv((9, 1, 8), (11, 1, 8))
+        write_npy(self.folder / "cu_q.npy", Array([0, 4, 9], (3,), "i8"))
+        write_npy(self.folder / "cu_k.npy", Array([0, 6, 11], (3,), "i4"))
+        out = self.folder / "o.safetensors"
+        self.ok("attend", "--input", self.save(x), "--causal", "--cu-seqlens-q", self.folder / "cu_q.npy",
+                "--cu-seqlens-k", self.folder / "cu_k.npy", "--output", out)
+        result = read_safetensors(out)
+        self.assertEqual((result["o"].shape, result["lse"].shape), ((9, 1, 8), (1, 9)))
+        expected, lse = [], []
+        for q, k in ((slice(0, 4), slice(0, 6)), (slice(4, 9), slice(6, 11))):
+            p, part = attention.weights(rows(x["q"])[q], rows(x["k"])[k], causal=True)
+            expected += flat(attention.output(p, rows(x["v"])[k]))
+            lse += part
+        self.close(result["o"].values, expected)
+        self.close(result["lse"].values, lse)
+        self.fails(PROBLEM, "attend", "--input", self.save(x), "--cu-seqlens-q", self.folder / "cu_q.npy", "--output", out,
+                   says=["cu_seqlens_k"])
+
+    def test_dropout_repeats_by_its_seed(self):
+        path = self.save(self.qkv((16, 8), (16, 8)))
+        outs = []
+        for seed in (5, 5, 6):
+            self.ok("attend", "--input", path, "--dropout", "0.5", "--seed", seed, "--output", self.folder / "o.npy")
+            outs.append((self.folder / "o.npy").read_bytes())
+        self.assertEqual(outs[0], outs[1])
+        self.assertNotEqual(outs[0], outs[2])
+
+    def test_backends_agree(self):
+        path = self.save(self.qkv((33, 2, 16), (40, 2, 16)))
+        results = []
+        for backend in [b["name"] for b in self.json("info")["backends"] if b["available"] and "bf16" not in b["name"]]:
+            told = self.json("attend", "--input", path, "--causal", "--backend", backend, "--output", self.folder / "o.npy")
+            self.assertEqual(told["passes"][0]["backend"], backend)
+            results.append(read_npy(self.folder / "o.npy").values)
+        for other in results[1:]:
+            self.close(other, results[0])
+
+
+class Gradients(ProgramTest):
+    def test_against_the_formulas(self):
+        x = self.qkv((6, 8), (9, 8), (9, 4))
+        d_o = self.numbers(6, 4)
+        write_npy(self.folder / "d_o.npy", d_o)
+        out = self.folder / "gradients.safetensors"
+        told = self.json("attend", "--input", self.save(x), "--causal", "--grad", self.folder / "d_o.npy", "--output", out,
+                         "--deterministic")
+        self.assertEqual([step["pass"] for step in told["passes"]], ["forward", "backward"])
+        result = read_safetensors(out)
+        self.assertEqual(set(result), {"o", "lse", "dq", "dk", "dv"})
+        expected = attention.gradients(rows(x["q"]), rows(x["k"]), rows(x["v"]), rows(d_o), causal=True)
+        for name, values in zip(("dq", "dk", "dv"), expected):
+            self.assertEqual(result[name].shape, x[name[1]].shape)
+            self.close(result[name].values, flat(values))
+
+    def test_of_bias_and_sink(self):
+        x = self.qkv((1, 4, 2, 8), (1, 5, 2, 8))
+        write_npy(self.folder / "bias.npy", self.numbers(2, 4, 5))
+        write_npy(self.folder / "sink.npy", Array([0.0, 0.0], (2,)))
+        write_npy(self.folder / "d_o.npy", Array([0.0] * 64, (1, 4, 2, 8)))
+        out = self.folder / "gradients.safetensors"
+        self.ok("attend", "--input", self.save(x), "--bias", self.folder / "bias.npy", "--sink", self.folder / "sink.npy",
+                "--grad", self.folder / "d_o.npy", "--output", out)
+        result = read_safetensors(out)
+        for name, shape in (("dbias", (2, 4, 5)), ("dsink", (2,)), ("dq", (1, 4, 2, 8))):
+            self.assertEqual(result[name].shape, shape)
+            self.assertEqual(set(result[name].values), {0.0})
+
+    def test_errors(self):
+        path = self.save(self.qkv((6, 8), (9, 8)))
+        write_npy(self.folder / "d_o.npy", self.numbers(6, 7))
+        out = self.folder / "g.safetensors"
+        self.fails(INPUT, "attend", "--input", path, "--grad", self.folder / "d_o.npy", "--output", out,
+                   says=["--grad", "(6, 7)", "(6, 8)"])
+        write_npy(self.folder / "d_o.npy", self.numbers(6, 8))
+        self.fails(USAGE, "attend", "--input", path, "--grad", self.folder / "d_o.npy", "--output", self.folder / "g.npy",
+                   says=["--output", ".safetensors"])
+
+
+class Files(ProgramTest):
+    def test_bad_inputs(self):
+        out = self.folder / "o.npy"
+        self.fails(INPUT, "attend", "--input", self.folder / "none.safetensors", "--output", out, says=["none.safetensors"])
+        damaged = self.folder / "damaged.safetensors"
+        damaged.write_bytes(SAMPLE.read_bytes()[:5000])
+        self.fails(INPUT, "attend", "--input", damaged, "--output", out, says=["damaged.safetensors"])
+        self.fails(INPUT, "demo", "--input", damaged, says=["damaged.safetensors"])
+        self.fails(INPUT, "look", "--input", damaged, "--output", self.folder / "x.png", says=["damaged.safetensors"])
+        self.fails(INPUT, "attend", "--input", self.save({"q": self.numbers(3, 8)}), "--output", out, says=["k"])
+        whole = {name: Array([1] * 24, (3, 8), "i4") for name in "qkv"}
+        self.fails(INPUT, "attend", "--input", self.save(whole), "--output", out, says=["--q", "int32", "float32"])
+        flat_input = {name: self.numbers(8) for name in "qkv"}
+        self.fails(INPUT, "attend", "--input", self.save(flat_input), "--output", out, says=["--q", "(8,)", "seqlen"])
+        self.fails(INPUT, "attend", "--input", SAMPLE, "--bias", f"{SAMPLE}:nothing", "--output", out, says=["nothing"])
+        self.assertFalse(out.exists())
+
+    def test_bad_problems(self):
+        out = self.folder / "o.npy"
+        path = self.save(self.qkv((4, 8), (5, 6)))
+        self.fails(PROBLEM, "attend", "--input", path, "--output", out, says=["k:"])
+        path = self.save(self.qkv((4, 3, 8), (5, 2, 8)))
+        self.fails(PROBLEM, "attend", "--input", path, "--output", out, says=["heads"])
+        path = self.save(self.qkv((4, 8), (5, 8)))
+        self.fails(PROBLEM, "attend", "--input", path, "--backend", "nobody", "--output", out, says=["nobody", "reference"])
+        self.fails(PROBLEM, "attend", "--input", path, "--backend", "cpu_amx_bf16", "--output", out, says=["cpu_amx_bf16"])
+        self.fails(PROBLEM, "attend", "--input", path, "--dropout", "2", "--output", out, says=["dropout"])
+        self.fails(PROBLEM, "attend", "--input", path, "--threads", "-4", "--output", out, says=["num_threads"])
+        self.assertFalse(out.exists())
+
+    def test_output_never_replaces_an_input(self):
+        path = self.save(self.qkv((4, 8), (5, 8)))
+        before = path.read_bytes()
+        (self.folder / "soft.safetensors").symlink_to(path)
+        os.link(path, self.folder / "hard.safetensors")
+        for name in ("qkv", "soft", "hard"):
+            self.fails(OUTPUT, "attend", "--input", path, "--output", self.folder / f"{name}.safetensors", says=[name])
+            self.assertEqual(path.read_bytes(), before)
+        q, k, v = (self.folder / f"{name}.npy" for name in "qkv")
+        for file in (q, k, v):
+            write_npy(file, self.numbers(4, 8))
+        self.fails(OUTPUT, "attend", "--q", q, "--k", k, "--v", v, "--output", v, says=["v.npy"])
+
+    def test_output_directory(self):
+        missing = self.folder / "no" / "o.npy"
+        self.fails(OUTPUT, "attend", "--input", SAMPLE, "--output", missing, says=["--output", missing.parent, "create"])
+        self.fails(OUTPUT, "demo", "--input", SAMPLE, "--output", missing.with_suffix(".png"), says=[missing.parent])
+        self.fails(OUTPUT, "look", "--input", SAMPLE, "--output", missing.with_suffix(".png"), says=[missing.parent])
+
+    def test_an_older_output_is_replaced_whole(self):
+        path = self.save(self.qkv((4, 8), (5, 8)))
+        out = self.folder / "o.npy"
+        out.write_bytes(b"x" * 100000)
+        self.ok("attend", "--input", path, "--output", out)
+        self.assertEqual(read_npy(out).shape, (4, 8))
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["o.npy", "qkv.safetensors"])
+
+
+class Demo(ProgramTest):
+    @unittest.skipUnless(PICTURES, "built without libpng")
+    def test_picture_and_report(self):
+        out = self.folder / "attention.png"
+        text = self.ok("demo", "--input", SAMPLE, "--output", out)
+        for word in ("GFLOP/s", "float16", "float32", "largest error", "1.00 MiB", "12.00 MiB", "chosen", "alice", "tokens 214 to"):
+            self.assertIn(word, text)
+        width, height, pixels = read_png(out)
+        self.assertGreater(min(width, height), 800)
+        self.assertGreater(len({pixel for row in pixels for pixel in row}), 100)
+        told = self.json("demo", "--input", SAMPLE, "--output", out, "--head", "11", "--tokens", "0:20", "--threads", "1")
+        self.assertEqual(told["picture"]["tokens"], [0, 20])
+
+    def test_numbers(self):
+        told = self.json("demo", "--input", SAMPLE)
+        self.assertEqual([run["type"] for run in told["runs"]], ["float16", "float32"])
+        for run in told["runs"]:
+            self.assertGreater(run["gflops"], 0)
+            self.assertLess(run["relative_error"], 1e-3 if run["type"] == "float16" else 2e-6)
+        self.assertLess(told["textbook"]["relative_error"], 1e-5)
+        self.assertEqual(told["matrix_bytes"], 12 * 512 * 512 * 4)
+        self.assertNotIn("picture", told)
+
+    def test_without_names(self):
+        path = self.save(self.qkv((70, 2, 8), (70, 2, 8)))
+        self.ok("demo", "--input", path, "--head", "1", *(("--output", self.folder / "x.png") if PICTURES else ()))
+
+    def test_errors(self):
+        out = self.folder / "x.png"
+        self.fails(USAGE, "demo", "--input", SAMPLE, "--output", out, "--head", "12", says=["--head", "0 to 11"])
+        self.fails(USAGE, "demo", "--input", SAMPLE, "--output", out, "--tokens", "9:3", says=["--tokens", "512"])
+        self.fails(PROBLEM, "demo", "--input", self.save(self.qkv((4, 8), (5, 8))), says=["self-attention"])
+
+
+@unittest.skipUnless(PICTURES, "built without libpng")
+class Look(ProgramTest):
+    def test_sample(self):
+        out = self.folder / "map.png"
+        told = self.json("look", "--input", SAMPLE, "--head", "9", "--size", "128", "--output", out)
+        self.assertEqual((told["rows"], told["columns"], told["pool"]), (128, 128, "max"))
+        self.assertTrue(0.3 < told["largest_weight"] <= 1)
+        width, height, _ = read_png(out)
+        self.assertEqual((width, height), (told["width"], told["height"]))
+
+    def test_weights(self):
+        x = {"q": self.numbers(9, 2, 8), "k": self.numbers(12, 1, 8)}
+        bias = self.numbers(9, 12)
+        write_npy(self.folder / "bias.npy", bias)
+        write_npy(self.folder / "alibi.npy", Array([1.0, 0.25], (2,)))
+        write_npy(self.folder / "sink.npy", Array([0.0, 1.0], (2,)))
+        full = {name: Array(a.values, (1, *a.shape)) for name, a in x.items()}
+        cases = [((), {}), (("--causal",), {"causal": True}), (("--window", "2,3"), {"window": (2, 3)}),
+                 (("--softcap", "0.5", "--scale", "1.5"), {"softcap": 0.5, "scale": 1.5}),
+                 (("--bias", self.folder / "bias.npy"), {"bias": rows(bias)}),
+                 (("--alibi", self.folder / "alibi.npy"), {"slope": 0.25}), (("--sink", self.folder / "sink.npy"), {"sink": 1.0})]
+        path = self.save(x)
+        for options, terms in cases:
+            p, _ = attention.weights(head_rows(full["q"], 1), head_rows(full["k"], 0), **terms)
+            told = self.json("look", "--input", path, "--head", "1", "--output", self.folder / "x.png", *options)
+            self.close([told["largest_weight"]], [max(flat(p))])
+            told = self.json("look", "--input", path, "--head", "1", "--queries", "4:5", "--keys", "3:7", "--pool", "mean",
+                             "--output", self.folder / "x.png", *options)
+            self.close([told["largest_weight"]], [max(p[4][3:7])])
+
+    def test_mean_of_all_weights(self):
+        x = {"q": self.numbers(64, 8), "k": self.numbers(64, 8)}
+        told = self.json("look", "--input", self.save(x), "--size", "16", "--pool", "mean", "--output", self.folder / "x.png")
+        p, _ = attention.weights(rows(x["q"]), rows(x["k"]))
+        means = [sum(p[4 * r + i][4 * c + j] for i in range(4) for j in range(4)) / 16 for r in range(16) for c in range(16)]
+        self.close([told["largest_weight"]], [max(means)])
+
+    def test_long_sequence_in_little_memory(self):
+        tokens = 2000 if SANITIZED else 20000
+        x = {"q": self.numbers(tokens, 8, dtype="f2"), "k": self.numbers(tokens, 8, dtype="f2")}
+        limit = 400 << 20  # the matrix alone would take 1.6 GB
+
+        def limited():
+            if not SANITIZED:
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+        told = self.json("look", "--input", self.save(x), "--causal", "--size", "256", "--threads", "2", "--output",
+                         self.folder / "x.png", preexec_fn=limited)
+        self.assertEqual((told["seqlen_q"], told["rows"]), (tokens, 256))
+
+    def test_errors(self):
+        out = self.folder / "x.png"
+        self.fails(USAGE, "look", "--input", SAMPLE, "--head", "12", "--output", out, says=["--head", "12"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--batch-index", "1", "--output", out, says=["--batch-index"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--pool", "min", "--output", out, says=["--pool"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--size", "3", "--output", out, says=["--size"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--keys", "5:600", "--output", out, says=["--keys", "512"])
+        self.fails(PROBLEM, "look", "--input", self.save({"q": self.numbers(3, 8), "k": self.numbers(3, 4)}), "--output", out)
+
+
+class Explain(ProgramTest):
+    def test_sizes(self):
+        text = self.ok("explain", "--seqlen", "128", "--heads", "8", "--heads-kv", "2", "--dtype", "float32", "--causal")
+        self.assertIn("chosen", text)
+        told = self.json("explain", "--seqlen", "128", "--seqlen-k", "256", "--heads", "4", "--head-dim", "32")
+        self.assertEqual((told["q"], told["k"]), ([1, 128, 4, 32], [1, 256, 4, 32]))
+        self.assertEqual(told["flops"], 4 * 128 * 256 * 4 * 32)
+        chosen = [b["name"] for b in told["backends"] if b["chosen"]]
+        self.assertEqual(chosen, [told["backend"]])
+        self.assertEqual([b["name"] for b in told["backends"]], [b["name"] for b in self.json("info")["backends"]])
+
+    def test_everything_at_once(self):
+        told = self.json("explain", "--pass", "bwd", "--with", "dbias,mask,block_mask,alibi,sink,seqused", "--dropout", "0.1",
+                         "--seqlen", "100", "--window", "5,-1", "--backend", "reference")
+        self.assertEqual((told["pass"], told["backend"]), ("backward", "reference"))
+        told = self.json("explain", "--with", "packed", "--batch", "3", "--seqlen", "64")
+        self.assertEqual(told["q"], [192, 16, 64])
+
+    def test_files(self):
+        told = self.json("explain", "--input", SAMPLE, "--pass", "bwd")
+        self.assertEqual(told["q"], [1, 512, 12, 32])
+        self.assertEqual(told["flops"], 10 * 512 * 512 * 12 * 32)
+
+    def test_errors(self):
+        self.fails(PROBLEM, "explain", "--heads", "6", "--heads-kv", "4", says=["heads"])
+        self.fails(PROBLEM, "explain", "--backend", "cpu_amx_bf16", "--dtype", "float32", says=["cpu_amx_bf16"])
+        self.fails(PROBLEM, "explain", "--head-dim", "1000", says=["1000"])
+
+
+class Bench(ProgramTest):
+    def test_json(self):
+        told = self.json("bench", "--seqlen", "64,96", "--heads", "2", "--heads-kv", "1", "--head-dim", "32", "--pass",
+                         "fwd,bwd", "--dtype", "float32,bfloat16", "--seconds", "0.01", "--causal", "--threads", "1")
+        self.assertEqual(len(told["rows"]), 8)
+        for row in told["rows"]:
+            self.assertTrue(row["right"])
+            self.assertEqual(row["rows_checked"], row["seqlen"])
+            self.assertGreater(row["gflops"], 0)
+            self.assertLessEqual(row["fastest_seconds"], row["median_seconds"])
+
+    def test_slices_of_large_problems(self):
+        told = self.json("bench", "--batch", "2", "--seqlen", "1100", "--heads", "2", "--head-dim", "64", "--pass", "bwd",
+                         "--window", "200,10", "--dtype", "float32", "--seconds", "0.01")
+        row = told["rows"][0]
+        self.assertLess(row["rows_checked"], 1100)
+        self.assertTrue(row["right"])
+
+    def test_table(self):
+        text = self.ok("bench", "--seqlen", "1", "--seqlen-k", "300", "--batch", "2", "--heads", "2", "--seconds", "0.01")
+        self.assertIn("GFLOP/s", text)
+        self.assertNotIn("WRONG", text)
+
+    def test_errors(self):
+        self.fails(PROBLEM, "bench", "--heads", "6", "--heads-kv", "4", says=["heads"])
+        self.fails(PROBLEM, "bench", "--batch", "-1")
+
+
+class Check(ProgramTest):
+    def test_stops_by_itself(self):
+        told = self.json("check", "--backend", "reference", "--problems", "5", "--seed", "3")
+        self.assertEqual((told["problems"], told["failures"]), (5, []))
+        self.assertEqual(told["backends"][0]["name"], "reference")
+        self.assertGreater(told["backends"][0]["passes"], 5)
+        text = self.ok("check", "--backend", "reference", "--seconds", "0.5", "--forward-only")
+        self.assertIn("0 failures", text)
+
+    def test_one_problem_repeats(self):
+        first, again = (self.json("check", "--backend", "reference", "--problem", "11", "--seed", "3") for _ in range(2))
+        self.assertEqual(first["problems"], 1)
+        self.assertEqual(first["largest_share_of_allowed_error"], again["largest_share_of_allowed_error"])
+
+    def test_stops_when_told(self):
+        process = subprocess.Popen([PROGRAM, "check", "--backend", "reference"], stdout=subprocess.PIPE, text=True)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, OK, text)
+        self.assertIn("0 failures", text)
+
+    def test_exit_code_and_lines_agree(self):
+        done = fovea("check", "--problems", "10", "--forward-only", "--json")
+        failures = json.loads(done.stdout)["failures"]
+        self.assertEqual(done.returncode, CHECK_FAILED if failures else OK)
+        for failure in failures:
+            self.assertTrue(failure["reproduce"].startswith("fovea check --seed 1 --problem "), failure)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
