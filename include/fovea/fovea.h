@@ -52,7 +52,8 @@ typedef enum fovea_status {
   FOVEA_INVALID_ARGUMENT = 1, /* the caller's input is wrong; the message names the argument and the remedy */
   FOVEA_UNSUPPORTED = 2, /* valid, but the backend asked for cannot do it; the message names the clause */
   FOVEA_OUT_OF_MEMORY = 3,
-  FOVEA_INTERNAL = 4
+  FOVEA_INTERNAL = 4,
+  FOVEA_STATUS_WIDTH = 0x7fffffff /* no status: makes the enum as wide as int in every language */
 } fovea_status;
 
 /* ---- tensors

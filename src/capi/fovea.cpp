@@ -148,6 +148,8 @@ const char* fovea_status_name(fovea_status status) noexcept {
       return "out of memory";
     case FOVEA_INTERNAL:
       return "internal error";
+    case FOVEA_STATUS_WIDTH:
+      break;
   }
   return "unknown status";
 }

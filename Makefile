@@ -1,0 +1,107 @@
+# Fovea. `make help` lists the targets. Each installs what it lacks (tools/setup.sh), configures, builds, and does its job.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+# Extra arguments for CMake, as in: make test CMAKE_FLAGS=-DFOVEA_WERROR=ON
+CMAKE_FLAGS ?=
+FUZZ_RUNS ?= 1000000
+
+# $(call configure,PRESET): only when there is no build tree or CMAKE_FLAGS are given; ninja reconfigures by itself.
+configure = if [[ ! -f build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
+              cmake --preset $(1) $(CMAKE_FLAGS) > build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
+            fi
+# $(call build,PRESET,TARGETS)
+build = cmake --build build/$(1) --parallel $(JOBS) --target $(2)
+ctest = ctest --test-dir build/$(1) --output-on-failure --parallel $(JOBS)
+
+FORMATTED := $(shell git ls-files --cached --others --exclude-standard \
+               '*.c' '*.cc' '*.cpp' '*.cu' '*.cuh' '*.h' '*.hpp' 2>/dev/null)
+
+.PHONY: help setup run build test test-release test-sanitizers test-threads test-fuzz bench asan tsan fuzz arm64 \
+        format format-check clean
+.NOTPARALLEL:
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
+
+setup: ## install what a build needs (apt packages)
+	@tools/setup.sh build
+	@mkdir -p build
+
+build: setup ## configure and build everything, preset release
+	@$(call configure,release)
+	@$(call build,release,all)
+
+run: setup ## attention of a real layer over a real text, as a picture: build/attention.png
+	@$(call configure,release)
+	@$(call build,release,bin/fovea)
+	build/release/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
+
+test: test-setup test-release test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
+	@echo "make test: all passed"
+
+.PHONY: test-setup
+test-setup:
+	@tools/setup.sh test
+	@mkdir -p build
+
+test-release: test-setup ## every test, optimised build
+	@$(call configure,release)
+	@$(call build,release,all)
+	$(call ctest,release)
+
+# One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
+test-sanitizers: test-setup ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
+	@if command -v clang++ > /dev/null; then \
+	  $(call configure,fuzz); \
+	  $(call build,fuzz,fuzz_all sanitized_tests); \
+	  $(call ctest,fuzz) --label-regex sanitized; \
+	  tools/fuzz.sh build/fuzz 20000; \
+	else \
+	  echo "no clang++, so no fuzzing here; the sanitizers come from the preset asan"; \
+	  $(call configure,asan); \
+	  $(call build,asan,sanitized_tests); \
+	  $(call ctest,asan) --label-regex sanitized; \
+	fi
+
+test-threads: test-setup ## one plan from many threads under ThreadSanitizer
+	@$(call configure,tsan)
+	@$(call build,tsan,test_threads)
+	$(call ctest,tsan) --tests-regex '^threads$$'
+
+bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
+	@$(call configure,release)
+	@$(call build,release,all)
+	python3 bench/cpu.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
+
+asan: test-setup ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(call configure,asan)
+	@$(call build,asan,all)
+	$(call ctest,asan)
+
+tsan: test-setup ## every test under ThreadSanitizer
+	@$(call configure,tsan)
+	@$(call build,tsan,all)
+	$(call ctest,tsan)
+
+fuzz: test-setup ## a longer run of each fuzz target (FUZZ_RUNS inputs)
+	@$(call configure,fuzz)
+	@$(call build,fuzz,fuzz_all)
+	tools/fuzz.sh build/fuzz $(FUZZ_RUNS)
+
+arm64: ## cross-compile for 64-bit ARM and run the tests under qemu
+	@tools/setup.sh arm64
+	@mkdir -p build
+	@$(call configure,arm64)
+	@$(call build,arm64,all)
+	$(call ctest,arm64)
+
+format: test-setup ## clang-format all sources in place
+	@clang-format -i $(FORMATTED)
+
+format-check: test-setup ## fail on sources that clang-format would change
+	@clang-format --dry-run -Werror $(FORMATTED)
+
+clean: ## remove build/
+	rm -rf build

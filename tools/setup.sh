@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Installs what a job of the Makefile needs and is not there: apt packages of Debian 12 or Ubuntu 24.04 (and newer).
+# Quiet and instant when nothing is missing; may be run any number of times.
+#
+#   tools/setup.sh build         compiler, CMake and the libraries of the library, command line, tests and benchmarks
+#   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
+#   tools/setup.sh arm64         the same, a cross-compiler and an emulator
+#
+# FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
+set -euo pipefail
+
+build=(g++ cmake ninja-build pkg-config python3
+       libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev libgtest-dev)
+test=(clang clang-format)
+arm64=(g++-aarch64-linux-gnu qemu-user googletest)
+
+case "${1:-}" in
+  build) wanted=("${build[@]}") ;;
+  test) wanted=("${build[@]}" "${test[@]}") ;;
+  arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
+  *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
+esac
+[[ -n "${FOVEA_NO_SETUP:-}" ]] && exit 0
+
+is_installed() { [[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
+
+# Names of packages of clang's runtime carry its version, which differs from one distribution to the next.
+clang_runtime() {
+  local version
+  version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]\+\)$/\1/p' | head -n 1)
+  [[ -n "$version" ]] && echo "libclang-rt-$version-dev"
+}
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  missing_tools=()
+  for tool in g++ cmake ninja; do command -v "$tool" >/dev/null || missing_tools+=("$tool"); done
+  [[ ${#missing_tools[@]} -eq 0 ]] && exit 0
+  echo "tools/setup.sh: this is neither Debian nor Ubuntu; please install: ${missing_tools[*]}" \
+       "and the libraries that docs/dependencies.md lists" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${wanted[@]}"; do is_installed "$package" || missing+=("$package"); done
+if [[ "$1" == test ]] && { ! runtime=$(clang_runtime) || ! is_installed "$runtime"; }; then
+  missing+=("CLANG_RUNTIME")
+fi
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "tools/setup.sh: neither root nor sudo; please have these installed: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+
+echo "tools/setup.sh: installing ${missing[*]/CLANG_RUNTIME/the runtime of clang}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+quietly() {
+  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    echo "tools/setup.sh: failed: $*" >&2
+    exit 1
+  fi
+}
+quietly apt-get update -qq
+for i in "${!missing[@]}"; do
+  if [[ "${missing[$i]}" == CLANG_RUNTIME ]]; then missing[i]=$(clang_runtime); fi
+done
+quietly apt-get install -y -qq --no-install-recommends "${missing[@]}"
