@@ -17,7 +17,8 @@ std::string environment(const char* name, const std::string& fallback);
 /// The same as a number; anything else ends the program with a message.
 uint64_t environment_number(const char* name, uint64_t fallback);
 
-/// All available backends, or the one that FOVEA_TEST_BACKEND names.
+/// Whether FOVEA_TEST_BACKEND names a backend; and that one, or all available ones.
+bool only_one_backend();
 std::vector<std::string> backends_under_test();
 
 /// Names the problem that is being run, for the case that it ends the process.

@@ -51,7 +51,7 @@ TEST_P(RandomProblems, Conform) {
   }
   std::printf("seed %llu: shard %llu ran %d passes\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(GetParam()), ran);
-  EXPECT_TRUE(ran > 0 || first >= end) << "no backend did any problem";
+  EXPECT_TRUE(ran > 0 || first >= end || only_one_backend()) << "no backend did any problem";
 }
 
 INSTANTIATE_TEST_SUITE_P(Shard, RandomProblems, testing::Range(uint64_t{0}, kShards));
