@@ -535,8 +535,6 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       const int64_t group_index = item / schedule.panels, panel = item % schedule.panels;
       const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
       if (panel == 0) {
-        clear_rows(staging, group.keys(Role::kDK), group.span.used_k, group.span.length_k, p.head_dim);
-        clear_rows(staging, group.keys(Role::kDV), group.span.used_k, group.span.length_k, p.head_dim_v);
         for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
           clear_rows(staging, {group.row_data(Role::kDQ, row)}, 0, 1, p.head_dim);
         }
@@ -553,6 +551,10 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       // Early keys first: under a causal mask most queries see them.
       const int64_t range = item / schedule.groups, group_index = item % schedule.groups;
       const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
+      if (range == 0) {
+        clear_rows(staging, group.keys(Role::kDK), group.span.used_k, group.span.length_k, p.head_dim);
+        clear_rows(staging, group.keys(Role::kDV), group.span.used_k, group.span.length_k, p.head_dim_v);
+      }
       const int64_t begin = range * schedule.range_keys;
       const int64_t end = std::min(begin + schedule.range_keys, group.span.used_k);
       if (range > 0 && begin >= end) continue;
