@@ -85,7 +85,7 @@ def bench_summary() -> str:
                     f"{min(ratios):.2f} to {max(ratios):.2f}",
                 ]
             )
-        head = ["type", "pass", "backend", "shapes", "Fovea, GFLOP/s", "PyTorch, GFLOP/s", "times as fast (mean)", "range"]
+        head = ["type", "pass", "backend", "shapes", "Fovea, GFLOP/s", "PyTorch, GFLOP/s", "times as fast (geometric mean)", "least to most"]
         text += title(result) + table(head, rows, 3) + "\n"
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 

@@ -26,9 +26,16 @@ int main() {
   const fovea::Tensor LSE(lse.data(), lse_shape);
   try {
     fovea::attend(Q, K, V, O, {.lse = LSE, .causal = true});
-    fovea::attend_backward({.q = Q, .k = K, .v = V, .o = O, .lse = LSE,
-                            .d_o = {d_o.data(), q_shape}, .dq = {dq.data(), q_shape},
-                            .dk = {dk.data(), k_shape}, .dv = {dv.data(), k_shape}, .causal = true});
+    fovea::attend_backward({.q = Q,
+                            .k = K,
+                            .v = V,
+                            .o = O,
+                            .lse = LSE,
+                            .d_o = {d_o.data(), q_shape},
+                            .dq = {dq.data(), q_shape},
+                            .dk = {dk.data(), k_shape},
+                            .dv = {dv.data(), k_shape},
+                            .causal = true});
   } catch (const fovea::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
