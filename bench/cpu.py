@@ -370,6 +370,10 @@ def report(results: dict[str, Any]) -> list[str]:
             f"{row['name']}: {row['share_of_read']:.1%} of a plain read (target {DECODE_TARGET:.0%}): "
             f"{'pass' if passed else 'FAIL'}"
         )
+    disturbed = [row["name"] for row in [*results["rows"], *results["decode"]] if row["others"] > QUIET]
+    if disturbed:
+        lines.append(f"{len(disturbed)} rows were disturbed by others (over {QUIET:.0%} of the cores); measure them again:")
+        lines += [f"    {name}" for name in disturbed]
     results["means"] = means
     return lines
 
