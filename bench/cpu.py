@@ -372,7 +372,9 @@ def report(results: dict[str, Any]) -> list[str]:
         )
     disturbed = [row["name"] for row in [*results["rows"], *results["decode"]] if row["others"] > QUIET]
     if disturbed:
-        lines.append(f"{len(disturbed)} rows were disturbed by others (over {QUIET:.0%} of the cores); measure them again:")
+        lines.append(
+            f"{len(disturbed)} rows were disturbed by others (over {QUIET:.0%} of the cores); measure them again:"
+        )
         lines += [f"    {name}" for name in disturbed]
     results["means"] = means
     return lines
