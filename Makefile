@@ -15,8 +15,9 @@ configure = if [[ ! -f build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
 build = cmake --build build/$(1) --parallel $(JOBS) --target $(2)
 ctest = ctest --test-dir build/$(1) --output-on-failure --parallel $(JOBS)
 
-FORMATTED := $(shell git ls-files --cached --others --exclude-standard \
-               '*.c' '*.cc' '*.cpp' '*.cu' '*.cuh' '*.h' '*.hpp' 2>/dev/null)
+SOURCE_DIRS := include src cli bindings bench ladder tests docs
+FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
+              $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
 .PHONY: help setup run build test test-release test-sanitizers test-threads test-fuzz bench asan tsan fuzz arm64 \
         format format-check clean

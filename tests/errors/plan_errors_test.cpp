@@ -276,6 +276,12 @@ const Case kCases[] = {
     {"packed_seqused_too_long", kPacked,
      [](Request& r) { r.add("seqused_q", kInt32, {3}).fill<int32_t>({2, 1, 4}); }, "seqused_q",
      "element 1 = 1", "0 to 0"},
+    {"packed_seqused_without_starts", kPacked,
+     [](Request& r) {
+       r.add("seqused_k", kInt32, {3}).fill<int32_t>({3, -7, 1});
+       for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) r[name].c.data = nullptr;
+     },
+     "seqused_k", "element 1 = -7", "0 to 6"},
     {"rng_state_shape", kForward, [](Request& r) { r.add("rng_state", kInt64, {3}); }, "rng_state", "(3)",
      "(2)"},
 
