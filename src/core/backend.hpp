@@ -10,8 +10,8 @@ namespace fovea {
 
 struct Plan;
 
-/// One way of computing attention. `cannot_because` is the only place that knows what the backend can do: it decides
-/// support, choice and what `fovea explain` prints.
+/// One way of computing attention. `cannot_because` is the only place that knows what the backend can do: it
+/// decides support, choice and what `fovea explain` prints.
 struct Backend {
   const char* name;
   /// "" when this machine has what the backend needs, else the missing piece.

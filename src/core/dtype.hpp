@@ -13,27 +13,39 @@ enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
 constexpr int64_t size_of(DType t) {
   switch (t) {
     case DType::kF64:
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kF16:
-    case DType::kBF16: return 2;
+    case DType::kBF16:
+      return 2;
     case DType::kU8:
-    case DType::kBool: return 1;
+    case DType::kBool:
+      return 1;
   }
   return 0;
 }
 
 constexpr std::string_view name_of(DType t) {
   switch (t) {
-    case DType::kF64: return "float64";
-    case DType::kF32: return "float32";
-    case DType::kF16: return "float16";
-    case DType::kBF16: return "bfloat16";
-    case DType::kI64: return "int64";
-    case DType::kI32: return "int32";
-    case DType::kU8: return "uint8";
-    case DType::kBool: return "bool";
+    case DType::kF64:
+      return "float64";
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kI64:
+      return "int64";
+    case DType::kI32:
+      return "int32";
+    case DType::kU8:
+      return "uint8";
+    case DType::kBool:
+      return "bool";
   }
   return "?";
 }
@@ -46,9 +58,15 @@ struct F16 {
   uint16_t bits;
 };
 
-constexpr float to_float(float x) { return x; }
-constexpr float to_float(double x) { return static_cast<float>(x); }
-constexpr float to_float(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+constexpr float to_float(float x) {
+  return x;
+}
+constexpr float to_float(double x) {
+  return static_cast<float>(x);
+}
+constexpr float to_float(Bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 constexpr float to_float(F16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
@@ -81,7 +99,7 @@ constexpr F16 from_float<F16>(float x) {
   const uint32_t magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or more
-  if (magnitude >= 0x38800000u) {                                               // a normal float16
+  if (magnitude >= 0x38800000u) {                                                // a normal float16
     const uint32_t rebased = magnitude - (112u << 23);
     return {static_cast<uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13))};
   }
@@ -89,8 +107,8 @@ constexpr F16 from_float<F16>(float x) {
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
 }
-/// Rounds once: a double that is given to float first would be rounded twice for the 16-bit types, by at most half a
-/// unit of float, which is below every tolerance here.
+/// Rounds once: a double that is given to float first would be rounded twice for the 16-bit types, by at most
+/// half a unit of float, which is below every tolerance here.
 template <class T>
 constexpr T from_double(double x) {
   if constexpr (std::is_same_v<T, double>) {

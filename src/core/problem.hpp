@@ -15,16 +15,58 @@ enum class DeviceType : uint8_t { kCpu, kCuda };
 
 /// The tensors of a problem. The order is the order in which errors are looked for.
 enum class Role : uint8_t {
-  kQ, kK, kV, kO, kLse, kDO, kDLse, kDQ, kDK, kDV, kDBias, kDSink,
-  kBias, kMask, kBlockMask, kAlibi, kSink, kCuSeqlensQ, kCuSeqlensK, kSeqUsedQ, kSeqUsedK, kRngState
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kDO,
+  kDLse,
+  kDQ,
+  kDK,
+  kDV,
+  kDBias,
+  kDSink,
+  kBias,
+  kMask,
+  kBlockMask,
+  kAlibi,
+  kSink,
+  kCuSeqlensQ,
+  kCuSeqlensK,
+  kSeqUsedQ,
+  kSeqUsedK,
+  kRngState
 };
 inline constexpr int kRoleCount = 22;
-inline constexpr std::array<const char*, kRoleCount> kRoleNames = {
-    "q", "k", "v", "o", "lse", "d_o", "dlse", "dq", "dk", "dv", "dbias", "dsink",
-    "bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
-    "rng_state"};
-constexpr size_t index_of(Role r) { return static_cast<size_t>(r); }
-constexpr const char* name_of(Role r) { return kRoleNames[index_of(r)]; }
+inline constexpr std::array<const char*, kRoleCount> kRoleNames = {"q",
+                                                                   "k",
+                                                                   "v",
+                                                                   "o",
+                                                                   "lse",
+                                                                   "d_o",
+                                                                   "dlse",
+                                                                   "dq",
+                                                                   "dk",
+                                                                   "dv",
+                                                                   "dbias",
+                                                                   "dsink",
+                                                                   "bias",
+                                                                   "mask",
+                                                                   "block_mask",
+                                                                   "alibi",
+                                                                   "sink",
+                                                                   "cu_seqlens_q",
+                                                                   "cu_seqlens_k",
+                                                                   "seqused_q",
+                                                                   "seqused_k",
+                                                                   "rng_state"};
+constexpr size_t index_of(Role r) {
+  return static_cast<size_t>(r);
+}
+constexpr const char* name_of(Role r) {
+  return kRoleNames[index_of(r)];
+}
 
 inline constexpr int kMaxRank = 4;
 
@@ -55,7 +97,8 @@ struct ProblemDescription {
 };
 
 /// A valid problem. Every tensor of `tensors` is rewritten to one form, so that backends index without cases:
-///   q k v o d_o dq dk dv: (batch, seqlen, heads, size); packed: batch stride 0, the row of a sequence starts at
+///   q k v o d_o dq dk dv: (batch, seqlen, heads, size); packed: batch stride 0, the row of a sequence starts
+///   at
 ///                         cu_seqlens[b]
 ///   lse dlse:             (batch, heads, seqlen); packed: batch stride 0, likewise
 ///   bias dbias mask:      (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts
@@ -69,8 +112,8 @@ struct AttentionProblem {
   int64_t total_q = 0, total_k = 0;    ///< packed: rows of q and k; else batch * seqlen
   bool packed = false;
   double scale = 1;
-  bool causal = false;                           ///< as asked; already folded into window_right
-  int64_t window_left = -1, window_right = -1;   ///< -1: unlimited; causal gives window_right = 0
+  bool causal = false;                          ///< as asked; already folded into window_right
+  int64_t window_left = -1, window_right = -1;  ///< -1: unlimited; causal gives window_right = 0
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
   TensorDescs tensors;

@@ -9,8 +9,8 @@ namespace fovea {
 
 enum class Status { kOk = 0, kInvalidArgument = 1, kUnsupported = 2, kOutOfMemory = 3, kInternal = 4 };
 
-/// A failed request: the status, the argument at fault, and a message that also says what came, what was expected
-/// and what to do.
+/// A failed request: the status, the argument at fault, and a message that also says what came, what was
+/// expected and what to do.
 class RequestError : public std::runtime_error {
  public:
   RequestError(Status status, std::string argument, const std::string& message)

@@ -26,16 +26,26 @@ namespace fovea::cpu {
 namespace {
 
 #if defined(__x86_64__) || defined(__i386__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
 #else
-bool has_avx2() { return false; }
-bool has_avx512() { return false; }
-bool has_avx512_bf16() { return false; }
+bool has_avx2() {
+  return false;
+}
+bool has_avx512() {
+  return false;
+}
+bool has_avx512_bf16() {
+  return false;
+}
 #endif
 
 /// CPUID leaf 7 reports the tiles; the kernel grants their 8 KB of state to a process that asks (arch_prctl
@@ -64,14 +74,26 @@ std::string missing(const Ops* ops, bool cpu_has, const char* needs) {
 std::string amx_missing() {
   return missing(amx_bf16_ops(), has_amx_bf16(), "AMX-BF16 (or the kernel does not grant its state)");
 }
-std::string avx512_bf16_missing() { return missing(avx512_bf16_ops(), has_avx512_bf16(), "AVX512-BF16"); }
-std::string avx512_missing() { return missing(avx512_ops(), has_avx512(), "AVX-512 F, BW, DQ and VL"); }
-std::string avx2_missing() { return missing(avx2_ops(), has_avx2(), "AVX2 and FMA"); }
-std::string neon_missing() { return missing(neon_ops(), true, "NEON"); }
-std::string generic_missing() { return missing(generic_ops(), true, ""); }
+std::string avx512_bf16_missing() {
+  return missing(avx512_bf16_ops(), has_avx512_bf16(), "AVX512-BF16");
+}
+std::string avx512_missing() {
+  return missing(avx512_ops(), has_avx512(), "AVX-512 F, BW, DQ and VL");
+}
+std::string avx2_missing() {
+  return missing(avx2_ops(), has_avx2(), "AVX2 and FMA");
+}
+std::string neon_missing() {
+  return missing(neon_ops(), true, "NEON");
+}
+std::string generic_missing() {
+  return missing(generic_ops(), true, "");
+}
 
 std::string needs_bf16(const AttentionProblem& p) {
-  return p.dtype == DType::kBF16 ? "" : "its products take bfloat16 only, this problem is " + std::string(name_of(p.dtype));
+  return p.dtype == DType::kBF16
+             ? ""
+             : "its products take bfloat16 only, this problem is " + std::string(name_of(p.dtype));
 }
 std::string needs_float(const AttentionProblem& p) {
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
@@ -91,20 +113,25 @@ void run(const Plan& plan, const Buffers& buffers) {
   }
 }
 
-constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, needs_bf16, workspace<amx_bf16_ops>, run<amx_bf16_ops>};
-constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing, needs_bf16, workspace<avx512_bf16_ops>,
-                                 run<avx512_bf16_ops>};
-constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, needs_float, workspace<avx512_ops>, run<avx512_ops>};
+constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, needs_bf16, workspace<amx_bf16_ops>,
+                              run<amx_bf16_ops>};
+constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing, needs_bf16,
+                                 workspace<avx512_bf16_ops>, run<avx512_bf16_ops>};
+constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, needs_float, workspace<avx512_ops>,
+                             run<avx512_ops>};
 constexpr Backend kAvx2 = {"cpu_avx2", avx2_missing, needs_float, workspace<avx2_ops>, run<avx2_ops>};
 constexpr Backend kNeon = {"cpu_neon", neon_missing, needs_float, workspace<neon_ops>, run<neon_ops>};
-constexpr Backend kGeneric = {"cpu_generic", generic_missing, needs_float, workspace<generic_ops>, run<generic_ops>};
+constexpr Backend kGeneric = {"cpu_generic", generic_missing, needs_float, workspace<generic_ops>,
+                              run<generic_ops>};
 
-constexpr std::array<const Backend*, 7> kBackends = {&kAmxBf16, &kAvx512Bf16, &kAvx512, &kAvx2,
+constexpr std::array<const Backend*, 7> kBackends = {&kAmxBf16, &kAvx512Bf16, &kAvx512,          &kAvx2,
                                                      &kNeon,    &kGeneric,    &kReferenceBackend};
 
 }  // namespace
 
-std::span<const Backend* const> backends() { return kBackends; }
+std::span<const Backend* const> backends() {
+  return kBackends;
+}
 
 int default_threads() {
 #if defined(__linux__)
@@ -129,8 +156,8 @@ std::string machine_description() {
   if (has_avx512_bf16()) sets += " avx512_bf16";
   if (has_amx_bf16()) sets += " amx_bf16";
   if (neon_ops() != nullptr) sets += " neon";
-  return model + "; instruction sets:" + (sets.empty() ? " baseline" : sets) + "; threads: " +
-         std::to_string(default_threads());
+  return model + "; instruction sets:" + (sets.empty() ? " baseline" : sets) +
+         "; threads: " + std::to_string(default_threads());
 }
 
 }  // namespace fovea::cpu

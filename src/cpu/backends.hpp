@@ -16,8 +16,8 @@ int default_threads();
 /// Processor name and the instruction sets that matter here, one line.
 std::string machine_description();
 
-/// Merges partial results over disjoint keys (see fovea_merge). Views are (batch, seqlen, heads, size) for o and
-/// (batch, heads, seqlen) for lse, shapes equal and checked; a part may alias the output.
+/// Merges partial results over disjoint keys (see fovea_merge). Views are (batch, seqlen, heads, size) for o
+/// and (batch, heads, seqlen) for lse, shapes equal and checked; a part may alias the output.
 void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
            const TensorDesc& lse);
 

@@ -1,14 +1,15 @@
-// The tiled backward with recomputed weights (Dao 2023, "FlashAttention-2", algorithm 2), in the transposed form of
-// forward.cpp. For a block of keys and a tile of query rows:
+// The tiled backward with recomputed weights (Dao 2023, "FlashAttention-2", algorithm 2), in the transposed
+// form of forward.cpp. For a block of keys and a tile of query rows:
 //
 //   S^T  = K Q^T,  P^T = exp2(factor * S^T - log2(e) * lse)
 //   dP^T = V dO^T, dS^T = P^T * (dP^T - delta),           delta = rowsum(dO * O) - dlse
 //   dV += P^T dO,  dK += dS^T Q,  dQ^T += K^T dS^T        (dK and dQ times scale at the end)
 //
-// A work item is one key head with a range of its keys: dK and dV belong to it alone; dQ is kept per range of keys in
-// float32 and summed in a fixed order afterwards. So the result is the same bits every time, for any number of
-// threads, and nothing is added atomically.
+// A work item is one key head with a range of its keys: dK and dV belong to it alone; dQ is kept per range of
+// keys in float32 and summed in a fixed order afterwards. So the result is the same bits every time, for any
+// number of threads, and nothing is added atomically.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -33,10 +34,10 @@ constexpr int64_t kMaxQueryGradientBytes = int64_t{1} << 30;
 constexpr double kMinFlopsPerThread = 1e6;
 
 struct Schedule {
-  int64_t groups, panels;       ///< panels of the longest sequence of one key head
-  int64_t ranges, range_keys;   ///< keys a work item, a multiple of kBlockKeys
+  int64_t groups, panels;      ///< panels of the longest sequence of one key head
+  int64_t ranges, range_keys;  ///< keys a work item, a multiple of kBlockKeys
   int64_t staged_keys;
-  int64_t dq_panel;             ///< floats of one panel of dQ^T
+  int64_t dq_panel;  ///< floats of one panel of dQ^T
 
   Schedule(const AttentionProblem& p, const Staging& s) {
     groups = p.batch * p.heads_kv;
@@ -54,6 +55,17 @@ struct Schedule {
   int64_t row_stats() const { return groups * panels * kPanel; }
 };
 
+/// Elements that a tensor of pairs holds along each dimension: 1 where it broadcasts.
+std::array<int64_t, 4> extents(const TensorDesc& t) {
+  std::array<int64_t, 4> held{};
+  for (size_t i = 0; i < 4; ++i) held[i] = t.stride[i] == 0 ? 1 : t.shape[i];
+  return held;
+}
+
+int64_t count(const std::array<int64_t, 4>& held) {
+  return held[0] * held[1] * held[2] * held[3];
+}
+
 /// Arrays that all threads share: dQ^T by (group, range, panel), and lse2 and delta by (group, row).
 struct Shared {
   float *dq, *lse2, *delta, *dbias;
@@ -64,7 +76,7 @@ struct Shared {
     lse2 = memory.take<float>(plan.row_stats());
     delta = memory.take<float>(plan.row_stats());
     const TensorDesc& bias = p[Role::kDBias];
-    dbias = bias.present ? memory.take<float>(bias.shape[0] * bias.shape[1] * bias.shape[2] * bias.shape[3]) : nullptr;
+    dbias = bias.present ? memory.take<float>(count(extents(bias))) : nullptr;
   }
   float* dq_of(int64_t group, int64_t range, int64_t panel) const {
     return dq + ((group * schedule->ranges + range) * schedule->panels + panel) * schedule->dq_panel;
@@ -103,14 +115,14 @@ struct ThreadScratch {
     p = memory.take<float>(kBlockKeys * ld);
     ds = memory.take<float>(kBlockKeys * ld);
     ds_pairs = memory.take<float>(kBlockKeys * kPanel / 2);
-    temp = memory.take<float>(std::max(kPanel * std::max(s.padded_d, s.padded_dv),
-                                       4 * (std::max(s.words_d, s.words_dv) + 16)));
+    temp = memory.take<float>(
+        std::max(kPanel * std::max(s.padded_d, s.padded_dv), 4 * (std::max(s.words_d, s.words_dv) + 16)));
   }
 };
 
 /// A block of keys of the staged range.
 struct KeyBlock {
-  int64_t j0, n, rows;          ///< first key, keys, rows padded for the products
+  int64_t j0, n, rows;  ///< first key, keys, rows padded for the products
   Operand keys, values, columns;
   float *dk, *dv;
   bool keys_finite;
@@ -133,8 +145,8 @@ struct Problem {
 };
 
 /// Right operand of update(): the rows on the lanes of a panel, as float32 rows or as bfloat16 pairs of rows.
-void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t padded,
-                 float* dst) {
+void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,
+                 int64_t padded, float* dst) {
   const int64_t pair = s.ops->word_elements;
   for (int64_t x = 0; x < kPanel; x += pair) {
     float* out = dst + x / pair * padded;
@@ -172,8 +184,8 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * a.s.words_d * kPanel,
                round_up(n, ops.row_multiple), n, a.s.words_d, block.j0, t.scores, nullptr,
                a.terms.any ? t.derivative : nullptr);
-  ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple), a.s.words_dv, t.dp,
-             nullptr);
+  ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
+             a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
     std::fill_n(t.keep, n * kPanel, 0.0f);
     dropout_factors(a.group, lanes, a.terms, n, block.j0, t.keep);
@@ -182,15 +194,15 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
   if (a.terms.dropout) {
-    for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] *= t.keep[i];
+    for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] = t.keep[i] == 0 ? 0.0f : t.scores[i] * t.keep[i];
   }
   if (a.terms.any) {
     for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.dp[i] == 0 ? 0.0f : t.dp[i] * t.derivative[i];
   }
 }
 
-/// dQ, dK and dV of one panel and block, pair by pair, leaving out pairs whose weight is 0: masked pairs must not meet
-/// the NaN and Inf of operands that they do not see.
+/// dQ, dK and dV of one panel and block, pair by pair, leaving out pairs whose weight is 0: masked pairs must
+/// not meet the NaN and Inf of operands that they do not see.
 void multiply_exactly(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, float* dq) {
   const Staging& s = a.s;
   const MatrixView keys = a.group.keys(Role::kK);
@@ -200,7 +212,8 @@ void multiply_exactly(const Problem& a, const Lanes& lanes, const KeyBlock& bloc
       const float weight = a.t.scores[j * kPanel + x], gradient = a.t.dp[j * kPanel + x];
       if (weight != 0) {
         const char* d_out = a.group.row_data(Role::kDO, lanes.first_row + x);
-        for (int64_t c = 0; c < s.d_v; ++c) block.dv[j * s.padded_dv + c] += weight * load_element(d_out, s.type, c);
+        for (int64_t c = 0; c < s.d_v; ++c)
+          block.dv[j * s.padded_dv + c] += weight * load_element(d_out, s.type, c);
       }
       if (gradient != 0) {
         const char* query = a.group.row_data(Role::kQ, lanes.first_row + x);
@@ -228,9 +241,9 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
   const ThreadScratch& t = a.t;
   const int64_t pair = ops.word_elements, panel_words = kPanel / pair;
   const int64_t key_step = ops.k_multiple * pair;
-  int64_t first = tile.panels, last = 0;   // panels whose p and ds are to be multiplied
-  bool skipped[kPanels] = {};              // those among them that multiply_exactly() has done
-  int64_t used_keys[kPanels] = {};         // keys of the block up to the last one that the panel sees
+  int64_t first = tile.panels, last = 0;  // panels whose p and ds are to be multiplied
+  bool skipped[kPanels] = {};             // those among them that multiply_exactly() has done
+  int64_t used_keys[kPanels] = {};        // keys of the block up to the last one that the panel sees
   for (int64_t x = 0; x < tile.panels; ++x) {
     const Lanes& lanes = tile.lanes[x];
     skipped[x] = true;
@@ -259,8 +272,8 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
       ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
     } else {
       const int64_t rows = round_up(n, ops.row_multiple);
-      panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * s.words_d * kPanel, rows, n, s.words_d,
-                   block.j0, t.scores, nullptr, nullptr);
+      panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * s.words_d * kPanel, rows, n,
+                   s.words_d, block.j0, t.scores, nullptr, nullptr);
       ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
       ops.gradients(t.scores, t.dp, n, a.terms.factor, lse2, delta, p, ds, t.ld, ds_pairs);
     }
@@ -288,8 +301,8 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
       const int64_t k = (end - x) * panel_words;
       ops.update({t.p + r * t.ld + x * panel_words, t.ld, 1}, t.d_output_rows + x * panel_words * s.padded_dv,
                  s.padded_dv, rows, s.padded_dv, k, block.dv + r * s.padded_dv, s.padded_dv);
-      ops.update({t.ds + r * t.ld + x * panel_words, t.ld, 1}, t.query_rows + x * panel_words * s.padded_d, s.padded_d,
-                 rows, s.padded_d, k, block.dk + r * s.padded_d, s.padded_d);
+      ops.update({t.ds + r * t.ld + x * panel_words, t.ld, 1}, t.query_rows + x * panel_words * s.padded_d,
+                 s.padded_d, rows, s.padded_d, k, block.dk + r * s.padded_d, s.padded_d);
       x = end;
     }
   }
@@ -304,10 +317,17 @@ void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exac
     Lanes& lanes = tile.lanes[x];
     lanes = Lanes(a.group, (first_panel + x) * kPanel);
     s.stage_panel(a.group, lanes, Role::kQ, s.d, s.words_d, a.t.queries + x * s.words_d * kPanel, a.t.temp);
-    s.stage_panel(a.group, lanes, Role::kDO, s.d_v, s.words_dv, a.t.d_outputs + x * s.words_dv * kPanel, a.t.temp);
+    s.stage_panel(a.group, lanes, Role::kDO, s.d_v, s.words_dv, a.t.d_outputs + x * s.words_dv * kPanel,
+                  a.t.temp);
     stage_right(s, a.group, lanes, Role::kQ, s.d, s.padded_d, a.t.query_rows + x * panel_words * s.padded_d);
-    stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv, a.t.d_output_rows + x * panel_words * s.padded_dv);
+    stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv,
+                a.t.d_output_rows + x * panel_words * s.padded_dv);
     tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
+    // A row whose lse is NaN would make its masked weights NaN, too; only gradients_float() tells them apart.
+    const float* lse2 = a.shared.lse2 + a.shared.stats_of(a.group_index, first_panel + x);
+    for (int lane = 0; exact_checks && lane < lanes.count; ++lane) {
+      if (std::isnan(lse2[lane])) tile.finite[x] = false;
+    }
   }
 }
 
@@ -380,8 +400,8 @@ void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_che
   }
 }
 
-/// lse in units of log2 and delta for one panel. Lanes without a row, and rows without a key, get lse2 = +inf, which
-/// makes all their weights 0.
+/// lse in units of log2 and delta for one panel. Lanes without a row, and rows without a key, get lse2 =
+/// +inf, which makes all their weights 0.
 void row_statistics(const Staging& s, const Group& group, const Lanes& lanes, float* lse2, float* delta) {
   const AttentionProblem& p = *group.problem;
   const DType o_type = p[Role::kO].dtype;
@@ -419,17 +439,19 @@ void write_query_gradients(const Problem& a, int64_t panel) {
   }
 }
 
-/// The bias gradient of one (batch, head, key block) of dbias: dS summed over what it broadcasts to. A pass of its own,
-/// so that each element has one owner and one order of additions.
-void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProblem& p, const ScoreTerms& terms,
-                   const Shared& shared, const ThreadScratch& t, int64_t bias_batch, int64_t bias_head, int64_t first_key,
-                   int64_t last_key, RowTile& tile, float* scores_gradient) {
-  const TensorDesc& bias = p[Role::kDBias];
-  const int64_t bias_rows = bias.shape[2], bias_cols = bias.shape[3];
-  float* out = shared.dbias + (bias_batch * bias.shape[1] + bias_head) * bias_rows * bias_cols;
-  for (int64_t b = bias.shape[0] == 1 ? 0 : bias_batch; b < (bias.shape[0] == 1 ? p.batch : bias_batch + 1); ++b) {
+/// The bias gradient of one (batch, head, key block) of dbias: dS summed over what it broadcasts to. A pass
+/// of its own, so that each element has one owner and one order of additions.
+void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProblem& p,
+                   const ScoreTerms& terms, const Shared& shared, const ThreadScratch& t, int64_t bias_batch,
+                   int64_t bias_head, int64_t first_key, int64_t last_key, RowTile& tile,
+                   float* scores_gradient) {
+  const auto held = extents(p[Role::kDBias]);
+  const int64_t bias_rows = held[2], bias_cols = held[3];
+  const bool all_batches = held[0] == 1, all_heads = held[1] == 1;
+  float* out = shared.dbias + (bias_batch * held[1] + bias_head) * bias_rows * bias_cols;
+  for (int64_t b = bias_batch; b < (all_batches ? p.batch : bias_batch + 1); ++b) {
     for (int64_t kv = 0; kv < p.heads_kv; ++kv) {
-      if (bias.shape[1] != 1 && kv != bias_head / p.group()) continue;
+      if (!all_heads && kv != bias_head / p.group()) continue;
       const Group group(p, buffers, b, kv);
       const Problem a{s, group, terms, shared, t, b * p.heads_kv + kv, 0};
       const int64_t end = std::min(last_key, group.span.used_k);
@@ -446,7 +468,7 @@ void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProb
                                 scores_gradient);
           for (int x = 0; x < lanes.count; ++x) {
             const int64_t row = lanes.first_row + x;
-            if (bias.shape[1] != 1 && group.head(row) != bias_head) continue;
+            if (!all_heads && group.head(row) != bias_head) continue;
             float* line = out + (bias_rows == 1 ? 0 : group.query(row)) * bias_cols;
             for (int64_t j = 0; j < block.n; ++j) {
               line[bias_cols == 1 ? 0 : block.j0 + j] += scores_gradient[j * kPanel + x];
@@ -458,13 +480,15 @@ void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProb
   }
 }
 
-void write_bias_gradient(const Ops& ops, const AttentionProblem& p, const Buffers& buffers, const Shared& shared) {
+void write_bias_gradient(const Ops& ops, const AttentionProblem& p, const Buffers& buffers,
+                         const Shared& shared) {
   const TensorDesc& t = p[Role::kDBias];
+  const auto held = extents(t);
   const float* from = shared.dbias;
-  for (int64_t b = 0; b < t.shape[0]; ++b) {
-    for (int64_t h = 0; h < t.shape[1]; ++h) {
-      for (int64_t i = 0; i < t.shape[2]; ++i) {
-        for (int64_t j = 0; j < t.shape[3]; ++j, ++from) {
+  for (int64_t b = 0; b < held[0]; ++b) {
+    for (int64_t h = 0; h < held[1]; ++h) {
+      for (int64_t i = 0; i < held[2]; ++i) {
+        for (int64_t j = 0; j < held[3]; ++j, ++from) {
           const int64_t at = b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + j * t.stride[3];
           ops.from_float(from, 1, t.dtype, buffers.get<char>(Role::kDBias) + at * size_of(t.dtype));
         }
@@ -521,12 +545,23 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     Scratch memory(workspace + common.used() + thread * per_thread);
     return ThreadScratch(memory, staging, schedule);
   };
+  if (p.batch == 0 && p.packed) {
+    // Rows without any sequence.
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      clear_rows(staging, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
+    }
+    for (int64_t head = 0; head < p.heads_kv; ++head) {
+      clear_rows(staging, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
+      clear_rows(staging, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
+    }
+  }
   const bool banded = p.window_left >= 0 || p.window_right >= 0;
   const bool exact_checks = banded || terms.any || terms.dropout;
   const int64_t items = schedule.groups * schedule.ranges;
-  const int num_threads = static_cast<int>(std::clamp<int64_t>(
-      std::min<int64_t>(static_cast<int64_t>(plan.flops / kMinFlopsPerThread), std::max(items, schedule.groups)), 1,
-      std::max(1, plan.num_threads)));
+  const int num_threads = static_cast<int>(
+      std::clamp<int64_t>(std::min<int64_t>(static_cast<int64_t>(plan.flops / kMinFlopsPerThread),
+                                            std::max(items, schedule.groups)),
+                          1, std::max(1, plan.num_threads)));
   const int64_t all_panels = schedule.groups * schedule.panels;
 
   WorkQueue statistics(all_panels), ranges(items), queries(all_panels);
@@ -534,11 +569,6 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     for (int64_t item; (item = statistics.next()) >= 0;) {
       const int64_t group_index = item / schedule.panels, panel = item % schedule.panels;
       const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
-      if (panel == 0) {
-        for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
-          clear_rows(staging, {group.row_data(Role::kDQ, row)}, 0, 1, p.head_dim);
-        }
-      }
       if (panel * kPanel >= group.rows()) continue;
       const int64_t stats = shared.stats_of(group_index, panel);
       row_statistics(staging, group, Lanes(group, panel * kPanel), shared.lse2 + stats, shared.delta + stats);
@@ -552,6 +582,9 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       const int64_t range = item / schedule.groups, group_index = item % schedule.groups;
       const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
       if (range == 0) {
+        for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
+          clear_rows(staging, {group.row_data(Role::kDQ, row)}, 0, 1, p.head_dim);
+        }
         clear_rows(staging, group.keys(Role::kDK), group.span.used_k, group.span.length_k, p.head_dim);
         clear_rows(staging, group.keys(Role::kDV), group.span.used_k, group.span.length_k, p.head_dim_v);
       }
@@ -575,17 +608,17 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     for (int64_t head = 0; head < p.heads_q; ++head) sink_gradient(p, buffers, shared, head);
   }
   if (p.has(Role::kDBias)) {
-    const TensorDesc& bias = p[Role::kDBias];
-    std::fill_n(shared.dbias, bias.shape[0] * bias.shape[1] * bias.shape[2] * bias.shape[3], 0.0f);
-    const int64_t key_blocks = bias.shape[3] == 1 ? 1 : std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
-    const int64_t block_keys = bias.shape[3] == 1 ? p.seqlen_k : kBlockKeys;
-    WorkQueue owners(bias.shape[0] * bias.shape[1] * key_blocks);
+    const auto held = extents(p[Role::kDBias]);
+    std::fill_n(shared.dbias, count(held), 0.0f);
+    const int64_t key_blocks = held[3] == 1 ? 1 : std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
+    const int64_t block_keys = held[3] == 1 ? p.seqlen_k : kBlockKeys;
+    WorkQueue owners(held[0] * held[1] * key_blocks);
     run_threads(num_threads, [&](int thread) {
       const ThreadScratch t = scratch_of(thread);
       RowTile tile;
       for (int64_t item; (item = owners.next()) >= 0;) {
         const int64_t key_block = item % key_blocks, owner = item / key_blocks;
-        bias_gradient(staging, buffers, p, terms, shared, t, owner / bias.shape[1], owner % bias.shape[1],
+        bias_gradient(staging, buffers, p, terms, shared, t, owner / held[1], owner % held[1],
                       key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
       }
     });

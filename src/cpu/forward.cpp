@@ -1,5 +1,5 @@
-// The tiled forward: for a tile of query rows, walk over the key blocks that they see, with the online softmax
-// (Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2", algorithm 1) in transposed form:
+// The tiled forward: for a tile of query rows, walk over the key blocks that they see, with the online
+// softmax (Milakov and Gimelshein 2018; Dao 2023, "FlashAttention-2", algorithm 1) in transposed form:
 //
 //   for each block of keys:                       per lane (query row):
 //     S^T = K Q^T                                   m' = max(m, max_j s_j)
@@ -7,8 +7,10 @@
 //     O^T = O^T * alpha + V^T P^T                   l = l * alpha + sum_j p_j
 //   O = O^T / l, lse = ln 2 * m + ln l
 //
-// Key blocks start at multiples of kBlockKeys whatever the tile, and every lane is computed by itself: results do not
-// depend on the number of threads, on the tile height or on what else is in the batch.
+// Key blocks start at multiples of kBlockKeys whatever the tile, and every lane is computed by itself:
+// results do not depend on the number of threads or on the tile height. (Small problems split the keys by a
+// rule that looks at the whole problem, so the last bits may differ between a sequence alone and the same
+// sequence in a batch.)
 #include "cpu/forward.hpp"
 
 #include <algorithm>
@@ -23,14 +25,14 @@
 namespace fovea::cpu {
 namespace {
 
-// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is written, turned
-// into weights and read again.
+// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
+// written, turned into weights and read again.
 constexpr int64_t kBlockKeys = 128;
-// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size 128, fp32)
-// leave room in a 1 MB second-level cache.
+// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
+// 128, fp32) leave room in a 1 MB second-level cache.
 constexpr int64_t kMaxPanels = 4;
-// Splits over keys start where tiles alone would leave cores idle. Independent of the thread count, so that results
-// are, too.
+// Splits over keys start where tiles alone would leave cores idle. Independent of the thread count, so that
+// results are, too.
 constexpr int64_t kWantedItems = 64;
 constexpr int64_t kMinSplitKeys = 1024;
 // Up to this many rows, dot products along the head size read K at memory speed; beyond, lanes are well used.
@@ -60,11 +62,12 @@ struct Schedule {
     }
     split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
-    panels = std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
+    panels =
+        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
-    tiles = ceil_div(all_panels, panels);
-    row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-                                         p.has(Role::kMask) || p.has(Role::kBlockMask));
+    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // the first one also clears unused rows
+    row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) ||
+                                         p.has(Role::kBias) || p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
 };
 
@@ -99,14 +102,15 @@ struct ThreadScratch {
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
     keep = memory.take<float>(block * kPanel);
-    rows = memory.take<float>(
-        std::max<int64_t>(kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
+    rows = memory.take<float>(std::max<int64_t>(
+        kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
   }
 };
 
-/// O^T = O^T * alpha + V^T P^T where masked or dropped weights must not meet V's NaN and Inf: skips zero weights.
-void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights, const float* alpha,
-                        float* o) {
+/// O^T = O^T * alpha + V^T P^T where masked or dropped weights must not meet V's NaN and Inf: skips zero
+/// weights.
+void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights,
+                        const float* alpha, float* o) {
   for (int64_t c = 0; c < s.d_v; ++c) {
     for (int x = 0; x < kPanel; ++x) o[c * kPanel + x] *= alpha[x];
   }
@@ -123,14 +127,14 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
 }
 
 /// One panel against one block of keys.
-void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
-                Operand values, const MatrixView& raw_values, const float* queries, int64_t j0, int64_t n,
-                const Partial& out, const ThreadScratch& t) {
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                Operand keys, Operand values, const MatrixView& raw_values, const float* queries, int64_t j0,
+                int64_t n, const Partial& out, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
-  const bool masked = panel_scores(ops, group, lanes, terms, keys, queries, key_rows, n, s.words_d, j0, t.scores,
-                                   t.maxima, nullptr);
+  const bool masked = panel_scores(ops, group, lanes, terms, keys, queries, key_rows, n, s.words_d, j0,
+                                   t.scores, t.maxima, nullptr);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !all_finite(raw_values, s.type, n, s.d_v);
   const bool pairs = s.ops->word_elements == 2 && !exact;
@@ -158,9 +162,10 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 }
 
 /// A tile of panels against the keys [first_key, last_key) that they see.
-void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, const Lanes* lanes, int64_t panels,
-                  int64_t first_key, int64_t last_key, float* partials, const ThreadScratch& t) {
-  tile::Range seen{last_key, first_key};
+void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, const Lanes* lanes,
+                  int64_t panels, int64_t first_key, int64_t last_key, float* partials,
+                  const ThreadScratch& t) {
+  tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
     s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, t.queries + x * s.words_d * kPanel, t.rows);
     Partial(partials + x * Partial::size(s), s).reset(s);
@@ -177,18 +182,20 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
     const Operand values = s.stage_columns(block_values, n, s.d_v, t.values);
     for (int64_t x = 0; x < panels; ++x) {
-      // Keys past the last one that any lane sees are left out; those before the first are masked, so that the
-      // block's start stays aligned with the staged pairs. Whole reduction steps only: a step must not reach beyond
-      // the keys that the mask and the check for NaN cover.
+      // Keys past the last one that any lane sees are left out; those before the first are masked, so that
+      // the block's start stays aligned with the staged pairs. Whole reduction steps only: a step must not
+      // reach beyond the keys that the mask and the check for NaN cover.
       if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin) continue;
-      const int64_t used = std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, keys, values, block_values, t.queries + x * s.words_d * kPanel, j0, used,
-                 Partial(partials + x * Partial::size(s), s), t);
+      const int64_t used =
+          std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
+      panel_step(s, group, lanes[x], terms, keys, values, block_values, t.queries + x * s.words_d * kPanel,
+                 j0, used, Partial(partials + x * Partial::size(s), s), t);
     }
   }
 }
 
-/// A few rows against [first_key, last_key): dot products along the head size, K and V read once at memory speed.
+/// A few rows against [first_key, last_key): dot products along the head size, K and V read once at memory
+/// speed.
 void rows_forward(const Staging& s, const Group& group, float factor, const Lanes& lanes, int64_t first_key,
                   int64_t last_key, float* partials, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
@@ -208,9 +215,10 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   // Scores of keys [from, to) of a block; meanwhile the rows of V beside them are asked for.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
     if (from >= to) return;
-    ops.row_dots(q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
-                 row_scores + (from - block.begin), kBlockKeys,
-                 {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
+    ops.row_dots(
+        q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
+        row_scores + (from - block.begin), kBlockKeys,
+        {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
   };
   float* row_scores = t.scores;
   float* next_scores = t.scores + kRowPathRows * kBlockKeys;
@@ -245,13 +253,14 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
           const float weight = row_scores[r * kBlockKeys + j];
           if (weight == 0) continue;
           for (int64_t c = 0; c < s.d_v; ++c) {
-            o[r * ld_o + c] += weight * load_element(block_values.data + j * values.stride * bytes, s.type, c);
+            o[r * ld_o + c] +=
+                weight * load_element(block_values.data + j * values.stride * bytes, s.type, c);
           }
         }
       }
     }
-    // The values of this block and the keys of the next in turns: two streams keep memory busier than one after the
-    // other (41 against 35 GB/s on one core).
+    // The values of this block and the keys of the next in turns: two streams keep memory busier than one
+    // after the other (41 against 35 GB/s on one core).
     const tile::Range next = block_at(block.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
       if (!exact && x < n) {
@@ -290,7 +299,8 @@ void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
 }
 
 /// Normalises one panel, adds the sink, writes o and lse.
-void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result, float* rows) {
+void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
+                 float* rows) {
   const AttentionProblem& p = *group.problem;
   s.ops->transpose(result.o, kPanel, s.d_v, kPanel, rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
@@ -377,11 +387,24 @@ void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     state[0] = static_cast<int64_t>(buffers.seed);
     state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
   }
+  if (p.batch == 0 && p.packed) {
+    // Rows without any sequence.
+    for (int64_t head = 0; head < p.heads_q; ++head) {
+      const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
+      const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
+      for (int64_t i = 0; i < p.total_q; ++i) {
+        const int64_t bytes = size_of(p[Role::kO].dtype);
+        std::memset(o.data + i * o.stride * bytes, 0, static_cast<size_t>(p.head_dim_v * bytes));
+        if (lse) lse.at<float>(i, 0) = -std::numeric_limits<float>::infinity();
+      }
+    }
+    return;
+  }
   char* workspace = static_cast<char*>(buffers.workspace);
   const int64_t per_thread = thread_bytes(staging, schedule);
   const int num_threads = threads_for(plan, schedule);
-  const SplitStore store{reinterpret_cast<float*>(workspace + plan.num_threads * per_thread), Partial::size(staging),
-                         &schedule};
+  const SplitStore store{reinterpret_cast<float*>(workspace + plan.num_threads * per_thread),
+                         Partial::size(staging), &schedule};
 
   WorkQueue items(schedule.items()), merges(schedule.splits > 1 ? schedule.groups * schedule.tiles : 0);
   run_threads(num_threads, [&](int thread) {
@@ -410,7 +433,8 @@ void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       }
       if (schedule.splits > 1) continue;
       for (int64_t x = 0; x < panels; ++x) {
-        write_panel(staging, group, lanes[x], Partial(partials + x * Partial::size(staging), staging), t.rows);
+        write_panel(staging, group, lanes[x], Partial(partials + x * Partial::size(staging), staging),
+                    t.rows);
       }
     }
   });
@@ -427,7 +451,8 @@ void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       for (int64_t x = 0; x < panels; ++x) {
         const Partial sum(store.at(tile_index, 0) + x * Partial::size(staging), staging);
         for (int64_t split = 1; split < schedule.splits; ++split) {
-          add_partial(staging, sum, Partial(store.at(tile_index, split) + x * Partial::size(staging), staging));
+          add_partial(staging, sum,
+                      Partial(store.at(tile_index, split) + x * Partial::size(staging), staging));
         }
         write_panel(staging, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
       }

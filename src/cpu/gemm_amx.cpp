@@ -1,9 +1,10 @@
-// The products on AMX tiles (AMX-BF16, Intel Sapphire Rapids and later): C[16][16] float32 += A[16][32] B[32][16]
-// bfloat16, B in pairs of rows, which is the layout that the pair operands have already. Everything else of the table is
-// that of AVX512-BF16.
+// The products on AMX tiles (AMX-BF16, Intel Sapphire Rapids and later): C[16][16] float32 += A[16][32]
+// B[32][16] bfloat16, B in pairs of rows, which is the layout that the pair operands have already. Everything
+// else of the table is that of AVX512-BF16.
 //
-// Tiles: 0-5 accumulators (2 row blocks x 3 column blocks = one panel), 6 left operand, 7 right operand. A step of 32
-// elements runs 6 products (16 cycles each) on 7 loads (8 cycles each): the products are the limit.
+// Tiles: 0-5 accumulators (2 row blocks x 3 column blocks = one panel), 6 left operand, 7 right operand. A
+// step of 32 elements runs 6 products (16 cycles each) on 7 loads (8 cycles each): the products are the
+// limit.
 #include "cpu/ops.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -28,8 +29,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-/// All eight tiles are 16 rows of 64 bytes. A constant in memory: the intrinsic tells the compiler of its first bytes only,
-/// so stores to a local one could be dropped.
+/// All eight tiles are 16 rows of 64 bytes. A constant in memory: the intrinsic tells the compiler of its
+/// first bytes only, so stores to a local one could be dropped.
 constexpr TileConfig kConfig = [] {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -39,25 +40,25 @@ constexpr TileConfig kConfig = [] {
   return config;
 }();
 
-/// C[R * 16][C * 16]: the accumulators start from zero or from c, k words (a multiple of 16) are added. Tile numbers must
-/// be literals, hence the macros.
+/// C[R * 16][C * 16]: the accumulators start from zero or from c, k words (a multiple of 16) are added. Tile
+/// numbers must be literals, hence the macros.
 template <int R, int C>
-FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k, float* c,
-                                 int64_t ldc, bool from_zero) {
+FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k,
+                                 float* c, int64_t ldc, bool from_zero) {
   const auto c_bytes = static_cast<size_t>(ldc * 4), a_bytes = static_cast<size_t>(a_stride * 4),
              b_bytes = static_cast<size_t>(ldb * 4);
-#define FOVEA_START(t, r, x)                                                                   \
-  if constexpr ((r) < R && (x) < C) {                                                          \
-    if (from_zero) {                                                                           \
-      _tile_zero(t);                                                                           \
-    } else {                                                                                   \
-      _tile_loadd(t, c + (r) * kTile * ldc + (x) * kTile, c_bytes);                            \
-    }                                                                                          \
+#define FOVEA_START(t, r, x)                                    \
+  if constexpr ((r) < R && (x) < C) {                           \
+    if (from_zero) {                                            \
+      _tile_zero(t);                                            \
+    } else {                                                    \
+      _tile_loadd(t, c + (r)*kTile * ldc + (x)*kTile, c_bytes); \
+    }                                                           \
   }
-  FOVEA_START(0, 0, 0) FOVEA_START(1, 0, 1) FOVEA_START(2, 0, 2)
-  FOVEA_START(3, 1, 0) FOVEA_START(4, 1, 1) FOVEA_START(5, 1, 2)
+  FOVEA_START(0, 0, 0)
+  FOVEA_START(1, 0, 1) FOVEA_START(2, 0, 2) FOVEA_START(3, 1, 0) FOVEA_START(4, 1, 1) FOVEA_START(5, 1, 2)
 #undef FOVEA_START
-  for (int64_t w = 0; w < k; w += kTile) {
+      for (int64_t w = 0; w < k; w += kTile) {
     const float* right = b + w * ldb;
     _tile_loadd(6, a + w, a_bytes);
     _tile_loadd(7, right, b_bytes);
@@ -85,9 +86,9 @@ FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* 
     }
   }
 #define FOVEA_STORE(t, r, x) \
-  if constexpr ((r) < R && (x) < C) _tile_stored(t, c + (r) * kTile * ldc + (x) * kTile, c_bytes);
-  FOVEA_STORE(0, 0, 0) FOVEA_STORE(1, 0, 1) FOVEA_STORE(2, 0, 2)
-  FOVEA_STORE(3, 1, 0) FOVEA_STORE(4, 1, 1) FOVEA_STORE(5, 1, 2)
+  if constexpr ((r) < R && (x) < C) _tile_stored(t, c + (r)*kTile * ldc + (x)*kTile, c_bytes);
+  FOVEA_STORE(0, 0, 0)
+  FOVEA_STORE(1, 0, 1) FOVEA_STORE(2, 0, 2) FOVEA_STORE(3, 1, 0) FOVEA_STORE(4, 1, 1) FOVEA_STORE(5, 1, 2)
 #undef FOVEA_STORE
 }
 
@@ -98,14 +99,16 @@ FOVEA_AMX inline void column_strip(Operand a, const float* b, int64_t ldb, int64
   for (; r + 2 * kTile <= rows; r += 2 * kTile) {
     tile_block<2, C>(a.data + r * a.row_stride, a.row_stride, b, ldb, k, c + r * ldc, ldc, from_zero);
   }
-  if (r < rows) tile_block<1, C>(a.data + r * a.row_stride, a.row_stride, b, ldb, k, c + r * ldc, ldc, from_zero);
+  if (r < rows)
+    tile_block<1, C>(a.data + r * a.row_stride, a.row_stride, b, ldb, k, c + r * ldc, ldc, from_zero);
 }
 
-FOVEA_AMX void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
-                       int64_t ldc, bool from_zero) {
+FOVEA_AMX void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
+                       float* c, int64_t ldc, bool from_zero) {
   _tile_loadconfig(&kConfig);
   int64_t col = 0;
-  for (; col + 3 * kTile <= cols; col += 3 * kTile) column_strip<3>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
+  for (; col + 3 * kTile <= cols; col += 3 * kTile)
+    column_strip<3>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
   if (cols - col == 2 * kTile) column_strip<2>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
   if (cols - col == kTile) column_strip<1>(a, b + col, ldb, rows, k, c + col, ldc, from_zero);
   _tile_release();
@@ -138,7 +141,8 @@ FOVEA_AMX void accumulate(Operand a, const float* b, int64_t rows, int64_t k, fl
 
 FOVEA_AMX void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                       int64_t ldc) {
-  // A reduction of a panel is 24 words; one and a half tiles. The half is read from a copy with zeros behind it.
+  // A reduction of a panel is 24 words; one and a half tiles. The half is read from a copy with zeros behind
+  // it.
   const int64_t whole = k / kTile * kTile;
   if (whole > 0) product(a, b, ldb, rows, cols, whole, c, ldc, false);
   if (whole == k) return;
@@ -156,7 +160,8 @@ FOVEA_AMX void update(Operand a, const float* b, int64_t ldb, int64_t rows, int6
       for (int64_t w = whole; w < k; ++w) {
         std::memcpy(right[w - whole], b + w * ldb + col, static_cast<size_t>(width) * 4);
       }
-      product({&left[0][0], kTile, 1}, &right[0][0], 3 * kTile, block, width, kTile, c + r * ldc + col, ldc, false);
+      product({&left[0][0], kTile, 1}, &right[0][0], 3 * kTile, block, width, kTile, c + r * ldc + col, ldc,
+              false);
     }
   }
 }
@@ -183,7 +188,9 @@ const Ops* amx_bf16_ops() {
 #elif defined(__x86_64__)
 
 namespace fovea::cpu {
-const Ops* amx_bf16_ops() { return nullptr; }
+const Ops* amx_bf16_ops() {
+  return nullptr;
+}
 }  // namespace fovea::cpu
 
 #endif

@@ -14,13 +14,19 @@ float* lse_at(const TensorDesc& t, int64_t b, int64_t h, int64_t s) {
   return static_cast<float*>(t.data) + b * t.stride[0] + h * t.stride[1] + s * t.stride[2];
 }
 char* o_at(const TensorDesc& t, int64_t b, int64_t s, int64_t h) {
-  return static_cast<char*>(t.data) + (b * t.stride[0] + s * t.stride[1] + h * t.stride[2]) * size_of(t.dtype);
+  return static_cast<char*>(t.data) +
+         (b * t.stride[0] + s * t.stride[1] + h * t.stride[2]) * size_of(t.dtype);
 }
 void store(char* row, DType type, int64_t c, float x) {
   switch (type) {
-    case DType::kF16: reinterpret_cast<F16*>(row)[c] = from_float<F16>(x); break;
-    case DType::kBF16: reinterpret_cast<Bf16*>(row)[c] = from_float<Bf16>(x); break;
-    default: reinterpret_cast<float*>(row)[c] = x;
+    case DType::kF16:
+      reinterpret_cast<F16*>(row)[c] = from_float<F16>(x);
+      break;
+    case DType::kBF16:
+      reinterpret_cast<Bf16*>(row)[c] = from_float<Bf16>(x);
+      break;
+    default:
+      reinterpret_cast<float*>(row)[c] = x;
   }
 }
 
@@ -45,7 +51,8 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
           float value = 0;
           for (size_t i = 0; i < weight.size(); ++i) {
             // A part without keys says nothing, whatever it holds.
-            if (weight[i] != 0) value += weight[i] * load_element(o_at(o_parts[i], b, s, h), o_parts[i].dtype, c);
+            if (weight[i] != 0)
+              value += weight[i] * load_element(o_at(o_parts[i], b, s, h), o_parts[i].dtype, c);
           }
           store(out, o.dtype, c, sum == 0 ? 0.0f : value / sum);
         }

@@ -26,14 +26,23 @@ using V = hn::Vec<D>;
 using D4 = hn::FixedTag<float, 4>;
 #endif
 
-// Vector width and the register tile of the products. 32 registers: 8 x 3 accumulators; 16 registers: 4 x 3. Each
-// leaves room for 3 right operands and a broadcast, and has at least 8 independent chains (latency 4 x 2 pipes).
+// Vector width and the register tile of the products. 32 registers: 8 x 3 accumulators; 16 registers: 4 x 3.
+// Each leaves room for 3 right operands and a broadcast, and has at least 8 independent chains (latency 4 x 2
+// pipes).
 constexpr int kLanes = static_cast<int>(HWY_LANES(float));
 constexpr int kVectors = kPanel / kLanes;
-constexpr int kTileRows = (HWY_TARGET == HWY_AVX2 || kLanes == 1) ? 4 : 8;
+constexpr int kTileRows = (HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64) ? 8 : 4;
 static_assert(kPanel % (3 * kLanes) == 0 || kLanes == 1);
 
-// ---- products ----------------------------------------------------------------------------------------------------
+// ---- products
+// ----------------------------------------------------------------------------------------------------
+
+/// Words of bfloat16 rows with odd strides start at odd halves of a word.
+HWY_INLINE V broadcast_word(const float* word) {
+  float value;
+  std::memcpy(&value, word, sizeof(value));
+  return hn::Set(D(), value);
+}
 
 /// One float per word.
 struct FloatWords {
@@ -41,8 +50,8 @@ struct FloatWords {
 };
 
 #if HWY_TARGET == HWY_AVX3
-/// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no target of its own; used only where
-/// CPUID reports AVX512_BF16.
+/// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no target of its own; used only
+/// where CPUID reports AVX512_BF16.
 struct Bf16Words {
   static HWY_INLINE V multiply_add(V a, V b, V acc) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
@@ -55,8 +64,9 @@ enum class Into { kSet, kSetMax, kScale, kAdd };
 
 /// C[R][C vectors] from K steps. `extra` is column_max for kSetMax and alpha for kScale.
 template <class Words, Into kInto, bool kUnitRow, int R, int C>
-HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b, int64_t ldb,
-                              int64_t k, float* HWY_RESTRICT c, int64_t ldc, float* HWY_RESTRICT extra) {
+HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b,
+                              int64_t ldb, int64_t k, float* HWY_RESTRICT c, int64_t ldc,
+                              float* HWY_RESTRICT extra) {
   const D d;
   V acc[R][C];
 #pragma GCC unroll 8
@@ -70,7 +80,7 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
     for (int v = 0; v < C; ++v) right[v] = hn::LoadU(d, b + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const V left = hn::Set(d, kUnitRow ? a[r] : a[r * a_stride]);
+      const V left = broadcast_word(kUnitRow ? a + r : a + r * a_stride);
 #pragma GCC unroll 3
       for (int v = 0; v < C; ++v) acc[r][v] = Words::multiply_add(left, right[v], acc[r][v]);
     }
@@ -79,7 +89,8 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
   }
 #pragma GCC unroll 3
   for (int v = 0; v < C; ++v) {
-    V lane_value = (kInto == Into::kSetMax || kInto == Into::kScale) ? hn::LoadU(d, extra + v * kLanes) : hn::Zero(d);
+    V lane_value =
+        (kInto == Into::kSetMax || kInto == Into::kScale) ? hn::LoadU(d, extra + v * kLanes) : hn::Zero(d);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       float* out = c + r * ldc + v * kLanes;
@@ -94,31 +105,35 @@ HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, con
 
 /// All rows of C vectors of columns.
 template <class Words, Into kInto, bool kUnitRow, int C>
-HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c, int64_t ldc,
-                             float* extra) {
+HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
+                             int64_t ldc, float* extra) {
   const int64_t stride = kUnitRow ? a.k_stride : a.row_stride;
   int64_t r = 0;
   for (; r + kTileRows <= rows; r += kTileRows) {
-    register_tile<Words, kInto, kUnitRow, kTileRows, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc, ldc,
-                                                        extra);
+    register_tile<Words, kInto, kUnitRow, kTileRows, C>(a.data + r * a.row_stride, stride, b, ldb, k,
+                                                        c + r * ldc, ldc, extra);
   }
   if (kTileRows > 4 && r + 4 <= rows) {
-    register_tile<Words, kInto, kUnitRow, 4, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc, ldc, extra);
+    register_tile<Words, kInto, kUnitRow, 4, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
     r += 4;
   }
   if (r + 2 <= rows) {
-    register_tile<Words, kInto, kUnitRow, 2, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc, ldc, extra);
+    register_tile<Words, kInto, kUnitRow, 2, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
     r += 2;
   }
   if (r < rows) {
-    register_tile<Words, kInto, kUnitRow, 1, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc, ldc, extra);
+    register_tile<Words, kInto, kUnitRow, 1, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
   }
 }
 
-/// Columns in strips of three vectors, and of two where a single one would be left (it would wait for its own latency).
+/// Columns in strips of three vectors, and of two where a single one would be left (it would wait for its own
+/// latency).
 template <class Words, Into kInto, bool kUnitRow>
-HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
-                        int64_t ldc, float* extra) {
+HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
+                        float* c, int64_t ldc, float* extra) {
   int64_t left = cols / kLanes;
   int64_t col = 0;
   while (left > 0) {
@@ -162,20 +177,31 @@ void accumulate_strided(Operand a, const float* b, int64_t ldb, int64_t rows, in
 }
 
 template <class Words>
-void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c, int64_t ldc) {
+void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
+            int64_t ldc) {
   product<Words, Into::kAdd, false>(a, b, ldb, rows, cols, k, c, ldc, nullptr);
 }
 
-// ---- exponentials ------------------------------------------------------------------------------------------------
+// ---- exponentials
+// ------------------------------------------------------------------------------------------------
 
-/// 2^x for x <= 127: round to n + f, a minimax polynomial (relative error; our own Remez run) in f, then the exponent.
-/// Below -126 the result is 0, so that no subnormal slows the products down; NaN stays NaN. Degree 6 errs by 2e-9, less
-/// than the rounding of float; degree 5 by 8e-8, enough where the weights are rounded to bfloat16.
+/// 2^x for x <= 127: round to n + f, a minimax polynomial (relative error; our own Remez run) in f, then the
+/// exponent. Below -126 the result is 0, so that no subnormal slows the products down; NaN stays NaN. Degree
+/// 6 errs by 2e-9, less than the rounding of float; degree 5 by 8e-8, enough where the weights are rounded to
+/// bfloat16.
 template <int kDegree>
 HWY_INLINE V exp2_fast(V x) {
   const D d;
-  const V n = hn::Round(x);
-  const V f = hn::Sub(x, n);
+#if HWY_TARGET == HWY_AVX3
+  const V safe = x;
+#else
+  // Without VSCALEF the exponent is added as an integer, which has neither NaN nor anything beyond the range
+  // of float.
+  const auto in_range = hn::And(hn::Ge(x, hn::Set(d, -126.0f)), hn::Le(x, hn::Set(d, 127.0f)));
+  const V safe = hn::IfThenElseZero(in_range, x);
+#endif
+  const V n = hn::Round(safe);
+  const V f = hn::Sub(safe, n);
   V p;
   if constexpr (kDegree == 6) {
     p = hn::MulAdd(hn::Set(d, 0.000153458121613f), f, hn::Set(d, 0.001339993117724f));
@@ -192,14 +218,15 @@ HWY_INLINE V exp2_fast(V x) {
     p = hn::MulAdd(p, f, hn::Set(d, 1.000000071654714f));
   }
 #if HWY_TARGET == HWY_AVX3
-  return V{_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p.raw, n.raw)};
+  return V{
+      _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p.raw, n.raw)};
 #else
   const DI di;
   const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
   const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  // x itself for NaN, whose integer conversion is undefined bits.
-  const V kept = hn::IfThenElse(hn::Eq(x, x), scaled, x);
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), kept);
+  const V above = hn::IfThenElse(hn::Eq(x, x), hn::Set(d, std::numeric_limits<float>::infinity()), x);
+  const V outside = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), above);
+  return hn::IfThenElse(in_range, scaled, outside);
 #endif
 }
 
@@ -208,8 +235,8 @@ HWY_INLINE V exp2_fast(V x) {
 HWY_INLINE __m512i pair_words(V low, V high) {
   __m512i both;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high.raw), "v"(low.raw));  // halves: low, then high
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, both);
 }
 #endif
@@ -232,8 +259,9 @@ void to_pairs(const float* s, int64_t n, uint32_t* pairs) {
 }
 
 template <bool kPairs>
-HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor, const float* HWY_RESTRICT column_max,
-                             PanelState state, uint32_t* HWY_RESTRICT pairs) {
+HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor,
+                             const float* HWY_RESTRICT column_max, PanelState state,
+                             uint32_t* HWY_RESTRICT pairs) {
   const D d;
   const V scale = hn::Set(d, factor);
   const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -251,8 +279,8 @@ HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor, con
     float* column = s + x;
     int64_t j = 0;
     for (; j + 2 <= n; j += 2, column += 2 * kPanel) {
-      const V p0 = exp2_fast<kPairs ? 5 : 6>(hn::MulSub(hn::LoadU(d, column), scale, subtract));
-      const V p1 = exp2_fast<kPairs ? 5 : 6>(hn::MulSub(hn::LoadU(d, column + kPanel), scale, subtract));
+      const V p0 = exp2_fast < kPairs ? 5 : 6 > (hn::MulSub(hn::LoadU(d, column), scale, subtract));
+      const V p1 = exp2_fast < kPairs ? 5 : 6 > (hn::MulSub(hn::LoadU(d, column + kPanel), scale, subtract));
       sum0 = hn::Add(sum0, p0);
       sum1 = hn::Add(sum1, p1);
 #if HWY_TARGET == HWY_AVX3
@@ -265,7 +293,7 @@ HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor, con
       hn::StoreU(p1, d, column + kPanel);
     }
     if (j < n) {
-      const V p0 = exp2_fast<kPairs ? 5 : 6>(hn::MulSub(hn::LoadU(d, column), scale, subtract));
+      const V p0 = exp2_fast < kPairs ? 5 : 6 > (hn::MulSub(hn::LoadU(d, column), scale, subtract));
       sum0 = hn::Add(sum0, p0);
 #if HWY_TARGET == HWY_AVX3
       if constexpr (kPairs) _mm512_storeu_si512(pairs + (j / 2) * kPanel + x, pair_words(p0, hn::Zero(d)));
@@ -327,9 +355,9 @@ HWY_INLINE void store_gradient_rows(V (*p)[kVectors], V (*ds)[kVectors], int64_t
 }
 
 template <bool kPairs>
-HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_RESTRICT dp, int64_t n, float factor,
-                              const float* HWY_RESTRICT lse2, const float* HWY_RESTRICT delta, float* p_out,
-                              float* ds_out, int64_t ld, uint32_t* ds_pairs) {
+HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_RESTRICT dp, int64_t n,
+                              float factor, const float* HWY_RESTRICT lse2, const float* HWY_RESTRICT delta,
+                              float* p_out, float* ds_out, int64_t ld, uint32_t* ds_pairs) {
   const D d;
   const V scale = hn::Set(d, factor);
   V p[2][kVectors], ds[2][kVectors];
@@ -339,8 +367,9 @@ HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_REST
 #pragma GCC unroll 3
       for (int v = 0; v < kVectors; ++v) {
         const int64_t at = (j + r) * kPanel + v * kLanes;
-        const V weight = exp2_fast<kPairs ? 5 : 6>(
-            hn::MulSub(hn::LoadU(d, s + at), scale, hn::LoadU(d, lse2 + v * kLanes)));
+        const V weight = exp2_fast < kPairs
+                             ? 5
+                             : 6 > (hn::MulSub(hn::LoadU(d, s + at), scale, hn::LoadU(d, lse2 + v * kLanes)));
         const V gradient = hn::Mul(weight, hn::Sub(hn::LoadU(d, dp + at), hn::LoadU(d, delta + v * kLanes)));
         p[r][v] = weight;
         ds[r][v] = hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)), gradient);
@@ -351,18 +380,22 @@ HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_REST
 }
 
 template <bool kPairs>
-void gradients(const float* s, const float* dp, int64_t n, float factor, const float* lse2, const float* delta, float* p,
-               float* ds, int64_t ld, uint32_t* ds_pairs) {
+void gradients(const float* s, const float* dp, int64_t n, float factor, const float* lse2,
+               const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs) {
   gradient_tile<kPairs>(s, dp, n, factor, lse2, delta, p, ds, ld, ds_pairs);
 }
 
 void gradients_float(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta) {
   const D d;
   const V scale = hn::Set(d, factor);
+  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t j = 0; j < n; ++j) {
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = j * kPanel + v * kLanes;
-      const V weight = exp2_fast<6>(hn::MulSub(hn::LoadU(d, s + at), scale, hn::LoadU(d, lse2 + v * kLanes)));
+      const V score = hn::LoadU(d, s + at);
+      const V raw = exp2_fast<6>(hn::MulSub(score, scale, hn::LoadU(d, lse2 + v * kLanes)));
+      // A masked score has no weight, even in a row whose lse is NaN.
+      const V weight = hn::IfThenZeroElse(hn::Eq(score, lowest), raw);
       const V gradient = hn::Mul(weight, hn::Sub(hn::LoadU(d, dp + at), hn::LoadU(d, delta + v * kLanes)));
       hn::StoreU(weight, d, s + at);
       hn::StoreU(hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)), gradient), d, dp + at);
@@ -371,8 +404,8 @@ void gradients_float(float* s, float* dp, int64_t n, float factor, const float* 
 }
 
 template <bool kPairs>
-void store_gradients(const float* p_tile, const float* ds_tile, int64_t n, float* p_out, float* ds_out, int64_t ld,
-                     uint32_t* ds_pairs) {
+void store_gradients(const float* p_tile, const float* ds_tile, int64_t n, float* p_out, float* ds_out,
+                     int64_t ld, uint32_t* ds_pairs) {
   const D d;
   V p[2][kVectors], ds[2][kVectors];
   for (int64_t j = 0; j < n; j += 2) {
@@ -387,7 +420,8 @@ void store_gradients(const float* p_tile, const float* ds_tile, int64_t n, float
   }
 }
 
-// ---- masks and terms ---------------------------------------------------------------------------------------------
+// ---- masks and terms
+// ---------------------------------------------------------------------------------------------
 
 void mask_range(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end) {
   const D d;
@@ -414,8 +448,8 @@ void column_max(const float* s, int64_t n, float* maxima) {
   }
 }
 
-/// tanh(|x|) = 1 - 2 / (exp(2|x|) + 1) loses all digits near 0, where the odd series to x^7 (error 2e-8 below 0.2)
-/// takes over.
+/// tanh(|x|) = 1 - 2 / (exp(2|x|) + 1) loses all digits near 0, where the odd series to x^7 (error 2e-8 below
+/// 0.2) takes over.
 HWY_INLINE V tanh_fast(V x) {
   const D d;
   const V one = hn::Set(d, 1.0f);
@@ -442,7 +476,8 @@ void softcap(float* s, int64_t count, float scale, float cap, float* derivative)
   }
 }
 
-// ---- layout and types --------------------------------------------------------------------------------------------
+// ---- layout and types
+// --------------------------------------------------------------------------------------------
 
 void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst) {
   int64_t r = 0;
@@ -466,7 +501,8 @@ void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, flo
       hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dd, b1, b3)), d, dst + (c + 3) * ld_dst + r);
     }
     for (; c < cols; ++c) {
-      for (int64_t i = r; i < r + 4; ++i) std::memcpy(dst + c * ld_dst + i, src + i * ld_src + c, sizeof(float));
+      for (int64_t i = r; i < r + 4; ++i)
+        std::memcpy(dst + c * ld_dst + i, src + i * ld_src + c, sizeof(float));
     }
   }
 #endif
@@ -475,12 +511,23 @@ void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, flo
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 using DH = hn::Rebind<hwy::float16_t, D>;
+#endif
 using DB = hn::Rebind<hwy::bfloat16_t, D>;
 
-HWY_INLINE V load_as_float(const float* p) { return hn::LoadU(D(), p); }
+HWY_INLINE V load_as_float(const float* p) {
+  return hn::LoadU(D(), p);
+}
 HWY_INLINE V load_as_float(const F16* p) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  // Highway's emulation knows no NaN and Inf of float16.
+  float values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = to_float(p[i]);
+  return hn::LoadU(D(), values);
+#else
   return hn::PromoteTo(D(), hn::LoadU(DH(), reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
 }
 HWY_INLINE V load_as_float(const Bf16* p) {
   return hn::PromoteTo(D(), hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(p)));
@@ -519,23 +566,25 @@ void interleave(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* w
   if (b == nullptr) {
     for (int64_t c = 0; c < count; ++c) words[c] = a[c];
   } else {
-    for (int64_t c = 0; c < count; ++c) words[c] = static_cast<uint32_t>(a[c]) | (static_cast<uint32_t>(b[c]) << 16);
+    for (int64_t c = 0; c < count; ++c)
+      words[c] = static_cast<uint32_t>(a[c]) | (static_cast<uint32_t>(b[c]) << 16);
   }
 }
 
-// ---- few queries -------------------------------------------------------------------------------------------------
+// ---- few queries
+// -------------------------------------------------------------------------------------------------
 
-/// Asks for row r of `ahead`; 64 bytes a cache line. Only rows that do not follow each other: those that do are what the
-/// hardware's own prefetchers see coming.
+/// Asks for row r of `ahead`; 64 bytes a cache line. Only rows that do not follow each other: those that do
+/// are what the hardware's own prefetchers see coming.
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
   if (r >= ahead.rows || ahead.stride_bytes == ahead.row_bytes) return;
   const char* row = ahead.data + r * ahead.stride_bytes;
   for (int64_t byte = 0; byte < ahead.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
 }
 
-/// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no shuffles; the
-/// float32 operands beside them are de-interleaved to match, once a pass. Few instructions a cache line matter here:
-/// the out-of-order window must reach over the next page to keep memory busy.
+/// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no
+/// shuffles; the float32 operands beside them are de-interleaved to match, once a pass. Few instructions a
+/// cache line matter here: the out-of-order window must reach over the next page to keep memory busy.
 template <class T>
 struct TwoVectors {
   static HWY_INLINE void values(const T* p, V& a, V& b) {
@@ -555,7 +604,8 @@ struct TwoVectors {
 template <>
 struct TwoVectors<Bf16> {
   static HWY_INLINE void values(const Bf16* p, V& a, V& b) {
-    const auto words = hn::BitCast(DU(), hn::LoadU(hn::Repartition<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
+    const auto words =
+        hn::BitCast(DU(), hn::LoadU(hn::Repartition<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
     a = hn::BitCast(D(), hn::ShiftLeft<16>(words));
     b = hn::BitCast(D(), hn::And(words, hn::Set(DU(), 0xffff0000u)));
   }
@@ -566,8 +616,8 @@ struct TwoVectors<Bf16> {
 
 /// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
 template <class T, int R, int P>
-HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, bool first, float* s,
-                           int64_t lds, const Ahead& ahead) {
+HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, bool first,
+                           float* s, int64_t lds, const Ahead& ahead) {
   const D d;
   V query[R][2 * P];
 #pragma GCC unroll 4
@@ -602,8 +652,8 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
 }
 
 template <class T, int R>
-void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s, int64_t lds,
-          Ahead ahead) {
+void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
+          int64_t lds, Ahead ahead) {
   constexpr int kPairs = R == 4 ? 2 : 4;  // at most 16 registers of q
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;
@@ -625,14 +675,15 @@ void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64
 
 /// o[r] += sum over j of p[r][j] * v[j], P pairs of vectors that stay in registers.
 template <class T, int R, int P>
-HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, float* o, int64_t ldo,
-                           const Ahead& ahead) {
+HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, float* o,
+                           int64_t ldo, const Ahead& ahead) {
   const D d;
   V acc[R][2 * P];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int x = 0; x < P; ++x) TwoVectors<T>::load(o + r * ldo + 2 * x * kLanes, acc[r][2 * x], acc[r][2 * x + 1]);
+    for (int x = 0; x < P; ++x)
+      TwoVectors<T>::load(o + r * ldo + 2 * x * kLanes, acc[r][2 * x], acc[r][2 * x + 1]);
   }
   for (int64_t j = 0; j < n; ++j) {
     fetch(ahead, j);
@@ -651,13 +702,14 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int x = 0; x < P; ++x) TwoVectors<T>::store(acc[r][2 * x], acc[r][2 * x + 1], o + r * ldo + 2 * x * kLanes);
+    for (int x = 0; x < P; ++x)
+      TwoVectors<T>::store(acc[r][2 * x], acc[r][2 * x + 1], o + r * ldo + 2 * x * kLanes);
   }
 }
 
 template <class T, int R>
-void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o, int64_t ldo,
-          Ahead ahead) {
+void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
+          int64_t ldo, Ahead ahead) {
   constexpr int kPairs = R == 4 ? 2 : 4;
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;
@@ -677,34 +729,40 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
 }
 
 template <class T>
-void dots_rows(const float* q, int64_t ldq, int64_t num_q, const void* k, int64_t ldk, int64_t n, int64_t d, float* s,
-               int64_t lds, Ahead ahead) {
+void dots_rows(const float* q, int64_t ldq, int64_t num_q, const void* k, int64_t ldk, int64_t n, int64_t d,
+               float* s, int64_t lds, Ahead ahead) {
   const T* keys = static_cast<const T*>(k);
   int64_t r = 0;
-  for (; r + 4 <= num_q; r += 4, ahead.rows = 0) dots<T, 4>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
-  for (; r + 2 <= num_q; r += 2, ahead.rows = 0) dots<T, 2>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
-  for (; r < num_q; ++r, ahead.rows = 0) dots<T, 1>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
+    dots<T, 4>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
+    dots<T, 2>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+  for (; r < num_q; ++r, ahead.rows = 0)
+    dots<T, 1>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
 }
 
 template <class T>
-void sums_rows(const float* p, int64_t ldp, int64_t num_q, const void* v, int64_t ldv, int64_t n, int64_t d, float* o,
-               int64_t ldo, Ahead ahead) {
+void sums_rows(const float* p, int64_t ldp, int64_t num_q, const void* v, int64_t ldv, int64_t n, int64_t d,
+               float* o, int64_t ldo, Ahead ahead) {
   const T* values = static_cast<const T*>(v);
   int64_t r = 0;
-  for (; r + 4 <= num_q; r += 4, ahead.rows = 0) sums<T, 4>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
-  for (; r + 2 <= num_q; r += 2, ahead.rows = 0) sums<T, 2>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
-  for (; r < num_q; ++r, ahead.rows = 0) sums<T, 1>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
+    sums<T, 4>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
+    sums<T, 2>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+  for (; r < num_q; ++r, ahead.rows = 0)
+    sums<T, 1>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
 }
 
-void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n, int64_t d,
-              float* s, int64_t lds, Ahead ahead) {
+void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
+              int64_t d, float* s, int64_t lds, Ahead ahead) {
   if (type == DType::kF16) return dots_rows<F16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   if (type == DType::kBF16) return dots_rows<Bf16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   return dots_rows<float>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
 }
 
-void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n, int64_t d,
-              float* o, int64_t ldo, Ahead ahead) {
+void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
+              int64_t d, float* o, int64_t ldo, Ahead ahead) {
   if (type == DType::kF16) return sums_rows<F16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   if (type == DType::kBF16) return sums_rows<Bf16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   return sums_rows<float>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
@@ -743,7 +801,8 @@ float row_exp2(float* s, int64_t n, float factor, float max2) {
   return total;
 }
 
-// ---- tables ------------------------------------------------------------------------------------------------------
+// ---- tables
+// ------------------------------------------------------------------------------------------------------
 
 template <class Words, bool kPairs>
 constexpr Ops make_ops(const char* name) {
@@ -796,25 +855,59 @@ HWY_AFTER_NAMESPACE();
 namespace fovea::cpu {
 
 #if HWY_ARCH_X86
-const Ops* avx2_ops() { return N_AVX2::float_table("avx2"); }
-const Ops* avx512_ops() { return N_AVX3::float_table("avx512"); }
-const Ops* avx512_bf16_ops() { return N_AVX3::bf16_table(); }
-const Ops* neon_ops() { return nullptr; }
-const Ops* generic_ops() { return HWY_STATIC_DISPATCH(float_table)("generic"); }
+const Ops* avx2_ops() {
+  return N_AVX2::float_table("avx2");
+}
+const Ops* avx512_ops() {
+  return N_AVX3::float_table("avx512");
+}
+const Ops* avx512_bf16_ops() {
+  return N_AVX3::bf16_table();
+}
+const Ops* neon_ops() {
+  return nullptr;
+}
+const Ops* generic_ops() {
+  return HWY_STATIC_DISPATCH(float_table)("generic");
+}
 #elif HWY_ARCH_ARM
-const Ops* avx2_ops() { return nullptr; }
-const Ops* avx512_ops() { return nullptr; }
-const Ops* avx512_bf16_ops() { return nullptr; }
-const Ops* amx_bf16_ops() { return nullptr; }
-const Ops* neon_ops() { return HWY_STATIC_DISPATCH(float_table)("neon"); }
-const Ops* generic_ops() { return nullptr; }
+const Ops* avx2_ops() {
+  return nullptr;
+}
+const Ops* avx512_ops() {
+  return nullptr;
+}
+const Ops* avx512_bf16_ops() {
+  return nullptr;
+}
+const Ops* amx_bf16_ops() {
+  return nullptr;
+}
+const Ops* neon_ops() {
+  return HWY_STATIC_DISPATCH(float_table)("neon");
+}
+const Ops* generic_ops() {
+  return nullptr;
+}
 #else
-const Ops* avx2_ops() { return nullptr; }
-const Ops* avx512_ops() { return nullptr; }
-const Ops* avx512_bf16_ops() { return nullptr; }
-const Ops* amx_bf16_ops() { return nullptr; }
-const Ops* neon_ops() { return nullptr; }
-const Ops* generic_ops() { return HWY_STATIC_DISPATCH(float_table)("generic"); }
+const Ops* avx2_ops() {
+  return nullptr;
+}
+const Ops* avx512_ops() {
+  return nullptr;
+}
+const Ops* avx512_bf16_ops() {
+  return nullptr;
+}
+const Ops* amx_bf16_ops() {
+  return nullptr;
+}
+const Ops* neon_ops() {
+  return nullptr;
+}
+const Ops* generic_ops() {
+  return HWY_STATIC_DISPATCH(float_table)("generic");
+}
 #endif
 
 }  // namespace fovea::cpu

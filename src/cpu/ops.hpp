@@ -1,11 +1,12 @@
 // The vector operations that the CPU algorithms are written in: one table per instruction set. The algorithms
-// (forward.cpp, backward.cpp, decode.cpp) are plain C++; everything that touches a vector register is behind this table.
+// (forward.cpp, backward.cpp) are plain C++; everything that touches a vector register is behind this table.
 //
-// Queries lie on vector lanes. A panel is 48 query rows: 3 AVX-512 registers, 6 of AVX2, 12 of NEON, 3 AMX tiles. Score
-// tiles are stored transposed, S^T[key][lane], so that row maxima, sums and masks are lane-wise operations without
-// shuffles, and K and V rows are read as they lie, one broadcast element at a time.
+// Queries lie on vector lanes. A panel is 48 query rows: 3 AVX-512 registers, 6 of AVX2, 12 of NEON, 3 AMX
+// tiles. Score tiles are stored transposed, S^T[key][lane], so that row maxima, sums and masks are lane-wise
+// operations without shuffles, and K and V rows are read as they lie, one broadcast element at a time.
 //
-// Products run over words of 32 bits along the reduction: one float, or a pair of bfloat16 (word_elements = 2).
+// Products run over words of 32 bits along the reduction: one float, or a pair of bfloat16 (word_elements =
+// 2).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ namespace fovea::cpu {
 
 inline constexpr int kPanel = 48;
 
-/// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride], one of the strides being 1.
+/// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride], one of the strides
+/// being 1.
 struct Operand {
   const float* data = nullptr;
   int64_t row_stride = 1;
@@ -43,9 +45,11 @@ struct Ops {
   int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
   int row_multiple;    ///< left operands must have rows padded with zeros to a multiple of this
   int k_multiple;      ///< reductions must be padded with zeros to a multiple of this many words
-  bool values_by_row;  ///< accumulate() wants its left operand with k_stride 1 (V transposed), not row_stride 1
+  bool values_by_row;  ///< accumulate() wants its left operand with k_stride 1 (V transposed), not row_stride
+                       ///< 1
 
-  /// c[rows][kPanel] = a b, with b[k][kPanel] words. column_max, when not null, becomes max(column_max, c) by lane.
+  /// c[rows][kPanel] = a b, with b[k][kPanel] words. column_max, when not null, becomes max(column_max, c) by
+  /// lane.
   void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
   /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1.
   void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha);
@@ -55,23 +59,26 @@ struct Ops {
   void (*update)(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                  int64_t ldc);
 
-  /// Online softmax of one score tile s[n][kPanel]: raises row_max by factor * column_max, writes alpha, replaces s by
-  /// exp2(factor * s - row_max) and adds it to row_sum (which it scales by alpha first). When `pairs` is given the
-  /// weights go there instead, as bfloat16 pairs [ceil(n/2)][kPanel]. Rows whose maximum is -inf get weights 0.
-  void (*softmax)(float* s, int64_t n, float factor, const float* column_max, PanelState state, uint32_t* pairs);
+  /// Online softmax of one score tile s[n][kPanel]: raises row_max by factor * column_max, writes alpha,
+  /// replaces s by exp2(factor * s - row_max) and adds it to row_sum (which it scales by alpha first). When
+  /// `pairs` is given the weights go there instead, as bfloat16 pairs [ceil(n/2)][kPanel]. Rows whose maximum
+  /// is -inf get weights 0.
+  void (*softmax)(float* s, int64_t n, float factor, const float* column_max, PanelState state,
+                  uint32_t* pairs);
   /// Rounds s[n][kPanel] to bfloat16 pairs [ceil(n/2)][kPanel].
   void (*to_pairs)(const float* s, int64_t n, uint32_t* pairs);
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
-  /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld elements
-  /// with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds.
-  void (*gradients)(const float* s, const float* dp, int64_t n, float factor, const float* lse2, const float* delta,
-                    float* p, float* ds, int64_t ld, uint32_t* ds_pairs);
+  /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
+  /// elements with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds.
+  void (*gradients)(const float* s, const float* dp, int64_t n, float factor, const float* lse2,
+                    const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs);
   /// The same with p and ds as float32 [n][kPanel], in place of s and dp.
-  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta);
+  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2,
+                          const float* delta);
   /// Rounds p and ds, float32 [n][kPanel], into the forms that gradients() writes.
-  void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds, int64_t ld,
-                          uint32_t* ds_pairs);
+  void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds,
+                          int64_t ld, uint32_t* ds_pairs);
 
   /// Masks s[n][kPanel], keys from j0 on: keeps lane x of key j when begin[x] <= j < end[x], else -inf.
   void (*mask_range)(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end);
@@ -89,21 +96,21 @@ struct Ops {
   /// words[c] = the pair (a[c], b[c]) of 16-bit elements; b null = zeros.
   void (*interleave)(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* words);
 
-  /// Few queries: bound by reading k and v once. Each pass fetches the rows that the next pass will read (`ahead`), so
-  /// that memory is busy all the time.
-  /// Dot products of float32 rows q[num_q][ldq] with n rows of `k` (elements of `type`, row stride ldk): s[q][j], row
-  /// stride lds.
-  void (*row_dots)(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
-                   int64_t d, float* s, int64_t lds, Ahead ahead);
+  /// Few queries: bound by reading k and v once. Each pass fetches the rows that the next pass will read
+  /// (`ahead`), so that memory is busy all the time. Dot products of float32 rows q[num_q][ldq] with n rows
+  /// of `k` (elements of `type`, row stride ldk): s[q][j], row stride lds.
+  void (*row_dots)(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk,
+                   int64_t n, int64_t d, float* s, int64_t lds, Ahead ahead);
   /// o[q][c] += sum_j p[q][j] * v[j][c].
-  void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
-                   int64_t d, float* o, int64_t ldo, Ahead ahead);
+  void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
+                   int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
   float (*row_max)(const float* s, int64_t n);
   /// s[j] = exp2(factor * s[j] - max2) for one row; returns the sum.
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
 };
 
-/// Tables of the instruction sets compiled in; null where this build has none. Running one needs the processor.
+/// Tables of the instruction sets compiled in; null where this build has none. Running one needs the
+/// processor.
 const Ops* generic_ops();
 const Ops* avx2_ops();
 const Ops* avx512_ops();

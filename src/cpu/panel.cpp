@@ -39,9 +39,12 @@ ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b) {
 
 float load_element(const char* row, DType type, int64_t c) {
   switch (type) {
-    case DType::kF16: return to_float(reinterpret_cast<const F16*>(row)[c]);
-    case DType::kBF16: return to_float(reinterpret_cast<const Bf16*>(row)[c]);
-    default: return reinterpret_cast<const float*>(row)[c];
+    case DType::kF16:
+      return to_float(reinterpret_cast<const F16*>(row)[c]);
+    case DType::kBF16:
+      return to_float(reinterpret_cast<const Bf16*>(row)[c]);
+    default:
+      return reinterpret_cast<const float*>(row)[c];
   }
 }
 
@@ -66,9 +69,12 @@ const char* at(const MatrixView& m, int64_t i, int64_t j, DType type) {
 
 bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
   switch (type) {
-    case DType::kF16: return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
-    case DType::kBF16: return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
-    default: return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
+    case DType::kF16:
+      return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
+    case DType::kBF16:
+      return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
+    default:
+      return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
   }
 }
 
@@ -98,12 +104,14 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
     }
     if (bias) {
       const MatrixView view = pairs_of(p, b, Role::kBias, group.batch, head);
-      for (int64_t j = 0; j < n; ++j) s[j * kPanel + x] += load_element(at(view, i, j0 + j, bias_type), bias_type, 0);
+      for (int64_t j = 0; j < n; ++j)
+        s[j * kPanel + x] += load_element(at(view, i, j0 + j, bias_type), bias_type, 0);
     }
     if (mask) {
       const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
       for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i, j0 + j, DType::kU8) == 0) s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
+        if (*at(view, i, j0 + j, DType::kU8) == 0)
+          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
       }
     }
     if (blocks) {
@@ -117,9 +125,9 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
   }
 }
 
-bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
-                  const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0, float* s, float* maxima,
-                  float* derivative) {
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
+                  float* s, float* maxima, float* derivative) {
   const bool inside = lanes.all.begin <= j0 && j0 + n <= lanes.all.end;
   if (inside && !terms.any && key_rows == n) {
     ops.scores(keys, queries, n, k, s, maxima);
@@ -147,7 +155,8 @@ void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& t
   }
 }
 
-// ---- staging -----------------------------------------------------------------------------------------------------
+// ---- staging
+// -----------------------------------------------------------------------------------------------------
 
 Staging::Staging(const AttentionProblem& p, const Ops& table)
     : ops(&table), type(p.dtype), d(p.head_dim), d_v(p.head_dim_v) {
@@ -169,20 +178,22 @@ void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst)
 
 namespace {
 
-/// Rows further apart than this are copied together: each would need a TLB entry of its own in every pass over the
-/// block, and rows a power of two apart fall into the same few sets of the first-level cache.
+/// Rows further apart than this are copied together: each would need a TLB entry of its own in every pass
+/// over the block, and rows a power of two apart fall into the same few sets of the first-level cache.
 constexpr int64_t kFarRowBytes = 1024;
 
 }  // namespace
 
-Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const {
+Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words,
+                            float* buffer) const {
   const int64_t bytes = size_of(type);
   const bool whole_words = bytes * ops->word_elements == 4 && size == words * ops->word_elements &&
                            rows.stride % ops->word_elements == 0 && n % ops->row_multiple == 0;
   if (whole_words && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
     return {reinterpret_cast<const float*>(rows.data), rows.stride / ops->word_elements, 1};
   }
-  for (int64_t j = 0; j < n; ++j) load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
+  for (int64_t j = 0; j < n; ++j)
+    load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
   std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
   return {buffer, words, 1};
 }
@@ -193,7 +204,8 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
     if (type == DType::kF32 && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
       return {reinterpret_cast<const float*>(rows.data), 1, rows.stride};
     }
-    for (int64_t j = 0; j < n; ++j) load_row(rows.data + j * rows.stride * bytes, size, size, buffer + j * size);
+    for (int64_t j = 0; j < n; ++j)
+      load_row(rows.data + j * rows.stride * bytes, size, size, buffer + j * size);
     return {buffer, 1, size};
   }
   const int64_t words = words_of(n), columns = round_up(size, ops->row_multiple);
@@ -214,8 +226,8 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
   return {buffer, words, 1};
 }
 
-void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
-                          float* temp) const {
+void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,
+                          float* dst, float* temp) const {
   for (int x = 0; x < kPanel; x += 4) {
     if (x >= lanes.count) {
       for (int64_t w = 0; w < words; ++w) std::fill_n(dst + w * kPanel + x, 4, 0.0f);

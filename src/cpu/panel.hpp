@@ -1,5 +1,5 @@
-// What forward and backward share: which query rows lie on the lanes of a panel, the terms of the score, and how K, V
-// and Q are staged for the products.
+// What forward and backward share: which query rows lie on the lanes of a panel, the terms of the score, and
+// how K, V and Q are staged for the products.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace fovea::cpu {
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// One (sequence, key head): the query heads of its group share its keys, so they share its tiles. Row r of the group
-/// is query r / group of head r % group: neighbouring lanes see nearly the same keys.
+/// One (sequence, key head): the query heads of its group share its keys, so they share its tiles. Row r of
+/// the group is query r / group of head r % group: neighbouring lanes see nearly the same keys.
 struct Group {
   const AttentionProblem* problem;
   const Buffers* buffers;
@@ -49,8 +49,8 @@ struct Group {
 /// The rows on the lanes of one panel. Lanes past the last row repeat it: they compute and are never stored.
 struct Lanes {
   int64_t first_row = 0;
-  int count = 0;  ///< rows that exist
-  tile::Range any, all;  ///< keys that some, that all lanes see
+  int count = 0;                      ///< rows that exist
+  tile::Range any, all;               ///< keys that some, that all lanes see
   alignas(64) int32_t begin[kPanel];  ///< keys that the lane sees
   alignas(64) int32_t end[kPanel];
 
@@ -60,24 +60,25 @@ struct Lanes {
 
 /// Everything in a score besides the product, the scale and the band.
 struct ScoreTerms {
-  bool any;         ///< the scores need apply_terms()
+  bool any;  ///< the scores need apply_terms()
   bool dropout;
-  float factor;     ///< what multiplies the stored score to give units of log2
+  float factor;  ///< what multiplies the stored score to give units of log2
   tile::Dropout stream;
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b);
 };
 
-/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi, bias, masks.
-/// `derivative` (or null) gets d score / d (scale * product).
+/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi,
+/// bias, masks. `derivative` (or null) gets d score / d (scale * product).
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
                  float* derivative);
 
-/// Scores of one panel against keys j0 .. j0+n-1, masked, with their column maxima raised into `maxima` when given.
-/// `keys` points at the first of the n keys. Returns true when some of the n x lanes pairs are masked by the band.
-bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Operand keys,
-                  const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0, float* s, float* maxima,
-                  float* derivative);
+/// Scores of one panel against keys j0 .. j0+n-1, masked, with their column maxima raised into `maxima` when
+/// given. `keys` points at the first of the n keys. Returns true when some of the n x lanes pairs are masked
+/// by the band.
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
+                  float* s, float* maxima, float* derivative);
 
 /// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
 void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,
@@ -109,10 +110,9 @@ struct Staging {
   /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
-  int64_t columns_size(int64_t n, int64_t size) const {
-    return 2 * words_of(n) * round_up(size, 16) + 64;
-  }
-  /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
+  int64_t columns_size(int64_t n, int64_t size) const { return 2 * words_of(n) * round_up(size, 16) + 64; }
+  /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16)
+  /// floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
                    float* temp) const;
   /// One row converted to words of the product type, `words` of them, zero-filled.

@@ -1,5 +1,5 @@
-// Hands out 64-byte aligned pieces of a workspace. With a null base it only adds up sizes, so that one function both
-// plans and lays out.
+// Hands out 64-byte aligned pieces of a workspace. With a null base it only adds up sizes, so that one
+// function both plans and lays out.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,12 @@ namespace fovea::cpu {
 
 inline constexpr int64_t kAlignment = 64;  // a cache line, and a full AVX-512 register
 
-constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+constexpr int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t ceil_div(int64_t x, int64_t y) {
+  return (x + y - 1) / y;
+}
 
 class Scratch {
  public:

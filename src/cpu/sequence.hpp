@@ -1,5 +1,5 @@
-// One (sequence, query head) of a problem: pointers and lengths resolved, so that kernels never see batches, packing
-// or broadcasting.
+// One (sequence, query head) of a problem: pointers and lengths resolved, so that kernels never see batches,
+// packing or broadcasting.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace fovea::cpu {
 
-/// A matrix inside a tensor: element (row, column) at data + row * stride + column * column_stride (in elements).
+/// A matrix inside a tensor: element (row, column) at data + row * stride + column * column_stride (in
+/// elements).
 struct MatrixView {
   char* data = nullptr;
   int64_t stride = 0;
@@ -28,9 +29,10 @@ struct MatrixView {
 
 /// Lengths of one sequence and where its rows start in packed tensors.
 struct SequenceSpan {
-  int64_t row_q = 0, row_k = 0;        ///< first row (0 unless packed)
-  int64_t length_q = 0, length_k = 0;  ///< rows that the tensors hold for it
-  int64_t used_q = 0, used_k = 0;      ///< rows that take part (seqused)
+  int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
+  int64_t length_q = 0,
+          length_k = 0;  ///< rows that the tensors hold for it (the last packed one: all that follow)
+  int64_t used_q = 0, used_k = 0;  ///< rows that take part (seqused)
 };
 
 inline SequenceSpan sequence_span(const AttentionProblem& p, const Buffers& buffers, int64_t batch) {
@@ -40,10 +42,16 @@ inline SequenceSpan sequence_span(const AttentionProblem& p, const Buffers& buff
     const auto* k = buffers.get<const int32_t>(Role::kCuSeqlensK);
     span = {q[batch], k[batch], q[batch + 1] - q[batch], k[batch + 1] - k[batch], 0, 0};
   }
+  const int64_t sequence_q = span.length_q, sequence_k = span.length_k;
+  if (p.packed && batch + 1 == p.batch) {
+    // Rows of the tensors after the last sequence: nobody else would write their zeros.
+    span.length_q = p.total_q - span.row_q;
+    span.length_k = p.total_k - span.row_k;
+  }
   const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
-  span.used_q = used_q ? used_q[batch] : span.length_q;
-  span.used_k = used_k ? used_k[batch] : span.length_k;
+  span.used_q = used_q ? used_q[batch] : sequence_q;
+  span.used_k = used_k ? used_k[batch] : sequence_k;
   return span;
 }
 
@@ -52,26 +60,29 @@ inline tile::Window window_of(const AttentionProblem& p, const SequenceSpan& spa
 }
 
 /// Rows of one head of a (batch, seqlen, heads, size) tensor; empty view when the tensor is absent.
-inline MatrixView rows_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch, int64_t head,
-                          int64_t first_row) {
+inline MatrixView rows_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
+                          int64_t head, int64_t first_row) {
   const TensorDesc& t = p[role];
   if (!t.present) return {};
   char* base = buffers.get<char>(role);
-  return {base + (batch * t.stride[0] + first_row * t.stride[1] + head * t.stride[2]) * size_of(t.dtype), t.stride[1],
-          t.stride[3]};
+  if (base == nullptr) return {base, t.stride[1], t.stride[3]};  // no elements
+  return {base + (batch * t.stride[0] + first_row * t.stride[1] + head * t.stride[2]) * size_of(t.dtype),
+          t.stride[1], t.stride[3]};
 }
 
 /// One head of a (batch, heads, seqlen_q, seqlen_k) tensor as a matrix of rows i and columns j.
-inline MatrixView pairs_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch, int64_t head) {
+inline MatrixView pairs_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
+                           int64_t head) {
   const TensorDesc& t = p[role];
   if (!t.present) return {};
   char* base = buffers.get<char>(role);
+  if (base == nullptr) return {base, t.stride[2], t.stride[3]};
   return {base + (batch * t.stride[0] + head * t.stride[1]) * size_of(t.dtype), t.stride[2], t.stride[3]};
 }
 
 /// The float32 row statistics (lse, dlse) of one head: element i at data + i * stride.
-inline MatrixView stats_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch, int64_t head,
-                           int64_t first_row) {
+inline MatrixView stats_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
+                           int64_t head, int64_t first_row) {
   const TensorDesc& t = p[role];
   if (!t.present) return {};
   float* base = buffers.get<float>(role);

@@ -1,5 +1,5 @@
-// Which keys a query sees under causal and window masks, and which queries see a key. Bottom-right aligned: query i of
-// sq stands at key position i + sk - sq.
+// Which keys a query sees under causal and window masks, and which queries see a key. Bottom-right aligned:
+// query i of sq stands at key position i + sk - sq.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// The random stream of dropout: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
-// Counter-based: the decision for a (batch, head, query, key) is a pure function of its coordinates, so every backend,
-// tile size and thread count keeps the same weights, and the backward repeats the forward.
+// The random stream of dropout: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC'11). Counter-based: the decision for a (batch, head, query, key) is a pure function of its coordinates,
+// so every backend, tile size and thread count keeps the same weights, and the backward repeats the forward.
 #pragma once
 
 #include <array>
@@ -22,8 +22,9 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
-/// Dropout of the attention weights with probability p: weight (batch, head, i, j) is kept when its 32 random bits are
-/// at least p * 2^32, and kept weights are scaled by 1 / (1 - p). `i`, `j` count within the sequence.
+/// Dropout of the attention weights with probability p: weight (batch, head, i, j) is kept when its 32 random
+/// bits are at least p * 2^32, and kept weights are scaled by 1 / (1 - p). `i`, `j` count within the
+/// sequence.
 struct Dropout {
   uint32_t threshold = 0;
   float keep_scale = 1;
@@ -34,13 +35,15 @@ struct Dropout {
   constexpr Dropout(double p, uint64_t seed, uint64_t offset)
       : threshold(static_cast<uint32_t>(p * 4294967296.0)),
         keep_scale(static_cast<float>(1.0 / (1.0 - p))),
-        key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)},
+        key{static_cast<uint32_t>(seed),
+            static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)},
         offset_low(static_cast<uint32_t>(offset)) {}
 
-  /// The four words that decide keys 4*quad .. 4*quad + 3 of one query. `head` = batch index * heads_q + query head.
+  /// The four words that decide keys 4*quad .. 4*quad + 3 of one query. `head` = batch index * heads_q +
+  /// query head.
   constexpr std::array<uint32_t, 4> quad(int64_t head, int64_t i, int64_t quad_index) const {
-    return philox4x32({static_cast<uint32_t>(quad_index), static_cast<uint32_t>(i), static_cast<uint32_t>(head),
-                       offset_low},
+    return philox4x32({static_cast<uint32_t>(quad_index), static_cast<uint32_t>(i),
+                       static_cast<uint32_t>(head), offset_low},
                       key);
   }
   constexpr bool keep(int64_t head, int64_t i, int64_t j) const {
