@@ -33,7 +33,8 @@
 
 /// The inline namespace keeps these names apart from those inside the library at link time, and from other
 /// versions.
-namespace fovea::inline v0 {
+namespace fovea {
+inline namespace v0 {
 
 // ---- errors
 // --------------------------------------------------------------------------------------------------------
@@ -472,4 +473,5 @@ inline std::vector<BackendInfo> backends() {
   return list;
 }
 
-}  // namespace fovea::inline v0
+}  // namespace v0
+}  // namespace fovea

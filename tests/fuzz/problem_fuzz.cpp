@@ -359,15 +359,14 @@ void spoil(Bytes& in, Description& d) {
 /// Bytes from the first to past the last element, or -1 when they are more than these runs want.
 int64_t small_extent(const Tensor& t) {
   constexpr int64_t kLimit = 1 << 16;
+  const auto rank = static_cast<size_t>(t.c.ndim);
+  if (std::find(t.shape.begin(), t.shape.begin() + t.c.ndim, 0) != t.shape.begin() + t.c.ndim) return 0;
   int64_t last = 0, compact = 1;
-  for (auto i = static_cast<size_t>(t.c.ndim); i-- > 0;) {
-    if (t.shape[i] == 0) return 0;
-    if (t.shape[i] > kLimit) return -1;
+  for (size_t i = rank; i-- > 0;) {
+    if (t.shape[i] == 1) continue;
     const int64_t stride = t.has_strides ? t.strides[i] : compact;
-    if (t.shape[i] > 1) {
-      if (stride > kLimit) return -1;
-      last += (t.shape[i] - 1) * stride;
-    }
+    if (t.shape[i] > kLimit || stride > kLimit) return -1;
+    last += (t.shape[i] - 1) * stride;
     compact *= t.shape[i];
     if (last > kLimit || compact > kLimit) return -1;
   }
