@@ -8,15 +8,15 @@
 // (plain.hpp):
 //
 //   u_out |X|      the output itself is rounded
-//   u_type A w(n)  one factor of each product is rounded to the type of the problem
+//   u_type A w(rows)  one factor of each product is rounded to the type of the problem
 //   u_f32 A (2 + 8 (1 + S) w(rows))
 //                  sums, exponentials and scores in float32; S = the largest magnitude of a score, since an
 //                  absolute error of a score, or of lse, is a relative error of weights
 //   one smallest step of the output type
 //
 // w(n) = min(1, 4 / sqrt(n)): the largest of n independent errors is close to its worst case in the plain
-// implementation too, so only few errors need the floor in full. There are as many roundings of factors as
-// elements, but as few roundings of lse as rows of queries.
+// implementation too, so only few errors need the floor in full. Independent are the rows of queries, not the
+// elements: a mask or dropout may leave a row one weight, whose rounding all elements of the row then share.
 //
 // lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must lie exactly where
 // the oracle has them, and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys
@@ -96,7 +96,7 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
   const auto luck = [&](double independent) {
     return is_lse ? 1.0 : std::min(1.0, 4 / std::sqrt(independent));
   };
-  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * luck(n);
+  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * luck(implementation.rows);
   const double of_float =
       unit_roundoff(Type::kF32) * (2 + 8 * (1 + implementation.score_magnitude) * luck(implementation.rows));
   const auto floor = [&](double x, double a, double step) {
