@@ -277,7 +277,7 @@ FOVEA_API const char* fovea_last_error(void) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_last_error_argument(void) FOVEA_NOEXCEPT;
 
 /* Backends in order of preference: index in [0, count). `unavailable_because` gives "" when this machine has
- * it. */
+ * it; its text is valid until this thread asks again. */
 FOVEA_API int32_t fovea_backend_count(void) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_name(int32_t index) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_unavailable_because(int32_t index) FOVEA_NOEXCEPT;
