@@ -55,10 +55,14 @@ FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* 
       _tile_loadd(t, c + (r)*kTile * ldc + (x)*kTile, c_bytes); \
     }                                                           \
   }
-  FOVEA_START(0, 0, 0)
-  FOVEA_START(1, 0, 1) FOVEA_START(2, 0, 2) FOVEA_START(3, 1, 0) FOVEA_START(4, 1, 1) FOVEA_START(5, 1, 2)
+  FOVEA_START(0, 0, 0);
+  FOVEA_START(1, 0, 1);
+  FOVEA_START(2, 0, 2);
+  FOVEA_START(3, 1, 0);
+  FOVEA_START(4, 1, 1);
+  FOVEA_START(5, 1, 2);
 #undef FOVEA_START
-      for (int64_t w = 0; w < k; w += kTile) {
+  for (int64_t w = 0; w < k; w += kTile) {
     const float* right = b + w * ldb;
     _tile_loadd(6, a + w, a_bytes);
     _tile_loadd(7, right, b_bytes);
@@ -87,8 +91,12 @@ FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* 
   }
 #define FOVEA_STORE(t, r, x) \
   if constexpr ((r) < R && (x) < C) _tile_stored(t, c + (r)*kTile * ldc + (x)*kTile, c_bytes);
-  FOVEA_STORE(0, 0, 0)
-  FOVEA_STORE(1, 0, 1) FOVEA_STORE(2, 0, 2) FOVEA_STORE(3, 1, 0) FOVEA_STORE(4, 1, 1) FOVEA_STORE(5, 1, 2)
+  FOVEA_STORE(0, 0, 0);
+  FOVEA_STORE(1, 0, 1);
+  FOVEA_STORE(2, 0, 2);
+  FOVEA_STORE(3, 1, 0);
+  FOVEA_STORE(4, 1, 1);
+  FOVEA_STORE(5, 1, 2);
 #undef FOVEA_STORE
 }
 
