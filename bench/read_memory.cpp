@@ -1,9 +1,8 @@
 #include "read_memory.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <thread>
-#include <vector>
 
 // The widest registers that the processor has, chosen by the dynamic loader.
 #if defined(__x86_64__) && defined(__gnu_linux__)
@@ -16,48 +15,95 @@ namespace fovea::bench {
 namespace {
 
 using Line = uint32_t __attribute__((vector_size(64)));
+constexpr size_t kLine = sizeof(Line);
+constexpr size_t kSums = 4;  // no chain of additions bounds the rate
+constexpr size_t kStep = kSums * kLine;
 
-/// Four streams and four sums: no chain of additions bounds the rate, and each stream runs at the pace of
-/// memory.
-FOVEA_WIDEST uint32_t sum_lines(const char* data, size_t lines) {
-  constexpr size_t kStreams = 4;
-  const size_t share = lines / kStreams;
-  Line sums[kStreams] = {};
-  for (size_t i = 0; i < share; ++i) {
-    for (size_t s = 0; s < kStreams; ++s) {
+/// `bytes` is a multiple of kStep. Each round adds one line to each sum: four neighbours, or one of each
+/// quarter.
+FOVEA_WIDEST uint32_t sum_chunk(const char* data, size_t bytes, size_t streams, size_t ahead) {
+  const size_t apart = streams == 1 ? kLine : bytes / kSums;
+  const size_t advance = streams == 1 ? kStep : kLine;
+  Line sums[kSums] = {};
+  for (size_t i = 0; i < bytes / kStep; ++i) {
+    for (size_t s = 0; s < kSums; ++s) {
+      const char* at = data + s * apart + i * advance;
+      __builtin_prefetch(at + ahead);
       Line line;
-      std::memcpy(&line, data + (s * share + i) * sizeof(Line), sizeof(Line));
+      std::memcpy(&line, at, kLine);
       sums[s] += line;
     }
   }
-  for (size_t i = kStreams * share; i < lines; ++i) {
-    Line line;
-    std::memcpy(&line, data + i * sizeof(Line), sizeof(Line));
-    sums[0] += line;
-  }
   uint32_t total = 0;
   for (const Line& sum : sums) {
-    for (size_t lane = 0; lane < sizeof(Line) / sizeof(uint32_t); ++lane) total += sum[lane];
+    for (size_t lane = 0; lane < kLine / sizeof(uint32_t); ++lane) total += sum[lane];
   }
   return total;
 }
 
+constexpr size_t kKilo = 1024, kMega = kKilo * kKilo;
+constexpr size_t kAhead = 2 * kKilo;
+constexpr std::array<ReadWay, 12> kWays = {{{64 * kKilo, 1, 0},
+                                            {64 * kKilo, 4, 0},
+                                            {kMega, 1, 0},
+                                            {kMega, 4, 0},
+                                            {16 * kMega, 1, 0},
+                                            {16 * kMega, 4, 0},
+                                            {64 * kKilo, 1, kAhead},
+                                            {64 * kKilo, 4, kAhead},
+                                            {kMega, 1, kAhead},
+                                            {kMega, 4, kAhead},
+                                            {16 * kMega, 1, kAhead},
+                                            {16 * kMega, 4, kAhead}}};
+
 }  // namespace
 
-uint32_t read_memory(const void* data, size_t bytes, int num_threads) {
-  const size_t threads = static_cast<size_t>(std::max(1, num_threads));
-  const size_t lines = bytes / sizeof(Line) / threads;
-  std::vector<uint32_t> sums(threads);
-  const auto share = [&](size_t t) {
-    sums[t] = sum_lines(static_cast<const char*>(data) + t * lines * sizeof(Line), lines);
-  };
-  std::vector<std::thread> workers;
-  for (size_t t = 1; t < threads; ++t) workers.emplace_back(share, t);
-  share(0);
-  for (std::thread& worker : workers) worker.join();
-  uint32_t total = 0;
-  for (uint32_t sum : sums) total += sum;
-  return total;
+std::string ReadWay::name() const {
+  return std::to_string(chunk / kKilo) + " KB chunks, " + std::to_string(streams) +
+         (streams == 1 ? " stream" : " streams") + (ahead > 0 ? ", prefetched" : "");
+}
+
+std::span<const ReadWay> read_ways() {
+  return kWays;
+}
+
+MemoryReader::MemoryReader(int num_threads) : turn_(std::max(1, num_threads)) {
+  for (int t = 1; t < num_threads; ++t) {
+    workers_.emplace_back([this] {
+      for (;;) {
+        turn_.arrive_and_wait();  // there is something to read
+        if (stop_) return;
+        take_chunks();
+        turn_.arrive_and_wait();  // all of it is read
+      }
+    });
+  }
+}
+
+MemoryReader::~MemoryReader() {
+  stop_ = true;
+  turn_.arrive_and_wait();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void MemoryReader::take_chunks() {
+  uint32_t sum = 0;
+  for (size_t start; (start = next_.fetch_add(way_.chunk, std::memory_order_relaxed)) < bytes_;) {
+    sum += sum_chunk(data_ + start, std::min(way_.chunk, bytes_ - start), way_.streams, way_.ahead);
+  }
+  sum_.fetch_add(sum, std::memory_order_relaxed);
+}
+
+uint32_t MemoryReader::read(const void* data, size_t bytes, const ReadWay& way) {
+  data_ = static_cast<const char*>(data);
+  bytes_ = bytes / kStep * kStep;
+  way_ = way;
+  next_ = 0;
+  sum_ = 0;
+  turn_.arrive_and_wait();
+  take_chunks();
+  turn_.arrive_and_wait();
+  return sum_;
 }
 
 }  // namespace fovea::bench

@@ -2,13 +2,50 @@
 // else.
 #pragma once
 
+#include <atomic>
+#include <barrier>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
 
 namespace fovea::bench {
 
-/// The sum, modulo 2^32, of the 4-byte words of [data, data + bytes), read by `num_threads` threads: each an
-/// equal, contiguous share. `bytes` is rounded down to whole cache lines a thread.
-uint32_t read_memory(const void* data, size_t bytes, int num_threads);
+/// A way to walk over memory. Which one is fastest depends on the processor.
+struct ReadWay {
+  size_t chunk;    ///< bytes that a thread takes at a time, a multiple of 256
+  size_t streams;  ///< places of the chunk that are read at once: 1 or 4
+  size_t ahead;    ///< bytes ahead of each place that are asked for; 0 leaves it to the processor
+  std::string name() const;
+};
+
+std::span<const ReadWay> read_ways();
+
+/// Reads memory with threads that wait between reads. All words are summed, so that no read can be left out.
+class MemoryReader {
+ public:
+  explicit MemoryReader(int num_threads);
+  ~MemoryReader();
+  MemoryReader(const MemoryReader&) = delete;
+  MemoryReader& operator=(const MemoryReader&) = delete;
+
+  /// The sum, modulo 2^32, of the 4-byte words of [data, data + bytes) up to the last whole 256 bytes. The
+  /// threads take chunks as they come free.
+  uint32_t read(const void* data, size_t bytes, const ReadWay& way);
+
+ private:
+  void take_chunks();
+
+  const char* data_ = nullptr;
+  size_t bytes_ = 0;
+  ReadWay way_{};
+  bool stop_ = false;
+  std::atomic<size_t> next_{0};
+  std::atomic<uint32_t> sum_{0};
+  std::barrier<> turn_;
+  std::vector<std::thread> workers_;
+};
 
 }  // namespace fovea::bench

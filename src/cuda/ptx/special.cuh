@@ -1,0 +1,20 @@
+// Instructions of the special-function unit (PTX ISA "Floating Point Instructions: ex2, tanh, lg2, rcp").
+#pragma once
+
+namespace fovea::cuda::ptx {
+
+/// 2^x within 2 ulp; 2^-inf = 0, subnormal results are 0 (ex2.approx.ftz).
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2 x, absolute error 2^-22 near 1, else relative 2^-22 (lg2.approx.ftz).
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace fovea::cuda::ptx

@@ -1,0 +1,152 @@
+// A problem as GPU kernels see it: plain data, passed by value in the parameter space of a launch. Made from an
+// AttentionProblem and its buffers by cuda/launch; every function here is constexpr, so the host tests it.
+#pragma once
+
+#include <cstdint>
+
+#include "tile/philox.hpp"
+
+namespace fovea::tile {
+
+/// (batch, seqlen, heads, size), the last dimension contiguous; packed: batch stride 0. Strides in elements.
+struct RowsView {
+  char* data = nullptr;
+  int64_t batch = 0, row = 0, head = 0;
+
+  /// Element offset of the first element of a row.
+  constexpr int64_t offset(int64_t b, int64_t r, int64_t h) const { return b * batch + r * row + h * head; }
+};
+
+/// (batch, heads, seqlen) float32; packed: batch stride 0.
+struct StatsView {
+  float* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+
+  constexpr int64_t offset(int64_t b, int64_t h, int64_t r) const { return b * batch + h * head + r * row; }
+};
+
+/// (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts.
+struct PairsView {
+  char* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0, column = 0;
+
+  constexpr int64_t offset(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return b * batch + h * head + i * row + j * column;
+  }
+};
+
+/// Everything that both passes need. Pointers are null where the problem has no such tensor. All positions
+/// (rows, keys, window edges and their sums) fit 32 bits: the launch refuses longer sequences.
+struct AttentionParams {
+  RowsView q, k, v, o;
+  StatsView lse;  ///< data may be null in the forward
+
+  RowsView d_o, dq, dk, dv;  ///< backward
+  StatsView dlse;
+
+  // Terms of the score. `bias` and `dbias` hold float32 or the type of q.
+  PairsView bias, dbias, mask, block_mask;
+  bool bias_is_f32 = false, dbias_is_f32 = false, o_is_f32 = false;
+  int block_q = 1, block_k = 1;
+  const float* alibi = nullptr;
+  int64_t alibi_batch = 0, alibi_head = 0;
+  const float* sink = nullptr;  ///< (heads_q), stride 1
+  float* dsink = nullptr;       ///< (heads_q), stride 1
+
+  // Lengths. Null: every sequence has seqlen_q queries and seqlen_k keys.
+  const int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< (batch + 1)
+  const int32_t *seqused_q = nullptr, *seqused_k = nullptr;        ///< (batch)
+  int seqlen_q = 0, seqlen_k = 0;                                  ///< longest of the batch
+  int64_t total_q = 0, total_k = 0;                                ///< packed: rows of q and k
+
+  int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
+  int head_dim = 0, head_dim_v = 0;                     ///< as asked; kernels pad to their own sizes with zeros
+  float scale = 1;
+  float softcap = 0;                        ///< 0: none
+  int window_left = -1, window_right = -1;  ///< -1: unlimited; causal is window_right = 0
+
+  /// Dropout: threshold 0 and keep_scale 1 without. The key comes from rng_state where `rng_state_is_input`,
+  /// else from seed and offset, which the forward writes to rng_state where that is not null.
+  uint32_t dropout_threshold = 0;
+  float dropout_keep_scale = 1;
+  uint64_t seed = 0, offset = 0;
+  int64_t* rng_state = nullptr;
+  bool rng_state_is_input = false;
+
+  /// 16-byte copies are safe: data, strides and head sizes of the tensor are multiples of 16 bytes. Else it is
+  /// copied element by element. One bit for each of q, k, v, d_o, o, dq, dk, dv.
+  uint32_t aligned16 = 0;
+};
+
+enum AlignedBit : uint32_t {
+  kAlignedQ = 1u << 0,
+  kAlignedK = 1u << 1,
+  kAlignedV = 1u << 2,
+  kAlignedDO = 1u << 3,
+  kAlignedO = 1u << 4,
+  kAlignedDQ = 1u << 5,
+  kAlignedDK = 1u << 6,
+  kAlignedDV = 1u << 7,
+};
+
+/// Where one sequence of the batch lies and how long it is.
+struct SequenceSpan {
+  int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
+  int length_q = 0, length_k = 0;  ///< rows that the tensors hold for it (the last packed one: all that follow)
+  int used_q = 0, used_k = 0;      ///< rows that take part
+};
+
+/// The same rules as cpu/sequence.hpp: lengths come from seqused, else cu_seqlens, else the longest.
+constexpr SequenceSpan sequence_span(const AttentionParams& p, int b) {
+  SequenceSpan span{0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k};
+  if (p.cu_seqlens_q != nullptr) {
+    span.row_q = p.cu_seqlens_q[b];
+    span.row_k = p.cu_seqlens_k[b];
+    span.used_q = static_cast<int>(p.cu_seqlens_q[b + 1] - span.row_q);
+    span.used_k = static_cast<int>(p.cu_seqlens_k[b + 1] - span.row_k);
+    // Rows of the tensors after the last sequence: nobody else would write their zeros.
+    const bool last = b + 1 == p.batch;
+    span.length_q = last ? static_cast<int>(p.total_q - span.row_q) : span.used_q;
+    span.length_k = last ? static_cast<int>(p.total_k - span.row_k) : span.used_k;
+  }
+  if (p.seqused_q != nullptr) span.used_q = p.seqused_q[b];
+  if (p.seqused_k != nullptr) span.used_k = p.seqused_k[b];
+  return span;
+}
+
+/// Half-open range of keys (or queries), in 32 bits.
+struct Span32 {
+  int begin = 0, end = 0;
+  constexpr bool empty() const { return begin >= end; }
+};
+
+/// Keys that query i sees under causal and window: tile::Window::keys_of in 32 bits.
+constexpr Span32 keys_of(const AttentionParams& p, const SequenceSpan& s, int i) {
+  const int diagonal = i + s.used_k - s.used_q;
+  const auto clamp = [&](int x) { return x < 0 ? 0 : (x > s.used_k ? s.used_k : x); };
+  return {p.window_left < 0 ? 0 : clamp(diagonal - p.window_left),
+          p.window_right < 0 ? s.used_k : clamp(diagonal + p.window_right + 1)};
+}
+
+/// Queries that see any key of [begin, end): tile::Window::queries_of_any in 32 bits.
+constexpr Span32 queries_of_any(const AttentionParams& p, const SequenceSpan& s, int begin, int end) {
+  const int shift = s.used_k - s.used_q;
+  const auto clamp = [&](int x) { return x < 0 ? 0 : (x > s.used_q ? s.used_q : x); };
+  return {p.window_right < 0 ? 0 : clamp(begin - p.window_right - shift),
+          p.window_left < 0 ? s.used_q : clamp(end + p.window_left - shift)};
+}
+
+/// The dropout stream of this run. Reads rng_state on the device where it is an input.
+constexpr Dropout dropout_of(const AttentionParams& p) {
+  Dropout dropout;
+  const uint64_t seed = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[0]) : p.seed;
+  const uint64_t offset = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[1]) : p.offset;
+  dropout.threshold = p.dropout_threshold;
+  dropout.keep_scale = p.dropout_keep_scale;
+  dropout.key = {static_cast<uint32_t>(seed),
+                 static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)};
+  dropout.offset_low = static_cast<uint32_t>(offset);
+  return dropout;
+}
+
+}  // namespace fovea::tile
