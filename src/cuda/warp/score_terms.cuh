@@ -1,0 +1,83 @@
+// From q.k to the score that the softmax sees, element by element: scale, softcap, ALiBi, bias, mask, block mask, and the
+// keep decisions of dropout. What needs none of these takes the fast kernels, which fold the scale into exp2 and know
+// only the window.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "tile/attention_params.hpp"
+
+namespace fovea::cuda {
+
+template <class T>
+__device__ __forceinline__ float to_float(T x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else {
+    return static_cast<float>(x);
+  }
+}
+
+/// An element of a tensor that holds float32 or T.
+template <class T>
+__device__ __forceinline__ float load_either(const char* data, int64_t offset, bool is_f32) {
+  return is_f32 ? __ldg(reinterpret_cast<const float*>(data) + offset)
+                : to_float(__ldg(reinterpret_cast<const T*>(data) + offset));
+}
+
+/// The terms of one query row of one head, resolved for the row: what is left is indexed by the key.
+template <class T>
+struct RowTerms {
+  int64_t bias = 0, mask = 0, block_mask = 0;  ///< element offsets of key 0
+  float slope = 0;
+  int diagonal = 0;  ///< key position at which the query stands: i + used_k - used_q
+  int i = 0;
+  int64_t dropout_head = 0;  ///< batch index * heads_q + head
+
+  __device__ __forceinline__ RowTerms(const tile::AttentionParams& p, const tile::SequenceSpan& span, int batch,
+                                      int head, int row)
+      : diagonal(row + span.used_k - span.used_q),
+        i(row),
+        dropout_head(static_cast<int64_t>(batch) * p.heads_q + head) {
+    if (p.bias.data != nullptr) bias = p.bias.offset(batch, head, row, 0);
+    if (p.mask.data != nullptr) mask = p.mask.offset(batch, head, row, 0);
+    if (p.block_mask.data != nullptr) block_mask = p.block_mask.offset(batch, head, row / p.block_q, 0);
+    if (p.alibi != nullptr) slope = p.alibi[batch * p.alibi_batch + head * p.alibi_head];
+  }
+
+  /// Whether mask and block mask let the row see key j (the window is not looked at). j < used_k.
+  __device__ __forceinline__ bool sees(const tile::AttentionParams& p, int j) const {
+    if (p.mask.data != nullptr && p.mask.data[mask + j * p.mask.column] == 0) return false;
+    return p.block_mask.data == nullptr || p.block_mask.data[block_mask + (j / p.block_k) * p.block_mask.column] != 0;
+  }
+
+  /// Score of key j in natural units from the raw product q.k, without masks. j < used_k.
+  __device__ __forceinline__ float score(const tile::AttentionParams& p, float dot, int j) const {
+    float s = dot * p.scale;
+    if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
+    if (p.alibi != nullptr) s -= slope * fabsf(static_cast<float>(diagonal - j));
+    if (p.bias.data != nullptr) s += load_either<T>(p.bias.data, bias + j * p.bias.column, p.bias_is_f32);
+    return s;
+  }
+
+  /// d score / d (scale * q.k).
+  __device__ __forceinline__ float cap_slope(const tile::AttentionParams& p, float dot) const {
+    if (p.softcap <= 0) return 1.0f;
+    const float t = tanhf(dot * p.scale / p.softcap);
+    return 1.0f - t * t;
+  }
+
+  /// Dropout's factors of keys j and j + 1, j even: 0, or 1 / (1 - p).
+  __device__ __forceinline__ float2 keep_pair(const tile::Dropout& dropout, int j) const {
+    const auto words = dropout.quad(dropout_head, i, j >> 2);
+    const bool upper = (j & 2) != 0;
+    const uint32_t first = upper ? words[2] : words[0], second = upper ? words[3] : words[1];
+    return {first >= dropout.threshold ? dropout.keep_scale : 0.0f,
+            second >= dropout.threshold ? dropout.keep_scale : 0.0f};
+  }
+};
+
+}  // namespace fovea::cuda
