@@ -26,6 +26,7 @@
 #include <string>
 
 #include "core/problem.hpp"
+#include "cuda/kernels/args.hpp"
 
 namespace fovea::cuda {
 
@@ -59,6 +60,11 @@ inline constexpr uint32_t kNoTerms = 0;
 inline constexpr uint32_t kPlainTerms = kTermSink;  ///< free in every kernel: it only enters the end of a row
 inline constexpr uint32_t kAllTerms = (1u << 7) - 1;
 
+/// CTAs of a launch. Any of them 0: nothing is launched.
+struct Grid {
+  int64_t x = 0, y = 1, z = 1;
+};
+
 struct Kernel {
   const char* name = "";  ///< "fwd_sm80_bf16_d128"; unique, and what errors and `fovea explain` say
   KernelKind kind = KernelKind::kForward;
@@ -67,6 +73,11 @@ struct Kernel {
   bool any_dtype = false;     ///< reads no tensor of the problem's type (combine of parts, dsink)
   /// The __global__ function. Null only in tests of the table.
   const void* entry = nullptr;
+  /// CTAs of a launch, a host function that the family's header gives beside the kernel. It is asked once,
+  /// when a plan is made: sizes, pack_group and num_splits of the arguments are set, pointers are not.
+  /// Forward kinds fill in the first, backward kinds the second.
+  Grid (*forward_grid)(const ForwardArgs& args) = nullptr;
+  Grid (*backward_grid)(const BackwardArgs& args) = nullptr;
   int head_dim = 0;    ///< largest head size of q and k that it does (it pads to this); 0: any
   int head_dim_v = 0;  ///< likewise of v and o; 0: any
   /// Columns of v and o that one CTA computes; 0: all. The grid is larger by ceil(head_dim_v / value_slice).
