@@ -41,16 +41,16 @@ constexpr int swizzled_chunk(int row, int chunk) {
 /// The swizzle modes of TMA boxes and wgmma descriptors.
 enum class SwizzleMode : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 
-/// Bytes after which a mode's pattern of rows ends, and the length of those rows: 128, 64, 32, or 16 without
-/// swizzle.
+/// Length of the rows whose chunks a mode permutes; one chunk without swizzle.
 constexpr int swizzle_row_bytes(SwizzleMode mode) {
   return mode == SwizzleMode::k128  ? 128
          : mode == SwizzleMode::k64 ? 64
          : mode == SwizzleMode::k32 ? 32
                                     : kChunkBytes;
 }
-/// The pattern repeats every so many bytes, to which the start of a tile is aligned.
-constexpr int swizzle_repeat_bytes(SwizzleMode mode) {
+/// Eight such rows are the atom of wgmma's layouts, after which the pattern repeats: tiles start at multiples
+/// of it.
+constexpr int swizzle_atom_bytes(SwizzleMode mode) {
   return swizzle_row_bytes(mode) * 8;
 }
 

@@ -1,0 +1,149 @@
+// Which CTA does what: from the linear index of a CTA to a block of rows of one head of one sequence, and a
+// share of its keys. CTAs start in the order of their index, so the order is the schedule: longest first,
+// that none starts late and ends last; and heads in sections whose keys and values fit the L2 cache together.
+#pragma once
+
+#include <cstdint>
+
+#include "tile/attention_params.hpp"
+#include "tile/kv_blocks.hpp"
+
+namespace fovea::tile {
+
+/// What a CTA does; not valid: nothing (packed sequences leave spare CTAs).
+struct WorkTile {
+  int block = 0;  ///< of rows, within the sequence
+  int head = 0, batch = 0;
+  int split = 0;
+  bool valid = true;
+  friend constexpr bool operator==(const WorkTile&, const WorkTile&) = default;
+};
+
+/// Whether later blocks of queries see more keys than earlier ones (causal), so that they go first.
+constexpr bool later_queries_first(const AttentionParams& p) {
+  return p.window_right >= 0;
+}
+/// Whether later blocks of keys are seen by more queries than earlier ones (a left edge only).
+constexpr bool later_keys_first(const AttentionParams& p) {
+  return p.window_right < 0 && p.window_left >= 0;
+}
+
+/// Heads (of one sequence or many) that run side by side: as many as have keys and values that fit `l2_bytes`
+/// together, but whole groups of the `group` heads that share them. `kv_bytes` are those of one key head.
+constexpr int heads_of_section(int64_t kv_bytes, int64_t l2_bytes, int group, int64_t heads) {
+  const int64_t fitting = kv_bytes <= 0 ? heads : l2_bytes / kv_bytes;
+  const int64_t wanted = (fitting < 1 ? 1 : fitting) * group;
+  return static_cast<int>(wanted < heads ? wanted : heads);
+}
+
+/// The blocks of all sequences of one length. An index goes section by section; inside a section block by
+/// block, and for each block over its heads (of one sequence, then the next), and for each of these over the
+/// splits.
+struct TileGrid {
+  int blocks = 0, heads = 0, batch = 0;
+  int splits = 1;
+  int section = 1;          ///< heads of a section, see heads_of_section
+  bool descending = false;  ///< the last block first
+
+  constexpr int64_t count() const { return int64_t{blocks} * heads * batch * splits; }
+
+  constexpr WorkTile at(int index) const {
+    const int planes = heads * batch;
+    const int in_whole_section = section * splits * blocks;
+    const int first_plane = index / in_whole_section * section;
+    const int rest = index % in_whole_section;
+    // The last section may be smaller.
+    const int width = (planes - first_plane < section ? planes - first_plane : section) * splits;
+    const int block = rest / width, plane = first_plane + rest % width / splits;
+    return {descending ? blocks - 1 - block : block, plane % heads, plane / heads, rest % width % splits,
+            true};
+  }
+};
+
+/// The blocks of packed sequences, found on the device from cu_seqlens: nobody else knows the lengths.
+/// Sequence b gets the indices from floor(first row / tile_rows) + b on, which leaves at least as many as it
+/// has blocks (floor(x + y) >= floor(x) + floor(y)), and at most one to spare; so the count of CTAs follows
+/// from the count of rows alone.
+struct PackedBlocks {
+  const int32_t* cu_seqlens = nullptr;  ///< (batch + 1)
+  int batch = 0;
+  int64_t total =
+      0;  ///< rows of the tensor: those after the last sequence count as its own (their outputs are zeros)
+  int tile_rows = 1;
+  int rows_per_query = 1;   ///< the size of the group where tiles pack it
+  bool descending = false;  ///< the last block of each sequence first
+
+  /// Indices that cover every block.
+  constexpr int count() const { return static_cast<int>(total * rows_per_query / tile_rows) + batch; }
+
+  constexpr int first(int b) const {
+    return static_cast<int>(int64_t{cu_seqlens[b]} * rows_per_query / tile_rows) + b;
+  }
+
+  /// The sequence and block of an index; head and split are left 0.
+  constexpr WorkTile at(int index) const {
+    int low = 0, high = batch;  // the sequence is in [low, high)
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first(middle) <= index) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    if (batch == 0 || index < first(low)) return {0, 0, 0, 0, false};
+    const int64_t end = low + 1 == batch ? total : int64_t{cu_seqlens[low + 1]};
+    const int64_t rows = (end - cu_seqlens[low]) * rows_per_query;
+    const int blocks = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+    const int block = index - first(low);
+    return {descending ? blocks - 1 - block : block, 0, low, 0, block < blocks};
+  }
+};
+
+/// Packed sequences with heads and splits: the blocks of all sequences are one dimension, heads and splits as
+/// above.
+struct PackedGrid {
+  PackedBlocks sequences;
+  int heads = 0;
+  int splits = 1;
+  int section = 1;
+
+  constexpr int64_t count() const { return int64_t{sequences.count()} * heads * splits; }
+
+  constexpr WorkTile at(int index) const {
+    const WorkTile place = TileGrid{sequences.count(), heads, 1, splits, section, false}.at(index);
+    WorkTile tile = sequences.at(place.block);
+    tile.head = place.head;
+    tile.split = place.split;
+    return tile;
+  }
+};
+
+/// The blocks of keys of one split of `num_splits`: neighbours, as equal in number as can be, in order.
+constexpr KvBlocks split_blocks(const KvBlocks& all, int split, int num_splits) {
+  const int64_t count = all.count();
+  const int begin = all.begin + static_cast<int>(count * split / num_splits);
+  const int end = all.begin + static_cast<int>(count * (split + 1) / num_splits);
+  const auto clamp = [&](int x) { return x < begin ? begin : (x > end ? end : x); };
+  return {begin, clamp(all.full_begin), clamp(all.full_end), end};
+}
+
+/// How many CTAs share the keys of each tile: the number with the shortest schedule, the smallest of these.
+/// `tiles` run on `slots` CTAs at a time, each for its share of `kv_blocks` and for `overhead_blocks` (in
+/// units of the time of a block: start and end of a CTA, and its part of the merge, which a single split has
+/// not).
+constexpr int best_splits(int64_t tiles, int slots, int kv_blocks, int max_splits, int overhead_blocks) {
+  int best = 1;
+  int64_t best_time = 0;
+  for (int splits = 1; splits <= max_splits && (splits == 1 || splits <= kv_blocks); ++splits) {
+    const int64_t waves = (tiles * splits + slots - 1) / slots;
+    const int64_t time = waves * (ceil_div(kv_blocks, splits) + (splits > 1 ? overhead_blocks : 0));
+    if (splits == 1 || time < best_time) {
+      best = splits;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+}  // namespace fovea::tile
