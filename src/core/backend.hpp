@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "core/problem.hpp"
@@ -9,6 +10,17 @@
 namespace fovea {
 
 struct Plan;
+
+/// What a backend works out once for a plan: which kernels, how they are launched. Immutable.
+struct Prepared {
+  Prepared() = default;
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+  virtual ~Prepared() = default;
+
+  size_t workspace_size = 0;
+  std::string summary;  ///< what `fovea explain` says behind "chosen"
+};
 
 /// One way of computing attention. `cannot_because` is the only place that knows what the backend can do: it
 /// decides support, choice and what `fovea explain` prints.
@@ -18,10 +30,14 @@ struct Backend {
   std::string (*unavailable_because)();
   /// "" when the backend can do the problem, else the clause that fails.
   std::string (*cannot_because)(const AttentionProblem& problem);
-  /// Bytes of workspace of one run.
+  /// Bytes of workspace of one run. Not asked of a backend that prepares.
   size_t (*workspace_size)(const AttentionProblem& problem, int num_threads);
   /// Computes. The buffers are checked already; allocates nothing.
   void (*run)(const Plan& plan, const Buffers& buffers);
+  /// Where the tensors must lie.
+  DeviceType device = DeviceType::kCpu;
+  /// Null for backends that have nothing to work out.
+  std::unique_ptr<const Prepared> (*prepare)(const AttentionProblem& problem, bool deterministic) = nullptr;
 };
 
 /// A problem with the backend that will do it. Immutable, so any number of threads may run it.
@@ -33,6 +49,7 @@ struct Plan {
   size_t workspace_size = 0;
   double flops = 0;
   std::string reason;  ///< a line for each backend of the list
+  std::shared_ptr<const Prepared> prepared;  ///< of the backend, if it prepares
 };
 
 }  // namespace fovea

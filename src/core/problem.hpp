@@ -136,6 +136,7 @@ struct Buffers {
   uint64_t seed = 0, offset = 0;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream
 
   template <class T>
   T* get(Role r) const {

@@ -55,10 +55,11 @@ enum Term : uint32_t {
   kTermBlockMask = 1u << 4,
   kTermDropout = 1u << 5,
   kTermSink = 1u << 6,
+  kTermNegativeScale = 1u << 7,  ///< scale <= 0 in float32
 };
 inline constexpr uint32_t kNoTerms = 0;
 inline constexpr uint32_t kPlainTerms = kTermSink;  ///< free in every kernel: it only enters the end of a row
-inline constexpr uint32_t kAllTerms = (1u << 7) - 1;
+inline constexpr uint32_t kAllTerms = (1u << 8) - 1;
 
 /// CTAs of a launch. Any of them 0: nothing is launched.
 struct Grid {
@@ -83,6 +84,8 @@ struct Kernel {
   /// Columns of v and o that one CTA computes; 0: all. The grid is larger by ceil(head_dim_v / value_slice).
   int value_slice = 0;
   uint32_t terms = kAllTerms;  ///< which terms it knows
+  bool can_split = true;       ///< forward: num_splits > 1
+  bool can_pack = true;        ///< forward: pack_group
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
@@ -111,7 +114,8 @@ struct DeviceProperties {
 std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem,
                            const DeviceProperties& device);
 
-/// The terms that a problem has.
+/// The terms that a problem has. A forward that is to write rng_state counts as one with dropout: only kernels that know
+/// dropout write it.
 uint32_t terms_of(const AttentionProblem& problem);
 
 /// All kernels of this build, in order of preference: by kind, family, fewer terms, smaller head sizes, as

@@ -1,0 +1,10 @@
+// The kernels of a build without CUDA.
+#include "cuda/launch/kernel_table.hpp"
+
+namespace fovea::cuda {
+
+std::span<const KernelUnit> kernel_units() {
+  return {};
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,15 @@
+// From a problem and the pointers of one run to what kernels are passed. Plain C++: no CUDA.
+#pragma once
+
+#include "core/problem.hpp"
+#include "tile/attention_params.hpp"
+
+namespace fovea::cuda {
+
+/// All but pointers, seed and offset. `aligned16` holds the bits that sizes and strides allow.
+tile::AttentionParams params_of(const AttentionProblem& problem);
+
+/// Fills in what a run brings, and clears the bits of `aligned16` whose tensor starts elsewhere.
+void bind(tile::AttentionParams& params, const Buffers& buffers);
+
+}  // namespace fovea::cuda

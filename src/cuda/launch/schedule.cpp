@@ -1,0 +1,161 @@
+#include "cuda/launch/schedule.hpp"
+
+#include <algorithm>
+
+#include "cuda/launch/params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+/// a * b, or kTooMuch. Neither is negative.
+constexpr int64_t saturating_product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? Parts::kTooMuch : std::min(product, Parts::kTooMuch);
+}
+
+/// What a CTA costs beside its blocks of keys (launch, Q, the epilogue), in blocks.
+constexpr double kFixedSteps = 2;
+/// What the launch that merges costs, in blocks, and each part that it reads for each CTA that wrote it.
+constexpr double kMergeSteps = 4, kPartSteps = 0.25;
+/// Parts of a row that the merge holds at a time: one a thread of its lanes.
+constexpr int64_t kMostSplits = 128;
+
+}  // namespace
+
+int64_t Parts::take(int64_t count, int64_t element_bytes) {
+  const int64_t at = end_;
+  const int64_t bytes = saturating_product(count, element_bytes);
+  end_ = std::min(end_ + ceil_div(bytes, kPartAlignment) * kPartAlignment, kTooMuch);
+  return at;
+}
+
+int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
+  const int64_t rows = p.seqlen_q * (pack_group ? p.group() : 1);
+  return std::max<int64_t>(1, ceil_div(rows, tile_m));
+}
+
+bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
+  if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
+  // Rows are 32-bit in kernels.
+  if (p.seqlen_q * p.group() > (int64_t{1} << 30)) return false;
+  // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the tiles.
+  const int64_t packed = m_blocks(p, true, kernel.tile_m);
+  const int64_t apart = m_blocks(p, false, kernel.tile_m) * p.group();
+  return 4 * packed <= 3 * apart;
+}
+
+int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest) {
+  if (ctas <= 0 || steps <= 1 || slots <= 0) return 1;
+  const auto cost = [&](int64_t splits) {
+    const int64_t waves = ceil_div(ctas * splits, slots);
+    const double each = static_cast<double>(ceil_div(steps, splits)) + kFixedSteps;
+    const double merge = splits == 1 ? 0.0
+                                     : kMergeSteps + kPartSteps * static_cast<double>(splits) *
+                                                         static_cast<double>(ceil_div(ctas, slots));
+    return static_cast<double>(waves) * each + merge;
+  };
+  int64_t best = 1;
+  const int64_t most = std::min({steps, kMostSplits, largest});
+  for (int64_t splits = 2; splits <= most; ++splits) {
+    if (cost(splits) < cost(best)) best = splits;
+  }
+  // The same length of parts with no empty part at the end.
+  return static_cast<int>(ceil_div(steps, ceil_div(steps, best)));
+}
+
+int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
+  const int64_t bytes = saturating_product(p.seqlen_k, (p.head_dim + p.head_dim_v) * size_of(p.dtype));
+  // Half of the cache: Q, O and what others do pass through it, too.
+  const int64_t fitting = std::max<int64_t>(1, static_cast<int64_t>(l2_bytes) / 2 / std::max<int64_t>(1, bytes));
+  const int64_t heads = (pack_group ? p.heads_kv : p.heads_q) * p.batch;
+  return static_cast<int>(std::clamp<int64_t>(fitting * (pack_group ? 1 : p.group()), 1,
+                                              std::clamp<int64_t>(heads, 1, int64_t{1} << 30)));
+}
+
+ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
+                             int ctas_per_sm, bool may_split) {
+  ForwardLayout layout;
+  ForwardArgs& args = layout.args;
+  args.p = params_of(p);
+  args.pack_group = packs_group(p, kernel);
+  args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
+  const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
+  const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *
+                       (args.pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;
+  const int64_t rows = saturating_product(p.batch * p.heads_q, p.seqlen_q);
+  const int64_t part_bytes = saturating_product(rows, (p.head_dim_v + 1) * 4);
+  if (may_split && kernel.can_split && kernel.tile_n > 0) {
+    // A window bounds the blocks that a tile visits.
+    int64_t keys = p.seqlen_k;
+    if (p.window_left >= 0 && p.window_right >= 0) {
+      keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
+    }
+    const int64_t slots = int64_t{device.sm_count} * ctas_per_sm;
+    args.num_splits = best_num_splits(ctas, ceil_div(keys, kernel.tile_n), slots,
+                                      kMaxPartBytes / std::max<int64_t>(1, part_bytes));
+  }
+  if (args.num_splits > 1) {
+    Parts parts;
+    layout.part_o = parts.take(saturating_product(args.num_splits, rows), p.head_dim_v * 4);
+    layout.part_lse = parts.take(saturating_product(args.num_splits, rows), 4);
+    layout.workspace_size = parts.size();
+  }
+  return layout;
+}
+
+BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
+                               int ctas_per_sm, bool deterministic) {
+  BackwardLayout layout;
+  BackwardArgs& args = layout.args;
+  args.p = params_of(p);
+  args.deterministic = deterministic;
+  args.rows = ceil_div(p.seqlen_q, BackwardArgs::kRowPadding) * BackwardArgs::kRowPadding;
+  const int64_t padded_dim = kernel.head_dim > 0 ? kernel.head_dim : p.head_dim;
+  const int64_t all_rows = saturating_product(p.batch * p.heads_q, args.rows);
+  const int64_t sum_bytes = saturating_product(all_rows, padded_dim * 4);
+  const int64_t steps = std::max<int64_t>(1, ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
+  if (!deterministic) {
+    args.num_splits = static_cast<int>(std::min<int64_t>(steps, int64_t{1} << 30));
+  } else {
+    // Each part of the keys has sums of its own: as few parts as fill the GPU.
+    const int64_t slots = int64_t{device.sm_count} * ctas_per_sm;
+    args.num_splits = best_num_splits(p.batch * p.heads_kv, steps, slots,
+                                      kMaxPartBytes / std::max<int64_t>(1, sum_bytes));
+  }
+  Parts parts;
+  layout.lse_log2 = parts.take(all_rows, 4);
+  layout.delta = parts.take(all_rows, 4);
+  layout.dq_sum = parts.take(saturating_product(deterministic ? args.num_splits : 1, all_rows), padded_dim * 4);
+  layout.workspace_size = parts.size();
+  return layout;
+}
+
+Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {
+  if (kernel.kind != KernelKind::kForward) return {.x = -1};
+  const int64_t rows = int64_t{args.p.seqlen_q} * (args.pack_group ? args.p.group : 1);
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kernel.tile_m));
+  const int64_t heads = args.pack_group ? args.p.heads_kv : args.p.heads_q;
+  const int64_t slices = kernel.value_slice > 0 ? ceil_div(args.p.head_dim_v, kernel.value_slice) : 1;
+  return {saturating_product(blocks, heads * args.p.batch), args.num_splits, slices};
+}
+
+Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
+  if (kernel.kind != KernelKind::kBackward) return {.x = -1};
+  return {saturating_product(int64_t{args.p.heads_kv} * args.p.batch, args.num_splits), 1, 1};
+}
+
+std::string grid_cannot_because(const Grid& grid) {
+  // CUDA's limits of a grid.
+  constexpr int64_t kMaxX = 0x7fffffff, kMaxYZ = 65535;
+  if (grid.x < 0) return "has a kernel of which nobody knows the grid";
+  if (grid.x > kMaxX || grid.y > kMaxYZ || grid.z > kMaxYZ) {
+    return "would need a grid of (" + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " +
+           std::to_string(grid.z) + ") CTAs, which is more than a launch takes";
+  }
+  return "";
+}
+
+}  // namespace fovea::cuda
