@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "conformance/compare.hpp"
+#include "conformance/device_memory.hpp"
 #include "conformance/owned_problem.hpp"
 #include "conformance/plain.hpp"
 #include "fovea/fovea.h"
@@ -17,14 +18,136 @@ namespace fovea::conformance {
 
 inline constexpr const char* kOracle = "reference";
 
-/// Backends that this machine has, in the library's order.
+/// Backends that this machine has and that this programme has memory for, in the library's order.
 inline std::vector<std::string> available_backends() {
   std::vector<std::string> names;
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
-    if (*fovea_backend_unavailable_because(i) == '\0') names.emplace_back(fovea_backend_name(i));
+    const char* name = fovea_backend_name(i);
+    if (is_cuda(name) && open_device_memory == nullptr) continue;
+    if (*fovea_backend_unavailable_because(i) == '\0') names.emplace_back(name);
   }
   return names;
 }
+
+template <class Buffers>
+void set_stream(Buffers& buffers, void* stream) {
+  if constexpr (requires { buffers.stream; }) buffers.stream = stream;
+}
+
+/// The memory of runs of one pass on one backend: the tensors of `x`, or their mirrors on a device, and a
+/// workspace.
+class RunMemory {
+ public:
+  RunMemory(const OwnedProblem& x, fovea_pass pass, const std::string& backend, bool without_lse = false)
+      : x_(x),
+        pass_(pass),
+        without_lse_(without_lse),
+        device_(is_cuda(backend) ? &open_device_memory() : nullptr) {
+    for (size_t r = 0; r < kRoles; ++r) {
+      const auto role = static_cast<Role>(r);
+      if (!takes_part(role) || x_[role].data() == nullptr) continue;
+      const Memory& memory = x_[role].memory();
+      blocks_.push_back({name_of(role), memory.data(), memory.size()});
+      block_roles_.push_back(r);
+    }
+  }
+
+  /// For fovea_plan_create: valid until the next call of any function.
+  std::unique_ptr<OwnedProblem::Description> description() {
+    if (device_) place(0, kPattern);
+    auto description = x_.description(pass_, device_ ? &addresses_ : nullptr,
+                                      device_ ? device_->device() : fovea_device{FOVEA_CPU, 0});
+    if (without_lse_) description->problem.lse = nullptr;
+    return description;
+  }
+
+  /// Fills the outputs and a workspace of `workspace_size` bytes with patterns and runs. "" when the run
+  /// obeyed the rules of memory and status.
+  std::string run(const fovea_plan* plan, size_t workspace_size, unsigned char workspace_fill) {
+    std::map<Role, std::vector<unsigned char>> inputs;
+    for (size_t r = 0; r < kRoles; ++r) {
+      const auto role = static_cast<Role>(r);
+      if (!takes_part(role)) continue;
+      const Memory& memory = x_[role].memory();
+      if (OwnedProblem::is_output(role, pass_)) {
+        x_[role].poison();
+      } else {
+        inputs[role].assign(memory.whole(), memory.whole() + memory.whole_size());
+      }
+    }
+    const std::string failure = device_ ? run_on_device(plan, workspace_size, workspace_fill)
+                                        : run_on_host(plan, workspace_size, workspace_fill);
+    if (!failure.empty()) return failure;
+    for (const auto& [role, before] : inputs) {
+      if (std::memcmp(before.data(), x_[role].memory().whole(), before.size()) != 0) {
+        return std::string(name_of(role)) + ": an input was changed";
+      }
+    }
+    for (size_t r = 0; r < kRoles; ++r) {
+      const auto role = static_cast<Role>(r);
+      if (!takes_part(role) || !OwnedProblem::is_output(role, pass_)) continue;
+      const std::string wrong = x_[role].check_written();
+      if (!wrong.empty()) return std::string(name_of(role)) + ": " + wrong;
+    }
+    return {};
+  }
+
+ private:
+  bool takes_part(Role role) const {
+    return x_.takes_part(role, pass_) && !(without_lse_ && role == Role::kLse);
+  }
+
+  std::string run_on_host(const fovea_plan* plan, size_t workspace_size, unsigned char workspace_fill) {
+    const Memory workspace(workspace_size, 0, Placement::kGuarded);
+    std::memset(workspace.data(), workspace_fill, workspace_size);
+    const auto forbid_guards = [&](bool forbid) {
+      workspace.forbid_guards(forbid);
+      for (size_t r = 0; r < kRoles; ++r) {
+        const auto role = static_cast<Role>(r);
+        if (takes_part(role)) x_[role].memory().forbid_guards(forbid);
+      }
+    };
+    fovea_buffers buffers = buffers_of(workspace.data(), workspace_size, nullptr);
+    forbid_guards(true);
+    const fovea_status ran = fovea_run(plan, &buffers);
+    forbid_guards(false);
+    if (ran != FOVEA_OK) return std::string("run: ") + fovea_last_error();
+    return workspace.guards_intact() ? "" : "workspace: written outside";
+  }
+
+  std::string run_on_device(const fovea_plan* plan, size_t workspace_size, unsigned char workspace_fill) {
+    void* workspace = place(workspace_size, workspace_fill);
+    fovea_buffers buffers = buffers_of(workspace, workspace_size, &addresses_);
+    set_stream(buffers, device_->stream());
+    const fovea_status ran = fovea_run(plan, &buffers);
+    const std::string run_error = ran == FOVEA_OK ? "" : fovea_last_error();
+    const std::string wrong = device_->finish(blocks_);
+    return ran == FOVEA_OK ? wrong : "run: " + run_error;
+  }
+
+  void* place(size_t workspace_size, unsigned char workspace_fill) {
+    const std::vector<void*> placed = device_->place(blocks_, workspace_size, workspace_fill);
+    for (size_t i = 0; i < block_roles_.size(); ++i) addresses_[block_roles_[i]] = placed[i];
+    return placed.back();
+  }
+
+  fovea_buffers buffers_of(void* workspace, size_t workspace_size,
+                           const OwnedProblem::Addresses* elsewhere) const {
+    fovea_buffers buffers = x_.buffers(pass_, elsewhere);
+    if (without_lse_) buffers.lse = nullptr;
+    buffers.workspace = workspace_size > 0 ? workspace : nullptr;
+    buffers.workspace_size = workspace_size;
+    return buffers;
+  }
+
+  const OwnedProblem& x_;
+  fovea_pass pass_;
+  bool without_lse_;
+  DeviceMemory* device_;  ///< null: the backend works on host memory
+  std::vector<DeviceMemory::Block> blocks_;
+  std::vector<size_t> block_roles_;
+  OwnedProblem::Addresses addresses_{};
+};
 
 struct RunOptions {
   std::string backend;
@@ -46,12 +169,11 @@ inline RunResult failed(const std::string& what) {
 /// Plans and runs one pass on the tensors of `x`, whose outputs then hold the result. Checks all but the
 /// numbers.
 inline RunResult run_pass(const OwnedProblem& x, fovea_pass pass, const RunOptions& how) {
-  const auto description = x.description(pass);
-  fovea_buffers buffers = x.buffers(pass);
-  if (how.without_lse) {
-    description->problem.lse = nullptr;
-    buffers.lse = nullptr;
+  if (is_cuda(how.backend) && open_device_memory == nullptr) {
+    return failed("this programme has no device memory for " + how.backend);
   }
+  RunMemory memory(x, pass, how.backend, how.without_lse);
+  const auto description = memory.description();
   fovea_options options = FOVEA_OPTIONS_INIT;
   options.backend = how.backend.c_str();
   options.num_threads = how.num_threads;
@@ -63,50 +185,7 @@ inline RunResult run_pass(const OwnedProblem& x, fovea_pass pass, const RunOptio
   const std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan(made,
                                                                 [](fovea_plan* p) { fovea_plan_destroy(p); });
   if (how.backend != fovea_plan_backend(made)) return failed("the plan names another backend");
-
-  const size_t workspace_size = fovea_plan_workspace_size(made);
-  const Memory workspace(workspace_size, 0, Placement::kGuarded);
-  std::memset(workspace.data(), how.workspace_fill, workspace_size);
-  buffers.workspace = workspace_size > 0 ? workspace.data() : nullptr;
-  buffers.workspace_size = workspace_size;
-
-  std::map<Role, std::vector<unsigned char>> inputs;
-  for (size_t r = 0; r < kRoles; ++r) {
-    const auto role = static_cast<Role>(r);
-    if (!x.takes_part(role, pass)) continue;
-    const Memory& memory = x[role].memory();
-    if (OwnedProblem::is_output(role, pass)) {
-      if (!(how.without_lse && role == Role::kLse)) x[role].poison();
-    } else {
-      inputs[role].assign(memory.whole(), memory.whole() + memory.whole_size());
-    }
-  }
-  const auto forbid_guards = [&](bool forbid) {
-    workspace.forbid_guards(forbid);
-    for (size_t r = 0; r < kRoles; ++r) {
-      const auto role = static_cast<Role>(r);
-      if (x.takes_part(role, pass)) x[role].memory().forbid_guards(forbid);
-    }
-  };
-  forbid_guards(true);
-  const fovea_status ran = fovea_run(made, &buffers);
-  forbid_guards(false);
-  if (ran != FOVEA_OK) return failed(std::string("run: ") + fovea_last_error());
-
-  if (!workspace.guards_intact()) return failed("workspace: written outside");
-  for (const auto& [role, before] : inputs) {
-    if (std::memcmp(before.data(), x[role].memory().whole(), before.size()) != 0) {
-      return failed(std::string(name_of(role)) + ": an input was changed");
-    }
-  }
-  for (size_t r = 0; r < kRoles; ++r) {
-    const auto role = static_cast<Role>(r);
-    if (!x.takes_part(role, pass) || !OwnedProblem::is_output(role, pass)) continue;
-    if (how.without_lse && role == Role::kLse) continue;
-    const std::string wrong = x[role].check_written();
-    if (!wrong.empty()) return failed(std::string(name_of(role)) + ": " + wrong);
-  }
-  return {};
+  return {false, memory.run(made, fovea_plan_workspace_size(made), how.workspace_fill)};
 }
 
 /// Bytes of all outputs of a pass, in the order of their indices.
@@ -121,8 +200,12 @@ inline std::map<Role, std::vector<unsigned char>> output_bytes(const OwnedProble
 
 struct CheckOptions {
   bool backward = true;
-  /// The first runs against the oracle; the others must agree with it bit for bit.
+  /// The first runs against the oracle; the others must agree with it bit for bit. (Backends of GPUs have no
+  /// use for the numbers: they repeat once.)
   std::vector<int32_t> threads = {1, 2};
+  /// Without repetitions each pass runs once without and once with `deterministic`, where that makes a
+  /// difference.
+  bool repeat = true;
   std::map<Role, Margin>* margins = nullptr;
 };
 
@@ -154,11 +237,12 @@ class Checker {
     if (failure.empty() && options_.backward) failure = check_pass(backend, FOVEA_BACKWARD, ran);
     return failure.empty() ? failure : backend + ": " + failure;
   }
+  /// Where the margins of the next checks go.
+  void count_margins_in(std::map<Role, Margin>* margins) { options_.margins = margins; }
 
  private:
   std::string check_pass(const std::string& backend, fovea_pass pass, int* ran) {
     const std::string name = pass == FOVEA_FORWARD ? "forward: " : "backward: ";
-    const auto threads = [](int32_t n) { return " with " + std::to_string(n) + " threads"; };
     RunOptions how{backend};
     how.num_threads = options_.threads.front();
     if (pass == FOVEA_BACKWARD) {
@@ -170,9 +254,14 @@ class Checker {
     if (ran) ++*ran;
     if (!result.failure.empty()) return name + result.failure;
     std::string wrong = compare_outputs(pass);
-    if (!wrong.empty()) return name + wrong + threads(how.num_threads);
+    if (!wrong.empty()) return name + wrong + with_threads(how.num_threads);
+    // What the next runs must give again, bit for bit. On GPUs only a backward may give other bits without
+    // `deterministic`; on CPUs the first run with it sets them.
+    std::map<Role, std::vector<unsigned char>> first;
+    const bool forward_on_device = pass == FOVEA_FORWARD && is_cuda(backend);
+    if (forward_on_device) first = output_bytes(x_, pass);
 
-    if (pass == FOVEA_FORWARD) {
+    if (pass == FOVEA_FORWARD && options_.repeat) {
       how.without_lse = true;
       result = run_pass(x_, pass, how);
       if (!result.unsupported) {
@@ -182,31 +271,45 @@ class Checker {
       }
       how.without_lse = false;
     }
+    if (forward_on_device && !options_.repeat) return {};
 
-    // Bit for bit: the first run of these against a repetition and other thread counts, over other workspace
-    // contents.
+    // A repetition and other thread counts, over other workspace contents.
     how.deterministic = true;
     how.workspace_fill = 0x3c;
     result = run_pass(x_, pass, how);
     if (result.unsupported) return {};
     if (!result.failure.empty()) return name + "deterministic: " + result.failure;
     wrong = compare_outputs(pass);
-    if (!wrong.empty()) return name + "deterministic: " + wrong + threads(how.num_threads);
-    const auto first = output_bytes(x_, pass);
+    if (!wrong.empty()) return name + "deterministic: " + wrong + with_threads(how.num_threads);
+    if (forward_on_device) {
+      wrong = differing_bits(first, pass);
+      if (!wrong.empty()) return name + wrong + " when run again";
+    }
+    if (!options_.repeat) return {};
+    first = output_bytes(x_, pass);
     how.workspace_fill = 0xff;
-    for (const int32_t n : options_.threads) {
+    const std::vector<int32_t> thread_counts = is_cuda(backend) ? std::vector<int32_t>{1} : options_.threads;
+    for (const int32_t n : thread_counts) {
       how.num_threads = n;
       result = run_pass(x_, pass, how);
-      if (!result.failure.empty()) return name + result.failure + threads(n);
-      const auto again = output_bytes(x_, pass);
-      for (const auto& [role, bytes] : first) {
-        const auto& other = again.at(role);
-        for (size_t b = 0; b < bytes.size(); ++b) {
-          if (bytes[b] == other[b]) continue;
-          return name + name_of(role) + "[" + std::to_string(b / size_of(x_[role].type())) +
-                 "] is not the same, bit for bit," + threads(n) + " as it was" +
-                 threads(options_.threads.front());
-        }
+      if (!result.failure.empty()) return name + result.failure + with_threads(n);
+      wrong = differing_bits(first, pass);
+      if (!wrong.empty())
+        return name + wrong + with_threads(n) + " as it was" + with_threads(options_.threads.front());
+    }
+    return {};
+  }
+
+  static std::string with_threads(int32_t n) { return " with " + std::to_string(n) + " threads"; }
+
+  std::string differing_bits(const std::map<Role, std::vector<unsigned char>>& first, fovea_pass pass) const {
+    const auto again = output_bytes(x_, pass);
+    for (const auto& [role, bytes] : first) {
+      const auto& other = again.at(role);
+      for (size_t b = 0; b < bytes.size(); ++b) {
+        if (bytes[b] == other[b]) continue;
+        return name_of(role) +
+               ("[" + std::to_string(b / size_of(x_[role].type())) + "] is not the same, bit for bit,");
       }
     }
     return {};

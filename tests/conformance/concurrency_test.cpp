@@ -21,7 +21,8 @@ TEST(Concurrency, ThreadsShareAPlan) {
   for (const std::string& backend : backends_under_test()) {
     std::vector<std::unique_ptr<OwnedProblem>> problems;
     for (size_t t = 0; t < kThreads; ++t) problems.push_back(std::make_unique<OwnedProblem>(spec));
-    const auto description = problems[0]->description(FOVEA_FORWARD);
+    RunMemory memory_of_plan(*problems[0], FOVEA_FORWARD, backend);
+    const auto description = memory_of_plan.description();
     fovea_options options = FOVEA_OPTIONS_INIT;
     options.backend = backend.c_str();
     options.num_threads = 2;
@@ -31,18 +32,13 @@ TEST(Concurrency, ThreadsShareAPlan) {
     ASSERT_EQ(planned, FOVEA_OK) << backend << ": " << fovea_last_error();
     const size_t workspace_size = fovea_plan_workspace_size(plan);
 
-    std::vector<fovea_status> statuses(kThreads, FOVEA_INTERNAL);
+    std::vector<std::string> failures(kThreads);
     std::vector<std::thread> threads;
     for (size_t t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
-        const Memory workspace(workspace_size, 0, Placement::kGuarded);
-        fovea_buffers buffers = problems[t]->buffers(FOVEA_FORWARD);
-        buffers.workspace = workspace_size > 0 ? workspace.data() : nullptr;
-        buffers.workspace_size = workspace_size;
-        statuses[t] = FOVEA_OK;
-        for (int repeat = 0; repeat < 5 && statuses[t] == FOVEA_OK; ++repeat) {
-          problems[t]->operator[](Role::kO).poison();
-          statuses[t] = fovea_run(plan, &buffers);
+        RunMemory memory(*problems[t], FOVEA_FORWARD, backend);
+        for (int repeat = 0; repeat < 5 && failures[t].empty(); ++repeat) {
+          failures[t] = memory.run(plan, workspace_size, kPattern);
         }
       });
     }
@@ -50,8 +46,7 @@ TEST(Concurrency, ThreadsShareAPlan) {
     fovea_plan_destroy(plan);
     const std::vector<unsigned char> first = (*problems[0])[Role::kO].bytes();
     for (size_t t = 0; t < kThreads; ++t) {
-      EXPECT_EQ(statuses[t], FOVEA_OK) << backend;
-      EXPECT_EQ((*problems[t])[Role::kO].check_written(), "") << backend;
+      EXPECT_EQ(failures[t], "") << backend << " thread " << t;
       EXPECT_EQ((*problems[t])[Role::kO].bytes(), first) << backend << " thread " << t;
     }
   }

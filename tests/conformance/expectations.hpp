@@ -17,11 +17,16 @@ std::string environment(const char* name, const std::string& fallback);
 /// The same as a number; anything else ends the program with a message.
 uint64_t environment_number(const char* name, uint64_t fallback);
 
-/// Whether FOVEA_TEST_BACKEND names a backend; and that one, or all available ones.
+/// Whether FOVEA_TEST_BACKEND names a backend, which then may do less than all.
 bool only_one_backend();
+/// That one; or all of GPUs that are available where it is "cuda"; or all of the CPU.
 std::vector<std::string> backends_under_test();
+/// The CUDA backends that FOVEA_TEST_BACKEND leaves (all unless it names one), those that the machine has;
+/// and where there are none, why.
+std::vector<std::string> cuda_backends_under_test();
+std::string why_no_cuda_backend();
 
-/// Names the problem that is being run, for the case that it ends the process.
+/// Names the problem that this thread is running, for the case that it ends the process.
 void announce(const std::string& problem);
 
 /// Changes what the spec made, before anything runs.
@@ -33,9 +38,8 @@ void expect_conformance(const ProblemSpec& spec, const CheckOptions& options = {
 void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& options = {},
                                      const Tweak& tweak = {});
 
-/// Largest error / allowed error by output over all that ran, one line.
-std::string margins_seen();
-CheckOptions with_margins(CheckOptions options);
+/// Checks and counts, from any thread: what checker.check() says.
+std::string check_and_count(Checker& checker, const std::string& backend, int* ran);
 
 inline CheckOptions forward_only() {
   CheckOptions options;

@@ -1,8 +1,11 @@
+#include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -10,41 +13,114 @@
 #endif
 
 #include "conformance/expectations.hpp"
+#if defined(FOVEA_TEST_CUDA)
+#include "conformance/cuda_memory.hpp"
+#endif
 
 namespace fovea::conformance {
 namespace {
 
-/// What runs now, where a signal handler can read it.
-char running[1024] = "nothing yet";
+/// What each thread runs now, where a signal handler can read it. A kernel that fails takes down the work of
+/// all threads, so all are told.
+struct Running {
+  std::atomic<bool> taken{false};
+  char text[1024] = "";
+};
+constexpr size_t kMostThreads = 256;
+std::array<Running, kMostThreads> running;
+
+/// The place of the calling thread, until it ends. Threads beyond the places share the last.
+class MyRunning {
+ public:
+  MyRunning() {
+    while (place_ + 1 < kMostThreads && running[place_].taken.exchange(true)) ++place_;
+  }
+  ~MyRunning() {
+    running[place_].text[0] = '\0';
+    running[place_].taken = false;
+  }
+  char* text() { return running[place_].text; }
+
+ private:
+  size_t place_ = 0;
+};
 
 #if defined(FOVEA_CONFORMANCE_PAGES) && !defined(FOVEA_CONFORMANCE_ASAN)
 void say(const char* text) {
   const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
   static_cast<void>(written);  // there is nobody left to tell
 }
-void on_crash(int signal) {
-  say("crashed (a touch of memory that is not the problem's?) while running: ");
-  say(running);
-  say("\n");
+void on_end(int signal) {
+  say(signal == SIGTERM ? "stopped while running:\n"
+                        : "crashed (a touch of memory that is not the problem's?) while running:\n");
+  for (const Running& thread : running) {
+    if (thread.text[0] == '\0') continue;
+    say("  ");
+    say(thread.text);
+    say("\n");
+  }
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
 void report_crashes() {
-  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) std::signal(signal, on_crash);
+  // SIGABRT: device memory gives up; SIGTERM: a time limit, so perhaps a kernel that hangs.
+  for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTERM}) std::signal(signal, on_end);
 }
 #else
 void report_crashes() {}
 #endif
 
-std::map<Role, Margin>& margins() {
-  static std::map<Role, Margin> all;
+/// What came of a backend's runs, of all threads.
+struct Tally {
+  int64_t passes = 0;
+  std::map<Role, Margin> margins;
+};
+std::mutex tallies_mutex;
+std::map<std::string, Tally>& tallies() {
+  static std::map<std::string, Tally> all;
   return all;
 }
 
-/// Prints, at the end, how close the results came to what is allowed.
-class PrintMargins : public testing::Environment {
+std::string margins_text(const std::map<Role, Margin>& margins) {
+  std::string line;
+  for (const auto& [role, margin] : margins) {
+    char text[80];
+    std::snprintf(text, sizeof text, " %s %.2f (Frobenius %.2f)", name_of(role), margin.largest,
+                  margin.frobenius);
+    line += text;
+  }
+  return line;
+}
+
+/// Prints, at the end, what ran and how close the results came to what is allowed.
+class PrintTallies : public testing::Environment {
  public:
-  void TearDown() override { std::printf("error / allowed error, at most:%s\n", margins_seen().c_str()); }
+  void TearDown() override {
+    for (const auto& [backend, tally] : tallies()) {
+      std::printf("%s: %lld passes; error / allowed error, at most:%s\n", backend.c_str(),
+                  static_cast<long long>(tally.passes), margins_text(tally.margins).c_str());
+    }
+  }
+};
+
+bool is_available(const std::string& backend) {
+  for (const std::string& name : available_backends()) {
+    if (name == backend) return true;
+  }
+  return false;
+}
+
+/// With FOVEA_TEST_BACKEND=cuda, or one of the CUDA backends, on a machine without: nothing runs, and that is
+/// no success. The line is what ctest and tools/test_gpu.sh take for "skipped".
+class SkipWithoutGpu : public testing::Environment {
+ public:
+  void SetUp() override {
+    const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
+    if (wanted != "cuda" && !is_cuda(wanted)) return;
+    if (cuda_backends_under_test().empty()) {
+      GTEST_SKIP() << "[  SKIPPED ] all tests of " << wanted << ": " << why_no_cuda_backend();
+    }
+  }
 };
 
 }  // namespace
@@ -66,46 +142,72 @@ uint64_t environment_number(const char* name, uint64_t fallback) {
 }
 
 bool only_one_backend() {
-  return !environment("FOVEA_TEST_BACKEND", "").empty();
+  const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
+  return !wanted.empty() && wanted != "cuda";
 }
 
 std::vector<std::string> backends_under_test() {
-  if (only_one_backend()) return {environment("FOVEA_TEST_BACKEND", "")};
-  return available_backends();
+  const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
+  if (wanted == "cuda" || is_cuda(wanted)) return cuda_backends_under_test();
+  if (!wanted.empty()) return {wanted};
+  std::vector<std::string> names = available_backends();
+  std::erase_if(names, [](const std::string& name) { return is_cuda(name); });
+  return names;
+}
+
+std::vector<std::string> cuda_backends_under_test() {
+  const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
+  if (is_cuda(wanted)) return is_available(wanted) ? std::vector{wanted} : std::vector<std::string>{};
+  std::vector<std::string> names = available_backends();
+  std::erase_if(names, [](const std::string& name) { return !is_cuda(name); });
+  return names;
+}
+
+std::string why_no_cuda_backend() {
+  const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
+  std::string reasons;
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    const std::string name = fovea_backend_name(i);
+    if (!is_cuda(name) || (is_cuda(wanted) && name != wanted)) continue;
+    reasons += (reasons.empty() ? "" : "; ") + name + ": " + fovea_backend_unavailable_because(i);
+  }
+  if (reasons.empty()) return "this library has no such backend";
+  return open_device_memory ? reasons : "this programme was built without CUDA";
 }
 
 void announce(const std::string& problem) {
-  std::snprintf(running, sizeof running, "%s", problem.c_str());
+  thread_local MyRunning mine;
+  std::snprintf(mine.text(), sizeof(Running::text), "%s", problem.c_str());
 }
 
-std::string margins_seen() {
-  std::string line;
-  for (const auto& [role, margin] : margins()) {
-    char text[80];
-    std::snprintf(text, sizeof text, " %s %.2f (Frobenius %.2f)", name_of(role), margin.largest,
-                  margin.frobenius);
-    line += text;
+std::string check_and_count(Checker& checker, const std::string& backend, int* ran) {
+  std::map<Role, Margin> margins;
+  checker.count_margins_in(&margins);
+  int passes = 0;
+  const std::string failure = checker.check(backend, &passes);
+  if (ran) *ran += passes;
+  const std::lock_guard lock(tallies_mutex);
+  Tally& tally = tallies()[backend];
+  tally.passes += passes;
+  for (const auto& [role, margin] : margins) {
+    Margin& all = tally.margins[role];
+    all.largest = std::max(all.largest, margin.largest);
+    all.frobenius = std::max(all.frobenius, margin.frobenius);
   }
-  return line;
-}
-
-CheckOptions with_margins(CheckOptions options) {
-  options.margins = &margins();
-  return options;
+  return failure;
 }
 
 void expect_conformance(const ProblemSpec& spec, const CheckOptions& options, const Tweak& tweak) {
   OwnedProblem problem(spec);
   if (tweak) tweak(problem);
   announce("preparation of " + describe(spec));
-  Checker checker(problem, with_margins(options));
+  Checker checker(problem, options);
   int ran = 0;
   for (const std::string& backend : backends_under_test()) {
     announce(backend + ": " + describe(spec));
-    const std::string failure = checker.check(backend, &ran);
+    const std::string failure = check_and_count(checker, backend, &ran);
     if (!failure.empty()) ADD_FAILURE() << failure << "\n    problem: " << describe(spec);
   }
-  // A backend that was picked by hand may do less than all.
   EXPECT_TRUE(ran > 0 || only_one_backend()) << "no backend can do " << describe(spec);
 }
 
@@ -121,8 +223,12 @@ void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& optio
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   fovea::conformance::report_crashes();
+#if defined(FOVEA_TEST_CUDA)
+  fovea::conformance::use_cuda_memory();
+#endif
   if (!testing::GTEST_FLAG(list_tests)) {
-    testing::AddGlobalTestEnvironment(new fovea::conformance::PrintMargins);
+    testing::AddGlobalTestEnvironment(new fovea::conformance::SkipWithoutGpu);
+    testing::AddGlobalTestEnvironment(new fovea::conformance::PrintTallies);
   }
   return RUN_ALL_TESTS();
 }

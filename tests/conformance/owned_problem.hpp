@@ -104,6 +104,7 @@ enum class Layout : uint8_t {
   kCompact,
   kHeadsFirst,  ///< (batch, heads, seqlen, size); the transpose for tensors without a head size
   kPadded,      ///< odd gaps after every dimension
+  kSliced,      ///< gaps of 8 or 16 elements: rows of a larger array, aligned where that is
   kMixed        ///< any of these, each tensor its own
 };
 
@@ -158,6 +159,8 @@ struct ProblemSpec {
   bool rng_state = false;
 
   Layout layout = Layout::kCompact;
+  /// Tensors of layouts other than compact start at a multiple of 64 bytes, too (but for kPageEnd).
+  bool aligned = false;
   Placement placement = Placement::kGuarded;
   Keys keys = Keys::kNormal;
   double logit = 1;      ///< standard deviation of scale * q.k, about
@@ -207,8 +210,9 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.dsink) out << " dsink";
   if (s.dlse) out << " dlse";
   if (s.rng_state) out << " rng_state";
-  out << " layout" << static_cast<int>(s.layout) << " placement" << static_cast<int>(s.placement) << " keys"
-      << static_cast<int>(s.keys) << " logit=" << s.logit << " data=" << s.data_seed;
+  out << " layout" << static_cast<int>(s.layout) << (s.aligned ? ",aligned" : "") << " placement"
+      << static_cast<int>(s.placement) << " keys" << static_cast<int>(s.keys) << " logit=" << s.logit
+      << " data=" << s.data_seed;
   return out.str();
 }
 
@@ -296,7 +300,12 @@ class OwnedProblem {
     fovea_problem problem = FOVEA_PROBLEM_INIT;
     std::array<fovea_tensor, kRoles> tensors{};
   };
-  std::unique_ptr<Description> description(fovea_pass pass) const {
+  /// Addresses of the tensors somewhere else than on the host (device_memory.hpp); null where there is none.
+  using Addresses = std::array<void*, kRoles>;
+
+  /// With `elsewhere` the tensors are those of `device`.
+  std::unique_ptr<Description> description(fovea_pass pass, const Addresses* elsewhere = nullptr,
+                                           fovea_device device = {FOVEA_CPU, 0}) const {
     auto d = std::make_unique<Description>();
     fovea_problem& p = d->problem;
     const std::array<const fovea_tensor**, kRoles> fields = {&p.q,
@@ -324,6 +333,8 @@ class OwnedProblem {
     for (size_t i = 0; i < kRoles; ++i) {
       if (!takes_part(static_cast<Role>(i), pass)) continue;
       d->tensors[i] = tensors_[i]->view(spec.plan_knows_data);
+      d->tensors[i].device = device;
+      if (elsewhere && d->tensors[i].data) d->tensors[i].data = (*elsewhere)[i];
       *fields[i] = &d->tensors[i];
     }
     p.pass = pass;
@@ -342,8 +353,11 @@ class OwnedProblem {
     return d;
   }
 
-  fovea_buffers buffers(fovea_pass pass) const {
-    const auto at = [&](Role role) { return takes_part(role, pass) ? (*this)[role].data() : nullptr; };
+  fovea_buffers buffers(fovea_pass pass, const Addresses* elsewhere = nullptr) const {
+    const auto at = [&](Role role) -> void* {
+      if (!takes_part(role, pass) || (*this)[role].data() == nullptr) return nullptr;
+      return elsewhere ? (*elsewhere)[static_cast<size_t>(role)] : (*this)[role].data();
+    };
     fovea_buffers b = FOVEA_BUFFERS_INIT;
     b.q = at(Role::kQ);
     b.k = at(Role::kK);
@@ -383,7 +397,7 @@ class OwnedProblem {
   Sizes strides_for(const Sizes& shape, bool rows) {
     Layout layout = spec.layout;
     if (layout == Layout::kMixed)
-      layout = random_.one_of({Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded});
+      layout = random_.one_of({Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded, Layout::kSliced});
     std::vector<size_t> inner_to_outer;
     for (size_t axis = shape.size(); axis-- > 0;) inner_to_outer.push_back(axis);
     if (layout == Layout::kHeadsFirst && shape.size() >= 3) {
@@ -396,13 +410,14 @@ class OwnedProblem {
       strides[axis] = next;
       next *= std::max<int64_t>(shape[axis], 1);
       if (layout == Layout::kPadded) next += random_.one_of<int64_t>({0, 1, 3, 5});
+      if (layout == Layout::kSliced) next += random_.one_of<int64_t>({0, 8, 16});
     }
     return strides;
   }
   OwnedTensor& make(Role role, Type type, Sizes shape, Sizes strides) {
     auto& place = tensors_[static_cast<size_t>(role)];
-    const auto skew =
-        spec.layout == Layout::kCompact ? size_t{0} : static_cast<size_t>(random_.between(0, 7));
+    const bool skewed = spec.layout != Layout::kCompact && !spec.aligned;
+    const auto skew = skewed ? static_cast<size_t>(random_.between(0, 7)) : size_t{0};
     place = std::make_shared<OwnedTensor>(type, std::move(shape), std::move(strides), spec.placement, skew);
     return *place;
   }

@@ -1,5 +1,5 @@
 // A stream of problems over everything that the library promises: problem `index` of `seed` is the same
-// everywhere.
+// everywhere, and so is it with more work a problem (the device's stream).
 #pragma once
 
 #include <algorithm>
@@ -10,49 +10,73 @@
 
 namespace fovea::conformance {
 
+/// Work of a problem, in multiply-adds of one product: pairs * heads * (D + Dv), about.
+inline constexpr int64_t kHostWork =
+    1'800'000;  ///< a few milliseconds for the oracle and the plain implementation
+/// What it takes to fill several tiles of a GPU's kernels in every direction, at common head sizes.
+inline constexpr int64_t kDeviceWork = 8'000'000;
+
 namespace detail {
 
 /// Lengths where blocked code goes wrong: around the multiples of usual block sizes, and small ones.
 inline int64_t random_length(Random& random, int64_t limit) {
   int64_t length = 0;
   if (random.chance(0.4)) {
-    length = random.one_of<int64_t>({16, 32, 48, 64, 96, 128}) + random.between(-2, 2);
+    length = random.one_of<int64_t>({16, 32, 48, 64, 80, 96, 128, 128, 192, 256, 320, 384}) +
+             random.between(-2, 2);
   } else {
-    length = random.between(1, random.chance(0.3) ? 8 : 130);
+    length = random.between(1, random.chance(0.3) ? 8 : 300);
   }
-  return std::clamp<int64_t>(length, 1, std::max<int64_t>(limit, 1));
+  // A length that does not fit becomes any other: the limit itself is rarely an edge.
+  if (length > limit) length = random.between(1, std::max<int64_t>(limit, 1));
+  return length;
 }
 
 inline int64_t random_head_size(Random& random) {
-  if (random.chance(0.5)) return random.one_of<int64_t>({16, 32, 40, 64, 64, 80, 96, 128});
-  if (random.chance(0.85)) return random.between(1, 72);
-  return random.one_of<int64_t>({129, 160, 192, 256, 257, 320, 512, 575, 576});
+  if (random.chance(0.4)) return random.one_of<int64_t>({16, 32, 40, 64, 64, 64, 80, 96, 128, 128, 256});
+  if (random.chance(0.4)) return 8 * random.between(1, 32);
+  if (random.chance(0.8)) return random.between(1, random.chance(0.8) ? 72 : 256);
+  return random.one_of<int64_t>({257, 264, 320, 384, 448, 512, 575, 576});
+}
+
+inline void random_head_sizes(Random& random, ProblemSpec& s) {
+  s.head_dim = random_head_size(random);
+  s.head_dim_v = random.chance(0.75) ? s.head_dim : random_head_size(random);
+  // The two shapes of latent attention, expanded and absorbed.
+  if (random.chance(0.05)) {
+    s.head_dim = 192;
+    s.head_dim_v = 128;
+  } else if (random.chance(0.01)) {
+    s.head_dim = 576;
+    s.head_dim_v = 512;
+  }
 }
 
 }  // namespace detail
 
-inline ProblemSpec random_problem(uint64_t seed, uint64_t index) {
+inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_work = kHostWork) {
   Random random(Random(seed).bits() + index * 0xd1342543de82ef95u);
   ProblemSpec s;
   s.data_seed = random.bits();
   s.type = random.one_of({Type::kF32, Type::kF16, Type::kBF16, Type::kBF16});
   s.o_is_f32 = random.chance(0.15);
-  s.head_dim = detail::random_head_size(random);
-  s.head_dim_v = random.chance(0.75) ? s.head_dim : detail::random_head_size(random);
-  s.heads_kv = random.between(1, 3);
+  detail::random_head_sizes(random, s);
+  // Few queries: the heads of a group share a tile, and the keys are divided among many.
+  const bool decode = random.chance(0.15);
+  s.heads_kv = random.between(1, decode ? 2 : 3);
   s.heads_q = s.heads_kv * random.one_of<int64_t>({1, 1, 2, 3, 4, 8});
   s.batch = random.between(1, 3);
 
-  // Work is pairs * heads * (sizes): what does not fit the budget loses batch, heads, then length.
-  constexpr int64_t kBudget = 2'500'000;
+  // What does not fit the work loses batch, heads, then length. Some problems get more of it, for long
+  // sequences.
+  const int64_t work = random.chance(0.1) ? 5 * usual_work : usual_work;
   const int64_t per_pair = s.head_dim + s.head_dim_v;
-  const bool decode = random.chance(0.12);
-  while (s.batch > 1 && s.batch * s.heads_q * per_pair > kBudget / 2000) --s.batch;
-  while (s.heads_q > s.heads_kv && s.heads_q * per_pair > kBudget / 2000) s.heads_q -= s.heads_kv;
-  const int64_t pairs = std::max<int64_t>(kBudget / (s.batch * s.heads_q * per_pair), 16);
+  while (s.batch > 1 && s.batch * s.heads_q * per_pair > work / 2000) --s.batch;
+  while (s.heads_q > s.heads_kv && s.heads_q * per_pair > work / 2000) s.heads_q -= s.heads_kv;
+  const int64_t pairs = std::max<int64_t>(work / (s.batch * s.heads_q * per_pair), 16);
   if (decode) {
-    s.seqlen_q = random.between(1, 3);
-    s.seqlen_k = random.between(1, std::min<int64_t>(pairs / s.seqlen_q, 3000));
+    s.seqlen_q = random.between(1, random.chance(0.5) ? 1 : 8);
+    s.seqlen_k = random.between(1, std::clamp<int64_t>(pairs / s.seqlen_q, 1, 4200));
   } else {
     s.seqlen_q = detail::random_length(random, pairs);
     s.seqlen_k = random.chance(0.4) ? std::min(s.seqlen_q, std::max<int64_t>(pairs / s.seqlen_q, 1))
@@ -61,8 +85,9 @@ inline ProblemSpec random_problem(uint64_t seed, uint64_t index) {
 
   s.causal = random.chance(0.4);
   if (random.chance(0.25)) {
-    s.window_left = random.between(-1, std::min<int64_t>(s.seqlen_k + 2, 70));
-    s.window_right = random.between(-1, std::min<int64_t>(s.seqlen_q + 2, 70));
+    const int64_t widest = random.chance(0.7) ? 70 : 300;
+    s.window_left = random.between(-1, std::min<int64_t>(s.seqlen_k + 2, widest));
+    s.window_right = random.between(-1, std::min<int64_t>(s.seqlen_q + 2, widest));
   }
   if (random.chance(0.25)) s.scale = (random.chance(0.3) ? -1 : 1) * (0.05 + random.uniform());
   s.logit = random.one_of({0.5, 1.0, 1.0, 2.0, 5.0, 20.0});
@@ -134,7 +159,10 @@ inline ProblemSpec random_problem(uint64_t seed, uint64_t index) {
   }
   s.dlse = random.chance(0.25);
   s.plan_knows_data = random.chance(0.7);
-  s.layout = random.one_of({Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded, Layout::kMixed});
+  // Kernels that copy 16 bytes at once do so where pointers and strides let them.
+  s.layout = random.one_of({Layout::kCompact, Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded,
+                            Layout::kSliced, Layout::kMixed});
+  s.aligned = random.chance(0.5);
   s.placement = random.chance(0.5) ? Placement::kGuarded : Placement::kPageEnd;
   return s;
 }

@@ -1,8 +1,13 @@
 // Random problems, from a printed seed. FOVEA_TEST_SEED sets the seed, FOVEA_TEST_PROBLEMS how many problems,
-// and FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND) picks one.
+// and FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND) picks one. FOVEA_TEST_THREADS: how many problems at a time
+// on GPUs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <mutex>
+#include <thread>
 
 #include "conformance/expectations.hpp"
 #include "conformance/random_problem.hpp"
@@ -12,49 +17,120 @@ namespace {
 
 constexpr uint64_t kShards = 12;
 
+struct Stream {
+  const char* filter;
+  int64_t work;
+  uint64_t seed, first, end;
+  bool only_one;
+
+  std::string reproduction(uint64_t index) const {
+    return "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index) +
+           " test_conformance --gtest_filter='" + filter + "'";
+  }
+};
+
+Stream stream(const char* filter, int64_t work, uint64_t problems) {
+  Stream s{filter, work, environment_number("FOVEA_TEST_SEED", 20250), 0, problems, false};
+  s.end = environment_number("FOVEA_TEST_PROBLEMS", problems);
+  s.only_one = !environment("FOVEA_TEST_INDEX", "").empty();
+  if (s.only_one) {
+    s.first = environment_number("FOVEA_TEST_INDEX", 0);
+    s.end = s.first + 1;
+  }
+  return s;
+}
+
+/// One problem through one backend after the other, until `enough(passes)`. The failures, one text each.
+template <class Enough>
+std::vector<std::string> check_problem(const Stream& s, uint64_t index,
+                                       const std::vector<std::string>& backends, int* ran, Enough&& enough) {
+  const ProblemSpec spec = random_problem(s.seed, index, s.work);
+  const std::string how = s.reproduction(index);
+  announce(how + "   " + describe(spec));
+  OwnedProblem problem(spec);
+  CheckOptions options;
+  options.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
+  Checker checker(problem, options);
+  std::vector<std::string> failures;
+  for (const std::string& backend : backends) {
+    announce("FOVEA_TEST_BACKEND=" + backend + " " + how + "   " + describe(spec));
+    int done = 0;
+    const std::string failure = check_and_count(checker, backend, &done);
+    *ran += done;
+    if (!failure.empty()) {
+      failures.push_back(failure + "\n    reproduce: FOVEA_TEST_BACKEND=" + backend + " " + how +
+                         "\n    problem: " + describe(spec));
+    }
+    if (enough(done > 0 || !failure.empty())) break;
+  }
+  return failures;
+}
+
 class RandomProblems : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(RandomProblems, Conform) {
-  const uint64_t seed = environment_number("FOVEA_TEST_SEED", 20250);
-  const uint64_t problems = environment_number("FOVEA_TEST_PROBLEMS", 3000);
-  const bool only_one = !environment("FOVEA_TEST_INDEX", "").empty();
-  const uint64_t first = only_one ? environment_number("FOVEA_TEST_INDEX", 0) : GetParam();
-  const uint64_t end = only_one ? first + 1 : problems;
-  if (only_one && first % kShards != GetParam()) return;
+  Stream s = stream("*/RandomProblems*", kHostWork, 3000);
+  if (s.only_one && s.first % kShards != GetParam()) return;
+  if (!s.only_one) s.first = GetParam();
 
   const std::vector<std::string> backends = backends_under_test();
   int ran = 0;
-  for (uint64_t index = first; index < end; index += kShards) {
-    const ProblemSpec spec = random_problem(seed, index);
-    const std::string how = "FOVEA_TEST_SEED=" + std::to_string(seed) +
-                            " FOVEA_TEST_INDEX=" + std::to_string(index) +
-                            " test_conformance --gtest_filter='*RandomProblems*'";
-    announce(how + "   " + describe(spec));
-    OwnedProblem problem(spec);
-    CheckOptions options;
-    options.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
-    Checker checker(problem, with_margins(options));
+  for (uint64_t index = s.first; index < s.end; index += kShards) {
     // Each problem goes through one backend, in turn: the first that can do it, from a start that moves with
     // the index.
-    for (size_t step = 0; step < backends.size(); ++step) {
-      const std::string& backend = backends[(index / kShards + index % kShards + step) % backends.size()];
-      announce("FOVEA_TEST_BACKEND=" + backend + " " + how + "   " + describe(spec));
-      int done = 0;
-      const std::string failure = checker.check(backend, &done);
-      if (!failure.empty()) {
-        ADD_FAILURE() << failure << "\n    reproduce: FOVEA_TEST_BACKEND=" << backend << " " << how
-                      << "\n    problem: " << describe(spec);
-      }
-      ran += done;
-      if (done > 0 || !failure.empty()) break;
+    std::vector<std::string> in_turn = backends;
+    const auto start = static_cast<std::ptrdiff_t>((index / kShards + index % kShards) % backends.size());
+    std::rotate(in_turn.begin(), in_turn.begin() + start, in_turn.end());
+    for (const std::string& failure : check_problem(s, index, in_turn, &ran, [](bool did) { return did; })) {
+      ADD_FAILURE() << failure;
     }
   }
-  std::printf("seed %llu: shard %llu ran %d passes\n", static_cast<unsigned long long>(seed),
+  std::printf("seed %llu: shard %llu ran %d passes\n", static_cast<unsigned long long>(s.seed),
               static_cast<unsigned long long>(GetParam()), ran);
-  EXPECT_TRUE(ran > 0 || first >= end || only_one_backend()) << "no backend did any problem";
+  EXPECT_TRUE(ran > 0 || s.first >= s.end || only_one_backend()) << "no backend did any problem";
 }
 
 INSTANTIATE_TEST_SUITE_P(Shard, RandomProblems, testing::Range(uint64_t{0}, kShards));
+
+/// The same on GPUs: each problem goes through every CUDA backend that can do it. The time goes to the
+/// oracle, on the host, so the problems are spread over its processors; kernels of several problems then run
+/// at the same time, in an order that nobody knows.
+TEST(CudaRandomProblems, Conform) {
+  const std::vector<std::string> backends = cuda_backends_under_test();
+  if (backends.empty()) GTEST_SKIP() << why_no_cuda_backend();
+  const Stream s = stream("CudaRandomProblems*", kDeviceWork, 6000);
+  const uint64_t processors = std::max(std::thread::hardware_concurrency(), 1u);
+  const uint64_t count = std::min(environment_number("FOVEA_TEST_THREADS", processors), s.end - s.first);
+
+  std::atomic<uint64_t> next{s.first}, nobody{0};
+  std::mutex mutex;
+  std::vector<std::string> failures;
+  const auto work = [&] {
+    for (uint64_t index = next++; index < s.end; index = next++) {
+      int ran = 0;
+      std::vector<std::string> found = check_problem(s, index, backends, &ran, [](bool) { return false; });
+      if (ran == 0 && found.empty()) {
+        ++nobody;
+        if (!only_one_backend()) found.push_back("no CUDA backend can do " + s.reproduction(index));
+      }
+      const std::lock_guard lock(mutex);
+      failures.insert(failures.end(), found.begin(), found.end());
+    }
+    announce("");
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < count; ++t) threads.emplace_back(work);
+  for (std::thread& thread : threads) thread.join();
+
+  // The first tell enough, and the number of the others.
+  constexpr size_t kShown = 40;
+  for (size_t i = 0; i < std::min(failures.size(), kShown); ++i) ADD_FAILURE() << failures[i];
+  EXPECT_TRUE(failures.empty()) << failures.size() << " failures";
+  std::printf(
+      "seed %llu: %llu random problems on %llu threads, %llu of which none of these backends can do\n",
+      static_cast<unsigned long long>(s.seed), static_cast<unsigned long long>(s.end - s.first),
+      static_cast<unsigned long long>(count), static_cast<unsigned long long>(nobody.load()));
+}
 
 }  // namespace
 }  // namespace fovea::conformance

@@ -1,0 +1,187 @@
+// A covering set for compute-sanitizer, which slows kernels down by orders of magnitude: few and small
+// problems that between them take every path of every kernel family. Each tile size, head size class and pass
+// once; each feature once; several tiles in each direction, the last of them ragged.
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "conformance/expectations.hpp"
+
+namespace fovea::conformance {
+namespace {
+
+struct Cover {
+  const char* name;
+  void (*make)(ProblemSpec&);
+};
+void PrintTo(const Cover& cover, std::ostream* out) {
+  *out << cover.name;
+}
+
+void sizes(ProblemSpec& s, int64_t size, int64_t size_v) {
+  s.head_dim = size;
+  s.head_dim_v = size_v;
+}
+
+const std::vector<Cover>& covers() {
+  static const std::vector<Cover> list = {
+      // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that no
+      // 16-byte copy
+      // fits, and those beyond 256.
+      {"d8", [](ProblemSpec& s) { sizes(s, 8, 8); }},
+      {"d32", [](ProblemSpec& s) { sizes(s, 32, 32); }},
+      {"d64", [](ProblemSpec& s) { sizes(s, 64, 64); }},
+      {"d64_causal",
+       [](ProblemSpec& s) {
+         sizes(s, 64, 64);
+         s.causal = true;
+       }},
+      {"d96", [](ProblemSpec& s) { sizes(s, 96, 96); }},
+      {"d128", [](ProblemSpec& s) { sizes(s, 128, 128); }},
+      {"d128_causal",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         s.causal = true;
+       }},
+      {"d160", [](ProblemSpec& s) { sizes(s, 160, 160); }},
+      {"d192_128",
+       [](ProblemSpec& s) {
+         sizes(s, 192, 128);
+         s.causal = true;
+       }},
+      {"d256", [](ProblemSpec& s) { sizes(s, 256, 256); }},
+      {"d320", [](ProblemSpec& s) { sizes(s, 320, 320); }},
+      {"d576_512",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.heads_q = 8;
+         s.heads_kv = 1;
+         s.seqlen_q = 2;
+       }},
+      {"d72_24", [](ProblemSpec& s) { sizes(s, 72, 24); }},
+      {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
+
+      // Few queries: packed groups, and keys divided among CTAs.
+      {"decode",
+       [](ProblemSpec& s) {
+         s.batch = 2;
+         s.heads_q = 8;
+         s.heads_kv = 2;
+         s.seqlen_q = 1;
+         s.seqlen_k = 1500;
+       }},
+      {"few_queries_causal",
+       [](ProblemSpec& s) {
+         s.heads_q = 6;
+         s.heads_kv = 2;
+         s.seqlen_q = 5;
+         s.seqlen_k = 1100;
+         s.causal = true;
+         s.sink = s.dsink = true;
+       }},
+      {"grouped", [](ProblemSpec& s) { s.heads_q = 3 * s.heads_kv; }},
+
+      // Lengths.
+      {"packed",
+       [](ProblemSpec& s) {
+         s.lengths_q = {140, 0, 33, 1};
+         s.lengths_k = {70, 5, 150, 0};
+         s.spare_rows = 3;
+         s.causal = true;
+       }},
+      {"used",
+       [](ProblemSpec& s) {
+         s.batch = 3;
+         s.used_q = {140, 0, 65};
+         s.used_k = {129, 64, 0};
+       }},
+
+      // Terms of the score, one by one and together.
+      {"window",
+       [](ProblemSpec& s) {
+         s.window_left = 40;
+         s.window_right = 9;
+       }},
+      {"softcap", [](ProblemSpec& s) { s.softcap = 5; }},
+      {"alibi", [](ProblemSpec& s) { s.alibi = s.alibi_by_batch = true; }},
+      {"bias", [](ProblemSpec& s) { s.bias = s.dbias = true; }},
+      {"bias_broadcast",
+       [](ProblemSpec& s) {
+         s.batch = 2;
+         s.bias = s.dbias = s.bias_is_f32 = s.dbias_is_f32 = true;
+         s.bias_broadcast = 0b0101;
+         s.bias_values = BiasValues::kSomeMinusInfinity;
+       }},
+      {"mask", [](ProblemSpec& s) { s.mask = true; }},
+      {"block_mask",
+       [](ProblemSpec& s) {
+         s.block_mask = true;
+         s.block_q = 32;
+         s.block_k = 48;
+       }},
+      {"dropout",
+       [](ProblemSpec& s) {
+         s.dropout = 0.3;
+         s.rng_state = true;
+       }},
+      {"all_terms",
+       [](ProblemSpec& s) {
+         s.batch = 2;
+         s.heads_q = 4;
+         s.heads_kv = 2;
+         s.causal = s.alibi = s.bias = s.dbias = s.mask = s.block_mask = s.sink = s.dsink = s.dlse = true;
+         s.window_left = 100;
+         s.softcap = 10;
+         s.block_q = s.block_k = 16;
+         s.dropout = 0.1;
+         s.o_is_f32 = true;
+         s.used_k = {120, 150};
+       }},
+
+      // Memory.
+      {"misaligned", [](ProblemSpec& s) { s.layout = Layout::kPadded; }},
+      {"strided",
+       [](ProblemSpec& s) {
+         s.layout = Layout::kSliced;
+         s.aligned = true;
+         s.o_is_f32 = true;
+       }},
+      {"without_keys", [](ProblemSpec& s) { s.seqlen_k = 0; }},
+  };
+  return list;
+}
+
+class CudaCover : public testing::TestWithParam<Cover> {};
+
+TEST_P(CudaCover, Conform) {
+  const std::vector<std::string> backends = cuda_backends_under_test();
+  if (backends.empty()) GTEST_SKIP() << why_no_cuda_backend();
+  ProblemSpec spec;
+  spec.heads_q = spec.heads_kv = 1;
+  spec.seqlen_q = 140;
+  spec.seqlen_k = 150;
+  sizes(spec, 64, 64);
+  GetParam().make(spec);
+  CheckOptions options;
+  options.repeat = false;
+  for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
+    spec.type = type;
+    OwnedProblem problem(spec);
+    Checker checker(problem, options);
+    int ran = 0;
+    for (const std::string& backend : backends) {
+      announce(backend + ": " + describe(spec));
+      const std::string failure = check_and_count(checker, backend, &ran);
+      EXPECT_EQ(failure, "") << "    problem: " << describe(spec);
+    }
+    EXPECT_TRUE(ran > 0 || only_one_backend()) << "no CUDA backend can do " << describe(spec);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Set, CudaCover, testing::ValuesIn(covers()),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
+
+}  // namespace
+}  // namespace fovea::conformance
