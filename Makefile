@@ -19,8 +19,8 @@ SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
-.PHONY: help setup run build test test-release test-sanitizers test-threads test-fuzz bench asan tsan fuzz arm64 \
-        format format-check clean
+.PHONY: help setup run build test test-release test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
+        tsan fuzz arm64 format format-check clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -75,6 +75,18 @@ bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)
 	@$(call build,release,all)
 	python3 bench/cpu.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
+
+# GPU_ARGS: more arguments of the two scripts, as in: make bench-gpu GPU_ARGS='--rows all --json auto'
+GPU_ARGS ?=
+bench-gpu: setup ## speed of the CUDA backends beside PyTorch's (PyTorch and a GPU have to be there)
+	@$(call configure,release)
+	@$(call build,release,fovea)
+	python3 bench/gpu.py --lib build/release/lib/libfovea.so $(GPU_ARGS)
+
+profile: setup ## hardware counters of the CUDA kernels as one table, by Nsight Compute
+	@$(call configure,release)
+	@$(call build,release,fovea)
+	python3 bench/gpu_profile.py --lib build/release/lib/libfovea.so $(GPU_ARGS)
 
 asan: test-setup ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call configure,asan)

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORWARD, BACKWARD = 0, 1
-_CPU = 1
+CPU, CUDA = 1, 2
 _ALIGNMENT = 64
-_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16)}
+_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
 
 # The tensors of fovea_problem and the pointers of fovea_buffers, in the order of both structs.
-_TENSORS = (
-    "q k v o lse d_o dlse dq dk dv dbias dsink bias mask block_mask alibi sink cu_seqlens_q cu_seqlens_k seqused_q "
-    "seqused_k rng_state"
-).split()
+_TENSORS = ["q", "k", "v", "o", "lse", "d_o", "dlse", "dq", "dk", "dv", "dbias", "dsink", "bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng_state"]
 
 
 class _DType(ctypes.Structure):
@@ -74,6 +71,7 @@ class _Buffers(ctypes.Structure):
         ("offset", ctypes.c_uint64),
         ("workspace", ctypes.c_void_p),
         ("workspace_size", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
     ]
 
 
@@ -139,8 +137,30 @@ class Library:
         causal: bool = False,
         num_threads: int = 0,
         backend: str | None = None,
+        window_left: int = -1,
+        max_seqlen: int = 0,
+        deterministic: bool = False,
+        device: tuple[int, int] = (CPU, 0),
+        allocate: Callable[[int], int] | None = None,
     ) -> Plan:
-        return Plan(self, pass_, tensors, causal, num_threads, backend)
+        """`allocate` gives the address of so many bytes of the device's memory, which the caller keeps; left out, the
+        workspace is memory of the host. `max_seqlen` is of packed sequences."""
+        problem = _Problem(
+            struct_size=ctypes.sizeof(_Problem),
+            pass_=pass_,
+            causal=causal,
+            window_left=window_left,
+            window_right=-1,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_k=max_seqlen,
+        )
+        options = _Options(
+            struct_size=ctypes.sizeof(_Options),
+            backend=backend.encode() if backend else None,
+            num_threads=num_threads,
+            deterministic=deterministic,
+        )
+        return Plan(self, tensors, problem, options, device, allocate)
 
 
 class Plan:
@@ -149,40 +169,35 @@ class Plan:
     def __init__(
         self,
         library: Library,
-        pass_: int,
         tensors: Mapping[str, View],
-        causal: bool,
-        num_threads: int,
-        backend: str | None,
+        problem: _Problem,
+        options: _Options,
+        device: tuple[int, int],
+        allocate: Callable[[int], int] | None,
     ) -> None:
         self._library = library
         self._plan = ctypes.c_void_p()
-        problem = _Problem(
-            struct_size=ctypes.sizeof(_Problem), pass_=pass_, causal=causal, window_left=-1, window_right=-1
-        )
         for name, view in tensors.items():
             sizes = (ctypes.c_int64 * len(view.shape))(*view.shape)
             strides = (ctypes.c_int64 * len(view.strides))(*view.strides)
             tensor = _Tensor(
                 data=view.pointer,
-                device=_Device(_CPU, 0),
+                device=_Device(*device),
                 ndim=len(view.shape),
                 dtype=_DType(*_DTYPES[view.dtype], 1),
                 shape=sizes,
                 strides=strides,
             )
             setattr(problem, name, ctypes.pointer(tensor))
-        options = _Options(
-            struct_size=ctypes.sizeof(_Options),
-            backend=backend.encode() if backend else None,
-            num_threads=num_threads,
-        )
         c = library._c
         library.check(c.fovea_plan_create(ctypes.byref(problem), ctypes.byref(options), ctypes.byref(self._plan)))
         self.workspace_size = int(c.fovea_plan_workspace_size(self._plan))
         self.backend = str(c.fovea_plan_backend(self._plan).decode())
-        self._memory = ctypes.create_string_buffer(self.workspace_size + _ALIGNMENT)
-        start = -(-ctypes.addressof(self._memory) // _ALIGNMENT) * _ALIGNMENT
+        if allocate is None:
+            self._memory = ctypes.create_string_buffer(self.workspace_size + _ALIGNMENT)
+            start = -(-ctypes.addressof(self._memory) // _ALIGNMENT) * _ALIGNMENT
+        else:
+            start = allocate(self.workspace_size)
         self._buffers = _Buffers(
             struct_size=ctypes.sizeof(_Buffers), workspace=start, workspace_size=self.workspace_size
         )
@@ -191,7 +206,9 @@ class Plan:
         self._run: Callable[..., int] = c.fovea_run
         self._argument = ctypes.byref(self._buffers)
 
-    def run(self) -> None:
+    def run(self, stream: int = 0) -> None:
+        """On a GPU the run is only put into `stream`, a cudaStream_t."""
+        self._buffers.stream = stream or None
         status = self._run(self._plan, self._argument)
         if status != 0:
             self._library.check(status)

@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""The parts of bench/gpu*.py that need no GPU."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+BENCH = HERE.parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu  # noqa: E402
+import gpu_ncu  # noqa: E402
+import gpu_report  # noqa: E402
+import gpu_shapes  # noqa: E402
+
+
+def run(script, *arguments, **more):
+    return subprocess.run([sys.executable, str(BENCH / script), *arguments], capture_output=True, text=True, **more)
+
+
+class Shapes(unittest.TestCase):
+    def test_grid_is_the_field_s(self):
+        rows = gpu_shapes.grid()
+        self.assertEqual(len(rows), 72)
+        self.assertEqual(len({row.name for row in rows}), 72)
+        for row in rows:
+            self.assertEqual(row.b * row.s_q, 16384)
+            self.assertEqual(row.h_q * row.d, 2048)
+            self.assertEqual((row.s_q, row.h_q, row.d), (row.s_k, row.h_kv, row.d_v))
+
+    def test_flops(self):
+        fwd, bwd = (gpu_shapes.parse(f"{p},b4,s4096,h16,d128") for p in ("fwd", "bwd"))
+        self.assertEqual(fwd.flops, 4 * 4 * 16 * 4096**2 * 128)
+        self.assertEqual(bwd.flops, 2.5 * fwd.flops)
+        self.assertEqual(gpu_shapes.parse("b4,s4096,h16,d128,causal").flops, fwd.flops / 2)
+        # Different sizes of values: 2 (d + d_v) and 6 d + 4 d_v a pair.
+        self.assertEqual(gpu_shapes.parse("s2,h1,d192,dv128").flops, 4 * 2 * (192 + 128))
+        self.assertEqual(gpu_shapes.parse("bwd,s2,h1,d192,dv128").flops, 4 * (6 * 192 + 4 * 128))
+
+    def test_pairs_are_counted_where_no_convention_holds(self):
+        def brute(shape):
+            return sum(
+                (not shape.causal or j <= i + shape.s_k - shape.s_q)
+                and (shape.window < 0 or j >= i + shape.s_k - shape.s_q - shape.window)
+                for i in range(shape.s_q)
+                for j in range(shape.s_k)
+            )
+
+        for text in ("s9,d8,w3", "s9,d8,w3,causal", "s5,sk9,d8,causal", "s9,sk5,d8,causal", "s9,sk5,d8,w2,causal"):
+            shape = gpu_shapes.parse(text)
+            self.assertEqual(shape.pairs, brute(shape), text)
+
+    def test_packed(self):
+        lengths = gpu_shapes.packed_lengths(16384, 64, 4096)
+        self.assertEqual(sum(lengths), 16384)
+        self.assertTrue(all(64 <= n <= 4096 + 64 for n in lengths))
+        self.assertEqual(lengths, gpu_shapes.packed_lengths(16384, 64, 4096))
+        shape = next(row for row in gpu_shapes.special() if row.lengths)
+        self.assertEqual(shape.sequences[0], (0, shape.lengths[0]))
+        self.assertEqual(shape.sequences[-1][1], shape.s_q)
+        self.assertEqual(shape.pairs, sum(n * n for n in shape.lengths) / 2)
+
+    def test_special_rows(self):
+        names = [row.name for row in gpu_shapes.special()]
+        for name in ("fp32_fwd_b4_s4096_h32_d64", "fp32_fwd_b100_s4096_h1_d32", "bf16_fwd_b4_s4096_h32kv8_d128_causal",
+                     "bf16_bwd_b1_s16384_h16_d128_causal_w1023", "bf16_fwd_b1_s1k65536_h32kv8_d128"):  # fmt: skip
+            self.assertIn(name, names)
+        self.assertEqual(len(set(names)), len(names))
+        self.assertFalse(any("_fwd_" in row.name for row in gpu_shapes.special(["bwd_det"])))
+
+    def test_parse_refuses(self):
+        for text in ("b4,d64", "s64", "s64,d64,x3", "s64,d64,h3,hkv2", "s64,d64,full"):
+            with self.assertRaises(ValueError, msg=text):
+                gpu_shapes.parse(text)
+
+    def test_options_choose_rows(self):
+        def names(*arguments):
+            return [row.name for row in gpu.shapes_of(gpu.parse_arguments(list(arguments)))]
+
+        self.assertEqual(len(names()), 72)
+        self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
+                         ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
+        self.assertEqual(len(names("--rows", "all")), 72 + len(gpu_shapes.special()))
+        self.assertEqual(len(names("--quick")), 24)
+        self.assertEqual(names("--shape", "s64,d64"), ["bf16_fwd_b1_s64_h16_d64"])
+        with self.assertRaises(ValueError):
+            names("--s", "1000")
+
+
+class Numbers(unittest.TestCase):
+    def test_quantiles(self):
+        self.assertEqual(gpu_report.quantile([3, 1, 2], 0.5), 2)
+        self.assertEqual(gpu_report.quantile([4, 1, 2, 3], 0.5), 2.5)
+        self.assertEqual(gpu_report.quantile([7], 0.75), 7)
+        self.assertEqual([gpu_report.quantile(range(5), x) for x in (0, 0.25, 0.75, 1)], [0, 1, 3, 4])
+
+    def test_summary(self):
+        found = gpu_report.summary([1.0, 2.0, 3.0], flops=4e12, tensor_bytes=6e9)
+        self.assertEqual((found["ms"], found["q1"], found["q3"], found["spread"]), (2, 1.5, 2.5, 0.5))
+        self.assertEqual((found["tflops"], found["gb_s"]), (2000, 3000))
+
+    def test_geometric_mean(self):
+        self.assertAlmostEqual(gpu_report.geometric_mean([2, 8]), 4)
+
+
+def row(s, d=64, causal=False, group="grid", pass_="fwd", **times):
+    return {
+        "name": f"row_s{s}_d{d}" + ("_causal" if causal else ""),
+        "group": group,
+        "pass": pass_,
+        "dtype": "bf16",
+        "s_q": s,
+        "d": d,
+        "causal": causal,
+        "contenders": {
+            name: {"failed": time} if isinstance(time, str) else {"ms": time, "tflops": 1 / time, "spread": 0}
+            for name, time in times.items()
+        },
+    }
+
+
+class Tables(unittest.TestCase):
+    results = {
+        "stored_best_over_cudnn": False,
+        "rows": [
+            row(512, ours=1.0, fa2=1.5, cudnn=1.25),
+            row(1024, ours=2.0, fa2=4.0, cudnn="no such kernel"),
+            row(512, causal=True, ours="wrong: o", fa2=1.0, cudnn=1.0),
+            row(77, group="special", ours=1.0, fa2=3.0, cudnn=2.0),
+        ],
+    }
+
+    def test_ratios(self):
+        text = gpu_report.ratio_tables(self.results)
+        at = text.index("Forward, bf16: ours over FlashAttention-2 (PyTorch):")
+        self.assertEqual(text[at + 2], "| d | causal | 512 | 1024 |")
+        self.assertEqual(text[at + 4], "| 64 | no | 1.50 | 2.00 |")
+        self.assertEqual(text[at + 5], "| 64 | yes | - | - |")
+        self.assertEqual(text[at + 7], f"Geometric mean {math.sqrt(3):.3f}, least 1.500 (row_s512_d64), 2 of 3 cells.")
+        at = text.index("Forward, bf16: ours over the best peer of this run:")
+        self.assertEqual(text[at + 4], "| 64 | no | 1.25 | 2.00 |")
+        self.assertIn("| `row_s77_d64` | 1.000 (1) | 3.000 (0) | 2.000 (0) | 2.00 |", text)
+
+    def test_best(self):
+        self.assertEqual(gpu_report.best_peer(self.results["rows"][0]), "cudnn")
+        self.assertEqual(gpu_report.best_peer(self.results["rows"][1]), "fa2")
+        self.assertIsNone(gpu_report.best_peer(row(1, ours=1.0)))
+        self.assertIsNone(gpu_report.ratio(self.results["rows"][2], "ours", "fa2"))
+
+    def test_versions_of_ours_and_determinism(self):
+        results = {"rows": [row(512, pass_="bwd_det", **{"ours": 2.0, "ours:fast": 1.9, "fa2": 3.0})]}
+        text = gpu_report.ratio_tables(results)
+        at = text.index("Backward, deterministic, bf16: ours over ours:fast:")
+        self.assertEqual(text[at + 4], "| 64 | no | 0.95 |")
+
+    def test_stored_ratios(self):
+        stored = gpu_report.stored_best_over_cudnn()
+        self.assertEqual(len(stored), 72)
+        self.assertTrue(all(1 <= value < 2 for value in stored.values()))
+        results = {"stored_best_over_cudnn": True, "rows": [row(16384, d=128, causal=True, ours=1.0, cudnn=1.258)]}
+        text = "\n".join(gpu_report.ratio_tables(results))
+        self.assertIn("taken as cuDNN in this run times the stored ratio", text)
+        self.assertIn("| 128 | yes | 1.00 |", text)
+        # Where the peer itself was timed, nothing is taken from the file.
+        results["rows"][0]["contenders"]["fa3"] = {"ms": 1.0, "tflops": 1.0, "spread": 0}
+        self.assertNotIn("stored ratio", "\n".join(gpu_report.ratio_tables(results)))
+
+    def test_failures(self):
+        self.assertEqual(gpu_report.failures(self.results),
+                         ["cudnn: no such kernel (row_s1024_d64)", "ours: wrong: o (row_s512_d64_causal)"])  # fmt: skip
+
+    def test_file(self):
+        text = gpu_report.dump(self.results)
+        self.assertEqual(json.loads(text), self.results)
+        self.assertEqual(sum(line.startswith('  {"name"') for line in text.splitlines()), 4)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "r.json"
+            path.write_text(text)
+            done = run("gpu.py", "--tables", str(path))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("| 64 | no | 1.25 | 2.00 |", done.stdout)
+
+    def test_merge(self):
+        about = {"gpu": {"name": "G"}, "software": {}, "sources_sha256": "a", "protocol": {}}
+        old = {**about, "rows": [row(1, ours=1.0), row(2, ours=1.0)]}
+        new = {**about, "rows": [row(2, ours=9.0)]}
+        self.assertEqual([r["contenders"]["ours"]["ms"] for r in gpu_report.merged(old, new)["rows"]], [1.0, 9.0])
+        with self.assertRaisesRegex(ValueError, "sources_sha256"):
+            gpu_report.merged({**old, "sources_sha256": "b"}, new)
+
+
+class Counters(unittest.TestCase):
+    """ncu_raw.csv holds the columns in question of what Nsight Compute 2025.3 wrote for FlashAttention-2 of PyTorch."""
+
+    def setUp(self):
+        self.text = (HERE / "ncu_raw.csv").read_text()
+        self.kernels = gpu_ncu.read_csv(self.text)
+
+    def test_read(self):
+        self.assertEqual([k.name.split("<")[0] for k in self.kernels],
+                         ["flash_fwd_kernel", "flash_bwd_dot_do_o_kernel",
+                          "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "flash_bwd_convert_dq_kernel"])  # fmt: skip
+        fwd = self.kernels[0]
+        self.assertEqual(fwd.get("duration_ns"), 107104)
+        self.assertEqual(fwd.get("local_loads"), 466944)
+        self.assertEqual(fwd.get("registers"), 255)
+        self.assertTrue(math.isnan(fwd.get("ffma")))  # this page lacks the column
+
+    def test_derived(self):
+        fwd = self.kernels[0]
+        self.assertEqual(fwd.flop, 4 * 16 * 2048**2 * 128)
+        self.assertEqual(fwd.dram_bytes, 25222912 + 1570816)
+        share, limit = fwd.roofline
+        # 34.36 GFLOP in 107.1 us, of 540,672 FLOP a cycle at 1.736 GHz.
+        self.assertEqual(limit, "tensor")
+        self.assertAlmostEqual(share, 34359738368 / 107104e-9 / (540672 * 1.736283e9), places=4)
+        share, limit = self.kernels[1].roofline
+        self.assertEqual(limit, "memory")
+        self.assertAlmostEqual(share, 0.379, places=2)
+
+    def test_messages_before_the_table_are_skipped(self):
+        self.assertEqual(len(gpu_ncu.read_csv("==PROF== Connected to process 1\nhello\n" + self.text)), 4)
+
+    def test_no_data(self):
+        kernels = gpu_ncu.read_csv(self.text.replace('"466,944"', '"no data"'))
+        self.assertTrue(math.isnan(kernels[0].get("local_loads")))
+        self.assertIn("- / 464 k", "\n".join(gpu_ncu.table([("x", kernels)])))
+
+    def test_wrong_files(self):
+        with self.assertRaisesRegex(ValueError, "raw page"):
+            gpu_ncu.read_csv("==ERROR== nothing\n")
+        with self.assertRaisesRegex(ValueError, "print-units base"):
+            gpu_ncu.read_csv(self.text.replace('"ns"', '"us"'))
+
+    def test_markers(self):
+        marker = gpu_ncu.Kernel("spin_kernel")
+        kernels = [marker, self.kernels[0], marker, *self.kernels[1:]]
+        runs = gpu_ncu.split_at_markers(kernels, ["forward", "backward"])
+        self.assertEqual([(title, len(part)) for title, part in runs], [("forward", 1), ("backward", 3)])
+        with self.assertRaises(ValueError):
+            gpu_ncu.split_at_markers(kernels, ["forward"])
+        with self.assertRaises(ValueError):
+            gpu_ncu.split_at_markers(self.kernels, [])
+
+    def test_short_names(self):
+        self.assertEqual(gpu_ncu.short_name("void a::b::f<g(1), h<2>>(int, k<3>)"), "f<g(1), h<2>>")
+        self.assertEqual(gpu_ncu.short_name("fill(float*)"), "fill")
+
+    def test_table_and_json(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "out.json"
+            done = run("gpu_profile.py", "--csv", str(HERE / "ncu_raw.csv"), "--json", str(path))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+            self.assertEqual(len(lines), 6)
+            self.assertTrue(all(line.count("|") == len(gpu_ncu.HEAD) + 1 for line in lines))
+            self.assertIn("| 107.1 | 51.3 | 50.4 | 5.2 | 51.3 |", lines[2])
+            stored = json.loads(path.read_text())
+            self.assertEqual(stored[0]["registers"], 255)
+            self.assertNotIn("ffma", stored[0])
+
+
+class WithoutGpu(unittest.TestCase):
+    """What is missing is said, with a remedy, and the exit status is not 0."""
+
+    def test_profile(self):
+        done = run("gpu_profile.py", "--ncu", str(HERE / "no-such-program"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("Install Nsight Compute", done.stderr)
+
+    def test_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # A torch that sees no GPU, whatever this machine has.
+            (pathlib.Path(folder) / "torch.py").write_text(
+                "class cuda:\n    is_available = staticmethod(lambda: False)\n"
+            )
+            done = run("gpu.py", "--quick", env={"PYTHONPATH": folder, "PATH": ""})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("sees no GPU", done.stderr)
+
+    def test_usage(self):
+        self.assertEqual(run("gpu.py", "--list").returncode, 0)
+        for arguments in (["--pass", "sideways"], ["--s", "1000"], ["--name", "nothing-like-it"], ["--rounds", "0"]):
+            done = run("gpu.py", *arguments)
+            self.assertNotEqual(done.returncode, 0, arguments)
+            self.assertTrue(done.stderr.startswith(("gpu.py: ", "usage: ")), done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
