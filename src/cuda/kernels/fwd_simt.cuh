@@ -1,0 +1,345 @@
+// The forward on CUDA cores: every GPU since sm_75, every head size, every term of the score, float32
+// throughout.
+//
+//   S = Q K^T      P = exp(score(S) - max)      O = P V / sum P      lse = max + log sum P
+//
+// A CTA owns 64 rows of queries of one head and a slice of kColumns columns of V and O, and walks over the
+// keys that the rows see in blocks of 64. Wider heads take several CTAs, each of which computes the same
+// weights.
+//
+// Grid     fwd_simt_grid(args). Packed heads: rows are (query, head of the group) pairs.
+// Block    kColumns threads: 8 x 8 pairs (4 for 128 columns) and 8 x 8 outputs a thread, so that four 16-byte
+// loads
+//          from shared memory serve 64 multiply-adds.
+// Shared   static, 27 KB (64 columns) or 35 KB (128): two CTAs on an SM of sm_75 with its 64 KB.
+//          X: 32 columns of Q, Y: of K; W: weights, over X and Y; B: 32 rows of V.
+// Workspace  part_o and part_lse when num_splits > 1.
+// Barriers a block of keys has, for each chunk of the head size,
+//            1  X, Y, B are no longer read: they are filled        2  they are filled: S grows
+//          and then
+//            3  X, Y are no longer read: W is written over them    4  W is complete, rows 0..31 of B have
+//            arrived 5  B is no longer read: it takes rows 32..63          6  which have arrived
+//
+// NaN and Inf in V of keys that a row does not see: the loads of B notice them, and that half block is
+// multiplied with a test of each weight.
+#pragma once
+
+#include "cuda/kernels/simt_tile.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kSimtRows = 64;
+
+/// CTAs of a launch. At least one query tile a (sequence, head), which also writes the rows that take no
+/// part.
+constexpr int64_t fwd_simt_tiles(const ForwardArgs& args) {
+  const int64_t rows = static_cast<int64_t>(args.p.seqlen_q) * (args.pack_group ? args.p.group : 1);
+  const int64_t tiles = (rows + kSimtRows - 1) / kSimtRows;
+  return tiles > 0 ? tiles : 1;
+}
+constexpr int64_t fwd_simt_ctas(const ForwardArgs& args, int columns) {
+  const int64_t heads = args.pack_group ? args.p.heads_kv : args.p.heads_q;
+  const int64_t slices = (args.p.head_dim_v + columns - 1) / columns;
+  return fwd_simt_tiles(args) * slices * args.num_splits * heads * args.p.batch;
+}
+
+template <class T, int kColumns>
+struct FwdSimt {
+  using Tile = SimtTile<kColumns, kColumns>;
+  using Shared = typename Tile::Shared;
+  using Pairs = typename Tile::Pairs;
+  using Output = typename Tile::Output;
+  static constexpr int kThreads = Tile::kThreads, kRows = Tile::kRows, kRowsOf = Tile::kRowsOf,
+                       kColsOf = Tile::kColsOf, kChunk = Tile::kChunk, kHalf = Tile::kHalf;
+
+  /// CTAs an SM, for the register allocator: 2 or 3 warps of each of the 4 schedulers, so 255 or 168
+  /// registers.
+  static constexpr int kMinCtas = kColumns == 64 ? 4 : 3;
+
+  const ForwardArgs& args;
+  const tile::AttentionParams& p;
+  Shared& s;
+
+  int tile, slice, split, head, batch;  // head: of queries, or of keys where the group is packed
+  int pack;                             // heads in a tile
+  int head_kv;
+  tile::SequenceSpan span;
+  int row0, rows_used;  // of the tile and of the sequence, rows being query * pack + head
+
+  __device__ __forceinline__ FwdSimt(const ForwardArgs& a, Shared& shared) : args(a), p(a.p), s(shared) {
+    const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = ceil_div(p.head_dim_v, kColumns);
+    const int heads = args.pack_group ? p.heads_kv : p.heads_q;
+    int index = static_cast<int>(blockIdx.x);
+    slice = index % slices;
+    index /= slices;
+    // Neighbouring CTAs share K and V in the second-level cache; under a causal mask the longest come first.
+    tile = tiles - 1 - index % tiles;
+    index /= tiles;
+    split = index % args.num_splits;
+    index /= args.num_splits;
+    head = index % heads;
+    batch = index / heads;
+    pack = args.pack_group ? p.group : 1;
+    head_kv = args.pack_group ? head : head / p.group;
+    span = tile::sequence_span(p, batch);
+    row0 = tile * kRows;
+    rows_used = span.used_q * pack;
+  }
+
+  __device__ __forceinline__ int query_of(int row) const { return row / pack; }
+  __device__ __forceinline__ int head_of(int row) const {
+    return args.pack_group ? head * pack + row % pack : head;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (row0 < rows_used) attend();
+    if (args.num_splits == 1) clear_unused();
+  }
+
+  __device__ __forceinline__ void attend() {
+    const int last_row = min(row0 + kRows, rows_used) - 1;
+    const tile::Span32 first_keys = tile::keys_of(p, span, query_of(row0));
+    const tile::Span32 last_keys = tile::keys_of(p, span, query_of(last_row));
+    // Blocks start at multiples of 64, so that four keys which share random numbers lie in one block.
+    int begin = first_keys.begin / kRows, end = ceil_div(last_keys.end, kRows);
+    if (args.num_splits > 1) {
+      const int share = ceil_div(max(end - begin, 0), args.num_splits);
+      begin += split * share;
+      end = min(begin + share, end);
+    }
+    const bool terms = has_terms(p);
+    for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
+      const bool used = row0 + r < rows_used;
+      s.query[r] = used ? p.q.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
+      s.seen[r] = used ? tile::keys_of(p, span, query_of(row0 + r)) : tile::Span32{0, 0};
+    }  // read behind barriers 1 and 2
+
+    Output out;
+    Tile::clear(out);
+    float row_max[kRowsOf], row_sum[kRowsOf];
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) row_max[r] = -INFINITY, row_sum[r] = 0;
+
+    for (int block = begin; block < end; ++block) {
+      const int key0 = block * kRows;
+      Pairs pairs;
+      Tile::clear(pairs);
+      bool finite = scores(key0, pairs);
+      __syncthreads();  // 3
+      if (terms) {
+        Tile::write_pairs(s, pairs);
+        __syncthreads();  // dot products are complete
+        apply_terms(key0);
+        __syncthreads();  // scores are complete
+        Tile::read_pairs(s, pairs);
+      } else {
+        const bool all_seen = key0 >= last_keys.begin && key0 + kRows <= first_keys.end;
+        scale_and_mask(key0, all_seen, pairs);
+      }
+      softmax(pairs, row_max, row_sum, out);
+      Tile::write_pairs(s, pairs);
+      if (p.dropout_threshold != 0) {
+        __syncthreads();  // weights are complete
+        drop(key0);
+      }
+      const bool careful = __syncthreads_or(!finite);  // 4
+      Tile::accumulate(s, 0, careful, out);
+      __syncthreads();  // 5
+      finite = load_v(key0 + kHalf);
+      const bool careful_too = __syncthreads_or(!finite);  // 6
+      Tile::accumulate(s, kHalf, careful_too, out);
+    }
+    finish(row_max, row_sum, out);
+  }
+
+  __device__ __forceinline__ bool load_v(int key0) {
+    const SimtRows v =
+        rows_of(p.v, batch, span.row_k, head_kv, p.head_dim_v, (p.aligned16 & tile::kAlignedV) != 0);
+    return Tile::template load_rows<T, kHalf, kColumns, kColumns>(s.b, v, key0, span.used_k - key0,
+                                                                  slice * kColumns);
+  }
+
+  /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
+  __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
+    const SimtRows q = rows_of(p.q, 0, 0, 0, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
+    const SimtRows k =
+        rows_of(p.k, batch, span.row_k, head_kv, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0);
+    bool finite = true;
+    for (int column = 0; column < p.head_dim; column += kChunk) {
+      __syncthreads();  // 1
+      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_used - row0, column,
+                                                             [&](int r) { return s.query[r]; });
+      Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(s.y, k, key0, span.used_k - key0, column);
+      if (column == 0) finite = load_v(key0);
+      __syncthreads();  // 2
+      Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);
+    }
+    return finite;
+  }
+
+  __device__ __forceinline__ void scale_and_mask(int key0, bool all_seen, Pairs& pairs) const {
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+      const tile::Span32 seen = s.seen[Tile::row_of(r)];
+#pragma unroll
+      for (int c = 0; c < kColsOf; ++c) {
+        const int j = key0 + Tile::col_of(c);
+        const bool sees = all_seen || (j >= seen.begin && j < seen.end);
+        pairs[r][c] = sees ? pairs[r][c] * p.scale : -INFINITY;
+      }
+    }
+  }
+
+  /// W: dot products become scores. Each thread does four neighbouring keys at a time.
+  __device__ __forceinline__ void apply_terms(int key0) {
+#pragma unroll 1
+    for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
+      const int r = item / (kRows / 4), c = item % (kRows / 4) * 4, row = row0 + r;
+      float* w = s.w + r * Tile::kStrideW + c;
+      const tile::Span32 seen = s.seen[r];
+      const RowTerms<T> terms(p, span, batch, head_of(row), query_of(row));
+#pragma unroll 1
+      for (int e = 0; e < 4; ++e) {
+        const int j = key0 + c + e;
+        const bool sees = j >= seen.begin && j < seen.end && terms.sees(p, j);
+        w[e] = sees ? terms.score(p, w[e], j) : -INFINITY;
+      }
+    }
+  }
+
+  /// W: weights meet dropout.
+  __device__ __forceinline__ void drop(int key0) {
+    const tile::Dropout dropout = tile::dropout_of(p);
+#pragma unroll 1
+    for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
+      const int r = item / (kRows / 4), c = item % (kRows / 4) * 4, row = row0 + r;
+      const auto words =
+          dropout.quad(static_cast<int64_t>(batch) * p.heads_q + head_of(row), query_of(row), (key0 + c) / 4);
+      float* w = s.w + r * Tile::kStrideW + c;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) w[e] = words[e] >= dropout.threshold ? w[e] * dropout.keep_scale : 0.0f;
+    }
+  }
+
+  /// Scores become weights against the maximum so far; what was summed against the old one is scaled.
+  __device__ __forceinline__ void softmax(Pairs& pairs, float (&row_max)[kRowsOf], float (&row_sum)[kRowsOf],
+                                          Output& out) {
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+      float largest = pairs[r][0];
+#pragma unroll
+      for (int c = 1; c < kColsOf; ++c) largest = fmaxf(largest, pairs[r][c]);
+#pragma unroll
+      for (int lane = 1; lane < Tile::kLanesX; lane *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+      largest = fmaxf(row_max[r], largest);
+      const float reference = largest == -INFINITY ? 0.0f : largest;
+      const float alpha = exp_of(row_max[r] - reference);
+      row_max[r] = largest;
+      float sum = 0;
+#pragma unroll
+      for (int c = 0; c < kColsOf; ++c) {
+        pairs[r][c] = exp_of(pairs[r][c] - reference);
+        sum += pairs[r][c];
+      }
+      row_sum[r] = row_sum[r] * alpha + sum;
+#pragma unroll
+      for (int g = 0; g < Tile::kGroups; ++g) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[r][g][e] *= alpha;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(const float (&row_max)[kRowsOf], const float (&row_sum)[kRowsOf],
+                                         const Output& out) {
+    const bool parts = args.num_splits > 1;
+    const bool vector = parts ? p.head_dim_v % 4 == 0 : (p.aligned16 & tile::kAlignedO) != 0;
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+      const int row = row0 + Tile::row_of(r);
+      float sum = row_sum[r];
+#pragma unroll
+      for (int lane = 1; lane < Tile::kLanesX; lane *= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+      if (row >= rows_used) continue;
+      const int i = query_of(row), h = head_of(row);
+
+      float largest = row_max[r], factor = 1, lse;
+      if (sum == 0) {  // no key: a sum that has one is at least 1, or NaN
+        factor = 0;
+        lse = !parts && p.sink != nullptr ? p.sink[h] : -INFINITY;
+      } else {
+        if (!parts && p.sink != nullptr) {
+          const float sink = p.sink[h];
+          const float with_sink = fmaxf(largest, sink);
+          factor = exp_of(largest - with_sink);
+          sum = sum * factor + exp_of(sink - with_sink);
+          largest = with_sink;
+        }
+        factor /= sum;
+        lse = largest + logf(sum);
+      }
+
+      float* lse_to = nullptr;
+      char* o_to = p.o.data;
+      int64_t o_offset = 0;
+      if (parts) {
+        const int64_t part =
+            ((static_cast<int64_t>(split) * p.batch + batch) * p.heads_q + h) * p.seqlen_q + i;
+        lse_to = args.part_lse + part;
+        o_to = reinterpret_cast<char*>(args.part_o);
+        o_offset = part * p.head_dim_v;
+      } else {
+        if (p.lse.data != nullptr) lse_to = p.lse.data + p.lse.offset(batch, h, span.row_q + i);
+        o_offset = p.o.offset(batch, span.row_q + i, h);
+      }
+      if (slice == 0 && Tile::tx() == 0 && lse_to != nullptr) *lse_to = lse;
+#pragma unroll
+      for (int g = 0; g < Tile::kGroups; ++g) {
+        const int column = slice * kColumns + Tile::out_column(g);
+        float values[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) values[e] = out[r][g][e] * factor;
+        store_four<T>(o_to, o_offset + column, values, p.head_dim_v - column, parts || p.o_is_f32, vector);
+      }
+    }
+  }
+
+  /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.
+  __device__ __forceinline__ void clear_unused() {
+    const int64_t step = fwd_simt_tiles(args) * kRows, rows = static_cast<int64_t>(span.length_q) * pack;
+    const int columns = min(p.head_dim_v - slice * kColumns, kColumns);
+    for (int64_t row_begin = row0; row_begin < rows; row_begin += step) {
+      for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
+        const int64_t row = row_begin + r;
+        if (row < rows_used || row >= rows) continue;
+        const int h = head_of(static_cast<int>(row));
+        const int64_t at = span.row_q + query_of(static_cast<int>(row));
+        const int64_t offset = p.o.offset(batch, at, h) + slice * kColumns;
+        for (int c = Tile::tx(); c < columns; c += Tile::kLanesX) {
+          if (p.o_is_f32) {
+            reinterpret_cast<float*>(p.o.data)[offset + c] = 0;
+          } else {
+            reinterpret_cast<T*>(p.o.data)[offset + c] = T(0.0f);
+          }
+        }
+        if (slice == 0 && Tile::tx() == 0 && p.lse.data != nullptr)
+          p.lse.data[p.lse.offset(batch, h, at)] = -INFINITY;
+      }
+    }
+  }
+};
+
+/// T: float, __half or __nv_bfloat16. kColumns: 64 or 128.
+template <class T, int kColumns>
+__global__ void __launch_bounds__(FwdSimt<T, kColumns>::kThreads, FwdSimt<T, kColumns>::kMinCtas)
+    fwd_simt(const __grid_constant__ ForwardArgs args) {
+  __shared__ typename FwdSimt<T, kColumns>::Shared shared;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && args.p.rng_state != nullptr && !args.p.rng_state_is_input) {
+    args.p.rng_state[0] = static_cast<int64_t>(args.p.seed);
+    args.p.rng_state[1] = static_cast<int64_t>(args.p.offset);
+  }
+  FwdSimt<T, kColumns>(args, shared).run();
+}
+
+}  // namespace fovea::cuda
