@@ -53,6 +53,7 @@ typedef enum fovea_status {
   FOVEA_UNSUPPORTED = 2, /* valid, but the backend asked for cannot do it; the message names the clause */
   FOVEA_OUT_OF_MEMORY = 3,
   FOVEA_INTERNAL = 4,
+  FOVEA_CUDA_ERROR = 5, /* CUDA refused, or earlier work on the device had failed; the message names the kernel */
   FOVEA_STATUS_WIDTH = 0x7fffffff /* no status: makes the enum as wide as int in every language */
 } fovea_status;
 
@@ -180,6 +181,7 @@ typedef struct fovea_options {
   const char* backend;   /* NULL = the first backend of the list that can do the problem */
   int32_t num_threads;   /* CPU: 0 = all that the process may use */
   int32_t deterministic; /* backward: bit for bit repeatable */
+  void* stream;          /* CUDA: the cudaStream_t of fovea_attend; fovea_buffers has that of fovea_run */
 } fovea_options;
 
 #if defined(__cplusplus)
@@ -211,6 +213,7 @@ typedef struct fovea_buffers {
   uint64_t seed, offset; /* dropout: Philox key and counter; the backward prefers rng_state where given */
   void* workspace;       /* fovea_plan_workspace_size() bytes, aligned to FOVEA_WORKSPACE_ALIGNMENT */
   size_t workspace_size;
+  void* stream; /* CUDA: a cudaStream_t of the plan's device; NULL is the default stream */
 } fovea_buffers;
 
 #if defined(__cplusplus)
@@ -241,6 +244,8 @@ FOVEA_API void fovea_plan_destroy(fovea_plan* plan) FOVEA_NOEXCEPT;
 FOVEA_API size_t fovea_plan_workspace_size(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Name of the backend chosen. Lives as long as the plan. */
 FOVEA_API const char* fovea_plan_backend(const fovea_plan* plan) FOVEA_NOEXCEPT;
+/* Where its tensors and its workspace lie. */
+FOVEA_API fovea_device fovea_plan_device(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Floating-point operations of the products over the pairs that causal and window keep (multiply and add
  * counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
  * sequences count where the plan was made with their data; else every sequence counts as the longest. */
@@ -249,11 +254,24 @@ FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
  */
 FOVEA_API const char* fovea_plan_reason(const fovea_plan* plan) FOVEA_NOEXCEPT;
 
+/* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is
+ * fovea_plan_device(), size fovea_plan_workspace_size(). *workspace is NULL when size is 0. On a GPU both calls
+ * synchronise with it: make the workspace once, not for each run. */
+FOVEA_API fovea_status fovea_workspace_create(fovea_device device, size_t size, void** workspace) FOVEA_NOEXCEPT;
+FOVEA_API void fovea_workspace_destroy(fovea_device device, void* workspace) FOVEA_NOEXCEPT;
+
 /* Runs the plan. No allocation, lock or environment look-up; several threads may run one plan at the same
- * time. */
+ * time, each with a workspace of its own.
+ *
+ * On a GPU the work is put on buffers->stream, and FOVEA_OK says that it was: results are there once the stream
+ * gets past it. Nothing synchronises, so the call may be captured in a CUDA graph, and workspace and tensors are
+ * in use until the work is done. The caller's current device stays what it is. Host pointers, pointers and
+ * streams of another GPU and misaligned pointers are refused before anything is launched; what cu_seqlens and
+ * seqused hold is not read by the host and must be right. */
 FOVEA_API fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) FOVEA_NOEXCEPT;
 
-/* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. */
+/* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. On a GPU the workspace
+ * comes from the device's memory pool, in the order of options->stream (cudaMallocAsync). */
 FOVEA_API fovea_status fovea_attend(const fovea_problem* problem, const fovea_options* options, uint64_t seed,
                                     uint64_t offset) FOVEA_NOEXCEPT;
 
@@ -281,6 +299,15 @@ FOVEA_API const char* fovea_last_error_argument(void) FOVEA_NOEXCEPT;
 FOVEA_API int32_t fovea_backend_count(void) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_name(int32_t index) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_backend_unavailable_because(int32_t index) FOVEA_NOEXCEPT;
+/* Where the tensors of the backend's problems lie: one of fovea_device_type; 0 for an index that is none. */
+FOVEA_API int32_t fovea_backend_device_type(int32_t index) FOVEA_NOEXCEPT;
+/* Versions of the CUDA runtime in this library and of the driver, or what is missing, as one line of text. */
+FOVEA_API const char* fovea_cuda(void) FOVEA_NOEXCEPT;
+/* GPUs that CUDA gives this process; 0 when there is none, no driver or no CUDA in this build. */
+FOVEA_API int32_t fovea_cuda_device_count(void) FOVEA_NOEXCEPT;
+/* Name, compute capability, SMs and memory of one, as one line of text that is valid until this thread asks again;
+ * "" for an index that is none. */
+FOVEA_API const char* fovea_cuda_device(int32_t index) FOVEA_NOEXCEPT;
 /* Processor, instruction sets and threads that the library sees, as one line of text. */
 FOVEA_API const char* fovea_machine(void) FOVEA_NOEXCEPT;
 /* Threads that a plan uses when num_threads is 0. */

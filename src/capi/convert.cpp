@@ -56,14 +56,14 @@ DType to_dtype(const char* argument, fovea_dtype type) {
                 "convert the tensor");
 }
 
+}  // namespace
+
 DeviceType to_device_type(const char* argument, fovea_device device) {
   if (device.type == FOVEA_CPU) return DeviceType::kCpu;
   if (device.type == FOVEA_CUDA) return DeviceType::kCuda;
   throw_invalid(argument, "device type " + std::to_string(device.type), "1 (CPU) or 2 (CUDA)",
                 "set device.type, or copy the tensor");
 }
-
-}  // namespace
 
 fovea_problem read_problem(const fovea_problem* problem) {
   require("problem", problem);
@@ -112,6 +112,7 @@ Buffers read_buffers(const fovea_buffers* buffers) {
   out.offset = b.offset;
   out.workspace = b.workspace;
   out.workspace_size = b.workspace_size;
+  out.stream = b.stream;
   return out;
 }
 

@@ -14,6 +14,9 @@ fovea_problem read_problem(const fovea_problem* problem);
 fovea_options read_options(const fovea_options* options);  ///< null: defaults
 Buffers read_buffers(const fovea_buffers* buffers);
 
+/// Throws RequestError(kInvalidArgument) for a type that is neither CPU nor CUDA.
+DeviceType to_device_type(const char* argument, fovea_device device);
+
 /// Throws RequestError(kInvalidArgument) for what no tensor can be: unknown types, no shape, too many
 /// dimensions.
 TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor);

@@ -11,6 +11,7 @@
 #include "core/backend.hpp"
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
+#include "cuda/launch/cuda.hpp"
 #include "plan/buffers.hpp"
 #include "plan/make_plan.hpp"
 
@@ -37,8 +38,39 @@ void run(const fovea_plan& plan, const Buffers& buffers) {
   plan.plan.backend->run(plan.plan, buffers);
 }
 
-struct FreeWorkspace {
-  void operator()(void* p) const { ::operator delete (p, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}); }
+void* allocate_on_host(size_t size) {
+  return ::operator new (size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
+}
+void release_on_host(void* memory) noexcept {
+  ::operator delete (memory, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
+}
+
+/// The workspace of one call, of the memory that the plan's backend works in.
+class CallWorkspace {
+ public:
+  CallWorkspace(const Plan& plan, void* stream)
+      : memory_(plan.backend->memory), device_(plan.problem[Role::kQ].device_id), stream_(stream) {
+    if (plan.workspace_size == 0) return;
+    data_ = memory_ ? memory_->allocate(device_, plan.workspace_size, stream_)
+                    : allocate_on_host(plan.workspace_size);
+  }
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+  ~CallWorkspace() {
+    if (data_ == nullptr) return;
+    if (memory_) {
+      memory_->release(device_, data_, stream_);
+    } else {
+      release_on_host(data_);
+    }
+  }
+  void* data() const { return data_; }
+
+ private:
+  const DeviceMemory* memory_;
+  int device_;
+  void* stream_;
+  void* data_ = nullptr;
 };
 
 void attend(const fovea_problem* given, const fovea_options* options, uint64_t seed, uint64_t offset) {
@@ -51,13 +83,30 @@ void attend(const fovea_problem* given, const fovea_options* options, uint64_t s
   }
   buffers.seed = seed;
   buffers.offset = offset;
-  std::unique_ptr<void, FreeWorkspace> workspace;
-  if (plan->plan.workspace_size > 0) {
-    workspace.reset(::operator new (plan->plan.workspace_size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}));
-  }
-  buffers.workspace = workspace.get();
+  buffers.stream = read_options(options).stream;
+  const CallWorkspace workspace(plan->plan, buffers.stream);
+  buffers.workspace = workspace.data();
   buffers.workspace_size = plan->plan.workspace_size;
   run(*plan, buffers);
+}
+
+void create_workspace(fovea_device device, size_t size, void** workspace) {
+  if (workspace == nullptr) {
+    throw_invalid("workspace", "NULL", "where to store the memory", "pass the address of a pointer");
+  }
+  *workspace = nullptr;
+  const DeviceType type = to_device_type("device", device);
+  if (size == 0) return;
+  *workspace = type == DeviceType::kCpu ? allocate_on_host(size) : cuda::allocate(device.id, size);
+}
+
+void destroy_workspace(fovea_device device, void* workspace) noexcept {
+  if (workspace == nullptr) return;
+  if (device.type == FOVEA_CUDA) {
+    cuda::release(device.id, workspace);
+  } else {
+    release_on_host(workspace);
+  }
 }
 
 const Backend* backend_at(int32_t index) {
@@ -110,6 +159,19 @@ const char* fovea_plan_reason(const fovea_plan* plan) noexcept {
   return plan ? plan->plan.reason.c_str() : "";
 }
 
+fovea_device fovea_plan_device(const fovea_plan* plan) noexcept {
+  if (plan == nullptr) return {FOVEA_CPU, 0};
+  const TensorDesc& q = plan->plan.problem[Role::kQ];
+  return {q.device == DeviceType::kCpu ? FOVEA_CPU : FOVEA_CUDA, q.device_id};
+}
+
+fovea_status fovea_workspace_create(fovea_device device, size_t size, void** workspace) noexcept {
+  return capi::guarded([&] { capi::create_workspace(device, size, workspace); });
+}
+void fovea_workspace_destroy(fovea_device device, void* workspace) noexcept {
+  capi::destroy_workspace(device, workspace);
+}
+
 fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) noexcept {
   return capi::guarded([&] {
     if (plan == nullptr) throw_invalid("plan", "NULL", "a plan", "make one with fovea_plan_create");
@@ -148,6 +210,8 @@ const char* fovea_status_name(fovea_status status) noexcept {
       return "out of memory";
     case FOVEA_INTERNAL:
       return "internal error";
+    case FOVEA_CUDA_ERROR:
+      return "CUDA error";
     case FOVEA_STATUS_WIDTH:
       break;
   }
@@ -178,6 +242,40 @@ const char* fovea_backend_unavailable_because(int32_t index) noexcept {
     return reason.c_str();
   } catch (...) {
     return "out of memory";
+  }
+}
+
+int32_t fovea_backend_device_type(int32_t index) noexcept {
+  const Backend* backend = capi::backend_at(index);
+  if (!backend) return 0;
+  return backend->device == DeviceType::kCpu ? FOVEA_CPU : FOVEA_CUDA;
+}
+
+const char* fovea_cuda(void) noexcept {
+  return capi::made_once(
+      [] {
+        const std::string missing = cuda::unavailable_because(), versions = cuda::versions_text();
+        if (missing.empty()) return versions;
+        return versions.empty() ? missing : missing + " (" + versions + ")";
+      },
+      "unknown");
+}
+int32_t fovea_cuda_device_count(void) noexcept {
+  try {
+    return cuda::device_count();
+  } catch (...) {
+    return 0;
+  }
+}
+const char* fovea_cuda_device(int32_t index) noexcept {
+  // Of this thread, until its next call.
+  thread_local std::string description;
+  try {
+    if (index < 0 || index >= cuda::device_count()) return "";
+    description = cuda::device_description(index);
+    return description.c_str();
+  } catch (...) {
+    return "";
   }
 }
 

@@ -41,5 +41,6 @@ static_assert(static_cast<int>(Status::kInvalidArgument) == FOVEA_INVALID_ARGUME
 static_assert(static_cast<int>(Status::kUnsupported) == FOVEA_UNSUPPORTED);
 static_assert(static_cast<int>(Status::kOutOfMemory) == FOVEA_OUT_OF_MEMORY);
 static_assert(static_cast<int>(Status::kInternal) == FOVEA_INTERNAL);
+static_assert(static_cast<int>(Status::kCudaError) == FOVEA_CUDA_ERROR);
 
 }  // namespace fovea::capi

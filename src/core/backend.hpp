@@ -22,6 +22,13 @@ struct Prepared {
   std::string summary;  ///< what `fovea explain` says behind "chosen"
 };
 
+/// Memory of GPUs, for calls that bring no workspace of their own.
+struct DeviceMemory {
+  /// In the order of a stream: for one call.
+  void* (*allocate)(int device, size_t bytes, void* stream);
+  void (*release)(int device, void* memory, void* stream) noexcept;
+};
+
 /// One way of computing attention. `cannot_because` is the only place that knows what the backend can do: it
 /// decides support, choice and what `fovea explain` prints.
 struct Backend {
@@ -38,6 +45,7 @@ struct Backend {
   DeviceType device = DeviceType::kCpu;
   /// Null for backends that have nothing to work out.
   std::unique_ptr<const Prepared> (*prepare)(const AttentionProblem& problem, bool deterministic) = nullptr;
+  const DeviceMemory* memory = nullptr;  ///< null: that of the host
 };
 
 /// A problem with the backend that will do it. Immutable, so any number of threads may run it.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/status.hpp"
+#include "cuda/launch/cuda.hpp"
 #include "plan/layout.hpp"
 #include "plan/roles.hpp"
 #include "plan/validate.hpp"
@@ -39,6 +40,7 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
   const auto inputs =
       std::stable_partition(rules_.begin(), rules_.end(), [](const Rule& rule) { return rule.output; });
   outputs_ = static_cast<size_t>(inputs - rules_.begin());
+  tells_memory_ = problem[Role::kQ].device == DeviceType::kCpu && cuda::can_tell_memory();
   has_sequence_lengths_ = problem[Role::kQ].device == DeviceType::kCpu &&
                           (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK));
 }
@@ -79,7 +81,19 @@ void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers)
     }
   }
   check_overlaps(problem, buffers);
+  if (tells_memory_) check_memory(buffers);
   if (has_sequence_lengths_) check_sequence_lengths(problem, buffers);
+}
+
+void BufferRules::check_memory(const Buffers& buffers) const {
+  const auto check = [](const char* name, const void* data) {
+    const cuda::Memory memory = cuda::memory_of(data);
+    if (memory.place != cuda::Place::kDevice) return;
+    throw_invalid(name, cuda::text_of(memory), "memory of the CPU, where the plan's tensors are",
+                  "make a plan for that device, or copy the tensor");
+  };
+  for (const Rule& rule : rules_) check(name_of(rule.role), buffers.data[index_of(rule.role)]);
+  if (workspace_size_ > 0) check("workspace", buffers.workspace);
 }
 
 void BufferRules::check_overlaps(const AttentionProblem& problem, const Buffers& buffers) const {

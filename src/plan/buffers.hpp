@@ -16,8 +16,9 @@ class BufferRules {
   BufferRules() = default;
   BufferRules(const AttentionProblem& problem, size_t workspace_size);
 
-  /// Checks presence, alignment, the workspace, and that no output shares memory with anything else; then
-  /// what cu_seqlens and seqused hold. Reads no other memory, allocates nothing unless it fails. Throws
+  /// Checks presence, alignment, the workspace, and that no output shares memory with anything else; on the
+  /// CPU then that the memory is its own (CUDA backends look at theirs themselves) and what cu_seqlens and
+  /// seqused hold. Reads no other memory, allocates nothing unless it fails. Throws
   /// RequestError(kInvalidArgument).
   void check(const AttentionProblem& problem, const Buffers& buffers) const;
 
@@ -29,12 +30,14 @@ class BufferRules {
     int64_t extent;  ///< bytes from the first to past the last element
   };
   void check_overlaps(const AttentionProblem& problem, const Buffers& buffers) const;
+  void check_memory(const Buffers& buffers) const;
 
   std::vector<Rule> rules_;  ///< of the tensors that have memory; outputs first
   size_t outputs_ = 0;
   uint32_t absent_ = 0;  ///< bit r: role r is not part of the problem
   size_t workspace_size_ = 0;
   bool has_sequence_lengths_ = false;
+  bool tells_memory_ = false;  ///< on the CPU: whether pointers can be known for those of a GPU
 };
 
 }  // namespace fovea::plan

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
+#include "cuda/launch/cuda.hpp"
+#include "plan/layout.hpp"
 #include "plan/text.hpp"
 #include "plan/validate.hpp"
 #include "tile/kv_range.hpp"
@@ -36,8 +39,9 @@ double kept_pairs(const tile::Window& w) {
 
 /// "" when `backend` can do `problem` on this machine, else why not.
 std::string why_not(const Backend& backend, const AttentionProblem& problem) {
-  if (const TensorDesc& q = problem[Role::kQ]; q.device != DeviceType::kCpu) {
-    return "computes on the CPU, and the tensors are in memory of " + device_text(q.device, q.device_id);
+  if (const TensorDesc& q = problem[Role::kQ]; q.device != backend.device) {
+    return std::string("computes on ") + (backend.device == DeviceType::kCpu ? "the CPU" : "a GPU") +
+           ", and the tensors are in memory of " + device_text(q.device, q.device_id);
   }
   const std::string unavailable = backend.unavailable_because();
   return unavailable.empty() ? backend.cannot_because(problem) : unavailable;
@@ -60,7 +64,7 @@ const Backend* find(std::string_view name) {
                 "leave it NULL to take the first that can");
 }
 
-/// Fills in plan.backend and plan.reason.
+/// Fills in plan.backend, plan.prepared and plan.reason.
 void choose(Plan& plan, const char* named) {
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
@@ -75,6 +79,10 @@ void choose(Plan& plan, const char* named) {
     } else {
       plan.backend = backend;
       verdict = forced ? "chosen, as asked for" : "chosen";
+      if (backend->prepare) {
+        plan.prepared = backend->prepare(plan.problem, plan.deterministic);
+        verdict += ": " + plan.prepared->summary;
+      }
     }
     if (!plan.reason.empty()) plan.reason += '\n';
     plan.reason += (backend == plan.backend ? "> " : "  ") + std::string(backend->name) + ": " + verdict;
@@ -92,6 +100,24 @@ void choose(Plan& plan, const char* named) {
   }
 }
 
+/// Tensors that came with data must lie where they say: validation reads some of those that say CPU.
+void check_memory(const TensorDescs& tensors) {
+  if (!cuda::can_tell_memory()) return;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorDesc& t = tensors[i];
+    if (!t.present || t.data == nullptr || !has_elements(t)) continue;
+    const cuda::Memory memory = cuda::memory_of(t.data);
+    const bool elsewhere = t.device == DeviceType::kCpu
+                               ? memory.place == cuda::Place::kDevice
+                               : memory.place == cuda::Place::kHost || memory.place == cuda::Place::kPinned ||
+                                     (memory.place == cuda::Place::kDevice && memory.device != t.device_id);
+    if (!elsewhere) continue;
+    throw_invalid(name_of(static_cast<Role>(i)), cuda::text_of(memory),
+                  "memory of " + device_text(t.device, t.device_id) + ", as the tensor says",
+                  "set its device, or copy it");
+  }
+}
+
 int threads_of(int asked) {
   if (asked < 0 || asked > kMaxThreads) {
     throw_invalid("num_threads", std::to_string(asked), "0 to " + std::to_string(kMaxThreads),
@@ -103,7 +129,12 @@ int threads_of(int asked) {
 }  // namespace
 
 std::span<const Backend* const> backends() {
-  return cpu::backends();
+  static const std::vector<const Backend*> all = [] {
+    std::vector<const Backend*> list;
+    for (const auto& some : {cuda::backends(), cpu::backends()}) list.insert(list.end(), some.begin(), some.end());
+    return list;
+  }();
+  return all;
 }
 
 double count_flops(const AttentionProblem& p, const Buffers& buffers) {
@@ -133,9 +164,14 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   Plan plan;
   plan.num_threads = threads_of(options.num_threads);
   plan.deterministic = options.deterministic;
+  check_memory(description.tensors);
   plan.problem = validate(description);
+  if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
+    cuda::check_device("q", q.device_id);
+  }
   choose(plan, options.backend);
-  plan.workspace_size = plan.backend->workspace_size(plan.problem, plan.num_threads);
+  plan.workspace_size = plan.prepared ? plan.prepared->workspace_size
+                                      : plan.backend->workspace_size(plan.problem, plan.num_threads);
 
   Buffers known;
   for (size_t i = 0; i < plan.problem.tensors.size(); ++i) {

@@ -39,8 +39,8 @@ int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
-  // Rows are 32-bit in kernels.
-  if (p.seqlen_q * p.group() > (int64_t{1} << 30)) return false;
+  // Rows are 32-bit in kernels, and so is row * group, by which query_magic divides.
+  if (saturating_product(p.seqlen_q, p.group()) >= (int64_t{1} << 30) / p.group()) return false;
   // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the tiles.
   const int64_t packed = m_blocks(p, true, kernel.tile_m);
   const int64_t apart = m_blocks(p, false, kernel.tile_m) * p.group();
@@ -81,6 +81,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   ForwardArgs& args = layout.args;
   args.p = params_of(p);
   args.pack_group = packs_group(p, kernel);
+  if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
   const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
   const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *

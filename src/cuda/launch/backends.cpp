@@ -1,0 +1,64 @@
+// The CUDA backends: one for each family of kernels.
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+
+#include "core/status.hpp"
+#include "cuda/launch/cuda.hpp"
+#include "cuda/launch/cuda_plan.hpp"
+#include "cuda/launch/device.hpp"
+#include "cuda/launch/driver.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+template <Family kFamily>
+std::string cannot(const AttentionProblem& problem) {
+  return CudaPlan::cannot_because(kFamily, problem);
+}
+template <Family kFamily>
+std::unique_ptr<const Prepared> prepare(const AttentionProblem& problem, bool deterministic) {
+  return std::make_unique<CudaPlan>(kFamily, problem, deterministic);
+}
+void run(const Plan& plan, const Buffers& buffers) {
+  static_cast<const CudaPlan&>(*plan.prepared).run(buffers);
+}
+
+void* allocate(int device, size_t bytes, void* stream) {
+  const ContextScope scope(primary_context(device));
+  void* memory = nullptr;
+  const cudaError_t error = cudaMallocAsync(&memory, bytes, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return memory;
+  cudaGetLastError();  // ours, and now told
+  throw RequestError(error == cudaErrorMemoryAllocation ? Status::kOutOfMemory : Status::kCudaError, "",
+                     "a workspace of " + std::to_string(bytes) + " bytes: " + cudaGetErrorString(error) +
+                         "; make a plan and bring a workspace");
+}
+void release(int device, void* memory, void* stream) noexcept {
+  try {
+    const ContextScope scope(primary_context(device));
+    if (cudaFreeAsync(memory, static_cast<cudaStream_t>(stream)) != cudaSuccess) cudaGetLastError();
+  } catch (...) {
+    // The context is lost, and the memory with it.
+  }
+}
+constexpr DeviceMemory kMemory = {allocate, release};
+
+template <Family kFamily>
+const Backend& backend() {
+  static const Backend the_backend = {backend_name(kFamily), unavailable_because, cannot<kFamily>,  nullptr, run,
+                                      DeviceType::kCuda,     prepare<kFamily>,    &kMemory};
+  return the_backend;
+}
+
+}  // namespace
+
+std::span<const Backend* const> backends() {
+  static const std::array<const Backend*, kFamilyCount> list = {
+      &backend<Family::kMmaSm80>(), &backend<Family::kTf32>(), &backend<Family::kMmaSm75>(),
+      &backend<Family::kSimt>()};
+  return list;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,278 @@
+#include "cuda/launch/cuda_plan.hpp"
+
+#include <array>
+
+#include "core/status.hpp"
+#include "cuda/launch/cuda.hpp"
+#include "cuda/launch/device.hpp"
+#include "cuda/launch/driver.hpp"
+#include "cuda/launch/params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// The kernels that a problem takes; null: not needed.
+struct Kernels {
+  const Kernel* main = nullptr;
+  const Kernel* combine = nullptr;  ///< null as well where the build has none: then keys are not split
+  const Kernel* prepare = nullptr;
+  const Kernel* finish = nullptr;
+  const Kernel* dbias = nullptr;
+  const Kernel* dsink = nullptr;
+  std::string clause;  ///< what is missing
+};
+
+Kernels choose(Family family, const AttentionProblem& problem) {
+  const DeviceProperties& device = properties_of(problem[Role::kQ].device_id);
+  Kernels kernels;
+  const auto find = [&](KernelKind kind, bool optional = false) -> const Kernel* {
+    if (!kernels.clause.empty()) return nullptr;
+    Choice choice = choose_kernel(kernel_table(), kind, family, problem, device);
+    std::string clause = choice.kernel ? loaded(*choice.kernel, device.id).clause : std::move(choice.clause);
+    if (clause.empty()) return choice.kernel;
+    if (!optional) kernels.clause = std::move(clause);
+    return nullptr;
+  };
+  if (problem.pass == Pass::kForward) {
+    kernels.main = find(KernelKind::kForward);
+    kernels.combine = find(KernelKind::kCombine, true);
+  } else {
+    kernels.main = find(KernelKind::kBackward);
+    kernels.prepare = find(KernelKind::kPrepare);
+    kernels.finish = find(KernelKind::kFinish);
+    if (problem.has(Role::kDBias)) kernels.dbias = find(KernelKind::kDBias);
+    if (problem.has(Role::kDSink)) kernels.dsink = find(KernelKind::kDSink);
+  }
+  return kernels;
+}
+
+Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
+  return kernel.forward_grid ? kernel.forward_grid(args) : default_grid(kernel, args);
+}
+Grid grid_of(const Kernel& kernel, const BackwardArgs& args) {
+  return kernel.backward_grid ? kernel.backward_grid(args) : default_grid(kernel, args);
+}
+
+/// As the kernels see it: a batch of no packed sequences is one of an empty sequence.
+AttentionProblem with_a_sequence(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  if (p.packed && p.batch == 0) p.batch = 1;
+  return p;
+}
+
+ForwardLayout layout_forward(const AttentionProblem& p, const Kernels& kernels) {
+  const int device = p[Role::kQ].device_id;
+  return forward_layout(p, *kernels.main, properties_of(device), loaded(*kernels.main, device).ctas_per_sm,
+                        kernels.combine != nullptr);
+}
+BackwardLayout layout_backward(const AttentionProblem& p, const Kernels& kernels, bool deterministic) {
+  const int device = p[Role::kQ].device_id;
+  return backward_layout(p, *kernels.main, properties_of(device), loaded(*kernels.main, device).ctas_per_sm,
+                         deterministic);
+}
+
+std::string too_large(int64_t workspace_size) {
+  return workspace_size >= Parts::kTooMuch ? "would need a workspace of 2^57 bytes or more" : "";
+}
+
+template <class Args>
+std::string launches_cannot_because(const Kernels& kernels, const Args& args) {
+  for (const Kernel* kernel : {kernels.main, kernels.combine, kernels.prepare, kernels.finish, kernels.dbias,
+                               kernels.dsink}) {
+    if (kernel == nullptr) continue;
+    if (std::string clause = grid_cannot_because(grid_of(*kernel, args)); !clause.empty()) {
+      return clause + " (" + kernel->name + ")";
+    }
+  }
+  return "";
+}
+
+std::string describe(const Kernel& kernel, int ctas_per_sm, const std::string& grid) {
+  std::string text = kernel.name;
+  text += ", " + std::to_string(kernel.tile_m) + " x " + std::to_string(kernel.tile_n) + " tiles, " +
+          std::to_string(kernel.threads) + " threads, " + std::to_string(ctas_per_sm) + " CTAs an SM, grid " + grid;
+  return text;
+}
+
+}  // namespace
+
+std::string CudaPlan::cannot_because(Family family, const AttentionProblem& problem) {
+  const AttentionProblem p = with_a_sequence(problem);
+  const Kernels kernels = choose(family, p);
+  if (!kernels.clause.empty()) return kernels.clause;
+  if (p.pass == Pass::kForward) {
+    const ForwardLayout layout = layout_forward(p, kernels);
+    std::string clause = too_large(layout.workspace_size);
+    return clause.empty() ? launches_cannot_because(kernels, layout.args) : clause;
+  }
+  for (const bool deterministic : {false, true}) {
+    const BackwardLayout layout = layout_backward(p, kernels, deterministic);
+    std::string clause = too_large(layout.workspace_size);
+    if (clause.empty()) clause = launches_cannot_because(kernels, layout.args);
+    if (!clause.empty()) return clause;
+  }
+  return "";
+}
+
+CudaPlan::CudaPlan(Family family, const AttentionProblem& problem, bool deterministic)
+    : pass_(problem.pass),
+      device_(problem[Role::kQ].device_id),
+      context_(primary_context(device_)),
+      writes_rng_state_(problem.pass == Pass::kForward && problem.has(Role::kRngState)) {
+  for (size_t i = 0; i < problem.tensors.size(); ++i) {
+    const Role role = static_cast<Role>(i);
+    if (problem.has(role)) memory_.push_back({role, name_of(role)});
+  }
+  const AttentionProblem p = with_a_sequence(problem);
+  if (pass_ == Pass::kForward) {
+    prepare_forward(family, p);
+  } else {
+    prepare_backward(family, p, deterministic);
+  }
+  if (p.batch != problem.batch) {
+    Parts parts;
+    parts.take(static_cast<int64_t>(workspace_size), 1);
+    no_sequences_ = parts.take(2, sizeof(int32_t));
+    workspace_size = static_cast<size_t>(parts.size());
+  }
+}
+
+template <class Args>
+void CudaPlan::add(const Kernel& kernel, const Args& args) {
+  const Grid grid = grid_of(kernel, args);
+  const LoadedKernel& code = loaded(kernel, device_);
+  const auto dimension = [](int64_t n) { return static_cast<unsigned>(n); };
+  const bool empty = grid.x == 0 || grid.y == 0 || grid.z == 0;
+  if (!empty) {
+    launches_.push_back({&kernel, code.function, dimension(grid.x), dimension(grid.y), dimension(grid.z)});
+  }
+  if (kernel.kind == KernelKind::kForward || kernel.kind == KernelKind::kBackward) {
+    summary = describe(kernel, code.ctas_per_sm,
+                       "(" + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " + std::to_string(grid.z) +
+                           ")");
+  }
+}
+
+void CudaPlan::prepare_forward(Family family, const AttentionProblem& p) {
+  const Kernels kernels = choose(family, p);
+  const ForwardLayout layout = layout_forward(p, kernels);
+  forward_ = layout.args;
+  part_o_ = layout.part_o;
+  part_lse_ = layout.part_lse;
+  workspace_size = static_cast<size_t>(layout.workspace_size);
+  add(*kernels.main, forward_);
+  if (forward_.pack_group) summary += ", " + std::to_string(p.group()) + " query heads in a tile";
+  if (forward_.num_splits > 1) {
+    add(*kernels.combine, forward_);
+    summary += ", keys split in " + std::to_string(forward_.num_splits) + ", merged by " + kernels.combine->name;
+  }
+}
+
+void CudaPlan::prepare_backward(Family family, const AttentionProblem& p, bool deterministic) {
+  const Kernels kernels = choose(family, p);
+  const BackwardLayout layout = layout_backward(p, kernels, deterministic);
+  backward_ = layout.args;
+  lse_log2_ = layout.lse_log2;
+  delta_ = layout.delta;
+  dq_sum_ = layout.dq_sum;
+  workspace_size = static_cast<size_t>(layout.workspace_size);
+  std::string others;
+  // Each reads what those before it wrote, in the order of the stream.
+  for (const Kernel* kernel : {kernels.prepare, kernels.main, kernels.finish, kernels.dbias, kernels.dsink}) {
+    if (kernel == nullptr) continue;
+    add(*kernel, backward_);
+    if (kernel != kernels.main) others += (others.empty() ? "" : ", ") + std::string(kernel->name);
+  }
+  summary += ", with " + others;
+}
+
+void CudaPlan::check_memory(const char* name, const void* pointer) const {
+  const cuda::Memory memory = memory_of(pointer);
+  if (memory.place == Place::kManaged || memory.place == Place::kUnknown) return;
+  if (memory.place == Place::kDevice && memory.device == device_) return;
+  throw_invalid(name, text_of(memory), "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
+                memory.place == Place::kDevice ? "make a plan for that device, or copy the tensor"
+                                               : "copy the tensor to the device");
+}
+
+void CudaPlan::check_stream(CUstream stream) const {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;  // of any device
+  const Driver& d = driver();
+  if (d.stream_get_device != nullptr) {
+    CUdevice owner = 0;
+    if (const CUresult error = d.stream_get_device(stream, &owner); error != CUDA_SUCCESS) throw_cuda("stream", error);
+    if (owner == device_) return;
+    throw_invalid("stream", "a stream of cuda:" + std::to_string(owner),
+                  "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
+                  "make the stream while that device is current");
+  }
+  CUcontext owner = nullptr;
+  if (const CUresult error = d.stream_get_ctx(stream, &owner); error != CUDA_SUCCESS) throw_cuda("stream", error);
+  if (owner == context_) return;
+  throw_invalid("stream", "a stream of another device or context",
+                "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
+                "make the stream while that device is current");
+}
+
+template <class Args>
+void CudaPlan::launch(Args args, const Buffers& buffers) const {
+  const Driver& d = driver();
+  const auto stream = static_cast<CUstream>(buffers.stream);
+  if (no_sequences_ >= 0) {
+    auto* bounds = reinterpret_cast<int32_t*>(static_cast<char*>(buffers.workspace) + no_sequences_);
+    if (const CUresult error = d.memset_d32_async(reinterpret_cast<CUdeviceptr>(bounds), 0, 2, stream);
+        error != CUDA_SUCCESS) {
+      throw_cuda("cuMemsetD32Async", error);
+    }
+    args.p.cu_seqlens_q = args.p.cu_seqlens_k = bounds;
+    args.p.seqused_q = args.p.seqused_k = nullptr;
+  }
+  if (writes_rng_state_ && launches_.empty()) {
+    // Kernels write it; here are none. Two 64-bit numbers, as four words of 32 bits.
+    const auto state = reinterpret_cast<CUdeviceptr>(args.p.rng_state);
+    const std::array<uint64_t, 2> numbers = {buffers.seed, buffers.offset};
+    for (size_t word = 0; word < 4; ++word) {
+      const auto value = static_cast<unsigned>(numbers[word / 2] >> (word % 2 * 32));
+      if (const CUresult error = d.memset_d32_async(state + word * 4, value, 1, stream); error != CUDA_SUCCESS) {
+        throw_cuda("cuMemsetD32Async", error);
+      }
+    }
+  }
+  std::array<void*, 1> parameters = {&args};
+  for (const Launch& l : launches_) {
+    const CUresult error =
+        d.launch_kernel(l.function, l.x, l.y, l.z, static_cast<unsigned>(l.kernel->threads), 1, 1,
+                        static_cast<unsigned>(l.kernel->shared_bytes), stream, parameters.data(), nullptr);
+    if (error != CUDA_SUCCESS) throw_cuda(l.kernel->name, error);
+  }
+}
+
+void CudaPlan::run(const Buffers& buffers) const {
+  const ContextScope scope(context_);
+  for (const Memory& m : memory_) {
+    if (const void* pointer = buffers.data[index_of(m.role)]) check_memory(m.name, pointer);
+  }
+  if (workspace_size > 0) check_memory("workspace", buffers.workspace);
+  check_stream(static_cast<CUstream>(buffers.stream));
+
+  char* workspace = static_cast<char*>(buffers.workspace);
+  const auto part = [&](int64_t offset) { return reinterpret_cast<float*>(workspace + offset); };
+  if (pass_ == Pass::kForward) {
+    ForwardArgs args = forward_;
+    bind(args.p, buffers);
+    if (args.num_splits > 1) {
+      args.part_o = part(part_o_);
+      args.part_lse = part(part_lse_);
+    }
+    launch(args, buffers);
+  } else {
+    BackwardArgs args = backward_;
+    bind(args.p, buffers);
+    args.lse_log2 = part(lse_log2_);
+    args.delta = part(delta_);
+    args.dq_sum = part(dq_sum_);
+    launch(args, buffers);
+  }
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,123 @@
+#include "cuda/launch/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "core/status.hpp"
+#include "cuda/launch/driver.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+struct Device {
+  std::once_flag properties_known, context_known;
+  DeviceProperties properties;
+  CUcontext context = nullptr;
+};
+
+Device& device(int id) {
+  static const std::unique_ptr<Device[]> devices = std::make_unique<Device[]>(
+      static_cast<size_t>(driver().device_count > 0 ? driver().device_count : 1));
+  return devices[static_cast<size_t>(id)];
+}
+
+void demand(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // ours, and now told
+  throw RequestError(Status::kCudaError, "", std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+int attribute(cudaDeviceAttr which, int id) {
+  int value = 0;
+  demand(cudaDeviceGetAttribute(&value, which, id), "cudaDeviceGetAttribute");
+  return value;
+}
+
+DeviceProperties read_properties(int id) {
+  cudaDeviceProp p;
+  demand(cudaGetDeviceProperties(&p, id), "cudaGetDeviceProperties");
+  DeviceProperties out;
+  out.id = id;
+  out.name = p.name;
+  out.capability = 10 * p.major + p.minor;
+  out.sm_count = p.multiProcessorCount;
+  out.shared_per_sm = p.sharedMemPerMultiprocessor;
+  out.shared_per_cta = p.sharedMemPerBlockOptin;
+  out.threads_per_sm = p.maxThreadsPerMultiProcessor;
+  out.memory_bytes = p.totalGlobalMem;
+  out.l2_bytes = static_cast<size_t>(attribute(cudaDevAttrL2CacheSize, id));
+  return out;
+}
+
+LoadedKernel load(const Kernel& kernel, int id) {
+  const ContextScope scope(primary_context(id));
+  LoadedKernel result;
+  const auto fails = [&](cudaError_t error) {
+    cudaGetLastError();  // ours, and now told
+    const DeviceProperties& p = properties_of(id);
+    const bool no_code = error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+                         error == cudaErrorUnsupportedPtxVersion;
+    result.clause = no_code ? "was compiled without code that cuda:" + std::to_string(id) + " (" + p.name +
+                                  ", compute capability " + std::to_string(p.capability / 10) + "." +
+                                  std::to_string(p.capability % 10) + ") can run"
+                            : std::string(kernel.name) + " does not load: " + cudaGetErrorString(error);
+    return result;
+  };
+  cudaFuncAttributes attributes;
+  if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel.entry); e != cudaSuccess) return fails(e);
+  const auto shared = static_cast<int>(kernel.shared_bytes);
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+      e != cudaSuccess) {
+    return fails(e);
+  }
+  if (const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&result.ctas_per_sm, kernel.entry,
+                                                                          kernel.threads, kernel.shared_bytes);
+      e != cudaSuccess) {
+    return fails(e);
+  }
+  if (result.ctas_per_sm == 0) {
+    result.clause = std::string(kernel.name) + " needs more registers or shared memory than an SM of cuda:" +
+                    std::to_string(id) + " has";
+    return result;
+  }
+  cudaFunction_t function = nullptr;
+  if (const cudaError_t e = cudaGetFuncBySymbol(&function, kernel.entry); e != cudaSuccess) return fails(e);
+  result.function = function;
+  return result;
+}
+
+}  // namespace
+
+const DeviceProperties& properties_of(int id) {
+  Device& d = device(id);
+  std::call_once(d.properties_known, [&] { d.properties = read_properties(id); });
+  return d.properties;
+}
+
+CUcontext primary_context(int id) {
+  Device& d = device(id);
+  std::call_once(d.context_known, [&] {
+    CUcontext context = nullptr;
+    if (const CUresult error = driver().primary_ctx_retain(&context, id); error != CUDA_SUCCESS) {
+      throw_cuda("cuda:" + std::to_string(id), error);
+    }
+    d.context = context;
+  });
+  return d.context;
+}
+
+const LoadedKernel& loaded(const Kernel& kernel, int id) {
+  static std::mutex mutex;
+  static std::map<std::pair<const Kernel*, int>, LoadedKernel> kernels;  // nodes stay where they are
+  const std::scoped_lock lock(mutex);
+  const std::pair key(&kernel, id);
+  if (const auto found = kernels.find(key); found != kernels.end()) return found->second;
+  return kernels.emplace(key, load(kernel, id)).first->second;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,29 @@
+// The GPUs of this machine, asked once each.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "core/problem.hpp"
+#include "cuda/launch/kernel_table.hpp"
+
+namespace fovea::cuda {
+
+/// Properties of device `id`, below device_count(). Creates no context.
+const DeviceProperties& properties_of(int id);
+
+/// The context that the runtime shares with everyone in this process. Created on first use and kept.
+CUcontext primary_context(int id);
+
+/// A kernel, loaded on a device.
+struct LoadedKernel {
+  CUfunction function = nullptr;
+  int ctas_per_sm = 0;
+  std::string clause;  ///< why it cannot run there; "" when it can
+};
+/// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are made: loading
+/// allocates, which a run must not.
+const LoadedKernel& loaded(const Kernel& kernel, int id);
+
+}  // namespace fovea::cuda

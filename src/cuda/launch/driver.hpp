@@ -1,0 +1,69 @@
+// The driver, asked for its entry points at run time, so that one binary starts on machines with and without it. Runs go
+// through it rather than through the runtime: a launch then costs no look-up of the kernel, and the current context can be
+// saved and restored without creating one.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "core/status.hpp"
+
+namespace fovea::cuda {
+
+struct Driver {
+  CUresult (*ctx_get_current)(CUcontext*) = nullptr;
+  CUresult (*ctx_set_current)(CUcontext) = nullptr;
+  CUresult (*primary_ctx_retain)(CUcontext*, CUdevice) = nullptr;
+  CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                            void**, void**) = nullptr;
+  CUresult (*memset_d32_async)(CUdeviceptr, unsigned, size_t, CUstream) = nullptr;
+  CUresult (*stream_get_ctx)(CUstream, CUcontext*) = nullptr;
+  CUresult (*stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< null before CUDA 12.8
+  CUresult (*get_error_name)(CUresult, const char**) = nullptr;
+  CUresult (*get_error_string)(CUresult, const char**) = nullptr;
+
+  int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
+  int device_count = 0;
+  std::string missing;  ///< "" when there is a driver and a GPU, else what is missing
+};
+
+/// Initialises CUDA on first use. What is missing then stays missing.
+const Driver& driver();
+
+/// "13.0".
+std::string version_text(int version);
+
+/// "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)".
+std::string error_text(CUresult error);
+
+/// Whether the error tells of earlier work that ran on the device, not of the call that returned it. Such errors stay with
+/// the context: every later call returns them.
+bool is_of_earlier_work(CUresult error);
+
+/// Throws RequestError(kCudaError), which names `what` (a kernel, mostly) and tells earlier failures from its own.
+[[noreturn]] void throw_cuda(const std::string& what, CUresult error);
+
+/// Makes a context current in this scope. Nothing happens where it is already.
+class ContextScope {
+ public:
+  explicit ContextScope(CUcontext context) {
+    const Driver& d = driver();
+    if (d.ctx_get_current(&before_) != CUDA_SUCCESS) before_ = nullptr;
+    changed_ = before_ != context;
+    if (changed_) {
+      if (const CUresult error = d.ctx_set_current(context); error != CUDA_SUCCESS) throw_cuda("the device", error);
+    }
+  }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+  ~ContextScope() {
+    if (changed_) driver().ctx_set_current(before_);
+  }
+
+ private:
+  CUcontext before_ = nullptr;
+  bool changed_ = false;
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,58 @@
+// The face of a build without CUDA: every backend is listed, and says that it is not there.
+#include <array>
+
+#include "core/status.hpp"
+#include "cuda/launch/cuda.hpp"
+#include "cuda/launch/kernel_table.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+template <Family kFamily>
+const Backend& backend() {
+  // A backend that is unavailable is asked nothing else.
+  static const Backend the_backend = {backend_name(kFamily), unavailable_because, nullptr, nullptr, nullptr,
+                                      DeviceType::kCuda,     nullptr};
+  return the_backend;
+}
+
+}  // namespace
+
+std::span<const Backend* const> backends() {
+  static const std::array<const Backend*, kFamilyCount> list = {
+      &backend<Family::kMmaSm80>(), &backend<Family::kTf32>(), &backend<Family::kMmaSm75>(),
+      &backend<Family::kSimt>()};
+  return list;
+}
+
+std::string unavailable_because() {
+  return "not in this build (it was made without CUDA)";
+}
+std::string versions_text() {
+  return "";
+}
+int device_count() {
+  return 0;
+}
+std::string device_description(int) {
+  return "";
+}
+void check_device(const char*, int) {}
+
+bool can_tell_memory() {
+  return false;
+}
+Memory memory_of(const void*) noexcept {
+  return {};
+}
+std::string text_of(const Memory&) {
+  return "unknown memory";
+}
+
+void* allocate(int device, size_t) {
+  throw RequestError(Status::kUnsupported, "device",
+                     "device: got cuda:" + std::to_string(device) + ", but this build was made without CUDA");
+}
+void release(int, void*) noexcept {}
+
+}  // namespace fovea::cuda
