@@ -91,7 +91,7 @@ constexpr uint64_t wgmma_start_step(uint32_t bytes) {
 }
 
 /// A K-major tile of 16-bit elements: rows of m or n, `swizzle_row_bytes` of k each; wider matrices are
-/// several tiles.
+/// several tiles. Swizzled modes only, here and below: they are what TMA fills.
 constexpr WgmmaDescriptor wgmma_k_major(uint32_t start, SwizzleMode mode) {
   return {start, kChunkBytes, static_cast<uint32_t>(swizzle_atom_bytes(mode)), mode, 0};
 }
@@ -102,20 +102,21 @@ constexpr WgmmaDescriptor wgmma_mn_major(uint32_t start, SwizzleMode mode, int k
   return {start, row * static_cast<uint32_t>(k_rows), row * 8, mode, 0};
 }
 
-/// Byte address of the 16-byte chunk that holds element (row of m or n, k), by the manual's canonical
-/// layouts: what the hardware reads for a descriptor. For tests, and for those who fill tiles without TMA.
-constexpr uint32_t wgmma_k_major_address(const WgmmaDescriptor& d, int row, int k) {
-  const auto chunk = static_cast<uint32_t>(k / 8), r = static_cast<uint32_t>(row);
-  const uint32_t along_k = d.mode == SwizzleMode::kNone ? chunk * d.leading_bytes : chunk * kChunkBytes;
+/// Byte address of a 16-byte chunk by the manual's canonical layouts: what the hardware reads for a
+/// descriptor. For tests, and for those who fill tiles without TMA. K-major: chunk of k in a row of m or n.
+constexpr uint32_t wgmma_k_major_address(const WgmmaDescriptor& d, int row, int chunk) {
+  const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(chunk);
+  const uint32_t along_k = c * (d.mode == SwizzleMode::kNone ? d.leading_bytes : uint32_t{kChunkBytes});
   const auto pitch = static_cast<uint32_t>(swizzle_row_bytes(d.mode));
   return swizzled_address(d.mode, d.start + r / 8 * d.stride_bytes + r % 8 * pitch + along_k);
 }
-constexpr uint32_t wgmma_mn_major_address(const WgmmaDescriptor& d, int row, int k) {
-  const auto chunk = static_cast<uint32_t>(row / 8), r = static_cast<uint32_t>(k);
+/// MN-major: chunk of m or n in a row of k.
+constexpr uint32_t wgmma_mn_major_address(const WgmmaDescriptor& d, int k, int chunk) {
+  const auto r = static_cast<uint32_t>(k), c = static_cast<uint32_t>(chunk);
   const auto pitch = static_cast<uint32_t>(swizzle_row_bytes(d.mode)), chunks = pitch / kChunkBytes;
   if (d.mode == SwizzleMode::kNone)
-    return d.start + chunk * d.stride_bytes + r / 8 * d.leading_bytes + r % 8 * pitch;
-  return swizzled_address(d.mode, d.start + chunk / chunks * d.leading_bytes + chunk % chunks * kChunkBytes +
+    return d.start + c * d.stride_bytes + r / 8 * d.leading_bytes + r % 8 * pitch;
+  return swizzled_address(d.mode, d.start + c / chunks * d.leading_bytes + c % chunks * kChunkBytes +
                                       r / 8 * d.stride_bytes + r % 8 * pitch);
 }
 

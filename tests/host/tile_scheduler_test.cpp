@@ -1,0 +1,264 @@
+// Schedules: every tile exactly once, the longest first, heads that share the cache side by side.
+#include "tile/tile_scheduler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tile/kv_blocks.hpp"
+
+namespace fovea::tile {
+namespace {
+
+using Key = std::tuple<int, int, int, int>;
+Key key_of(const WorkTile& t) {
+  return {t.batch, t.head, t.block, t.split};
+}
+
+TEST(TileGrid, EveryTileOnce) {
+  for (int blocks = 1; blocks <= 5; ++blocks) {
+    for (int heads = 1; heads <= 6; ++heads) {
+      for (int batch = 1; batch <= 3; ++batch) {
+        for (int splits = 1; splits <= 3; ++splits) {
+          for (int section = 1; section <= heads * batch + 2; ++section) {
+            for (const bool descending : {false, true}) {
+              const TileGrid grid{blocks, heads, batch, splits, section, descending};
+              std::set<Key> seen;
+              for (int index = 0; index < grid.count(); ++index) {
+                const WorkTile t = grid.at(index);
+                ASSERT_TRUE(t.valid);
+                ASSERT_TRUE(0 <= t.block && t.block < blocks && 0 <= t.head && t.head < heads &&
+                            0 <= t.batch && t.batch < batch && 0 <= t.split && t.split < splits);
+                ASSERT_TRUE(seen.insert(key_of(t)).second);
+              }
+              ASSERT_EQ(static_cast<int64_t>(seen.size()), int64_t{blocks} * heads * batch * splits);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// A section's heads and no others run until all of its blocks are done.
+TEST(TileGrid, SectionsComeOneAfterTheOther) {
+  const TileGrid grid{7, 6, 2, 2, 4, true};
+  int last = 0;
+  for (int index = 0; index < grid.count(); ++index) {
+    const WorkTile t = grid.at(index);
+    const int section = (t.batch * 6 + t.head) / 4;
+    ASSERT_GE(section, last);
+    last = section;
+    ASSERT_EQ(section, index / (4 * 2 * 7));
+  }
+}
+
+/// Within a section, no tile has more key blocks than the one before it: causal and the like (right edge
+/// only), and the mirror image (left edge only), forward and backward.
+TEST(TileGrid, LongestFirst) {
+  for (int used_q = 1; used_q <= 40; used_q += 3) {
+    for (int used_k = 1; used_k <= 40; used_k += 3) {
+      for (int edge = 0; edge <= 12; edge += 3) {
+        for (const bool causal : {false, true}) {
+          AttentionParams p;
+          (causal ? p.window_right : p.window_left) = edge;
+          SequenceSpan s;
+          s.used_q = used_q;
+          s.used_k = used_k;
+          const int tile_m = 4, tile_n = 6;
+          const TileGrid queries{ceil_div(used_q, tile_m), 2, 1, 1, 2, later_queries_first(p)};
+          int last = queries.count() == 0 ? 0 : used_k + 1;
+          for (int index = 0; index < queries.count(); ++index) {
+            const int begin = queries.at(index).block * tile_m;
+            const int count = kv_blocks(p, s, begin, std::min(begin + tile_m, used_q), tile_n).count();
+            ASSERT_LE(count, last) << "used_q " << used_q << " used_k " << used_k << " edge " << edge;
+            last = count;
+          }
+          const TileGrid keys{ceil_div(used_k, tile_n), 2, 1, 1, 2, later_keys_first(p)};
+          last = used_q + 1;
+          for (int index = 0; index < keys.count(); ++index) {
+            const int begin = keys.at(index).block * tile_n;
+            const int count = q_blocks(p, s, begin, std::min(begin + tile_n, used_k), tile_m).count();
+            ASSERT_LE(count, last) << "used_q " << used_q << " used_k " << used_k << " edge " << edge;
+            last = count;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TileGrid, SectionsFitTheCache) {
+  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 1, 64), 4);
+  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 8, 64), 32);  // groups share keys
+  EXPECT_EQ(heads_of_section(64 << 20, 32 << 20, 8, 64), 8);  // one group at least
+  EXPECT_EQ(heads_of_section(1024, 32 << 20, 1, 64), 64);     // all fit
+  EXPECT_EQ(heads_of_section(0, 32 << 20, 1, 64), 64);
+  EXPECT_EQ(heads_of_section(int64_t{1} << 40, 32 << 20, 1, 64), 1);
+}
+
+std::vector<int32_t> cumulate(const std::vector<int>& lengths) {
+  std::vector<int32_t> cu{0};
+  for (const int length : lengths) cu.push_back(cu.back() + length);
+  return cu;
+}
+
+/// Every block of every sequence has one index of those that the row count alone gives; the others are not
+/// valid.
+void check_packed(const std::vector<int>& lengths, int spare_rows, int tile_rows, int group,
+                  bool descending) {
+  const std::vector<int32_t> cu = cumulate(lengths);
+  const int batch = static_cast<int>(lengths.size());
+  const PackedBlocks blocks{cu.data(), batch, cu.back() + spare_rows, tile_rows, group, descending};
+  std::map<int, std::vector<int>> seen;  // blocks of each sequence in the order of their indices
+  int valid = 0;
+  for (int index = 0; index < blocks.count(); ++index) {
+    const WorkTile t = blocks.at(index);
+    if (!t.valid) continue;
+    ++valid;
+    ASSERT_TRUE(0 <= t.batch && t.batch < batch);
+    seen[t.batch].push_back(t.block);
+  }
+  int expected = 0;
+  for (int b = 0; b < batch; ++b) {
+    const int rows = (lengths[static_cast<size_t>(b)] + (b + 1 == batch ? spare_rows : 0)) * group;
+    std::vector<int> order;
+    for (int block = 0; block < ceil_div(rows, tile_rows); ++block) order.push_back(block);
+    if (descending) std::reverse(order.begin(), order.end());
+    expected += static_cast<int>(order.size());
+    ASSERT_EQ(seen[b], order) << "sequence " << b;
+  }
+  ASSERT_EQ(valid, expected);
+  ASSERT_LE(blocks.count() - valid, batch);  // no more spare CTAs than sequences
+}
+
+TEST(PackedBlocks, EverySmallBatch) {
+  for (int a = 0; a <= 5; ++a) {
+    for (int b = 0; b <= 5; ++b) {
+      for (int c = 0; c <= 5; ++c) {
+        for (int tile = 1; tile <= 4; ++tile) {
+          for (int group = 1; group <= 3; ++group) {
+            check_packed({a, b, c}, a % 3, tile, group, false);
+            check_packed({a, b, c}, c % 2, tile, group, true);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PackedBlocks, RandomBatches) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int> lengths(std::uniform_int_distribution<size_t>(1, 300)(random));
+    for (int& length : lengths)
+      length = std::uniform_int_distribution<int>(0, round % 2 == 0 ? 3 : 700)(random);
+    check_packed(lengths, round % 5 == 0 ? 200 : 0, 128, 1 + round % 4, round % 3 == 0);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(PackedBlocks, NothingToDo) {
+  const std::vector<int32_t> none{0};
+  EXPECT_EQ((PackedBlocks{none.data(), 0, 0, 128, 1, false}.count()), 0);
+  EXPECT_FALSE((PackedBlocks{none.data(), 0, 0, 128, 1, false}.at(0).valid));
+  // Beyond the end, as of a grid that is too large.
+  const std::vector<int32_t> one{0, 100};
+  const PackedBlocks blocks{one.data(), 1, 100, 128, 1, false};
+  EXPECT_EQ(blocks.count(), 1);
+  EXPECT_TRUE(blocks.at(0).valid);
+  EXPECT_FALSE(blocks.at(1).valid);
+}
+
+TEST(PackedGrid, EveryTileOfEveryHeadOnce) {
+  const std::vector<int> lengths{5, 0, 9, 1};
+  const std::vector<int32_t> cu = cumulate(lengths);
+  for (int heads = 1; heads <= 4; ++heads) {
+    for (int splits = 1; splits <= 2; ++splits) {
+      for (int section = 1; section <= heads; ++section) {
+        const PackedGrid grid{{cu.data(), 4, cu.back(), 4, 1, true}, heads, splits, section};
+        std::set<Key> seen;
+        for (int index = 0; index < grid.count(); ++index) {
+          const WorkTile t = grid.at(index);
+          if (t.valid) {
+            ASSERT_TRUE(seen.insert(key_of(t)).second);
+          }
+        }
+        ASSERT_EQ(seen.size(), static_cast<size_t>((2 + 0 + 3 + 1) * heads * splits));
+        for (const auto& [batch, head, block, split] : seen) {
+          ASSERT_LT(block * 4, lengths[static_cast<size_t>(batch)]);
+          ASSERT_TRUE(head < heads && split < splits);
+        }
+      }
+    }
+  }
+}
+
+/// Splits tile the blocks in order, differ by one block at most, and know which of theirs are full.
+TEST(SplitBlocks, TileTheBlocks) {
+  for (int begin = 0; begin <= 3; ++begin) {
+    for (int end = begin; end <= begin + 9; ++end) {
+      for (int full_begin = begin; full_begin <= end; ++full_begin) {
+        for (int full_end = full_begin; full_end <= end; ++full_end) {
+          const KvBlocks all{begin, full_begin, full_end, end};
+          for (int splits = 1; splits <= 12; ++splits) {
+            int next = begin, least = all.count(), most = 0;
+            for (int split = 0; split < splits; ++split) {
+              const KvBlocks part = split_blocks(all, split, splits);
+              ASSERT_EQ(part.begin, next);
+              ASSERT_LE(part.begin, part.full_begin);
+              ASSERT_LE(part.full_begin, part.full_end);
+              ASSERT_LE(part.full_end, part.end);
+              for (int block = part.begin; block < part.end; ++block)
+                ASSERT_EQ(part.is_full(block), all.is_full(block));
+              next = part.end;
+              least = std::min(least, part.count());
+              most = std::max(most, part.count());
+            }
+            ASSERT_EQ(next, end);
+            ASSERT_LE(most - least, 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BestSplits, ShortestScheduleOfTheSmallestNumber) {
+  const auto time = [](int64_t tiles, int slots, int kv_blocks, int splits, int overhead) {
+    const int64_t waves = (tiles * splits + slots - 1) / slots;
+    return waves * ((kv_blocks + splits - 1) / splits + (splits > 1 ? overhead : 0));
+  };
+  for (const int64_t tiles : {1, 2, 7, 16, 66, 100, 132, 133, 1000}) {
+    for (const int kv_blocks : {0, 1, 2, 5, 16, 100, 1024}) {
+      for (const int overhead : {0, 1, 3}) {
+        const int best = best_splits(tiles, 132, kv_blocks, 64, overhead);
+        ASSERT_GE(best, 1);
+        ASSERT_LE(best, std::max(1, std::min(64, kv_blocks)));
+        for (int splits = 1; splits <= std::max(1, std::min(64, kv_blocks)); ++splits) {
+          const int64_t mine = time(tiles, 132, kv_blocks, best, overhead);
+          const int64_t other = time(tiles, 132, kv_blocks, splits, overhead);
+          ASSERT_LE(mine, other);
+          if (splits < best) {
+            ASSERT_LT(mine, other);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(best_splits(1, 132, 1024, 128, 2), 128);  // decoding: all SMs
+  EXPECT_EQ(best_splits(132, 132, 32, 128, 2), 1);    // the grid is full
+  EXPECT_EQ(best_splits(66, 132, 32, 128, 2), 2);
+  EXPECT_EQ(best_splits(1, 132, 1, 128, 2), 1);
+}
+
+}  // namespace
+}  // namespace fovea::tile
