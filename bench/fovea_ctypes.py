@@ -13,7 +13,10 @@ _ALIGNMENT = 64
 _DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
 
 # The tensors of fovea_problem and the pointers of fovea_buffers, in the order of both structs.
-_TENSORS = ["q", "k", "v", "o", "lse", "d_o", "dlse", "dq", "dk", "dv", "dbias", "dsink", "bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng_state"]
+_TENSORS = (
+    "q k v o lse d_o dlse dq dk dv dbias dsink bias mask block_mask alibi sink cu_seqlens_q cu_seqlens_k seqused_q "
+    "seqused_k rng_state"
+).split()
 
 
 class _DType(ctypes.Structure):

@@ -305,11 +305,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     which.add_argument("--s", type=numbers, default=GRID_LENGTHS, metavar="N,...", help="lengths of the grid")
     which.add_argument("--causal", choices=("yes", "no", "both"), default="both", help="of the grid")
     which.add_argument("--shape", action="append", default=[], metavar="WORDS",
-                       help="only this shape, as in bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023; may be repeated")  # fmt: skip
+                       help="this shape, as in bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023; again for more")  # fmt: skip
     which.add_argument("--name", default="", metavar="TEXT", help="only rows whose name contains TEXT (or TEXT,TEXT)")
     which.add_argument("--list", action="store_true", help="print the rows and stop; needs no GPU")
     how = parser.add_argument_group("how")
-    how.add_argument("--contenders", type=words(CONTENDERS), default=["ours", "fa2", "cudnn", "efficient", "fa3", "fa4"],
+    how.add_argument("--contenders", type=words(CONTENDERS), default=list(CONTENDERS),
                      metavar="NAME,...", help=f"{','.join(CONTENDERS)} (all that are installed)")  # fmt: skip
     how.add_argument("--backend", default="", metavar="NAME,...",
                      help="backends of ours, each a contender of its own (the library's choice)")  # fmt: skip
@@ -398,7 +398,7 @@ def main() -> int:
         "sources_sha256": args.sources_hash or sources_hash(ROOT),
         "protocol": {
             "rounds": args.rounds,
-            "turn": f"at least {TURN_SECONDS * 1e3:g} ms of launches (at most {MOST_LAUNCHES}) in one replay of a CUDA graph",
+            "turn": f"one replay of a CUDA graph of {TURN_SECONDS * 1e3:g} ms of launches, at most {MOST_LAUNCHES}",
             "order": "contenders take turns, a different one first in each round",
             "l2": "cold: inputs rotate" if args.flush_l2 else "natural: launches follow each other on the same inputs",
             "inputs": "normal random",

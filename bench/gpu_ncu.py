@@ -168,8 +168,8 @@ def short(value: float, digits: int = 0) -> str:
 
 
 HEAD = (
-    "kernel", "µs", "SM %", "memory %", "DRAM %", "tensor %", "exp unit %", "issue %", "occupancy % (limit)", "L1 hit %",
-    "L2 hit %", "bank conflicts (of wavefronts)", "registers", "shared, KiB", "local ld / st", "FLOP", "TFLOP/s",
+    "kernel", "µs", "SM %", "memory %", "DRAM %", "tensor %", "exp unit %", "issue %", "occupancy % (limit)",
+    "L1 hit %", "L2 hit %", "bank conflicts (of wavefronts)", "registers", "shared, KiB", "local ld / st", "FLOP", "TFLOP/s",
     "DRAM bytes", "FLOP/byte", "roofline",
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
     python3 bench/gpu_profile.py                                     ours: forward and backward, d 128, 4,096 tokens
     python3 bench/gpu_profile.py --shape fwd,b4,s4096,h32,d64,causal --contenders ours,fa2
-    python3 bench/gpu_profile.py --csv FILE                          the table of a raw page made elsewhere; needs no GPU
+    python3 bench/gpu_profile.py --csv FILE                          a raw page made elsewhere; needs no GPU
 
 Each problem runs once to warm up and once under the profiler, which repeats every kernel as often as its counters need
 (caches are flushed and clocks left alone, so times are somewhat above those of gpu.py).
@@ -74,8 +74,10 @@ def profile(ncu: str, args: argparse.Namespace) -> tuple[str, list[str]]:
         done = subprocess.run(command, capture_output=True, text=True)
         output = done.stdout + done.stderr
         if "ERR_NVGPUCTRPERM" in output:
-            sys.exit("gpu_profile.py: the driver keeps its counters from this user; run as root, or load the kernel module "
-                     "with NVreg_RestrictProfilingToAdminUsers=0")  # fmt: skip
+            sys.exit(
+                "gpu_profile.py: the driver keeps its counters from this user; run as root, or load its kernel module "
+                "with NVreg_RestrictProfilingToAdminUsers=0"
+            )
         titles = RUN.findall(done.stdout)
         if done.returncode != 0 or not titles or not Path(report + ".ncu-rep").is_file():
             sys.exit("gpu_profile.py: nothing was profiled. Try without the profiler: "
@@ -87,6 +89,19 @@ def profile(ncu: str, args: argparse.Namespace) -> tuple[str, list[str]]:
                 f"gpu_profile.py: ncu could not read its own report\n{last_lines(imported.stdout + imported.stderr)}"
             )
         return imported.stdout, titles
+
+
+def collect(args: argparse.Namespace) -> tuple[str, list[str]]:
+    ncu = find_ncu(args.ncu)
+    if ncu is None:
+        sys.exit(
+            "gpu_profile.py: no ncu here. Install Nsight Compute (it is part of the CUDA toolkit; Debian: "
+            "nvidia-nsight-compute), or give --ncu PATH; --csv FILE reads a page made elsewhere"
+        )
+    smi = shutil.which("nvidia-smi")
+    if smi is None or subprocess.run([smi, "-L"], capture_output=True).returncode != 0:
+        sys.exit("gpu_profile.py: nvidia-smi sees no GPU here; --csv FILE reads a page made elsewhere")
+    return profile(ncu, args)
 
 
 def main() -> int:
@@ -101,31 +116,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, a line a kernel")
     args = parser.parse_args()
     args.shape = args.shape or DEFAULT_SHAPES
+    titles: list[str] = []
     if args.csv is not None:
-        kernels = gpu_ncu.read_csv(args.csv.read_text())
-        titles: list[str] = []
         text = args.csv.read_text()
     else:
-        ncu = find_ncu(args.ncu)
-        if ncu is None:
-            sys.exit("gpu_profile.py: no ncu here. Install Nsight Compute (Debian: nvidia-nsight-compute; also part of the CUDA "
-                     "toolkit), or give --ncu PATH; --csv FILE reads a page made elsewhere")  # fmt: skip
-        if (
-            shutil.which("nvidia-smi") is None
-            or subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode != 0
-        ):
-            sys.exit(
-                "gpu_profile.py: nvidia-smi sees no GPU here; counters need one (--csv FILE reads a page made elsewhere)"
-            )
-        text, titles = profile(ncu, args)
-        kernels = gpu_ncu.read_csv(text)
-    marked = any(gpu_ncu.MARKER in kernel.name for kernel in kernels)
-    if not titles and marked:
-        titles = [f"run {n + 1}" for n in range(sum(gpu_ncu.MARKER in kernel.name for kernel in kernels))]
-    runs = gpu_ncu.split_at_markers(kernels, titles) if marked else [("kernels", kernels)]
-    print("\n".join(gpu_ncu.table(runs)))
+        text, titles = collect(args)
     if args.save_csv:
         args.save_csv.write_text(text)
+    try:
+        kernels = gpu_ncu.read_csv(text)
+        markers = sum(gpu_ncu.MARKER in kernel.name for kernel in kernels)
+        titles = titles or [f"run {number + 1}" for number in range(markers)]
+        runs = gpu_ncu.split_at_markers(kernels, titles) if markers else [("kernels", kernels)]
+    except ValueError as error:
+        sys.exit(f"gpu_profile.py: {args.csv or 'ncu'}: {error}")
+    print("\n".join(gpu_ncu.table(runs)))
     if args.json:
         lines = ",\n".join("  " + json.dumps(line) for line in gpu_ncu.as_json(runs))
         args.json.write_text(f"[\n{lines}\n]\n")

@@ -1,4 +1,4 @@
-"""What gpu.py makes of its times: medians and quartiles, tables of ratios, the file of results. No GPU is needed here."""
+"""What gpu.py makes of its times: medians and quartiles, tables of ratios, the file of results. No GPU needed."""
 
 from __future__ import annotations
 
@@ -171,6 +171,28 @@ def ratio_tables(results: dict[str, Any]) -> list[str]:
             ["", "Other rows, milliseconds (TFLOP/s) and times as fast as the best peer:", "", *other_rows(others)]
         )
     return text[1:] if text else []
+
+
+def summary_rows(results: dict[str, Any]) -> list[list[str]]:
+    """Type, pass, opponent, cells, geometric mean, least and most of the ratios of the grid; of the first of ours."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in results["rows"]:
+        if row["group"] == "grid":
+            groups.setdefault((row["dtype"], row["pass"]), []).append(row)
+    lines = []
+    for (dtype, pass_), rows in groups.items():
+        names = contenders_of(rows)
+        opponents = [(PEER_NAMES.get(name, name), name) for name in names if not is_ours(name)]
+        values = [(title, [ratio(row, "ours", name) for row in rows]) for title, name in opponents]
+        if len(opponents) > 1:
+            values.append(("the best of them", [best_ratio(row, "ours") for row in rows]))
+        for title, found in values:
+            there = [value for value in found if value is not None]
+            if there:
+                mean = geometric_mean(there)
+                numbers = [f"{mean:.2f}", f"{min(there):.2f}", f"{max(there):.2f}"]
+                lines.append([dtype, PASS_NAMES[pass_].lower(), title, str(len(there)), *numbers])
+    return lines
 
 
 def other_rows(rows: list[Row]) -> list[str]:

@@ -165,8 +165,8 @@ def parse(text: str) -> Shape:
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, or a number "
-                "after b, s, sk, h, hkv, d, dv or w"
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, or a "
+                "number after b, s, sk, h, hkv, d, dv or w"
             )
     for needed in ("s", "d"):
         if needed not in words:

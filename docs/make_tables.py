@@ -7,7 +7,8 @@
                                         it those tables are left as they are
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
-`bench` come from bench/results/cpu_*.json, those that begin with `memory` from `fovea explain --json`.
+`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu.py there, with `memory` from
+`fovea explain --json`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/kernels/cpu.md", "docs/guide/attention.md"]
+sys.path.insert(0, str(ROOT / "bench"))
+sys.dont_write_bytecode = True
+import gpu_report  # noqa: E402
+
+PAGES = ["README.md", "docs/benchmarks.md", "docs/kernels/cpu.md", "docs/guide/attention.md"]
 TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 NO_RESULTS = "_No results are stored in this version of the tree._\n"
 
@@ -132,6 +137,42 @@ def bench_decode() -> str:
     return table(head, rows, 3) if rows else NO_RESULTS
 
 
+# ---- bench/results of bench/gpu.py
+
+
+def gpu_results() -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(ROOT.glob("bench/results/*.json")):
+        if not path.name.startswith("cpu_"):
+            found.append(json.loads(path.read_text()) | {"file": path.name})
+    return found
+
+
+def gpu_title(result: dict[str, Any]) -> str:
+    gpu, software = result["gpu"], result["software"]
+    others = [f"{name} {software[key]}" for key, name in (("torch", "PyTorch"), ("cudnn", "cuDNN")) if software.get(key)]
+    return (
+        f"**{gpu['name']}**, power limit {gpu.get('power_limit_w', '?')} W, {result['date']}; Fovea {software['fovea']}, "
+        f"{', '.join(others)}, CUDA {software['cuda']}, driver {gpu.get('driver', '?')} (`bench/results/{result['file']}`)\n\n"
+    )
+
+
+def gpu_summary() -> str:
+    """A line a type, pass and opponent: geometric mean and least over the grid."""
+    text = ""
+    for result in gpu_results():
+        lines = gpu_report.summary_rows(result)
+        if lines:
+            head = ["type", "pass", "Fovea over", "cells", "times as fast (geometric mean)", "least", "most"]
+            text += gpu_title(result) + table(head, lines, 3) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
+def gpu_ratios() -> str:
+    text = "".join(gpu_title(result) + "\n".join(gpu_report.ratio_tables(result)) + "\n\n" for result in gpu_results())
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
 # ---- fovea explain --json
 
 
@@ -181,6 +222,8 @@ def main() -> int:
         "bench-summary": bench_summary,
         "bench-rows": bench_rows,
         "bench-decode": bench_decode,
+        "gpu-summary": gpu_summary,
+        "gpu-ratios": gpu_ratios,
     }
     if args.fovea is not None:
         makers["memory-growth"] = lambda: memory_growth(args.fovea)

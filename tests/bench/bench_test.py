@@ -146,6 +146,16 @@ class Tables(unittest.TestCase):
         self.assertEqual(text[at + 4], "| 64 | no | 1.25 | 2.00 |")
         self.assertIn("| `row_s77_d64` | 1.000 (1) | 3.000 (0) | 2.000 (0) | 2.00 |", text)
 
+    def test_summary_rows(self):
+        self.assertEqual(
+            gpu_report.summary_rows(self.results),
+            [
+                ["bf16", "forward", "FlashAttention-2 (PyTorch)", "2", "1.73", "1.50", "2.00"],
+                ["bf16", "forward", "cuDNN (PyTorch)", "1", "1.25", "1.25", "1.25"],
+                ["bf16", "forward", "the best of them", "2", "1.58", "1.25", "2.00"],
+            ],
+        )
+
     def test_best(self):
         self.assertEqual(gpu_report.best_peer(self.results["rows"][0]), "cudnn")
         self.assertEqual(gpu_report.best_peer(self.results["rows"][1]), "fa2")
@@ -272,6 +282,11 @@ class WithoutGpu(unittest.TestCase):
         done = run("gpu_profile.py", "--ncu", str(HERE / "no-such-program"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("Install Nsight Compute", done.stderr)
+
+    def test_profile_of_a_file_that_is_none(self):
+        done = run("gpu_profile.py", "--csv", str(HERE / "CMakeLists.txt"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("raw page", done.stderr)
 
     def test_gpu(self):
         with tempfile.TemporaryDirectory() as folder:
