@@ -6,9 +6,13 @@ JOBS ?= $(shell nproc)
 # Extra arguments for CMake, as in: make test CMAKE_FLAGS=-DFOVEA_WERROR=ON
 CMAKE_FLAGS ?=
 FUZZ_RUNS ?= 1000000
+BENCH_FLAGS ?=
+PROFILE_FLAGS ?=
 
-# $(call configure,PRESET): only when there is no build tree or CMAKE_FLAGS are given; ninja reconfigures by itself.
-configure = if [[ ! -f build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
+# $(call configure,PRESET): only when there is no build tree, CMAKE_FLAGS are given, or nvcc was installed since; ninja
+# reconfigures by itself.
+NEW_NVCC := build/cuda-toolkit/requirements-cuda.txt
+configure = if [[ ! -f build/$(1)/build.ninja || $(NEW_NVCC) -nt build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
               cmake --preset $(1) $(CMAKE_FLAGS) > build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
             fi
 # $(call build,PRESET,TARGETS)
@@ -47,7 +51,12 @@ test-setup:
 	@tools/setup.sh test
 	@mkdir -p build
 
-test-release: test-setup ## every test, optimised build
+# Here and not in `make build`: those who want the CPU backends alone need not download a compiler.
+.PHONY: cuda-setup
+cuda-setup: test-setup
+	@tools/setup.sh cuda
+
+test-release: cuda-setup ## every test, optimised build with the CUDA kernels (nvcc is installed into build/ if need be)
 	@$(call configure,release)
 	@$(call build,release,all)
 	$(call ctest,release)
@@ -71,22 +80,29 @@ test-threads: test-setup ## one plan from many threads under ThreadSanitizer
 	@$(call build,tsan,test_threads)
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
+test-gpu: cuda-setup ## the conformance suite on every CUDA backend, and compute-sanitizer; needs an NVIDIA GPU
+	@$(call configure,release)
+	@$(call build,release,all)
+	@tools/test_gpu.sh build/release
+
+bench-gpu: cuda-setup ## speed of the CUDA backends, beside PyTorch's where it is installed (BENCH_FLAGS, see bench/gpu.py)
+	@$(call configure,release)
+	@$(call build,release,all)
+	python3 bench/gpu.py --lib build/release/lib/libfovea.so $(BENCH_FLAGS)
+
+profile: cuda-setup ## counters of the CUDA kernels by Nsight Compute, as a table (PROFILE_FLAGS, see bench/gpu_profile.py)
+	@$(call configure,release)
+	@$(call build,release,all)
+	python3 bench/gpu_profile.py --lib build/release/lib/libfovea.so $(PROFILE_FLAGS)
+
+resources: cuda-setup ## writes docs/kernels/resources.md from what the compiler says of each CUDA kernel
+	@$(call configure,release)
+	@$(call build,release,resources_page)
+
 bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)
 	@$(call build,release,all)
 	python3 bench/cpu.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
-
-# GPU_ARGS: more arguments of the two scripts, as in: make bench-gpu GPU_ARGS='--rows all --json auto'
-GPU_ARGS ?=
-bench-gpu: setup ## speed of the CUDA backends beside PyTorch's (PyTorch and a GPU have to be there)
-	@$(call configure,release)
-	@$(call build,release,fovea)
-	python3 bench/gpu.py --lib build/release/lib/libfovea.so $(GPU_ARGS)
-
-profile: setup ## hardware counters of the CUDA kernels as one table, by Nsight Compute
-	@$(call configure,release)
-	@$(call build,release,fovea)
-	python3 bench/gpu_profile.py --lib build/release/lib/libfovea.so $(GPU_ARGS)
 
 asan: test-setup ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call configure,asan)

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs what a job of the Makefile needs and is not there: apt packages of Debian 12 or Ubuntu 24.04 (and newer).
+# Installs what a job of the Makefile needs and is not there: apt packages of Debian 12 or Ubuntu 24.04 (and newer), and
+# for CUDA a compiler in the build folder.
 # Quiet and instant when nothing is missing; may be run any number of times.
 #
 #   tools/setup.sh build         compiler, CMake and the libraries of the library, command line, tests and benchmarks
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
-#   tools/setup.sh arm64         the same, a cross-compiler and an emulator
+#   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
+#   tools/setup.sh arm64         as build, a cross-compiler and an emulator
 #
 # FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
 set -euo pipefail
@@ -18,9 +20,26 @@ case "${1:-}" in
   build) wanted=("${build[@]}") ;;
   test) wanted=("${build[@]}" "${test[@]}") ;;
   arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
+  cuda) wanted=() ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac
 [[ -n "${FOVEA_NO_SETUP:-}" ]] && exit 0
+
+if [[ "$1" == cuda ]]; then
+  # The places where cmake/cuda.cmake looks.
+  for nvcc in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-/nowhere}/bin/nvcc" \
+              "${CUDA_PATH:-/nowhere}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
+    [[ -n "$nvcc" && -x "$nvcc" ]] && exit 0
+  done
+  root=$(cd "$(dirname "$0")/.." && pwd)
+  toolkit=$root/build/cuda-toolkit
+  cmp --silent "$root/tools/requirements-cuda.txt" "$toolkit/requirements-cuda.txt" && exit 0
+  if [[ "$(uname -sm)" != "Linux x86_64" ]]; then
+    echo "tools/setup.sh: no nvcc here, and none to install for $(uname -sm): CUDA code is not compiled"
+    exit 0
+  fi
+  python3 -m pip --version >/dev/null 2>&1 || wanted=(python3-pip)
+fi
 
 is_installed() { [[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
 
@@ -45,7 +64,28 @@ for package in "${wanted[@]}"; do is_installed "$package" || missing+=("$package
 if [[ "$1" == test ]] && ! compgen -G '/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; then
   missing+=("CLANG_RUNTIME")
 fi
-[[ ${#missing[@]} -eq 0 ]] && exit 0
+install_nvcc() {
+  echo "tools/setup.sh: installing nvcc into build/cuda-toolkit"
+  # Complete or not there: what a break leaves behind is thrown away by the next attempt.
+  rm -rf "$toolkit" "$toolkit.part"
+  if ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+       --target "$toolkit.part" --requirement "$root/tools/requirements-cuda.txt" 2>"$toolkit.log"; then
+    cat "$toolkit.log" >&2
+    echo "tools/setup.sh: nvcc could not be installed; FOVEA_NO_SETUP=1 does without" >&2
+    exit 1
+  fi
+  # Names that nvcc and CMake look for and the packages leave out.
+  ln -s lib "$toolkit.part/nvidia/cu13/lib64"
+  ln -s libcudart.so.13 "$toolkit.part/nvidia/cu13/lib/libcudart.so"
+  cp "$root/tools/requirements-cuda.txt" "$toolkit.part/"
+  mv "$toolkit.part" "$toolkit"
+  exit 0
+}
+
+if [[ ${#missing[@]} -eq 0 ]]; then
+  [[ "$1" == cuda ]] && install_nvcc
+  exit 0
+fi
 
 as_root=()
 if [[ $(id -u) -ne 0 ]]; then
@@ -71,3 +111,5 @@ for i in "${!missing[@]}"; do
   if [[ "${missing[$i]}" == CLANG_RUNTIME ]]; then missing[i]=$(clang_runtime); fi
 done
 quietly apt-get install -y -qq --no-install-recommends "${missing[@]}"
+[[ "$1" == cuda ]] && install_nvcc
+exit 0
