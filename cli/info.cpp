@@ -30,6 +30,9 @@ Exit run_info(bool json) {
     std::istringstream words(sets);
     for (std::string word; words >> word;) out["instruction_sets"].push_back(word);
     out["threads"] = default_threads();
+    out["cuda"] = cuda_versions();
+    out["gpus"] = Json::array();
+    for (const std::string& device : cuda_devices()) out["gpus"].push_back(device);
     out["backends"] = Json::array();
     for (const BackendInfo& backend : backends()) {
       out["backends"].push_back({{"name", backend.name},
@@ -43,6 +46,9 @@ Exit run_info(bool json) {
   fmt::print("processor         {}\n", processor);
   if (!sets.empty()) fmt::print("instruction sets  {}\n", sets);
   fmt::print("threads           {}\n", default_threads());
+  fmt::print("cuda              {}\n", cuda_versions());
+  int id = 0;
+  for (const std::string& device : cuda_devices()) fmt::print("  cuda:{:<11}{}\n", id++, device);
   fmt::print("backends          in order of preference:\n");
   for (const BackendInfo& backend : backends()) {
     fmt::print(

@@ -34,7 +34,7 @@ TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "
         "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink"}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "oldest", "code_paths", "sass", "split", "instances"}
+               "value_slice", "grid", "oldest", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "config"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -133,8 +133,13 @@ def kernels_of(key, family):
             members = [("name", f'"{name}"'), ("kind", f"KernelKind::{KINDS[family['kind']]}"),
                        ("family", f"Family::{BACKENDS[family['backend']]}"),
                        ("dtype", f"DType::{DTYPES[dtype][0]}") if dtype else ("any_dtype", "true"),
-                       ("entry", f"reinterpret_cast<const void*>(&{expression(family['entry'])})"),
-                       ("head_dim", head_dim), ("head_dim_v", head_dim_v)]
+                       ("entry", f"reinterpret_cast<const void*>(&{expression(family['entry'])})")]
+            if "grid" in family:
+                forward = family["kind"] in ("forward", "combine")
+                members.append(("forward_grid" if forward else "backward_grid",
+                                f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
+                                f"return {{{expression(family['grid'])}}}; }}"))
+            members += [("head_dim", head_dim), ("head_dim_v", head_dim_v)]
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))

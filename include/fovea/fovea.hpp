@@ -12,6 +12,11 @@
 //   fovea::Workspace workspace(plan);
 //   plan.run({.q = q_data, .k = k_data, .v = v_data, .o = o_data}, workspace);
 //
+// On a GPU the same, with tensors that say so and a stream that the work is put on:
+//
+//   fovea::Tensor q = fovea::Tensor(q_data, shape).on(fovea::cuda(0));
+//   plan.run({.q = q_data, .k = k_data, .v = v_data, .o = o_data, .stream = stream}, workspace);
+//
 // Whatever fails throws fovea::Error, and then no output was written.
 #pragma once
 
@@ -20,7 +25,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -101,6 +105,14 @@ constexpr fovea_dtype dtype_of() {
                   "Fovea knows float, double, fovea::f16, fovea::bf16, bool, uint8_t, int32_t, int64_t");
 }
 
+/// Where memory lies.
+constexpr fovea_device cpu() {
+  return {FOVEA_CPU, 0};
+}
+constexpr fovea_device cuda(int32_t id = 0) {
+  return {FOVEA_CUDA, id};
+}
+
 /// A view of memory: pointer, element type, shape, strides. Owns its shape, not its elements.
 /// Default-constructed: no tensor, which is how optional tensors are left out.
 class Tensor {
@@ -141,10 +153,18 @@ class Tensor {
     for (size_t i = 0; i < strides.size(); ++i) strides_[i] = strides[i];
   }
 
+  /// The same view of memory of a device.
+  Tensor on(fovea_device device) const {
+    Tensor t = *this;
+    t.device_ = device;
+    return t;
+  }
+
   /// Whether there is a tensor.
   explicit operator bool() const noexcept { return ndim_ > 0; }
   void* data() const noexcept { return data_; }
   fovea_dtype dtype() const noexcept { return dtype_; }
+  fovea_device device() const noexcept { return device_; }
   /// Made from a pointer to const: may not be an output.
   bool read_only() const noexcept { return read_only_; }
   std::span<const int64_t> shape() const noexcept { return {shape_.data(), static_cast<size_t>(ndim_)}; }
@@ -153,7 +173,7 @@ class Tensor {
   fovea_tensor c_tensor() const noexcept {
     fovea_tensor t{};
     t.data = data_;
-    t.device = {FOVEA_CPU, 0};
+    t.device = device_;
     t.ndim = ndim_;
     t.dtype = dtype_;
     t.shape = shape_.data();
@@ -163,6 +183,7 @@ class Tensor {
 
  private:
   void* data_ = nullptr;
+  fovea_device device_{FOVEA_CPU, 0};
   fovea_dtype dtype_{};
   int32_t ndim_ = 0;
   bool has_strides_ = false, read_only_ = false;
@@ -200,6 +221,7 @@ struct Options {
   std::string backend{};  ///< "": the first that can
   int num_threads = 0;    ///< 0: all that the process may use
   bool deterministic = false;
+  void* stream = nullptr;  ///< CUDA: the cudaStream_t of attend (a Plan takes it per run)
 };
 
 namespace detail {
@@ -272,6 +294,7 @@ inline fovea_options c_options(const Options& options) {
   c.backend = options.backend.empty() ? nullptr : options.backend.c_str();
   c.num_threads = options.num_threads;
   c.deterministic = options.deterministic;
+  c.stream = options.stream;
   return c;
 }
 
@@ -293,6 +316,7 @@ struct Buffers {
   const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
   void* rng_state = nullptr;
   uint64_t seed = 0, offset = 0;
+  void* stream = nullptr;  ///< CUDA: a cudaStream_t of the plan's device; null is the default stream
 };
 
 /// A validated problem and the backend that will do it. Immutable: any number of threads may run one plan at
@@ -310,6 +334,8 @@ class Plan {
 
   /// Bytes that each run needs.
   size_t workspace_size() const noexcept { return fovea_plan_workspace_size(plan_.get()); }
+  /// Where tensors and workspace lie.
+  fovea_device device() const noexcept { return fovea_plan_device(plan_.get()); }
   std::string_view backend() const noexcept { return fovea_plan_backend(plan_.get()); }
   /// One line a backend: which was chosen, and what ruled out each other one.
   std::string_view reason() const noexcept { return fovea_plan_reason(plan_.get()); }
@@ -348,6 +374,7 @@ class Plan {
     c.offset = b.offset;
     c.workspace = workspace;
     c.workspace_size = workspace_size;
+    c.stream = b.stream;
     detail::check(fovea_run(plan_.get(), &c));
   }
 
@@ -360,22 +387,23 @@ class Plan {
   std::unique_ptr<fovea_plan, Destroy> plan_;
 };
 
-/// Scratch memory of one run at a time.
+/// Scratch memory of one run at a time. On a GPU, making and destroying it synchronises.
 class Workspace {
  public:
-  explicit Workspace(size_t size) : size_(size) {
-    if (size > 0) memory_.reset(::operator new (size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}));
+  explicit Workspace(size_t size, fovea_device device = cpu()) : memory_(nullptr, Free{device}), size_(size) {
+    void* memory = nullptr;
+    detail::check(fovea_workspace_create(device, size, &memory));
+    memory_.reset(memory);
   }
-  explicit Workspace(const Plan& plan) : Workspace(plan.workspace_size()) {}
+  explicit Workspace(const Plan& plan) : Workspace(plan.workspace_size(), plan.device()) {}
 
   void* data() noexcept { return memory_.get(); }
   size_t size() const noexcept { return size_; }
 
  private:
   struct Free {
-    void operator()(void* p) const noexcept {
-      ::operator delete (p, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
-    }
+    fovea_device device;
+    void operator()(void* p) const noexcept { fovea_workspace_destroy(device, p); }
   };
   std::unique_ptr<void, Free> memory_;
   size_t size_;
@@ -459,16 +487,29 @@ inline int default_threads() noexcept {
   return fovea_default_threads();
 }
 
+/// Versions of the CUDA runtime and the driver, or what is missing, one line.
+inline std::string_view cuda_versions() noexcept {
+  return fovea_cuda();
+}
+/// The GPUs that CUDA gives this process, one line each.
+inline std::vector<std::string> cuda_devices() {
+  std::vector<std::string> list;
+  for (int32_t i = 0; i < fovea_cuda_device_count(); ++i) list.emplace_back(fovea_cuda_device(i));
+  return list;
+}
+
 struct BackendInfo {
   std::string name;
   std::string unavailable_because;  ///< "" when this machine has it
+  bool on_gpu = false;              ///< its tensors lie in memory of a GPU
 };
 
 /// In order of preference.
 inline std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> list;
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
-    list.push_back({fovea_backend_name(i), fovea_backend_unavailable_because(i)});
+    list.push_back({fovea_backend_name(i), fovea_backend_unavailable_because(i),
+                    fovea_backend_device_type(i) == FOVEA_CUDA});
   }
   return list;
 }

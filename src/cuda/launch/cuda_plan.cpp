@@ -175,6 +175,7 @@ void CudaPlan::prepare_backward(Family family, const AttentionProblem& p, bool d
   lse_log2_ = layout.lse_log2;
   delta_ = layout.delta;
   dq_sum_ = layout.dq_sum;
+  dq_columns_ = layout.dq_columns;
   workspace_size = static_cast<size_t>(layout.workspace_size);
   std::string others;
   // Each reads what those before it wrote, in the order of the stream.
@@ -238,7 +239,7 @@ void CudaPlan::launch(Args args, const Buffers& buffers) const {
       }
     }
   }
-  std::array<void*, 1> parameters = {&args};
+  std::array<void*, 2> parameters = {&args, const_cast<int*>(&dq_columns_)};  // most kernels take the first only
   for (const Launch& l : launches_) {
     const CUresult error =
         d.launch_kernel(l.function, l.x, l.y, l.z, static_cast<unsigned>(l.kernel->threads), 1, 1,

@@ -48,6 +48,7 @@ class CudaPlan final : public Prepared {
   std::vector<Memory> memory_;    ///< tensors that have any
   ForwardArgs forward_;           ///< without pointers
   BackwardArgs backward_;
+  int dq_columns_ = 0;
   int64_t part_o_ = 0, part_lse_ = 0, lse_log2_ = 0, delta_ = 0, dq_sum_ = 0;  ///< offsets in the workspace
   /// Packed problems without sequences run as one empty sequence: all their rows follow it, and get their zeros. Its
   /// bounds lie here in the workspace. -1: there are sequences.

@@ -39,8 +39,8 @@ enum class KernelKind : uint8_t {
   kForward,   ///< (ForwardArgs): o and lse, or the parts of splits
   kCombine,   ///< (ForwardArgs): merges the parts of splits
   kBackward,  ///< (BackwardArgs): dk, dv, sums of dq
-  kPrepare,   ///< (BackwardArgs): row statistics; zeros where sums are accumulated
-  kFinish,    ///< (BackwardArgs): dq from its sums
+  kPrepare,   ///< (BackwardArgs, int columns): row statistics; zeros where sums are accumulated
+  kFinish,    ///< (BackwardArgs, int columns): dq from its sums; columns: head_dim of the main kernel, the width of dq_sum
   kDBias,     ///< (BackwardArgs): dbias
   kDSink,     ///< (BackwardArgs): dsink
 };

@@ -115,6 +115,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel, 
   args.deterministic = deterministic;
   args.rows = ceil_div(p.seqlen_q, BackwardArgs::kRowPadding) * BackwardArgs::kRowPadding;
   const int64_t padded_dim = kernel.head_dim > 0 ? kernel.head_dim : p.head_dim;
+  layout.dq_columns = static_cast<int>(padded_dim);
   const int64_t all_rows = saturating_product(p.batch * p.heads_q, args.rows);
   const int64_t sum_bytes = saturating_product(all_rows, padded_dim * 4);
   const int64_t steps = std::max<int64_t>(1, ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
@@ -144,6 +145,9 @@ Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {
 }
 
 Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
+  if (kernel.kind == KernelKind::kPrepare || kernel.kind == KernelKind::kFinish) {
+    return {std::max<int64_t>(1, ceil_div(args.p.seqlen_q, std::max(1, kernel.tile_m))), args.p.heads_q, args.p.batch};
+  }
   if (kernel.kind != KernelKind::kBackward) return {.x = -1};
   return {saturating_product(int64_t{args.p.heads_kv} * args.p.batch, args.num_splits), 1, 1};
 }

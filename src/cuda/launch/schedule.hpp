@@ -42,6 +42,7 @@ ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kern
 struct BackwardLayout {
   BackwardArgs args;  ///< no pointers
   int64_t lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
+  int dq_columns = 0;                           ///< width of dq_sum
   int64_t workspace_size = 0;
 };
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device,
@@ -50,6 +51,7 @@ BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& ke
 /// The grid of a kernel of which the family gives none:
 ///   kForward    (m_blocks * heads * batch, num_splits, value slices); heads of k where packed
 ///   kBackward   (num_splits * heads_kv * batch, 1, 1)
+///   kPrepare, kFinish   (blocks of tile_m rows, heads_q, batch)
 /// The other kinds have no default: x is -1.
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args);
 Grid default_grid(const Kernel& kernel, const BackwardArgs& args);
