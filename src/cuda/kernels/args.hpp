@@ -14,6 +14,12 @@ namespace fovea::cuda {
 struct ForwardArgs {
   tile::AttentionParams p;
   bool pack_group = false;
+  /// With pack_group: floor(2^32 / group) + 1, so that the upper half of row * query_magic is row / group. Exact while
+  /// row * group < 2^32, which is when the launch may pack.
+  uint32_t query_magic = 0;
+  /// Heads (of q, or of k with pack_group) whose tiles run at the same time: as many as have K and V that fit the L2
+  /// cache together. At least 1.
+  int heads_at_once = 1;
   /// Keys are divided among this many CTAs a query tile. With 1 the kernel writes o and lse; else float32 parts:
   ///   part_o   (num_splits, batch, heads_q, rows, head_dim_v)     normalised within the split
   ///   part_lse (num_splits, batch, heads_q, rows)                 natural logarithm, -inf without a key; without the sink
@@ -39,7 +45,8 @@ struct BackwardArgs {
   /// `deterministic` each has sums of its own in dq_sum, added in order by bwd_finish; else all add to the first.
   int num_splits = 1;
   bool deterministic = false;
-  int64_t rows = 0;  ///< rows a (batch, head) of the buffers above
+  int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
+  int dq_columns = 0;  ///< head_dim as the main kernel pads it: the width of dq_sum
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel
 };

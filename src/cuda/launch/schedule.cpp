@@ -116,6 +116,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel, 
   args.rows = ceil_div(p.seqlen_q, BackwardArgs::kRowPadding) * BackwardArgs::kRowPadding;
   const int64_t padded_dim = kernel.head_dim > 0 ? kernel.head_dim : p.head_dim;
   layout.dq_columns = static_cast<int>(padded_dim);
+  args.dq_columns = static_cast<int>(padded_dim);
   const int64_t all_rows = saturating_product(p.batch * p.heads_q, args.rows);
   const int64_t sum_bytes = saturating_product(all_rows, padded_dim * 4);
   const int64_t steps = std::max<int64_t>(1, ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));

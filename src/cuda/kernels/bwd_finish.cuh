@@ -1,0 +1,90 @@
+// After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments (dq_fragment), the
+// sums of splits added in order. Rows beyond used_q become zeros.
+//
+// Launch: grid (any number, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads; no shared memory.
+// dq_columns is a multiple of 32.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/warp/bwd_tiles.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kFinishThreads = 128;
+/// One row of fragments; the warps share its columns.
+inline constexpr int kFinishRows = 16;
+
+template <class T>
+__global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_constant__ BackwardArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const int columns = args.dq_columns;
+  const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
+  const tile::SequenceSpan span = tile::sequence_span(p, batch);
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int g = lane >> 2, t = lane & 3;
+  const int copies = args.deterministic ? args.num_splits : 1;
+  const int64_t copy_stride = static_cast<int64_t>(p.batch) * p.heads_q * args.rows * columns;
+  const float* const sums = args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
+  const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
+
+  for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q; row16 += static_cast<int>(gridDim.x)) {
+    for (int column32 = warp; column32 < columns / 32; column32 += kFinishThreads / 32) {
+      uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
+      if (row16 * 16 < span.used_q) {
+        float4 sum[4];
+#pragma unroll
+        for (int f = 0; f < 4; ++f) sum[f] = make_float4(0, 0, 0, 0);
+        for (int copy = 0; copy < copies; ++copy) {
+#pragma unroll
+          for (int f = 0; f < 4; ++f) {
+            const int64_t at = (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+            const float4 x = __ldcs(reinterpret_cast<const float4*>(sums + copy * copy_stride + at));
+            sum[f].x += x.x, sum[f].y += x.y, sum[f].z += x.z, sum[f].w += x.w;
+          }
+        }
+#pragma unroll
+        for (int f = 0; f < 4; ++f) {
+          words[0][f] = pack_pair<T>(sum[f].x * p.scale, sum[f].y * p.scale);
+          words[1][f] = pack_pair<T>(sum[f].z * p.scale, sum[f].w * p.scale);
+        }
+      }
+      // Lane t of the four that hold a row gets fragment t, eight columns: 4x4 transposition by exclusive or of lanes.
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int distance = 1; distance <= 2; distance *= 2) {
+          const bool upper = (t & distance) != 0;
+#pragma unroll
+          for (int f = 0; f < 4; ++f) {
+            if (f & distance) continue;
+            const uint32_t give = upper ? words[h][f] : words[h][f | distance];
+            const uint32_t got = __shfl_xor_sync(~0u, give, distance);
+            if (upper) {
+              words[h][f] = got;
+            } else {
+              words[h][f | distance] = got;
+            }
+          }
+        }
+        const int row = row16 * 16 + h * 8 + g;
+        if (row >= span.length_q) continue;
+        if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
+        const int column = column32 * 32 + t * 8;
+        auto* const to =
+            reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column;
+        if (aligned) {
+          if (column < p.head_dim) *reinterpret_cast<uint4*>(to) = make_uint4(words[h][0], words[h][1], words[h][2], words[h][3]);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            if (column + e < p.head_dim) to[e] = static_cast<unsigned short>(words[h][e / 2] >> (16 * (e & 1)));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda
