@@ -7,8 +7,8 @@
         performance (C75xx); with --report-only these are printed.
     resources.py table --kernels KERNELS.JSON --list LIST --version VERSION --page PAGE [--write] REPORTS...
         compares PAGE with the kernels that were built, or writes it. LIST is the output of the program list_kernels,
-        REPORTS are the files that `compile` left. Kernels have to be the same; numbers too, unless the page was made by
-        another version of the compiler.
+        REPORTS are the files that `compile` left. Kernels have to be the same; numbers and what `compile` fails on too,
+        unless the page was made by another version of the compiler.
     resources.py --self-test
 """
 import argparse
@@ -270,7 +270,10 @@ def table(arguments):
     if not arguments.page.exists():
         print(f"{arguments.page} is missing; `make resources` writes it")
         return 1
-    errors, notes = differences(arguments.page.read_text(encoding="utf-8"), page)
+    committed = arguments.page.read_text(encoding="utf-8")
+    errors, notes = differences(committed, page)
+    wasteful = [line for text in reports.values() for line in waste(text)]
+    (errors if rows_of(committed)[1] == arguments.version else notes).extend(wasteful)
     for line in errors + notes:
         print(line)
     print(f"{len(kernels)} kernels compared, {len(errors)} differences" + ("; `make resources` rewrites the page" if errors else ""))
