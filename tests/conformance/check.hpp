@@ -29,11 +29,6 @@ inline std::vector<std::string> available_backends() {
   return names;
 }
 
-template <class Buffers>
-void set_stream(Buffers& buffers, void* stream) {
-  if constexpr (requires { buffers.stream; }) buffers.stream = stream;
-}
-
 /// The memory of runs of one pass on one backend: the tensors of `x`, or their mirrors on a device, and a
 /// workspace.
 class RunMemory {
@@ -118,7 +113,7 @@ class RunMemory {
   std::string run_on_device(const fovea_plan* plan, size_t workspace_size, unsigned char workspace_fill) {
     void* workspace = place(workspace_size, workspace_fill);
     fovea_buffers buffers = buffers_of(workspace, workspace_size, &addresses_);
-    set_stream(buffers, device_->stream());
+    buffers.stream = device_->stream();
     const fovea_status ran = fovea_run(plan, &buffers);
     const std::string run_error = ran == FOVEA_OK ? "" : fovea_last_error();
     const std::string wrong = device_->finish(blocks_);
