@@ -2,10 +2,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.hpp"
+#include "cli/failure.hpp"
+#include "cli/gpu.hpp"
 #include "cli/measure.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
@@ -20,8 +25,28 @@ struct BenchOptions {
   Terms terms;
   Execution execution;
   std::vector<std::string> pass = {"fwd"};
+  std::string device;
   double seconds = 1;
   bool json = false;
+
+  /// The GPU that is to run, if one is: by --device, else by the backend.
+  std::optional<int> gpu() const {
+    if (device == "cpu") return std::nullopt;
+    if (device.empty()) {
+      for (const BackendInfo& backend : backends()) {
+        if (backend.name == execution.backend && backend.on_gpu) return 0;
+      }
+      return std::nullopt;
+    }
+    if (device == "cuda") return 0;
+    int id = 0;
+    const char* end = device.data() + device.size();
+    if (device.starts_with("cuda:")) {
+      const auto [stop, error] = std::from_chars(device.data() + 5, end, id);
+      if (error == std::errc() && stop == end && id >= 0) return id;
+    }
+    throw Failure(Exit::usage, "--device: got '" + device + "', expected cpu, cuda or cuda:N");
+  }
 };
 
 /// Near enough to normal, of variance 1; the same numbers everywhere.
@@ -69,12 +94,16 @@ Array cut_out(const Array& array, int64_t batch, std::pair<int64_t, int64_t> row
   return part;
 }
 
-/// The arrays of one problem.
+/// The arrays of one problem, and their mirrors on a GPU where that is to run.
 struct Data {
   Shape shape;
   Array q, k, v, o, lse, d_o, dq, dk, dv;
+  Gpu* gpu = nullptr;
+  std::map<const Array*, void*> mirrors;
 
-  Data(const Shape& s, bool backward) : shape(s) {
+  Data(const Data&) = delete;  // mirrors go by the address of an array
+  Data& operator=(const Data&) = delete;
+  Data(const Shape& s, bool backward, Gpu* on_gpu = nullptr) : shape(s), gpu(on_gpu) {
     const auto make = [&](const char* name, std::span<const int64_t> sizes, ElementType type) {
       return io::make_array(name, type, {sizes.begin(), sizes.end()});
     };
@@ -86,27 +115,48 @@ struct Data {
     fill_normal(q, 1);
     fill_normal(k, 2);
     fill_normal(v, 3);
-    if (!backward) return;
-    d_o = make("d_o", s.o(), s.type);
-    dq = make("dq", s.q(), s.type);
-    dk = make("dk", s.k(), s.type);
-    dv = make("dv", s.v(), s.type);
+    if (backward) {
+      d_o = make("d_o", s.o(), s.type);
+      dq = make("dq", s.q(), s.type);
+      dk = make("dk", s.k(), s.type);
+      dv = make("dv", s.v(), s.type);
+    }
+    if (gpu == nullptr) return;
+    for (const Array* array : {&q, &k, &v, &o, &lse, &d_o, &dq, &dk, &dv}) {
+      if (array->shape.empty()) continue;
+      mirrors[array] = gpu->allocate(array->bytes.size());
+      upload(*array);
+    }
+  }
+
+  /// Brings what the host wrote to where the problem lies.
+  void upload(const Array& array) const {
+    if (gpu != nullptr) gpu->upload(mirrors.at(&array), array);
+  }
+  /// Brings results to the host.
+  void download(Array& array) const {
+    if (gpu != nullptr) gpu->download(array, mirrors.at(&array));
+  }
+  Tensor tensor(const Array& array) const {
+    const Tensor here = view(array);
+    if (gpu == nullptr) return here;
+    return Tensor(mirrors.at(&array), here.dtype(), here.shape()).on(gpu->device());
   }
 
   Problem problem(Pass pass, const Terms& terms) const {
     Problem p;
     terms.apply(p);
     p.pass = pass;
-    p.q = view(q);
-    p.k = view(k);
-    p.v = view(v);
-    p.o = view(o);
-    p.lse = view(lse);
+    p.q = tensor(q);
+    p.k = tensor(k);
+    p.v = tensor(v);
+    p.o = tensor(o);
+    p.lse = tensor(lse);
     if (pass == Pass::backward) {
-      p.d_o = view(d_o);
-      p.dq = view(dq);
-      p.dk = view(dk);
-      p.dv = view(dv);
+      p.d_o = tensor(d_o);
+      p.dq = tensor(dq);
+      p.dk = tensor(dk);
+      p.dv = tensor(dv);
     }
     return p;
   }
@@ -206,28 +256,45 @@ struct Row {
   double flops = 0, error = 0, allowed = 0;
   int64_t rows_checked = 0;
   size_t workspace = 0;
+  double host_seconds = 0;  ///< on a GPU: of the call, which does not wait for the work
   bool right() const { return error <= allowed; }
 };
 
 Row bench_one(const Shape& shape, Pass pass, const BenchOptions& options) {
+  std::optional<Gpu> gpu;
+  if (const std::optional<int> id = options.gpu()) gpu.emplace(*id);
+
   // Problems that make no sense are refused before memory is asked for.
   Problem sizes = described(shape, pass);
   options.terms.apply(sizes);
+  if (gpu) {
+    for (Tensor* t :
+         {&sizes.q, &sizes.k, &sizes.v, &sizes.o, &sizes.lse, &sizes.d_o, &sizes.dq, &sizes.dk, &sizes.dv}) {
+      *t = t->on(gpu->device());
+    }
+  }
   { const Plan validated(sizes, options.execution.options()); }
 
-  Data data(shape, pass == Pass::backward);
+  Data data(shape, pass == Pass::backward, gpu ? &*gpu : nullptr);
   const Problem forward = data.problem(Pass::forward, options.terms);
   const int64_t rows = rows_for_oracle(shape, pass);
   if (pass == Pass::backward) {
     // The backward reads o and lse; any backend's will do.
-    attend(forward, {.num_threads = options.execution.threads});
+    attend(forward, {.num_threads = options.execution.threads, .stream = gpu ? gpu->stream() : nullptr});
     fill_last_rows(data.d_o, rows);
+    data.upload(data.d_o);
   }
   const Problem problem = data.problem(pass, options.terms);
   const Plan plan(problem, options.execution.options());
   Workspace workspace(plan);
-  const Buffers buffers = buffers_of(problem);
+  Buffers buffers = buffers_of(problem);
+  if (gpu) buffers.stream = gpu->stream();
   plan.run(buffers, workspace);
+  if (pass == Pass::forward) {
+    data.download(data.o);
+  } else {
+    for (Array* gradient : {&data.dq, &data.dk, &data.dv}) data.download(*gradient);
+  }
 
   Row row{shape,
           pass,
@@ -246,8 +313,17 @@ Row bench_one(const Shape& shape, Pass pass, const BenchOptions& options) {
     }
   }
   if (!row.right()) return row;  // how fast it is wrong is of no interest
-  if (pass == Pass::backward) fill_last_rows(data.d_o, shape.seqlen_q);
-  row.timing = measure([&] { plan.run(buffers, workspace); }, options.seconds, 5);
+  if (pass == Pass::backward) {
+    fill_last_rows(data.d_o, shape.seqlen_q);
+    data.upload(data.d_o);
+  }
+  const auto run = [&] { plan.run(buffers, workspace); };
+  if (gpu) {
+    row.timing = gpu->measure(run, options.seconds, 5);
+    row.host_seconds = gpu->host_seconds(run);
+  } else {
+    row.timing = measure(run, options.seconds, 5);
+  }
   return row;
 }
 
@@ -257,6 +333,8 @@ const char* pass_name(Pass pass) {
 
 Exit run_bench(const BenchOptions& options) {
   const std::vector<Shape> shapes = options.shape.shapes();
+  const std::optional<int> gpu = options.gpu();
+  const std::string gpu_text = gpu ? Gpu(*gpu).text() : "";
   std::vector<Row> rows;
   {
     Progress progress("bench", static_cast<int64_t>(shapes.size() * options.pass.size()));
@@ -275,6 +353,7 @@ Exit run_bench(const BenchOptions& options) {
                  {"threads", options.execution.resolved_threads()},
                  {"causal", options.terms.causal},
                  {"rows", Json::array()}};
+    if (gpu) json["gpu"] = gpu_text;
     for (const Row& row : rows) {
       const Shape& s = row.shape;
       Json entry = {{"pass", pass_name(row.pass)},
@@ -299,6 +378,7 @@ Exit run_bench(const BenchOptions& options) {
         entry["fastest_seconds"] = row.timing.fastest;
         entry["spread"] = row.timing.spread;
         entry["gflops"] = row.flops / row.timing.median * 1e-9;
+        if (gpu) entry["host_nanoseconds"] = row.host_seconds * 1e9;
       }
       json["rows"].push_back(std::move(entry));
     }
@@ -306,27 +386,43 @@ Exit run_bench(const BenchOptions& options) {
     return all_right ? Exit::ok : Exit::check_failed;
   }
 
-  fmt::print("fovea {} on {}; {} threads{}\n", version(), machine(), options.execution.resolved_threads(),
+  const std::string threads = fmt::format("{}; {} threads", machine(), options.execution.resolved_threads());
+  fmt::print("fovea {} on {}{}\n", version(), gpu ? gpu_text : threads,
              options.terms.causal ? "; causal" : "");
   Table table;
-  table.add({"pass", "dtype", "batch", "queries", "keys", "heads", "size", "backend", "median", "fastest",
-             "spread", "GFLOP/s", "error"});
+  std::vector<std::string> head = {"pass",    "dtype",  "batch",   "queries", "keys",    "heads", "size",
+                                   "backend", "median", "fastest", "spread",  "GFLOP/s", "error"};
+  if (gpu) head.insert(head.end() - 1, "host");
+  table.add(head);
   const auto pair_text = [](int64_t a, int64_t b) {
     return a == b ? std::to_string(a) : fmt::format("{}/{}", a, b);
   };
   for (const Row& row : rows) {
     const Shape& s = row.shape;
     const bool right = row.right();
-    table.add({pass_name(row.pass), type_name(s.type), std::to_string(s.batch), std::to_string(s.seqlen_q),
-               std::to_string(s.seqlen_k), pair_text(s.heads_q, s.heads_kv),
-               pair_text(s.head_dim, s.head_dim_v), row.backend,
-               right ? seconds_text(row.timing.median) : "WRONG",
-               right ? seconds_text(row.timing.fastest) : "-",
-               right ? fmt::format("{:.0f} %", row.timing.spread * 100) : "-",
-               right ? fmt::format("{:.1f}", row.flops / row.timing.median * 1e-9) : "-",
-               fmt::format("{:.1e}", row.error)});
+    std::vector<std::string> line = {
+        pass_name(row.pass),
+        type_name(s.type),
+        std::to_string(s.batch),
+        std::to_string(s.seqlen_q),
+        std::to_string(s.seqlen_k),
+        pair_text(s.heads_q, s.heads_kv),
+        pair_text(s.head_dim, s.head_dim_v),
+        row.backend,
+        right ? seconds_text(row.timing.median) : "WRONG",
+        right ? seconds_text(row.timing.fastest) : "-",
+        right ? fmt::format("{:.0f} %", row.timing.spread * 100) : "-",
+        right ? fmt::format("{:.1f}", row.flops / row.timing.median * 1e-9) : "-",
+        fmt::format("{:.1e}", row.error)};
+    if (gpu) line.insert(line.end() - 1, right ? seconds_text(row.host_seconds) : "-");
+    table.add(std::move(line));
   }
   fmt::print("{}", table.text());
+  if (gpu) {
+    fmt::print(
+        "median, fastest: of a launch inside a CUDA graph, inputs as they lie; host: of a call that is not "
+        "captured\n");
+  }
   fmt::print(
       "spread: distance of the quartiles over the median; error: relative, to the oracle in float64, over a "
       "slice\n");
@@ -346,6 +442,11 @@ void add_bench(CLI::App& program, Action& action) {
       ->group("Sizes");
   options->terms.add_options(*command, false);
   options->execution.add_options(*command, true);
+  command
+      ->add_option("--device", options->device,
+                   "cpu, cuda or cuda:N; left out: where the tensors of --backend lie, else cpu")
+      ->type_name("DEVICE")
+      ->group("How to do it");
   command->add_option("--seconds", options->seconds, "How long each row is repeated, at least (1)")
       ->type_name("S");
   add_json_option(*command, options->json);
@@ -354,12 +455,14 @@ void add_bench(CLI::App& program, Action& action) {
       "checked\n"
       "against the oracle in float64, on as many of the last queries as that does in a moment; when a result "
       "is wrong\n"
-      "no time is told and the exit code is 1.\n"
+      "no time is told and the exit code is 1. On a GPU times are of launches in a CUDA graph.\n"
       "\n"
       "Examples:\n"
       "  fovea bench --seqlen 1024,4096 --heads 16 --head-dim 64,128 --dtype bfloat16 --causal\n"
       "  fovea bench --batch 8 --seqlen 1 --seqlen-k 16384 --heads 32 --heads-kv 8 --head-dim 128\n"
-      "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json");
+      "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json\n"
+      "  fovea bench --device cuda --batch 4 --seqlen 4096 --heads 16 --head-dim 128 --causal --pass "
+      "fwd,bwd");
   command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
 }
 

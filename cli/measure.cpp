@@ -6,8 +6,17 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace fovea::cli {
+
+Timing summary(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const auto at = [&](double share) {
+    return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
+  };
+  return {static_cast<int>(times.size()), at(0.5), times.front(), (at(0.75) - at(0.25)) / at(0.5)};
+}
 
 Timing measure(const std::function<void()>& run, double seconds, int least_runs) {
   using Clock = std::chrono::steady_clock;
@@ -24,11 +33,7 @@ Timing measure(const std::function<void()>& run, double seconds, int least_runs)
     run();
     times.push_back(since(start));
   }
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
-  };
-  return {static_cast<int>(times.size()), at(0.5), times.front(), (at(0.75) - at(0.25)) / at(0.5)};
+  return summary(std::move(times));
 }
 
 double peak_memory() {

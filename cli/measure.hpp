@@ -15,6 +15,9 @@ struct Timing {
   double spread = 0;
 };
 
+/// Of the times of single runs, in seconds.
+Timing summary(std::vector<double> times);
+
 /// Runs once to warm up, then at least `least_runs` times and until `seconds` have passed.
 Timing measure(const std::function<void()>& run, double seconds, int least_runs = 5);
 
