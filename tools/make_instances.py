@@ -102,7 +102,7 @@ def kernels_of(key, family):
     fields = family.get("fields", [])
     check("config" in family or not fields, "fields are the members of config, which is missing")
     match = re.fullmatch(r"(\w+)(?:<(.*)>)?", family["entry"])
-    check(match, f"entry = {family['entry']!r}: expected name<arguments> of I, T, C or literals")
+    check(match, f"entry = {family['entry']!r}: expected name<arguments>, see the head of the list")
     function, arguments = match[1], [a.strip() for a in (match[2] or "").split(",") if a.strip()]
 
     kernels = []
@@ -111,7 +111,6 @@ def kernels_of(key, family):
         check(not unknown, f"unknown keys {sorted(unknown)} in {row}")
         values = row.get("config", {})
         check(not fields or set(values) == set(fields), f"config of {row} gives {sorted(values)}; expected {fields}")
-        check(bool(values) <= ("config" in family), f"{row} has a config, but the family names no type for it")
         fields_of_row = fields or list(values)
         dtypes = row.get("dtypes", [None])
         for dtype in dtypes:
@@ -123,8 +122,11 @@ def kernels_of(key, family):
             name = unit + (f"_{row['variant']}" if "variant" in row else "")
             constant = f"instances::{name}"
 
-            def expression(text, dtype=dtype, constant=constant):
+            def expression(text, dtype=dtype, constant=constant, values=values):
                 text = literal(text)
+                if "config" not in family:
+                    for field, value in values.items():
+                        text = re.sub(rf"\b{field}\b", literal(value), text)
                 text = re.sub(r"\bT\b", DTYPES[dtype][1] if dtype else "void", text)
                 text = re.sub(r"\bI\b", constant, text)
                 return re.sub(r"\bC\b", f"{constant}::kConfig", text)
@@ -157,6 +159,8 @@ def kernels_of(key, family):
             for argument in arguments:
                 if argument == "C":
                     literals += [None if isinstance(values[f], str) else int(values[f]) for f in fields_of_row]
+                elif argument in values:
+                    literals.append(None if isinstance(values[argument], str) else int(values[argument]))
                 elif re.fullmatch(r"-?\d+|true|false", argument):
                     literals.append({"true": 1, "false": 0}.get(argument) if argument[0] in "tf" else int(argument))
             kernels.append({"name": name, "family": key, "unit": name if family.get("split") else unit,
@@ -273,11 +277,12 @@ instances = [
 header = "o.cuh"
 kind = "dsink"
 backend = "any"
-entry = "plain"
+entry = "plain<columns, true>"
 threads = 128
+shared_bytes = "columns * 4"
 oldest = 75
 sass = [75]
-instances = [{}]
+instances = [{config = {columns = 64}}]
 """
     wrong = 0
 
@@ -294,6 +299,8 @@ instances = [{}]
            "kConfig{.d = 64, .general = true};" in files["fwd_f16_d64.cu"])
     expect("element type", "&forward<__half, instances::fwd_f16_d64::kConfig>" in files["fwd_f16_d64.cu"] and
            "&forward<__nv_bfloat16, instances::fwd_bf16_d64::kConfig>" in files["fwd_bf16_d64.cu"])
+    expect("literals", "&plain<64, true>" in files["old.cu"] and ".shared_bytes = 64 * 4" in files["old.cu"])
+    expect("literals for tools", json.loads(files["kernels.json"])[-1]["literals"] == [64, 1])
     expect("terms", ".terms = kTermBias | kTermMask" in files["fwd_f16_d64.cu"])
     expect("flags of two paths", '"-gencode=arch=compute_80,code=[sm_80,sm_86,sm_89]"\n'
            '  "-gencode=arch=compute_90,code=[sm_90,compute_90]"' in files["units.cmake"])
