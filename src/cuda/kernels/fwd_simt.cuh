@@ -63,10 +63,11 @@ struct FwdSimt {
   int tile, slice, split, head, batch;  // head: of queries, or of keys where the group is packed
   int pack;                             // heads in a tile
   int head_kv;
-  tile::SequenceSpan span;
+  const tile::SequenceSpan& span;
   int row0, rows_used;  // of the tile and of the sequence, rows being query * pack + head
 
-  __device__ __forceinline__ FwdSimt(const ForwardArgs& a, Shared& shared) : args(a), p(a.p), s(shared) {
+  __device__ __forceinline__ FwdSimt(const ForwardArgs& a, Shared& shared)
+      : args(a), p(a.p), s(shared), span(shared.span) {
     const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = ceil_div(p.head_dim_v, kColumns);
     const int heads = args.pack_group ? p.heads_kv : p.heads_q;
     int index = static_cast<int>(blockIdx.x);
@@ -81,7 +82,8 @@ struct FwdSimt {
     batch = index / heads;
     pack = args.pack_group ? p.group : 1;
     head_kv = args.pack_group ? head : head / p.group;
-    span = tile::sequence_span(p, batch);
+    if (threadIdx.x == 0) s.span = tile::sequence_span(p, batch);
+    __syncthreads();  // the span is complete
     row0 = tile * kRows;
     rows_used = span.used_q * pack;
   }
@@ -92,8 +94,8 @@ struct FwdSimt {
   }
 
   __device__ __forceinline__ void run() {
-    if (row0 < rows_used) attend();
     if (args.num_splits == 1) clear_unused();
+    if (row0 < rows_used) attend();
   }
 
   __device__ __forceinline__ void attend() {
@@ -111,14 +113,15 @@ struct FwdSimt {
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
       const bool used = row0 + r < rows_used;
       s.query[r] = used ? p.q.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
+      s.row_max[r] = -INFINITY;
       s.seen[r] = used ? tile::keys_of(p, span, query_of(row0 + r)) : tile::Span32{0, 0};
-    }  // read behind barriers 1 and 2
+    }
+    __syncthreads();  // what the rows need is complete
 
     Output out;
     Tile::clear(out);
-    float row_max[kRowsOf], row_sum[kRowsOf];
-#pragma unroll
-    for (int r = 0; r < kRowsOf; ++r) row_max[r] = -INFINITY, row_sum[r] = 0;
+    float row_sum[kRowsOf];
+    Tile::clear(row_sum);
 
     for (int block = begin; block < end; ++block) {
       const int key0 = block * kRows;
@@ -136,7 +139,7 @@ struct FwdSimt {
         const bool all_seen = key0 >= last_keys.begin && key0 + kRows <= first_keys.end;
         scale_and_mask(key0, all_seen, pairs);
       }
-      softmax(pairs, row_max, row_sum, out);
+      softmax(pairs, row_sum, out);
       Tile::write_pairs(s, pairs);
       if (p.dropout_threshold != 0) {
         __syncthreads();  // weights are complete
@@ -149,7 +152,7 @@ struct FwdSimt {
       const bool careful_too = __syncthreads_or(!finite);  // 6
       Tile::accumulate(s, kHalf, careful_too, out);
     }
-    finish(row_max, row_sum, out);
+    finish(row_sum, out);
   }
 
   __device__ __forceinline__ bool load_v(int key0) {
@@ -222,8 +225,7 @@ struct FwdSimt {
   }
 
   /// Scores become weights against the maximum so far; what was summed against the old one is scaled.
-  __device__ __forceinline__ void softmax(Pairs& pairs, float (&row_max)[kRowsOf], float (&row_sum)[kRowsOf],
-                                          Output& out) {
+  __device__ __forceinline__ void softmax(Pairs& pairs, float (&row_sum)[kRowsOf], Output& out) {
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
       float largest = pairs[r][0];
@@ -232,10 +234,13 @@ struct FwdSimt {
 #pragma unroll
       for (int lane = 1; lane < Tile::kLanesX; lane *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
-      largest = fmaxf(row_max[r], largest);
+      float& row_max = s.row_max[Tile::row_of(r)];  // all lanes of the row lie in this warp
+      const float before = row_max;
+      largest = fmaxf(before, largest);
       const float reference = largest == -INFINITY ? 0.0f : largest;
-      const float alpha = exp_of(row_max[r] - reference);
-      row_max[r] = largest;
+      const float alpha = exp_of(before - reference);
+      __syncwarp();  // everyone has the old maximum
+      if (Tile::tx() == 0) row_max = largest;
       float sum = 0;
 #pragma unroll
       for (int c = 0; c < kColsOf; ++c) {
@@ -251,8 +256,7 @@ struct FwdSimt {
     }
   }
 
-  __device__ __forceinline__ void finish(const float (&row_max)[kRowsOf], const float (&row_sum)[kRowsOf],
-                                         const Output& out) {
+  __device__ __forceinline__ void finish(const float (&row_sum)[kRowsOf], const Output& out) {
     const bool parts = args.num_splits > 1;
     const bool vector = parts ? p.head_dim_v % 4 == 0 : (p.aligned16 & tile::kAlignedO) != 0;
 #pragma unroll
@@ -264,7 +268,7 @@ struct FwdSimt {
       if (row >= rows_used) continue;
       const int i = query_of(row), h = head_of(row);
 
-      float largest = row_max[r], factor = 1, lse;
+      float largest = s.row_max[Tile::row_of(r)], factor = 1, lse;
       if (sum == 0) {  // no key: a sum that has one is at least 1, or NaN
         factor = 0;
         lse = !parts && p.sink != nullptr ? p.sink[h] : -INFINITY;

@@ -56,6 +56,8 @@ struct SimtTile {
   static constexpr int kGroups = kColumns / (4 * kLanesX);  ///< 16-byte columns of a thread in the output
   static_assert(kGroups >= 1 && kGroups * 4 * kLanesX == kColumns && kLanesX <= 32);
 
+  /// Loads of 16 bytes in flight: the registers that the accumulators leave free hold as many.
+  static constexpr int kInFlight = kThreads == 64 ? 8 : 4;
   static constexpr int kChunk = 32;        ///< columns of X and Y in shared memory at a time
   static constexpr int kStrideXY = 36;     ///< 8 neighbouring rows lie 4 banks apart
   static constexpr int kStrideW = 72;      ///< the rows of a warp's 4 values of ty lie 8 banks apart
@@ -71,10 +73,13 @@ struct SimtTile {
       alignas(16) float w[kRows * kStrideW];
     };
     alignas(16) float b[kHalf * kColumns];
-    // What each query row of the tile needs, computed once instead of kept in registers by each thread.
+    // Computed once, instead of kept in registers by each thread: the sequence, and what each query row
+    // needs.
+    tile::SequenceSpan span;
     int64_t query[kRows];            ///< element offset of the row in q
     tile::Span32 seen[kRows];        ///< keys under causal and window; none for rows that take no part
     float lse[kRows], delta[kRows];  ///< the backward
+    float row_max[kRows];            ///< the forward
   };
 
   using Pairs = float[kRowsOf][kColsOf];
@@ -106,8 +111,7 @@ struct SimtTile {
       constexpr int kVector = 16 / sizeof(T), kPerRow = kWidth / kVector;
       constexpr int kItems = kCount * kPerRow / kThreads;
       static_assert(kItems * kThreads == kCount * kPerRow);
-      // 4 loads of 16 bytes in flight: 16 registers beside the accumulators
-#pragma unroll(kItems < 4 ? kItems : 4)
+#pragma unroll(kItems < kInFlight ? kItems : kInFlight)
       for (int item = 0; item < kItems; ++item) {
         const int at = static_cast<int>(threadIdx.x) + item * kThreads;
         const int row = at / kPerRow, c = at % kPerRow * kVector;
@@ -153,19 +157,20 @@ struct SimtTile {
     const float* y = s.y + tx() * kStrideXY;
 #pragma unroll 1
     for (int k = 0; k < width; k += 4) {
-      float4 rx[kRowsOf];
+      // The columns wait in registers: there are no more of them than rows.
+      float4 ry[kColsOf];
 #pragma unroll
-      for (int r = 0; r < kRowsOf; ++r)
-        rx[r] = *reinterpret_cast<const float4*>(x + r * kLanesY * kStrideXY + k);
+      for (int c = 0; c < kColsOf; ++c)
+        ry[c] = *reinterpret_cast<const float4*>(y + c * kLanesX * kStrideXY + k);
 #pragma unroll
-      for (int c = 0; c < kColsOf; ++c) {
-        const float4 ry = *reinterpret_cast<const float4*>(y + c * kLanesX * kStrideXY + k);
+      for (int r = 0; r < kRowsOf; ++r) {
+        const float4 rx = *reinterpret_cast<const float4*>(x + r * kLanesY * kStrideXY + k);
 #pragma unroll
-        for (int r = 0; r < kRowsOf; ++r) {
-          acc[r][c] = fmaf(rx[r].x, ry.x, acc[r][c]);
-          acc[r][c] = fmaf(rx[r].y, ry.y, acc[r][c]);
-          acc[r][c] = fmaf(rx[r].z, ry.z, acc[r][c]);
-          acc[r][c] = fmaf(rx[r].w, ry.w, acc[r][c]);
+        for (int c = 0; c < kColsOf; ++c) {
+          acc[r][c] = fmaf(rx.x, ry[c].x, acc[r][c]);
+          acc[r][c] = fmaf(rx.y, ry[c].y, acc[r][c]);
+          acc[r][c] = fmaf(rx.z, ry[c].z, acc[r][c]);
+          acc[r][c] = fmaf(rx.w, ry[c].w, acc[r][c]);
         }
       }
     }

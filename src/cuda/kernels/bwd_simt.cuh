@@ -1,0 +1,407 @@
+// The backward on CUDA cores: every GPU since sm_75, every head size, every term of the score, float32
+// throughout, and the same bits each time.
+//
+//   delta = rowsum(dO * O) - dlse
+//   P = exp(score(Q K^T) - lse)      dP = keep * dO V^T      dS = P * (dP - delta) * cap'
+//   dV = (keep * P)^T dO             dK = scale dS^T Q       dQ = scale dS K
+//
+// Each CTA owns one tile of one output, 64 rows by a slice of kColumns columns of dK, dV or dQ, and walks
+// over the tiles of pairs that reach it, computing their P and dS anew: nothing is summed across CTAs, so
+// there are no atomics and no workspace but delta. dK and dV are apart, which costs one product in eight, and
+// lets any head size be cut into slices with one set of accumulators.
+//
+// bwd_simt_delta   grid bwd_simt_delta_ctas(args), block kSimtDeltaThreads. Writes args.delta; must come
+// before. bwd_simt         grid bwd_simt_ctas(args, kColumns), block kBwdSimtThreads.
+//                  Shared  static, 28 KB (64 columns) or 37 KB (128). X, Y: operands of Q K^T, then of dO
+//                  V^T, 32 columns
+//                          at a time; W: P or dS, over X and Y; B: 32 rows of dO, Q or K.
+// Reads p.lse and args.delta; args.lse_log2, dq_sum and num_splits have no meaning here.
+//
+// Barriers as in fwd_simt.cuh. NaN and Inf of rows that do not meet a pair: B is multiplied with a test of
+// each weight when it is not finite, and what enters P or dS of a pair that takes no part is replaced, not
+// multiplied, by 0.
+#pragma once
+
+#include "cuda/kernels/simt_tile.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kSimtDeltaThreads = 128;
+inline constexpr int kBwdSimtThreads = 128;
+
+/// A warp for each of the args.rows rows of each head.
+constexpr int64_t bwd_simt_delta_ctas(const BackwardArgs& args) {
+  const int64_t warps = static_cast<int64_t>(args.p.batch) * args.p.heads_q * args.rows;
+  return (warps + kSimtDeltaThreads / 32 - 1) / (kSimtDeltaThreads / 32);
+}
+
+/// CTAs of each output. At least one tile a (sequence, head), which also clears the rows that take no part.
+struct BwdSimtCtas {
+  int64_t dk = 0, dv = 0, dq = 0;
+  int tiles_q = 1, tiles_k = 1, slices = 1, slices_v = 1;
+
+  constexpr BwdSimtCtas(const tile::AttentionParams& p, int columns)
+      : tiles_q(p.seqlen_q > 64 ? (p.seqlen_q + 63) / 64 : 1),
+        tiles_k(p.seqlen_k > 64 ? (p.seqlen_k + 63) / 64 : 1),
+        slices((p.head_dim + columns - 1) / columns),
+        slices_v((p.head_dim_v + columns - 1) / columns) {
+    const int64_t of_keys = static_cast<int64_t>(p.batch) * p.heads_kv * tiles_k;
+    dk = of_keys * slices;
+    dv = of_keys * slices_v;
+    dq = static_cast<int64_t>(p.batch) * p.heads_q * tiles_q * slices;
+  }
+};
+constexpr int64_t bwd_simt_ctas(const BackwardArgs& args, int columns) {
+  const BwdSimtCtas ctas(args.p, columns);
+  return ctas.dk + ctas.dv + ctas.dq;
+}
+
+/// Tiles of P and dS. Their rows are queries, or keys with `by_keys`.
+template <class T, class Tile>
+struct SimtGradient {
+  using Shared = typename Tile::Shared;
+  using Pairs = typename Tile::Pairs;
+  static constexpr int kThreads = Tile::kThreads, kRows = Tile::kRows, kRowsOf = Tile::kRowsOf,
+                       kColsOf = Tile::kColsOf, kChunk = Tile::kChunk;
+
+  const BackwardArgs& args;
+  const tile::AttentionParams& p;
+  Shared& s;
+  const tile::SequenceSpan& span;
+  bool terms, by_keys;
+  int batch = 0, head = 0;  ///< of queries
+
+  __device__ __forceinline__ SimtGradient(const BackwardArgs& a, Shared& shared, bool keys_are_rows)
+      : args(a), p(a.p), s(shared), span(shared.span), terms(has_terms(a.p)), by_keys(keys_are_rows) {}
+
+  __device__ __forceinline__ SimtRows q() const {
+    return rows_of(p.q, batch, span.row_q, head, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
+  }
+  __device__ __forceinline__ SimtRows k() const {
+    return rows_of(p.k, batch, span.row_k, head / p.group, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0);
+  }
+  __device__ __forceinline__ SimtRows v() const {
+    return rows_of(p.v, batch, span.row_k, head / p.group, p.head_dim_v,
+                   (p.aligned16 & tile::kAlignedV) != 0);
+  }
+  __device__ __forceinline__ SimtRows d_o() const {
+    return rows_of(p.d_o, batch, span.row_q, head, p.head_dim_v, (p.aligned16 & tile::kAlignedDO) != 0);
+  }
+
+  /// What the 64 queries from `query0` need. Read behind a barrier.
+  __device__ __forceinline__ void set_queries(int query0) {
+    for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
+      const int i = query0 + r;
+      float lse = INFINITY, delta = 0;  // rows that take no part have weights exp(-inf) = 0
+      tile::Span32 seen{0, 0};
+      if (i < span.used_q) {
+        lse = p.lse.data[p.lse.offset(batch, head, span.row_q + i)];
+        if (lse == -INFINITY) lse = INFINITY;  // a row without keys
+        delta = args.delta[(static_cast<int64_t>(batch) * p.heads_q + head) * args.rows + i];
+        seen = tile::keys_of(p, span, i);
+      }
+      s.lse[r] = lse;
+      s.delta[r] = delta;
+      s.seen[r] = seen;
+    }
+  }
+
+  /// pairs = queries keys^T over all columns. `beside` runs with the first loads, between their barriers.
+  template <class Beside>
+  __device__ __forceinline__ void product(const SimtRows& queries, int query0, const SimtRows& keys, int key0,
+                                          Pairs& pairs, const Beside& beside) {
+    Tile::clear(pairs);
+    float* to_queries = by_keys ? s.y : s.x;
+    float* to_keys = by_keys ? s.x : s.y;
+    for (int column = 0; column < queries.columns; column += kChunk) {
+      __syncthreads();  // X, Y, W, B are no longer read
+      Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(to_queries, queries, query0,
+                                                                  span.used_q - query0, column);
+      Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(to_keys, keys, key0, span.used_k - key0,
+                                                                  column);
+      if (column == 0) beside();
+      __syncthreads();  // they are filled
+      Tile::multiply(s, min(queries.columns - column, kChunk), pairs);
+    }
+  }
+
+  /// From dot products to weights P, times cap' with `with_cap`. Their sign says what dropout did: negative
+  /// is dropped. Pairs that take no part are 0.
+  __device__ __forceinline__ void weigh(int query0, int key0, bool with_cap, Pairs& pairs) {
+    if (terms) {
+      __syncthreads();  // X, Y are no longer read
+      Tile::write_pairs(s, pairs);
+      __syncthreads();  // dot products are complete
+      apply_terms(query0, key0, with_cap);
+      __syncthreads();  // weights are complete
+      Tile::read_pairs(s, pairs);
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColsOf; ++c) {
+        const int row = Tile::row_of(r), col = Tile::col_of(c);
+        const int i = by_keys ? col : row, j = key0 + (by_keys ? row : col);
+        const float score = pairs[r][c] * p.scale;
+        const bool seen = j >= s.seen[i].begin && j < s.seen[i].end && score != -INFINITY;
+        pairs[r][c] = seen ? fabsf(exp_of(score - s.lse[i])) : 0.0f;  // NaN, too, must not look dropped
+      }
+    }
+  }
+
+  __device__ __forceinline__ void apply_terms(int query0, int key0, bool with_cap) {
+    const tile::Dropout dropout = tile::dropout_of(p);
+#pragma unroll 1
+    for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
+      // Four keys that share random numbers; neighbouring threads take neighbours in shared memory.
+      const int r = by_keys ? item % kRows : item / (kRows / 4);
+      const int c = 4 * (by_keys ? item / kRows : item % (kRows / 4));
+      float* w = s.w + (by_keys ? c * Tile::kStrideW + r : r * Tile::kStrideW + c);
+      const int next = by_keys ? Tile::kStrideW : 1;
+      const int i = query0 + r;
+      const tile::Span32 seen = s.seen[r];
+      const RowTerms<T> row(p, span, batch, head, i);
+      int kept = 0xf;
+      if (dropout.threshold != 0) {
+        const auto words = dropout.quad(row.dropout_head, i, (key0 + c) / 4);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) kept &= words[e] >= dropout.threshold ? 0xf : ~(1 << e);
+      }
+#pragma unroll 1
+      for (int e = 0; e < 4; ++e, w += next) {
+        const int j = key0 + c + e;
+        float weight = 0;
+        if (j >= seen.begin && j < seen.end && row.sees(p, j)) {
+          const float score = row.score(p, *w, j);
+          if (score != -INFINITY) weight = fabsf(exp_of(score - s.lse[r]));
+          if (with_cap) weight *= row.cap_slope(p, *w);
+        }
+        *w = (kept >> e & 1) != 0 ? weight : -weight;
+      }
+    }
+  }
+
+  /// weights = dS (before scale) from the weights and dP.
+  __device__ __forceinline__ void differentiate(const Pairs& d_weights, Pairs& weights) const {
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColsOf; ++c) {
+        const float w = weights[r][c];
+        const float d_weight = dropped(w) ? 0.0f : d_weights[r][c] * p.dropout_keep_scale;
+        const float delta = s.delta[by_keys ? Tile::col_of(c) : Tile::row_of(r)];
+        weights[r][c] = w == 0 ? 0.0f : fabsf(w) * (d_weight - delta);
+      }
+    }
+  }
+  /// weights = the weights of V from those of the softmax.
+  __device__ __forceinline__ void drop(Pairs& weights) const {
+#pragma unroll
+    for (int r = 0; r < kRowsOf; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColsOf; ++c) {
+        weights[r][c] = dropped(weights[r][c]) ? 0.0f : weights[r][c] * p.dropout_keep_scale;
+      }
+    }
+  }
+  static __device__ __forceinline__ bool dropped(float weight) {
+    return __float_as_int(weight) < 0;
+  }
+};
+
+template <class T, int kColumns>
+struct BwdSimt {
+  using Tile = SimtTile<kBwdSimtThreads, kColumns>;
+  using Shared = typename Tile::Shared;
+  using Pairs = typename Tile::Pairs;
+  using Output = typename Tile::Output;
+  static constexpr int kRows = Tile::kRows, kHalf = Tile::kHalf;
+
+  /// CTAs an SM, for the register allocator: 3 or 2 warps of each of the 4 schedulers, so 168 or 255
+  /// registers.
+  static constexpr int kMinCtas = kColumns == 64 ? 3 : 2;
+
+  enum class What : int { kDK, kDV, kDQ };
+
+  const BackwardArgs& args;
+  const tile::AttentionParams& p;
+  Shared& s;
+  What what;
+  int tile, slice, head, batch;  // head: of queries for dQ, else of keys
+  const tile::SequenceSpan& span;
+
+  __device__ __forceinline__ BwdSimt(const BackwardArgs& a, Shared& shared)
+      : args(a), p(a.p), s(shared), span(shared.span) {
+    // The outputs of keys first: under a group of heads they take longest.
+    const BwdSimtCtas ctas(p, kColumns);
+    int64_t index = blockIdx.x;
+    if (index < ctas.dk) {
+      what = What::kDK;
+    } else if (index -= ctas.dk; index < ctas.dv) {
+      what = What::kDV;
+    } else {
+      index -= ctas.dv;
+      what = What::kDQ;
+    }
+    const int slices = what == What::kDV ? ctas.slices_v : ctas.slices;
+    const int tiles = what == What::kDQ ? ctas.tiles_q : ctas.tiles_k;
+    const int heads = what == What::kDQ ? p.heads_q : p.heads_kv;
+    slice = static_cast<int>(index % slices);
+    index /= slices;
+    tile = static_cast<int>(index % tiles);
+    if (what == What::kDQ) tile = tiles - 1 - tile;  // under a causal mask the longest come first
+    index /= tiles;
+    head = static_cast<int>(index % heads);
+    batch = static_cast<int>(index / heads);
+    if (threadIdx.x == 0) s.span = tile::sequence_span(p, batch);
+    __syncthreads();  // the span is complete
+  }
+
+  __device__ __forceinline__ void run() {
+    const bool of_queries = what == What::kDQ;
+    const int used = of_queries ? span.used_q : span.used_k, row0 = tile * kRows;
+    clear_unused();
+    if (row0 >= used) return;
+
+    SimtGradient<T, Tile> gradient(args, s, !of_queries);
+    gradient.batch = batch;
+    Output out;
+    Tile::clear(out);
+    if (of_queries) {
+      gradient.head = head;
+      const int begin = tile::keys_of(p, span, row0).begin;
+      const int end = tile::keys_of(p, span, min(row0 + kRows, used) - 1).end;
+      for (int block = begin / kRows; block * kRows < end; ++block) add(gradient, row0, block * kRows, out);
+    } else {
+      const tile::Span32 queries = tile::queries_of_any(p, span, row0, min(row0 + kRows, used));
+      for (int h = 0; h < p.group; ++h) {
+        gradient.head = head * p.group + h;
+        for (int block = queries.begin / kRows; block * kRows < queries.end; ++block) {
+          add(gradient, block * kRows, row0, out);
+        }
+      }
+    }
+    finish(row0, used, out);
+  }
+
+  /// out += the share of one tile of pairs.
+  __device__ __forceinline__ void add(SimtGradient<T, Tile>& gradient, int query0, int key0, Output& out) {
+    // B: what the weights multiply.
+    const SimtRows b = what == What::kDQ ? gradient.k() : what == What::kDV ? gradient.d_o() : gradient.q();
+    const int b0 = what == What::kDQ ? key0 : query0, b_used = what == What::kDQ ? span.used_k : span.used_q;
+    const auto load_b = [&](int first) {
+      return Tile::template load_rows<T, kHalf, kColumns, kColumns>(s.b, b, b0 + first, b_used - b0 - first,
+                                                                    slice * kColumns);
+    };
+    bool finite = true;
+    Pairs weights;
+    gradient.product(gradient.q(), query0, gradient.k(), key0, weights, [&] {
+      gradient.set_queries(query0);
+      finite = load_b(0);
+    });
+    gradient.weigh(query0, key0, what != What::kDV && p.softcap > 0, weights);
+    if (what == What::kDV) {
+      gradient.drop(weights);
+    } else {
+      Pairs d_weights;
+      gradient.product(gradient.d_o(), query0, gradient.v(), key0, d_weights, [] {});
+      gradient.differentiate(d_weights, weights);
+    }
+    __syncthreads();  // X, Y are no longer read
+    Tile::write_pairs(s, weights);
+    const bool careful = __syncthreads_or(!finite);  // W and the first half of B are complete
+    Tile::accumulate(s, 0, careful, out);
+    __syncthreads();  // B is no longer read
+    finite = load_b(kHalf);
+    const bool careful_too = __syncthreads_or(!finite);  // its second half has arrived
+    Tile::accumulate(s, kHalf, careful_too, out);
+  }
+
+  __device__ __forceinline__ const tile::RowsView& view() const {
+    return what == What::kDQ ? p.dq : what == What::kDV ? p.dv : p.dk;
+  }
+  __device__ __forceinline__ int64_t offset_of(int row) const {
+    return view().offset(batch, (what == What::kDQ ? span.row_q : span.row_k) + row, head);
+  }
+
+  __device__ __forceinline__ void finish(int row0, int used, const Output& out) const {
+    const int columns = what == What::kDV ? p.head_dim_v : p.head_dim;
+    const float factor = what == What::kDV ? 1.0f : p.scale;
+    const uint32_t bit = what == What::kDQ   ? tile::kAlignedDQ
+                         : what == What::kDV ? tile::kAlignedDV
+                                             : tile::kAlignedDK;
+    const bool vector = (p.aligned16 & bit) != 0;
+#pragma unroll
+    for (int r = 0; r < Tile::kRowsOf; ++r) {
+      const int row = row0 + Tile::row_of(r);
+      if (row >= used) continue;
+      const int64_t offset = offset_of(row);
+#pragma unroll
+      for (int g = 0; g < Tile::kGroups; ++g) {
+        const int column = slice * kColumns + Tile::out_column(g);
+        float values[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) values[e] = out[r][g][e] * factor;
+        store_four<T>(view().data, offset + column, values, columns - column, false, vector);
+      }
+    }
+  }
+
+  /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.
+  __device__ __forceinline__ void clear_unused() const {
+    const BwdSimtCtas ctas(p, kColumns);
+    const bool of_queries = what == What::kDQ;
+    const int used = of_queries ? span.used_q : span.used_k,
+              length = of_queries ? span.length_q : span.length_k;
+    const int step = (of_queries ? ctas.tiles_q : ctas.tiles_k) * kRows;
+    const int end = min((what == What::kDV ? p.head_dim_v : p.head_dim) - slice * kColumns, kColumns);
+    T* const to = reinterpret_cast<T*>(view().data);
+    for (int64_t begin = tile * kRows; begin < length; begin += step) {
+      for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
+        const int64_t row = begin + r;
+        if (row < used || row >= length) continue;
+        const int64_t offset = offset_of(static_cast<int>(row)) + slice * kColumns;
+        for (int c = Tile::tx(); c < end; c += Tile::kLanesX) to[offset + c] = T(0.0f);
+      }
+    }
+  }
+};
+
+/// T: float, __half or __nv_bfloat16. kColumns: 64 or 128.
+template <class T, int kColumns>
+__global__ void __launch_bounds__(kBwdSimtThreads, BwdSimt<T, kColumns>::kMinCtas)
+    bwd_simt(const __grid_constant__ BackwardArgs args) {
+  __shared__ typename BwdSimt<T, kColumns>::Shared shared;
+  BwdSimt<T, kColumns>(args, shared).run();
+}
+
+/// delta, a warp a row; 0 for rows that take no part.
+template <class T>
+__global__ void __launch_bounds__(kSimtDeltaThreads, 8)
+    bwd_simt_delta(const __grid_constant__ BackwardArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t index =
+      static_cast<int64_t>(blockIdx.x) * (kSimtDeltaThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  const int64_t sequence_head = index / args.rows;
+  if (sequence_head >= static_cast<int64_t>(p.batch) * p.heads_q) return;
+  const int row = static_cast<int>(index % args.rows);
+  const int head = static_cast<int>(sequence_head % p.heads_q),
+            batch = static_cast<int>(sequence_head / p.heads_q);
+  const tile::SequenceSpan span = tile::sequence_span(p, batch);
+  float sum = 0;
+  if (row < span.used_q) {
+    const int64_t o = p.o.offset(batch, span.row_q + row, head);
+    const T* d_o = reinterpret_cast<const T*>(p.d_o.data) + p.d_o.offset(batch, span.row_q + row, head);
+    for (int c = lane; c < p.head_dim_v; c += 32) {
+      sum = fmaf(to_float(__ldg(d_o + c)), load_either<T>(p.o.data, o + c, p.o_is_f32), sum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (p.dlse.data != nullptr) sum -= p.dlse.data[p.dlse.offset(batch, head, span.row_q + row)];
+  }
+  if (lane == 0) args.delta[index] = sum;
+}
+
+}  // namespace fovea::cuda

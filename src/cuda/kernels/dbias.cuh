@@ -1,0 +1,140 @@
+// The gradient of the bias, for every backend: each element is the sum of dS over what the element of bias
+// broadcast to.
+//
+//   dS = P * (dP - delta)      P = exp(score(Q K^T) - lse)      dP = keep * dO V^T
+//
+// A CTA owns 64 x 64 elements of dbias (fewer where queries or keys broadcast), computes dS of every tile of
+// pairs that reaches them, on CUDA cores in float32, and adds in registers: sequences, then heads, then
+// queries, then keys, always in this order, so that the bits are the same each time. What no pair reaches is
+// written 0.
+//
+// Grid     dbias_ctas(args). A bias with few elements gives few CTAs, each with much to sum.
+// Block    kDBiasThreads threads. Shared: static, 28 KB.
+// Reads    p.lse and args.delta (any main kernel's preparation has written it).
+#pragma once
+
+#include "cuda/kernels/bwd_simt.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kDBiasThreads = kBwdSimtThreads;
+
+/// How dbias is cut: its extents, and tiles over queries and keys.
+struct DBiasShape {
+  int batch, heads, seqlen_q, seqlen_k, tiles_q, tiles_k;
+
+  /// A dimension of stride 0 has one element, the sum over the whole dimension.
+  constexpr explicit DBiasShape(const tile::AttentionParams& p)
+      : batch(p.dbias.batch != 0 ? p.batch : 1),
+        heads(p.dbias.head != 0 ? p.heads_q : 1),
+        seqlen_q(p.dbias.row != 0 ? p.seqlen_q : 1),
+        seqlen_k(p.dbias.column != 0 ? p.seqlen_k : 1),
+        tiles_q((seqlen_q + 63) / 64),
+        tiles_k((seqlen_k + 63) / 64) {}
+};
+constexpr int64_t dbias_ctas(const BackwardArgs& args) {
+  const DBiasShape shape(args.p);
+  return static_cast<int64_t>(shape.batch) * shape.heads * shape.tiles_q * shape.tiles_k;
+}
+
+template <class T>
+struct DBias {
+  using Tile = SimtTile<kDBiasThreads, 64>;
+  using Shared = typename Tile::Shared;
+  using Pairs = typename Tile::Pairs;
+  static constexpr int kRows = Tile::kRows;
+
+  const BackwardArgs& args;
+  const tile::AttentionParams& p;
+  Shared& s;
+
+  __device__ __forceinline__ void run() {
+    const DBiasShape shape(p);
+    int64_t index = blockIdx.x;
+    const int tile_k = static_cast<int>(index % shape.tiles_k);
+    index /= shape.tiles_k;
+    const int tile_q = static_cast<int>(index % shape.tiles_q);
+    index /= shape.tiles_q;
+    const int head = static_cast<int>(index % shape.heads), batch = static_cast<int>(index / shape.heads);
+    const bool over_batch = p.dbias.batch == 0, over_heads = p.dbias.head == 0, over_q = p.dbias.row == 0,
+               over_k = p.dbias.column == 0;
+
+    Pairs sum;
+    Tile::clear(sum);
+    SimtGradient<T, Tile> gradient(args, s, false);
+    for (int b = over_batch ? 0 : batch; b < (over_batch ? p.batch : batch + 1); ++b) {
+      gradient.batch = b;
+      __syncthreads();  // the last sequence's span is no longer read
+      if (threadIdx.x == 0) s.span = tile::sequence_span(p, b);
+      __syncthreads();  // the span is complete
+      const int end_q = over_q ? s.span.used_q : min(tile_q * kRows + kRows, s.span.used_q);
+      for (int h = over_heads ? 0 : head; h < (over_heads ? p.heads_q : head + 1); ++h) {
+        gradient.head = h;
+        for (int query0 = over_q ? 0 : tile_q * kRows; query0 < end_q; query0 += kRows) {
+          // Keys that any of the queries sees.
+          const int begin = tile::keys_of(p, s.span, query0).begin / kRows * kRows;
+          const int end = tile::keys_of(p, s.span, min(query0 + kRows, s.span.used_q) - 1).end;
+          const int key_begin = over_k ? begin : max(tile_k * kRows, begin);
+          const int key_end = over_k ? end : min(tile_k * kRows + kRows, end);
+          for (int key0 = key_begin; key0 < key_end; key0 += kRows) add(gradient, query0, key0, sum);
+        }
+      }
+    }
+
+    __syncthreads();  // X, Y, W are no longer read
+    Tile::write_pairs(s, sum);
+    __syncthreads();  // the sums are complete
+    if (over_k) {
+      if (threadIdx.x < kRows) add_up(s.w + threadIdx.x * Tile::kStrideW, 1);
+      __syncthreads();  // column 0 has the sums over keys
+    }
+    if (over_q) {
+      if (threadIdx.x < (over_k ? 1 : kRows)) add_up(s.w + threadIdx.x, Tile::kStrideW);
+      __syncthreads();  // row 0 has the sums over queries
+    }
+    const int rows = over_q ? 1 : min(shape.seqlen_q - tile_q * kRows, kRows);
+    const int columns = over_k ? 1 : min(shape.seqlen_k - tile_k * kRows, kRows);
+    const int64_t to = p.dbias.offset(batch, head, tile_q * kRows, tile_k * kRows);
+    for (int at = static_cast<int>(threadIdx.x); at < kRows * kRows; at += kDBiasThreads) {
+      const int row = at / kRows, column = at % kRows;
+      if (row >= rows || column >= columns) continue;
+      const int64_t offset = to + row * p.dbias.row + column * p.dbias.column;
+      const float value = s.w[row * Tile::kStrideW + column];
+      if (p.dbias_is_f32) {
+        reinterpret_cast<float*>(p.dbias.data)[offset] = value;
+      } else {
+        reinterpret_cast<T*>(p.dbias.data)[offset] = T(value);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(SimtGradient<T, Tile>& gradient, int query0, int key0, Pairs& sum) {
+    Pairs weights, d_weights;
+    gradient.product(gradient.q(), query0, gradient.k(), key0, weights,
+                     [&] { gradient.set_queries(query0); });
+    gradient.weigh(query0, key0, false, weights);
+    gradient.product(gradient.d_o(), query0, gradient.v(), key0, d_weights, [] {});
+    gradient.differentiate(d_weights, weights);
+#pragma unroll
+    for (int r = 0; r < Tile::kRowsOf; ++r) {
+#pragma unroll
+      for (int c = 0; c < Tile::kColsOf; ++c) sum[r][c] += weights[r][c];
+    }
+  }
+
+  /// x[0] = the sum of 64 elements.
+  static __device__ __forceinline__ void add_up(float* x, int stride) {
+    float sum = 0;
+    for (int i = 0; i < kRows; ++i) sum += x[i * stride];
+    x[0] = sum;
+  }
+};
+
+/// T: float, __half or __nv_bfloat16.
+template <class T>
+__global__ void __launch_bounds__(kDBiasThreads, 3) dbias(const __grid_constant__ BackwardArgs args) {
+  __shared__ typename DBias<T>::Shared shared;
+  DBias<T>{args, args.p, shared}.run();
+}
+
+}  // namespace fovea::cuda
