@@ -126,7 +126,7 @@ def errors(expected: list[Slice], outputs: Outputs) -> dict[str, float]:
 
 
 def wrong(shape: Shape, found: dict[str, float], outputs: Outputs) -> str:
-    """ "" when all is well, else what is wrong."""
+    """Empty when all is well, else what is wrong."""
     for name, error in found.items():
         allowed = (
             LSE_TOLERANCE[shape.dtype] if name == "lse" else tolerance(shape) * (ROW_FACTOR if "row" in name else 1)

@@ -517,6 +517,18 @@ class Bench(ProgramTest):
     def test_errors(self):
         self.fails(PROBLEM, "bench", "--heads", "6", "--heads-kv", "4", says=["heads"])
         self.fails(PROBLEM, "bench", "--batch", "-1")
+        self.fails(USAGE, "bench", "--device", "cuda:x", says=["--device", "cuda:x", "cuda:N"])
+
+    def test_device(self):
+        sizes = ["--seqlen", "300", "--heads", "2", "--seconds", "0.01", "--pass", "fwd,bwd"]
+        self.fails(PROBLEM, "bench", "--device", "cuda", *sizes, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        if not self.json("info")["gpus"]:
+            return
+        told = self.json("bench", "--device", "cuda:0", *sizes)
+        for row in told["rows"]:
+            self.assertTrue(row["right"], row)
+            self.assertTrue(row["backend"].startswith("cuda_"), row)
+            self.assertGreater(row["host_nanoseconds"], 0)
 
 
 class Check(ProgramTest):
