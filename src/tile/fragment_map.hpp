@@ -61,8 +61,6 @@ struct MmaM16N8K8Tf32 {
 /// ldmatrix.x1, .x2, .x4: register r gets matrix r, whose eight rows of 16 bytes lie where lanes 8 r .. 8 r +
 /// 7 say (addresses of the lanes beyond are not looked at).
 struct Ldmatrix {
-  static constexpr int kRowsOfMatrix = 8;
-
   static constexpr int matrix_of_address(int lane) { return lane / 8; }
   static constexpr int row_of_address(int lane) { return lane % 8; }
 

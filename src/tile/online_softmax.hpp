@@ -3,7 +3,8 @@
 // of it is a sum of exponentials relative to a maximum, so parts merge in any grouping.
 //
 // Scores of -inf leave their key out; NaN and +inf make the row NaN. `Math` gives exp2, log2 and max (which
-// returns the other operand where one is NaN), as each side of the compiler has its own.
+// returns the other operand where one is NaN): the instructions of the device are not those of the host. In
+// CUDA code its functions are __host__ __device__, as constexpr functions count as both.
 #pragma once
 
 #include <limits>
@@ -59,7 +60,7 @@ constexpr MergeFactors merge(SoftmaxRow<Math>& row, const SoftmaxRow<Math>& othe
 /// The output of the row is then the sum of weight * part.
 template <class Math>
 constexpr MergeFactors merge_normalised(SoftmaxRow<Math>& row, float part_lse2) {
-  return merge(row, SoftmaxRow<Math>{part_lse2, part_lse2 == -kInfinity ? 0.0f : 1.0f});
+  return merge(row, SoftmaxRow<Math>{part_lse2, 1.0f});
 }
 
 }  // namespace fovea::tile

@@ -101,6 +101,8 @@ TEST(TileGrid, SectionsFitTheCache) {
   EXPECT_EQ(heads_of_section(64 << 20, 32 << 20, 8, 64), 8);  // one group at least
   EXPECT_EQ(heads_of_section(1024, 32 << 20, 1, 64), 64);     // all fit
   EXPECT_EQ(heads_of_section(0, 32 << 20, 1, 64), 64);
+  EXPECT_EQ(heads_of_section(8 << 20, 8 << 20, 4, 64), 4);
+  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 8, 5), 5);  // no more than there are
   EXPECT_EQ(heads_of_section(int64_t{1} << 40, 32 << 20, 1, 64), 1);
 }
 
@@ -123,7 +125,7 @@ void check_packed(const std::vector<int>& lengths, int spare_rows, int tile_rows
     const WorkTile t = blocks.at(index);
     if (!t.valid) continue;
     ++valid;
-    ASSERT_TRUE(0 <= t.batch && t.batch < batch);
+    ASSERT_TRUE(0 <= t.batch && t.batch < batch && t.head == 0 && t.split == 0);
     seen[t.batch].push_back(t.block);
   }
   int expected = 0;
