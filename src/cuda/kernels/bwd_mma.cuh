@@ -57,6 +57,15 @@
 
 namespace fovea::cuda {
 
+/// What a CTA knows of its work and needs now and then: in shared memory, as registers are what limits this kernel.
+struct BwdWork {
+  tile::SequenceSpan span;
+  tile::Dropout dropout;
+  int batch, head_kv, share;
+  int m_first, m_end;   ///< blocks of queries that see the key block
+  int not_finite[2];    ///< the last step, of either parity, with rows that are not finite
+};
+
 struct BwdConfig {
   int head_dim, head_dim_v;  ///< padded: multiples of 32
   int tile_m, tile_n;
@@ -80,15 +89,15 @@ struct BwdConfig {
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
   constexpr int offset_p() const { return offset_ds() + tile_n * tile_m * 2; }
   constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? tile_n * tile_m * 2 : 0); }
-  /// lse_log2 and delta of two blocks, and the steps that found rows that are not finite.
-  constexpr int shared_bytes() const { return offset_stats() + 2 * 2 * tile_m * 4 + 16; }
+  constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
+  constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
   constexpr bool valid() const {
     return head_dim % 32 == 0 && head_dim_v % 32 == 0 && tile_n % 32 == 0 && tile_m % 32 == 0 &&
            tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
            head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 && tile_m % (16 * warps_dq_m) == 0 &&
            head_dim % (16 * (num_warps() / warps_dq_m)) == 0 && BackwardArgs::kRowPadding % tile_m == 0 &&
-           (warps_q > 1 || chunk_m % 16 == 0) && 2 * tile_m <= threads() * 2;
+           2 * tile_m <= threads();
   }
 };
 
@@ -120,6 +129,32 @@ struct BwdMma {
   using TileDO = BwdTile<kM, kDv>;
   using TileP = BwdTile<kN, kM>;
 
+  /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30 registers.
+  struct Place {
+    int lane, g, t;            ///< g, t: row and pair of columns in a fragment
+    int warp_n, warp_q;        ///< in S, dP, dV, dK
+    int warp_dq_m, warp_dq_d;  ///< in dQ
+
+    __device__ __forceinline__ explicit Place(int thread) {
+      ptx::make_opaque(thread);
+      const int warp = thread >> 5;
+      lane = thread & 31;
+      g = lane >> 2, t = lane & 3;
+      warp_n = warp % kC.warps_n(), warp_q = warp / kC.warps_n();
+      warp_dq_m = warp % kC.warps_dq_m, warp_dq_d = warp / kC.warps_dq_m;
+    }
+    /// First query of a chunk, in the tile.
+    __device__ __forceinline__ int column0(int chunk) const { return warp_q * kSliceM + chunk * kC.chunk_m; }
+    /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
+    __device__ __forceinline__ uint32_t words(int chunk) const {
+      return TileP::chunk(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
+    }
+    static __device__ __forceinline__ uint32_t word(uint32_t words, int m, int half, int n) {
+      return (words ^ static_cast<uint32_t>((n % TileP::kChunks) << 4)) +
+             static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes + (m * 16 + half * 8) * TileP::kPitch);
+    }
+  };
+
   /// Copies of the terms that every pair needs.
   struct Pairs {
     int shift, window_lo, window_hi;  ///< key j and query i see each other when lo <= j - i - shift <= hi
@@ -146,12 +181,12 @@ struct BwdMma {
 /// P with dropout, rounded. `keep` has a bit for each kept element, in the order of acc.
 template <class T, const BwdConfig& kC>
 __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, const typename BwdMma<T, kC>::Pairs& pairs,
-                                                    const tile::SequenceSpan& span, const tile::Dropout& dropout, int batch,
-                                                    int head, int i0, int j0, const float* lse_log2, int lane,
+                                                    const BwdWork& work, int head, int i0, int j0, const float* lse_log2, int lane,
                                                     float (&acc)[2][kC.chunk_m / 8][4],
                                                     uint32_t (&weights)[2][kC.chunk_m / 8][2],
                                                     uint32_t (&keep)[(kC.chunk_m + 31) / 32]) {
   const tile::AttentionParams& p = args.p;
+  const tile::Dropout dropout = work.dropout;
   constexpr float kLog2E = 1.4426950408889634f;
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -173,7 +208,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
       for (int m = 0; m < 2; ++m) {
         const int i = i0 + n * 8 + 2 * t + (r & 1);
         const int j = j0 + m * 16 + (r >> 1) * 8 + (g & 4);
-        const auto words = dropout.quad(static_cast<int64_t>(batch) * p.heads_q + head, i, j >> 2);
+        const auto words = dropout.quad(static_cast<int64_t>(work.batch) * p.heads_q + head, i, j >> 2);
         uint32_t mine = 0;
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
@@ -194,7 +229,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
       const int column = n * 8 + 2 * t + c;
       const int i = i0 + column;
       const float lse = lse_log2[column];
-      const RowTerms<T> terms(p, span, batch, head, i < pairs.used_q ? i : 0);
+      const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -231,6 +266,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
   using TileP = typename B::TileP;
   using TileQ = typename B::TileQ;
   using TileV = typename B::TileV;
+  using Place = typename B::Place;
   constexpr int kM = B::kM, kN = B::kN, kThreads = B::kThreads, kChunkN8 = B::kChunkN8;
   constexpr float kLog2E = 1.4426950408889634f;
 
@@ -240,7 +276,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
   unsigned char* const s_q = shared + kC.offset_q();
   unsigned char* const s_do = shared + kC.offset_do();
   float* const s_stats = reinterpret_cast<float*>(shared + kC.offset_stats());  // [2][lse_log2, delta][kM]
-  volatile int* const s_not_finite = reinterpret_cast<int*>(s_stats + 4 * kM);  // [2]
+  BwdWork& work = *reinterpret_cast<BwdWork*>(shared + kC.offset_work());
   const uint32_t shared_base = ptx::shared_address(shared);
   const uint32_t a_k = shared_base + kC.offset_k(), a_v = shared_base + kC.offset_v(),
                  a_q = shared_base + kC.offset_q(), a_do = shared_base + kC.offset_do(),
@@ -248,75 +284,68 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread & 31, warp = thread >> 5;
-  const int g = lane >> 2, t = lane & 3;
-  const int warp_n = warp % kC.warps_n(), warp_q = warp / kC.warps_n();
-  const int warp_dq_m = warp % kC.warps_dq_m, warp_dq_d = warp / kC.warps_dq_m;
-
-  const int share = static_cast<int>(blockIdx.x) % args.num_splits;
-  const int head_index = static_cast<int>(blockIdx.x) / args.num_splits;
-  const int head_kv = head_index % p.heads_kv, batch = head_index / p.heads_kv;
-  const tile::SequenceSpan span = tile::sequence_span(p, batch);
-  const typename B::Pairs pairs(p, span);
-  const float scale_log2 = p.scale * kLog2E;
-  const tile::Dropout dropout = kC.general ? tile::dropout_of(p) : tile::Dropout();
+  if (thread == 0) {
+    const int head_index = static_cast<int>(blockIdx.x) / args.num_splits;
+    work.head_kv = head_index % p.heads_kv;
+    work.batch = head_index / p.heads_kv;
+    work.share = static_cast<int>(blockIdx.x) % args.num_splits;
+    work.span = tile::sequence_span(p, work.batch);
+    if constexpr (kC.general) work.dropout = tile::dropout_of(p);
+  }
+  __syncthreads();  // the work is known
 
   const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns, uint32_t bit) {
-    return BwdRows{view.data + view.offset(batch, row, head) * 2, view.row, used, columns, (p.aligned16 & bit) != 0};
+    return BwdRows{view.data + view.offset(work.batch, row, head) * 2, view.row, used, columns, (p.aligned16 & bit) != 0};
   };
-  const BwdRows k_rows = rows_of(p.k, span.row_k, head_kv, span.used_k, p.head_dim, tile::kAlignedK);
-  const BwdRows v_rows = rows_of(p.v, span.row_k, head_kv, span.used_k, p.head_dim_v, tile::kAlignedV);
-  const BwdRows dk_rows = rows_of(p.dk, span.row_k, head_kv, span.used_k, p.head_dim, tile::kAlignedDK);
-  const BwdRows dv_rows = rows_of(p.dv, span.row_k, head_kv, span.used_k, p.head_dim_v, tile::kAlignedDV);
+  const auto k_rows = [&](const tile::RowsView& view, int columns, uint32_t bit) {
+    return rows_of(view, work.span.row_k, work.head_kv, work.span.used_k, columns, bit);
+  };
+  const auto q_rows = [&](const tile::RowsView& view, int head, int columns, uint32_t bit) {
+    return rows_of(view, work.span.row_q, head, work.span.used_q, columns, bit);
+  };
 
-  const int num_blocks = max((span.used_k + kN - 1) / kN, 1);
-  for (int n_block = share; n_block < num_blocks; n_block += args.num_splits) {
+  const float scale_log2 = p.scale * kLog2E;
+#pragma unroll 1
+  for (int n_block = work.share; n_block < max((work.span.used_k + kN - 1) / kN, 1); n_block += args.num_splits) {
     const int j0 = n_block * kN;
-    const tile::Span32 queries = tile::queries_of_any(p, span, j0, min(j0 + kN, span.used_k));
-    const int m_first = queries.begin / kM;
-    const int m_count = queries.empty() || j0 >= span.used_k ? 0 : (queries.end + kM - 1) / kM - m_first;
-    const int steps = m_count * p.group;
+    if (thread == 0) {
+      const tile::Span32 queries = tile::queries_of_any(p, work.span, j0, min(j0 + kN, work.span.used_k));
+      const bool any = !queries.empty() && j0 < work.span.used_k;
+      work.m_first = any ? queries.begin / kM : 0;
+      work.m_end = any ? (queries.end + kM - 1) / kM : 0;
+      work.not_finite[0] = work.not_finite[1] = -1;
+    }
+    __syncthreads();  // the blocks of queries are known
+    int head = work.head_kv * p.group, m_block = work.m_first;
+    const bool any_step = m_block < work.m_end;
 
     // Q, dO, and a row's statistics of one step.
     const auto load_q = [&](int head, int block, int stage) {
-      load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes,
-                                 rows_of(p.q, span.row_q, head, span.used_q, p.head_dim, tile::kAlignedQ), block * kM,
+      load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes, q_rows(p.q, head, p.head_dim, tile::kAlignedQ), block * kM,
                                  thread);
     };
     const auto load_do = [&](int head, int block, int stage) {
-      load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes,
-                                  rows_of(p.d_o, span.row_q, head, span.used_q, p.head_dim_v, tile::kAlignedDO),
+      load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes, q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO),
                                   block * kM, thread);
     };
-    float next_lse = 0, next_delta = 0;
-    const auto load_stats = [&](int head, int block) {
-      if (thread < kM) {
-        const int64_t at = (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows + block * kM + thread;
-        next_lse = __ldg(args.lse_log2 + at);
-        next_delta = __ldg(args.delta + at);
+    float next_statistic = 0;  // lse_log2 of row `thread`, or delta of row `thread - kM`, of the step to come
+    const auto load_statistic = [&](int head, int block) {
+      if (thread < 2 * kM) {
+        const float* const from = thread < kM ? args.lse_log2 : args.delta;
+        next_statistic =
+            __ldg(from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows + block * kM + thread % kM);
       }
     };
 
-    int head = head_kv * p.group, m_block = m_first;
-    int next_head = head, next_block = m_block;
-    const auto advance = [&] {
-      if (++next_block == m_first + m_count) {
-        next_block = m_first;
-        ++next_head;
-      }
-    };
-    if (steps > 0) {
-      load_tile<TileK, kThreads>(s_k, k_rows, j0, thread);
+    if (any_step) {
+      load_tile<TileK, kThreads>(s_k, k_rows(p.k, p.head_dim, tile::kAlignedK), j0, thread);
       load_q(head, m_block, 0);
-      load_tile<TileV, kThreads>(s_v, v_rows, j0, thread);
+      load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), j0, thread);
       load_do(head, m_block, 0);
       ptx::cp_async_commit();
-      load_stats(head, m_block);
-      if (thread < 2) s_not_finite[thread] = -1;
-      advance();
+      load_statistic(head, m_block);
       ptx::cp_async_wait<0>();
       make_finite<T, TileK, kThreads>(s_k, thread);
-      __syncthreads();  // s_not_finite is set before the first step marks it
     }
 
     float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
@@ -335,22 +364,25 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     }
 
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; any_step; ++step) {
       const int parity = step & 1;
       const int stage_q = kC.stages_q == 2 ? parity : 0, stage_do = kC.stages_do == 2 ? parity : 0;
       const int i0 = m_block * kM;
       float* const s_lse = s_stats + parity * 2 * kM;
       float* const s_delta = s_lse + kM;
-      if (thread < kM) {
-        s_lse[thread] = next_lse;
-        s_delta[thread] = next_delta;
+      if (thread < 2 * kM) {
+        s_lse[thread] = next_statistic;
         // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
-        if (!(fabsf(next_lse) < INFINITY) && i0 + thread < span.used_q) s_not_finite[parity] = step;
+        if (thread < kM && !(fabsf(next_statistic) < INFINITY) && i0 + thread < work.span.used_q) {
+          work.not_finite[parity] = step;
+        }
       }
       ptx::cp_async_wait<0>();
       __syncthreads();  // A
-      if (s_not_finite[parity] == step) {
-        for (int index = thread; index < kM * (B::kD + B::kDv) / 8; index += kThreads) {
+      if (work.not_finite[parity] == step) {
+        int first = thread;
+        ptx::make_opaque(first);
+        for (int index = first; index < kM * (B::kD + B::kDv) / 8; index += kThreads) {
           const int row = index % kM, c = index / kM;
           if (fabsf(s_lse[row]) < INFINITY) continue;
           unsigned char* const chunk = c < B::kD / 8
@@ -360,19 +392,27 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         }
         __syncthreads();  // rows that are not finite are zeros for everyone
       }
-      const bool more = step + 1 < steps;
-      if (more) {
-        if constexpr (kC.stages_q == 2) load_q(next_head, next_block, parity ^ 1);
-        if constexpr (kC.stages_do == 2) load_do(next_head, next_block, parity ^ 1);
+      // Where the step to come is; read anew from `work` behind each barrier, which keeps it out of the registers.
+      struct Step {
+        int head, block;
+        bool exists;
+      };
+      const auto next_step = [&] {
+        const bool wraps = m_block + 1 == work.m_end;
+        return Step{head + wraps, wraps ? work.m_first : m_block + 1,
+                    head + wraps < (work.head_kv + 1) * p.group};
+      };
+      if (const Step next = next_step(); next.exists) {
+        if constexpr (kC.stages_q == 2) load_q(next.head, next.block, parity ^ 1);
+        if constexpr (kC.stages_do == 2) load_do(next.head, next.block, parity ^ 1);
         ptx::cp_async_commit();
-        load_stats(next_head, next_block);
+        load_statistic(next.head, next.block);
       }
-      const bool all_see = !kC.general && pairs.all_see(i0, j0);
+      const bool all_see = !kC.general && typename B::Pairs(p, work.span).all_see(i0, j0);
 
       const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
 #pragma unroll 1
       for (int chunk = 0; chunk < B::kChunks; ++chunk) {
-        const int column0 = warp_q * B::kSliceM + chunk * kC.chunk_m;  // first query of the chunk, in the tile
         float acc_s[2][kChunkN8][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -383,8 +423,9 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           }
         }
         {
-          const auto left = BwdOperand<TileK>::by_16_rows(a_k, warp_n * 32, 0, lane);
-          const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, column0, 0, lane);
+          const Place at(thread);
+          const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
           multiply<T, 2, kChunkN8 / 2, B::kD / 16>(
               acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
@@ -393,12 +434,15 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         uint32_t weights[2][kChunkN8][2];
         uint32_t keep[(kC.chunk_m + 31) / 32];
         if constexpr (kC.general) {
-          bwd_weights_general<T, kC>(args, pairs, span, dropout, batch, head, i0 + column0, j0 + warp_n * 32,
-                                     s_lse + column0, lane, acc_s, weights, keep);
+          const Place at(thread);
+          bwd_weights_general<T, kC>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
+                                     j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, weights, keep);
         } else {
+          const Place at(thread);
+          const float* const chunk_lse = s_lse + at.column0(chunk) + 2 * at.t;
 #pragma unroll
           for (int n = 0; n < kChunkN8; ++n) {
-            const float2 lse = *reinterpret_cast<const float2*>(s_lse + column0 + n * 8 + 2 * t);
+            const float2 lse = *reinterpret_cast<const float2*>(chunk_lse + n * 8);
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -408,14 +452,15 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             }
           }
           if (!all_see) {
+            const typename B::Pairs pairs(p, work.span);
 #pragma unroll
             for (int n = 0; n < kChunkN8; ++n) {
 #pragma unroll
               for (int m = 0; m < 2; ++m) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                  const int i = i0 + column0 + n * 8 + 2 * t + (e & 1);
-                  const int j = j0 + warp_n * 32 + m * 16 + g + 8 * (e >> 1);
+                  const int i = i0 + at.column0(chunk) + n * 8 + 2 * at.t + (e & 1);
+                  const int j = j0 + at.warp_n * 32 + m * 16 + at.g + 8 * (e >> 1);
                   if (!pairs.sees(i, j)) acc_s[m][n][e] = 0;
                 }
               }
@@ -430,23 +475,19 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             }
           }
         }
-        // Where this lane's words of the chunk lie in sP^T and sdS^T.
-        const uint32_t word = TileP::chunk(warp_n * 32 + g, column0 / 8) + t * 4;
-        const auto word_at = [&](int m, int half, int n) {
-          return (word ^ static_cast<uint32_t>((n % TileP::kChunks) << 4)) +
-                 static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes + (m * 16 + half * 8) * TileP::kPitch);
-        };
         if constexpr (kC.exchanges_p()) {
+          const uint32_t words = a_p + Place(thread).words(chunk);
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
 #pragma unroll
             for (int n = 0; n < kChunkN8; ++n) {
-              ptx::st_shared_4(a_p + word_at(m, 0, n), weights[m][n][0]);
-              ptx::st_shared_4(a_p + word_at(m, 1, n), weights[m][n][1]);
+              ptx::st_shared_4(Place::word(words, m, 0, n), weights[m][n][0]);
+              ptx::st_shared_4(Place::word(words, m, 1, n), weights[m][n][1]);
             }
           }
         } else {
-          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, column0, 0, lane);
+          const Place at(thread);
+          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
           multiply<T, 2, B::kOwnDv16, kChunkN8 / 2>(
               acc_dv,
               [&](uint32_t(&a)[4], int k, int m) {
@@ -466,16 +507,20 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           }
         }
         {
-          const auto left = BwdOperand<TileV>::by_16_rows(a_v, warp_n * 32, 0, lane);
-          const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, column0, 0, lane);
+          const Place at(thread);
+          const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
           multiply<T, 2, kChunkN8 / 2, B::kDv / 16>(
               acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
 
+        const Place ds_place(thread);
+        const uint32_t words = a_ds + ds_place.words(chunk);
+        const float* const chunk_delta = s_delta + ds_place.column0(chunk) + 2 * ds_place.t;
 #pragma unroll
         for (int n = 0; n < kChunkN8; ++n) {
-          const float2 delta = *reinterpret_cast<const float2*>(s_delta + column0 + n * 8 + 2 * t);
+          const float2 delta = *reinterpret_cast<const float2*>(chunk_delta + n * 8);
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
             float ds[4];
@@ -484,7 +529,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
               float dp = acc_dp[m][n][e];
               if constexpr (kC.general) {
                 if (p.dropout_threshold != 0) {
-                  dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * dropout.keep_scale : 0.0f;
+                  dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
                 }
               }
               ds[e] = acc_s[m][n][e] * (dp - (e & 1 ? delta.y : delta.x));
@@ -496,12 +541,13 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             }
             weights[m][n][0] = pack_pair<T>(ds[0], ds[1]);
             weights[m][n][1] = pack_pair<T>(ds[2], ds[3]);
-            ptx::st_shared_4(a_ds + word_at(m, 0, n), weights[m][n][0]);
-            ptx::st_shared_4(a_ds + word_at(m, 1, n), weights[m][n][1]);
+            ptx::st_shared_4(Place::word(words, m, 0, n), weights[m][n][0]);
+            ptx::st_shared_4(Place::word(words, m, 1, n), weights[m][n][1]);
           }
         }
         if constexpr (!kC.exchanges_p()) {
-          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, column0, 0, lane);
+          const Place at(thread);
+          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
           multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
               acc_dk,
               [&](uint32_t(&a)[4], int k, int m) {
@@ -515,8 +561,9 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
       if constexpr (kC.exchanges_p()) {
         {
-          const auto left = BwdOperand<TileP>::by_16_rows(a_p, warp_n * 32, 0, lane);
-          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * warp_q, lane);
+          const Place at(thread);
+          const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
           multiply<T, 2, B::kOwnDv16, kM / 16>(
               acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) {
@@ -525,12 +572,13 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         }
         if constexpr (kC.stages_do == 1 && kC.stages_q == 2) {
           __syncthreads();  // C
-          if (more) load_do(next_head, next_block, 0);
+          if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
           ptx::cp_async_commit();
         }
         {
-          const auto left = BwdOperand<TileP>::by_16_rows(a_ds, warp_n * 32, 0, lane);
-          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * warp_q, lane);
+          const Place at(thread);
+          const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
           multiply<T, 2, B::kOwnD16, kM / 16>(
               acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) {
@@ -540,20 +588,19 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       }
       if constexpr (kC.stages_q == 1) {
         if constexpr (kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
-        if (more) {
-          load_q(next_head, next_block, 0);
-          if constexpr (kC.stages_do == 1) load_do(next_head, next_block, 0);
+        if (const Step next = next_step(); next.exists) {
+          load_q(next.head, next.block, 0);
+          if constexpr (kC.stages_do == 1) load_do(next.head, next.block, 0);
         }
         ptx::cp_async_commit();
       } else if constexpr (kC.stages_do == 1 && !kC.exchanges_p()) {
-        if (more) load_do(next_head, next_block, 0);
+        if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
         ptx::cp_async_commit();
       }
 
       // dQ, added to the sums of this head.
-      const int64_t copy = args.deterministic ? share : 0;
-      float* const dq = args.dq_sum + ((copy * p.batch + batch) * p.heads_q + head) * args.rows * B::kD;
-      const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, warp_dq_m * (2 * B::kDqM16), lane);
+      const int64_t copy = args.deterministic ? work.share : 0;
+      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + head) * args.rows * B::kD;
 #pragma unroll 1
       for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
         float acc[B::kDqM16][2 * B::kDqGroup][4];
@@ -565,8 +612,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
           }
         }
+        const Place at(thread);
+        const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
         const auto right =
-            BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (warp_dq_d + first * B::kWarpsDqD), lane);
+            BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
         multiply<T, B::kDqM16, B::kDqGroup, kN / 16>(
             acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
             [&](uint32_t(&b)[4], int k, int n) {
@@ -574,25 +623,29 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             });
 #pragma unroll
         for (int m = 0; m < B::kDqM16; ++m) {
-          const int row16 = i0 / 16 + warp_dq_m * B::kDqM16 + m;
+          const int row16 = i0 / 16 + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
           for (int n = 0; n < 2 * B::kDqGroup; ++n) {
-            const int column8 = 2 * (warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2;
-            ptx::red_add_v4(dq + dq_fragment(row16, column8, B::kD) + lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
+            const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2;
+            ptx::red_add_v4(dq + dq_fragment(row16, column8, B::kD) + at.lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
                             acc[m][n][3]);
           }
         }
       }
 
-      head = next_head, m_block = next_block;
-      advance();
+      const Step next = next_step();
+      if (!next.exists) break;
+      head = next.head, m_block = next.block;
     }
 
-    if (steps > 0) {
+    const BwdRows dk_rows = k_rows(p.dk, p.head_dim, tile::kAlignedDK);
+    const BwdRows dv_rows = k_rows(p.dv, p.head_dim_v, tile::kAlignedDV);
+    if (any_step) {
       __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
-      const auto stage = [&](auto& acc, auto tile, uint32_t base, int groups, float scale) {
+      const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
-        const uint32_t word = base + Tile::chunk(warp_n * 32 + g, 2 * warp_q) + t * 4;
+        const Place at(thread);
+        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -604,22 +657,21 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             ptx::st_shared_4(to + 8 * Tile::kPitch, pack_pair<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
           }
         }
-        (void)groups;
       };
-      stage(acc_dk, TileK{}, a_k, B::kOwnD16, p.scale);
-      stage(acc_dv, TileV{}, a_v, B::kOwnDv16, 1.0f);
+      stage(acc_dk, TileK{}, a_k, p.scale);
+      stage(acc_dv, TileV{}, a_v, 1.0f);
       __syncthreads();  // the tiles of dK and dV are complete
-      store_tile<TileK, kThreads>(s_k, dk_rows, j0, span.length_k, thread);
-      store_tile<TileV, kThreads>(s_v, dv_rows, j0, span.length_k, thread);
-      __syncthreads();  // and read: the next key block may be loaded
+      store_tile<TileK, kThreads>(s_k, dk_rows, j0, work.span.length_k, thread);
+      store_tile<TileV, kThreads>(s_v, dv_rows, j0, work.span.length_k, thread);
     } else {
-      store_zero_rows<kThreads>(dk_rows, j0, min(j0 + kN, span.length_k), thread);
-      store_zero_rows<kThreads>(dv_rows, j0, min(j0 + kN, span.length_k), thread);
+      store_zero_rows<kThreads>(dk_rows, j0, min(j0 + kN, work.span.length_k), thread);
+      store_zero_rows<kThreads>(dv_rows, j0, min(j0 + kN, work.span.length_k), thread);
     }
-    if (n_block == num_blocks - 1) {
-      store_zero_rows<kThreads>(dk_rows, j0 + kN, span.length_k, thread);
-      store_zero_rows<kThreads>(dv_rows, j0 + kN, span.length_k, thread);
+    if (j0 + kN >= work.span.used_k) {
+      store_zero_rows<kThreads>(dk_rows, j0 + kN, work.span.length_k, thread);
+      store_zero_rows<kThreads>(dv_rows, j0 + kN, work.span.length_k, thread);
     }
+    __syncthreads();  // sK, sV and the work have been read: the next key block may come
   }
 }
 

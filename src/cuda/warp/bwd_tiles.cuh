@@ -45,12 +45,10 @@ struct BwdOperand {
 
   /// Rows across lanes 0..15, second chunk from lanes 16..31: A as stored (rows m), or B transposed (rows k).
   static __device__ __forceinline__ BwdOperand by_16_rows(uint32_t tile, int row, int chunk, int lane) {
-    ptx::make_opaque(lane);  // addresses are made anew for each product: kept, they would cost 40 registers
     return {tile + Tile::chunk(row + (lane & 15), chunk + (lane >> 4))};
   }
   /// Rows across lanes 0..7 and 16..23, second chunk from lanes 8..15: B as stored (rows n), or A transposed (rows k).
   static __device__ __forceinline__ BwdOperand by_8_rows(uint32_t tile, int row, int chunk, int lane) {
-    ptx::make_opaque(lane);
     return {tile + Tile::chunk(row + (lane & 7) + ((lane >> 4) << 3), chunk + ((lane >> 3) & 1))};
   }
   /// `row` a multiple of 8; `chunk` shares no bit with the first chunk, or is a multiple of a panel's.
@@ -107,6 +105,7 @@ template <class Tile, int kThreads>
 __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& from, int first, int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
   constexpr int kTotal = Tile::kRows * kRowChunks;
+  ptx::make_opaque(thread);  // offsets are made anew for each tile: kept over a loop, they would cost a register each
   if (from.aligned16) {
     const uint32_t to = ptx::shared_address(tile);
 #pragma unroll
@@ -140,6 +139,7 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& fr
 template <class Tile, int kThreads>
 __device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdRows& to, int first, int length, int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
+  ptx::make_opaque(thread);
 #pragma unroll 2
   for (int index = thread; index < Tile::kRows * kRowChunks; index += kThreads) {
     const int row = index / kRowChunks, c = index % kRowChunks;
@@ -162,6 +162,7 @@ __device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdR
 /// Zeros in rows [first, length).
 template <int kThreads>
 __device__ __forceinline__ void store_zero_rows(const BwdRows& to, int first, int length, int thread) {
+  ptx::make_opaque(thread);
   const int64_t total = static_cast<int64_t>(length - first) * to.columns;
   for (int64_t index = thread; index < total; index += kThreads) {
     const int64_t row = first + index / to.columns;
@@ -203,6 +204,7 @@ template <class T, class Tile, int kThreads>
 __device__ __forceinline__ void make_finite(unsigned char* tile, int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
   constexpr int kTotal = Tile::kRows * kRowChunks;
+  ptx::make_opaque(thread);
   NonFinite<T> bad;
 #pragma unroll 4
   for (int index = thread; index < kTotal; index += kThreads) {
