@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ USED = re.compile(r"ptxas info\s*: Used (\d+) registers")
 STATIC = re.compile(r"(\d+) bytes smem")
 LOCAL = re.compile(r"(\d+) bytes lmem")
 REMARK = re.compile(r"\(C7\d\d\d\)|Potential Performance Loss")
+SECONDS = "seconds of processor:"
 CHATTER = re.compile(r"^ptxas info|^\s+\d+ bytes stack frame")
 
 
@@ -101,6 +103,8 @@ def compile_kernels(arguments, report_only):
             output.unlink(missing_ok=True)
         elif "-c" in arguments:
             lines = [line for line in result.stderr.splitlines() if CHATTER.search(line) and "Compile time" not in line]
+            spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+            lines.append(f"{SECONDS} {spent.ru_utime + spent.ru_stime:.1f}")
             output.with_name(output.name + ".ptxas").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return failed
 
@@ -265,7 +269,10 @@ def table(arguments):
     page = page_of(kernels, listed, reports, arguments.version)
     if arguments.write:
         arguments.page.write_text(page, encoding="utf-8")
-        print(f"{arguments.page}: {len(kernels)} kernels")
+        seconds = sorted((float(text.rpartition(SECONDS)[2]), unit) for unit, text in reports.items())
+        slowest = ", ".join(f"{unit} {spent:.0f} s" for spent, unit in reversed(seconds[-5:]))
+        print(f"{arguments.page}: {len(kernels)} kernels, {sum(s for s, _ in seconds):.0f} s of processor; the slowest units: "
+              f"{slowest}")
         return 0
     if not arguments.page.exists():
         print(f"{arguments.page} is missing; `make resources` writes it")
@@ -334,6 +341,7 @@ def self_test():
                                  stderr=subprocess.PIPE, text=True, check=False)
             expect(f"status of {name}", bool(run.returncode) == fails)
             expect(f"object of {name}", output.exists() != fails)
+            expect(f"time of {name}", fails or SECONDS in pathlib.Path(f"{output}.ptxas").read_text("utf-8"))
             expect(f"report of {name}", fails or parse(pathlib.Path(f"{output}.ptxas").read_text("utf-8"))[0])
             expect(f"quiet about {name}", "Used 168" not in run.stderr)
 
