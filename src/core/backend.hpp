@@ -56,7 +56,7 @@ struct Plan {
   bool deterministic = false;
   size_t workspace_size = 0;
   double flops = 0;
-  std::string reason;  ///< a line for each backend of the list
+  std::string reason;                        ///< a line for each backend of the list
   std::shared_ptr<const Prepared> prepared;  ///< of the backend, if it prepares
 };
 

@@ -131,7 +131,8 @@ int threads_of(int asked) {
 std::span<const Backend* const> backends() {
   static const std::vector<const Backend*> all = [] {
     std::vector<const Backend*> list;
-    for (const auto& some : {cuda::backends(), cpu::backends()}) list.insert(list.end(), some.begin(), some.end());
+    for (const auto& some : {cuda::backends(), cpu::backends()})
+      list.insert(list.end(), some.begin(), some.end());
     return list;
   }();
   return all;

@@ -47,8 +47,9 @@ constexpr DeviceMemory kMemory = {allocate, release};
 
 template <Family kFamily>
 const Backend& backend() {
-  static const Backend the_backend = {backend_name(kFamily), unavailable_because, cannot<kFamily>,  nullptr, run,
-                                      DeviceType::kCuda,     prepare<kFamily>,    &kMemory};
+  static const Backend the_backend = {
+      backend_name(kFamily), unavailable_because, cannot<kFamily>, nullptr, run,
+      DeviceType::kCuda,     prepare<kFamily>,    &kMemory};
   return the_backend;
 }
 

@@ -34,12 +34,14 @@ PointerGetAttributes pointer_get_attributes() {
 void demand(cudaError_t error, const char* what, size_t bytes) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // ours, and now told
-  throw RequestError(error == cudaErrorMemoryAllocation ? Status::kOutOfMemory : Status::kCudaError, "",
-                     std::string(what) + " of " + std::to_string(bytes) + " bytes: " + cudaGetErrorString(error));
+  throw RequestError(
+      error == cudaErrorMemoryAllocation ? Status::kOutOfMemory : Status::kCudaError, "",
+      std::string(what) + " of " + std::to_string(bytes) + " bytes: " + cudaGetErrorString(error));
 }
 
 std::string gibibytes(size_t bytes) {
-  const auto tenths = static_cast<int64_t>(std::llround(static_cast<double>(bytes) / (1024.0 * 1024 * 1024) * 10));
+  const auto tenths =
+      static_cast<int64_t>(std::llround(static_cast<double>(bytes) / (1024.0 * 1024 * 1024) * 10));
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " GiB";
 }
 
@@ -63,7 +65,8 @@ int device_count() {
 std::string device_description(int index) {
   const DeviceProperties& p = properties_of(index);
   return p.name + ": compute capability " + std::to_string(p.capability / 10) + "." +
-         std::to_string(p.capability % 10) + ", " + std::to_string(p.sm_count) + " SMs, " + gibibytes(p.memory_bytes);
+         std::to_string(p.capability % 10) + ", " + std::to_string(p.sm_count) + " SMs, " +
+         gibibytes(p.memory_bytes);
 }
 
 void check_device(const char* argument, int id) {
@@ -81,8 +84,8 @@ bool can_tell_memory() {
 Memory memory_of(const void* pointer) noexcept {
   const PointerGetAttributes ask = pointer_get_attributes();
   if (ask == nullptr) return {};
-  std::array<CUpointer_attribute, 3> which = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                              CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  std::array<CUpointer_attribute, 3> which = {
+      CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   unsigned type = 0;
   unsigned managed = 0;
   int device = 0;

@@ -1,4 +1,5 @@
-// What the plan and the C ABI see of CUDA. The same face in builds without it (no_cuda.cpp), where every backend says so.
+// What the plan and the C ABI see of CUDA. The same face in builds without it (no_cuda.cpp), where every
+// backend says so.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 
 namespace fovea::cuda {
 
-/// One for each family of kernels, in order of preference. They are part of every build; where CUDA, a driver or a GPU is
-/// missing, they say which.
+/// One for each family of kernels, in order of preference. They are part of every build; where CUDA, a driver
+/// or a GPU is missing, they say which.
 std::span<const Backend* const> backends();
 
 /// "" when this machine has a GPU that CUDA knows, else what is missing.
@@ -22,8 +23,8 @@ int device_count();
 /// "NVIDIA H200: compute capability 9.0, 132 SMs, 139.8 GiB" for an index below device_count().
 std::string device_description(int index);
 
-/// Throws RequestError(kInvalidArgument) for a device that this machine does not have. Says nothing where there is none at
-/// all: the backends tell why.
+/// Throws RequestError(kInvalidArgument) for a device that this machine does not have. Says nothing where
+/// there is none at all: the backends tell why.
 void check_device(const char* argument, int id);
 
 /// Where memory lies. kUnknown: nobody can tell (no driver in this process, or not initialised).
@@ -38,8 +39,8 @@ Memory memory_of(const void* pointer) noexcept;
 /// "memory of cuda:1", "memory of the CPU", ...
 std::string text_of(const Memory& memory);
 
-/// Memory of a device until release, which waits for the work that may use it. Throws kInvalidArgument for a device that
-/// is not there, kUnsupported where CUDA is missing, kOutOfMemory, kCudaError.
+/// Memory of a device until release, which waits for the work that may use it. Throws kInvalidArgument for a
+/// device that is not there, kUnsupported where CUDA is missing, kOutOfMemory, kCudaError.
 void* allocate(int device, size_t bytes);
 void release(int device, void* memory) noexcept;
 

@@ -39,7 +39,7 @@ Kernels choose(Family family, const AttentionProblem& problem) {
   } else {
     kernels.main = find(KernelKind::kBackward);
     kernels.prepare = find(KernelKind::kPrepare);
-    kernels.finish = find(KernelKind::kFinish);
+    if (kernels.main == nullptr || !kernels.main->writes_dq) kernels.finish = find(KernelKind::kFinish);
     if (problem.has(Role::kDBias)) kernels.dbias = find(KernelKind::kDBias);
     if (problem.has(Role::kDSink)) kernels.dsink = find(KernelKind::kDSink);
   }
@@ -77,8 +77,8 @@ std::string too_large(int64_t workspace_size) {
 
 template <class Args>
 std::string launches_cannot_because(const Kernels& kernels, const Args& args) {
-  for (const Kernel* kernel : {kernels.main, kernels.combine, kernels.prepare, kernels.finish, kernels.dbias,
-                               kernels.dsink}) {
+  for (const Kernel* kernel :
+       {kernels.main, kernels.combine, kernels.prepare, kernels.finish, kernels.dbias, kernels.dsink}) {
     if (kernel == nullptr) continue;
     if (std::string clause = grid_cannot_because(grid_of(*kernel, args)); !clause.empty()) {
       return clause + " (" + kernel->name + ")";
@@ -87,10 +87,17 @@ std::string launches_cannot_because(const Kernels& kernels, const Args& args) {
   return "";
 }
 
-std::string describe(const Kernel& kernel, int ctas_per_sm, const std::string& grid) {
+std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
   std::string text = kernel.name;
-  text += ", " + std::to_string(kernel.tile_m) + " x " + std::to_string(kernel.tile_n) + " tiles, " +
-          std::to_string(kernel.threads) + " threads, " + std::to_string(ctas_per_sm) + " CTAs an SM, grid " + grid;
+  const auto add = [&](const char* before, int64_t number) {
+    text.append(before).append(std::to_string(number));
+  };
+  add(", tiles of ", kernel.tile_m);
+  add(" x ", kernel.tile_n);
+  add(", ", grid.x * grid.y * grid.z);
+  add(" CTAs of ", kernel.threads);
+  add(" threads, ", ctas_per_sm);
+  text += " an SM";
   return text;
 }
 
@@ -147,9 +154,7 @@ void CudaPlan::add(const Kernel& kernel, const Args& args) {
     launches_.push_back({&kernel, code.function, dimension(grid.x), dimension(grid.y), dimension(grid.z)});
   }
   if (kernel.kind == KernelKind::kForward || kernel.kind == KernelKind::kBackward) {
-    summary = describe(kernel, code.ctas_per_sm,
-                       "(" + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " + std::to_string(grid.z) +
-                           ")");
+    summary = describe(kernel, code.ctas_per_sm, grid);
   }
 }
 
@@ -164,7 +169,8 @@ void CudaPlan::prepare_forward(Family family, const AttentionProblem& p) {
   if (forward_.pack_group) summary += ", " + std::to_string(p.group()) + " query heads in a tile";
   if (forward_.num_splits > 1) {
     add(*kernels.combine, forward_);
-    summary += ", keys split in " + std::to_string(forward_.num_splits) + ", merged by " + kernels.combine->name;
+    summary +=
+        ", keys split in " + std::to_string(forward_.num_splits) + ", merged by " + kernels.combine->name;
   }
 }
 
@@ -175,7 +181,6 @@ void CudaPlan::prepare_backward(Family family, const AttentionProblem& p, bool d
   lse_log2_ = layout.lse_log2;
   delta_ = layout.delta;
   dq_sum_ = layout.dq_sum;
-  dq_columns_ = layout.dq_columns;
   workspace_size = static_cast<size_t>(layout.workspace_size);
   std::string others;
   // Each reads what those before it wrote, in the order of the stream.
@@ -191,24 +196,28 @@ void CudaPlan::check_memory(const char* name, const void* pointer) const {
   const cuda::Memory memory = memory_of(pointer);
   if (memory.place == Place::kManaged || memory.place == Place::kUnknown) return;
   if (memory.place == Place::kDevice && memory.device == device_) return;
-  throw_invalid(name, text_of(memory), "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
+  throw_invalid(name, text_of(memory),
+                "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
                 memory.place == Place::kDevice ? "make a plan for that device, or copy the tensor"
                                                : "copy the tensor to the device");
 }
 
 void CudaPlan::check_stream(CUstream stream) const {
-  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;  // of any device
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+    return;  // of any device
   const Driver& d = driver();
   if (d.stream_get_device != nullptr) {
     CUdevice owner = 0;
-    if (const CUresult error = d.stream_get_device(stream, &owner); error != CUDA_SUCCESS) throw_cuda("stream", error);
+    if (const CUresult error = d.stream_get_device(stream, &owner); error != CUDA_SUCCESS)
+      throw_cuda("stream", error);
     if (owner == device_) return;
     throw_invalid("stream", "a stream of cuda:" + std::to_string(owner),
                   "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
                   "make the stream while that device is current");
   }
   CUcontext owner = nullptr;
-  if (const CUresult error = d.stream_get_ctx(stream, &owner); error != CUDA_SUCCESS) throw_cuda("stream", error);
+  if (const CUresult error = d.stream_get_ctx(stream, &owner); error != CUDA_SUCCESS)
+    throw_cuda("stream", error);
   if (owner == context_) return;
   throw_invalid("stream", "a stream of another device or context",
                 "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
@@ -234,12 +243,13 @@ void CudaPlan::launch(Args args, const Buffers& buffers) const {
     const std::array<uint64_t, 2> numbers = {buffers.seed, buffers.offset};
     for (size_t word = 0; word < 4; ++word) {
       const auto value = static_cast<unsigned>(numbers[word / 2] >> (word % 2 * 32));
-      if (const CUresult error = d.memset_d32_async(state + word * 4, value, 1, stream); error != CUDA_SUCCESS) {
+      if (const CUresult error = d.memset_d32_async(state + word * 4, value, 1, stream);
+          error != CUDA_SUCCESS) {
         throw_cuda("cuMemsetD32Async", error);
       }
     }
   }
-  std::array<void*, 2> parameters = {&args, const_cast<int*>(&dq_columns_)};  // most kernels take the first only
+  std::array<void*, 1> parameters = {&args};
   for (const Launch& l : launches_) {
     const CUresult error =
         d.launch_kernel(l.function, l.x, l.y, l.z, static_cast<unsigned>(l.kernel->threads), 1, 1,

@@ -18,7 +18,8 @@ class CudaPlan final : public Prepared {
 
   CudaPlan(Family family, const AttentionProblem& problem, bool deterministic);
 
-  /// Checks the pointers and the stream, then launches. No allocation, lock, synchronisation; may be captured in a graph.
+  /// Checks the pointers and the stream, then launches. No allocation, lock, synchronisation; may be captured
+  /// in a graph.
   void run(const Buffers& buffers) const;
 
  private:
@@ -48,10 +49,9 @@ class CudaPlan final : public Prepared {
   std::vector<Memory> memory_;    ///< tensors that have any
   ForwardArgs forward_;           ///< without pointers
   BackwardArgs backward_;
-  int dq_columns_ = 0;
   int64_t part_o_ = 0, part_lse_ = 0, lse_log2_ = 0, delta_ = 0, dq_sum_ = 0;  ///< offsets in the workspace
-  /// Packed problems without sequences run as one empty sequence: all their rows follow it, and get their zeros. Its
-  /// bounds lie here in the workspace. -1: there are sequences.
+  /// Packed problems without sequences run as one empty sequence: all their rows follow it, and get their
+  /// zeros. Its bounds lie here in the workspace. -1: there are sequences.
   int64_t no_sequences_ = -1;
   bool writes_rng_state_ = false;
 };

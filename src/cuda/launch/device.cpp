@@ -20,8 +20,8 @@ struct Device {
 };
 
 Device& device(int id) {
-  static const std::unique_ptr<Device[]> devices = std::make_unique<Device[]>(
-      static_cast<size_t>(driver().device_count > 0 ? driver().device_count : 1));
+  static const std::unique_ptr<Device[]> devices =
+      std::make_unique<Device[]>(static_cast<size_t>(driver().device_count > 0 ? driver().device_count : 1));
   return devices[static_cast<size_t>(id)];
 }
 
@@ -59,8 +59,8 @@ LoadedKernel load(const Kernel& kernel, int id) {
   const auto fails = [&](cudaError_t error) {
     cudaGetLastError();  // ours, and now told
     const DeviceProperties& p = properties_of(id);
-    const bool no_code = error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
-                         error == cudaErrorUnsupportedPtxVersion;
+    const bool no_code = error == cudaErrorNoKernelImageForDevice ||
+                         error == cudaErrorInvalidDeviceFunction || error == cudaErrorUnsupportedPtxVersion;
     result.clause = no_code ? "was compiled without code that cuda:" + std::to_string(id) + " (" + p.name +
                                   ", compute capability " + std::to_string(p.capability / 10) + "." +
                                   std::to_string(p.capability % 10) + ") can run"
@@ -68,21 +68,23 @@ LoadedKernel load(const Kernel& kernel, int id) {
     return result;
   };
   cudaFuncAttributes attributes;
-  if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel.entry); e != cudaSuccess) return fails(e);
+  if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel.entry); e != cudaSuccess)
+    return fails(e);
   const auto shared = static_cast<int>(kernel.shared_bytes);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
       e != cudaSuccess) {
     return fails(e);
   }
-  if (const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&result.ctas_per_sm, kernel.entry,
-                                                                          kernel.threads, kernel.shared_bytes);
+  if (const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+          &result.ctas_per_sm, kernel.entry, kernel.threads, kernel.shared_bytes);
       e != cudaSuccess) {
     return fails(e);
   }
   if (result.ctas_per_sm == 0) {
-    result.clause = std::string(kernel.name) + " needs more registers or shared memory than an SM of cuda:" +
-                    std::to_string(id) + " has";
+    result.clause = std::string(kernel.name) +
+                    " needs more registers or shared memory than an SM of cuda:" + std::to_string(id) +
+                    " has";
     return result;
   }
   cudaFunction_t function = nullptr;

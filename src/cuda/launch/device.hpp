@@ -22,8 +22,8 @@ struct LoadedKernel {
   int ctas_per_sm = 0;
   std::string clause;  ///< why it cannot run there; "" when it can
 };
-/// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are made: loading
-/// allocates, which a run must not.
+/// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are
+/// made: loading allocates, which a run must not.
 const LoadedKernel& loaded(const Kernel& kernel, int id);
 
 }  // namespace fovea::cuda

@@ -41,13 +41,14 @@ Driver make_driver() {
     d.device_count = 0;
     return d;
   }
-  const bool complete =
-      get_entry("cuCtxGetCurrent", 4000, d.ctx_get_current) && get_entry("cuCtxSetCurrent", 4000, d.ctx_set_current) &&
-      get_entry("cuDevicePrimaryCtxRetain", 7000, d.primary_ctx_retain) &&
-      get_entry("cuLaunchKernel", 4000, d.launch_kernel) &&
-      get_entry("cuMemsetD32Async", 3020, d.memset_d32_async) &&
-      get_entry("cuStreamGetCtx", 9020, d.stream_get_ctx) && get_entry("cuGetErrorName", 6000, d.get_error_name) &&
-      get_entry("cuGetErrorString", 6000, d.get_error_string);
+  const bool complete = get_entry("cuCtxGetCurrent", 4000, d.ctx_get_current) &&
+                        get_entry("cuCtxSetCurrent", 4000, d.ctx_set_current) &&
+                        get_entry("cuDevicePrimaryCtxRetain", 7000, d.primary_ctx_retain) &&
+                        get_entry("cuLaunchKernel", 4000, d.launch_kernel) &&
+                        get_entry("cuMemsetD32Async", 3020, d.memset_d32_async) &&
+                        get_entry("cuStreamGetCtx", 9020, d.stream_get_ctx) &&
+                        get_entry("cuGetErrorName", 6000, d.get_error_name) &&
+                        get_entry("cuGetErrorString", 6000, d.get_error_string);
   get_entry("cuStreamGetDevice", 12080, d.stream_get_device);
   if (!complete) {
     d.missing = "the driver lacks entry points of CUDA 9.2";
@@ -101,7 +102,8 @@ void throw_cuda(const std::string& what, CUresult error) {
       Status::kCudaError, "",
       is_of_earlier_work(error)
           ? what + ": not launched, because earlier work of this process on the device had failed: " +
-                error_text(error) + "; look for the fault before this call (compute-sanitizer, CUDA_LAUNCH_BLOCKING=1)"
+                error_text(error) +
+                "; look for the fault before this call (compute-sanitizer, CUDA_LAUNCH_BLOCKING=1)"
           : what + ": CUDA refused: " + error_text(error));
 }
 

@@ -1,6 +1,6 @@
-// The driver, asked for its entry points at run time, so that one binary starts on machines with and without it. Runs go
-// through it rather than through the runtime: a launch then costs no look-up of the kernel, and the current context can be
-// saved and restored without creating one.
+// The driver, asked for its entry points at run time, so that one binary starts on machines with and without
+// it. Runs go through it rather than through the runtime: a launch then costs no look-up of the kernel, and
+// the current context can be saved and restored without creating one.
 #pragma once
 
 #include <cuda.h>
@@ -15,8 +15,8 @@ struct Driver {
   CUresult (*ctx_get_current)(CUcontext*) = nullptr;
   CUresult (*ctx_set_current)(CUcontext) = nullptr;
   CUresult (*primary_ctx_retain)(CUcontext*, CUdevice) = nullptr;
-  CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-                            void**, void**) = nullptr;
+  CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            CUstream, void**, void**) = nullptr;
   CUresult (*memset_d32_async)(CUdeviceptr, unsigned, size_t, CUstream) = nullptr;
   CUresult (*stream_get_ctx)(CUstream, CUcontext*) = nullptr;
   CUresult (*stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< null before CUDA 12.8
@@ -37,11 +37,12 @@ std::string version_text(int version);
 /// "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)".
 std::string error_text(CUresult error);
 
-/// Whether the error tells of earlier work that ran on the device, not of the call that returned it. Such errors stay with
-/// the context: every later call returns them.
+/// Whether the error tells of earlier work that ran on the device, not of the call that returned it. Such
+/// errors stay with the context: every later call returns them.
 bool is_of_earlier_work(CUresult error);
 
-/// Throws RequestError(kCudaError), which names `what` (a kernel, mostly) and tells earlier failures from its own.
+/// Throws RequestError(kCudaError), which names `what` (a kernel, mostly) and tells earlier failures from its
+/// own.
 [[noreturn]] void throw_cuda(const std::string& what, CUresult error);
 
 /// Makes a context current in this scope. Nothing happens where it is already.
@@ -52,7 +53,8 @@ class ContextScope {
     if (d.ctx_get_current(&before_) != CUDA_SUCCESS) before_ = nullptr;
     changed_ = before_ != context;
     if (changed_) {
-      if (const CUresult error = d.ctx_set_current(context); error != CUDA_SUCCESS) throw_cuda("the device", error);
+      if (const CUresult error = d.ctx_set_current(context); error != CUDA_SUCCESS)
+        throw_cuda("the device", error);
     }
   }
   ContextScope(const ContextScope&) = delete;

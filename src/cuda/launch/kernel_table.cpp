@@ -9,7 +9,8 @@
 namespace fovea::cuda {
 namespace {
 
-/// Positions, edges of windows and their sums are 32-bit in kernels: two lengths and a window add up to less than 2^32.
+/// Positions, edges of windows and their sums are 32-bit in kernels: two lengths and a window add up to less
+/// than 2^32.
 constexpr int64_t kLongestSequence = int64_t{1} << 30;
 
 struct TermName {
@@ -50,16 +51,19 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
   const auto fails = [&](std::string clause) { return Verdict{passed, std::move(clause)}; };
 
   if (device.capability < k.min_capability) {
-    return fails("needs compute capability " + capability_text(k.min_capability) + " or newer, cuda:" +
-                 std::to_string(device.id) + " (" + device.name + ") has " + capability_text(device.capability));
+    return fails("needs compute capability " + capability_text(k.min_capability) +
+                 " or newer, cuda:" + std::to_string(device.id) + " (" + device.name + ") has " +
+                 capability_text(device.capability));
   }
   if (k.max_capability != 0 && device.capability > k.max_capability) {
-    return fails("needs compute capability " + capability_text(k.max_capability) + " or older, cuda:" +
-                 std::to_string(device.id) + " (" + device.name + ") has " + capability_text(device.capability));
+    return fails("needs compute capability " + capability_text(k.max_capability) +
+                 " or older, cuda:" + std::to_string(device.id) + " (" + device.name + ") has " +
+                 capability_text(device.capability));
   }
   ++passed;
   if (!k.any_dtype && k.dtype != p.dtype) {
-    return fails("computes " + std::string(name_of(k.dtype)) + ", this problem is " + std::string(name_of(p.dtype)));
+    return fails("computes " + std::string(name_of(k.dtype)) + ", this problem is " +
+                 std::string(name_of(p.dtype)));
   }
   ++passed;
   if (std::max(p.seqlen_q, p.seqlen_k) > kLongestSequence) {
@@ -76,12 +80,13 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
                  std::to_string(p.head_dim_v));
   }
   ++passed;
-  if (const uint32_t missing = terms_of(p) & ~k.terms) return fails("does not know " + names_of_terms(missing));
+  if (const uint32_t missing = terms_of(p) & ~k.terms)
+    return fails("does not know " + names_of_terms(missing));
   ++passed;
   if (k.shared_bytes > device.shared_per_cta) {
-    return fails("needs " + std::to_string(k.shared_bytes) + " bytes of shared memory, cuda:" +
-                 std::to_string(device.id) + " (" + device.name + ") gives a CTA " +
-                 std::to_string(device.shared_per_cta));
+    return fails("needs " + std::to_string(k.shared_bytes) +
+                 " bytes of shared memory, cuda:" + std::to_string(device.id) + " (" + device.name +
+                 ") gives a CTA " + std::to_string(device.shared_per_cta));
   }
   ++passed;
   return {passed, ""};
@@ -122,7 +127,8 @@ uint32_t terms_of(const AttentionProblem& p) {
   return terms;
 }
 
-std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
+std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem,
+                           const DeviceProperties& device) {
   return judge(kernel, problem, device).clause;
 }
 
@@ -165,8 +171,8 @@ Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Fami
     // Of those that get equally far the last one says most: the table rises to the largest head sizes.
     if (verdict.passed >= closest.passed) closest = std::move(verdict);
   }
-  choice.clause = closest.passed >= 0 ? closest.clause
-                                      : std::string("has no ") + name_of(kind) + " kernel in this build";
+  choice.clause =
+      closest.passed >= 0 ? closest.clause : std::string("has no ") + name_of(kind) + " kernel in this build";
   return choice;
 }
 

@@ -39,8 +39,8 @@ enum class KernelKind : uint8_t {
   kForward,   ///< (ForwardArgs): o and lse, or the parts of splits
   kCombine,   ///< (ForwardArgs): merges the parts of splits
   kBackward,  ///< (BackwardArgs): dk, dv, sums of dq
-  kPrepare,   ///< (BackwardArgs, int columns): row statistics; zeros where sums are accumulated
-  kFinish,    ///< (BackwardArgs, int columns): dq from its sums; columns: head_dim of the main kernel, the width of dq_sum
+  kPrepare,   ///< (BackwardArgs): row statistics; zeros where sums are accumulated
+  kFinish,    ///< (BackwardArgs): dq from its sums
   kDBias,     ///< (BackwardArgs): dbias
   kDSink,     ///< (BackwardArgs): dsink
 };
@@ -86,6 +86,7 @@ struct Kernel {
   uint32_t terms = kAllTerms;  ///< which terms it knows
   bool can_split = true;       ///< forward: num_splits > 1
   bool can_pack = true;        ///< forward: pack_group
+  bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
@@ -114,8 +115,8 @@ struct DeviceProperties {
 std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem,
                            const DeviceProperties& device);
 
-/// The terms that a problem has. A forward that is to write rng_state counts as one with dropout: only kernels that know
-/// dropout write it.
+/// The terms that a problem has. A forward that is to write rng_state counts as one with dropout: only
+/// kernels that know dropout write it.
 uint32_t terms_of(const AttentionProblem& problem);
 
 /// All kernels of this build, in order of preference: by kind, family, fewer terms, smaller head sizes, as

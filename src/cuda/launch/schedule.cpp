@@ -41,7 +41,8 @@ bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
   // Rows are 32-bit in kernels, and so is row * group, by which query_magic divides.
   if (saturating_product(p.seqlen_q, p.group()) >= (int64_t{1} << 30) / p.group()) return false;
-  // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the tiles.
+  // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the
+  // tiles.
   const int64_t packed = m_blocks(p, true, kernel.tile_m);
   const int64_t apart = m_blocks(p, false, kernel.tile_m) * p.group();
   return 4 * packed <= 3 * apart;
@@ -69,7 +70,8 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
   const int64_t bytes = saturating_product(p.seqlen_k, (p.head_dim + p.head_dim_v) * size_of(p.dtype));
   // Half of the cache: Q, O and what others do pass through it, too.
-  const int64_t fitting = std::max<int64_t>(1, static_cast<int64_t>(l2_bytes) / 2 / std::max<int64_t>(1, bytes));
+  const int64_t fitting =
+      std::max<int64_t>(1, static_cast<int64_t>(l2_bytes) / 2 / std::max<int64_t>(1, bytes));
   const int64_t heads = (pack_group ? p.heads_kv : p.heads_q) * p.batch;
   return static_cast<int>(std::clamp<int64_t>(fitting * (pack_group ? 1 : p.group()), 1,
                                               std::clamp<int64_t>(heads, 1, int64_t{1} << 30)));
@@ -107,15 +109,14 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   return layout;
 }
 
-BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
-                               int ctas_per_sm, bool deterministic) {
+BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
+                               const DeviceProperties& device, int ctas_per_sm, bool deterministic) {
   BackwardLayout layout;
   BackwardArgs& args = layout.args;
   args.p = params_of(p);
   args.deterministic = deterministic;
   args.rows = ceil_div(p.seqlen_q, BackwardArgs::kRowPadding) * BackwardArgs::kRowPadding;
-  const int64_t padded_dim = kernel.head_dim > 0 ? kernel.head_dim : p.head_dim;
-  layout.dq_columns = static_cast<int>(padded_dim);
+  const int64_t padded_dim = kernel.writes_dq ? 0 : (kernel.head_dim > 0 ? kernel.head_dim : p.head_dim);
   args.dq_columns = static_cast<int>(padded_dim);
   const int64_t all_rows = saturating_product(p.batch * p.heads_q, args.rows);
   const int64_t sum_bytes = saturating_product(all_rows, padded_dim * 4);
@@ -125,13 +126,14 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel, 
   } else {
     // Each part of the keys has sums of its own: as few parts as fill the GPU.
     const int64_t slots = int64_t{device.sm_count} * ctas_per_sm;
-    args.num_splits = best_num_splits(p.batch * p.heads_kv, steps, slots,
-                                      kMaxPartBytes / std::max<int64_t>(1, sum_bytes));
+    args.num_splits =
+        best_num_splits(p.batch * p.heads_kv, steps, slots, kMaxPartBytes / std::max<int64_t>(1, sum_bytes));
   }
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
   layout.delta = parts.take(all_rows, 4);
-  layout.dq_sum = parts.take(saturating_product(deterministic ? args.num_splits : 1, all_rows), padded_dim * 4);
+  layout.dq_sum =
+      parts.take(saturating_product(deterministic ? args.num_splits : 1, all_rows), padded_dim * 4);
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -147,7 +149,8 @@ Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {
 
 Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
   if (kernel.kind == KernelKind::kPrepare || kernel.kind == KernelKind::kFinish) {
-    return {std::max<int64_t>(1, ceil_div(args.p.seqlen_q, std::max(1, kernel.tile_m))), args.p.heads_q, args.p.batch};
+    return {std::max<int64_t>(1, ceil_div(args.p.seqlen_q, std::max(1, kernel.tile_m))), args.p.heads_q,
+            args.p.batch};
   }
   if (kernel.kind != KernelKind::kBackward) return {.x = -1};
   return {saturating_product(int64_t{args.p.heads_kv} * args.p.batch, args.num_splits), 1, 1};

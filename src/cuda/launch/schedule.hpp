@@ -1,6 +1,6 @@
-// How a problem is laid out over the SMs and in the workspace: which heads share a tile, into how many parts keys are
-// split, where intermediate results lie. Decided once, when a plan is made; plain C++ over plain data, so that it is
-// tested without a GPU.
+// How a problem is laid out over the SMs and in the workspace: which heads share a tile, into how many parts
+// keys are split, where intermediate results lie. Decided once, when a plan is made; plain C++ over plain
+// data, so that it is tested without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -10,43 +10,44 @@
 
 namespace fovea::cuda {
 
-/// Parts of the workspace start at multiples of this: the widest segment that the L2 cache fetches at once is 128 bytes,
-/// and cudaMalloc itself aligns to 256.
+/// Parts of the workspace start at multiples of this: the widest segment that the L2 cache fetches at once is
+/// 128 bytes, and cudaMalloc itself aligns to 256.
 inline constexpr int64_t kPartAlignment = 256;
-/// Bytes of parts (splits, deterministic sums) above which fewer splits are taken: they cost traffic, and a workspace
-/// that rivals the problem is no help.
+/// Bytes of parts (splits, deterministic sums) above which fewer splits are taken: they cost traffic, and a
+/// workspace that rivals the problem is no help.
 inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
 
 /// Tiles of query rows of one head (of a group of heads when packed).
 int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
 
-/// Whether the query heads of a group are packed into one tile: where rows are few, so that tiles would be mostly empty.
+/// Whether the query heads of a group are packed into one tile: where rows are few, so that tiles would be
+/// mostly empty.
 bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 
-/// Into how many parts `steps` (the blocks of keys) of each of `ctas` CTAs are split so that the whole ends soonest on
-/// `slots` CTAs that run at the same time. 1: not at all. `largest`: what memory allows.
+/// Into how many parts `steps` (the blocks of keys) of each of `ctas` CTAs are split so that the whole ends
+/// soonest on `slots` CTAs that run at the same time. 1: not at all. `largest`: what memory allows.
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest);
 
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
 struct ForwardLayout {
-  ForwardArgs args;  ///< no pointers
+  ForwardArgs args;                  ///< no pointers
   int64_t part_o = 0, part_lse = 0;  ///< offsets in the workspace; meaningless with one split
   int64_t workspace_size = 0;
 };
-/// `ctas_per_sm`: how many CTAs of the kernel an SM runs at a time; `may_split`: there is a kernel that merges.
-ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device,
-                             int ctas_per_sm, bool may_split);
+/// `ctas_per_sm`: how many CTAs of the kernel an SM runs at a time; `may_split`: there is a kernel that
+/// merges.
+ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kernel,
+                             const DeviceProperties& device, int ctas_per_sm, bool may_split);
 
 struct BackwardLayout {
-  BackwardArgs args;  ///< no pointers
+  BackwardArgs args;                            ///< no pointers
   int64_t lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
-  int dq_columns = 0;                           ///< width of dq_sum
   int64_t workspace_size = 0;
 };
-BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device,
-                               int ctas_per_sm, bool deterministic);
+BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
+                               const DeviceProperties& device, int ctas_per_sm, bool deterministic);
 
 /// The grid of a kernel of which the family gives none:
 ///   kForward    (m_blocks * heads * batch, num_splits, value slices); heads of k where packed
