@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Every test that needs a GPU, and one table of what came of them.
+#
+#   tools/test_gpu.sh [DIR] [--problems N] [--jobs N] [--quick] [--logs DIR]
+#
+# DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ptx, test_ptx_sm75 and
+# libfovea.so.0: a machine with a GPU needs neither compiler nor sources. Beside them it takes a driver, and
+# compute-sanitizer of the CUDA toolkit (PATH, CUDA_HOME, /usr/local/cuda).
+#
+#   --problems N   random problems, each through every CUDA backend that can do it (default 8000)
+#   --jobs N       programs at a time (default: one a processor)
+#   --quick        without compute-sanitizer
+#   --logs DIR     where the programs' output goes (default: DIR/gpu-logs)
+#
+# FOVEA_TEST_BACKEND=cuda_simt restricts all of it to one backend. Exit status: 0 when nothing failed. What cannot run
+# here (no GPU, no second GPU, no sanitizer) is named and counted as skipped.
+set -euo pipefail
+
+directory=build/release problems=8000 jobs=$(nproc) quick=false logs=
+usage() { sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0"; }
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --problems) problems=$2; shift ;;
+    --jobs) jobs=$2; shift ;;
+    --logs) logs=$2; shift ;;
+    --quick) quick=true ;;
+    -h | --help) usage; exit 0 ;;
+    -*) echo "test_gpu.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
+    *) directory=$1 ;;
+  esac
+  shift
+done
+bin=$directory lib=$directory
+if [[ -d $directory/bin ]]; then bin=$directory/bin lib=$directory/lib; fi
+for program in test_conformance test_gpu test_ptx test_ptx_sm75; do
+  if [[ ! -x $bin/$program ]]; then
+    echo "test_gpu.sh: no $program in $bin; build with -DFOVEA_CUDA=ON, or name the folder that holds it" >&2
+    exit 2
+  fi
+done
+export LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export FOVEA_TEST_BACKEND=${FOVEA_TEST_BACKEND:-cuda}
+logs=${logs:-$directory/gpu-logs}
+rm -rf "$logs"
+mkdir -p "$logs"
+
+sanitizer=
+for candidate in "$(command -v compute-sanitizer || true)" "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer; do
+  if [[ -z $sanitizer && -x $candidate ]]; then sanitizer=$candidate; fi
+done
+
+# The longest that any program may take; a kernel that hangs is ended by it (the program then says what it was running).
+limit=420
+rows=()  # names of the table's rows, in order
+# start ROW SHARD COMMAND...: in the background, as soon as fewer than $jobs run
+start() {
+  local row=$1 shard=$2
+  shift 2
+  if [[ " ${rows[*]-} " != *" $row "* ]]; then rows+=("$row"); fi
+  while (($(jobs -rp | wc -l) >= jobs)); do wait -n || true; done
+  (
+    begin=$EPOCHREALTIME status=0
+    timeout --kill-after=10 $limit "$@" > "$logs/$row.$shard.log" 2>&1 || status=$?
+    end=$EPOCHREALTIME
+    echo "$status $(((${end/./} - ${begin/./}) / 1000))" > "$logs/$row.$shard.end"
+  ) &
+}
+
+echo "GPU tests of $bin"
+if command -v nvidia-smi > /dev/null; then nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader || true; fi
+begin_all=$SECONDS
+
+# Single instructions, streams and errors, and the suites of conformance, side by side.
+conformance() { start "conformance.$1" 0 "$bin/test_conformance" "--gtest_filter=$2"; }
+conformance shapes '*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
+conformance values 'Values.*:*/HiddenKeys.*'
+for ((shard = 0; shard < 4; ++shard)); do
+  start conformance.features $shard env GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$shard \
+    "$bin/test_conformance" '--gtest_filter=*/Features.*'
+done
+conformance dropout 'Dropout.*'
+conformance concurrency 'Concurrency.*'
+start ptx 0 "$bin/test_ptx"
+start ptx_sm75 0 "$bin/test_ptx_sm75"
+start runs 0 "$bin/test_gpu"
+wait
+
+# Threads of its own on all processors.
+start conformance.random 0 env FOVEA_TEST_PROBLEMS="$problems" FOVEA_TEST_THREADS="$jobs" \
+  "$bin/test_conformance" '--gtest_filter=CudaRandomProblems.*'
+wait
+
+# compute-sanitizer over the covering set: each tool in shards, since kernels get slower by orders of magnitude. Tensors
+# have allocations of their own, so that every byte outside of them is outside of all memory.
+tools=(memcheck racecheck initcheck synccheck)
+if ! $quick && [[ -n $sanitizer ]]; then
+  shards=$(((jobs + 3) / 4))
+  for ((shard = 0; shard < shards; ++shard)); do
+    for tool in "${tools[@]}"; do
+      start "sanitizer.$tool" $shard env FOVEA_TEST_EXACT=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+        "$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20 \
+        "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
+    done
+  done
+  wait
+fi
+
+# What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.
+number() { sed -nE "s/.*$2.*/\1/p" "$1" | tail -1 | grep . || echo 0; }
+
+printf '\n%-26s %8s %8s %8s %8s %9s\n' '' tests passed skipped failed seconds
+all_tests=0 all_passed=0 all_skipped=0 all_failed=0
+failing=()
+print_row() { printf '%-26s %8s %8s %8s %8s %9s\n' "$@"; }
+for row in "${rows[@]}"; do
+  tests=0 passed=0 skipped=0 failed=0 longest=0
+  for log in "$logs/$row".*.log; do
+    read -r status milliseconds < "${log%.log}.end"
+    ran=$(number "$log" '^\[=+\] ([0-9]+) tests? from .* ran\.')
+    ok=$(number "$log" '^\[  PASSED  \] ([0-9]+) tests?\.')
+    left=$(number "$log" '^\[  SKIPPED \] ([0-9]+) tests?, listed below')
+    bad=$(number "$log" '^\[  FAILED  \] ([0-9]+) tests?, listed below')
+    if grep -q '\[  SKIPPED \] all tests of' "$log"; then
+      left=$ran ok=0
+    elif ((status != 0 && bad == 0)); then
+      bad=1  # a crash, a time limit, or an error that only the sanitizer saw
+      if ((ok > 0)); then ok=$((ok - 1)); else ran=$((ran + 1)); fi
+    fi
+    if ((bad > 0)); then failing+=("$log (status $status)"); fi
+    tests=$((tests + ran)) passed=$((passed + ok)) skipped=$((skipped + left)) failed=$((failed + bad))
+    if ((milliseconds > longest)); then longest=$milliseconds; fi
+  done
+  print_row "$row" $tests $passed $skipped $failed "$((longest / 1000)).$((longest % 1000 / 100))"
+  all_tests=$((all_tests + tests)) all_passed=$((all_passed + passed))
+  all_skipped=$((all_skipped + skipped)) all_failed=$((all_failed + failed))
+done
+if ! $quick && [[ -z $sanitizer ]]; then
+  for tool in "${tools[@]}"; do
+    print_row "sanitizer.$tool" 1 0 1 0 0
+    all_tests=$((all_tests + 1)) all_skipped=$((all_skipped + 1))
+  done
+  echo "  (no compute-sanitizer on this machine)"
+fi
+print_row all $all_tests $all_passed $all_skipped $all_failed $((SECONDS - begin_all))
+
+echo
+sed -nE 's/^(seed [0-9]+: [0-9]+ random problems.*|cuda_[a-z0-9]+: [0-9]+ passes;.*)/\1/p' "$logs"/conformance.random.*.log
+if ((all_skipped > 0)); then
+  echo
+  echo "Skipped, and why:"
+  # A test's reason stands on the line before its name.
+  grep -hE -B1 '^\[  SKIPPED \] [A-Za-z0-9_/.]+ \(' "$logs"/*.log | grep -vE '^--' | paste -d' ' - - |
+    sed -E 's/^(.*) \[  SKIPPED \] ([^ ]+) \(.*/  \2: \1/' | sort | uniq -c | sed -E 's/^ +([0-9]+) /  \1 x/' | head -20 || true
+  grep -hE '\[  SKIPPED \] all tests of' "$logs"/*.log | sort -u | sed 's/^/  /' || true
+fi
+if ((${#failing[@]} > 0)); then
+  echo
+  echo "Failed:"
+  for log in "${failing[@]}"; do
+    echo "  $log"
+    grep -hE '^\[  FAILED  \] [A-Za-z0-9_/.]+|^========= (Error|Invalid|ERROR SUMMARY)|crashed|stopped while' "${log% (status*}" |
+      sort -u | head -8 | sed 's/^/    /' || true
+  done
+fi
+echo
+echo "$all_passed passed, $all_failed failed, $all_skipped skipped"
+((all_failed == 0))
