@@ -34,7 +34,8 @@ TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "
         "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink"}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "writes_dq", "oldest", "code_paths", "sass", "split", "instances"}
+               "value_slice", "grid", "writes_dq", "can_split", "can_pack",
+               "oldest", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "config"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -144,10 +145,8 @@ def kernels_of(key, family):
             members += [("head_dim", head_dim), ("head_dim_v", head_dim_v)]
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
-            if family.get("writes_dq"):
-                members.append(("writes_dq", "true"))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("tile_m", "tile_n", "threads", "shared_bytes"):
+            for member in ("can_split", "can_pack", "writes_dq", "tile_m", "tile_n", "threads", "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
             members.append(("min_capability", row.get("min_capability", family["oldest"])))
