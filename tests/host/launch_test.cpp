@@ -1,0 +1,374 @@
+// The table of CUDA kernels and the schedule of launches, on GPUs that are made up: plain functions of plain
+// data, which need neither a GPU nor a toolkit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/params.hpp"
+#include "cuda/launch/schedule.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+// Made-up kernels of a made-up build.
+constexpr Kernel kPlain64 = {.name = "plain_d64",
+                             .kind = KernelKind::kForward,
+                             .family = Family::kMmaSm80,
+                             .dtype = DType::kBF16,
+                             .head_dim = 64,
+                             .head_dim_v = 64,
+                             .terms = kPlainTerms,
+                             .tile_m = 128,
+                             .tile_n = 64,
+                             .threads = 128,
+                             .shared_bytes = 48 << 10,
+                             .min_capability = 80};
+constexpr Kernel general64() {
+  Kernel k = kPlain64;
+  k.name = "general_d64";
+  k.terms = kAllTerms;
+  k.tile_m = 64;
+  return k;
+}
+constexpr Kernel kGeneral64 = general64();
+constexpr Kernel plain128() {
+  Kernel k = kPlain64;
+  k.name = "plain_d128";
+  k.head_dim = k.head_dim_v = 128;
+  k.shared_bytes = 160 << 10;
+  return k;
+}
+constexpr Kernel kPlain128 = plain128();
+constexpr Kernel kAnySize = {.name = "simt",
+                             .kind = KernelKind::kForward,
+                             .family = Family::kSimt,
+                             .dtype = DType::kBF16,
+                             .value_slice = 64,
+                             .tile_m = 64,
+                             .tile_n = 64,
+                             .threads = 64};
+
+}  // namespace
+
+// What a generated unit and the list of units define.
+namespace {
+std::span<const Kernel> unit() {
+  static const std::array<Kernel, 4> kernels = {kAnySize, kPlain128, kGeneral64, kPlain64};
+  return kernels;
+}
+}  // namespace
+std::span<const KernelUnit> kernel_units() {
+  static constexpr std::array<KernelUnit, 1> units = {unit};
+  return units;
+}
+
+namespace {
+
+DeviceProperties hopper() {
+  DeviceProperties d;
+  d.name = "NVIDIA H200";
+  d.capability = 90;
+  d.sm_count = 132;
+  d.shared_per_sm = 228 << 10;
+  d.shared_per_cta = 227 << 10;
+  d.threads_per_sm = 2048;
+  d.l2_bytes = 50 << 20;
+  return d;
+}
+DeviceProperties turing() {
+  DeviceProperties d = hopper();
+  d.id = 1;
+  d.name = "NVIDIA T4";
+  d.capability = 75;
+  d.sm_count = 40;
+  d.shared_per_sm = d.shared_per_cta = 64 << 10;
+  d.threads_per_sm = 1024;
+  d.l2_bytes = 4 << 20;
+  return d;
+}
+
+TensorDesc rows(int64_t batch, int64_t seqlen, int64_t heads, int64_t size, DType dtype = DType::kBF16) {
+  TensorDesc t;
+  t.present = true;
+  t.dtype = dtype;
+  t.device = DeviceType::kCuda;
+  t.ndim = 4;
+  t.shape = {batch, seqlen, heads, size};
+  t.stride = {seqlen * heads * size, heads * size, size, 1};
+  return t;
+}
+AttentionProblem problem(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q, int64_t heads_kv,
+                         int64_t size) {
+  AttentionProblem p;
+  p.dtype = DType::kBF16;
+  p.batch = batch;
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  p.head_dim = p.head_dim_v = size;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.total_q = batch * seqlen_q;
+  p.total_k = batch * seqlen_k;
+  p.tensors[index_of(Role::kQ)] = p.tensors[index_of(Role::kO)] = rows(batch, seqlen_q, heads_q, size);
+  p.tensors[index_of(Role::kK)] = p.tensors[index_of(Role::kV)] = rows(batch, seqlen_k, heads_kv, size);
+  return p;
+}
+void add(AttentionProblem& p, Role role) {
+  p.tensors[index_of(role)].present = true;
+}
+
+const Kernel* chosen(Family family, const AttentionProblem& p, const DeviceProperties& device) {
+  return choose_kernel(kernel_table(), KernelKind::kForward, family, p, device).kernel;
+}
+std::string clause(Family family, const AttentionProblem& p, const DeviceProperties& device) {
+  return choose_kernel(kernel_table(), KernelKind::kForward, family, p, device).clause;
+}
+
+TEST(KernelTable, IsInOrderOfPreference) {
+  std::vector<std::string> names;
+  for (const Kernel* k : kernel_table()) names.push_back(k->name);
+  EXPECT_EQ(names, (std::vector<std::string>{"plain_d64", "general_d64", "plain_d128", "simt"}));
+}
+
+TEST(KernelTable, TakesTheSmallestKernelThatCan) {
+  EXPECT_STREQ(chosen(Family::kMmaSm80, problem(1, 8, 8, 2, 1, 40), hopper())->name, "plain_d64");
+  EXPECT_STREQ(chosen(Family::kMmaSm80, problem(1, 8, 8, 2, 1, 72), hopper())->name, "plain_d128");
+  AttentionProblem wide_v = problem(1, 8, 8, 2, 1, 40);
+  wide_v.head_dim_v = 128;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, wide_v, hopper())->name, "plain_d128");
+  EXPECT_STREQ(chosen(Family::kSimt, problem(1, 8, 8, 2, 1, 576), turing())->name, "simt");
+}
+
+TEST(KernelTable, TermsNeedAKernelThatKnowsThem) {
+  for (const Role role : {Role::kBias, Role::kMask, Role::kBlockMask, Role::kAlibi, Role::kRngState}) {
+    AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+    add(p, role);
+    EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64") << name_of(role);
+  }
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  p.softcap = 30;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64");
+  p = problem(1, 8, 8, 2, 1, 64);
+  p.dropout = 0.1;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64");
+  p = problem(1, 8, 8, 2, 1, 64);
+  p.scale = -1;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64");
+  p.scale = 1e-60;  // 0 in float32
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64");
+  // A sink costs nothing, nor do windows.
+  p = problem(1, 8, 8, 2, 1, 64);
+  add(p, Role::kSink);
+  p.window_left = 3;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
+}
+
+TEST(KernelTable, SaysWhatIsMissing) {
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  EXPECT_EQ(clause(Family::kMmaSm80, p, turing()),
+            "needs compute capability 8.0 or newer, cuda:1 (NVIDIA T4) has 7.5");
+  EXPECT_EQ(clause(Family::kTf32, p, hopper()), "has no forward kernel in this build");
+  p.dtype = DType::kF32;
+  EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "computes bfloat16, this problem is float32");
+  p = problem(1, 8, 8, 2, 1, 320);
+  EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "takes head sizes of q up to 128, this problem has 320");
+  p = problem(1, 8, 8, 2, 1, 128);
+  add(p, Role::kBias);
+  p.softcap = 2;
+  EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "does not know softcap, bias");
+  p = problem(1, int64_t{1} << 31, 8, 2, 1, 64);
+  EXPECT_EQ(clause(Family::kSimt, p, hopper()),
+            "takes sequences up to 1073741824, this problem has 2147483648");
+  DeviceProperties small = hopper();
+  small.shared_per_cta = 99 << 10;
+  EXPECT_EQ(clause(Family::kMmaSm80, problem(1, 8, 8, 2, 1, 128), small),
+            "needs 163840 bytes of shared memory, cuda:0 (NVIDIA H200) gives a CTA 101376");
+}
+
+TEST(KernelTable, SupportAndChoiceAgree) {
+  for (const int64_t size : {1, 64, 65, 128, 129, 576}) {
+    for (const DeviceProperties& device : {hopper(), turing()}) {
+      for (const Family family : {Family::kMmaSm80, Family::kSimt}) {
+        const AttentionProblem p = problem(2, 8, 8, 2, 1, size);
+        const Kernel* kernel = chosen(family, p, device);
+        bool any = false;
+        for (const Kernel* k : kernel_table()) {
+          if (k->family != family || !cannot_because(*k, p, device).empty()) continue;
+          EXPECT_TRUE(any || k == kernel);
+          any = true;
+        }
+        EXPECT_EQ(any, kernel != nullptr);
+        EXPECT_EQ(any, clause(family, p, device).empty());
+      }
+    }
+  }
+}
+
+TEST(Parameters, AlignmentIsThatOfSizesStridesAndPointers) {
+  AttentionProblem p = problem(2, 8, 8, 2, 1, 64);
+  tile::AttentionParams a = params_of(p);
+  EXPECT_EQ(a.aligned16, tile::kAlignedQ | tile::kAlignedK | tile::kAlignedV | tile::kAlignedO);
+  Buffers buffers;
+  alignas(16) static std::array<char, 64> memory;
+  for (const Role role : {Role::kQ, Role::kK, Role::kV, Role::kO}) {
+    buffers.data[index_of(role)] = memory.data();
+  }
+  buffers.data[index_of(Role::kK)] = memory.data() + 8;
+  buffers.seed = 3;
+  buffers.offset = 5;
+  bind(a, buffers);
+  EXPECT_EQ(a.aligned16, tile::kAlignedQ | tile::kAlignedV | tile::kAlignedO);
+  EXPECT_EQ(a.q.data, memory.data());
+  EXPECT_EQ(a.seed, 3u);
+  EXPECT_EQ(a.offset, 5u);
+
+  p.tensors[index_of(Role::kQ)].stride[1] += 4;  // 8 bytes
+  EXPECT_EQ(params_of(p).aligned16 & tile::kAlignedQ, 0u);
+  p = problem(2, 8, 8, 2, 1, 68);
+  EXPECT_EQ(params_of(p).aligned16, 0u);
+  // A stride that is never stepped along does not matter.
+  p = problem(1, 8, 8, 2, 1, 64);
+  p.tensors[index_of(Role::kQ)].stride[0] = 1;
+  EXPECT_NE(params_of(p).aligned16 & tile::kAlignedQ, 0u);
+  // o in float32: 4 columns are 16 bytes.
+  p = problem(1, 8, 8, 2, 1, 4);
+  p.tensors[index_of(Role::kO)].dtype = DType::kF32;
+  EXPECT_EQ(params_of(p).aligned16, static_cast<uint32_t>(tile::kAlignedO));
+  EXPECT_TRUE(params_of(p).o_is_f32);
+}
+
+TEST(Parameters, DropoutIsThatOfTheCpu) {
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  p.dropout = 0.3;
+  tile::AttentionParams a = params_of(p);
+  Buffers buffers;
+  buffers.seed = 0x123456789abcdef0;
+  buffers.offset = 0xfedcba9876543210;
+  bind(a, buffers);
+  const tile::Dropout here = tile::dropout_of(a), cpu(0.3, buffers.seed, buffers.offset);
+  EXPECT_EQ(here.threshold, cpu.threshold);
+  EXPECT_EQ(here.keep_scale, cpu.keep_scale);
+  EXPECT_EQ(here.key, cpu.key);
+  EXPECT_EQ(here.offset_low, cpu.offset_low);
+}
+
+TEST(Schedule, GroupsArePackedWhereRowsAreFew) {
+  EXPECT_TRUE(packs_group(problem(4, 1, 4096, 32, 8, 64), kPlain64));
+  EXPECT_TRUE(packs_group(problem(4, 16, 4096, 32, 8, 64), kPlain64));
+  EXPECT_FALSE(packs_group(problem(4, 4096, 4096, 32, 8, 64), kPlain64));
+  EXPECT_FALSE(packs_group(problem(4, 1, 4096, 8, 8, 64), kPlain64)) << "no group";
+  Kernel cannot = kPlain64;
+  cannot.can_pack = false;
+  EXPECT_FALSE(packs_group(problem(4, 1, 4096, 32, 8, 64), cannot));
+
+  // The division by multiplication that kernels use.
+  for (const int64_t group : {2, 3, 7, 64}) {
+    const AttentionProblem p = problem(1, 40, 4096, group, 1, 64);
+    const ForwardLayout layout = forward_layout(p, kPlain64, hopper(), 2, true);
+    ASSERT_TRUE(layout.args.pack_group);
+    for (uint64_t row = 0; row < 40 * static_cast<uint64_t>(group); ++row) {
+      ASSERT_EQ(row * layout.args.query_magic >> 32, row / static_cast<uint64_t>(group));
+    }
+  }
+}
+
+TEST(Schedule, KeysAreSplitWhereSmsWouldIdle) {
+  const int64_t slots = 264;
+  EXPECT_EQ(best_num_splits(4096, 64, slots, 1000), 1) << "enough CTAs";
+  EXPECT_EQ(best_num_splits(0, 64, slots, 1000), 1);
+  EXPECT_EQ(best_num_splits(1, 1, slots, 1000), 1);
+  EXPECT_GT(best_num_splits(8, 1024, slots, 1000), 16);
+  EXPECT_EQ(best_num_splits(8, 1024, slots, 3), 3) << "as memory allows";
+  for (int64_t ctas = 1; ctas < 600; ctas += 7) {
+    for (const int64_t steps : {1, 2, 3, 17, 64, 1000}) {
+      const int64_t splits = best_num_splits(ctas, steps, slots, 1000);
+      ASSERT_GE(splits, 1);
+      ASSERT_LE(splits, steps);
+      const int64_t share = (steps + splits - 1) / splits;
+      EXPECT_LT((splits - 1) * share, steps) << "the last part is empty";
+    }
+  }
+}
+
+TEST(Schedule, PartsOfAForwardDoNotMeet) {
+  const AttentionProblem p = problem(2, 1, 65536, 8, 2, 64);
+  const ForwardLayout layout = forward_layout(p, kPlain64, hopper(), 2, true);
+  ASSERT_GT(layout.args.num_splits, 1);
+  const int64_t rows_of_parts = layout.args.num_splits * 2 * 8 * 1;
+  EXPECT_EQ(layout.part_o % kPartAlignment, 0);
+  EXPECT_EQ(layout.part_lse % kPartAlignment, 0);
+  EXPECT_GE(layout.part_lse, layout.part_o + rows_of_parts * 64 * 4);
+  EXPECT_GE(layout.workspace_size, layout.part_lse + rows_of_parts * 4);
+  EXPECT_LE(layout.workspace_size, layout.part_lse + rows_of_parts * 4 + kPartAlignment);
+
+  const ForwardLayout whole = forward_layout(p, kPlain64, hopper(), 2, false);
+  EXPECT_EQ(whole.args.num_splits, 1);
+  EXPECT_EQ(whole.workspace_size, 0);
+}
+
+TEST(Schedule, PartsOfABackwardDoNotMeet) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  const AttentionProblem p = problem(2, 200, 5000, 8, 2, 40);
+  for (const bool deterministic : {false, true}) {
+    const BackwardLayout layout = backward_layout(p, kernel, hopper(), 1, deterministic);
+    EXPECT_EQ(layout.args.rows, 256);
+    EXPECT_EQ(layout.args.dq_columns, 64);
+    const int64_t rows_of_all = 2 * 8 * 256, sums = deterministic ? layout.args.num_splits : 1;
+    std::array<std::array<int64_t, 2>, 3> parts = {{{layout.lse_log2, rows_of_all * 4},
+                                                    {layout.delta, rows_of_all * 4},
+                                                    {layout.dq_sum, sums * rows_of_all * 64 * 4}}};
+    std::sort(parts.begin(), parts.end());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_EQ(parts[i][0] % kPartAlignment, 0);
+      EXPECT_LE(parts[i][0] + parts[i][1], i + 1 < parts.size() ? parts[i + 1][0] : layout.workspace_size);
+    }
+    // Non-deterministic: a CTA for each block of keys. Deterministic: enough to fill the SMs, and no more.
+    EXPECT_GE(layout.args.num_splits, deterministic ? 9 : 79);
+    EXPECT_LE(layout.args.num_splits, 79);
+  }
+  kernel.writes_dq = true;
+  const BackwardLayout no_sums = backward_layout(p, kernel, hopper(), 1, true);
+  EXPECT_LT(no_sums.workspace_size, 2 * (2 * 8 * 256 * 4 + kPartAlignment) + kPartAlignment);
+}
+
+TEST(Schedule, WorkspacesThatCannotBeAreKnown) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  const AttentionProblem p = problem(0x7fffffff, 1 << 30, 8, 64, 1, 64);
+  EXPECT_GE(backward_layout(p, kernel, hopper(), 1, false).workspace_size, Parts::kTooMuch);
+}
+
+TEST(Schedule, Grids) {
+  ForwardLayout layout = forward_layout(problem(2, 300, 300, 8, 2, 64), kPlain64, hopper(), 2, false);
+  Grid grid = default_grid(kPlain64, layout.args);
+  EXPECT_EQ(grid.x, 3 * 8 * 2);
+  EXPECT_EQ(grid.y, 1);
+  EXPECT_EQ(grid.z, 1);
+  AttentionProblem wide = problem(2, 300, 300, 8, 2, 64);
+  wide.head_dim_v = 576;
+  layout = forward_layout(wide, kAnySize, hopper(), 2, false);
+  EXPECT_EQ(default_grid(kAnySize, layout.args).z, 9);
+  layout = forward_layout(problem(2, 1, 300, 8, 2, 64), kPlain64, hopper(), 2, false);
+  EXPECT_EQ(default_grid(kPlain64, layout.args).x, 2 * 2) << "heads of a group packed";
+
+  EXPECT_EQ(grid_cannot_because({0x7fffffff, 65535, 65535}), "");
+  EXPECT_NE(grid_cannot_because({int64_t{1} << 31, 1, 1}), "");
+  EXPECT_NE(grid_cannot_because({1, 65536, 1}), "");
+  EXPECT_NE(grid_cannot_because({.x = -1}), "");
+}
+
+TEST(Schedule, HeadsAtOnceFitTheCache) {
+  // 16384 keys of 64 + 64 bfloat16: 4 MiB a key head; 6 of them fit half of 50 MiB.
+  EXPECT_EQ(heads_at_once(problem(8, 16384, 16384, 32, 8, 64), false, 50 << 20), 6 * 4);
+  EXPECT_EQ(heads_at_once(problem(8, 16384, 16384, 32, 8, 64), true, 50 << 20), 6);
+  EXPECT_EQ(heads_at_once(problem(1, 128, 128, 4, 4, 64), false, 50 << 20), 4) << "no more than there are";
+  EXPECT_EQ(heads_at_once(problem(1, 1, 1 << 30, 4, 4, 64), false, 50 << 20), 1) << "no fewer than one";
+  EXPECT_EQ(heads_at_once(problem(0, 1, 16, 4, 4, 64), false, 50 << 20), 1);
+}
+
+}  // namespace
+}  // namespace fovea::cuda
