@@ -206,19 +206,21 @@ void CudaPlan::check_stream(CUstream stream) const {
   if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
     return;  // of any device
   const Driver& d = driver();
+  // The context first: to ask a capturing stream for its device would break the capture. Only streams of
+  // other contexts, green ones of this device among them, are asked further.
+  CUcontext context = nullptr;
+  const CUresult error = d.stream_get_ctx(stream, &context);
+  if (error == CUDA_SUCCESS && context == context_) return;
   if (d.stream_get_device != nullptr) {
     CUdevice owner = 0;
-    if (const CUresult error = d.stream_get_device(stream, &owner); error != CUDA_SUCCESS)
-      throw_cuda("stream", error);
+    if (const CUresult device_error = d.stream_get_device(stream, &owner); device_error != CUDA_SUCCESS)
+      throw_cuda("stream", device_error);
     if (owner == device_) return;
     throw_invalid("stream", "a stream of cuda:" + std::to_string(owner),
                   "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
                   "make the stream while that device is current");
   }
-  CUcontext owner = nullptr;
-  if (const CUresult error = d.stream_get_ctx(stream, &owner); error != CUDA_SUCCESS)
-    throw_cuda("stream", error);
-  if (owner == context_) return;
+  if (error != CUDA_SUCCESS) throw_cuda("stream", error);
   throw_invalid("stream", "a stream of another device or context",
                 "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
                 "make the stream while that device is current");
