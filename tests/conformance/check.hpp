@@ -52,6 +52,13 @@ class RunMemory {
     if (device_) place(0, kPattern);
     auto description = x_.description(pass_, device_ ? &addresses_ : nullptr,
                                       device_ ? device_->device() : fovea_device{FOVEA_CPU, 0});
+    if (device_ && x_.spec.data_seed % 2 == 1) {
+      // A plan is for any pointers: those of its runs may be less aligned than those that it was made with.
+      for (fovea_tensor& t : description->tensors) {
+        const auto address = reinterpret_cast<uintptr_t>(t.data);
+        t.data = static_cast<char*>(t.data) - address % FOVEA_WORKSPACE_ALIGNMENT;
+      }
+    }
     if (without_lse_) description->problem.lse = nullptr;
     return description;
   }
