@@ -1,7 +1,7 @@
 // After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments (dq_fragment), the
-// sums of splits added in order. Rows beyond used_q become zeros.
+// sums of splits added in order. Rows of dq beyond used_q, and of dk and dv beyond used_k, become zeros.
 //
-// Launch: grid (any number, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads; no shared memory.
+// Launch: grid (any number but 0, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads; no shared memory.
 // dq_columns is a multiple of 32.
 #pragma once
 
@@ -28,6 +28,17 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
   const int64_t copy_stride = static_cast<int64_t>(p.batch) * p.heads_q * args.rows * columns;
   const float* const sums = args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
   const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
+
+  if (head < p.heads_kv) {
+    const auto clear = [&](const tile::RowsView& view, int size) {
+      for (int row = span.used_k + static_cast<int>(blockIdx.x); row < span.length_k; row += static_cast<int>(gridDim.x)) {
+        auto* const to = reinterpret_cast<unsigned short*>(view.data) + view.offset(batch, span.row_k + row, head);
+        for (int c = static_cast<int>(threadIdx.x); c < size; c += kFinishThreads) to[c] = 0;
+      }
+    };
+    clear(p.dk, p.head_dim);
+    clear(p.dv, p.head_dim_v);
+  }
 
   for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q; row16 += static_cast<int>(gridDim.x)) {
     for (int column32 = warp; column32 < columns / 32; column32 += kFinishThreads / 32) {

@@ -39,7 +39,7 @@
 //           under causal: longest first, and CTAs that run together share a head's Q, dO and dq_sum in L2.
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum); after: bwd_finish (dq)
+//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum); after: bwd_finish (dq; zeros in rows of dk, dv beyond used_k)
 #pragma once
 
 #include <cuda_bf16.h>
@@ -136,12 +136,13 @@ struct BwdMma {
     int warp_dq_m, warp_dq_d;  ///< in dQ
 
     __device__ __forceinline__ explicit Place(int thread) {
-      ptx::make_opaque(thread);
-      const int warp = thread >> 5;
+      if constexpr (kC.exchanges_p()) ptx::make_opaque(thread);
+      constexpr auto divide = [](int x, int y) { return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y)); };
+      const int warp = divide(thread, 32);
       lane = thread & 31;
       g = lane >> 2, t = lane & 3;
-      warp_n = warp % kC.warps_n(), warp_q = warp / kC.warps_n();
-      warp_dq_m = warp % kC.warps_dq_m, warp_dq_d = warp / kC.warps_dq_m;
+      warp_q = divide(warp, kC.warps_n()), warp_n = warp - warp_q * kC.warps_n();
+      warp_dq_d = divide(warp, kC.warps_dq_m), warp_dq_m = warp - warp_dq_d * kC.warps_dq_m;
     }
     /// First query of a chunk, in the tile.
     __device__ __forceinline__ int column0(int chunk) const { return warp_q * kSliceM + chunk * kC.chunk_m; }
@@ -229,6 +230,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
       const int column = n * 8 + 2 * t + c;
       const int i = i0 + column;
       const float lse = lse_log2[column];
+      const bool q_is_nan = isnan(lse) && lse_log2[kC.tile_m + column] == INFINITY;
       const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
@@ -239,7 +241,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
           if (i < pairs.used_q && pairs.sees(i, j) && terms.sees(p, j)) {
             const float dot = acc[m][n][e];
             const float score = terms.score(p, dot, j);
-            if (score != -INFINITY) weight = ptx::ex2(score * kLog2E - lse);
+            if (score != -INFINITY || q_is_nan) weight = q_is_nan ? lse : ptx::ex2(score * kLog2E - lse);
             kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
             // Not 0 while the weight is not: dS of 0 is taken for a pair that takes no part.
             if (weight != 0) weight *= fmaxf(terms.cap_slope(p, dot), 1e-30f);
@@ -280,7 +282,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
   const uint32_t shared_base = ptx::shared_address(shared);
   const uint32_t a_k = shared_base + kC.offset_k(), a_v = shared_base + kC.offset_v(),
                  a_q = shared_base + kC.offset_q(), a_do = shared_base + kC.offset_do(),
-                 a_ds = shared_base + kC.offset_ds(), a_p = shared_base + kC.offset_p();
+                 a_ds = shared_base + kC.offset_ds(), a_p = shared_base + kC.offset_p(),
+                 a_stats = shared_base + kC.offset_stats();
 
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x);
@@ -306,7 +309,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
   const float scale_log2 = p.scale * kLog2E;
 #pragma unroll 1
-  for (int n_block = work.share; n_block < max((work.span.used_k + kN - 1) / kN, 1); n_block += args.num_splits) {
+  for (int n_block = work.share; n_block < (work.span.used_k + kN - 1) / kN; n_block += args.num_splits) {
     const int j0 = n_block * kN;
     if (thread == 0) {
       const tile::Span32 queries = tile::queries_of_any(p, work.span, j0, min(j0 + kN, work.span.used_k));
@@ -328,12 +331,13 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes, q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO),
                                   block * kM, thread);
     };
-    float next_statistic = 0;  // lse_log2 of row `thread`, or delta of row `thread - kM`, of the step to come
-    const auto load_statistic = [&](int head, int block) {
+    // lse_log2 of row `thread`, or delta of row `thread - kM`.
+    const auto load_statistics = [&](int head, int block, int parity) {
       if (thread < 2 * kM) {
         const float* const from = thread < kM ? args.lse_log2 : args.delta;
-        next_statistic =
-            __ldg(from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows + block * kM + thread % kM);
+        ptx::cp_async_4(a_stats + static_cast<uint32_t>(parity * 2 * kM + thread) * 4,
+                        from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows + block * kM + thread % kM,
+                        true);
       }
     };
 
@@ -342,8 +346,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       load_q(head, m_block, 0);
       load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), j0, thread);
       load_do(head, m_block, 0);
+      load_statistics(head, m_block, 0);
       ptx::cp_async_commit();
-      load_statistic(head, m_block);
       ptx::cp_async_wait<0>();
       make_finite<T, TileK, kThreads>(s_k, thread);
     }
@@ -369,15 +373,11 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       const int stage_q = kC.stages_q == 2 ? parity : 0, stage_do = kC.stages_do == 2 ? parity : 0;
       const int i0 = m_block * kM;
       float* const s_lse = s_stats + parity * 2 * kM;
-      float* const s_delta = s_lse + kM;
-      if (thread < 2 * kM) {
-        s_lse[thread] = next_statistic;
-        // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
-        if (thread < kM && !(fabsf(next_statistic) < INFINITY) && i0 + thread < work.span.used_q) {
-          work.not_finite[parity] = step;
-        }
-      }
       ptx::cp_async_wait<0>();
+      // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
+      if (thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
+        work.not_finite[parity] = step;
+      }
       __syncthreads();  // A
       if (work.not_finite[parity] == step) {
         int first = thread;
@@ -388,6 +388,13 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           unsigned char* const chunk = c < B::kD / 8
                                            ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
                                            : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
+          if constexpr (kC.general) {
+            // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
+            const uint4 words = *reinterpret_cast<const uint4*>(chunk);
+            NonFinite<T> bad;
+            bad.look(words.x), bad.look(words.y), bad.look(words.z), bad.look(words.w);
+            if (c < B::kD / 8 && bad.any()) s_lse[kM + row] = INFINITY;
+          }
           *reinterpret_cast<uint4*>(chunk) = make_uint4(0, 0, 0, 0);
         }
         __syncthreads();  // rows that are not finite are zeros for everyone
@@ -405,10 +412,9 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       if (const Step next = next_step(); next.exists) {
         if constexpr (kC.stages_q == 2) load_q(next.head, next.block, parity ^ 1);
         if constexpr (kC.stages_do == 2) load_do(next.head, next.block, parity ^ 1);
+        load_statistics(next.head, next.block, parity ^ 1);
         ptx::cp_async_commit();
-        load_statistic(next.head, next.block);
       }
-      const bool all_see = !kC.general && typename B::Pairs(p, work.span).all_see(i0, j0);
 
       const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
 #pragma unroll 1
@@ -431,72 +437,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
 
-        uint32_t weights[2][kChunkN8][2];
-        uint32_t keep[(kC.chunk_m + 31) / 32];
-        if constexpr (kC.general) {
-          const Place at(thread);
-          bwd_weights_general<T, kC>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
-                                     j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, weights, keep);
-        } else {
-          const Place at(thread);
-          const float* const chunk_lse = s_lse + at.column0(chunk) + 2 * at.t;
-#pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-            const float2 lse = *reinterpret_cast<const float2*>(chunk_lse + n * 8);
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                acc_s[m][n][e] = ptx::ex2(acc_s[m][n][e] * scale_log2 - (e & 1 ? lse.y : lse.x));
-              }
-            }
-          }
-          if (!all_see) {
-            const typename B::Pairs pairs(p, work.span);
-#pragma unroll
-            for (int n = 0; n < kChunkN8; ++n) {
-#pragma unroll
-              for (int m = 0; m < 2; ++m) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                  const int i = i0 + at.column0(chunk) + n * 8 + 2 * at.t + (e & 1);
-                  const int j = j0 + at.warp_n * 32 + m * 16 + at.g + 8 * (e >> 1);
-                  if (!pairs.sees(i, j)) acc_s[m][n][e] = 0;
-                }
-              }
-            }
-          }
-#pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              weights[m][n][0] = pack_pair<T>(acc_s[m][n][0], acc_s[m][n][1]);
-              weights[m][n][1] = pack_pair<T>(acc_s[m][n][2], acc_s[m][n][3]);
-            }
-          }
-        }
-        if constexpr (kC.exchanges_p()) {
-          const uint32_t words = a_p + Place(thread).words(chunk);
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-#pragma unroll
-            for (int n = 0; n < kChunkN8; ++n) {
-              ptx::st_shared_4(Place::word(words, m, 0, n), weights[m][n][0]);
-              ptx::st_shared_4(Place::word(words, m, 1, n), weights[m][n][1]);
-            }
-          }
-        } else {
-          const Place at(thread);
-          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, 2, B::kOwnDv16, kChunkN8 / 2>(
-              acc_dv,
-              [&](uint32_t(&a)[4], int k, int m) {
-                a[0] = weights[m][2 * k][0], a[1] = weights[m][2 * k][1];
-                a[2] = weights[m][2 * k + 1][0], a[3] = weights[m][2 * k + 1][1];
-              },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * n)); });
-        }
-
+        // dP right behind S: its mma cover the exponentials.
         float acc_dp[2][kChunkN8][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -515,46 +456,82 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
 
-        const Place ds_place(thread);
-        const uint32_t words = a_ds + ds_place.words(chunk);
-        const float* const chunk_delta = s_delta + ds_place.column0(chunk) + 2 * ds_place.t;
-#pragma unroll
-        for (int n = 0; n < kChunkN8; ++n) {
-          const float2 delta = *reinterpret_cast<const float2*>(chunk_delta + n * 8);
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            float ds[4];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              float dp = acc_dp[m][n][e];
-              if constexpr (kC.general) {
-                if (p.dropout_threshold != 0) {
-                  dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
-                }
-              }
-              ds[e] = acc_s[m][n][e] * (dp - (e & 1 ? delta.y : delta.x));
-            }
-            // A pair that takes no part: V or delta may be NaN.
-            if (!all_see) {
-#pragma unroll
-              for (int e = 0; e < 4; ++e) ds[e] = acc_s[m][n][e] == 0 ? 0.0f : ds[e];
-            }
-            weights[m][n][0] = pack_pair<T>(ds[0], ds[1]);
-            weights[m][n][1] = pack_pair<T>(ds[2], ds[3]);
-            ptx::st_shared_4(Place::word(words, m, 0, n), weights[m][n][0]);
-            ptx::st_shared_4(Place::word(words, m, 1, n), weights[m][n][1]);
-          }
-        }
-        if constexpr (!kC.exchanges_p()) {
+        uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
+        uint32_t keep[(kC.chunk_m + 31) / 32];
+        if constexpr (kC.general) {
           const Place at(thread);
-          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
+          bwd_weights_general<T, kC>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
+                                     j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
+        }
+        const auto weigh = [&](auto select) {
+          constexpr bool kSelect = decltype(select)::value;
+          const Place at(thread);
+          const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
+          const typename B::Pairs pairs(p, work.span);
+          const int distance = j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
+          const int keys_left = pairs.used_k - (j0 + at.warp_n * 32 + at.g);
+          const uint32_t words = at.words(chunk);
+#pragma unroll
+          for (int n = 0; n < kChunkN8; ++n) {
+            [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
+            const float2 delta = *reinterpret_cast<const float2*>(statistics + kM + n * 8);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              float ds[4];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
+                if constexpr (kC.general) {
+                  if (p.dropout_threshold != 0) {
+                    dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
+                  }
+                } else {
+                  weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
+                  if constexpr (kSelect) {
+                    const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
+                    if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
+                  }
+                  acc_s[m][n][e] = weight;
+                }
+                ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
+                // A pair that takes no part: V or delta may be NaN.
+                if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
+              }
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                if constexpr (!kC.general) {
+                  rounded_p[m][n][half] = pack_pair<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+                }
+                rounded_ds[m][n][half] = pack_pair<T>(ds[2 * half], ds[2 * half + 1]);
+                const uint32_t word = Place::word(words, m, half, n);
+                if constexpr (kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
+                ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
+              }
+            }
+          }
+        };
+        if (kC.general || !typename B::Pairs(p, work.span).all_see(i0, j0)) {
+          weigh(std::true_type());
+        } else {
+          weigh(std::false_type());
+        }
+
+        if constexpr (!kC.exchanges_p()) {
+          const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
+            return [&source](uint32_t(&a)[4], int k, int m) {
+              a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
+              a[2] = source[m][2 * k + 1][0], a[3] = source[m][2 * k + 1][1];
+            };
+          };
+          const Place at(thread);
+          const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
+          multiply<T, 2, B::kOwnDv16, kChunkN8 / 2>(
+              acc_dv, from_registers(rounded_p),
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
+          const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
           multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
-              acc_dk,
-              [&](uint32_t(&a)[4], int k, int m) {
-                a[0] = weights[m][2 * k][0], a[1] = weights[m][2 * k][1];
-                a[2] = weights[m][2 * k + 1][0], a[3] = weights[m][2 * k + 1][1];
-              },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * n)); });
+              acc_dk, from_registers(rounded_ds),
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
         }
       }
       __syncthreads();  // B
@@ -638,10 +615,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       head = next.head, m_block = next.block;
     }
 
-    const BwdRows dk_rows = k_rows(p.dk, p.head_dim, tile::kAlignedDK);
-    const BwdRows dv_rows = k_rows(p.dv, p.head_dim_v, tile::kAlignedDV);
-    if (any_step) {
-      __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
+    __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
+    {
       const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
         const Place at(thread);
@@ -661,16 +636,9 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       stage(acc_dk, TileK{}, a_k, p.scale);
       stage(acc_dv, TileV{}, a_v, 1.0f);
       __syncthreads();  // the tiles of dK and dV are complete
-      store_tile<TileK, kThreads>(s_k, dk_rows, j0, work.span.length_k, thread);
-      store_tile<TileV, kThreads>(s_v, dv_rows, j0, work.span.length_k, thread);
-    } else {
-      store_zero_rows<kThreads>(dk_rows, j0, min(j0 + kN, work.span.length_k), thread);
-      store_zero_rows<kThreads>(dv_rows, j0, min(j0 + kN, work.span.length_k), thread);
     }
-    if (j0 + kN >= work.span.used_k) {
-      store_zero_rows<kThreads>(dk_rows, j0 + kN, work.span.length_k, thread);
-      store_zero_rows<kThreads>(dv_rows, j0 + kN, work.span.length_k, thread);
-    }
+    store_tile<TileK, kThreads>(s_k, k_rows(p.dk, p.head_dim, tile::kAlignedDK), j0, thread);
+    store_tile<TileV, kThreads>(s_v, k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), j0, thread);
     __syncthreads();  // sK, sV and the work have been read: the next key block may come
   }
 }

@@ -32,8 +32,9 @@ struct BwdTile {
 
   /// Byte offset of 16-byte chunk `c` of a row.
   static constexpr uint32_t chunk(int row, int c) {
-    const int swizzle = kPanel == 64 ? row & 7 : (row >> 1) & 3;
-    return static_cast<uint32_t>((c / kChunks) * kPanelBytes + row * kPitch + (((c % kChunks) ^ swizzle) << 4));
+    const auto r = static_cast<uint32_t>(row), place = static_cast<uint32_t>(c);  // unsigned: powers of 2 divide by shifts
+    const uint32_t swizzle = kPanel == 64 ? r & 7 : (r >> 1) & 3;
+    return place / kChunks * kPanelBytes + r * kPitch + (((place % kChunks) ^ swizzle) << 4);
   }
 };
 
@@ -108,14 +109,30 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& fr
   ptx::make_opaque(thread);  // offsets are made anew for each tile: kept over a loop, they would cost a register each
   if (from.aligned16) {
     const uint32_t to = ptx::shared_address(tile);
+    if constexpr (kThreads % (8 * kRowChunks) == 0 && kTotal % kThreads == 0) {
+      // A thread copies one column of chunks, in steps of a multiple of eight rows: the swizzle stays the same.
+      constexpr int kStep = kThreads / kRowChunks;
+      const auto row = static_cast<int>(static_cast<uint32_t>(thread) / kRowChunks);
+      const auto c = static_cast<int>(static_cast<uint32_t>(thread) % kRowChunks);
+      const int left = c * 8 < from.columns ? from.rows - first - row : 0;
+      const char* source = from.data + (static_cast<int64_t>(first + row) * from.stride + c * 8) * 2;
+      const uint32_t target = to + Tile::chunk(row, c);
 #pragma unroll
-    for (int n = 0; n < (kTotal + kThreads - 1) / kThreads; ++n) {
-      const int index = thread + n * kThreads;
-      if (kTotal % kThreads != 0 && index >= kTotal) break;
-      const int row = index / kRowChunks, c = index % kRowChunks;
-      const bool valid = first + row < from.rows && c * 8 < from.columns;
-      const char* source = from.data + ((static_cast<int64_t>(first + row)) * from.stride + c * 8) * 2;
-      ptx::cp_async_16(to + Tile::chunk(row, c), valid ? source : from.data, valid);
+      for (int n = 0; n < Tile::kRows / kStep; ++n) {
+        ptx::cp_async_16(target + static_cast<uint32_t>(n * kStep * Tile::kPitch), source, n * kStep < left);
+        source += kStep * from.stride * 2;
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < (kTotal + kThreads - 1) / kThreads; ++n) {
+        const int index = thread + n * kThreads;
+        if (kTotal % kThreads != 0 && index >= kTotal) break;
+        const auto row = static_cast<int>(static_cast<uint32_t>(index) / kRowChunks);
+        const auto c = static_cast<int>(static_cast<uint32_t>(index) % kRowChunks);
+        const bool valid = first + row < from.rows && c * 8 < from.columns;
+        const char* const source = from.data + (static_cast<int64_t>(first + row) * from.stride + c * 8) * 2;
+        ptx::cp_async_16(to + Tile::chunk(row, c), source, valid);
+      }
     }
   } else {
 #pragma unroll 1
@@ -135,17 +152,16 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& fr
   }
 }
 
-/// Writes rows [first, min(first + kRows, length)) from a tile; rows from `from.rows` on are zeros.
+/// Writes rows [first, min(first + kRows, to.rows)) from a tile.
 template <class Tile, int kThreads>
-__device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdRows& to, int first, int length, int thread) {
+__device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdRows& to, int first, int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
   ptx::make_opaque(thread);
 #pragma unroll 2
   for (int index = thread; index < Tile::kRows * kRowChunks; index += kThreads) {
     const int row = index / kRowChunks, c = index % kRowChunks;
-    if (first + row >= length || c * 8 >= to.columns) continue;
-    uint4 words = *reinterpret_cast<const uint4*>(tile + Tile::chunk(row, c));
-    if (first + row >= to.rows) words = make_uint4(0, 0, 0, 0);
+    if (first + row >= to.rows || c * 8 >= to.columns) continue;
+    const uint4 words = *reinterpret_cast<const uint4*>(tile + Tile::chunk(row, c));
     auto* target = reinterpret_cast<unsigned short*>(to.data) + static_cast<int64_t>(first + row) * to.stride + c * 8;
     if (to.aligned16) {
       *reinterpret_cast<uint4*>(target) = words;
@@ -156,17 +172,6 @@ __device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdR
         if (c * 8 + e < to.columns) target[e] = static_cast<unsigned short>(w[e / 2] >> (16 * (e & 1)));
       }
     }
-  }
-}
-
-/// Zeros in rows [first, length).
-template <int kThreads>
-__device__ __forceinline__ void store_zero_rows(const BwdRows& to, int first, int length, int thread) {
-  ptx::make_opaque(thread);
-  const int64_t total = static_cast<int64_t>(length - first) * to.columns;
-  for (int64_t index = thread; index < total; index += kThreads) {
-    const int64_t row = first + index / to.columns;
-    reinterpret_cast<unsigned short*>(to.data)[row * to.stride + index % to.columns] = 0;
   }
 }
 
