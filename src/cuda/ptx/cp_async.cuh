@@ -27,6 +27,18 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 #endif
 }
 
+/// The same for 4 bytes, where data allow no wider access (.ca is the only kind for fewer than 16).
+__device__ __forceinline__ void cp_async_4(uint32_t to, const void* from, bool valid) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+  uint32_t word = 0;
+  if (valid) word = __ldg(static_cast<const uint32_t*>(from));
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+#endif
+}
+
 /// Closes the group of the copies that this thread issued since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
