@@ -143,7 +143,7 @@ def round_up(x, unit):
 
 def occupancy(arch, registers, shared, threads):
     """(CTAs an SM, what limits them): r registers, s shared memory, w warps, c CTAs. (0, _): it does not run."""
-    limits = LIMITS[arch]
+    limits = LIMITS[max(known for known in LIMITS if known <= arch)]  # chips that are not listed: like the one before
     warps = -(-threads // 32)
     warp_registers = round_up(max(registers, 1) * 32, limits.register_unit)
     warps_of_registers = limits.registers // limits.partitions // warp_registers * limits.partitions
