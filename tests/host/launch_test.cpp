@@ -166,6 +166,18 @@ TEST(KernelTable, TermsNeedAKernelThatKnowsThem) {
   EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
 }
 
+TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {
+  Kernel aligned = kPlain64;
+  aligned.aligned_only = true;
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  EXPECT_EQ(cannot_because(aligned, p, hopper()), "");
+  const std::string clause = "needs rows of q, k and v that start at multiples of 16 bytes";
+  EXPECT_EQ(cannot_because(aligned, p, hopper(), true), clause);
+  EXPECT_EQ(cannot_because(kPlain64, p, hopper(), true), "");
+  p.tensors[index_of(Role::kK)].stride[1] += 1;
+  EXPECT_EQ(cannot_because(aligned, p, hopper()), clause);
+}
+
 TEST(KernelTable, SaysWhatIsMissing) {
   AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
   EXPECT_EQ(clause(Family::kMmaSm80, p, turing()),

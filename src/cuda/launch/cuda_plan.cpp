@@ -1,5 +1,6 @@
 #include "cuda/launch/cuda_plan.hpp"
 
+#include <algorithm>
 #include <array>
 
 #include "core/status.hpp"
@@ -22,12 +23,12 @@ struct Kernels {
   std::string clause;  ///< what is missing
 };
 
-Kernels choose(Family family, const AttentionProblem& problem) {
+Kernels choose(Family family, const AttentionProblem& problem, bool any_address = false) {
   const DeviceProperties& device = properties_of(problem[Role::kQ].device_id);
   Kernels kernels;
   const auto find = [&](KernelKind kind, bool optional = false) -> const Kernel* {
     if (!kernels.clause.empty()) return nullptr;
-    Choice choice = choose_kernel(kernel_table(), kind, family, problem, device);
+    Choice choice = choose_kernel(kernel_table(), kind, family, problem, device, any_address);
     std::string clause = choice.kernel ? loaded(*choice.kernel, device.id).clause : std::move(choice.clause);
     if (clause.empty()) return choice.kernel;
     if (!optional) kernels.clause = std::move(clause);
@@ -105,18 +106,26 @@ std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
 
 std::string CudaPlan::cannot_because(Family family, const AttentionProblem& problem) {
   const AttentionProblem p = with_a_sequence(problem);
-  const Kernels kernels = choose(family, p);
-  if (!kernels.clause.empty()) return kernels.clause;
-  if (p.pass == Pass::kForward) {
-    const ForwardLayout layout = layout_forward(p, kernels);
-    std::string clause = too_large(layout.workspace_size);
-    return clause.empty() ? launches_cannot_because(kernels, layout.args) : clause;
-  }
-  for (const bool deterministic : {false, true}) {
-    const BackwardLayout layout = layout_backward(p, kernels, deterministic);
-    std::string clause = too_large(layout.workspace_size);
-    if (clause.empty()) clause = launches_cannot_because(kernels, layout.args);
+  const auto layouts_cannot = [&](const Kernels& kernels) -> std::string {
+    if (p.pass == Pass::kForward) {
+      const ForwardLayout layout = layout_forward(p, kernels);
+      std::string clause = too_large(layout.workspace_size);
+      return clause.empty() ? launches_cannot_because(kernels, layout.args) : clause;
+    }
+    for (const bool deterministic : {false, true}) {
+      const BackwardLayout layout = layout_backward(p, kernels, deterministic);
+      std::string clause = too_large(layout.workspace_size);
+      if (clause.empty()) clause = launches_cannot_because(kernels, layout.args);
+      if (!clause.empty()) return clause;
+    }
+    return "";
+  };
+  // A plan is for any pointers, so the kernels for those that are not aligned must be able, too.
+  for (const bool any_address : {false, true}) {
+    const Kernels kernels = choose(family, p, any_address);
+    std::string clause = kernels.clause.empty() ? layouts_cannot(kernels) : kernels.clause;
     if (!clause.empty()) return clause;
+    if (!kernels.main->aligned_only) break;
   }
   return "";
 }
@@ -131,65 +140,74 @@ CudaPlan::CudaPlan(Family family, const AttentionProblem& problem, bool determin
     if (problem.has(role)) memory_.push_back({role, name_of(role)});
   }
   const AttentionProblem p = with_a_sequence(problem);
-  if (pass_ == Pass::kForward) {
-    prepare_forward(family, p);
-  } else {
-    prepare_backward(family, p, deterministic);
+  first_ = make_variant(family, p, deterministic, false);
+  summary = first_.summary;
+  int64_t size = first_.workspace_size;
+  if (first_.aligned_only) {
+    needs_aligned_ = input_bits(pass_);
+    any_address_ = make_variant(family, p, deterministic, true);
+    size = std::max(size, any_address_->workspace_size);
+    summary += "; for pointers that are no multiples of 16 bytes " + any_address_->summary;
   }
   if (p.batch != problem.batch) {
     Parts parts;
-    parts.take(static_cast<int64_t>(workspace_size), 1);
+    parts.take(size, 1);
     no_sequences_ = parts.take(2, sizeof(int32_t));
-    workspace_size = static_cast<size_t>(parts.size());
+    size = parts.size();
   }
+  workspace_size = static_cast<size_t>(size);
 }
 
 template <class Args>
-void CudaPlan::add(const Kernel& kernel, const Args& args) {
+void CudaPlan::add(Variant& variant, const Kernel& kernel, const Args& args) const {
   const Grid grid = grid_of(kernel, args);
   const LoadedKernel& code = loaded(kernel, device_);
   const auto dimension = [](int64_t n) { return static_cast<unsigned>(n); };
   const bool empty = grid.x == 0 || grid.y == 0 || grid.z == 0;
   if (!empty) {
-    launches_.push_back({&kernel, code.function, dimension(grid.x), dimension(grid.y), dimension(grid.z)});
+    variant.launches.push_back(
+        {&kernel, code.function, dimension(grid.x), dimension(grid.y), dimension(grid.z)});
   }
   if (kernel.kind == KernelKind::kForward || kernel.kind == KernelKind::kBackward) {
-    summary = describe(kernel, code.ctas_per_sm, grid);
+    variant.summary = describe(kernel, code.ctas_per_sm, grid);
+    variant.aligned_only = kernel.aligned_only;
   }
 }
 
-void CudaPlan::prepare_forward(Family family, const AttentionProblem& p) {
-  const Kernels kernels = choose(family, p);
-  const ForwardLayout layout = layout_forward(p, kernels);
-  forward_ = layout.args;
-  part_o_ = layout.part_o;
-  part_lse_ = layout.part_lse;
-  workspace_size = static_cast<size_t>(layout.workspace_size);
-  add(*kernels.main, forward_);
-  if (forward_.pack_group) summary += ", " + std::to_string(p.group()) + " query heads in a tile";
-  if (forward_.num_splits > 1) {
-    add(*kernels.combine, forward_);
-    summary +=
-        ", keys split in " + std::to_string(forward_.num_splits) + ", merged by " + kernels.combine->name;
+CudaPlan::Variant CudaPlan::make_variant(Family family, const AttentionProblem& p, bool deterministic,
+                                         bool any_address) const {
+  const Kernels kernels = choose(family, p, any_address);
+  Variant v;
+  if (pass_ == Pass::kForward) {
+    const ForwardLayout layout = layout_forward(p, kernels);
+    v.forward = layout.args;
+    v.part_o = layout.part_o;
+    v.part_lse = layout.part_lse;
+    v.workspace_size = layout.workspace_size;
+    add(v, *kernels.main, v.forward);
+    if (v.forward.pack_group) v.summary += ", " + std::to_string(p.group()) + " query heads in a tile";
+    if (v.forward.num_splits > 1) {
+      add(v, *kernels.combine, v.forward);
+      v.summary +=
+          ", keys split in " + std::to_string(v.forward.num_splits) + ", merged by " + kernels.combine->name;
+    }
+    return v;
   }
-}
-
-void CudaPlan::prepare_backward(Family family, const AttentionProblem& p, bool deterministic) {
-  const Kernels kernels = choose(family, p);
   const BackwardLayout layout = layout_backward(p, kernels, deterministic);
-  backward_ = layout.args;
-  lse_log2_ = layout.lse_log2;
-  delta_ = layout.delta;
-  dq_sum_ = layout.dq_sum;
-  workspace_size = static_cast<size_t>(layout.workspace_size);
+  v.backward = layout.args;
+  v.lse_log2 = layout.lse_log2;
+  v.delta = layout.delta;
+  v.dq_sum = layout.dq_sum;
+  v.workspace_size = layout.workspace_size;
   std::string others;
   // Each reads what those before it wrote, in the order of the stream.
   for (const Kernel* kernel : {kernels.prepare, kernels.main, kernels.finish, kernels.dbias, kernels.dsink}) {
     if (kernel == nullptr) continue;
-    add(*kernel, backward_);
+    add(v, *kernel, v.backward);
     if (kernel != kernels.main) others += (others.empty() ? "" : ", ") + std::string(kernel->name);
   }
-  summary += ", with " + others;
+  v.summary += ", with " + others;
+  return v;
 }
 
 void CudaPlan::check_memory(const char* name, const void* pointer) const {
@@ -227,7 +245,7 @@ void CudaPlan::check_stream(CUstream stream) const {
 }
 
 template <class Args>
-void CudaPlan::launch(Args args, const Buffers& buffers) const {
+void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers) const {
   const Driver& d = driver();
   const auto stream = static_cast<CUstream>(buffers.stream);
   if (no_sequences_ >= 0) {
@@ -239,7 +257,7 @@ void CudaPlan::launch(Args args, const Buffers& buffers) const {
     args.p.cu_seqlens_q = args.p.cu_seqlens_k = bounds;
     args.p.seqused_q = args.p.seqused_k = nullptr;
   }
-  if (writes_rng_state_ && launches_.empty()) {
+  if (writes_rng_state_ && variant.launches.empty()) {
     // Kernels write it; here are none. Two 64-bit numbers, as four words of 32 bits.
     const auto state = reinterpret_cast<CUdeviceptr>(args.p.rng_state);
     const std::array<uint64_t, 2> numbers = {buffers.seed, buffers.offset};
@@ -252,7 +270,7 @@ void CudaPlan::launch(Args args, const Buffers& buffers) const {
     }
   }
   std::array<void*, 1> parameters = {&args};
-  for (const Launch& l : launches_) {
+  for (const Launch& l : variant.launches) {
     const CUresult error =
         d.launch_kernel(l.function, l.x, l.y, l.z, static_cast<unsigned>(l.kernel->threads), 1, 1,
                         static_cast<unsigned>(l.kernel->shared_bytes), stream, parameters.data(), nullptr);
@@ -271,20 +289,30 @@ void CudaPlan::run(const Buffers& buffers) const {
   char* workspace = static_cast<char*>(buffers.workspace);
   const auto part = [&](int64_t offset) { return reinterpret_cast<float*>(workspace + offset); };
   if (pass_ == Pass::kForward) {
-    ForwardArgs args = forward_;
+    ForwardArgs args = first_.forward;
     bind(args.p, buffers);
-    if (args.num_splits > 1) {
-      args.part_o = part(part_o_);
-      args.part_lse = part(part_lse_);
+    const Variant& v = variant_for(args.p);
+    if (&v != &first_) {
+      args = v.forward;
+      bind(args.p, buffers);
     }
-    launch(args, buffers);
+    if (args.num_splits > 1) {
+      args.part_o = part(v.part_o);
+      args.part_lse = part(v.part_lse);
+    }
+    launch(v, args, buffers);
   } else {
-    BackwardArgs args = backward_;
+    BackwardArgs args = first_.backward;
     bind(args.p, buffers);
-    args.lse_log2 = part(lse_log2_);
-    args.delta = part(delta_);
-    args.dq_sum = part(dq_sum_);
-    launch(args, buffers);
+    const Variant& v = variant_for(args.p);
+    if (&v != &first_) {
+      args = v.backward;
+      bind(args.p, buffers);
+    }
+    args.lse_log2 = part(v.lse_log2);
+    args.delta = part(v.delta);
+    args.dq_sum = part(v.dq_sum);
+    launch(v, args, buffers);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,28 +29,41 @@ class CudaPlan final : public Prepared {
     CUfunction function;
     unsigned x, y, z;
   };
+  /// The launches of a run, in order, and what they are passed.
+  struct Variant {
+    std::vector<Launch> launches;
+    ForwardArgs forward;  ///< without pointers
+    BackwardArgs backward;
+    int64_t part_o = 0, part_lse = 0, lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
+    int64_t workspace_size = 0;
+    bool aligned_only = false;
+    std::string summary;
+  };
   struct Memory {
     Role role;
     const char* name;
   };
 
-  void prepare_forward(Family family, const AttentionProblem& problem);
-  void prepare_backward(Family family, const AttentionProblem& problem, bool deterministic);
+  Variant make_variant(Family family, const AttentionProblem& problem, bool deterministic,
+                       bool any_address) const;
+  const Variant& variant_for(const tile::AttentionParams& bound) const {
+    return (bound.aligned16 & needs_aligned_) == needs_aligned_ ? first_ : *any_address_;
+  }
   void check_memory(const char* name, const void* pointer) const;
   void check_stream(CUstream stream) const;
   template <class Args>
-  void launch(Args args, const Buffers& buffers) const;
+  void launch(const Variant& variant, Args& args, const Buffers& buffers) const;
   template <class Args>
-  void add(const Kernel& kernel, const Args& args);
+  void add(Variant& variant, const Kernel& kernel, const Args& args) const;
 
   Pass pass_;
   int device_;
   CUcontext context_;
-  std::vector<Launch> launches_;  ///< in order
-  std::vector<Memory> memory_;    ///< tensors that have any
-  ForwardArgs forward_;           ///< without pointers
-  BackwardArgs backward_;
-  int64_t part_o_ = 0, part_lse_ = 0, lse_log2_ = 0, delta_ = 0, dq_sum_ = 0;  ///< offsets in the workspace
+  std::vector<Memory> memory_;  ///< tensors that have any
+  Variant first_;
+  /// For pointers that are no multiples of 16 bytes, where the first one needs them to be.
+  std::optional<Variant> any_address_;
+  uint32_t needs_aligned_ = 0;  ///< bits of tile::AlignedBit without which a run takes that
   /// Packed problems without sequences run as one empty sequence: all their rows follow it, and get their
   /// zeros. Its bounds lie here in the workspace. -1: there are sequences.
   int64_t no_sequences_ = -1;

@@ -6,6 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "cuda/launch/params.hpp"
+
 namespace fovea::cuda {
 namespace {
 
@@ -46,7 +48,7 @@ struct Verdict {
   std::string clause;
 };
 
-Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties& device) {
+Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties& device, bool any_address) {
   int passed = 0;
   const auto fails = [&](std::string clause) { return Verdict{passed, std::move(clause)}; };
 
@@ -82,6 +84,13 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
   ++passed;
   if (const uint32_t missing = terms_of(p) & ~k.terms)
     return fails("does not know " + names_of_terms(missing));
+  ++passed;
+  if (k.aligned_only) {
+    const uint32_t inputs = input_bits(p.pass);
+    if (any_address || (params_of(p).aligned16 & inputs) != inputs) {
+      return fails("needs rows of q, k and v that start at multiples of 16 bytes");
+    }
+  }
   ++passed;
   if (k.shared_bytes > device.shared_per_cta) {
     return fails("needs " + std::to_string(k.shared_bytes) +
@@ -128,15 +137,15 @@ uint32_t terms_of(const AttentionProblem& p) {
 }
 
 std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem,
-                           const DeviceProperties& device) {
-  return judge(kernel, problem, device).clause;
+                           const DeviceProperties& device, bool any_address) {
+  return judge(kernel, problem, device, any_address).clause;
 }
 
 void sort_by_preference(std::span<const Kernel*> kernels) {
   const auto any_last = [](int size) { return size == 0 ? 1 << 30 : size; };
   const auto rank = [&](const Kernel* k) {
     return std::tuple(k->kind, k->family, any_last(k->head_dim), any_last(k->head_dim_v),
-                      __builtin_popcount(k->terms));
+                      __builtin_popcount(k->terms), !k->aligned_only);
   };
   std::stable_sort(kernels.begin(), kernels.end(),
                    [&](const Kernel* a, const Kernel* b) { return rank(a) < rank(b); });
@@ -155,7 +164,7 @@ std::span<const Kernel* const> kernel_table() {
 }
 
 Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Family family,
-                     const AttentionProblem& problem, const DeviceProperties& device) {
+                     const AttentionProblem& problem, const DeviceProperties& device, bool any_address) {
   const auto serves = [&](const Kernel& k) {
     return k.kind == kind && (k.family == family || k.family == Family::kAny);
   };
@@ -163,7 +172,7 @@ Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Fami
   Verdict closest{-1, ""};
   for (const Kernel* k : table) {
     if (!serves(*k)) continue;
-    Verdict verdict = judge(*k, problem, device);
+    Verdict verdict = judge(*k, problem, device, any_address);
     if (verdict.clause.empty()) {
       choice.kernel = k;
       return choice;

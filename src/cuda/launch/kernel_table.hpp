@@ -86,6 +86,9 @@ struct Kernel {
   uint32_t terms = kAllTerms;  ///< which terms it knows
   bool can_split = true;       ///< forward: num_splits > 1
   bool can_pack = true;        ///< forward: pack_group
+  /// Reads q, k, v and d_o in vectors of 16 bytes only. Plans then hold a second kernel, for runs whose
+  /// pointers are no multiples of 16.
+  bool aligned_only = false;
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
@@ -112,8 +115,9 @@ struct DeviceProperties {
 
 /// "" when the kernel can do its share of the problem on the device, else the first clause that fails. Looks
 /// at all but kind and family.
+/// With `any_address` for pointers that are multiples of the size of their elements only.
 std::string cannot_because(const Kernel& kernel, const AttentionProblem& problem,
-                           const DeviceProperties& device);
+                           const DeviceProperties& device, bool any_address = false);
 
 /// The terms that a problem has. A forward that is to write rng_state counts as one with dropout: only
 /// kernels that know dropout write it.
@@ -131,7 +135,8 @@ struct Choice {
 };
 /// The first kernel of this kind and family (or of every family) that can.
 Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Family family,
-                     const AttentionProblem& problem, const DeviceProperties& device);
+                     const AttentionProblem& problem, const DeviceProperties& device,
+                     bool any_address = false);
 
 const char* backend_name(Family family);
 

@@ -9,6 +9,12 @@ namespace fovea::cuda {
 /// All but pointers, seed and offset. `aligned16` holds the bits that sizes and strides allow.
 tile::AttentionParams params_of(const AttentionProblem& problem);
 
+/// The bits of tile::AlignedBit of the tensors that a pass reads in tiles.
+constexpr uint32_t input_bits(Pass pass) {
+  return tile::kAlignedQ | tile::kAlignedK | tile::kAlignedV |
+         (pass == Pass::kBackward ? uint32_t{tile::kAlignedDO} : 0u);
+}
+
 /// Fills in what a run brings, and clears the bits of `aligned16` whose tensor starts elsewhere.
 void bind(tile::AttentionParams& params, const Buffers& buffers);
 
