@@ -10,6 +10,9 @@ namespace fovea::cuda::ptx {
 __device__ __forceinline__ void make_opaque(uint32_t& x) {
   asm volatile("" : "+r"(x));
 }
+__device__ __forceinline__ void make_opaque(const char*& x) {
+  asm volatile("" : "+l"(x));
+}
 __device__ __forceinline__ void make_opaque(int& x) {
   asm volatile("" : "+r"(x));
 }

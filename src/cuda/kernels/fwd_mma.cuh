@@ -1,0 +1,648 @@
+// The forward on mma.sync: sm_80 class (cp.async, ldmatrix, m16n8k16) and, with m16n8k8, sm_75.
+//
+//   S = Q K^T        O = softmax(scale S + terms) V        lse = log sum exp
+//
+// A CTA owns kTileM rows of queries of one head and walks over the blocks of kTileN keys that they see. Each warp owns
+// kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
+//
+// Shared memory   sQ (kTileM, D), later the tile of O; sK, sV (2 stages, kTileN, D or Dv), swizzled 16-byte chunks.
+// Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32; P lives in the registers of acc_s.
+// Barriers        one a key block: behind it block n has arrived for everyone (each thread waited for its own copies),
+//                 and nobody reads block n - 1 any more, so that its stage takes block n + 1.
+//
+// The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp at once:
+// softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the multiplication of acc_o is
+// skipped in almost every block (the idea: FlashAttention-4).
+//
+// NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp with any
+// output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
+//
+// Grid: fwd_mma_grid. Block: 32 kNumWarps threads.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/ptx/special.cuh"
+#include "cuda/warp/exact_row.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/shared_tile.cuh"
+#include "tile/kv_blocks.hpp"
+
+namespace fovea::cuda {
+
+struct FwdMmaConfig {
+  int head_dim;     ///< D, padded
+  int value_slice;  ///< columns of V and O of one CTA; head_dim_v is covered by ceil(head_dim_v / value_slice) CTAs
+  int tile_m, tile_n;
+  int num_warps;
+  int min_ctas;  ///< CTAs an SM, for the register allocator
+  /// Every term of the score and any alignment; else window, causal and lengths only, scale > 0, and q, k and v whose
+  /// rows can be copied in pieces of 16 bytes.
+  bool general;
+  MmaShape mma = MmaShape::kM16N8K16;
+
+  constexpr int threads() const { return 32 * num_warps; }
+  constexpr int warp_m() const { return tile_m / num_warps; }
+  constexpr int shared_bytes() const {
+    const int q = tile_m * head_dim * 2, o = tile_m * value_slice * 2;
+    return (q > o ? q : o) + kStages * tile_n * (head_dim + value_slice) * 2 + kPlaceBytes;
+  }
+  static constexpr int kPlaceBytes = 128;  ///< of FwdMmaPlace
+  static constexpr int kStages = 2;
+};
+
+/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24 still.
+inline constexpr float kLazyLog2 = 8.0f;
+
+/// CTAs of a launch: (heads of a section, tiles of rows, sections * splits * slices). CTAs start in the order of x, y, z,
+/// so tiles of a section's heads, whose K and V fit the L2 cache together, run side by side, the longest rows first
+/// (under causal the last tile sees most keys).
+template <class Grid>
+constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config) {
+  const int64_t planes = static_cast<int64_t>(args.pack_group ? args.p.heads_kv : args.p.heads_q) * args.p.batch;
+  const int64_t rows = static_cast<int64_t>(args.p.seqlen_q) * (args.pack_group ? args.p.group : 1);
+  const int64_t tiles = (rows + config.tile_m - 1) / config.tile_m;
+  const int64_t slices = (args.p.head_dim_v + config.value_slice - 1) / config.value_slice;
+  const int64_t sections = (planes + args.heads_at_once - 1) / args.heads_at_once;
+  return {planes < args.heads_at_once ? planes : args.heads_at_once, tiles > 0 ? tiles : 1,
+          sections * args.num_splits * slices};
+}
+
+/// Where a CTA works: its rows, and the blocks of keys that it walks over.
+template <FwdMmaConfig kConfig>
+struct FwdMmaPlace {
+  tile::SequenceSpan span;
+  int batch, head, head_kv;  ///< `head` of q, or of k for a packed group
+  int first_row, end_row;    ///< of queries (times the heads of a packed group); empty: nothing to do
+  int first_column;          ///< of v and o
+  int split;
+  int n_begin, n_end;  ///< blocks of keys
+  int n_masked;        ///< blocks from here on need a mask
+
+  __device__ static __forceinline__ FwdMmaPlace of(const ForwardArgs& args) {
+    const tile::AttentionParams& p = args.p;
+    FwdMmaPlace place;
+    unsigned section = blockIdx.z;
+    place.split = 0;
+    place.first_column = 0;
+    if (args.num_splits > 1) {
+      place.split = static_cast<int>(section % args.num_splits);
+      section /= args.num_splits;
+    }
+    if (p.head_dim_v > kConfig.value_slice) {
+      const unsigned slices = (p.head_dim_v + kConfig.value_slice - 1) / kConfig.value_slice;
+      place.first_column = static_cast<int>(section % slices) * kConfig.value_slice;
+      section /= slices;
+    }
+    const unsigned heads = args.pack_group ? p.heads_kv : p.heads_q;
+    const unsigned plane = section * gridDim.x + blockIdx.x;
+    place.batch = static_cast<int>(plane / heads);
+    place.head = static_cast<int>(plane - place.batch * heads);
+    place.head_kv = args.pack_group || p.group == 1 ? place.head : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
+    place.first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kConfig.tile_m;
+    place.end_row = place.n_begin = place.n_end = place.n_masked = 0;
+    if (place.batch >= p.batch) {  // the last section has fewer heads
+      place.span = {};
+      return place;
+    }
+    place.span = tile::sequence_span(p, place.batch);
+    place.end_row = min(place.first_row + kConfig.tile_m, place.span.used_q * (args.pack_group ? p.group : 1));
+    if (place.first_row >= place.end_row) return place;
+    const tile::KvBlocks blocks = tile::kv_blocks(p, place.span, query_of(args, place.first_row),
+                                                  query_of(args, place.end_row - 1) + 1, kConfig.tile_n);
+    place.n_begin = blocks.begin;
+    place.n_end = blocks.end;
+    if (args.num_splits > 1) {
+      const int share = tile::ceil_div(blocks.count(), args.num_splits);
+      place.n_begin += place.split * share;
+      place.n_end = min(place.n_begin + share, place.n_end);
+    }
+    // With a window's left edge every block takes the masked loop: it costs less than a third loop would.
+    place.n_masked = p.window_left >= 0 ? place.n_begin : max(place.n_begin, min(blocks.full_end, place.n_end));
+    return place;
+  }
+
+  __device__ static __forceinline__ int query_of(const ForwardArgs& args, int row) {
+    return args.pack_group ? static_cast<int>(__umulhi(static_cast<uint32_t>(row), args.query_magic)) : row;
+  }
+  __device__ __forceinline__ int head_of(const ForwardArgs& args, int row) const {
+    return args.pack_group ? head * args.p.group + row - query_of(args, row) * args.p.group : head;
+  }
+  /// Row of part_lse, and of part_o.
+  __device__ __forceinline__ int64_t part_of(const ForwardArgs& args, int i, int q_head) const {
+    return ((static_cast<int64_t>(split) * args.p.batch + batch) * args.p.heads_q + q_head) * args.p.seqlen_q + i;
+  }
+};
+
+/// Outputs of the queries that take no part: this CTA's share of those from used_q on.
+template <FwdMmaConfig kConfig>
+__device__ __forceinline__ void write_unused_rows(const ForwardArgs& args, const FwdMmaPlace<kConfig>& place) {
+  const tile::AttentionParams& p = args.p;
+  const int thread = static_cast<int>(threadIdx.x), rows_per_query = args.pack_group ? p.group : 1;
+  const int tiles = static_cast<int>(gridDim.y), m_block = tiles - 1 - static_cast<int>(blockIdx.y);
+  const int share = tile::ceil_div(max(p.seqlen_q, 1), tiles);
+  const int begin = max(place.span.used_q, m_block * share);
+  const int end = m_block + 1 == tiles ? place.span.length_q : min(place.span.length_q, (m_block + 1) * share);
+  const int columns = min(kConfig.value_slice, p.head_dim_v - place.first_column);
+  for (int i = begin; i < end; ++i) {
+    for (int h = 0; h < rows_per_query; ++h) {
+      const int head = place.head * rows_per_query + h;
+      const int64_t at = p.o.offset(place.batch, place.span.row_q + i, head) + place.first_column;
+      for (int c = thread; c < columns; c += kConfig.threads()) {
+        if (p.o_is_f32) {
+          reinterpret_cast<float*>(p.o.data)[at + c] = 0.0f;
+        } else {
+          reinterpret_cast<uint16_t*>(p.o.data)[at + c] = 0;
+        }
+      }
+      if (p.lse.data != nullptr && thread == 0 && place.first_column == 0) {
+        p.lse.data[p.lse.offset(place.batch, head, place.span.row_q + i)] = -INFINITY;
+      }
+    }
+  }
+}
+
+/// An instance is a type that names its element type and its configuration:
+///   struct Example { using Element = __half; static constexpr FwdMmaConfig kConfig = {...}; };
+template <class Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
+    fwd_mma(const __grid_constant__ ForwardArgs args) {
+  using T = typename Instance::Element;
+  constexpr FwdMmaConfig kConfig = Instance::kConfig;
+  constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral;
+  constexpr MmaShape kMma = kConfig.mma;
+  constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n, kThreads = kConfig.threads();
+  constexpr int kDim = kConfig.head_dim, kDimV = kConfig.value_slice;
+  constexpr int kMTiles = kConfig.warp_m() / 16;  ///< m16 tiles of a warp
+  constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
+  constexpr int kStages = FwdMmaConfig::kStages;
+  constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  using TileQ = SharedTile<kTileM, kDim>;
+  using TileK = SharedTile<kTileN, kDim>;
+  using TileV = SharedTile<kTileN, kDimV>;
+  using TileO = SharedTile<kTileM, kDimV>;
+
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32_t sQ = ptx::shared_address(shared);
+  const uint32_t sO = sQ;
+  const uint32_t sK = sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes);
+  const uint32_t sV = sK + kStages * TileK::kBytes;
+
+  const tile::AttentionParams& p = args.p;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int lane_row = lane / 4, lane_column = 2 * (lane % 4);
+
+  const FwdMmaPlace<kConfig> place = FwdMmaPlace<kConfig>::of(args);
+  // Again, for the epilogue, so that the mainloop need not keep it in registers.
+  static_assert(sizeof(place) <= FwdMmaConfig::kPlaceBytes);
+  auto* sPlace = reinterpret_cast<FwdMmaPlace<kConfig>*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
+  if (thread == 0) *sPlace = place;
+  const auto row_at = [&](int first_row, int mt, int half) {
+    return first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
+  };
+  if (args.num_splits == 1 && place.span.used_q < place.span.length_q) write_unused_rows<kConfig>(args, place);
+  if (kGeneral && p.rng_state != nullptr && !p.rng_state_is_input && thread == 0 &&
+      blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    p.rng_state[0] = static_cast<int64_t>(p.seed);
+    p.rng_state[1] = static_cast<int64_t>(p.offset);
+  }
+  if (place.first_row >= place.end_row) return;
+
+  const RowSource gK = {p.k.data + p.k.offset(place.batch, place.span.row_k, place.head_kv) * 2, p.k.row * 2,
+                        place.span.used_k, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0};
+  const RowSource gV = {p.v.data + (p.v.offset(place.batch, place.span.row_k, place.head_kv) + place.first_column) * 2,
+                        p.v.row * 2, place.span.used_k, p.head_dim_v - place.first_column,
+                        (p.aligned16 & tile::kAlignedV) != 0};
+  const bool q_aligned = (p.aligned16 & tile::kAlignedQ) != 0;
+  const auto copy_q = [&] {
+    if (args.pack_group) {
+      gather_tile<TileQ, kThreads>(sQ, p.head_dim, q_aligned, thread, [&](int r) -> const char* {
+        const int row = place.first_row + r;
+        if (row >= place.end_row) return nullptr;
+        return p.q.data +
+               p.q.offset(place.batch, place.span.row_q + place.query_of(args, row), place.head_of(args, row)) * 2;
+      });
+    } else {
+      const RowSource gQ = {p.q.data + p.q.offset(place.batch, place.span.row_q, place.head) * 2, p.q.row * 2,
+                            place.end_row, p.head_dim, q_aligned};
+      copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, place.first_row, thread);
+    }
+  };
+  /// Only the first block copied, the last of the sequence, may have rows behind the last key.
+  const auto copy_kv = [&](int n, auto may_end) {
+    constexpr bool kMayEnd = decltype(may_end)::value;
+    const int stage = n & 1;
+    copy_tile<TileK, kThreads, kMayEnd, kAligned>(sK + stage * TileK::kBytes, gK, n * kTileN, thread);
+    copy_tile<TileV, kThreads, kMayEnd, kAligned>(sV + stage * TileV::kBytes, gV, n * kTileN, thread);
+    ptx::cp_async_commit();
+  };
+
+  const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> q_fragments(lane);
+  const FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst> k_fragments(lane);
+  const FragmentAddresses<TileV, LdmatrixOrder::kDownFirst> v_fragments(lane);
+  const uint32_t warp_q = sQ + static_cast<uint32_t>(warp * kConfig.warp_m() * TileQ::kRowBytes);
+
+  // Scores enter the softmax as exponents of 2: the plain kernel folds scale * log2(e) into the exponent's fma, the
+  // general one has multiplied already.
+  const float scale_log2 = kGeneral ? 1.0f : p.scale * kLog2e;
+  const float lazy_growth = kLazyLog2 / scale_log2;
+  const tile::Dropout dropout = kGeneral ? tile::dropout_of(p) : tile::Dropout();
+
+  float acc_o[kMTiles][kOTiles][4];
+  float row_max[kMTiles][2], row_sum[kMTiles][2];  // row_sum: of this lane's columns, until the epilogue
+  const auto mask = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const tile::Span32 seen = tile::keys_of(p, place.span, place.query_of(args, row_at(place.first_row, mt, half)));
+        const int first_key = n * kTileN + lane_column;
+#pragma unroll
+        for (int nt = 0; nt < kSTiles; ++nt) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int j = first_key + nt * 8 + e;
+            if (j < seen.begin || j >= seen.end) acc_s[mt][nt][2 * half + e] = -INFINITY;
+          }
+        }
+      }
+    }
+  };
+
+  const auto apply_terms = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_at(place.first_row, mt, half);
+        const int i = place.query_of(args, row);
+        const tile::Span32 seen = row < place.end_row ? tile::keys_of(p, place.span, i) : tile::Span32{};
+        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row), i);
+#pragma unroll
+        for (int nt = 0; nt < kSTiles; ++nt) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int j = n * kTileN + nt * 8 + lane_column + e;
+            float& s = acc_s[mt][nt][2 * half + e];
+            s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * kLog2e : -INFINITY;
+          }
+        }
+      }
+    }
+  };
+
+  const auto drop = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_at(place.first_row, mt, half);
+        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row), place.query_of(args, row));
+#pragma unroll
+        for (int nt = 0; nt < kSTiles; ++nt) {
+          const float2 keep = terms.keep_pair(dropout, n * kTileN + nt * 8 + lane_column);
+          acc_s[mt][nt][2 * half] *= keep.x;
+          acc_s[mt][nt][2 * half + 1] *= keep.y;
+        }
+      }
+    }
+  };
+
+  /// S = Q K^T of the block in `stage`.
+  const auto scores = [&](float (&acc_s)[kMTiles][kSTiles][4], int stage) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int nt = 0; nt < kSTiles; ++nt) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
+      }
+    }
+    const uint32_t stage_k = sK + static_cast<uint32_t>(stage * TileK::kBytes);
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t q[kMTiles][4];
+#pragma unroll
+      for (int mt = 0; mt < kMTiles; ++mt) ptx::ldmatrix_x4(q[mt], q_fragments.at(warp_q, 16 * mt, step));
+#pragma unroll
+      for (int n16 = 0; n16 < kTileN / 16; ++n16) {
+        uint32_t k[4];
+        ptx::ldmatrix_x4(k, k_fragments.at(stage_k, 16 * n16, step));
+#pragma unroll
+        for (int mt = 0; mt < kMTiles; ++mt) {
+          mma<T, kMma>(acc_s[mt][2 * n16], q[mt], k[0], k[1]);
+          mma<T, kMma>(acc_s[mt][2 * n16 + 1], q[mt], k[2], k[3]);
+        }
+      }
+    }
+  };
+
+  /// Raises row_max where it has to be, and with it rescales what has been summed up.
+  const auto raise_maximum = [&](const float (&acc_s)[kMTiles][kSTiles][4]) {
+    float block_max[kMTiles][2];
+    bool raise = false;
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = fmaxf(acc_s[mt][0][2 * half], acc_s[mt][0][2 * half + 1]);
+#pragma unroll
+        for (int nt = 1; nt < kSTiles; ++nt) {
+          largest = fmaxf(largest, fmaxf(acc_s[mt][nt][2 * half], acc_s[mt][nt][2 * half + 1]));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        block_max[mt][half] = largest;
+        raise |= largest > row_max[mt][half] + lazy_growth;
+      }
+    }
+    if (__any_sync(0xffffffffu, raise)) {
+#pragma unroll
+      for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float old = row_max[mt][half];
+          const float now = fmaxf(old, block_max[mt][half]);
+          const float alpha = now == -INFINITY ? 1.0f : ptx::ex2((old - now) * scale_log2);
+          row_max[mt][half] = now;
+          row_sum[mt][half] *= alpha;
+#pragma unroll
+          for (int ot = 0; ot < kOTiles; ++ot) {
+            acc_o[mt][ot][2 * half] *= alpha;
+            acc_o[mt][ot][2 * half + 1] *= alpha;
+          }
+        }
+      }
+    }
+  };
+
+  /// One block of keys: S = Q K^T, P = exp2(S - m), O += P V.
+  const auto kv_step = [&](int n, int stage, auto masked) {
+    [[maybe_unused]] constexpr bool kMasked = decltype(masked)::value;
+    float acc_s[kMTiles][kSTiles][4];
+    scores(acc_s, stage);
+    if constexpr (kGeneral) {
+      apply_terms(acc_s, n);
+    } else if constexpr (kMasked) {
+      mask(acc_s, n);
+    }
+    raise_maximum(acc_s);
+
+    float base[kMTiles][2];
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        base[mt][half] = row_max[mt][half] == -INFINITY ? 0.0f : row_max[mt][half] * scale_log2;
+      }
+    }
+    const auto exponentiate = [&](int nt) {
+#pragma unroll
+      for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          acc_s[mt][nt][e] = ptx::ex2(fmaf(acc_s[mt][nt][e], scale_log2, -base[mt][e / 2]));
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) row_sum[mt][half] += acc_s[mt][nt][2 * half] + acc_s[mt][nt][2 * half + 1];
+      }
+    };
+    if constexpr (kGeneral) {  // all weights first
+#pragma unroll
+      for (int nt = 0; nt < kSTiles; ++nt) exponentiate(nt);
+      if (p.dropout_threshold != 0) drop(acc_s, n);
+    }
+    const uint32_t stage_v = sV + static_cast<uint32_t>(stage * TileV::kBytes);
+#pragma unroll
+    for (int step = 0; step < kTileN / 16; ++step) {
+      if constexpr (!kGeneral) {
+        exponentiate(2 * step);
+        exponentiate(2 * step + 1);
+      }
+      uint32_t weights[kMTiles][4];  // accumulators of two n8 tiles are the A operand of a k16 step
+#pragma unroll
+      for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const float(&s)[4] = acc_s[mt][2 * step + r / 2];
+          weights[mt][r] = pack<T>(s[r % 2 * 2], s[r % 2 * 2 + 1]);
+        }
+      }
+#pragma unroll
+      for (int n16 = 0; n16 < kDimV / 16; ++n16) {
+        uint32_t v[4];
+        ptx::ldmatrix_x4_trans(v, v_fragments.at(stage_v, 16 * step, n16));
+#pragma unroll
+        for (int mt = 0; mt < kMTiles; ++mt) {
+          mma<T, kMma>(acc_o[mt][2 * n16], weights[mt], v[0], v[1]);
+          mma<T, kMma>(acc_o[mt][2 * n16 + 1], weights[mt], v[2], v[3]);
+        }
+      }
+    }
+  };
+
+  // --- prologue ---
+  copy_q();
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+    row_max[mt][0] = row_max[mt][1] = -INFINITY;
+    row_sum[mt][0] = row_sum[mt][1] = 0.0f;
+#pragma unroll
+    for (int ot = 0; ot < kOTiles; ++ot) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
+    }
+  }
+  if (place.n_begin < place.n_end) copy_kv(place.n_end - 1, std::true_type{});
+
+  // --- mainloop: from the last block to the first, those that need a mask before the others ---
+  int n = place.n_end - 1;
+  const auto steps_down_to = [&](int end, auto masked) {
+#pragma unroll 1
+    for (; n >= end; --n) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // block n (and Q) is there for everyone; nobody reads block n + 1 any more
+      if (n > place.n_begin) copy_kv(n - 1, std::false_type{});
+      kv_step(n, n & 1, masked);
+    }
+  };
+  if constexpr (!kGeneral) steps_down_to(place.n_masked, std::true_type{});
+  steps_down_to(place.n_begin, std::bool_constant<kGeneral>{});
+
+  // --- epilogue ---
+  ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
+  __syncthreads();          // sQ and sK are free: O and row statistics may be written there
+  const FwdMmaPlace<kConfig>& here = *sPlace;
+  const int columns = min(kDimV, p.head_dim_v - here.first_column);
+  const bool as_f32 = args.num_splits > 1 || p.o_is_f32;
+  const auto f32_row = [&](int i, int head) {
+    return (args.num_splits > 1 ? args.part_o + here.part_of(args, i, head) * p.head_dim_v
+                                : reinterpret_cast<float*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + i, head)) +
+           here.first_column;
+  };
+  /// Writes lse and returns the factor of acc_o of a row whose weights, relative to 2^base, add up to `sum`; a sink is
+  /// one more key, without a value.
+  const auto finish_row = [&](int i, int head, float base, float sum) {
+    const float sink = p.sink != nullptr && args.num_splits == 1 ? p.sink[head] * kLog2e : -INFINITY;
+    float factor = 0, lse_log2 = sink;
+    if (sum != 0.0f) {
+      const float top = fmaxf(base, sink);
+      const float whole = sink == -INFINITY ? sum : sum * exp2f(base - top) + exp2f(sink - top);
+      factor = (sink == -INFINITY ? 1.0f : exp2f(base - top)) / whole;
+      lse_log2 = (sink == -INFINITY ? base : top) + log2f(whole);
+    }
+    if (here.first_column == 0) {
+      if (args.num_splits > 1) {
+        args.part_lse[here.part_of(args, i, head)] = lse_log2 * kLn2;
+      } else if (p.lse.data != nullptr) {
+        p.lse.data[p.lse.offset(here.batch, head, here.span.row_q + i)] = lse_log2 * kLn2;
+      }
+    }
+    return factor;
+  };
+
+  float probe[4] = {};  // NaN when any output of the warp is not finite: 0 * NaN and 0 * Inf are
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+    for (int ot = 0; ot < kOTiles; ++ot) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) probe[e] = fmaf(acc_o[mt][ot][e], 0.0f, probe[e]);
+    }
+  }
+  if (__any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f)) {
+#pragma unroll 1
+    for (int r = 0; r < kConfig.warp_m(); ++r) {
+      const int row = here.first_row + warp * kConfig.warp_m() + r;
+      if (row >= here.end_row) break;
+      const int i = here.query_of(args, row), head = here.head_of(args, row);
+      ExactRow<kDimV> exact;
+      exact.add(p, RowTerms<T>(p, here.span, here.batch, head, i), dropout,
+                reinterpret_cast<const T*>(p.q.data) + p.q.offset(here.batch, here.span.row_q + i, head),
+                reinterpret_cast<const T*>(p.k.data) + p.k.offset(here.batch, here.span.row_k, here.head_kv),
+                reinterpret_cast<const T*>(p.v.data) + p.v.offset(here.batch, here.span.row_k, here.head_kv) +
+                    here.first_column,
+                columns, tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
+      const float factor = finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
+#pragma unroll
+      for (int n32 = 0; n32 < ExactRow<kDimV>::kPerLane; ++n32) {
+        const int c = lane + 32 * n32;
+        if (c >= columns) break;
+        if (as_f32) {
+          f32_row(i, head)[c] = exact.o[n32] * factor;
+        } else {
+          reinterpret_cast<T*>(p.o.data)[p.o.offset(here.batch, here.span.row_q + i, head) + here.first_column + c] =
+              static_cast<T>(exact.o[n32] * factor);
+        }
+      }
+    }
+    return;
+  }
+
+  // Statistics of rows, from the four lanes that hold a row to the one lane that finishes it, and back.
+  const uint32_t sRows = sK + warp * kConfig.warp_m() * 8;
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = row_sum[mt][half];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const float base = row_max[mt][half] == -INFINITY ? 0.0f : row_max[mt][half] * scale_log2;
+      if (lane % 4 == 0) {
+        ptx::st_shared_8(sRows + (mt * 16 + half * 8 + lane_row) * 8, {__float_as_uint(base), __float_as_uint(sum)});
+      }
+    }
+  }
+  __syncwarp();  // the statistics are there
+  if (lane < kConfig.warp_m()) {
+    const int row = here.first_row + warp * kConfig.warp_m() + lane;
+    if (row < here.end_row) {
+      const uint2 statistics = ptx::ld_shared_8(sRows + lane * 8);
+      const float factor = finish_row(here.query_of(args, row), here.head_of(args, row), __uint_as_float(statistics.x),
+                                      __uint_as_float(statistics.y));
+      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(factor));
+    }
+  }
+  __syncwarp();  // the factors are there
+  float factor[kMTiles][2];
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factor[mt][half] = __uint_as_float(ptx::ld_shared_4(sRows + (mt * 16 + half * 8 + lane_row) * 8));
+    }
+  }
+
+  if (as_f32) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_at(here.first_row, mt, half);
+        if (row >= here.end_row) continue;
+        float* to = f32_row(here.query_of(args, row), here.head_of(args, row)) + lane_column;
+        const int left = columns - lane_column;
+#pragma unroll
+        for (int ot = 0; ot < kOTiles; ++ot) {
+          if (ot * 8 < left) to[ot * 8] = acc_o[mt][ot][2 * half] * factor[mt][half];
+          if (ot * 8 + 1 < left) to[ot * 8 + 1] = acc_o[mt][ot][2 * half + 1] * factor[mt][half];
+        }
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
+#pragma unroll
+      for (int ot = 0; ot < kOTiles; ++ot) {
+        ptx::st_shared_4(sO + TileO::offset(r, ot) + lane_column * 2,
+                         pack<T>(acc_o[mt][ot][2 * half] * factor[mt][half], acc_o[mt][ot][2 * half + 1] * factor[mt][half]));
+      }
+    }
+  }
+  __syncwarp();  // a warp's rows of sO are written by its own lanes
+  constexpr int kChunks = TileO::kChunks;
+  if ((p.aligned16 & tile::kAlignedO) != 0 && !args.pack_group && 32 % kChunks == 0) {
+    // A lane keeps to one column of chunks: one address, and multiples of the distance between rows.
+    constexpr int kRowsAtOnce = 32 / kChunks > 0 ? 32 / kChunks : 1;
+    const int r0 = warp * kConfig.warp_m() + lane / kChunks, chunk = lane % kChunks;
+    T* to = reinterpret_cast<T*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + here.first_row + r0, here.head) +
+            here.first_column + chunk * 8;
+    const int rows = chunk * 8 < columns ? here.end_row - here.first_row - r0 : 0;
+#pragma unroll
+    for (int r = 0; r < kConfig.warp_m(); r += kRowsAtOnce) {
+      const uint4 words = ptx::ld_shared_16(sO + TileO::offset(r0 + r, chunk));
+      if (r < rows) *reinterpret_cast<uint4*>(to + r * p.o.row) = words;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int at = lane; at < kConfig.warp_m() * kChunks; at += 32) {
+    const int r = warp * kConfig.warp_m() + at / kChunks, chunk = at % kChunks;
+    const int row = here.first_row + r;
+    const int left = columns - chunk * 8;
+    if (row >= here.end_row || left <= 0) continue;
+    T* to = reinterpret_cast<T*>(p.o.data) +
+            p.o.offset(here.batch, here.span.row_q + here.query_of(args, row), here.head_of(args, row)) +
+            here.first_column + chunk * 8;
+    const uint4 words = ptx::ld_shared_16(sO + TileO::offset(r, chunk));
+    if ((p.aligned16 & tile::kAlignedO) != 0) {
+      *reinterpret_cast<uint4*>(to) = words;
+    } else {
+      store_elements(reinterpret_cast<char*>(to), words, left);
+    }
+  }
+}
+
+}  // namespace fovea::cuda

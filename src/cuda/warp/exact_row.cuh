@@ -1,0 +1,54 @@
+// One row of attention by one warp, key by key, without a matrix product: what kernels fall back to for rows whose tile
+// gave something that is not finite. There a weight of 0 times NaN would reach rows that do not see the key; here keys
+// that take no part are skipped. Slow, and only for inputs with NaN or Inf, or sums that overflow.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/warp/score_terms.cuh"
+
+namespace fovea::cuda {
+
+/// The state of a row, spread over the lanes: lane l holds columns l, l + 32, ... of a slice of o.
+template <int kColumns>
+struct ExactRow {
+  static constexpr int kPerLane = (kColumns + 31) / 32;
+  float o[kPerLane] = {};
+  float maximum = -INFINITY, sum = 0;  ///< natural units; the same in all lanes
+
+  /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q`, and `k` and `v` at key 0, point
+  /// to the first element of a row; strides in elements. The whole warp takes part.
+  template <class T>
+  __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
+                                      const tile::Dropout& dropout, const T* q, const T* k, const T* v, int columns,
+                                      tile::Span32 seen, int begin, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
+      if (!terms.sees(p, j)) continue;
+      float dot = 0;
+      for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(k[j * p.k.row + c]), dot);
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      const float score = terms.score(p, dot, j);
+      if (score == -INFINITY) continue;
+      const float now = fmaxf(maximum, score);
+      const float rescale = maximum == -INFINITY ? 0.0f : expf(maximum - now);
+      float weight = expf(score - now);
+      maximum = now;
+      sum = sum * rescale + weight;
+      if (p.dropout_threshold != 0) {
+        const float2 keep = terms.keep_pair(dropout, j & ~1);
+        weight *= (j & 1) != 0 ? keep.y : keep.x;
+      }
+#pragma unroll
+      for (int n = 0; n < kPerLane; ++n) {
+        const int c = lane + 32 * n;
+        o[n] *= rescale;
+        if (weight != 0 && c < columns) o[n] = fmaf(weight, to_float(v[j * p.v.row + c]), o[n]);
+      }
+    }
+  }
+};
+
+}  // namespace fovea::cuda

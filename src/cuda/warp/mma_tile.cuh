@@ -1,0 +1,64 @@
+// Products of warp tiles on tensor cores: 16-bit operands in fragments of m16n8k16, float32 accumulators.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/ptx/mma.cuh"
+
+namespace fovea::cuda {
+
+/// Which instruction multiplies: sm_75 has m16n8k8 for float16 only, whose fragments are the halves of those of m16n8k16.
+enum class MmaShape : uint8_t { kM16N8K16, kM16N8K8 };
+
+template <class T, MmaShape kShape>
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kShape == MmaShape::kM16N8K16) {
+    ptx::mma_m16n8k16<T>(d, a, b0, b1);
+  } else {
+    static_assert(std::is_same_v<T, __half>, "m16n8k8 multiplies float16 only");
+    ptx::mma_m16n8k8_f16(d, a[0], a[1], b0);
+    ptx::mma_m16n8k8_f16(d, a[2], a[3], b1);
+  }
+}
+
+/// Two float32 rounded to T, the first in the lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 x = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(x);
+  } else {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(x);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float2 unpack(uint32_t x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __half22float2(reinterpret_cast<const __half2&>(x));
+  } else {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(x));
+  }
+}
+
+/// Whether any of the two elements is NaN or infinite: its exponent bits are all ones.
+template <class T>
+__device__ __forceinline__ bool any_nonfinite(uint32_t x) {
+  constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
+  return (x & kExponent) == kExponent || ((x >> 16) & kExponent) == kExponent;
+}
+/// The pair with NaN and infinity replaced by 0.
+template <class T>
+__device__ __forceinline__ uint32_t finite_or_zero(uint32_t x) {
+  constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
+  if ((x & kExponent) == kExponent) x &= 0xffff0000u;
+  if (((x >> 16) & kExponent) == kExponent) x &= 0x0000ffffu;
+  return x;
+}
+
+}  // namespace fovea::cuda
