@@ -92,11 +92,13 @@ wait
 
 # compute-sanitizer over the covering set: each tool in shards, since kernels get slower by orders of magnitude. Tensors
 # have allocations of their own, so that every byte outside of them is outside of all memory.
-tools=(memcheck racecheck initcheck synccheck)
+tools=(racecheck memcheck initcheck synccheck)
 if ! $quick && [[ -n $sanitizer ]]; then
-  shards=$(((jobs + 3) / 4))
-  for ((shard = 0; shard < shards; ++shard)); do
-    for tool in "${tools[@]}"; do
+  # racecheck takes several times as long as the others, so it comes first and in more parts.
+  for tool in "${tools[@]}"; do
+    shards=$(((jobs + 3) / 4))
+    if [[ $tool == racecheck ]]; then shards=$jobs; fi
+    for ((shard = 0; shard < shards; ++shard)); do
       start "sanitizer.$tool" $shard env FOVEA_TEST_EXACT=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
         "$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20 \
         "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'

@@ -205,12 +205,15 @@ TEST_F(CudaErrors, DevicesThatAreNotThereAreRefused) {
 
 TEST_F(CudaErrors, TensorsOfTwoDevicesAreRefused) {
   DeviceProblem x(small(), FOVEA_FORWARD, "cuda_sm80");
-  EXPECT_EQ(plan_status(x,
-                        [](OwnedProblem::Description& d) {
-                          d.tensors[1].device = {FOVEA_CPU, 0};
-                        }),
-            FOVEA_INVALID_ARGUMENT);
-  expect_message("k", "memory of the CPU", "memory of cuda:0");
+  const auto k_on_cpu = [](OwnedProblem::Description& d) { d.tensors[1].device = {FOVEA_CPU, 0}; };
+  EXPECT_EQ(plan_status(x, k_on_cpu), FOVEA_INVALID_ARGUMENT);
+  expect_message("k", "memory of cuda:0", "as the tensor says");
+  const auto k_on_cpu_without_data = [](OwnedProblem::Description& d) {
+    d.tensors[1].device = {FOVEA_CPU, 0};
+    d.tensors[1].data = nullptr;
+  };
+  EXPECT_EQ(plan_status(x, k_on_cpu_without_data), FOVEA_INVALID_ARGUMENT);
+  expect_message("k", "memory of cpu", "memory of cuda:0");
 }
 
 TEST_F(CudaErrors, BackendsOfTheOtherDeviceCannot) {
