@@ -10,12 +10,13 @@
 // there are no atomics and no workspace but delta. dK and dV are apart, which costs one product in eight, and
 // lets any head size be cut into slices with one set of accumulators.
 //
-// bwd_simt_delta   grid bwd_simt_delta_ctas(args), block kSimtDeltaThreads. Writes args.delta; must come
-// before. bwd_simt         grid bwd_simt_ctas(args, kColumns), block kBwdSimtThreads.
-//                  Shared  static, 28 KB (64 columns) or 37 KB (128). X, Y: operands of Q K^T, then of dO
-//                  V^T, 32 columns
-//                          at a time; W: P or dS, over X and Y; B: 32 rows of dO, Q or K.
-// Reads p.lse and args.delta; args.lse_log2, dq_sum and num_splits have no meaning here.
+// Grid     bwd_simt_ctas(args, kColumns).
+// Block    kBwdSimtThreads threads.
+// Shared   static, 28 KB (64 columns) or 37 KB (128).
+//          X, Y: operands of Q K^T, then of dO V^T, 32 columns at a time; W: P or dS, over X and Y;
+//          B: 32 rows of dO, Q or K.
+// Reads    p.lse and, from bwd_prepare, args.delta. There are no sums of dq: dq_columns is 0, and no
+//          bwd_finish follows.
 //
 // Barriers as in fwd_simt.cuh. NaN and Inf of rows that do not meet a pair: B is multiplied with a test of
 // each weight when it is not finite, and what enters P or dS of a pair that takes no part is replaced, not
@@ -26,14 +27,7 @@
 
 namespace fovea::cuda {
 
-inline constexpr int kSimtDeltaThreads = 128;
 inline constexpr int kBwdSimtThreads = 128;
-
-/// A warp for each of the args.rows rows of each head.
-constexpr int64_t bwd_simt_delta_ctas(const BackwardArgs& args) {
-  const int64_t warps = static_cast<int64_t>(args.p.batch) * args.p.heads_q * args.rows;
-  return (warps + kSimtDeltaThreads / 32 - 1) / (kSimtDeltaThreads / 32);
-}
 
 /// CTAs of each output. At least one tile a (sequence, head), which also clears the rows that take no part.
 struct BwdSimtCtas {
@@ -68,11 +62,18 @@ struct SimtGradient {
   const tile::AttentionParams& p;
   Shared& s;
   const tile::SequenceSpan& span;
+  const int &batch, &head;  ///< head: of queries
   bool terms, by_keys;
-  int batch = 0, head = 0;  ///< of queries
 
   __device__ __forceinline__ SimtGradient(const BackwardArgs& a, Shared& shared, bool keys_are_rows)
-      : args(a), p(a.p), s(shared), span(shared.span), terms(has_terms(a.p)), by_keys(keys_are_rows) {}
+      : args(a),
+        p(a.p),
+        s(shared),
+        span(shared.span),
+        batch(shared.batch),
+        head(shared.query_head),
+        terms(has_terms(a.p)),
+        by_keys(keys_are_rows) {}
 
   __device__ __forceinline__ SimtRows q() const {
     return rows_of(p.q, batch, span.row_q, head, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
@@ -113,6 +114,7 @@ struct SimtGradient {
     Tile::clear(pairs);
     float* to_queries = by_keys ? s.y : s.x;
     float* to_keys = by_keys ? s.x : s.y;
+#pragma unroll 1
     for (int column = 0; column < queries.columns; column += kChunk) {
       __syncthreads();  // X, Y, W, B are no longer read
       Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(to_queries, queries, query0,
@@ -137,12 +139,21 @@ struct SimtGradient {
       Tile::read_pairs(s, pairs);
       return;
     }
+    if (by_keys) {
+      scale_and_mask<true>(key0, pairs);
+    } else {
+      scale_and_mask<false>(key0, pairs);
+    }
+  }
+
+  template <bool kByKeys>
+  __device__ __forceinline__ void scale_and_mask(int key0, Pairs& pairs) const {
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
 #pragma unroll
       for (int c = 0; c < kColsOf; ++c) {
         const int row = Tile::row_of(r), col = Tile::col_of(c);
-        const int i = by_keys ? col : row, j = key0 + (by_keys ? row : col);
+        const int i = kByKeys ? col : row, j = key0 + (kByKeys ? row : col);
         const float score = pairs[r][c] * p.scale;
         const bool seen = j >= s.seen[i].begin && j < s.seen[i].end && score != -INFINITY;
         pairs[r][c] = seen ? fabsf(exp_of(score - s.lse[i])) : 0.0f;  // NaN, too, must not look dropped
@@ -184,13 +195,21 @@ struct SimtGradient {
 
   /// weights = dS (before scale) from the weights and dP.
   __device__ __forceinline__ void differentiate(const Pairs& d_weights, Pairs& weights) const {
+    if (by_keys) {
+      differentiate<true>(d_weights, weights);
+    } else {
+      differentiate<false>(d_weights, weights);
+    }
+  }
+  template <bool kByKeys>
+  __device__ __forceinline__ void differentiate(const Pairs& d_weights, Pairs& weights) const {
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
 #pragma unroll
       for (int c = 0; c < kColsOf; ++c) {
         const float w = weights[r][c];
         const float d_weight = dropped(w) ? 0.0f : d_weights[r][c] * p.dropout_keep_scale;
-        const float delta = s.delta[by_keys ? Tile::col_of(c) : Tile::row_of(r)];
+        const float delta = s.delta[kByKeys ? Tile::col_of(c) : Tile::row_of(r)];
         weights[r][c] = w == 0 ? 0.0f : fabsf(w) * (d_weight - delta);
       }
     }
@@ -222,74 +241,88 @@ struct BwdSimt {
   /// registers.
   static constexpr int kMinCtas = kColumns == 64 ? 3 : 2;
 
-  enum class What : int { kDK, kDV, kDQ };
+  enum What : int { kDK, kDV, kDQ };
 
   const BackwardArgs& args;
   const tile::AttentionParams& p;
   Shared& s;
-  What what;
-  int tile, slice, head, batch;  // head: of queries for dQ, else of keys
   const tile::SequenceSpan& span;
+  const int &batch, &head, &slice, &row0;  // head: of queries for dQ, else of keys; row0: of the tile
+  const int& what;                         // one of What
 
   __device__ __forceinline__ BwdSimt(const BackwardArgs& a, Shared& shared)
-      : args(a), p(a.p), s(shared), span(shared.span) {
+      : args(a),
+        p(a.p),
+        s(shared),
+        span(shared.span),
+        batch(shared.batch),
+        head(shared.head),
+        slice(shared.slice),
+        row0(shared.row0),
+        what(shared.what) {
     // The outputs of keys first: under a group of heads they take longest.
     const BwdSimtCtas ctas(p, kColumns);
     int64_t index = blockIdx.x;
+    What which;
     if (index < ctas.dk) {
-      what = What::kDK;
+      which = kDK;
     } else if (index -= ctas.dk; index < ctas.dv) {
-      what = What::kDV;
+      which = kDV;
     } else {
       index -= ctas.dv;
-      what = What::kDQ;
+      which = kDQ;
     }
-    const int slices = what == What::kDV ? ctas.slices_v : ctas.slices;
-    const int tiles = what == What::kDQ ? ctas.tiles_q : ctas.tiles_k;
-    const int heads = what == What::kDQ ? p.heads_q : p.heads_kv;
-    slice = static_cast<int>(index % slices);
+    const int slices = which == kDV ? ctas.slices_v : ctas.slices;
+    const int tiles = which == kDQ ? ctas.tiles_q : ctas.tiles_k;
+    const int heads = which == kDQ ? p.heads_q : p.heads_kv;
+    const int slice_of = static_cast<int>(index % slices);
     index /= slices;
-    tile = static_cast<int>(index % tiles);
-    if (what == What::kDQ) tile = tiles - 1 - tile;  // under a causal mask the longest come first
+    int tile = static_cast<int>(index % tiles);
+    if (which == kDQ) tile = tiles - 1 - tile;  // under a causal mask the longest come first
     index /= tiles;
-    head = static_cast<int>(index % heads);
-    batch = static_cast<int>(index / heads);
-    if (threadIdx.x == 0) s.span = tile::sequence_span(p, batch);
+    if (threadIdx.x == 0) {
+      s.what = which;
+      s.slice = slice_of;
+      s.row0 = tile * kRows;
+      s.head = static_cast<int>(index % heads);
+      s.batch = static_cast<int>(index / heads);
+      s.span = tile::sequence_span(p, s.batch);
+    }
     __syncthreads();  // the span is complete
   }
 
   __device__ __forceinline__ void run() {
-    const bool of_queries = what == What::kDQ;
-    const int used = of_queries ? span.used_q : span.used_k, row0 = tile * kRows;
+    const bool of_queries = what == kDQ;
+    const int used = of_queries ? span.used_q : span.used_k;
     clear_unused();
     if (row0 >= used) return;
 
+    if (threadIdx.x == 0) {
+      s.others = of_queries ? tile::Span32{tile::keys_of(p, span, row0).begin,
+                                           tile::keys_of(p, span, min(row0 + kRows, used) - 1).end}
+                            : tile::queries_of_any(p, span, row0, min(row0 + kRows, used));
+    }
     SimtGradient<T, Tile> gradient(args, s, !of_queries);
-    gradient.batch = batch;
     Output out;
     Tile::clear(out);
-    if (of_queries) {
-      gradient.head = head;
-      const int begin = tile::keys_of(p, span, row0).begin;
-      const int end = tile::keys_of(p, span, min(row0 + kRows, used) - 1).end;
-      for (int block = begin / kRows; block * kRows < end; ++block) add(gradient, row0, block * kRows, out);
-    } else {
-      const tile::Span32 queries = tile::queries_of_any(p, span, row0, min(row0 + kRows, used));
-      for (int h = 0; h < p.group; ++h) {
-        gradient.head = head * p.group + h;
-        for (int block = queries.begin / kRows; block * kRows < queries.end; ++block) {
-          add(gradient, block * kRows, row0, out);
-        }
+#pragma unroll 1
+    for (int h = 0; h < (of_queries ? 1 : p.group); ++h) {
+      __syncthreads();  // the last head is no longer in work
+      if (threadIdx.x == 0) s.query_head = of_queries ? head : head * p.group + h;
+      __syncthreads();  // query_head and others are known
+#pragma unroll 1
+      for (int first = s.others.begin / kRows * kRows; first < s.others.end; first += kRows) {
+        add(gradient, of_queries ? row0 : first, of_queries ? first : row0, out);
       }
     }
-    finish(row0, used, out);
+    finish(used, out);
   }
 
   /// out += the share of one tile of pairs.
   __device__ __forceinline__ void add(SimtGradient<T, Tile>& gradient, int query0, int key0, Output& out) {
     // B: what the weights multiply.
-    const SimtRows b = what == What::kDQ ? gradient.k() : what == What::kDV ? gradient.d_o() : gradient.q();
-    const int b0 = what == What::kDQ ? key0 : query0, b_used = what == What::kDQ ? span.used_k : span.used_q;
+    const SimtRows b = what == kDQ ? gradient.k() : what == kDV ? gradient.d_o() : gradient.q();
+    const int b0 = what == kDQ ? key0 : query0, b_used = what == kDQ ? span.used_k : span.used_q;
     const auto load_b = [&](int first) {
       return Tile::template load_rows<T, kHalf, kColumns, kColumns>(s.b, b, b0 + first, b_used - b0 - first,
                                                                     slice * kColumns);
@@ -300,8 +333,8 @@ struct BwdSimt {
       gradient.set_queries(query0);
       finite = load_b(0);
     });
-    gradient.weigh(query0, key0, what != What::kDV && p.softcap > 0, weights);
-    if (what == What::kDV) {
+    gradient.weigh(query0, key0, what != kDV && p.softcap > 0, weights);
+    if (what == kDV) {
       gradient.drop(weights);
     } else {
       Pairs d_weights;
@@ -319,18 +352,16 @@ struct BwdSimt {
   }
 
   __device__ __forceinline__ const tile::RowsView& view() const {
-    return what == What::kDQ ? p.dq : what == What::kDV ? p.dv : p.dk;
+    return what == kDQ ? p.dq : what == kDV ? p.dv : p.dk;
   }
   __device__ __forceinline__ int64_t offset_of(int row) const {
-    return view().offset(batch, (what == What::kDQ ? span.row_q : span.row_k) + row, head);
+    return view().offset(batch, (what == kDQ ? span.row_q : span.row_k) + row, head);
   }
 
-  __device__ __forceinline__ void finish(int row0, int used, const Output& out) const {
-    const int columns = what == What::kDV ? p.head_dim_v : p.head_dim;
-    const float factor = what == What::kDV ? 1.0f : p.scale;
-    const uint32_t bit = what == What::kDQ   ? tile::kAlignedDQ
-                         : what == What::kDV ? tile::kAlignedDV
-                                             : tile::kAlignedDK;
+  __device__ __forceinline__ void finish(int used, const Output& out) const {
+    const int columns = what == kDV ? p.head_dim_v : p.head_dim;
+    const float factor = what == kDV ? 1.0f : p.scale;
+    const uint32_t bit = what == kDQ ? tile::kAlignedDQ : what == kDV ? tile::kAlignedDV : tile::kAlignedDK;
     const bool vector = (p.aligned16 & bit) != 0;
 #pragma unroll
     for (int r = 0; r < Tile::kRowsOf; ++r) {
@@ -351,13 +382,13 @@ struct BwdSimt {
   /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.
   __device__ __forceinline__ void clear_unused() const {
     const BwdSimtCtas ctas(p, kColumns);
-    const bool of_queries = what == What::kDQ;
+    const bool of_queries = what == kDQ;
     const int used = of_queries ? span.used_q : span.used_k,
               length = of_queries ? span.length_q : span.length_k;
     const int step = (of_queries ? ctas.tiles_q : ctas.tiles_k) * kRows;
-    const int end = min((what == What::kDV ? p.head_dim_v : p.head_dim) - slice * kColumns, kColumns);
+    const int end = min((what == kDV ? p.head_dim_v : p.head_dim) - slice * kColumns, kColumns);
     T* const to = reinterpret_cast<T*>(view().data);
-    for (int64_t begin = tile * kRows; begin < length; begin += step) {
+    for (int64_t begin = row0; begin < length; begin += step) {
       for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
         const int64_t row = begin + r;
         if (row < used || row >= length) continue;
@@ -374,34 +405,6 @@ __global__ void __launch_bounds__(kBwdSimtThreads, BwdSimt<T, kColumns>::kMinCta
     bwd_simt(const __grid_constant__ BackwardArgs args) {
   __shared__ typename BwdSimt<T, kColumns>::Shared shared;
   BwdSimt<T, kColumns>(args, shared).run();
-}
-
-/// delta, a warp a row; 0 for rows that take no part.
-template <class T>
-__global__ void __launch_bounds__(kSimtDeltaThreads, 8)
-    bwd_simt_delta(const __grid_constant__ BackwardArgs args) {
-  const tile::AttentionParams& p = args.p;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t index =
-      static_cast<int64_t>(blockIdx.x) * (kSimtDeltaThreads / 32) + static_cast<int>(threadIdx.x) / 32;
-  const int64_t sequence_head = index / args.rows;
-  if (sequence_head >= static_cast<int64_t>(p.batch) * p.heads_q) return;
-  const int row = static_cast<int>(index % args.rows);
-  const int head = static_cast<int>(sequence_head % p.heads_q),
-            batch = static_cast<int>(sequence_head / p.heads_q);
-  const tile::SequenceSpan span = tile::sequence_span(p, batch);
-  float sum = 0;
-  if (row < span.used_q) {
-    const int64_t o = p.o.offset(batch, span.row_q + row, head);
-    const T* d_o = reinterpret_cast<const T*>(p.d_o.data) + p.d_o.offset(batch, span.row_q + row, head);
-    for (int c = lane; c < p.head_dim_v; c += 32) {
-      sum = fmaf(to_float(__ldg(d_o + c)), load_either<T>(p.o.data, o + c, p.o_is_f32), sum);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (p.dlse.data != nullptr) sum -= p.dlse.data[p.dlse.offset(batch, head, span.row_q + row)];
-  }
-  if (lane == 0) args.delta[index] = sum;
 }
 
 }  // namespace fovea::cuda

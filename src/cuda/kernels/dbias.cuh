@@ -51,32 +51,44 @@ struct DBias {
   __device__ __forceinline__ void run() {
     const DBiasShape shape(p);
     int64_t index = blockIdx.x;
-    const int tile_k = static_cast<int>(index % shape.tiles_k);
-    index /= shape.tiles_k;
-    const int tile_q = static_cast<int>(index % shape.tiles_q);
-    index /= shape.tiles_q;
-    const int head = static_cast<int>(index % shape.heads), batch = static_cast<int>(index / shape.heads);
+    if (threadIdx.x == 0) {
+      s.tile_k = static_cast<int>(index % shape.tiles_k);
+      index /= shape.tiles_k;
+      s.tile_q = static_cast<int>(index % shape.tiles_q);
+      index /= shape.tiles_q;
+      s.head = static_cast<int>(index % shape.heads);
+      s.out_batch = static_cast<int>(index / shape.heads);
+    }
+    __syncthreads();  // the tile is known
+    const int &tile_k = s.tile_k, &tile_q = s.tile_q, &head = s.head, &batch = s.out_batch;
     const bool over_batch = p.dbias.batch == 0, over_heads = p.dbias.head == 0, over_q = p.dbias.row == 0,
                over_k = p.dbias.column == 0;
 
     Pairs sum;
     Tile::clear(sum);
     SimtGradient<T, Tile> gradient(args, s, false);
+#pragma unroll 1
     for (int b = over_batch ? 0 : batch; b < (over_batch ? p.batch : batch + 1); ++b) {
-      gradient.batch = b;
-      __syncthreads();  // the last sequence's span is no longer read
-      if (threadIdx.x == 0) s.span = tile::sequence_span(p, b);
-      __syncthreads();  // the span is complete
-      const int end_q = over_q ? s.span.used_q : min(tile_q * kRows + kRows, s.span.used_q);
+#pragma unroll 1
       for (int h = over_heads ? 0 : head; h < (over_heads ? p.heads_q : head + 1); ++h) {
-        gradient.head = h;
+        __syncthreads();  // the last sequence and head are no longer in work
+        if (threadIdx.x == 0) {
+          s.batch = b;
+          s.query_head = h;
+          s.span = tile::sequence_span(p, b);
+        }
+        __syncthreads();  // they are known
+        const int end_q = over_q ? s.span.used_q : min(tile_q * kRows + kRows, s.span.used_q);
+#pragma unroll 1
         for (int query0 = over_q ? 0 : tile_q * kRows; query0 < end_q; query0 += kRows) {
           // Keys that any of the queries sees.
           const int begin = tile::keys_of(p, s.span, query0).begin / kRows * kRows;
           const int end = tile::keys_of(p, s.span, min(query0 + kRows, s.span.used_q) - 1).end;
-          const int key_begin = over_k ? begin : max(tile_k * kRows, begin);
           const int key_end = over_k ? end : min(tile_k * kRows + kRows, end);
-          for (int key0 = key_begin; key0 < key_end; key0 += kRows) add(gradient, query0, key0, sum);
+#pragma unroll 1
+          for (int key0 = over_k ? begin : max(tile_k * kRows, begin); key0 < key_end; key0 += kRows) {
+            add(gradient, query0, key0, sum);
+          }
         }
       }
     }

@@ -60,46 +60,55 @@ struct FwdSimt {
   const tile::AttentionParams& p;
   Shared& s;
 
-  int tile, slice, split, head, batch;  // head: of queries, or of keys where the group is packed
-  int pack;                             // heads in a tile
-  int head_kv;
+  const int &batch, &head, &slice;  // head: of queries, or of keys where the group is packed
+  int tile, split;
   const tile::SequenceSpan& span;
-  int row0, rows_used;  // of the tile and of the sequence, rows being query * pack + head
+  int row0;  // of the tile, rows being query * pack() + head
 
   __device__ __forceinline__ FwdSimt(const ForwardArgs& a, Shared& shared)
-      : args(a), p(a.p), s(shared), span(shared.span) {
+      : args(a),
+        p(a.p),
+        s(shared),
+        batch(shared.batch),
+        head(shared.head),
+        slice(shared.slice),
+        span(shared.span) {
     const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = ceil_div(p.head_dim_v, kColumns);
     const int heads = args.pack_group ? p.heads_kv : p.heads_q;
     int index = static_cast<int>(blockIdx.x);
-    slice = index % slices;
+    const int slice_of = index % slices;
     index /= slices;
     // Neighbouring CTAs share K and V in the second-level cache; under a causal mask the longest come first.
     tile = tiles - 1 - index % tiles;
     index /= tiles;
     split = index % args.num_splits;
     index /= args.num_splits;
-    head = index % heads;
-    batch = index / heads;
-    pack = args.pack_group ? p.group : 1;
-    head_kv = args.pack_group ? head : head / p.group;
-    if (threadIdx.x == 0) s.span = tile::sequence_span(p, batch);
-    __syncthreads();  // the span is complete
+    if (threadIdx.x == 0) {
+      s.slice = slice_of;
+      s.head = index % heads;
+      s.batch = index / heads;
+      s.span = tile::sequence_span(p, s.batch);
+    }
+    __syncthreads();  // where the CTA works is known
     row0 = tile * kRows;
-    rows_used = span.used_q * pack;
   }
 
-  __device__ __forceinline__ int query_of(int row) const { return row / pack; }
+  /// Query heads in a tile.
+  __device__ __forceinline__ int pack() const { return args.pack_group ? p.group : 1; }
+  __device__ __forceinline__ int head_kv() const { return args.pack_group ? head : head / p.group; }
+  __device__ __forceinline__ int rows_used() const { return span.used_q * pack(); }
+  __device__ __forceinline__ int query_of(int row) const { return row / pack(); }
   __device__ __forceinline__ int head_of(int row) const {
-    return args.pack_group ? head * pack + row % pack : head;
+    return args.pack_group ? head * p.group + row % p.group : head;
   }
 
   __device__ __forceinline__ void run() {
     if (args.num_splits == 1) clear_unused();
-    if (row0 < rows_used) attend();
+    if (row0 < rows_used()) attend();
   }
 
   __device__ __forceinline__ void attend() {
-    const int last_row = min(row0 + kRows, rows_used) - 1;
+    const int last_row = min(row0 + kRows, rows_used()) - 1;
     const tile::Span32 first_keys = tile::keys_of(p, span, query_of(row0));
     const tile::Span32 last_keys = tile::keys_of(p, span, query_of(last_row));
     // Blocks start at multiples of 64, so that four keys which share random numbers lie in one block.
@@ -111,7 +120,7 @@ struct FwdSimt {
     }
     const bool terms = has_terms(p);
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
-      const bool used = row0 + r < rows_used;
+      const bool used = row0 + r < rows_used();
       s.query[r] = used ? p.q.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
       s.row_max[r] = -INFINITY;
       s.seen[r] = used ? tile::keys_of(p, span, query_of(row0 + r)) : tile::Span32{0, 0};
@@ -157,7 +166,7 @@ struct FwdSimt {
 
   __device__ __forceinline__ bool load_v(int key0) {
     const SimtRows v =
-        rows_of(p.v, batch, span.row_k, head_kv, p.head_dim_v, (p.aligned16 & tile::kAlignedV) != 0);
+        rows_of(p.v, batch, span.row_k, head_kv(), p.head_dim_v, (p.aligned16 & tile::kAlignedV) != 0);
     return Tile::template load_rows<T, kHalf, kColumns, kColumns>(s.b, v, key0, span.used_k - key0,
                                                                   slice * kColumns);
   }
@@ -166,11 +175,11 @@ struct FwdSimt {
   __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
     const SimtRows q = rows_of(p.q, 0, 0, 0, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
     const SimtRows k =
-        rows_of(p.k, batch, span.row_k, head_kv, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0);
+        rows_of(p.k, batch, span.row_k, head_kv(), p.head_dim, (p.aligned16 & tile::kAlignedK) != 0);
     bool finite = true;
     for (int column = 0; column < p.head_dim; column += kChunk) {
       __syncthreads();  // 1
-      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_used - row0, column,
+      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_used() - row0, column,
                                                              [&](int r) { return s.query[r]; });
       Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(s.y, k, key0, span.used_k - key0, column);
       if (column == 0) finite = load_v(key0);
@@ -231,9 +240,7 @@ struct FwdSimt {
       float largest = pairs[r][0];
 #pragma unroll
       for (int c = 1; c < kColsOf; ++c) largest = fmaxf(largest, pairs[r][c]);
-#pragma unroll
-      for (int lane = 1; lane < Tile::kLanesX; lane *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+      largest = Tile::over_row(largest, [](float x, float y) { return fmaxf(x, y); });
       float& row_max = s.row_max[Tile::row_of(r)];  // all lanes of the row lie in this warp
       const float before = row_max;
       largest = fmaxf(before, largest);
@@ -262,10 +269,8 @@ struct FwdSimt {
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
       const int row = row0 + Tile::row_of(r);
-      float sum = row_sum[r];
-#pragma unroll
-      for (int lane = 1; lane < Tile::kLanesX; lane *= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-      if (row >= rows_used) continue;
+      float sum = Tile::over_row(row_sum[r], [](float x, float y) { return x + y; });
+      if (row >= rows_used()) continue;
       const int i = query_of(row), h = head_of(row);
 
       float largest = s.row_max[Tile::row_of(r)], factor = 1, lse;
@@ -311,12 +316,12 @@ struct FwdSimt {
 
   /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.
   __device__ __forceinline__ void clear_unused() {
-    const int64_t step = fwd_simt_tiles(args) * kRows, rows = static_cast<int64_t>(span.length_q) * pack;
+    const int64_t step = fwd_simt_tiles(args) * kRows, rows = static_cast<int64_t>(span.length_q) * pack();
     const int columns = min(p.head_dim_v - slice * kColumns, kColumns);
     for (int64_t row_begin = row0; row_begin < rows; row_begin += step) {
       for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
         const int64_t row = row_begin + r;
-        if (row < rows_used || row >= rows) continue;
+        if (row < rows_used() || row >= rows) continue;
         const int h = head_of(static_cast<int>(row));
         const int64_t at = span.row_q + query_of(static_cast<int>(row));
         const int64_t offset = p.o.offset(batch, at, h) + slice * kColumns;

@@ -76,6 +76,11 @@ struct SimtTile {
     // Computed once, instead of kept in registers by each thread: the sequence, and what each query row
     // needs.
     tile::SequenceSpan span;
+    int batch, head, slice, row0;
+    int out_batch, tile_q, tile_k;   ///< dbias: its tile, where `batch` and `query_head` are of pairs
+    int what;                        ///< the backward: the output of the CTA
+    int query_head;                  ///< the backward: the head whose pairs are in work
+    tile::Span32 others;             ///< the backward: rows of the other side that the tile meets
     int64_t query[kRows];            ///< element offset of the row in q
     tile::Span32 seen[kRows];        ///< keys under causal and window; none for rows that take no part
     float lse[kRows], delta[kRows];  ///< the backward
@@ -85,12 +90,30 @@ struct SimtTile {
   using Pairs = float[kRowsOf][kColsOf];
   using Output = float[kRowsOf][kGroups][4];
 
-  static __device__ __forceinline__ int tx() { return static_cast<int>(threadIdx.x) % kLanesX; }
-  static __device__ __forceinline__ int ty() { return static_cast<int>(threadIdx.x) / kLanesX; }
-  static __device__ __forceinline__ int row_of(int r) { return ty() + kLanesY * r; }
-  static __device__ __forceinline__ int col_of(int c) { return tx() + kLanesX * c; }
+  // Lanes i and i ^ 1 have the same tx, lanes i and i ^ 2 the same ty: 16-byte loads of both sides then are
+  // loads by pairs of lanes, which shared memory serves together.
+  static __device__ __forceinline__ int tx() { return static_cast<int>(threadIdx.x) / 2 % kLanesX; }
+  static __device__ __forceinline__ int ty() {
+    const int thread = static_cast<int>(threadIdx.x);
+    return thread % 2 + thread / (2 * kLanesX) * 2;
+  }
+  /// The combination of x over the lanes of a row.
+  template <class Combine>
+  static __device__ __forceinline__ float over_row(float x, const Combine& combine) {
+#pragma unroll
+    for (int lane = 2; lane < 2 * kLanesX; lane *= 2) x = combine(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+  }
+  static __device__ __forceinline__ int row_of(int r) {
+    return ty() + kLanesY * r;
+  }
+  static __device__ __forceinline__ int col_of(int c) {
+    return tx() + kLanesX * c;
+  }
   /// First column of a group of the output slice.
-  static __device__ __forceinline__ int out_column(int group) { return 4 * (tx() + kLanesX * group); }
+  static __device__ __forceinline__ int out_column(int group) {
+    return 4 * (tx() + kLanesX * group);
+  }
 
   template <class Array>
   static __device__ __forceinline__ void clear(Array& array) {
