@@ -17,6 +17,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -59,33 +60,61 @@ TEST(Ptx, SharedAddressCountsBytes) {
   for (uint32_t t = 0; t < kThreads; ++t) EXPECT_EQ(got[t], 4 * t);
 }
 
-__global__ void shared_accesses(uint4* wide, uint32_t* narrow) {
+__global__ void shared_accesses(uint4* wide, uint2* middle, uint32_t* narrow) {
   __shared__ uint4 words[kThreads];
   const auto t = static_cast<uint32_t>(threadIdx.x);
   ptx::st_shared_16(ptx::shared_address(&words[t]), make_uint4(t, t + 100, t + 200, t + 300));
-  __syncthreads();
-  if (t % 2 == 1) ptx::st_shared_4(ptx::shared_address(&words[t]) + 8, 7);
-  __syncthreads();
+  __syncthreads();  // the words are there before others overwrite parts of them
+  if (t % 2 == 1) ptx::st_shared_4(ptx::shared_address(&words[kThreads - 1 - t]) + 4, 7);
+  if (t % 4 == 2) ptx::st_shared_8(ptx::shared_address(&words[t]) + 8, make_uint2(8, 9));
+  __syncthreads();  // all words have their final values
   wide[t] = ptx::ld_shared_16(ptx::shared_address(&words[kThreads - 1 - t]));
+  middle[t] = ptx::ld_shared_8(ptx::shared_address(words) + 8 * t);
   narrow[t] = ptx::ld_shared_4(ptx::shared_address(words) + 4 * t);
 }
 
 TEST(Ptx, SharedLoadsAndStores) {
   FOVEA_SKIP_WITHOUT_GPU();
   DeviceArray<uint4> wide(kThreads);
+  DeviceArray<uint2> middle(kThreads);
   DeviceArray<uint32_t> narrow(kThreads);
-  shared_accesses<<<1, kThreads>>>(wide.data(), narrow.data());
+  shared_accesses<<<1, kThreads>>>(wide.data(), middle.data(), narrow.data());
   const auto got_wide = wide.values();
+  const auto got_middle = middle.values();
   const auto got_narrow = narrow.values();
-  const auto word = [](uint32_t t, uint32_t part) { return t % 2 == 1 && part == 2 ? 7u : t + 100 * part; };
+  const auto word = [](uint32_t t, uint32_t part) {
+    if (t % 2 == 0 && part == 1) return 7u;
+    if (t % 4 == 2 && part >= 2) return 6 + part;
+    return t + 100 * part;
+  };
   for (uint32_t t = 0; t < kThreads; ++t) {
     const uint32_t from = kThreads - 1 - t;
     EXPECT_EQ(got_wide[t].x, word(from, 0));
     EXPECT_EQ(got_wide[t].y, word(from, 1));
     EXPECT_EQ(got_wide[t].z, word(from, 2));
     EXPECT_EQ(got_wide[t].w, word(from, 3));
+    EXPECT_EQ(got_middle[t].x, word(t / 2, t % 2 * 2));
+    EXPECT_EQ(got_middle[t].y, word(t / 2, t % 2 * 2 + 1));
     EXPECT_EQ(got_narrow[t], word(t / 4, t % 4));
   }
+}
+
+__global__ void hide(const char* text, char* out) {
+  int i = static_cast<int>(threadIdx.x);
+  auto u = static_cast<uint32_t>(i);
+  const char* from = text;
+  ptx::make_opaque(i);
+  ptx::make_opaque(u);
+  ptx::make_opaque(from);
+  out[i] = from[u];
+}
+
+TEST(Ptx, OpaqueValuesStayWhatTheyAre) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  const std::vector<char> text = {'a', 'b', 'c', 'd'};
+  const DeviceArray<char> from(text), to(text.size());
+  hide<<<1, 4>>>(from.data(), to.data());
+  EXPECT_EQ(to.values(), text);
 }
 
 // ---- cp.async
