@@ -18,6 +18,9 @@
 #include "cli/progress.hpp"
 #include "cli/text.hpp"
 #include "conformance/check.hpp"
+#if defined(FOVEA_CLI_CUDA)
+#include "conformance/cuda_memory.hpp"
+#endif
 #include "conformance/random_problem.hpp"
 
 namespace fovea::cli {
@@ -75,6 +78,9 @@ struct Tally {
 };
 
 Exit run_check(const CheckOptions& options) {
+#if defined(FOVEA_CLI_CUDA)
+  conformance::use_cuda_memory();
+#endif
   const std::vector<std::string> names = backends_to_check(options.backend);
   std::map<std::string, Tally> tallies;
   Json failures = Json::array();
