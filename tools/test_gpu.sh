@@ -49,6 +49,16 @@ for candidate in "$(command -v compute-sanitizer || true)" "${CUDA_HOME:-/usr/lo
   if [[ -z $sanitizer && -x $candidate ]]; then sanitizer=$candidate; fi
 done
 
+gpus=$({ nvidia-smi -L 2> /dev/null || true; } | grep -c '^GPU' || true)
+why_no_sanitizer=
+if $quick; then
+  why_no_sanitizer="--quick"
+elif [[ -z $sanitizer ]]; then
+  why_no_sanitizer="no compute-sanitizer on this machine"
+elif ((gpus == 0)); then
+  why_no_sanitizer="no GPU on this machine"
+fi
+
 # The longest that any program may take; a kernel that hangs is ended by it (the program then says what it was running).
 limit=420
 rows=()  # names of the table's rows, in order
@@ -62,50 +72,46 @@ start() {
     begin=$EPOCHREALTIME status=0
     timeout --kill-after=10 $limit "$@" > "$logs/$row.$shard.log" 2>&1 || status=$?
     end=$EPOCHREALTIME
-    echo "$status $(((${end/./} - ${begin/./}) / 1000))" > "$logs/$row.$shard.end"
+    echo "$status $(((${end/[.,]/} - ${begin/[.,]/}) / 1000))" > "$logs/$row.$shard.end"
   ) &
 }
 
 echo "GPU tests of $bin"
-if command -v nvidia-smi > /dev/null; then nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader || true; fi
+if ((gpus > 0)); then nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader; fi
 begin_all=$SECONDS
 
-# Single instructions, streams and errors, and the suites of conformance, side by side.
-conformance() { start "conformance.$1" 0 "$bin/test_conformance" "--gtest_filter=$2"; }
-conformance shapes '*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
-conformance values 'Values.*:*/HiddenKeys.*'
-for ((shard = 0; shard < 4; ++shard)); do
-  start conformance.features $shard env GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=$shard \
-    "$bin/test_conformance" '--gtest_filter=*/Features.*'
-done
-conformance dropout 'Dropout.*'
-conformance concurrency 'Concurrency.*'
-start ptx 0 "$bin/test_ptx"
-start ptx_sm75 0 "$bin/test_ptx_sm75"
-start runs 0 "$bin/test_gpu"
-wait
-
-# Threads of its own on all processors.
-start conformance.random 0 env FOVEA_TEST_PROBLEMS="$problems" FOVEA_TEST_THREADS="$jobs" \
-  "$bin/test_conformance" '--gtest_filter=CudaRandomProblems.*'
-wait
-
-# compute-sanitizer over the covering set: each tool in shards, since kernels get slower by orders of magnitude. Tensors
-# have allocations of their own, so that every byte outside of them is outside of all memory.
+# All at the same time, the longest first: most of the time goes to the oracle, on the host's processors, and kernels of
+# many programs beside each other are what may bring races to light.
 tools=(racecheck memcheck initcheck synccheck)
-if ! $quick && [[ -n $sanitizer ]]; then
-  # racecheck takes several times as long as the others, so it comes first and in more parts.
-  for tool in "${tools[@]}"; do
-    shards=$(((jobs + 3) / 4))
-    if [[ $tool == racecheck ]]; then shards=$jobs; fi
-    for ((shard = 0; shard < shards; ++shard)); do
-      start "sanitizer.$tool" $shard env FOVEA_TEST_EXACT=1 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
-        "$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20 \
-        "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
-    done
+sharded() {  # ROW SHARDS COMMAND...
+  local row=$1 shards=$2
+  shift 2
+  for ((shard = 0; shard < shards; ++shard)); do
+    start "$row" "$shard" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" "$@"
   done
-  wait
+}
+start conformance.random 0 env FOVEA_TEST_PROBLEMS="$problems" FOVEA_TEST_THREADS=$(((jobs + 1) / 2)) \
+  "$bin/test_conformance" '--gtest_filter=CudaRandomProblems.*'
+# compute-sanitizer over the covering set, in parts, since kernels get slower by orders of magnitude (those under
+# racecheck most). Tensors have allocations of their own, so that every byte outside of them is outside of all memory.
+if [[ -z $why_no_sanitizer ]]; then
+  for tool in "${tools[@]}"; do
+    parts=$(((jobs + 3) / 4))
+    if [[ $tool == racecheck ]]; then parts=$(((jobs + 1) / 2)); fi
+    sharded "sanitizer.$tool" $parts env FOVEA_TEST_EXACT=1 "$sanitizer" --tool "$tool" --error-exitcode 86 \
+      --print-limit 20 "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
+  done
 fi
+sharded runs 4 "$bin/test_gpu"
+sharded conformance.shapes 4 "$bin/test_conformance" \
+  '--gtest_filter=*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
+sharded conformance.features 4 "$bin/test_conformance" '--gtest_filter=*/Features.*'
+sharded conformance.values 2 "$bin/test_conformance" '--gtest_filter=Values.*:*/HiddenKeys.*'
+sharded conformance.dropout 1 "$bin/test_conformance" '--gtest_filter=Dropout.*'
+sharded conformance.concurrency 1 "$bin/test_conformance" '--gtest_filter=Concurrency.*'
+sharded ptx 1 "$bin/test_ptx"
+sharded ptx_sm75 1 "$bin/test_ptx_sm75"
+wait
 
 # What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.
 number() { sed -nE "s/.*$2.*/\1/p" "$1" | tail -1 | grep . || echo 0; }
@@ -136,12 +142,11 @@ for row in "${rows[@]}"; do
   all_tests=$((all_tests + tests)) all_passed=$((all_passed + passed))
   all_skipped=$((all_skipped + skipped)) all_failed=$((all_failed + failed))
 done
-if ! $quick && [[ -z $sanitizer ]]; then
+if [[ -n $why_no_sanitizer ]]; then
   for tool in "${tools[@]}"; do
     print_row "sanitizer.$tool" 1 0 1 0 0
     all_tests=$((all_tests + 1)) all_skipped=$((all_skipped + 1))
   done
-  echo "  (no compute-sanitizer on this machine)"
 fi
 print_row all $all_tests $all_passed $all_skipped $all_failed $((SECONDS - begin_all))
 
@@ -150,9 +155,11 @@ sed -nE 's/^(seed [0-9]+: [0-9]+ random problems.*|cuda_[a-z0-9]+: [0-9]+ passes
 if ((all_skipped > 0)); then
   echo
   echo "Skipped, and why:"
+  if [[ -n $why_no_sanitizer ]]; then echo "  sanitizer.*: $why_no_sanitizer"; fi
   # A test's reason stands on the line before its name.
-  grep -hE -B1 '^\[  SKIPPED \] [A-Za-z0-9_/.]+ \(' "$logs"/*.log | grep -vE '^--' | paste -d' ' - - |
-    sed -E 's/^(.*) \[  SKIPPED \] ([^ ]+) \(.*/  \2: \1/' | sort | uniq -c | sed -E 's/^ +([0-9]+) /  \1 x/' | head -20 || true
+  grep -hE -B1 '^\[  SKIPPED \] [A-Za-z0-9_/.]+ \(' "$logs"/*.log | grep -vE '^--' | paste -d'\t' - - | awk -F'\t' '
+    { split($2, words, " "); names[$1] = names[$1] " " words[4]; ++count[$1] }
+    END { for (reason in names) printf "  %s (%d):%s\n", reason, count[reason], names[reason] }' | fold -s -w 116 || true
   grep -hE '\[  SKIPPED \] all tests of' "$logs"/*.log | sort -u | sed 's/^/  /' || true
 fi
 if ((${#failing[@]} > 0)); then
