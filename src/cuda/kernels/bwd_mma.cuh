@@ -72,10 +72,12 @@ struct BwdConfig {
   int warps_q;               ///< slices of queries in S, of columns in dK and dV; slices of keys are tile_n / 32
   int chunk_m;               ///< queries whose S and dP a warp holds at a time
   int warps_dq_m;            ///< warps along the queries in dQ
-  int stages_q, stages_do;   ///< 1 or 2
+  int stages_q, stages_do;   ///< of Q and dO
   int min_ctas;              ///< CTAs an SM, for the register allocator
+  bool lag;                  ///< dQ (and dK, dV where P goes through shared memory) one step behind S: one barrier a step
   bool general;              ///< every term of the score; else window, causal and lengths only
 
+  constexpr int buffers() const { return lag ? 2 : 1; }  ///< of P and dS
   constexpr int warps_n() const { return tile_n / 32; }
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }
@@ -87,8 +89,8 @@ struct BwdConfig {
   constexpr int offset_q() const { return offset_v() + tile_n * head_dim_v * 2; }
   constexpr int offset_do() const { return offset_q() + stages_q * tile_m * head_dim * 2; }
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
-  constexpr int offset_p() const { return offset_ds() + tile_n * tile_m * 2; }
-  constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? tile_n * tile_m * 2 : 0); }
+  constexpr int offset_p() const { return offset_ds() + buffers() * tile_n * tile_m * 2; }
+  constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0); }
   constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
   constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
@@ -97,7 +99,8 @@ struct BwdConfig {
            tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
            head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 && tile_m % (16 * warps_dq_m) == 0 &&
            head_dim % (16 * (num_warps() / warps_dq_m)) == 0 && BackwardArgs::kRowPadding % tile_m == 0 &&
-           2 * tile_m <= threads();
+           2 * tile_m <= threads() &&
+           (!lag || (stages_q == stages_do && stages_q == (exchanges_p() ? 3 : 2)));
   }
 };
 
@@ -120,8 +123,12 @@ struct BwdMma {
   static constexpr int kWarpsDqD = kC.num_warps() / kC.warps_dq_m;
   static constexpr int kDqM16 = kM / 16 / kC.warps_dq_m;
   static constexpr int kDqD16 = kD / 16 / kWarpsDqD;
-  /// 16-column groups of dQ at a time: 64 accumulators a lane at most, beside those of dK and dV.
-  static constexpr int kDqGroup = kDqD16 * kDqM16 <= 8 ? kDqD16 : kDqD16 % 4 == 0 && kDqM16 <= 2 ? 4 : kDqD16 % 2 == 0 ? 2 : 1;
+  /// 16-column groups of dQ at a time: beside the accumulators of dK and dV there is room for 64 a lane, with 16 warps for 32.
+  static constexpr int kDqRoom = kThreads * kC.min_ctas > 256 ? 4 : 8;
+  static constexpr int kDqGroup = kDqD16 * kDqM16 <= kDqRoom                       ? kDqD16
+                                  : kDqD16 % 4 == 0 && 4 * kDqM16 <= kDqRoom ? 4
+                                  : kDqD16 % 2 == 0 && 2 * kDqM16 <= kDqRoom ? 2
+                                                                             : 1;
 
   using TileK = BwdTile<kN, kD>;
   using TileV = BwdTile<kN, kDv>;
@@ -367,15 +374,17 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       }
     }
 
+    bool current = any_step;  // false in the last round of a lag
+    int last_head = 0, last_block = 0;
 #pragma unroll 1
     for (int step = 0; any_step; ++step) {
       const int parity = step & 1;
-      const int stage_q = kC.stages_q == 2 ? parity : 0, stage_do = kC.stages_do == 2 ? parity : 0;
+      const int stage_q = step % kC.stages_q, stage_do = step % kC.stages_do;
       const int i0 = m_block * kM;
       float* const s_lse = s_stats + parity * 2 * kM;
       ptx::cp_async_wait<0>();
       // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
-      if (thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
+      if (current && thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
         work.not_finite[parity] = step;
       }
       __syncthreads();  // A
@@ -409,14 +418,18 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         return Step{head + wraps, wraps ? work.m_first : m_block + 1,
                     head + wraps < (work.head_kv + 1) * p.group};
       };
-      if (const Step next = next_step(); next.exists) {
-        if constexpr (kC.stages_q == 2) load_q(next.head, next.block, parity ^ 1);
-        if constexpr (kC.stages_do == 2) load_do(next.head, next.block, parity ^ 1);
+      if (const Step next = next_step(); current && next.exists) {
+        if constexpr (kC.stages_q > 1) load_q(next.head, next.block, (step + 1) % kC.stages_q);
+        if constexpr (kC.stages_do > 1) load_do(next.head, next.block, (step + 1) % kC.stages_do);
         load_statistics(next.head, next.block, parity ^ 1);
         ptx::cp_async_commit();
       }
 
-      const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
+      // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
+      const auto front = [&] {
+        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
+        const uint32_t ds_tile = a_ds + parity % kC.buffers() * TileP::kBytes;
+        [[maybe_unused]] const uint32_t p_tile = a_p + parity % kC.buffers() * TileP::kBytes;
 #pragma unroll 1
       for (int chunk = 0; chunk < B::kChunks; ++chunk) {
         float acc_s[2][kChunkN8][4];
@@ -504,8 +517,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
                 }
                 rounded_ds[m][n][half] = pack_pair<T>(ds[2 * half], ds[2 * half + 1]);
                 const uint32_t word = Place::word(words, m, half, n);
-                if constexpr (kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
-                ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
+                if constexpr (kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
+                ptx::st_shared_4(ds_tile + word, rounded_ds[m][n][half]);
               }
             }
           }
@@ -534,12 +547,17 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
         }
       }
-      __syncthreads();  // B
-
-      if constexpr (kC.exchanges_p()) {
+      };
+      // What needs the P and dS of all warps, of the step `back_step`.
+      const auto back = [&](int back_step, int back_head, int back_block) {
+        const uint32_t ds_tile = a_ds + back_step % kC.buffers() * TileP::kBytes;
+        if constexpr (kC.exchanges_p()) {
+          const uint32_t p_tile = a_p + back_step % kC.buffers() * TileP::kBytes;
+          const uint32_t q_tile = a_q + back_step % kC.stages_q * TileQ::kBytes;
+          const uint32_t do_tile = a_do + back_step % kC.stages_do * TileDO::kBytes;
         {
           const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
+          const auto left = BwdOperand<TileP>::by_16_rows(p_tile, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
           multiply<T, 2, B::kOwnDv16, kM / 16>(
               acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
@@ -547,14 +565,14 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
                 ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * kC.warps_q * n));
               });
         }
-        if constexpr (kC.stages_do == 1 && kC.stages_q == 2) {
-          __syncthreads();  // C
-          if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
-          ptx::cp_async_commit();
-        }
+          if constexpr (kC.stages_do == 1 && kC.stages_q == 2) {
+            __syncthreads();  // C
+            if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
+            ptx::cp_async_commit();
+          }
         {
           const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
+          const auto left = BwdOperand<TileP>::by_16_rows(ds_tile, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
           multiply<T, 2, B::kOwnD16, kM / 16>(
               acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
@@ -562,22 +580,22 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
                 ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * kC.warps_q * n));
               });
         }
-      }
-      if constexpr (kC.stages_q == 1) {
-        if constexpr (kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
-        if (const Step next = next_step(); next.exists) {
-          load_q(next.head, next.block, 0);
-          if constexpr (kC.stages_do == 1) load_do(next.head, next.block, 0);
         }
-        ptx::cp_async_commit();
-      } else if constexpr (kC.stages_do == 1 && !kC.exchanges_p()) {
-        if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
-        ptx::cp_async_commit();
-      }
+        if constexpr (kC.stages_q == 1) {
+          if constexpr (kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
+          if (const Step next = next_step(); next.exists) {
+            load_q(next.head, next.block, 0);
+            if constexpr (kC.stages_do == 1) load_do(next.head, next.block, 0);
+          }
+          ptx::cp_async_commit();
+        } else if constexpr (kC.stages_do == 1 && !kC.exchanges_p()) {
+          if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
+          ptx::cp_async_commit();
+        }
 
       // dQ, added to the sums of this head.
       const int64_t copy = args.deterministic ? work.share : 0;
-      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + head) * args.rows * B::kD;
+      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows * B::kD;
 #pragma unroll 1
       for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
         float acc[B::kDqM16][2 * B::kDqGroup][4];
@@ -590,7 +608,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           }
         }
         const Place at(thread);
-        const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
+        const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
         const auto right =
             BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
         multiply<T, B::kDqM16, B::kDqGroup, kN / 16>(
@@ -600,7 +618,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
             });
 #pragma unroll
         for (int m = 0; m < B::kDqM16; ++m) {
-          const int row16 = i0 / 16 + at.warp_dq_m * B::kDqM16 + m;
+          const int row16 = back_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
           for (int n = 0; n < 2 * B::kDqGroup; ++n) {
             const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2;
@@ -610,9 +628,32 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         }
       }
 
-      const Step next = next_step();
-      if (!next.exists) break;
-      head = next.head, m_block = next.block;
+      };
+      if constexpr (kC.lag) {
+        // Of the two warps of a scheduler one starts with the last step's products, the other with this step's scores: one's
+        // exponentials run under the other's mma.
+        const bool front_first = Place(thread).warp_q == 0;
+#pragma unroll 1
+        for (int phase = 0; phase < 2; ++phase) {
+          if ((phase == 0) == front_first) {
+            if (current) front();
+          } else {
+            if (step > 0) back(step - 1, last_head, last_block);
+          }
+        }
+        if (!current) break;
+        last_head = head, last_block = m_block;
+        const Step next = next_step();
+        current = next.exists;
+        if (current) head = next.head, m_block = next.block;
+      } else {
+        front();
+        __syncthreads();  // B
+        back(step, head, m_block);
+        const Step next = next_step();
+        if (!next.exists) break;
+        head = next.head, m_block = next.block;
+      }
     }
 
     __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
