@@ -1,5 +1,5 @@
-// A problem as GPU kernels see it: plain data, passed by value in the parameter space of a launch. Made from an
-// AttentionProblem and its buffers by cuda/launch; every function here is constexpr, so the host tests it.
+// A problem as GPU kernels see it: plain data, passed by value in the parameter space of a launch. Made from
+// an AttentionProblem and its buffers by cuda/launch; every function here is constexpr, so the host tests it.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct AttentionParams {
   int64_t total_q = 0, total_k = 0;                                ///< packed: rows of q and k
 
   int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
-  int head_dim = 0, head_dim_v = 0;                     ///< as asked; kernels pad to their own sizes with zeros
+  int head_dim = 0, head_dim_v = 0;  ///< as asked; kernels pad to their own sizes with zeros
   float scale = 1;
   float softcap = 0;                        ///< 0: none
   int window_left = -1, window_right = -1;  ///< -1: unlimited; causal is window_right = 0
@@ -73,8 +73,8 @@ struct AttentionParams {
   int64_t* rng_state = nullptr;
   bool rng_state_is_input = false;
 
-  /// 16-byte copies are safe: data, strides and head sizes of the tensor are multiples of 16 bytes. Else it is
-  /// copied element by element. One bit for each of q, k, v, d_o, o, dq, dk, dv.
+  /// 16-byte copies are safe: data, strides and head sizes of the tensor are multiples of 16 bytes. Else it
+  /// is copied element by element. One bit for each of q, k, v, d_o, o, dq, dk, dv.
   uint32_t aligned16 = 0;
 };
 
@@ -92,8 +92,9 @@ enum AlignedBit : uint32_t {
 /// Where one sequence of the batch lies and how long it is.
 struct SequenceSpan {
   int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
-  int length_q = 0, length_k = 0;  ///< rows that the tensors hold for it (the last packed one: all that follow)
-  int used_q = 0, used_k = 0;      ///< rows that take part
+  int length_q = 0,
+      length_k = 0;            ///< rows that the tensors hold for it (the last packed one: all that follow)
+  int used_q = 0, used_k = 0;  ///< rows that take part
 };
 
 /// The same rules as cpu/sequence.hpp: lengths come from seqused, else cu_seqlens, else the longest.

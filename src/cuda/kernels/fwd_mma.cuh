@@ -2,20 +2,22 @@
 //
 //   S = Q K^T        O = softmax(scale S + terms) V        lse = log sum exp
 //
-// A CTA owns kTileM rows of queries of one head and walks over the blocks of kTileN keys that they see. Each warp owns
-// kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
+// A CTA owns kTileM rows of queries of one head and walks over the blocks of kTileN keys that they see. Each
+// warp owns kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
 //
-// Shared memory   sQ (kTileM, D), later the tile of O; sK, sV (2 stages, kTileN, D or Dv), swizzled 16-byte chunks.
-// Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32; P lives in the registers of acc_s.
-// Barriers        one a key block: behind it block n has arrived for everyone (each thread waited for its own copies),
-//                 and nobody reads block n - 1 any more, so that its stage takes block n + 1.
+// Shared memory   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv), swizzled 16-byte
+// chunks. Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32; P lives in the registers of acc_s.
+// Barriers        with two stages one a key block: behind it block n has arrived for everyone (each thread
+// waited for its
+//                 own copies), and nobody reads block n + 1 any more, so that its stage takes block n - 1.
+//                 With one stage two a block, one for K and one for V, alike.
 //
-// The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp at once:
-// softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the multiplication of acc_o is
-// skipped in almost every block (the idea: FlashAttention-4).
+// The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp
+// at once: softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the
+// multiplication of acc_o is skipped in almost every block (the idea: FlashAttention-4).
 //
-// NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp with any
-// output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
+// NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
+// with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
 //
 // Grid: fwd_mma_grid. Block: 32 kNumWarps threads.
 #pragma once
@@ -39,34 +41,39 @@ namespace fovea::cuda {
 
 struct FwdMmaConfig {
   int head_dim;     ///< D, padded
-  int value_slice;  ///< columns of V and O of one CTA; head_dim_v is covered by ceil(head_dim_v / value_slice) CTAs
+  int value_slice;  ///< columns of V and O of one CTA; head_dim_v is covered by ceil(head_dim_v /
+                    ///< value_slice) CTAs
   int tile_m, tile_n;
   int num_warps;
   int min_ctas;  ///< CTAs an SM, for the register allocator
-  /// Every term of the score and any alignment; else window, causal and lengths only, scale > 0, and q, k and v whose
-  /// rows can be copied in pieces of 16 bytes.
+  /// Every term of the score and any alignment; else window, causal and lengths only, scale > 0, and q, k and
+  /// v whose rows can be copied in pieces of 16 bytes.
   bool general;
+  /// Of K and V: with 2 a block is copied while the one before is worked on; with 1, K while P V goes on and
+  /// V while Q K^T does, for half of the shared memory and twice the barriers.
+  int stages = 2;
   MmaShape mma = MmaShape::kM16N8K16;
 
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int warp_m() const { return tile_m / num_warps; }
   constexpr int shared_bytes() const {
     const int q = tile_m * head_dim * 2, o = tile_m * value_slice * 2;
-    return (q > o ? q : o) + kStages * tile_n * (head_dim + value_slice) * 2 + kPlaceBytes;
+    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + kPlaceBytes;
   }
   static constexpr int kPlaceBytes = 128;  ///< of FwdMmaPlace
-  static constexpr int kStages = 2;
 };
 
-/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24 still.
+/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
+/// still.
 inline constexpr float kLazyLog2 = 8.0f;
 
-/// CTAs of a launch: (heads of a section, tiles of rows, sections * splits * slices). CTAs start in the order of x, y, z,
-/// so tiles of a section's heads, whose K and V fit the L2 cache together, run side by side, the longest rows first
-/// (under causal the last tile sees most keys).
+/// CTAs of a launch: (heads of a section, tiles of rows, sections * splits * slices). CTAs start in the order
+/// of x, y, z, so tiles of a section's heads, whose K and V fit the L2 cache together, run side by side, the
+/// longest rows first (under causal the last tile sees most keys).
 template <class Grid>
 constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config) {
-  const int64_t planes = static_cast<int64_t>(args.pack_group ? args.p.heads_kv : args.p.heads_q) * args.p.batch;
+  const int64_t planes =
+      static_cast<int64_t>(args.pack_group ? args.p.heads_kv : args.p.heads_q) * args.p.batch;
   const int64_t rows = static_cast<int64_t>(args.p.seqlen_q) * (args.pack_group ? args.p.group : 1);
   const int64_t tiles = (rows + config.tile_m - 1) / config.tile_m;
   const int64_t slices = (args.p.head_dim_v + config.value_slice - 1) / config.value_slice;
@@ -105,7 +112,9 @@ struct FwdMmaPlace {
     const unsigned plane = section * gridDim.x + blockIdx.x;
     place.batch = static_cast<int>(plane / heads);
     place.head = static_cast<int>(plane - place.batch * heads);
-    place.head_kv = args.pack_group || p.group == 1 ? place.head : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
+    place.head_kv = args.pack_group || p.group == 1
+                        ? place.head
+                        : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
     place.first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kConfig.tile_m;
     place.end_row = place.n_begin = place.n_end = place.n_masked = 0;
     if (place.batch >= p.batch) {  // the last section has fewer heads
@@ -113,7 +122,8 @@ struct FwdMmaPlace {
       return place;
     }
     place.span = tile::sequence_span(p, place.batch);
-    place.end_row = min(place.first_row + kConfig.tile_m, place.span.used_q * (args.pack_group ? p.group : 1));
+    place.end_row =
+        min(place.first_row + kConfig.tile_m, place.span.used_q * (args.pack_group ? p.group : 1));
     if (place.first_row >= place.end_row) return place;
     const tile::KvBlocks blocks = tile::kv_blocks(p, place.span, query_of(args, place.first_row),
                                                   query_of(args, place.end_row - 1) + 1, kConfig.tile_n);
@@ -125,7 +135,8 @@ struct FwdMmaPlace {
       place.n_end = min(place.n_begin + share, place.n_end);
     }
     // With a window's left edge every block takes the masked loop: it costs less than a third loop would.
-    place.n_masked = p.window_left >= 0 ? place.n_begin : max(place.n_begin, min(blocks.full_end, place.n_end));
+    place.n_masked =
+        p.window_left >= 0 ? place.n_begin : max(place.n_begin, min(blocks.full_end, place.n_end));
     return place;
   }
 
@@ -137,19 +148,23 @@ struct FwdMmaPlace {
   }
   /// Row of part_lse, and of part_o.
   __device__ __forceinline__ int64_t part_of(const ForwardArgs& args, int i, int q_head) const {
-    return ((static_cast<int64_t>(split) * args.p.batch + batch) * args.p.heads_q + q_head) * args.p.seqlen_q + i;
+    return ((static_cast<int64_t>(split) * args.p.batch + batch) * args.p.heads_q + q_head) *
+               args.p.seqlen_q +
+           i;
   }
 };
 
 /// Outputs of the queries that take no part: this CTA's share of those from used_q on.
 template <FwdMmaConfig kConfig>
-__device__ __forceinline__ void write_unused_rows(const ForwardArgs& args, const FwdMmaPlace<kConfig>& place) {
+__device__ __forceinline__ void write_unused_rows(const ForwardArgs& args,
+                                                  const FwdMmaPlace<kConfig>& place) {
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x), rows_per_query = args.pack_group ? p.group : 1;
   const int tiles = static_cast<int>(gridDim.y), m_block = tiles - 1 - static_cast<int>(blockIdx.y);
   const int share = tile::ceil_div(max(p.seqlen_q, 1), tiles);
   const int begin = max(place.span.used_q, m_block * share);
-  const int end = m_block + 1 == tiles ? place.span.length_q : min(place.span.length_q, (m_block + 1) * share);
+  const int end =
+      m_block + 1 == tiles ? place.span.length_q : min(place.span.length_q, (m_block + 1) * share);
   const int columns = min(kConfig.value_slice, p.head_dim_v - place.first_column);
   for (int i = begin; i < end; ++i) {
     for (int h = 0; h < rows_per_query; ++h) {
@@ -182,7 +197,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr int kDim = kConfig.head_dim, kDimV = kConfig.value_slice;
   constexpr int kMTiles = kConfig.warp_m() / 16;  ///< m16 tiles of a warp
   constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
-  constexpr int kStages = FwdMmaConfig::kStages;
+  constexpr int kStages = kConfig.stages;
+  static_assert(kStages == 1 || kStages == 2);
   constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   using TileQ = SharedTile<kTileM, kDim>;
   using TileK = SharedTile<kTileN, kDim>;
@@ -192,7 +208,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t sQ = ptx::shared_address(shared);
   const uint32_t sO = sQ;
-  const uint32_t sK = sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes);
+  const uint32_t sK =
+      sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes);
   const uint32_t sV = sK + kStages * TileK::kBytes;
 
   const tile::AttentionParams& p = args.p;
@@ -202,46 +219,51 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const FwdMmaPlace<kConfig> place = FwdMmaPlace<kConfig>::of(args);
   // Again, for the epilogue, so that the mainloop need not keep it in registers.
   static_assert(sizeof(place) <= FwdMmaConfig::kPlaceBytes);
-  auto* sPlace = reinterpret_cast<FwdMmaPlace<kConfig>*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
+  auto* sPlace =
+      reinterpret_cast<FwdMmaPlace<kConfig>*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
   if (thread == 0) *sPlace = place;
   const auto row_at = [&](int first_row, int mt, int half) {
     return first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
   };
-  if (args.num_splits == 1 && place.span.used_q < place.span.length_q) write_unused_rows<kConfig>(args, place);
   if (kGeneral && p.rng_state != nullptr && !p.rng_state_is_input && thread == 0 &&
       blockIdx.x + blockIdx.y + blockIdx.z == 0) {
     p.rng_state[0] = static_cast<int64_t>(p.seed);
     p.rng_state[1] = static_cast<int64_t>(p.offset);
   }
+  if (args.num_splits == 1 && place.span.used_q < place.span.length_q)
+    write_unused_rows<kConfig>(args, place);
   if (place.first_row >= place.end_row) return;
 
   const RowSource gK = {p.k.data + p.k.offset(place.batch, place.span.row_k, place.head_kv) * 2, p.k.row * 2,
                         place.span.used_k, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0};
-  const RowSource gV = {p.v.data + (p.v.offset(place.batch, place.span.row_k, place.head_kv) + place.first_column) * 2,
-                        p.v.row * 2, place.span.used_k, p.head_dim_v - place.first_column,
-                        (p.aligned16 & tile::kAlignedV) != 0};
-  const bool q_aligned = (p.aligned16 & tile::kAlignedQ) != 0;
+  const RowSource gV = {
+      p.v.data + (p.v.offset(place.batch, place.span.row_k, place.head_kv) + place.first_column) * 2,
+      p.v.row * 2, place.span.used_k, p.head_dim_v - place.first_column,
+      (p.aligned16 & tile::kAlignedV) != 0};
   const auto copy_q = [&] {
+    const bool aligned = (p.aligned16 & tile::kAlignedQ) != 0;
     if (args.pack_group) {
-      gather_tile<TileQ, kThreads>(sQ, p.head_dim, q_aligned, thread, [&](int r) -> const char* {
+      gather_tile<TileQ, kThreads>(sQ, p.head_dim, aligned, thread, [&](int r) -> const char* {
         const int row = place.first_row + r;
         if (row >= place.end_row) return nullptr;
-        return p.q.data +
-               p.q.offset(place.batch, place.span.row_q + place.query_of(args, row), place.head_of(args, row)) * 2;
+        return p.q.data + p.q.offset(place.batch, place.span.row_q + place.query_of(args, row),
+                                     place.head_of(args, row)) *
+                              2;
       });
     } else {
       const RowSource gQ = {p.q.data + p.q.offset(place.batch, place.span.row_q, place.head) * 2, p.q.row * 2,
-                            place.end_row, p.head_dim, q_aligned};
+                            place.end_row, p.head_dim, aligned};
       copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, place.first_row, thread);
     }
   };
   /// Only the first block copied, the last of the sequence, may have rows behind the last key.
-  const auto copy_kv = [&](int n, auto may_end) {
-    constexpr bool kMayEnd = decltype(may_end)::value;
-    const int stage = n & 1;
-    copy_tile<TileK, kThreads, kMayEnd, kAligned>(sK + stage * TileK::kBytes, gK, n * kTileN, thread);
-    copy_tile<TileV, kThreads, kMayEnd, kAligned>(sV + stage * TileV::kBytes, gV, n * kTileN, thread);
-    ptx::cp_async_commit();
+  const auto copy_k = [&](int n, auto may_end) {
+    copy_tile<TileK, kThreads, decltype(may_end)::value, kAligned>(sK + n % kStages * TileK::kBytes, gK,
+                                                                   n * kTileN, thread);
+  };
+  const auto copy_v = [&](int n, auto may_end) {
+    copy_tile<TileV, kThreads, decltype(may_end)::value, kAligned>(sV + n % kStages * TileV::kBytes, gV,
+                                                                   n * kTileN, thread);
   };
 
   const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> q_fragments(lane);
@@ -249,20 +271,21 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const FragmentAddresses<TileV, LdmatrixOrder::kDownFirst> v_fragments(lane);
   const uint32_t warp_q = sQ + static_cast<uint32_t>(warp * kConfig.warp_m() * TileQ::kRowBytes);
 
-  // Scores enter the softmax as exponents of 2: the plain kernel folds scale * log2(e) into the exponent's fma, the
-  // general one has multiplied already.
+  // Scores enter the softmax as exponents of 2: the plain kernel folds scale * log2(e) into the exponent's
+  // fma, the general one has multiplied already.
   const float scale_log2 = kGeneral ? 1.0f : p.scale * kLog2e;
   const float lazy_growth = kLazyLog2 / scale_log2;
   const tile::Dropout dropout = kGeneral ? tile::dropout_of(p) : tile::Dropout();
 
   float acc_o[kMTiles][kOTiles][4];
   float row_max[kMTiles][2], row_sum[kMTiles][2];  // row_sum: of this lane's columns, until the epilogue
-  const auto mask = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+  const auto mask = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const tile::Span32 seen = tile::keys_of(p, place.span, place.query_of(args, row_at(place.first_row, mt, half)));
+        const tile::Span32 seen =
+            tile::keys_of(p, place.span, place.query_of(args, row_at(place.first_row, mt, half)));
         const int first_key = n * kTileN + lane_column;
 #pragma unroll
         for (int nt = 0; nt < kSTiles; ++nt) {
@@ -276,7 +299,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   };
 
-  const auto apply_terms = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+  const auto apply_terms = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
@@ -291,20 +314,22 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           for (int e = 0; e < 2; ++e) {
             const int j = n * kTileN + nt * 8 + lane_column + e;
             float& s = acc_s[mt][nt][2 * half + e];
-            s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * kLog2e : -INFINITY;
+            s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * kLog2e
+                                                                    : -INFINITY;
           }
         }
       }
     }
   };
 
-  const auto drop = [&](float (&acc_s)[kMTiles][kSTiles][4], int n) {
+  const auto drop = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_at(place.first_row, mt, half);
-        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row), place.query_of(args, row));
+        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row),
+                                place.query_of(args, row));
 #pragma unroll
         for (int nt = 0; nt < kSTiles; ++nt) {
           const float2 keep = terms.keep_pair(dropout, n * kTileN + nt * 8 + lane_column);
@@ -315,8 +340,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   };
 
-  /// S = Q K^T of the block in `stage`.
-  const auto scores = [&](float (&acc_s)[kMTiles][kSTiles][4], int stage) {
+  /// S = Q K^T of a block.
+  const auto scores = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
@@ -325,7 +350,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
       }
     }
-    const uint32_t stage_k = sK + static_cast<uint32_t>(stage * TileK::kBytes);
+    const uint32_t stage_k = sK + static_cast<uint32_t>(n % kStages * TileK::kBytes);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t q[kMTiles][4];
@@ -345,7 +370,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   /// Raises row_max where it has to be, and with it rescales what has been summed up.
-  const auto raise_maximum = [&](const float (&acc_s)[kMTiles][kSTiles][4]) {
+  const auto raise_maximum = [&](const float(&acc_s)[kMTiles][kSTiles][4]) {
     float block_max[kMTiles][2];
     bool raise = false;
 #pragma unroll
@@ -384,16 +409,22 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   /// One block of keys: S = Q K^T, P = exp2(S - m), O += P V.
-  const auto kv_step = [&](int n, int stage, auto masked) {
+  const auto kv_step = [&](int n, auto masked) {
     [[maybe_unused]] constexpr bool kMasked = decltype(masked)::value;
     float acc_s[kMTiles][kSTiles][4];
-    scores(acc_s, stage);
+    scores(acc_s, n);
     if constexpr (kGeneral) {
       apply_terms(acc_s, n);
     } else if constexpr (kMasked) {
       mask(acc_s, n);
     }
     raise_maximum(acc_s);
+    if constexpr (kStages == 1) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
+      if (n > place.n_begin) copy_k(n - 1, std::false_type{});
+      ptx::cp_async_commit();
+    }
 
     float base[kMTiles][2];
 #pragma unroll
@@ -411,7 +442,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           acc_s[mt][nt][e] = ptx::ex2(fmaf(acc_s[mt][nt][e], scale_log2, -base[mt][e / 2]));
         }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) row_sum[mt][half] += acc_s[mt][nt][2 * half] + acc_s[mt][nt][2 * half + 1];
+        for (int half = 0; half < 2; ++half)
+          row_sum[mt][half] += acc_s[mt][nt][2 * half] + acc_s[mt][nt][2 * half + 1];
       }
     };
     if constexpr (kGeneral) {  // all weights first
@@ -419,7 +451,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       for (int nt = 0; nt < kSTiles; ++nt) exponentiate(nt);
       if (p.dropout_threshold != 0) drop(acc_s, n);
     }
-    const uint32_t stage_v = sV + static_cast<uint32_t>(stage * TileV::kBytes);
+    const uint32_t stage_v = sV + static_cast<uint32_t>(n % kStages * TileV::kBytes);
 #pragma unroll
     for (int step = 0; step < kTileN / 16; ++step) {
       if constexpr (!kGeneral) {
@@ -460,7 +492,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
     }
   }
-  if (place.n_begin < place.n_end) copy_kv(place.n_end - 1, std::true_type{});
+  if (place.n_begin < place.n_end) {
+    copy_k(place.n_end - 1, std::true_type{});
+    if constexpr (kStages == 2) copy_v(place.n_end - 1, std::true_type{});
+  }
+  ptx::cp_async_commit();
 
   // --- mainloop: from the last block to the first, those that need a mask before the others ---
   int n = place.n_end - 1;
@@ -468,9 +504,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll 1
     for (; n >= end; --n) {
       ptx::cp_async_wait<0>();
-      __syncthreads();  // block n (and Q) is there for everyone; nobody reads block n + 1 any more
-      if (n > place.n_begin) copy_kv(n - 1, std::false_type{});
-      kv_step(n, n & 1, masked);
+      __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n
+                        // + 1 any more
+      if constexpr (kStages == 1) {
+        copy_v(n, masked);  // full blocks are whole
+      } else if (n > place.n_begin) {
+        copy_k(n - 1, std::false_type{});
+        copy_v(n - 1, std::false_type{});
+      }
+      ptx::cp_async_commit();
+      kv_step(n, masked);
     }
   };
   if constexpr (!kGeneral) steps_down_to(place.n_masked, std::true_type{});
@@ -483,12 +526,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const int columns = min(kDimV, p.head_dim_v - here.first_column);
   const bool as_f32 = args.num_splits > 1 || p.o_is_f32;
   const auto f32_row = [&](int i, int head) {
-    return (args.num_splits > 1 ? args.part_o + here.part_of(args, i, head) * p.head_dim_v
-                                : reinterpret_cast<float*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + i, head)) +
+    return (args.num_splits > 1
+                ? args.part_o + here.part_of(args, i, head) * p.head_dim_v
+                : reinterpret_cast<float*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + i, head)) +
            here.first_column;
   };
-  /// Writes lse and returns the factor of acc_o of a row whose weights, relative to 2^base, add up to `sum`; a sink is
-  /// one more key, without a value.
+  /// Writes lse and returns the factor of acc_o of a row whose weights, relative to 2^base, add up to `sum`;
+  /// a sink is one more key, without a value.
   const auto finish_row = [&](int i, int head, float base, float sum) {
     const float sink = p.sink != nullptr && args.num_splits == 1 ? p.sink[head] * kLog2e : -INFINITY;
     float factor = 0, lse_log2 = sink;
@@ -530,7 +574,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                 reinterpret_cast<const T*>(p.v.data) + p.v.offset(here.batch, here.span.row_k, here.head_kv) +
                     here.first_column,
                 columns, tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
-      const float factor = finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
+      const float factor =
+          finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
 #pragma unroll
       for (int n32 = 0; n32 < ExactRow<kDimV>::kPerLane; ++n32) {
         const int c = lane + 32 * n32;
@@ -538,7 +583,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         if (as_f32) {
           f32_row(i, head)[c] = exact.o[n32] * factor;
         } else {
-          reinterpret_cast<T*>(p.o.data)[p.o.offset(here.batch, here.span.row_q + i, head) + here.first_column + c] =
+          reinterpret_cast<T*>(
+              p.o.data)[p.o.offset(here.batch, here.span.row_q + i, head) + here.first_column + c] =
               static_cast<T>(exact.o[n32] * factor);
         }
       }
@@ -557,7 +603,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float base = row_max[mt][half] == -INFINITY ? 0.0f : row_max[mt][half] * scale_log2;
       if (lane % 4 == 0) {
-        ptx::st_shared_8(sRows + (mt * 16 + half * 8 + lane_row) * 8, {__float_as_uint(base), __float_as_uint(sum)});
+        ptx::st_shared_8(sRows + (mt * 16 + half * 8 + lane_row) * 8,
+                         {__float_as_uint(base), __float_as_uint(sum)});
       }
     }
   }
@@ -566,8 +613,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     const int row = here.first_row + warp * kConfig.warp_m() + lane;
     if (row < here.end_row) {
       const uint2 statistics = ptx::ld_shared_8(sRows + lane * 8);
-      const float factor = finish_row(here.query_of(args, row), here.head_of(args, row), __uint_as_float(statistics.x),
-                                      __uint_as_float(statistics.y));
+      const float factor = finish_row(here.query_of(args, row), here.head_of(args, row),
+                                      __uint_as_float(statistics.x), __uint_as_float(statistics.y));
       ptx::st_shared_4(sRows + lane * 8, __float_as_uint(factor));
     }
   }
@@ -607,7 +654,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
       for (int ot = 0; ot < kOTiles; ++ot) {
         ptx::st_shared_4(sO + TileO::offset(r, ot) + lane_column * 2,
-                         pack<T>(acc_o[mt][ot][2 * half] * factor[mt][half], acc_o[mt][ot][2 * half + 1] * factor[mt][half]));
+                         pack<T>(acc_o[mt][ot][2 * half] * factor[mt][half],
+                                 acc_o[mt][ot][2 * half + 1] * factor[mt][half]));
       }
     }
   }
@@ -617,8 +665,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     // A lane keeps to one column of chunks: one address, and multiples of the distance between rows.
     constexpr int kRowsAtOnce = 32 / kChunks > 0 ? 32 / kChunks : 1;
     const int r0 = warp * kConfig.warp_m() + lane / kChunks, chunk = lane % kChunks;
-    T* to = reinterpret_cast<T*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + here.first_row + r0, here.head) +
-            here.first_column + chunk * 8;
+    T* to = reinterpret_cast<T*>(p.o.data) +
+            p.o.offset(here.batch, here.span.row_q + here.first_row + r0, here.head) + here.first_column +
+            chunk * 8;
     const int rows = chunk * 8 < columns ? here.end_row - here.first_row - r0 : 0;
 #pragma unroll
     for (int r = 0; r < kConfig.warp_m(); r += kRowsAtOnce) {

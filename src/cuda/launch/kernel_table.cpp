@@ -85,6 +85,11 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
   if (const uint32_t missing = terms_of(p) & ~k.terms)
     return fails("does not know " + names_of_terms(missing));
   ++passed;
+  if (p.seqlen_k < k.min_keys) {
+    return fails("is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
+                 std::to_string(p.seqlen_k));
+  }
+  ++passed;
   if (k.aligned_only) {
     const uint32_t inputs = input_bits(p.pass);
     if (any_address || (params_of(p).aligned16 & inputs) != inputs) {

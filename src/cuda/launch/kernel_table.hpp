@@ -93,6 +93,7 @@ struct Kernel {
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
+  int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
   int min_capability = 75;  ///< 10 * major + minor
   int max_capability = 0;   ///< 0: no limit
 };

@@ -1,6 +1,6 @@
-// cp.async: 16 bytes from global to shared memory without a register in between (sm_80; PTX ISA "Data Movement and
-// Conversion Instructions: cp.async"). On sm_75 the same calls copy through registers, and waiting is free: what
-// follows a wait is a barrier anyway.
+// cp.async: 16 bytes from global to shared memory without a register in between (sm_80; PTX ISA "Data
+// Movement and Conversion Instructions: cp.async"). On sm_75 the same calls copy through registers, and
+// waiting is free: what follows a wait is a barrier anyway.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ inline constexpr bool kHasCpAsync = false;
 inline constexpr bool kHasCpAsync = true;
 #endif
 
-/// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Past L1 (.cg): tiles
-/// are read once by a CTA.
+/// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Past L1
+/// (.cg): tiles are read once by a CTA.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
@@ -22,7 +22,8 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 #else
   uint4 word = make_uint4(0, 0, 0, 0);
   if (valid) word = __ldg(static_cast<const uint4*>(from));
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
                : "memory");
 #endif
 }
@@ -46,8 +47,8 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-/// Waits until at most `kPending` of this thread's latest groups are unfinished. Other threads see the data after a
-/// barrier.
+/// Waits until at most `kPending` of this thread's latest groups are unfinished. Other threads see the data
+/// after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,7 +1,7 @@
-// ldmatrix: 8x8 matrices of 16-bit elements from shared memory into mma fragments (sm_75; PTX ISA "Warp Level Matrix
-// Instructions: ldmatrix"). Lane l gives the address of one 16-byte row: rows 0..7 of matrix m come from lanes
-// 8m..8m+7. Afterwards lane l holds in r[m] the elements (row l/4, columns 2(l%4), 2(l%4)+1) of matrix m, or with
-// .trans the elements (rows 2(l%4), 2(l%4)+1, column l/4).
+// ldmatrix: 8x8 matrices of 16-bit elements from shared memory into mma fragments (sm_75; PTX ISA "Warp Level
+// Matrix Instructions: ldmatrix"). Lane l gives the address of one 16-byte row: rows 0..7 of matrix m come
+// from lanes 8m..8m+7. Afterwards lane l holds in r[m] the elements (row l/4, columns 2(l%4), 2(l%4)+1) of
+// matrix m, or with .trans the elements (rows 2(l%4), 2(l%4)+1, column l/4).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Hiding a value's origin from the optimiser. No instruction: an empty volatile statement that may have changed the
-// register, so what is derived from it behind the statement is derived there, instead of being kept in registers from
-// before a loop.
+// Hiding a value's origin from the optimiser. No instruction: an empty volatile statement that may have
+// changed the register, so what is derived from it behind the statement is derived there, instead of being
+// kept in registers from before a loop.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Additions to global memory that return nothing (PTX ISA "Parallel Synchronization and Communication Instructions:
-// red"). Vectors of float32 are one transaction on sm_90 and two or four on older chips.
+// Additions to global memory that return nothing (PTX ISA "Parallel Synchronization and Communication
+// Instructions: red"). Vectors of float32 are one transaction on sm_90 and two or four on older chips.
 #pragma once
 
 namespace fovea::cuda::ptx {
@@ -21,7 +21,8 @@ __device__ __forceinline__ void red_add_v2(float* to, float x, float y) {
 /// `to` is a multiple of 16 bytes.
 __device__ __forceinline__ void red_add_v4(float* to, float x, float y, float z, float w) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w)
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z),
+               "f"(w)
                : "memory");
 #else
   red_add(to, x);

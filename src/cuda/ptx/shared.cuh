@@ -1,4 +1,5 @@
-// Plain accesses to shared memory by 32-bit address (PTX ISA "Data Movement and Conversion Instructions: ld, st").
+// Plain accesses to shared memory by 32-bit address (PTX ISA "Data Movement and Conversion Instructions: ld,
+// st").
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 namespace fovea::cuda::ptx {
 
 __device__ __forceinline__ void st_shared_16(uint32_t to, uint4 x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
 }
 __device__ __forceinline__ void st_shared_8(uint32_t to, uint2 x) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
@@ -21,7 +23,9 @@ __device__ __forceinline__ void st_shared_4(uint32_t to, uint32_t x) {
 }
 __device__ __forceinline__ uint4 ld_shared_16(uint32_t from) {
   uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from)
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
                : "memory");
   return x;
 }

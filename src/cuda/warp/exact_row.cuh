@@ -1,6 +1,7 @@
-// One row of attention by one warp, key by key, without a matrix product: what kernels fall back to for rows whose tile
-// gave something that is not finite. There a weight of 0 times NaN would reach rows that do not see the key; here keys
-// that take no part are skipped. Slow, and only for inputs with NaN or Inf, or sums that overflow.
+// One row of attention by one warp, key by key, without a matrix product: what kernels fall back to for rows
+// whose tile gave something that is not finite. There a weight of 0 times NaN would reach rows that do not
+// see the key; here keys that take no part are skipped. Slow, and only for inputs with NaN or Inf, or sums
+// that overflow.
 #pragma once
 
 #include <cmath>
@@ -17,17 +18,18 @@ struct ExactRow {
   float o[kPerLane] = {};
   float maximum = -INFINITY, sum = 0;  ///< natural units; the same in all lanes
 
-  /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q`, and `k` and `v` at key 0, point
-  /// to the first element of a row; strides in elements. The whole warp takes part.
+  /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q`, and `k` and `v` at
+  /// key 0, point to the first element of a row; strides in elements. The whole warp takes part.
   template <class T>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
-                                      const tile::Dropout& dropout, const T* q, const T* k, const T* v, int columns,
-                                      tile::Span32 seen, int begin, int end) {
+                                      const tile::Dropout& dropout, const T* q, const T* k, const T* v,
+                                      int columns, tile::Span32 seen, int begin, int end) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
       if (!terms.sees(p, j)) continue;
       float dot = 0;
-      for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(k[j * p.k.row + c]), dot);
+      for (int c = lane; c < p.head_dim; c += 32)
+        dot = fmaf(to_float(q[c]), to_float(k[j * p.k.row + c]), dot);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
       const float score = terms.score(p, dot, j);

@@ -11,7 +11,8 @@
 
 namespace fovea::cuda {
 
-/// Which instruction multiplies: sm_75 has m16n8k8 for float16 only, whose fragments are the halves of those of m16n8k16.
+/// Which instruction multiplies: sm_75 has m16n8k8 for float16 only, whose fragments are the halves of those
+/// of m16n8k16.
 enum class MmaShape : uint8_t { kM16N8K16, kM16N8K8 };
 
 template <class T, MmaShape kShape>

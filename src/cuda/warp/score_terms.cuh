@@ -1,6 +1,6 @@
-// From q.k to the score that the softmax sees, element by element: scale, softcap, ALiBi, bias, mask, block mask, and the
-// keep decisions of dropout. What needs none of these takes the fast kernels, which fold the scale into exp2 and know
-// only the window.
+// From q.k to the score that the softmax sees, element by element: scale, softcap, ALiBi, bias, mask, block
+// mask, and the keep decisions of dropout. What needs none of these takes the fast kernels, which fold the
+// scale into exp2 and know only the window.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,8 +37,8 @@ struct RowTerms {
   int i = 0;
   int64_t dropout_head = 0;  ///< batch index * heads_q + head
 
-  __device__ __forceinline__ RowTerms(const tile::AttentionParams& p, const tile::SequenceSpan& span, int batch,
-                                      int head, int row)
+  __device__ __forceinline__ RowTerms(const tile::AttentionParams& p, const tile::SequenceSpan& span,
+                                      int batch, int head, int row)
       : diagonal(row + span.used_k - span.used_q),
         i(row),
         dropout_head(static_cast<int64_t>(batch) * p.heads_q + head) {
@@ -51,7 +51,8 @@ struct RowTerms {
   /// Whether mask and block mask let the row see key j (the window is not looked at). j < used_k.
   __device__ __forceinline__ bool sees(const tile::AttentionParams& p, int j) const {
     if (p.mask.data != nullptr && p.mask.data[mask + j * p.mask.column] == 0) return false;
-    return p.block_mask.data == nullptr || p.block_mask.data[block_mask + (j / p.block_k) * p.block_mask.column] != 0;
+    return p.block_mask.data == nullptr ||
+           p.block_mask.data[block_mask + (j / p.block_k) * p.block_mask.column] != 0;
   }
 
   /// Score of key j in natural units from the raw product q.k, without masks. j < used_k.

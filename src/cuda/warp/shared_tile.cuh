@@ -1,6 +1,6 @@
-// A tile of 16-bit elements in shared memory: rows of kColumns elements, its 16-byte chunks swizzled so that neither the
-// copies that fill it nor the ldmatrix that read it meet a bank twice (tile/swizzle.hpp has the proof). And the copies
-// from global memory.
+// A tile of 16-bit elements in shared memory: rows of kColumns elements, its 16-byte chunks swizzled so that
+// neither the copies that fill it nor the ldmatrix that read it meet a bank twice (tile/swizzle.hpp has the
+// proof). And the copies from global memory.
 #pragma once
 
 #include <cstdint>
@@ -58,10 +58,10 @@ __device__ __forceinline__ void store_elements(char* to, const uint4& x, int cou
   }
 }
 
-/// Starts copying rows first_row, first_row + 1, ... of the source into a tile, with kThreads threads. The caller commits,
-/// waits, and passes a barrier before anyone reads. Without kMayEnd all of the rows exist. With kAligned 16-byte copies
-/// are safe: then a thread keeps to one column of chunks, and its addresses differ by multiples of one stride. (A branch
-/// to the other way at run time costs a mainloop its registers.)
+/// Starts copying rows first_row, first_row + 1, ... of the source into a tile, with kThreads threads. The
+/// caller commits, waits, and passes a barrier before anyone reads. Without kMayEnd all of the rows exist.
+/// With kAligned 16-byte copies are safe: then a thread keeps to one column of chunks, and its addresses
+/// differ by multiples of one stride. (A branch to the other way at run time costs a mainloop its registers.)
 template <class Tile, int kThreads, bool kMayEnd, bool kAligned>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const RowSource& source, int first_row, int thread) {
   constexpr int kChunks = Tile::kChunks;
@@ -104,7 +104,8 @@ __device__ __forceinline__ void gather_tile(uint32_t tile, int columns, bool ali
     const int r = index / Tile::kChunks, chunk = index % Tile::kChunks;
     const char* row = address_of(r);
     if (aligned16) {
-      ptx::cp_async_16(tile + Tile::offset(r, chunk), row + chunk * 16, row != nullptr && chunk * 8 < columns);
+      ptx::cp_async_16(tile + Tile::offset(r, chunk), row + chunk * 16,
+                       row != nullptr && chunk * 8 < columns);
     } else {
       ptx::st_shared_16(tile + Tile::offset(r, chunk),
                         load_elements(row + chunk * 16, row != nullptr ? columns - chunk * 8 : 0));
@@ -112,19 +113,21 @@ __device__ __forceinline__ void gather_tile(uint32_t tile, int columns, bool ali
   }
 }
 
-/// Which lane gives the address of which row of four 8x8 matrices, and so which matrix comes out in which register
-/// (tile/fragment_map.hpp). A product takes B from two registers in a row, so the order decides whether they need moving.
+/// Which lane gives the address of which row of four 8x8 matrices, and so which matrix comes out in which
+/// register (tile/fragment_map.hpp). A product takes B from two registers in a row, so the order decides
+/// whether they need moving.
 enum class LdmatrixOrder : uint8_t {
-  /// (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15): operand A whose m are rows; with .trans operand B
+  /// (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15): operand A whose m are rows; with .trans
+  /// operand B
   /// whose k are rows, registers 0, 1 for the first n8 and 2, 3 for the second.
   kDownFirst,
   /// (rows 0-7, columns 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15): operand B whose n are rows, likewise.
   kAcrossFirst,
 };
 
-/// Addresses of fragments of 16 x 16 elements in a tile. The swizzle is an exclusive or of low bits of the chunk, so the
-/// address of step 4 j + i (16 columns each) is that of step i plus a constant: each lane keeps one offset a residue, and
-/// the rest are immediate offsets of the instruction.
+/// Addresses of fragments of 16 x 16 elements in a tile. The swizzle is an exclusive or of low bits of the
+/// chunk, so the address of step 4 j + i (16 columns each) is that of step i plus a constant: each lane keeps
+/// one offset a residue, and the rest are immediate offsets of the instruction.
 template <class Tile, LdmatrixOrder kOrder>
 struct FragmentAddresses {
   /// Steps of 16 columns after which the swizzle repeats: 8 chunks in rows of 128 bytes, else 4.
@@ -133,13 +136,15 @@ struct FragmentAddresses {
 
   __device__ __forceinline__ explicit FragmentAddresses(int lane) {
     const bool down = kOrder == LdmatrixOrder::kDownFirst;
-    const int row = down ? lane & 15 : (lane & 7) + ((lane >> 4) << 3), chunk = down ? lane >> 4 : (lane >> 3) & 1;
+    const int row = down ? lane & 15 : (lane & 7) + ((lane >> 4) << 3),
+              chunk = down ? lane >> 4 : (lane >> 3) & 1;
 #pragma unroll
     for (int step = 0; step < kPeriod; ++step) offset[step] = Tile::offset(row, chunk ^ (2 * step));
   }
   /// The fragment `rows` (a multiple of 16) rows down and `step` steps to the right in the tile at `base`.
   __device__ __forceinline__ uint32_t at(uint32_t base, int rows, int step) const {
-    return base + offset[step % kPeriod] + static_cast<uint32_t>(rows * Tile::kRowBytes + step / kPeriod * kPeriod * 32);
+    return base + offset[step % kPeriod] +
+           static_cast<uint32_t>(rows * Tile::kRowBytes + step / kPeriod * kPeriod * 32);
   }
 };
 
