@@ -29,24 +29,7 @@ struct BenchOptions {
   double seconds = 1;
   bool json = false;
 
-  /// The GPU that is to run, if one is: by --device, else by the backend.
-  std::optional<int> gpu() const {
-    if (device == "cpu") return std::nullopt;
-    if (device.empty()) {
-      for (const BackendInfo& backend : backends()) {
-        if (backend.name == execution.backend && backend.on_gpu) return 0;
-      }
-      return std::nullopt;
-    }
-    if (device == "cuda") return 0;
-    int id = 0;
-    const char* end = device.data() + device.size();
-    if (device.starts_with("cuda:")) {
-      const auto [stop, error] = std::from_chars(device.data() + 5, end, id);
-      if (error == std::errc() && stop == end && id >= 0) return id;
-    }
-    throw Failure(Exit::usage, "--device: got '" + device + "', expected cpu, cuda or cuda:N");
-  }
+  std::optional<int> gpu() const { return gpu_of(device, execution.backend); }
 };
 
 /// Near enough to normal, of variance 1; the same numbers everywhere.
@@ -442,11 +425,7 @@ void add_bench(CLI::App& program, Action& action) {
       ->group("Sizes");
   options->terms.add_options(*command, false);
   options->execution.add_options(*command, true);
-  command
-      ->add_option("--device", options->device,
-                   "cpu, cuda or cuda:N; left out: where the tensors of --backend lie, else cpu")
-      ->type_name("DEVICE")
-      ->group("How to do it");
+  add_device_option(*command, options->device);
   command->add_option("--seconds", options->seconds, "How long each row is repeated, at least (1)")
       ->type_name("S");
   add_json_option(*command, options->json);

@@ -19,7 +19,7 @@ struct ExplainOptions {
   ShapeOptions shape;
   Terms terms;
   Execution execution;
-  std::string pass = "fwd";
+  std::string pass = "fwd", device;
   std::vector<std::string> with;
   bool json = false;
 };
@@ -89,6 +89,34 @@ void add_described_outputs(Problem& problem, const Inputs& inputs) {
   problem.dv = described(inputs.q.type, problem.v.shape());
 }
 
+/// The same problem for tensors of a GPU, without data.
+void move_to_gpu(Problem& p, int id) {
+  for (Tensor* tensor : {&p.q,
+                         &p.k,
+                         &p.v,
+                         &p.o,
+                         &p.lse,
+                         &p.d_o,
+                         &p.dlse,
+                         &p.dq,
+                         &p.dk,
+                         &p.dv,
+                         &p.dbias,
+                         &p.dsink,
+                         &p.bias,
+                         &p.mask,
+                         &p.block_mask,
+                         &p.alibi,
+                         &p.sink,
+                         &p.cu_seqlens_q,
+                         &p.cu_seqlens_k,
+                         &p.seqused_q,
+                         &p.seqused_k,
+                         &p.rng_state}) {
+    if (*tensor) *tensor = Tensor(nullptr, tensor->dtype(), tensor->shape()).on(cuda(id));
+  }
+}
+
 struct Verdict {
   std::string backend, text;
   bool chosen = false;
@@ -126,6 +154,8 @@ Exit run_explain(const ExplainOptions& options) {
     add_described_terms(problem, shape, options.with);
   }
   options.terms.apply(problem);
+  const std::optional<int> gpu = gpu_of(options.device, options.execution.backend);
+  if (gpu) move_to_gpu(problem, *gpu);
   const Plan plan(problem, options.execution.options());
 
   if (options.json) {
@@ -152,9 +182,10 @@ Exit run_explain(const ExplainOptions& options) {
   for (const Verdict& verdict : verdicts(plan.reason())) {
     fmt::print("{} {:<{}}  {}\n", verdict.chosen ? '>' : ' ', verdict.backend, widest, verdict.text);
   }
-  fmt::print("\nthreads    {}\nworkspace  {}\nwork       {:.3g} GFLOP\n",
-             options.execution.resolved_threads(), bytes_text(static_cast<double>(plan.workspace_size())),
-             plan.flops() * 1e-9);
+  fmt::print("\n");
+  if (!gpu) fmt::print("threads    {}\n", options.execution.resolved_threads());
+  fmt::print("workspace  {}\nwork       {:.3g} GFLOP\n",
+             bytes_text(static_cast<double>(plan.workspace_size())), plan.flops() * 1e-9);
   return Exit::ok;
 }
 
@@ -175,6 +206,7 @@ void add_explain(CLI::App& program, Action& action) {
       ->type_name("NAME,...")
       ->group("Terms of the score");
   options->execution.add_options(*command, true);
+  add_device_option(*command, options->device);
   options->files.add_options(*command, true, true, false);
   add_json_option(*command, options->json);
   command->footer(
@@ -183,6 +215,7 @@ void add_explain(CLI::App& program, Action& action) {
       "Examples:\n"
       "  fovea explain --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --dtype bfloat16 --causal\n"
       "  fovea explain --pass bwd --with bias,sink --backend cpu_generic\n"
+      "  fovea explain --device cuda --seqlen 4096 --heads 16 --head-dim 128 --with bias\n"
       "  fovea explain --input qkv.safetensors --json");
   command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
 }

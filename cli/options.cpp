@@ -87,6 +87,32 @@ void Execution::add_options(CLI::App& command, bool with_deterministic) {
   }
 }
 
+void add_device_option(CLI::App& command, std::string& device) {
+  command
+      .add_option("--device", device,
+                  "cpu, cuda or cuda:N; left out: where the tensors of --backend lie, else cpu")
+      ->type_name("DEVICE")
+      ->group("How to do it");
+}
+
+std::optional<int> gpu_of(const std::string& device, const std::string& backend) {
+  if (device == "cpu") return std::nullopt;
+  if (device.empty()) {
+    for (const BackendInfo& info : backends()) {
+      if (info.name == backend && info.on_gpu) return 0;
+    }
+    return std::nullopt;
+  }
+  if (device == "cuda") return 0;
+  int id = 0;
+  const char* end = device.data() + device.size();
+  if (device.starts_with("cuda:")) {
+    const auto [stop, error] = std::from_chars(device.data() + 5, end, id);
+    if (error == std::errc() && stop == end && id >= 0) return id;
+  }
+  throw Failure(Exit::usage, "--device: got '" + device + "', expected cpu, cuda or cuda:N");
+}
+
 void add_json_option(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "Print one JSON value on stdout instead of text");
 }

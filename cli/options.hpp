@@ -46,6 +46,11 @@ struct Execution {
   int resolved_threads() const { return threads > 0 ? threads : default_threads(); }
 };
 
+/// --device: cpu, cuda or cuda:N.
+void add_device_option(CLI::App& command, std::string& device);
+/// The GPU that --device names, if it names one; where it is left out, the first one for a backend of GPUs.
+std::optional<int> gpu_of(const std::string& device, const std::string& backend);
+
 void add_json_option(CLI::App& command, bool& json);
 
 }  // namespace fovea::cli
