@@ -27,7 +27,7 @@
 
 namespace fovea::cuda {
 
-inline constexpr int kBwdSimtThreads = 128;
+inline constexpr int kBwdSimtThreads = kSimtThreads;
 
 /// CTAs of each output. At least one tile a (sequence, head), which also clears the rows that take no part.
 struct BwdSimtCtas {

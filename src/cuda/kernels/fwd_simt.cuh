@@ -7,18 +7,20 @@
 // keys that the rows see in blocks of 64. Wider heads take several CTAs, each of which computes the same
 // weights.
 //
-// Grid     fwd_simt_grid(args). Packed heads: rows are (query, head of the group) pairs.
-// Block    kColumns threads: 8 x 8 pairs (4 for 128 columns) and 8 x 8 outputs a thread, so that four 16-byte
-// loads
-//          from shared memory serve 64 multiply-adds.
-// Shared   static, 27 KB (64 columns) or 35 KB (128): two CTAs on an SM of sm_75 with its 64 KB.
+// Grid     fwd_simt_ctas(args, kColumns). With pack_group, rows are (query, head of the group) pairs.
+// Block    kSimtThreads threads.
+// Shared   static, 28 KB (64 columns) or 37 KB (128).
 //          X: 32 columns of Q, Y: of K; W: weights, over X and Y; B: 32 rows of V.
 // Workspace  part_o and part_lse when num_splits > 1.
-// Barriers a block of keys has, for each chunk of the head size,
-//            1  X, Y, B are no longer read: they are filled        2  they are filled: S grows
-//          and then
-//            3  X, Y are no longer read: W is written over them    4  W is complete, rows 0..31 of B have
-//            arrived 5  B is no longer read: it takes rows 32..63          6  which have arrived
+//
+// Barriers of a block of keys, for each chunk of the head size:
+//   1  X, Y, W, B are no longer read: they are filled
+//   2  they are filled: S grows
+// and then
+//   3  X, Y are no longer read: W is written over them
+//   4  W is complete, rows 0 to 31 of B have arrived
+//   5  B is no longer read: it takes rows 32 to 63
+//   6  which have arrived
 //
 // NaN and Inf in V of keys that a row does not see: the loads of B notice them, and that half block is
 // multiplied with a test of each weight.
@@ -45,16 +47,15 @@ constexpr int64_t fwd_simt_ctas(const ForwardArgs& args, int columns) {
 
 template <class T, int kColumns>
 struct FwdSimt {
-  using Tile = SimtTile<kColumns, kColumns>;
+  using Tile = SimtTile<kSimtThreads, kColumns>;
   using Shared = typename Tile::Shared;
   using Pairs = typename Tile::Pairs;
   using Output = typename Tile::Output;
   static constexpr int kThreads = Tile::kThreads, kRows = Tile::kRows, kRowsOf = Tile::kRowsOf,
                        kColsOf = Tile::kColsOf, kChunk = Tile::kChunk, kHalf = Tile::kHalf;
 
-  /// CTAs an SM, for the register allocator: 2 or 3 warps of each of the 4 schedulers, so 255 or 168
-  /// registers.
-  static constexpr int kMinCtas = kColumns == 64 ? 4 : 3;
+  /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers.
+  static constexpr int kMinCtas = 3;
 
   const ForwardArgs& args;
   const tile::AttentionParams& p;
@@ -190,14 +191,21 @@ struct FwdSimt {
   }
 
   __device__ __forceinline__ void scale_and_mask(int key0, bool all_seen, Pairs& pairs) const {
+    if (all_seen) {
+#pragma unroll
+      for (int r = 0; r < kRowsOf; ++r) {
+#pragma unroll
+        for (int c = 0; c < kColsOf; ++c) pairs[r][c] *= p.scale;
+      }
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < kRowsOf; ++r) {
       const tile::Span32 seen = s.seen[Tile::row_of(r)];
 #pragma unroll
       for (int c = 0; c < kColsOf; ++c) {
         const int j = key0 + Tile::col_of(c);
-        const bool sees = all_seen || (j >= seen.begin && j < seen.end);
-        pairs[r][c] = sees ? pairs[r][c] * p.scale : -INFINITY;
+        pairs[r][c] = j >= seen.begin && j < seen.end ? pairs[r][c] * p.scale : -INFINITY;
       }
     }
   }

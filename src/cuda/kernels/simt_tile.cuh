@@ -22,8 +22,10 @@
 
 namespace fovea::cuda {
 
+/// Threads of a CTA, 4 warps: with 8 x 4 pairs a thread, 3 CTAs find registers on an SM.
+inline constexpr int kSimtThreads = 128;
+
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
 
 /// e^x for x <= 0 in natural units, as exact as weights need to be; e^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp_of(float x) {
@@ -57,7 +59,7 @@ struct SimtTile {
   static_assert(kGroups >= 1 && kGroups * 4 * kLanesX == kColumns && kLanesX <= 32);
 
   /// Loads of 16 bytes in flight: the registers that the accumulators leave free hold as many.
-  static constexpr int kInFlight = kThreads == 64 ? 8 : 4;
+  static constexpr int kInFlight = 4;
   static constexpr int kChunk = 32;        ///< columns of X and Y in shared memory at a time
   static constexpr int kStrideXY = 36;     ///< 8 neighbouring rows lie 4 banks apart
   static constexpr int kStrideW = 72;      ///< the rows of a warp's 4 values of ty lie 8 banks apart
