@@ -39,30 +39,11 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/score_terms.cuh"
-#include "cuda/warp/tf32_split.cuh"
+#include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/kv_blocks.hpp"
 
 namespace fovea::cuda {
-
-struct FwdTf32Config {
-  int head_dim;  ///< of Q, K and of V, O, padded to 32, 64, 128 or 256
-  int tile_n;    ///< keys of a block
-  int warp_m;    ///< rows of a warp, 16 or 32
-  int num_warps;
-  int min_ctas;  ///< CTAs an SM, for the register allocator
-  bool general;  ///< every term of the score; else window, causal and lengths only, and scale > 0
-
-  constexpr int threads() const { return 32 * num_warps; }
-  constexpr int tile_m() const { return warp_m * num_warps; }
-  constexpr int shared_bytes() const { return (tile_m() + 2 * tile_n) * head_dim * 4; }
-};
-
-/// 1 / x within an ulp, for x of [1, 2^64) (or NaN, Inf); without the branches of an exact division.
-__device__ __forceinline__ float reciprocal(float x) {
-  const float r = __fdividef(1.0f, x);
-  return fmaf(r, fmaf(-x, r, 1.0f), r);
-}
 
 /// The tile of a CTA, from the index of the CTA: tiles of `heads_at_once` heads, whose K and V fit the L2
 /// cache together, run at the same time, the longest rows first (under causal the last tile sees most keys).
@@ -88,6 +69,32 @@ struct FwdTf32Place {
   int n_begin, n_end;  ///< blocks of keys
   const float *k, *v;  ///< key 0 of the sequence
 };
+
+struct FwdTf32Config {
+  int head_dim;  ///< of Q, K and of V, O, padded to 32, 64, 128 or 256
+  int tile_n;    ///< keys of a block
+  int warp_m;    ///< rows of a warp, 16 or 32
+  int num_warps;
+  int min_ctas;  ///< CTAs an SM, for the register allocator
+  bool general;  ///< every term of the score; else window, causal and lengths only, and scale > 0
+
+  constexpr int threads() const { return 32 * num_warps; }
+  constexpr int tile_m() const { return warp_m * num_warps; }
+  // Offsets in shared memory.
+  constexpr int offset_k() const { return tile_m() * head_dim * 4; }
+  constexpr int offset_v() const { return offset_k() + tile_n * head_dim * 4; }
+  constexpr int offset_place() const { return offset_v() + tile_n * head_dim * 4; }
+  constexpr int offset_warps() const { return offset_place() + static_cast<int>(sizeof(FwdTf32Place)); }
+  constexpr int shared_bytes() const {
+    return offset_warps() + num_warps * static_cast<int>(sizeof(tile::KvBlocks));
+  }
+};
+
+/// 1 / x within an ulp, for x of [1, 2^64) (or NaN, Inf); without the branches of an exact division.
+__device__ __forceinline__ float reciprocal(float x) {
+  const float r = __fdividef(1.0f, x);
+  return fmaf(r, fmaf(-x, r, 1.0f), r);
+}
 
 /// What normalises a row.
 struct RowResult {
@@ -168,14 +175,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr int kMTiles = kWarpM / 16;                     ///< m16 tiles of a warp
   constexpr int kSTiles = kTileN / 8, kOTiles = kDim / 8;  ///< n8 tiles of S and of O
   constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-  using TileQ = Tf32Tile<kTileM, kDim, Tf32Order::kAlongK>;
-  using TileK = Tf32Tile<kTileN, kDim, Tf32Order::kAlongK>;
-  using TileV = Tf32Tile<kTileN, kDim, Tf32Order::kAlongN>;
+  using TileQ = Tf32Tile<kTileM, kDim>;
+  using TileK = Tf32Tile<kTileN, kDim>;
+  using TileV = Tf32Tile<kTileN, kDim>;
 
   extern __shared__ __align__(128) unsigned char shared[];
   float* const sQ = reinterpret_cast<float*>(shared);
-  float* const sK = sQ + TileQ::kFloats;
-  float* const sV = sK + TileK::kFloats;
+  float* const sK = reinterpret_cast<float*>(shared + kConfig.offset_k());
+  float* const sV = reinterpret_cast<float*>(shared + kConfig.offset_v());
+  FwdTf32Place& place = *reinterpret_cast<FwdTf32Place*>(shared + kConfig.offset_place());
+  auto* const blocks_of_warp = reinterpret_cast<tile::KvBlocks*>(shared + kConfig.offset_warps());
 
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -210,8 +219,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
   }
-  if (kConfig.general && p.rng_state != nullptr && !p.rng_state_is_input && thread == 0 &&
-      blockIdx.x + blockIdx.y == 0) {
+  if (p.rng_state != nullptr && !p.rng_state_is_input && thread == 0 && blockIdx.x + blockIdx.y == 0) {
     p.rng_state[0] = static_cast<int64_t>(p.seed);
     p.rng_state[1] = static_cast<int64_t>(p.offset);
   }
@@ -235,8 +243,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   // What only the prologue and the epilogue, masked blocks and the terms of the score ask for waits in shared
   // memory: the main loop needs the registers.
-  __shared__ FwdTf32Place place;
-  __shared__ tile::KvBlocks blocks_of_warp[kConfig.num_warps];
   if (thread == 0) place = {work, span, end_row, n_begin, n_end, gK, gV};
   if (lane == 0) blocks_of_warp[warp] = blocks_of_rows(warp_row, min(warp_row + kWarpM, end_row));
   __syncthreads();  // both can be read
@@ -281,66 +287,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   float row_base[kMTiles][2], row_sum[kMTiles][2];
   using Scores = float[kMTiles][kSTiles][4];
 
-  /// S = Q K^T. Element e of n8 tile nt: row e / 2 * 8 + g, key 8 nt + 2 t + e % 2.
-  const float* const q_lane = sQ + TileQ::offset(warp * kWarpM + g, t);
-  const float* const k_lane = sK + TileK::offset(g, t);
-  // The chunk 4 kk + t is swizzled by 4 (g mod 2): for odd kk the other way round.
-  const int odd_step = 16 - 32 * (g & 1);
-  const auto scores = [&](Scores& acc_s) {
-    Scores corrections;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int nt = 0; nt < kSTiles; ++nt) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = corrections[mt][nt][e] = 0.0f;
-      }
-    }
-#pragma unroll
-    for (int kk = 0; kk < kDim / 16; ++kk) {
-      if (kDim > 64 && kk * 16 >= p.head_dim) break;
-      const int column = kk / 2 * 32 + kk % 2 * odd_step;
-      float4 q[kMTiles][2];
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          q[mt][half] = *reinterpret_cast<const float4*>(q_lane + (mt * 16 + half * 8) * kDim + column);
-        }
-      }
-      Tf32Fragment a[kMTiles][2];
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          a[mt][0].set(half, q[mt][half].x);
-          a[mt][0].set(half + 2, q[mt][half].y);
-          a[mt][1].set(half, q[mt][half].z);
-          a[mt][1].set(half + 2, q[mt][half].w);
-        }
-      }
-#pragma unroll
-      for (int nt = 0; nt < kSTiles; ++nt) {
-        const float4 k = *reinterpret_cast<const float4*>(k_lane + nt * 8 * kDim + column);
-        const Tf32Pair b[4] = {split_tf32(k.x), split_tf32(k.y), split_tf32(k.z), split_tf32(k.w)};
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-#pragma unroll
-          for (int mt = 0; mt < kMTiles; ++mt) {
-            mma_3xtf32(acc_s[mt][nt], corrections[mt][nt], a[mt][step], b[2 * step], b[2 * step + 1]);
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int nt = 0; nt < kSTiles; ++nt) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] += corrections[mt][nt][e];
-      }
-    }
-  };
+  const Tf32AlongRows<kDim> q_rows(sQ, warp * kWarpM, lane), k_rows(sK, 0, lane);
+  const Tf32DownRows<kDim> v_rows(sV, lane);
 
   const auto mask = [&](Scores& acc_s, int n) {
 #pragma unroll
@@ -432,58 +380,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   };
 
-  /// acc_o = alpha acc_o + P V. Accumulators of S are operands of P V as they stand (tf32_tile.cuh).
-  const float* const v_lane = sV + TileV::offset(2 * t, g);
-  const auto accumulate = [&](const Scores& weights, const float(&alpha)[kMTiles][2]) {
-#pragma unroll
-    for (int block = 0; block < kDim / 32; ++block) {
-      // Wide instances serve many head sizes. The branch also keeps the compiler from mixing blocks, for
-      // which it has no registers.
-      if (kDim > 64 && block * 32 >= p.head_dim_v) break;
-      float acc[kMTiles][4][4];
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) acc[mt][i][e] = 0.0f;
-        }
-      }
-#pragma unroll
-      for (int step = 0; step < kSTiles; ++step) {
-        Tf32Fragment a[kMTiles];
-#pragma unroll
-        for (int mt = 0; mt < kMTiles; ++mt) {
-          a[mt].set(0, weights[mt][step][0]);
-          a[mt].set(1, weights[mt][step][2]);
-          a[mt].set(2, weights[mt][step][1]);
-          a[mt].set(3, weights[mt][step][3]);
-        }
-        const float* const from = v_lane + step * 8 * kDim + block * 32;
-        const float4 even = *reinterpret_cast<const float4*>(from);
-        const float4 odd = *reinterpret_cast<const float4*>(from + kDim);
-        const float v[4][2] = {{even.x, odd.x}, {even.y, odd.y}, {even.z, odd.z}, {even.w, odd.w}};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Tf32Pair b0 = split_tf32(v[i][0]), b1 = split_tf32(v[i][1]);
-#pragma unroll
-          for (int mt = 0; mt < kMTiles; ++mt) mma_3xtf32(acc[mt][i], acc[mt][i], a[mt], b0, b1);
-        }
-      }
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float& o = acc_o[mt][block * 4 + i][e];
-            o = fmaf(o, alpha[mt][e / 2], acc[mt][i][e]);
-          }
-        }
-      }
-    }
-  };
-
   copy_q();
   if (place.n_begin < place.n_end) copy_k(place.n_begin);
 #pragma unroll
@@ -507,7 +403,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::cp_async_wait<0>();
     __syncthreads();  // A: K has arrived, V of the block before is free
     copy_v(n);
-    if (visible) scores(acc_s);
+    if (visible) multiply_rows(acc_s, q_rows, k_rows, p.head_dim);
     ptx::cp_async_wait<0>();
     __syncthreads();  // B: V has arrived, K is free
     if (n + 1 < place.n_end) copy_k(n + 1);
@@ -520,7 +416,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     float alpha[kMTiles][2];
     softmax(acc_s, alpha);
     if (kConfig.general && p.dropout_threshold != 0) drop(acc_s, n);
-    accumulate(acc_s, alpha);
+    multiply_weights(acc_o, acc_s, v_rows, p.head_dim_v,
+                     [&](float o, float pv, int mt, int half) { return fmaf(o, alpha[mt][half], pv); });
   }
 
   // --- epilogue ---

@@ -3,23 +3,26 @@
 // A product does not mind in which order its k runs, if both operands agree. So a lane (g = lane / 4, t =
 // lane % 4) takes four neighbours in memory for four fragments:
 //
-//   kAlongK  k lies along the rows: Q and K of Q K^T. The chunk (16 bytes) 4 kk + t of row g holds k = t and
-//   k = t + 4 of
-//            the steps 2 kk (its elements 0, 1) and 2 kk + 1 (elements 2, 3).
-//   kAlongN  k goes down the rows: V of P V. The k of a step are its eight rows, k = t being row 2 t and k =
-//   t + 4 row
-//            2 t + 1: then the accumulators of S are the operand P as they stand. The chunk 8 block + g holds
-//            column g of the four n8 tiles of the block: column 32 block + 4 g + i of the tile is n = g of n8
-//            tile i.
+//   k along the rows (Q and K of Q K^T): the chunk (16 bytes) 4 kk + t of row g holds k = t and k = t + 4 of
+//   the steps 2 kk
+//     (its elements 0, 1) and 2 kk + 1 (elements 2, 3).
+//   k down the rows (V of P V): the k of a step are eight rows, k = t being row 2 t and k = t + 4 row 2 t +
+//   1: then the
+//     accumulators of S are the operand P as they stand. The chunk 8 block + g holds column g of the four n8
+//     tiles of a block: column 32 block + 4 g + i of the tile is n = g of n8 tile i. So what accumulates,
+//     (row g, n = 2 t and 2 t + 1), is for i = 0..3 columns 32 block + 8 t + i and 32 block + 8 t + 4 + i:
+//     eight neighbours a lane.
 //
-// Bank conflicts. A 16-byte access is served in four phases of eight lanes, here rows or columns g = 2 m, 2 m
-// + 1 with t = 0..3; a phase is free of conflicts when its chunks differ modulo 8, rows being multiples of 8
-// chunks.
-//   kAlongK  chunk ^ 4 (row mod 2):      {4 kk + t} ^ 0 and {4 kk + t} ^ 4 for even and odd g: all eight.
-//   kAlongN  chunk ^ 2 (row / 2 mod 4):  row / 2 mod 4 = t, so g ^ 2 t: for t = 0..3 the even numbers with
-//   bit 0 of g, in
-//            both values of that bit: all eight.
-// Both permute aligned groups of eight chunks, so that copies of eight neighbouring chunks into a row meet no
+// Bank conflicts. A 16-byte access is served in four phases of eight lanes: two values of g, 2 m and 2 m + 1,
+// with t = 0..3. A phase is free of conflicts when the places of its chunks differ modulo 8, rows being
+// multiples of 8 chunks. Chunk c of row r lies at c ^ f(r), f(r) = 2 (r / 2 mod 4) ^ 4 (r mod 2).
+//   along the rows: chunks 4 kk + t of rows g: f(2 m) and f(2 m + 1) differ by 4, so one row gives the lower
+//   four of eight
+//     places, and the other the upper.
+//   down the rows: chunks g of rows 2 t: f(2 t) = 2 t, so t gives bits 1 and 2, and the two values of g bit
+//   0. Rows 2 t + 1:
+//     the same ^ 4.
+// f permutes aligned groups of eight chunks, so that copies of eight neighbouring chunks into a row meet no
 // bank twice.
 #pragma once
 
@@ -41,25 +44,67 @@ __device__ __forceinline__ bool opaque(bool x) {
   return opaque(static_cast<int>(x)) != 0;
 }
 
-enum class Tf32Order : uint8_t { kAlongK, kAlongN };
-
-template <int kRows_, int kColumns_, Tf32Order kOrder_>
+template <int kRows_, int kColumns_>
 struct Tf32Tile {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr Tf32Order kOrder = kOrder_;
   static constexpr int kChunks = kColumns / 4;  ///< of a row
   static constexpr int kFloats = kRows * kColumns;
   static_assert(kColumns % 32 == 0, "rows are whole groups of eight chunks");
 
-  __device__ static __forceinline__ int swizzle(int row) {
-    return kOrder == Tf32Order::kAlongK ? 4 * (row & 1) : 2 * ((row >> 1) & 3);
-  }
+  __device__ static __forceinline__ int swizzle(int row) { return (row & 6) ^ ((row & 1) << 2); }
   /// Offset in floats of a chunk (4 elements) of a row.
   __device__ static __forceinline__ int offset(int row, int chunk) {
     return row * kColumns + ((chunk ^ swizzle(row)) << 2);
   }
   __device__ static __forceinline__ int element(int row, int column) {
     return offset(row, column >> 2) + (column & 3);
+  }
+};
+
+/// What a lane reads of a tile with k along its rows.
+template <int kColumns>
+struct Tf32AlongRows {
+  const float* from;  ///< chunk t of row g
+  int odd_step;       ///< from chunk t to chunk 4 + t: the swizzle may have exchanged them
+
+  /// `row` is a multiple of 8.
+  __device__ __forceinline__ Tf32AlongRows(const float* tile, int row, int lane)
+      : from(tile + Tf32Tile<8, kColumns>::offset(row + lane / 4, lane % 4)),
+        odd_step((Tf32Tile<8, kColumns>::swizzle(lane / 4) & 4) != 0 ? -16 : 16) {}
+  /// The same in a tile `floats` further.
+  __device__ __forceinline__ Tf32AlongRows moved(int floats) const {
+    Tf32AlongRows other = *this;
+    other.from += floats;
+    return other;
+  }
+  /// Chunk 4 kk + t of row `rows` + g; `rows` is a multiple of 8.
+  __device__ __forceinline__ float4 at(int rows, int kk) const {
+    return *reinterpret_cast<const float4*>(from + rows * kColumns + kk / 2 * 32 + kk % 2 * odd_step);
+  }
+};
+
+/// What a lane reads of a tile with k down its rows.
+template <int kColumns>
+struct Tf32DownRows {
+  const float* even;  ///< chunk g of row 2 t
+  const float* odd;   ///< and of row 2 t + 1
+
+  __device__ __forceinline__ Tf32DownRows(const float* tile, int lane)
+      : even(tile + Tf32Tile<8, kColumns>::offset(lane % 4 * 2, lane / 4)),
+        odd(tile + Tf32Tile<8, kColumns>::offset(lane % 4 * 2 + 1, lane / 4)) {}
+  /// The same in a tile `floats` further.
+  __device__ __forceinline__ Tf32DownRows moved(int floats) const {
+    Tf32DownRows other = *this;
+    other.even += floats;
+    other.odd += floats;
+    return other;
+  }
+  /// Chunk 8 block + g of rows 8 step + 2 t (+ 1).
+  __device__ __forceinline__ float4 even_at(int step, int block) const {
+    return *reinterpret_cast<const float4*>(even + step * 8 * kColumns + block * 32);
+  }
+  __device__ __forceinline__ float4 odd_at(int step, int block) const {
+    return *reinterpret_cast<const float4*>(odd + step * 8 * kColumns + block * 32);
   }
 };
 

@@ -1,0 +1,124 @@
+// Products of tiles of float32 by three of tf32 each, in a warp's registers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/warp/tf32_split.cuh"
+#include "cuda/warp/tf32_tile.cuh"
+
+namespace fovea::cuda {
+
+/// acc = A B^T: rows of both are in shared memory. acc[m][n][e] is row 16 m + 8 (e / 2) + g of A and row 8 n
+/// + 2 t + e % 2 of B. Of the kColumns of a row those up to `columns` need not be zero.
+///
+/// Small terms are summed apart: the tensor core truncates what it adds, at the magnitude of the accumulator.
+template <int kM, int kN, int kColumns>
+__device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const Tf32AlongRows<kColumns>& a_rows,
+                                              const Tf32AlongRows<kColumns>& b_rows, int columns) {
+  float corrections[kM][kN][4];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = corrections[m][n][e] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int kk = 0; kk < kColumns / 16; ++kk) {
+    // Wide instances serve many head sizes. The branch also keeps the compiler from mixing steps, for which
+    // it has no registers.
+    if (kColumns > 64 && kk * 16 >= columns) break;
+    Tf32Fragment a[kM][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 x = a_rows.at(m * 16 + half * 8, kk);
+        a[m][0].set(half, x.x);
+        a[m][0].set(half + 2, x.y);
+        a[m][1].set(half, x.z);
+        a[m][1].set(half + 2, x.w);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const float4 y = b_rows.at(n * 8, kk);
+      const Tf32Pair b[4] = {split_tf32(y.x), split_tf32(y.y), split_tf32(y.z), split_tf32(y.w)};
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma_3xtf32(acc[m][n], corrections[m][n], a[m][step], b[2 * step], b[2 * step + 1]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] += corrections[m][n][e];
+    }
+  }
+}
+
+/// out = merge(out, W B), element by element: W are accumulators (as multiply_rows leaves them), rows of B
+/// are in shared memory. out[m][4 block + i][e] is row 16 m + 8 (e / 2) + g, column 32 block + 8 t + 4 (e %
+/// 2) + i. `merge` gets the old value, the new sum, m, and e / 2. Columns from `columns` on are left as they
+/// are, 32 at a time.
+///
+/// W B is summed in registers of its own, and added to the sum over all tiles by an ordinary instruction,
+/// which rounds to nearest: truncation would add up over a long sequence.
+template <int kM, int kSteps, int kColumns, class Merge>
+__device__ __forceinline__ void multiply_weights(float (&out)[kM][kColumns / 8][4],
+                                                 const float (&weights)[kM][kSteps][4],
+                                                 const Tf32DownRows<kColumns>& b_rows, int columns,
+                                                 const Merge& merge) {
+#pragma unroll
+  for (int block = 0; block < kColumns / 32; ++block) {
+    if (kColumns > 64 && block * 32 >= columns) break;  // as above
+    float acc[kM][4][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[m][i][e] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      Tf32Fragment a[kM];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        a[m].set(0, weights[m][step][0]);
+        a[m].set(1, weights[m][step][2]);
+        a[m].set(2, weights[m][step][1]);
+        a[m].set(3, weights[m][step][3]);
+      }
+      const float4 even = b_rows.even_at(step, block), odd = b_rows.odd_at(step, block);
+      const float b[4][2] = {{even.x, odd.x}, {even.y, odd.y}, {even.z, odd.z}, {even.w, odd.w}};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Tf32Pair b0 = split_tf32(b[i][0]), b1 = split_tf32(b[i][1]);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) mma_3xtf32(acc[m][i], acc[m][i], a[m], b0, b1);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = out[m][block * 4 + i][e];
+          x = merge(x, acc[m][i][e], m, e / 2);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda
