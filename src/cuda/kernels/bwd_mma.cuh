@@ -49,6 +49,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -74,33 +75,44 @@ struct BwdConfig {
   int warps_dq_m;            ///< warps along the queries in dQ
   int stages_q, stages_do;   ///< of Q and dO
   int min_ctas;              ///< CTAs an SM, for the register allocator
+  /// Of two warps with the same keys one computes S, P, dV, the other dP, dS, dK, each for all queries and columns: P^T and
+  /// dS^T stay in registers as operands, and K, Q, V, dO are read from shared memory by half as many warps. warps_q is 2.
+  bool roles;
   bool lag;                  ///< dQ (and dK, dV where P goes through shared memory) one step behind S: one barrier a step
   bool general;              ///< every term of the score; else window, causal and lengths only
+  /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y), and computes S and
+  /// dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns at a time.
+  int stream;
 
   constexpr int buffers() const { return lag ? 2 : 1; }  ///< of P and dS
   constexpr int warps_n() const { return tile_n / 32; }
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }
-  constexpr bool exchanges_p() const { return warps_q > 1; }
+  constexpr int slices_q() const { return roles ? 1 : warps_q; }
+  constexpr bool exchanges_p() const { return !roles && warps_q > 1; }  ///< P through shared memory, as operands
 
   // Offsets in shared memory.
   constexpr int offset_k() const { return 0; }
   constexpr int offset_v() const { return tile_n * head_dim * 2; }
-  constexpr int offset_q() const { return offset_v() + tile_n * head_dim_v * 2; }
+  constexpr int stream_bytes() const { return (tile_n + tile_m) * stream * 2; }  ///< of one of two stages
+  constexpr int offset_q() const { return offset_v() + (stream > 0 ? 2 * stream_bytes() : tile_n * head_dim_v * 2); }
   constexpr int offset_do() const { return offset_q() + stages_q * tile_m * head_dim * 2; }
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
   constexpr int offset_p() const { return offset_ds() + buffers() * tile_n * tile_m * 2; }
-  constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0); }
+  constexpr int offset_stats() const { return offset_p() + (roles ? tile_n * tile_m * 2 : exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0); }
   constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
   constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
   constexpr bool valid() const {
     return head_dim % 32 == 0 && head_dim_v % 32 == 0 && tile_n % 32 == 0 && tile_m % 32 == 0 &&
-           tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
-           head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 && tile_m % (16 * warps_dq_m) == 0 &&
+           tile_m % (slices_q() * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * slices_q()) == 0 &&
+           head_dim_v % (16 * slices_q()) == 0 && num_warps() % warps_dq_m == 0 && tile_m % (16 * warps_dq_m) == 0 &&
            head_dim % (16 * (num_warps() / warps_dq_m)) == 0 && BackwardArgs::kRowPadding % tile_m == 0 &&
            2 * tile_m <= threads() &&
-           (!lag || (stages_q == stages_do && stages_q == (exchanges_p() ? 3 : 2)));
+           (!lag || (stages_q == stages_do && stages_q == (exchanges_p() ? 3 : 2))) &&
+           (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == slices_q() * chunk_m &&
+                            2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0)) &&
+           (!roles || (warps_q == 2 && lag && !general && chunk_m == tile_m && head_dim == head_dim_v && tile_n <= 15 * 32));
   }
 };
 
@@ -110,6 +122,18 @@ __host__ __device__ constexpr int64_t dq_fragment(int row16, int column8, int co
   return (static_cast<int64_t>(row16) * (columns / 8) + column8) * 128;
 }
 
+template <int kM16, int kN8>
+__device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
+#pragma unroll
+  for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
+    }
+  }
+}
+
 template <class T, const BwdConfig& kC>
 struct BwdMma {
   static_assert(kC.valid());
@@ -117,9 +141,9 @@ struct BwdMma {
   static constexpr int kThreads = kC.threads();
   static constexpr int kWarpN16 = 2;  ///< 32 keys a warp
   static constexpr int kChunkN8 = kC.chunk_m / 8;
-  static constexpr int kSliceM = kM / kC.warps_q;
+  static constexpr int kSliceM = kM / kC.slices_q();
   static constexpr int kChunks = kSliceM / kC.chunk_m;
-  static constexpr int kOwnD16 = kD / 16 / kC.warps_q, kOwnDv16 = kDv / 16 / kC.warps_q;
+  static constexpr int kOwnD16 = kD / 16 / kC.slices_q(), kOwnDv16 = kDv / 16 / kC.slices_q();
   static constexpr int kWarpsDqD = kC.num_warps() / kC.warps_dq_m;
   static constexpr int kDqM16 = kM / 16 / kC.warps_dq_m;
   static constexpr int kDqD16 = kD / 16 / kWarpsDqD;
@@ -135,6 +159,9 @@ struct BwdMma {
   using TileQ = BwdTile<kM, kD>;
   using TileDO = BwdTile<kM, kDv>;
   using TileP = BwdTile<kN, kM>;
+  static constexpr int kStream = kC.stream > 0 ? kC.stream : 32;  // 32: unused
+  using StreamN = BwdTile<kN, kStream>;
+  using StreamM = BwdTile<kM, kStream>;
 
   /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30 registers.
   struct Place {
@@ -143,7 +170,7 @@ struct BwdMma {
     int warp_dq_m, warp_dq_d;  ///< in dQ
 
     __device__ __forceinline__ explicit Place(int thread) {
-      if constexpr (kC.exchanges_p()) ptx::make_opaque(thread);
+      if constexpr (kC.warps_q > 1) ptx::make_opaque(thread);
       constexpr auto divide = [](int x, int y) { return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y)); };
       const int warp = divide(thread, 32);
       lane = thread & 31;
@@ -152,7 +179,7 @@ struct BwdMma {
       warp_dq_d = divide(warp, kC.warps_dq_m), warp_dq_m = warp - warp_dq_d * kC.warps_dq_m;
     }
     /// First query of a chunk, in the tile.
-    __device__ __forceinline__ int column0(int chunk) const { return warp_q * kSliceM + chunk * kC.chunk_m; }
+    __device__ __forceinline__ int column0(int chunk) const { return (kC.roles ? 0 : warp_q * kSliceM) + chunk * kC.chunk_m; }
     /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
     __device__ __forceinline__ uint32_t words(int chunk) const {
       return TileP::chunk(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
@@ -245,7 +272,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
         for (int h = 0; h < 2; ++h) {
           const int j = j0 + m * 16 + h * 8 + g, e = 2 * h + c;
           float weight = 0;
-          if (i < pairs.used_q && pairs.sees(i, j) && terms.sees(p, j)) {
+          if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && terms.sees(p, j)) {
             const float dot = acc[m][n][e];
             const float score = terms.score(p, dot, j);
             if (score != -INFINITY || q_is_nan) weight = q_is_nan ? lse : ptx::ex2(score * kLog2E - lse);
@@ -307,6 +334,13 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
   const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns, uint32_t bit) {
     return BwdRows{view.data + view.offset(work.batch, row, head) * 2, view.row, used, columns, (p.aligned16 & bit) != 0};
   };
+  // Columns from `first` on: those of this CTA's slice, or a chunk that is streamed.
+  const auto columns_from = [](BwdRows rows, int first) {
+    rows.data += first * 2;
+    rows.columns -= first;
+    return rows;
+  };
+  const auto slice_at = [](int width) { return kC.stream > 0 ? static_cast<int>(blockIdx.y) * width : 0; };
   const auto k_rows = [&](const tile::RowsView& view, int columns, uint32_t bit) {
     return rows_of(view, work.span.row_k, work.head_kv, work.span.used_k, columns, bit);
   };
@@ -331,11 +365,11 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
     // Q, dO, and a row's statistics of one step.
     const auto load_q = [&](int head, int block, int stage) {
-      load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes, q_rows(p.q, head, p.head_dim, tile::kAlignedQ), block * kM,
+      load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes, columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)), block * kM,
                                  thread);
     };
     const auto load_do = [&](int head, int block, int stage) {
-      load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes, q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO),
+      load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes, columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)),
                                   block * kM, thread);
     };
     // lse_log2 of row `thread`, or delta of row `thread - kM`.
@@ -349,9 +383,11 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     };
 
     if (any_step) {
-      load_tile<TileK, kThreads>(s_k, k_rows(p.k, p.head_dim, tile::kAlignedK), j0, thread);
+      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)), j0, thread);
       load_q(head, m_block, 0);
-      load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), j0, thread);
+      if constexpr (kC.stream == 0) {
+        load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), j0, thread);
+      }
       load_do(head, m_block, 0);
       load_statistics(head, m_block, 0);
       ptx::cp_async_commit();
@@ -359,20 +395,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       make_finite<T, TileK, kThreads>(s_k, thread);
     }
 
-    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int n = 0; n < 2 * B::kOwnD16; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc_dk[m][n][e] = 0;
-      }
-#pragma unroll
-      for (int n = 0; n < 2 * B::kOwnDv16; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc_dv[m][n][e] = 0;
-      }
-    }
+    // With roles a warp has only one of them, acc_dk by name.
+    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][kC.roles ? 1 : 2 * B::kOwnDv16][4];
+    clear(acc_dk);
+    clear(acc_dv);
 
     bool current = any_step;  // false in the last round of a lag
     int last_head = 0, last_block = 0;
@@ -425,6 +451,134 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         ptx::cp_async_commit();
       }
 
+      // acc += rows of `left` times rows of `right` over all columns, in chunks that pass through sV.
+      [[maybe_unused]] const auto stream = [&](auto& acc, const BwdRows& left, const BwdRows& right) {
+        using StreamN = typename B::StreamN;
+        using StreamM = typename B::StreamM;
+        const auto load = [&](int c) {
+          unsigned char* const to = s_v + (c & 1) * kC.stream_bytes();
+          load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), j0, thread);
+          load_tile<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0, thread);
+          ptx::cp_async_commit();
+        };
+        __syncthreads();  // nobody reads the chunks of the last product any more
+        load(0);
+        const int chunks = (left.columns + B::kStream - 1) / B::kStream;
+#pragma unroll 1
+        for (int c = 0; c < chunks; ++c) {
+          ptx::cp_async_wait<0>();
+          __syncthreads();  // chunk c is here for everyone, chunk c - 1 has been read
+          if (c + 1 < chunks) load(c + 1);
+          const Place at(thread);
+          const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * kC.stream_bytes());
+          const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
+          const auto b_operand = BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
+          multiply<T, 2, kChunkN8 / 2, B::kStream / 16>(
+              acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
+        }
+      };
+      // With roles: one warp of a pair.
+      const uint32_t pair_p = a_p + static_cast<uint32_t>((Place(thread).warp_n * kChunkN8 * 32 + (thread & 31)) * 16);
+      const auto front_of_p = [&] {
+        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
+        float acc_s[2][kChunkN8][4];
+        clear(acc_s);
+        const Place at(thread);
+        const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
+        const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, 0, 0, at.lane);
+        multiply<T, 2, kChunkN8 / 2, B::kD / 16>(
+            acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+
+        uint32_t rounded_p[2][kChunkN8][2];
+        const auto weigh = [&](auto select) {
+          constexpr bool kSelect = decltype(select)::value;
+          const typename B::Pairs pairs(p, work.span);
+          const int distance = j0 + at.warp_n * 32 + at.g - (i0 + 2 * at.t) - pairs.shift;
+          const int keys_left = pairs.used_k - (j0 + at.warp_n * 32 + at.g);
+#pragma unroll
+          for (int n = 0; n < kChunkN8; ++n) {
+            const float2 lse = *reinterpret_cast<const float2*>(s_lse + n * 8 + 2 * at.t);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              float weight[4];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                weight[e] = ptx::ex2(acc_s[m][n][e] * scale_log2 - (e & 1 ? lse.y : lse.x));
+                if constexpr (kSelect) {
+                  const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
+                  if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight[e] = 0;
+                }
+              }
+              rounded_p[m][n][0] = pack_pair<T>(weight[0], weight[1]);
+              rounded_p[m][n][1] = pack_pair<T>(weight[2], weight[3]);
+            }
+            ptx::st_shared_16(pair_p + n * 512,
+                              make_uint4(rounded_p[0][n][0], rounded_p[0][n][1], rounded_p[1][n][0], rounded_p[1][n][1]));
+          }
+        };
+        if (!typename B::Pairs(p, work.span).all_see(i0, j0)) {
+          weigh(std::true_type());
+        } else {
+          weigh(std::false_type());
+        }
+        ptx::barrier_arrive(1 + at.warp_n, 64);  // the other warp of the pair may read P
+
+        const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 0, at.lane);
+        multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
+            acc_dk,
+            [&](uint32_t(&a)[4], int k, int m) {
+              a[0] = rounded_p[m][2 * k][0], a[1] = rounded_p[m][2 * k][1];
+              a[2] = rounded_p[m][2 * k + 1][0], a[3] = rounded_p[m][2 * k + 1][1];
+            },
+            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
+      };
+      // And the other.
+      const auto front_of_ds = [&] {
+        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
+        const uint32_t ds_tile = a_ds + parity * TileP::kBytes;
+        float acc_dp[2][kChunkN8][4];
+        clear(acc_dp);
+        const Place at(thread);
+        const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
+        const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, 0, 0, at.lane);
+        multiply<T, 2, kChunkN8 / 2, B::kDv / 16>(
+            acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+
+        ptx::barrier_wait(1 + at.warp_n, 64);  // P of this pair can be read
+        uint32_t rounded_ds[2][kChunkN8][2];
+        const uint32_t words = at.words(0);
+#pragma unroll
+        for (int n = 0; n < kChunkN8; ++n) {
+          const float2 delta = *reinterpret_cast<const float2*>(s_lse + kM + n * 8 + 2 * at.t);
+          const uint4 four = ptx::ld_shared_16(pair_p + n * 512);
+          const uint32_t rounded_p[2][2] = {{four.x, four.y}, {four.z, four.w}};
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const float2 weight = unpack_pair<T>(rounded_p[m][half]);
+              float low = weight.x * (acc_dp[m][n][2 * half] - delta.x);
+              float high = weight.y * (acc_dp[m][n][2 * half + 1] - delta.y);
+              // A pair that takes no part: V or delta may be NaN.
+              low = weight.x == 0 ? 0.0f : low;
+              high = weight.y == 0 ? 0.0f : high;
+              rounded_ds[m][n][half] = pack_pair<T>(low, high);
+              ptx::st_shared_4(ds_tile + Place::word(words, m, half, n), rounded_ds[m][n][half]);
+            }
+          }
+        }
+        const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 0, at.lane);
+        multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
+            acc_dk,
+            [&](uint32_t(&a)[4], int k, int m) {
+              a[0] = rounded_ds[m][2 * k][0], a[1] = rounded_ds[m][2 * k][1];
+              a[2] = rounded_ds[m][2 * k + 1][0], a[3] = rounded_ds[m][2 * k + 1][1];
+            },
+            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
+      };
       // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
       const auto front = [&] {
         const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
@@ -433,15 +587,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 #pragma unroll 1
       for (int chunk = 0; chunk < B::kChunks; ++chunk) {
         float acc_s[2][kChunkN8][4];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc_s[m][n][e] = 0;
-          }
-        }
-        {
+        clear(acc_s);
+        if constexpr (kC.stream > 0) {
+          stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK), q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
+        } else {
           const Place at(thread);
           const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
@@ -452,15 +601,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
         // dP right behind S: its mma cover the exponentials.
         float acc_dp[2][kChunkN8][4];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc_dp[m][n][e] = 0;
-          }
-        }
-        {
+        clear(acc_dp);
+        if constexpr (kC.stream > 0) {
+          stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV), q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
+        } else {
           const Place at(thread);
           const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
@@ -529,7 +673,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           weigh(std::false_type());
         }
 
-        if constexpr (!kC.exchanges_p()) {
+        if constexpr (!kC.exchanges_p() && !kC.roles) {
           const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
             return [&source](uint32_t(&a)[4], int k, int m) {
               a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
@@ -595,18 +739,11 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
       // dQ, added to the sums of this head.
       const int64_t copy = args.deterministic ? work.share : 0;
-      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows * B::kD;
+      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows * args.dq_columns;
 #pragma unroll 1
       for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
         float acc[B::kDqM16][2 * B::kDqGroup][4];
-#pragma unroll
-        for (int m = 0; m < B::kDqM16; ++m) {
-#pragma unroll
-          for (int n = 0; n < 2 * B::kDqGroup; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
-          }
-        }
+        clear(acc);
         const Place at(thread);
         const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
         const auto right =
@@ -621,15 +758,29 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           const int row16 = back_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
           for (int n = 0; n < 2 * B::kDqGroup; ++n) {
-            const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2;
-            ptx::red_add_v4(dq + dq_fragment(row16, column8, B::kD) + at.lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
+            const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
+            ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
                             acc[m][n][3]);
           }
         }
       }
 
       };
-      if constexpr (kC.lag) {
+      if constexpr (kC.roles) {
+        if (Place(thread).warp_q == 0) {
+          if (current) front_of_p();
+          if (step > 0) back(step - 1, last_head, last_block);
+        } else {
+          // The products of the last step first: they cover the other warp's exponentials.
+          if (step > 0) back(step - 1, last_head, last_block);
+          if (current) front_of_ds();
+        }
+        if (!current) break;
+        last_head = head, last_block = m_block;
+        const Step next = next_step();
+        current = next.exists;
+        if (current) head = next.head, m_block = next.block;
+      } else if constexpr (kC.lag) {
         // Of the two warps of a scheduler one starts with the last step's products, the other with this step's scores: one's
         // exponentials run under the other's mma.
         const bool front_first = Place(thread).warp_q == 0;
@@ -661,12 +812,12 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
         const Place at(thread);
-        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
+        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
           for (int n = 0; n < static_cast<int>(sizeof(acc[0]) / sizeof(acc[0][0])); ++n) {
-            const int c = 2 * kC.warps_q * (n / 2) + n % 2;
+            const int c = 2 * kC.slices_q() * (n / 2) + n % 2;
             const uint32_t to = (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
                                 static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
             ptx::st_shared_4(to, pack_pair<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
@@ -674,12 +825,18 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           }
         }
       };
-      stage(acc_dk, TileK{}, a_k, p.scale);
-      stage(acc_dv, TileV{}, a_v, 1.0f);
+      if constexpr (kC.roles) {
+        const bool is_dk = Place(thread).warp_q == 1;
+        stage(acc_dk, TileK{}, is_dk ? a_k : a_v, is_dk ? p.scale : 1.0f);
+      } else {
+        stage(acc_dk, TileK{}, a_k, p.scale);
+        stage(acc_dv, TileV{}, a_v, 1.0f);
+      }
       __syncthreads();  // the tiles of dK and dV are complete
     }
-    store_tile<TileK, kThreads>(s_k, k_rows(p.dk, p.head_dim, tile::kAlignedDK), j0, thread);
-    store_tile<TileV, kThreads>(s_v, k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), j0, thread);
+    store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), j0, thread);
+    store_tile<TileV, kThreads>(s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), j0,
+                                thread);
     __syncthreads();  // sK, sV and the work have been read: the next key block may come
   }
 }
