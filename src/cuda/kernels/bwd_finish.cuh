@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
         }
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          words[0][f] = pack_pair<T>(sum[f].x * p.scale, sum[f].y * p.scale);
-          words[1][f] = pack_pair<T>(sum[f].z * p.scale, sum[f].w * p.scale);
+          words[0][f] = pack<T>(sum[f].x * p.scale, sum[f].y * p.scale);
+          words[1][f] = pack<T>(sum[f].z * p.scale, sum[f].w * p.scale);
         }
       }
       // Lane t of the four that hold a row gets fragment t, eight columns: 4x4 transposition by exclusive or of lanes.

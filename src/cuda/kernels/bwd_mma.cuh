@@ -32,7 +32,7 @@
 // V only enters dP, which is a number of one pair: pairs that take no part get dS = 0 by selection.
 //
 // Launch
-//   grid    (num_splits * heads_kv * batch, 1, 1); CTA x has share x % num_splits of key head x / num_splits % heads_kv. Without
+//   grid    bwd_mma_grid: (num_splits * heads_kv * batch, slices of streamed heads or 1, 1); CTA x has share x % num_splits of key head x / num_splits % heads_kv. Without
 //           `deterministic` num_splits is the number of key blocks, ceil(longest used_k / kTileN), and all add to the one
 //           dq_sum; with it num_splits CTAs take blocks s, s + num_splits, ... one after another, each with dq_sum of its own, so
 //           that the same thread adds to the same element in program order. Key block 0, first in a head, has most queries
@@ -63,6 +63,7 @@ struct BwdWork {
   tile::SequenceSpan span;
   tile::Dropout dropout;
   int batch, head_kv, share;
+  int j0;               ///< first key of the block
   int m_first, m_end;   ///< blocks of queries that see the key block
   int not_finite[2];    ///< the last step, of either parity, with rows that are not finite
 };
@@ -83,6 +84,7 @@ struct BwdConfig {
   /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y), and computes S and
   /// dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns at a time.
   int stream;
+  MmaShape mma = MmaShape::kM16N8K16;
 
   constexpr int buffers() const { return lag ? 2 : 1; }  ///< of P and dS
   constexpr int warps_n() const { return tile_n / 32; }
@@ -116,6 +118,16 @@ struct BwdConfig {
   }
 };
 
+/// Grid of a launch: x, y, z. `value_slice` of the kernel table is head_dim_v where heads are streamed, else 0.
+template <class Grid>
+constexpr Grid bwd_mma_grid(const BackwardArgs& args, const BwdConfig& config) {
+  const int64_t ctas = static_cast<int64_t>(args.num_splits) * args.p.heads_kv * args.p.batch;
+  if (config.stream == 0) return {ctas, 1, 1};
+  const int slices = (args.p.head_dim + config.head_dim - 1) / config.head_dim;
+  const int slices_v = (args.p.head_dim_v + config.head_dim_v - 1) / config.head_dim_v;
+  return {ctas, slices > slices_v ? slices : slices_v, 1};
+}
+
 /// Offset of 16 rows x 8 columns in a head's sums of dq: they lie as an mma leaves them in its lanes, 16 bytes a lane, so that
 /// a warp adds 512 consecutive bytes.
 __host__ __device__ constexpr int64_t dq_fragment(int row16, int column8, int columns) {
@@ -134,8 +146,9 @@ __device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
   }
 }
 
-template <class T, const BwdConfig& kC>
+template <class Instance>
 struct BwdMma {
+  static constexpr BwdConfig kC = Instance::kConfig;
   static_assert(kC.valid());
   static constexpr int kD = kC.head_dim, kDv = kC.head_dim_v, kM = kC.tile_m, kN = kC.tile_n;
   static constexpr int kThreads = kC.threads();
@@ -214,12 +227,13 @@ struct BwdMma {
 
 /// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of softcap; `weights` gets
 /// P with dropout, rounded. `keep` has a bit for each kept element, in the order of acc.
-template <class T, const BwdConfig& kC>
-__device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, const typename BwdMma<T, kC>::Pairs& pairs,
+template <class Instance, int kChunkN8, int kKeepWords>
+__device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs,
                                                     const BwdWork& work, int head, int i0, int j0, const float* lse_log2, int lane,
-                                                    float (&acc)[2][kC.chunk_m / 8][4],
-                                                    uint32_t (&weights)[2][kC.chunk_m / 8][2],
-                                                    uint32_t (&keep)[(kC.chunk_m + 31) / 32]) {
+                                                    float (&acc)[2][kChunkN8][4],
+                                                    uint32_t (&weights)[2][kChunkN8][2],
+                                                    uint32_t (&keep)[kKeepWords]) {
+  using T = typename Instance::Element;
   const tile::AttentionParams& p = args.p;
   const tile::Dropout dropout = work.dropout;
   constexpr float kLog2E = 1.4426950408889634f;
@@ -227,7 +241,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
 #pragma unroll
   for (auto& word : keep) word = ~0u;
 #pragma unroll
-  for (int n = 0; n < kC.chunk_m / 8; ++n) {
+  for (int n = 0; n < kChunkN8; ++n) {
     float kept[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -264,7 +278,7 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
       const int column = n * 8 + 2 * t + c;
       const int i = i0 + column;
       const float lse = lse_log2[column];
-      const bool q_is_nan = isnan(lse) && lse_log2[kC.tile_m + column] == INFINITY;
+      const bool q_is_nan = isnan(lse) && lse_log2[Instance::kConfig.tile_m + column] == INFINITY;
       const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
@@ -288,15 +302,19 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
     }
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      weights[m][n][0] = pack_pair<T>(kept[m][0], kept[m][1]);
-      weights[m][n][1] = pack_pair<T>(kept[m][2], kept[m][3]);
+      weights[m][n][0] = pack<T>(kept[m][0], kept[m][1]);
+      weights[m][n][1] = pack<T>(kept[m][2], kept[m][3]);
     }
   }
 }
 
-template <class T, const BwdConfig& kC>
-__global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __grid_constant__ BackwardArgs args) {
-  using B = BwdMma<T, kC>;
+/// An instance is a type that names its element type and its configuration:
+///   struct Example { using Element = __half; static constexpr BwdConfig kConfig = {...}; };
+template <class Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
+    bwd_mma(const __grid_constant__ BackwardArgs args) {
+  using T = typename Instance::Element;
+  using B = BwdMma<Instance>;
   using TileDO = typename B::TileDO;
   using TileK = typename B::TileK;
   using TileP = typename B::TileP;
@@ -307,17 +325,17 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
   constexpr float kLog2E = 1.4426950408889634f;
 
   extern __shared__ __align__(1024) unsigned char shared[];
-  unsigned char* const s_k = shared + kC.offset_k();
-  unsigned char* const s_v = shared + kC.offset_v();
-  unsigned char* const s_q = shared + kC.offset_q();
-  unsigned char* const s_do = shared + kC.offset_do();
-  float* const s_stats = reinterpret_cast<float*>(shared + kC.offset_stats());  // [2][lse_log2, delta][kM]
-  BwdWork& work = *reinterpret_cast<BwdWork*>(shared + kC.offset_work());
+  unsigned char* const s_k = shared + B::kC.offset_k();
+  unsigned char* const s_v = shared + B::kC.offset_v();
+  unsigned char* const s_q = shared + B::kC.offset_q();
+  unsigned char* const s_do = shared + B::kC.offset_do();
+  float* const s_stats = reinterpret_cast<float*>(shared + B::kC.offset_stats());  // [2][lse_log2, delta][kM]
+  BwdWork& work = *reinterpret_cast<BwdWork*>(shared + B::kC.offset_work());
   const uint32_t shared_base = ptx::shared_address(shared);
-  const uint32_t a_k = shared_base + kC.offset_k(), a_v = shared_base + kC.offset_v(),
-                 a_q = shared_base + kC.offset_q(), a_do = shared_base + kC.offset_do(),
-                 a_ds = shared_base + kC.offset_ds(), a_p = shared_base + kC.offset_p(),
-                 a_stats = shared_base + kC.offset_stats();
+  const uint32_t a_k = shared_base + B::kC.offset_k(), a_v = shared_base + B::kC.offset_v(),
+                 a_q = shared_base + B::kC.offset_q(), a_do = shared_base + B::kC.offset_do(),
+                 a_ds = shared_base + B::kC.offset_ds(), a_p = shared_base + B::kC.offset_p(),
+                 a_stats = shared_base + B::kC.offset_stats();
 
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x);
@@ -326,8 +344,9 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     work.head_kv = head_index % p.heads_kv;
     work.batch = head_index / p.heads_kv;
     work.share = static_cast<int>(blockIdx.x) % args.num_splits;
+    work.j0 = work.share * kN;
     work.span = tile::sequence_span(p, work.batch);
-    if constexpr (kC.general) work.dropout = tile::dropout_of(p);
+    if constexpr (B::kC.general) work.dropout = tile::dropout_of(p);
   }
   __syncthreads();  // the work is known
 
@@ -340,7 +359,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     rows.columns -= first;
     return rows;
   };
-  const auto slice_at = [](int width) { return kC.stream > 0 ? static_cast<int>(blockIdx.y) * width : 0; };
+  const auto slice_at = [](int width) { return B::kC.stream > 0 ? static_cast<int>(blockIdx.y) * width : 0; };
   const auto k_rows = [&](const tile::RowsView& view, int columns, uint32_t bit) {
     return rows_of(view, work.span.row_k, work.head_kv, work.span.used_k, columns, bit);
   };
@@ -350,11 +369,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 
   const float scale_log2 = p.scale * kLog2E;
 #pragma unroll 1
-  for (int n_block = work.share; n_block < (work.span.used_k + kN - 1) / kN; n_block += args.num_splits) {
-    const int j0 = n_block * kN;
+  while (work.j0 < work.span.used_k) {
     if (thread == 0) {
-      const tile::Span32 queries = tile::queries_of_any(p, work.span, j0, min(j0 + kN, work.span.used_k));
-      const bool any = !queries.empty() && j0 < work.span.used_k;
+      const tile::Span32 queries = tile::queries_of_any(p, work.span, work.j0, min(work.j0 + kN, work.span.used_k));
+      const bool any = !queries.empty() && work.j0 < work.span.used_k;
       work.m_first = any ? queries.begin / kM : 0;
       work.m_end = any ? (queries.end + kM - 1) / kM : 0;
       work.not_finite[0] = work.not_finite[1] = -1;
@@ -383,10 +401,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     };
 
     if (any_step) {
-      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)), j0, thread);
+      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)), work.j0, thread);
       load_q(head, m_block, 0);
-      if constexpr (kC.stream == 0) {
-        load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), j0, thread);
+      if constexpr (B::kC.stream == 0) {
+        load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0, thread);
       }
       load_do(head, m_block, 0);
       load_statistics(head, m_block, 0);
@@ -396,7 +414,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
     }
 
     // With roles a warp has only one of them, acc_dk by name.
-    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][kC.roles ? 1 : 2 * B::kOwnDv16][4];
+    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][B::kC.roles ? 1 : 2 * B::kOwnDv16][4];
     clear(acc_dk);
     clear(acc_dv);
 
@@ -405,7 +423,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 #pragma unroll 1
     for (int step = 0; any_step; ++step) {
       const int parity = step & 1;
-      const int stage_q = step % kC.stages_q, stage_do = step % kC.stages_do;
+      const int stage_q = step % B::kC.stages_q, stage_do = step % B::kC.stages_do;
       const int i0 = m_block * kM;
       float* const s_lse = s_stats + parity * 2 * kM;
       ptx::cp_async_wait<0>();
@@ -423,7 +441,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           unsigned char* const chunk = c < B::kD / 8
                                            ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
                                            : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
-          if constexpr (kC.general) {
+          if constexpr (B::kC.general) {
             // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
             const uint4 words = *reinterpret_cast<const uint4*>(chunk);
             NonFinite<T> bad;
@@ -445,8 +463,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
                     head + wraps < (work.head_kv + 1) * p.group};
       };
       if (const Step next = next_step(); current && next.exists) {
-        if constexpr (kC.stages_q > 1) load_q(next.head, next.block, (step + 1) % kC.stages_q);
-        if constexpr (kC.stages_do > 1) load_do(next.head, next.block, (step + 1) % kC.stages_do);
+        if constexpr (B::kC.stages_q > 1) load_q(next.head, next.block, (step + 1) % B::kC.stages_q);
+        if constexpr (B::kC.stages_do > 1) load_do(next.head, next.block, (step + 1) % B::kC.stages_do);
         load_statistics(next.head, next.block, parity ^ 1);
         ptx::cp_async_commit();
       }
@@ -456,8 +474,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         using StreamN = typename B::StreamN;
         using StreamM = typename B::StreamM;
         const auto load = [&](int c) {
-          unsigned char* const to = s_v + (c & 1) * kC.stream_bytes();
-          load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), j0, thread);
+          unsigned char* const to = s_v + (c & 1) * B::kC.stream_bytes();
+          load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), work.j0, thread);
           load_tile<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0, thread);
           ptx::cp_async_commit();
         };
@@ -470,10 +488,10 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           __syncthreads();  // chunk c is here for everyone, chunk c - 1 has been read
           if (c + 1 < chunks) load(c + 1);
           const Place at(thread);
-          const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * kC.stream_bytes());
+          const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
           const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
           const auto b_operand = BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
-          multiply<T, 2, kChunkN8 / 2, B::kStream / 16>(
+          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kStream / 16>(
               acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
         }
@@ -487,7 +505,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         const Place at(thread);
         const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
         const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, 0, 0, at.lane);
-        multiply<T, 2, kChunkN8 / 2, B::kD / 16>(
+        multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
             acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
             [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
 
@@ -495,8 +513,8 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         const auto weigh = [&](auto select) {
           constexpr bool kSelect = decltype(select)::value;
           const typename B::Pairs pairs(p, work.span);
-          const int distance = j0 + at.warp_n * 32 + at.g - (i0 + 2 * at.t) - pairs.shift;
-          const int keys_left = pairs.used_k - (j0 + at.warp_n * 32 + at.g);
+          const int distance = work.j0 + at.warp_n * 32 + at.g - (i0 + 2 * at.t) - pairs.shift;
+          const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
 #pragma unroll
           for (int n = 0; n < kChunkN8; ++n) {
             const float2 lse = *reinterpret_cast<const float2*>(s_lse + n * 8 + 2 * at.t);
@@ -511,14 +529,14 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
                   if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight[e] = 0;
                 }
               }
-              rounded_p[m][n][0] = pack_pair<T>(weight[0], weight[1]);
-              rounded_p[m][n][1] = pack_pair<T>(weight[2], weight[3]);
+              rounded_p[m][n][0] = pack<T>(weight[0], weight[1]);
+              rounded_p[m][n][1] = pack<T>(weight[2], weight[3]);
             }
             ptx::st_shared_16(pair_p + n * 512,
                               make_uint4(rounded_p[0][n][0], rounded_p[0][n][1], rounded_p[1][n][0], rounded_p[1][n][1]));
           }
         };
-        if (!typename B::Pairs(p, work.span).all_see(i0, j0)) {
+        if (!typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
           weigh(std::true_type());
         } else {
           weigh(std::false_type());
@@ -526,7 +544,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         ptx::barrier_arrive(1 + at.warp_n, 64);  // the other warp of the pair may read P
 
         const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 0, at.lane);
-        multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
+        multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
             acc_dk,
             [&](uint32_t(&a)[4], int k, int m) {
               a[0] = rounded_p[m][2 * k][0], a[1] = rounded_p[m][2 * k][1];
@@ -543,7 +561,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         const Place at(thread);
         const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
         const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, 0, 0, at.lane);
-        multiply<T, 2, kChunkN8 / 2, B::kDv / 16>(
+        multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
             acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
             [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
 
@@ -559,19 +577,19 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           for (int m = 0; m < 2; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const float2 weight = unpack_pair<T>(rounded_p[m][half]);
+              const float2 weight = unpack<T>(rounded_p[m][half]);
               float low = weight.x * (acc_dp[m][n][2 * half] - delta.x);
               float high = weight.y * (acc_dp[m][n][2 * half + 1] - delta.y);
               // A pair that takes no part: V or delta may be NaN.
               low = weight.x == 0 ? 0.0f : low;
               high = weight.y == 0 ? 0.0f : high;
-              rounded_ds[m][n][half] = pack_pair<T>(low, high);
+              rounded_ds[m][n][half] = pack<T>(low, high);
               ptx::st_shared_4(ds_tile + Place::word(words, m, half, n), rounded_ds[m][n][half]);
             }
           }
         }
         const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 0, at.lane);
-        multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
+        multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
             acc_dk,
             [&](uint32_t(&a)[4], int k, int m) {
               a[0] = rounded_ds[m][2 * k][0], a[1] = rounded_ds[m][2 * k][1];
@@ -582,19 +600,19 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
       const auto front = [&] {
         const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
-        const uint32_t ds_tile = a_ds + parity % kC.buffers() * TileP::kBytes;
-        [[maybe_unused]] const uint32_t p_tile = a_p + parity % kC.buffers() * TileP::kBytes;
+        const uint32_t ds_tile = a_ds + parity % B::kC.buffers() * TileP::kBytes;
+        [[maybe_unused]] const uint32_t p_tile = a_p + parity % B::kC.buffers() * TileP::kBytes;
 #pragma unroll 1
       for (int chunk = 0; chunk < B::kChunks; ++chunk) {
         float acc_s[2][kChunkN8][4];
         clear(acc_s);
-        if constexpr (kC.stream > 0) {
+        if constexpr (B::kC.stream > 0) {
           stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK), q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
         } else {
           const Place at(thread);
           const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, 2, kChunkN8 / 2, B::kD / 16>(
+          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
               acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
@@ -602,31 +620,31 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         // dP right behind S: its mma cover the exponentials.
         float acc_dp[2][kChunkN8][4];
         clear(acc_dp);
-        if constexpr (kC.stream > 0) {
+        if constexpr (B::kC.stream > 0) {
           stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV), q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
         } else {
           const Place at(thread);
           const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, 2, kChunkN8 / 2, B::kDv / 16>(
+          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
               acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
 
         uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
-        uint32_t keep[(kC.chunk_m + 31) / 32];
-        if constexpr (kC.general) {
+        uint32_t keep[(B::kC.chunk_m + 31) / 32];
+        if constexpr (B::kC.general) {
           const Place at(thread);
-          bwd_weights_general<T, kC>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
-                                     j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
+          bwd_weights_general<Instance>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
+                                     work.j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
         }
         const auto weigh = [&](auto select) {
           constexpr bool kSelect = decltype(select)::value;
           const Place at(thread);
           const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
           const typename B::Pairs pairs(p, work.span);
-          const int distance = j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
-          const int keys_left = pairs.used_k - (j0 + at.warp_n * 32 + at.g);
+          [[maybe_unused]] const int distance = work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
+          [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
           const uint32_t words = at.words(chunk);
 #pragma unroll
           for (int n = 0; n < kChunkN8; ++n) {
@@ -638,7 +656,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
                 float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
-                if constexpr (kC.general) {
+                if constexpr (B::kC.general) {
                   if (p.dropout_threshold != 0) {
                     dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
                   }
@@ -656,24 +674,24 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
               }
 #pragma unroll
               for (int half = 0; half < 2; ++half) {
-                if constexpr (!kC.general) {
-                  rounded_p[m][n][half] = pack_pair<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+                if constexpr (!B::kC.general) {
+                  rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
                 }
-                rounded_ds[m][n][half] = pack_pair<T>(ds[2 * half], ds[2 * half + 1]);
+                rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
                 const uint32_t word = Place::word(words, m, half, n);
-                if constexpr (kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
+                if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
                 ptx::st_shared_4(ds_tile + word, rounded_ds[m][n][half]);
               }
             }
           }
         };
-        if (kC.general || !typename B::Pairs(p, work.span).all_see(i0, j0)) {
+        if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
           weigh(std::true_type());
         } else {
           weigh(std::false_type());
         }
 
-        if constexpr (!kC.exchanges_p() && !kC.roles) {
+        if constexpr (!B::kC.exchanges_p() && !B::kC.roles) {
           const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
             return [&source](uint32_t(&a)[4], int k, int m) {
               a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
@@ -682,11 +700,11 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           };
           const Place at(thread);
           const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, 2, B::kOwnDv16, kChunkN8 / 2>(
+          multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
               acc_dv, from_registers(rounded_p),
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
           const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, 2, B::kOwnD16, kChunkN8 / 2>(
+          multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
               acc_dk, from_registers(rounded_ds),
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
         }
@@ -694,22 +712,22 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       };
       // What needs the P and dS of all warps, of the step `back_step`.
       const auto back = [&](int back_step, int back_head, int back_block) {
-        const uint32_t ds_tile = a_ds + back_step % kC.buffers() * TileP::kBytes;
-        if constexpr (kC.exchanges_p()) {
-          const uint32_t p_tile = a_p + back_step % kC.buffers() * TileP::kBytes;
-          const uint32_t q_tile = a_q + back_step % kC.stages_q * TileQ::kBytes;
-          const uint32_t do_tile = a_do + back_step % kC.stages_do * TileDO::kBytes;
+        const uint32_t ds_tile = a_ds + back_step % B::kC.buffers() * TileP::kBytes;
+        if constexpr (B::kC.exchanges_p()) {
+          const uint32_t p_tile = a_p + back_step % B::kC.buffers() * TileP::kBytes;
+          const uint32_t q_tile = a_q + back_step % B::kC.stages_q * TileQ::kBytes;
+          const uint32_t do_tile = a_do + back_step % B::kC.stages_do * TileDO::kBytes;
         {
           const Place at(thread);
           const auto left = BwdOperand<TileP>::by_16_rows(p_tile, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
-          multiply<T, 2, B::kOwnDv16, kM / 16>(
+          multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
               acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * kC.warps_q * n));
+                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
               });
         }
-          if constexpr (kC.stages_do == 1 && kC.stages_q == 2) {
+          if constexpr (B::kC.stages_do == 1 && B::kC.stages_q == 2) {
             __syncthreads();  // C
             if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
             ptx::cp_async_commit();
@@ -718,21 +736,21 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
           const Place at(thread);
           const auto left = BwdOperand<TileP>::by_16_rows(ds_tile, at.warp_n * 32, 0, at.lane);
           const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
-          multiply<T, 2, B::kOwnD16, kM / 16>(
+          multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
               acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * kC.warps_q * n));
+                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
               });
         }
         }
-        if constexpr (kC.stages_q == 1) {
-          if constexpr (kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
+        if constexpr (B::kC.stages_q == 1) {
+          if constexpr (B::kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
           if (const Step next = next_step(); next.exists) {
             load_q(next.head, next.block, 0);
-            if constexpr (kC.stages_do == 1) load_do(next.head, next.block, 0);
+            if constexpr (B::kC.stages_do == 1) load_do(next.head, next.block, 0);
           }
           ptx::cp_async_commit();
-        } else if constexpr (kC.stages_do == 1 && !kC.exchanges_p()) {
+        } else if constexpr (B::kC.stages_do == 1 && !B::kC.exchanges_p()) {
           if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
           ptx::cp_async_commit();
         }
@@ -748,7 +766,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
         const auto right =
             BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
-        multiply<T, B::kDqM16, B::kDqGroup, kN / 16>(
+        multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
             acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
             [&](uint32_t(&b)[4], int k, int n) {
               ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
@@ -766,7 +784,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       }
 
       };
-      if constexpr (kC.roles) {
+      if constexpr (B::kC.roles) {
         if (Place(thread).warp_q == 0) {
           if (current) front_of_p();
           if (step > 0) back(step - 1, last_head, last_block);
@@ -780,7 +798,7 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
         const Step next = next_step();
         current = next.exists;
         if (current) head = next.head, m_block = next.block;
-      } else if constexpr (kC.lag) {
+      } else if constexpr (B::kC.lag) {
         // Of the two warps of a scheduler one starts with the last step's products, the other with this step's scores: one's
         // exponentials run under the other's mma.
         const bool front_first = Place(thread).warp_q == 0;
@@ -812,20 +830,20 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
         const Place at(thread);
-        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
+        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, B::kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
           for (int n = 0; n < static_cast<int>(sizeof(acc[0]) / sizeof(acc[0][0])); ++n) {
-            const int c = 2 * kC.slices_q() * (n / 2) + n % 2;
+            const int c = 2 * B::kC.slices_q() * (n / 2) + n % 2;
             const uint32_t to = (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
                                 static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
-            ptx::st_shared_4(to, pack_pair<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
-            ptx::st_shared_4(to + 8 * Tile::kPitch, pack_pair<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
+            ptx::st_shared_4(to, pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
+            ptx::st_shared_4(to + 8 * Tile::kPitch, pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
           }
         }
       };
-      if constexpr (kC.roles) {
+      if constexpr (B::kC.roles) {
         const bool is_dk = Place(thread).warp_q == 1;
         stage(acc_dk, TileK{}, is_dk ? a_k : a_v, is_dk ? p.scale : 1.0f);
       } else {
@@ -834,10 +852,12 @@ __global__ void __launch_bounds__(kC.threads(), kC.min_ctas) bwd_mma(const __gri
       }
       __syncthreads();  // the tiles of dK and dV are complete
     }
-    store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), j0, thread);
-    store_tile<TileV, kThreads>(s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), j0,
+    store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), work.j0, thread);
+    store_tile<TileV, kThreads>(s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), work.j0,
                                 thread);
     __syncthreads();  // sK, sV and the work have been read: the next key block may come
+    if (thread == 0) work.j0 += args.num_splits * kN;
+    __syncthreads();  // the next key block is known
   }
 }
 

@@ -11,8 +11,8 @@
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/warp/mma_tile.cuh"
 #include "tile/attention_params.hpp"
 
 namespace fovea::cuda {
@@ -58,38 +58,6 @@ struct BwdOperand {
            static_cast<uint32_t>((chunk / Tile::kChunks) * Tile::kPanelBytes + row * Tile::kPitch);
   }
 };
-
-/// m16n8k16, on sm_75 as two m16n8k8 with halves of the same fragments.
-template <class T>
-__device__ __forceinline__ void bwd_mma_k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-  static_assert(std::is_same_v<T, __half>, "sm_75 multiplies float16 only");
-  ptx::mma_m16n8k8_f16(d, a[0], a[1], b0);
-  ptx::mma_m16n8k8_f16(d, a[2], a[3], b1);
-#else
-  ptx::mma_m16n8k16<T>(d, a, b0, b1);
-#endif
-}
-
-/// Two float32 rounded to T, `low` in the lower half.
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-template <class T>
-__device__ __forceinline__ float2 unpack_pair(uint32_t pair) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __half22float2(reinterpret_cast<const __half2&>(pair));
-  } else {
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-  }
-}
 
 /// Rows of one head as a copy sees them: `data` is the first element of row 0.
 struct BwdRows {
@@ -232,7 +200,7 @@ __device__ __forceinline__ void make_finite(unsigned char* tile, int thread) {
 
 /// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `first_a`, `first_b`: see load lambdas,
 /// which get (k, m or pair of n) and fill a fragment.
-template <class T, int kM16, int kN16, int kK16, class LoadA, class LoadB>
+template <class T, MmaShape kShape, int kM16, int kN16, int kK16, class LoadA, class LoadB>
 __device__ __forceinline__ void multiply(float (&acc)[kM16][2 * kN16][4], LoadA&& load_a, LoadB&& load_b) {
 #pragma unroll
   for (int k = 0; k < kK16; ++k) {
@@ -245,8 +213,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kM16][2 * kN16][4], LoadA&
       load_b(b, k, n);
 #pragma unroll
       for (int m = 0; m < kM16; ++m) {
-        bwd_mma_k16<T>(acc[m][2 * n], a[m], b[0], b[1]);
-        bwd_mma_k16<T>(acc[m][2 * n + 1], a[m], b[2], b[3]);
+        mma<T, kShape>(acc[m][2 * n], a[m], b[0], b[1]);
+        mma<T, kShape>(acc[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
   }
