@@ -36,7 +36,8 @@ TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
                "value_slice", "grid", "writes_dq", "can_split", "can_pack", "aligned_only",
                "oldest", "code_paths", "sass", "split", "instances"}
-INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "config"}
+INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys",
+                 "config"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
 NEWEST = 1000  # above every chip
@@ -152,7 +153,8 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "aligned_only", "writes_dq", "tile_m", "tile_n", "threads", "shared_bytes"):
+            for member in ("can_split", "can_pack", "aligned_only", "writes_dq", "tile_m", "tile_n", "threads",
+                           "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
             if "min_keys" in row:

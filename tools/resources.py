@@ -268,7 +268,7 @@ def table(arguments):
         listed[name] = (int(threads), int(shared))
     reports = {}
     for path in arguments.reports:
-        reports[path.name.removesuffix(".ptxas").removesuffix(".o").removesuffix(".cu")] = path.read_text(encoding="utf-8")
+        reports[path.name.removesuffix(".cu.o.ptxas")] = path.read_text(encoding="utf-8")
     page = page_of(kernels, listed, reports, arguments.version)
     if arguments.write:
         arguments.page.write_text(page, encoding="utf-8")
@@ -286,7 +286,8 @@ def table(arguments):
     (errors if rows_of(committed)[1] == arguments.version else notes).extend(wasteful)
     for line in errors + notes:
         print(line)
-    print(f"{len(kernels)} kernels compared, {len(errors)} differences" + ("; `make resources` rewrites the page" if errors else ""))
+    hint = "; `make resources` rewrites the page" if errors else ""
+    print(f"{len(kernels)} kernels compared, {len(errors)} differences{hint}")
     return 1 if errors else 0
 
 
