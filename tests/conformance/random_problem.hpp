@@ -11,7 +11,7 @@
 namespace fovea::conformance {
 
 /// Work of a problem, in multiply-adds of one product: pairs * heads * (D + Dv), about.
-inline constexpr int64_t kHostWork = 500'000;  ///< a few milliseconds for the oracle and the plain loop
+inline constexpr int64_t kHostWork = 900'000;  ///< a few milliseconds for the oracle and the plain loop
 /// What it takes to fill several tiles of a GPU's kernels in every direction, at common head sizes.
 inline constexpr int64_t kDeviceWork = 8'000'000;
 
