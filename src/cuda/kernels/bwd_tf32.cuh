@@ -94,13 +94,15 @@ constexpr int64_t bwd_tf32_ctas(const BackwardArgs& args, const BwdTf32Config& c
   return ctas.of_keys + ctas.of_queries;
 }
 
-/// What a pair of query and key that sees each other adds to gradients.
+/// What a pair of query and key adds to gradients.
 struct BwdTf32Pair {
-  float weight = 0;  ///< P with dropout: factor of dO in dv
-  float ds = 0;      ///< factor of q in dk and of k in dq, without scale
+  float weight = 0;         ///< P with dropout: factor of dO in dv
+  float ds = 0;             ///< factor of q in dk and of k in dq, without scale
+  bool takes_part = false;  ///< in dq and dk
+  bool kept = false;        ///< takes part in dv, too
 };
 
-/// `terms` are those of the query; `dot` = q.k, `dp` = dO.v.
+/// Of a pair that sees each other. `terms` are those of the query; `dot` = q.k, `dp` = dO.v.
 __device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionParams& p,
                                                         const RowTerms<float>& terms,
                                                         const tile::Dropout& dropout, int j, float dot,
@@ -108,15 +110,17 @@ __device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionPar
   constexpr float kLog2e = 1.4426950408889634f;
   const float score = terms.score(p, dot, j);
   if (score == -INFINITY) return {};
-  const float weight = ptx::ex2(fmaf(score, kLog2e, -lse_log2));
+  // Rounded like lse_log2: a row of one huge score has the weight 1.
+  const float weight = ptx::ex2(__fmul_rn(score, kLog2e) - lse_log2);
   float keep = 1.0f;
   if (p.dropout_threshold != 0) {
     const float2 pair = terms.keep_pair(dropout, j & ~1);
     keep = (j & 1) != 0 ? pair.y : pair.x;
   }
   // The V of a dropped key does not reach the row.
-  return {keep == 0 ? 0.0f : weight * keep,
-          weight * ((keep == 0 ? 0.0f : keep * dp) - delta) * terms.cap_slope(p, dot)};
+  const bool kept = keep != 0;
+  return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * terms.cap_slope(p, dot),
+          true, kept};
 }
 
 /// Gradients of one row, pair by pair, by one warp: lane l holds columns l, l + 32, ...
@@ -164,8 +168,8 @@ struct ExactGradient {
 #pragma unroll
         for (int n = 0; n < kPerLane; ++n) {
           const int c = lane + 32 * n;
-          if (pair.ds != 0 && c < p.head_dim) of_qk[n] = fmaf(pair.ds, kByKeys ? q[c] : k[c], of_qk[n]);
-          if (kByKeys && pair.weight != 0 && c < p.head_dim_v) of_v[n] = fmaf(pair.weight, d_o[c], of_v[n]);
+          if (pair.takes_part && c < p.head_dim) of_qk[n] = fmaf(pair.ds, kByKeys ? q[c] : k[c], of_qk[n]);
+          if (kByKeys && pair.kept && c < p.head_dim_v) of_v[n] = fmaf(pair.weight, d_o[c], of_v[n]);
         }
       }
     }
