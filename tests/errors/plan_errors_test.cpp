@@ -540,23 +540,103 @@ TEST(PlanFlops, CountPackedAndUsedLengthsWhereKnown) {
   fovea_plan_destroy(plan);
 }
 
-TEST(PlanUnsupported, TensorsOfADeviceWithoutBackend) {
+/// The tensors of a forward, as if they lay on a GPU; without data, for the library would see that they do
+/// not.
+Request on_gpu(int id) {
   Request request = Request::forward();
-  for (const char* name : {"q", "k", "v", "o", "lse"}) request[name].c.device = {FOVEA_CUDA, 0};
+  for (const char* name : {"q", "k", "v", "o", "lse"}) {
+    request[name].c.device = {FOVEA_CUDA, id};
+    request[name].c.data = nullptr;
+  }
+  return request;
+}
+
+TEST(PlanUnsupported, TensorsOfAGpuWithoutAGpu) {
+  if (fovea_cuda_device_count() > 0) GTEST_SKIP() << "here is " << fovea_cuda_device(0);
+  Request request = on_gpu(0);
   EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
   EXPECT_STREQ(fovea_last_error_argument(), "backend");
-  EXPECT_NE(std::string(fovea_last_error()).find("cuda:0"), std::string::npos) << fovea_last_error();
+  const std::string message = fovea_last_error();
+  int of_gpus = 0;
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    const std::string line = std::string(fovea_backend_name(i)) + ": passed over: ";
+    if (fovea_backend_device_type(i) == FOVEA_CUDA) {
+      ++of_gpus;
+      EXPECT_NE(*fovea_backend_unavailable_because(i), '\0');
+      EXPECT_NE(message.find(line + fovea_backend_unavailable_because(i)), std::string::npos) << message;
+      request.options.backend = fovea_backend_name(i);
+      EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
+      EXPECT_NE(std::string(fovea_last_error()).find(fovea_backend_unavailable_because(i)), std::string::npos);
+      request.options.backend = nullptr;
+    } else {
+      EXPECT_NE(message.find(line + "computes on the CPU, and the tensors are in memory of cuda:0"),
+                std::string::npos)
+          << message;
+    }
+  }
+  EXPECT_GT(of_gpus, 0) << "every build lists them";
 }
 
 TEST(PlanUnsupported, ABackendThatCannotNamesTheClause) {
-  Request request = Request::forward();
-  for (const char* name : {"q", "k", "v", "o", "lse"}) request[name].c.device = {FOVEA_CUDA, 0};
+  Request request = on_gpu(0);
   request.options.backend = "reference";
   EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
   EXPECT_STREQ(fovea_last_error_argument(), "backend");
   const std::string message = fovea_last_error();
   EXPECT_NE(message.find("\"reference\""), std::string::npos) << message;
   EXPECT_NE(message.find("in memory of cuda:0"), std::string::npos) << message;
+}
+
+TEST(PlanUnsupported, TensorsOfTheCpuOnABackendOfGpus) {
+  for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+    if (fovea_backend_device_type(i) != FOVEA_CUDA) continue;
+    Request request = Request::forward();
+    request.options.backend = fovea_backend_name(i);
+    EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
+    EXPECT_STREQ(fovea_last_error_argument(), "backend");
+    EXPECT_NE(std::string(fovea_last_error()).find("computes on a GPU, and the tensors are in memory of cpu"),
+              std::string::npos)
+        << fovea_last_error();
+  }
+}
+
+TEST(Devices, AreCountedAndDescribed) {
+  EXPECT_NE(*fovea_cuda(), '\0') << "versions, or what is missing";
+  const int32_t count = fovea_cuda_device_count();
+  EXPECT_GE(count, 0);
+  for (int32_t i = 0; i < count; ++i) EXPECT_NE(*fovea_cuda_device(i), '\0');
+  EXPECT_STREQ(fovea_cuda_device(count), "");
+  EXPECT_STREQ(fovea_cuda_device(-1), "");
+  EXPECT_EQ(fovea_backend_device_type(-1), 0);
+  EXPECT_EQ(fovea_backend_device_type(fovea_backend_count()), 0);
+  EXPECT_EQ(fovea_backend_device_type(fovea_backend_count() - 1), FOVEA_CPU);
+  if (count > 0) {
+    Request request = on_gpu(count);
+    EXPECT_EQ(create(request), FOVEA_INVALID_ARGUMENT);
+    expect_message("q", ("cuda:" + std::to_string(count)).c_str(), "cuda:0");
+  }
+}
+
+TEST(Workspaces, AreMadeWhereTheyAreAskedFor) {
+  void* workspace = &workspace;
+  ASSERT_EQ(fovea_workspace_create({FOVEA_CPU, 0}, 100, &workspace), FOVEA_OK) << fovea_last_error();
+  ASSERT_NE(workspace, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(workspace) % FOVEA_WORKSPACE_ALIGNMENT, 0u);
+  fovea_workspace_destroy({FOVEA_CPU, 0}, workspace);
+  EXPECT_EQ(fovea_workspace_create({FOVEA_CPU, 0}, 0, &workspace), FOVEA_OK);
+  EXPECT_EQ(workspace, nullptr);
+  fovea_workspace_destroy({FOVEA_CPU, 0}, workspace);
+
+  EXPECT_EQ(fovea_workspace_create({FOVEA_CPU, 0}, 100, nullptr), FOVEA_INVALID_ARGUMENT);
+  expect_message("workspace", "NULL", "where to store");
+  EXPECT_EQ(fovea_workspace_create({7, 0}, 100, &workspace), FOVEA_INVALID_ARGUMENT);
+  expect_message("device", "device type 7", "2 (CUDA)");
+  EXPECT_EQ(workspace, nullptr);
+  if (fovea_cuda_device_count() == 0) {
+    EXPECT_EQ(fovea_workspace_create({FOVEA_CUDA, 0}, 100, &workspace), FOVEA_UNSUPPORTED);
+    EXPECT_STREQ(fovea_last_error_argument(), "device");
+    EXPECT_EQ(workspace, nullptr);
+  }
 }
 
 TEST(PlanReason, HasALineForEachBackend) {

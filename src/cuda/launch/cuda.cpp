@@ -122,8 +122,9 @@ std::string text_of(const Memory& memory) {
 
 void* allocate(int device, size_t bytes) {
   if (device_count() == 0) {
-    throw RequestError(Status::kUnsupported, "device",
-                       "device: got cuda:" + std::to_string(device) + ", but there is " + driver().missing);
+    throw RequestError(
+        Status::kUnsupported, "device",
+        "device: got cuda:" + std::to_string(device) + ", which cannot be used: " + driver().missing);
   }
   check_device("device", device);
   const ContextScope scope(primary_context(device));
