@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/ptx/address.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -115,6 +116,48 @@ TEST(Ptx, OpaqueValuesStayWhatTheyAre) {
   const DeviceArray<char> from(text), to(text.size());
   hide<<<1, 4>>>(from.data(), to.data());
   EXPECT_EQ(to.values(), text);
+}
+
+// ---- named barriers
+
+constexpr int kRounds = 20;
+
+/// Warp 0 hands 32 numbers to warp 1, again and again through the same memory; each in turn is slow. Warp 2
+/// takes no part and ends at once.
+__global__ void hand_over(int* received) {
+  constexpr int kFull = 1, kEmpty = 2, kParties = 64;
+  constexpr long long kSlow = 3000;  // clocks, many times what a missing wait would need
+  __shared__ int slot[kWarpLanes];
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const auto dawdle = [&](bool now) {
+    for (const long long start = clock64(); now && clock64() - start < kSlow;) {
+    }
+  };
+  if (threadIdx.x < kWarpLanes) {
+    for (int round = 0; round < kRounds; ++round) {
+      if (round > 0) ptx::barrier_wait(kEmpty, kParties);  // the slot was read
+      dawdle(round % 2 == 0);
+      slot[lane] = 100 * round + lane;
+      ptx::barrier_arrive(kFull, kParties);
+    }
+  } else if (threadIdx.x < 2 * kWarpLanes) {
+    for (int round = 0; round < kRounds; ++round) {
+      ptx::barrier_wait(kFull, kParties);  // the slot is written
+      dawdle(round % 2 == 1);
+      received[round * kWarpLanes + lane] = slot[kWarpLanes - 1 - lane];
+      if (round + 1 < kRounds) ptx::barrier_arrive(kEmpty, kParties);
+    }
+  }
+}
+
+TEST(Ptx, NamedBarriersHandOver) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  DeviceArray<int> received(kRounds * kWarpLanes);
+  hand_over<<<1, 3 * kWarpLanes>>>(received.data());
+  const auto got = received.values();
+  for (int i = 0; i < kRounds * kWarpLanes; ++i) {
+    ASSERT_EQ(got[static_cast<size_t>(i)], 100 * (i / kWarpLanes) + kWarpLanes - 1 - i % kWarpLanes) << i;
+  }
 }
 
 // ---- cp.async
