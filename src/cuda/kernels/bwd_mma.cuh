@@ -183,7 +183,13 @@ struct BwdMma {
     int warp_dq_m, warp_dq_d;  ///< in dQ
 
     __device__ __forceinline__ explicit Place(int thread) {
-      if constexpr (kC.warps_q > 1) ptx::make_opaque(thread);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+      constexpr bool kAnew = true;
+#else
+      // Where P stays in registers there are few addresses: sm_90 has room to keep them (measured: 5 % at D = 64).
+      constexpr bool kAnew = kC.warps_q > 1;
+#endif
+      if constexpr (kAnew) ptx::make_opaque(thread);
       constexpr auto divide = [](int x, int y) { return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y)); };
       const int warp = divide(thread, 32);
       lane = thread & 31;
@@ -777,6 +783,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
           for (int n = 0; n < 2 * B::kDqGroup; ++n) {
             const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
+            if (B::kC.stream > 0 && column8 * 8 >= args.dq_columns) continue;  // the last slice may be wider than the heads
             ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
                             acc[m][n][3]);
           }
