@@ -23,7 +23,7 @@ class FixedText {
   std::array<char, kSize> characters_{};
 };
 
-thread_local FixedText<2048> message;
+thread_local FixedText<4096> message;
 thread_local FixedText<64> argument;
 
 }  // namespace
