@@ -73,7 +73,7 @@ def terms_of(value):
 
 def gencode(family, architectures, first, last):
     """-gencode flags for chips from `first` to `last`: one pass of the front end for each code path, SASS of every
-    architecture from it, and PTX of the newest path for chips that are newer still. [] when there is no such chip."""
+    architecture from it, and PTX for chips without SASS and for those that are newer still. [] when there is no chip."""
     oldest = family["oldest"]
     paths = sorted(family.get("code_paths", [oldest]))
     check(paths[0] == oldest, f"the first of code_paths {paths} is to be oldest = {oldest}")
@@ -88,7 +88,8 @@ def gencode(family, architectures, first, last):
     used = [p for p in paths if p <= max(able)]
     for path in used:
         code = [f"sm_{a}" for a in real if max(p for p in used if p <= a) == path]
-        if path == used[-1] and last == NEWEST:
+        lacking = any(a not in real and max(p for p in used if p <= a) == path for a in able)
+        if lacking or (path == used[-1] and last == NEWEST):
             code.append(f"compute_{path}")
         if code:
             flags.append(f"-gencode=arch=compute_{path},code=[{','.join(code)}]")
@@ -332,6 +333,9 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
     expect("terms", ".terms = kTermBias | kTermMask" in files["fwd_f16_d64.cu"])
     expect("flags of two paths", '"-gencode=arch=compute_80,code=[sm_80,sm_86,sm_89]"\n'
            '  "-gencode=arch=compute_90,code=[sm_90,compute_90]"' in files["units.cmake"])
+    family = {"oldest": 75, "code_paths": [75, 90], "sass": [75, 90]}
+    expect("flags of PTX between", gencode(family, [75, 80, 90], 75, NEWEST) == [
+        "-gencode=arch=compute_75,code=[sm_75,compute_75]", "-gencode=arch=compute_90,code=[sm_90,compute_90]"])
     expect("flags of PTX for newer chips", '"-gencode=arch=compute_75,code=[sm_75,compute_75]"' in files["units.cmake"])
     files = outputs(tomllib.loads(sound), [90])
     expect("rows for other chips", "new_to89.cu" not in files and "new_from90.cu" in files)
