@@ -1,8 +1,9 @@
-// After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments (dq_fragment), the
-// sums of splits added in order. Rows of dq beyond used_q, and of dk and dv beyond used_k, become zeros.
+// After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments
+// (dq_fragment), the sums of splits added in order. Rows of dq beyond used_q, and of dk and dv beyond used_k,
+// become zeros.
 //
-// Launch: grid (any number but 0, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads; no shared memory.
-// dq_columns is a multiple of 32.
+// Launch: grid (any number but 0, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads;
+// no shared memory. dq_columns is a multiple of 32.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +27,16 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
   const int g = lane >> 2, t = lane & 3;
   const int copies = args.deterministic ? args.num_splits : 1;
   const int64_t copy_stride = static_cast<int64_t>(p.batch) * p.heads_q * args.rows * columns;
-  const float* const sums = args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
+  const float* const sums =
+      args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
   const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
 
   if (head < p.heads_kv) {
     const auto clear = [&](const tile::RowsView& view, int size) {
-      for (int row = span.used_k + static_cast<int>(blockIdx.x); row < span.length_k; row += static_cast<int>(gridDim.x)) {
-        auto* const to = reinterpret_cast<unsigned short*>(view.data) + view.offset(batch, span.row_k + row, head);
+      for (int row = span.used_k + static_cast<int>(blockIdx.x); row < span.length_k;
+           row += static_cast<int>(gridDim.x)) {
+        auto* const to =
+            reinterpret_cast<unsigned short*>(view.data) + view.offset(batch, span.row_k + row, head);
         for (int c = static_cast<int>(threadIdx.x); c < size; c += kFinishThreads) to[c] = 0;
       }
     };
@@ -40,7 +44,8 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
     clear(p.dv, p.head_dim_v);
   }
 
-  for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q; row16 += static_cast<int>(gridDim.x)) {
+  for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q;
+       row16 += static_cast<int>(gridDim.x)) {
     for (int column32 = warp; column32 < columns / 32; column32 += kFinishThreads / 32) {
       uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
       if (row16 * 16 < span.used_q) {
@@ -50,7 +55,8 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
         for (int copy = 0; copy < copies; ++copy) {
 #pragma unroll
           for (int f = 0; f < 4; ++f) {
-            const int64_t at = (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+            const int64_t at =
+                (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
             const float4 x = __ldcs(reinterpret_cast<const float4*>(sums + copy * copy_stride + at));
             sum[f].x += x.x, sum[f].y += x.y, sum[f].z += x.z, sum[f].w += x.w;
           }
@@ -61,7 +67,8 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
           words[1][f] = pack<T>(sum[f].z * p.scale, sum[f].w * p.scale);
         }
       }
-      // Lane t of the four that hold a row gets fragment t, eight columns: 4x4 transposition by exclusive or of lanes.
+      // Lane t of the four that hold a row gets fragment t, eight columns: 4x4 transposition by exclusive or
+      // of lanes.
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -83,14 +90,16 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
         if (row >= span.length_q) continue;
         if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
         const int column = column32 * 32 + t * 8;
-        auto* const to =
-            reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column;
+        auto* const to = reinterpret_cast<unsigned short*>(p.dq.data) +
+                         p.dq.offset(batch, span.row_q + row, head) + column;
         if (aligned) {
-          if (column < p.head_dim) *reinterpret_cast<uint4*>(to) = make_uint4(words[h][0], words[h][1], words[h][2], words[h][3]);
+          if (column < p.head_dim)
+            *reinterpret_cast<uint4*>(to) = make_uint4(words[h][0], words[h][1], words[h][2], words[h][3]);
         } else {
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
-            if (column + e < p.head_dim) to[e] = static_cast<unsigned short>(words[h][e / 2] >> (16 * (e & 1)));
+            if (column + e < p.head_dim)
+              to[e] = static_cast<unsigned short>(words[h][e / 2] >> (16 * (e & 1)));
           }
         }
       }

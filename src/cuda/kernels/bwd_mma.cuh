@@ -4,42 +4,54 @@
 //   dV += P^T dO   dK += dS^T Q   (in registers, over all query blocks and heads of the group)
 //   dQ += dS K     (float32 sums in global memory)
 //
-// A CTA owns kTileN keys of one key head and walks over the blocks of kTileM queries that see any of them, head by head of
-// the group: dK and dV need no atomics and no buffer per query head. S and dP are computed transposed, keys in rows, so that
-// P^T and dS^T have the shape in which dV and dK want their left operands. Three GEMMs, three ways to share them out:
+// A CTA owns kTileN keys of one key head and walks over the blocks of kTileM queries that see any of them,
+// head by head of the group: dK and dV need no atomics and no buffer per query head. S and dP are computed
+// transposed, keys in rows, so that P^T and dS^T have the shape in which dV and dK want their left operands.
+// Three GEMMs, three ways to share them out:
 //
 //   S^T, dP^T   warp (n, q) has 32 keys (n) and kSliceM queries (q), kChunkM at a time
 //   dV, dK      warp (n, q) has the same 32 keys and every kWarpsQ-th 16 columns from 16 q on
 //   dQ          kWarpsDqM x kWarpsDqD warps over queries x columns
 //
-// With kWarpsQ = 1 P^T and dS^T go from accumulator to operand in registers; else through shared memory. 32 keys a warp: each
-// B fragment that ldmatrix brings feeds two mma; with 16 shared memory (128 B a clock) would take longer than the mma.
+// With kWarpsQ = 1 P^T and dS^T go from accumulator to operand in registers; else through shared memory.
+// 32 keys a warp: each B fragment that ldmatrix brings feeds two mma; with 16 shared memory (128 B a clock)
+// would take longer than the mma. With `stream` (wide heads) a CTA owns a slice of the columns of dK, dV, dQ,
+// and all columns of Q, K, dO, V pass through shared memory for S and dP.
 //
-// Shared memory  sK, sV (kTileN, D | Dv), later the tiles of dK and dV; sQ, sdO (1 or 2 stages, kTileM, D | Dv); sP^T (only
-//                where kWarpsQ > 1) and sdS^T (kTileN, kTileM); lse_log2 and delta of two blocks.
-// Registers      acc_dk, acc_dv 32 (D + Dv) / kWarpsQ / 32 a lane; acc_s, acc_dp 32 kChunkM / 32 each.
+// Shared memory
+//   sK, sV     (kTileN, D | Dv), later the tiles of dK and dV; sV with `stream`: chunks on their way
+//   sQ, sdO    (kTileM, D | Dv), 1 to 3 stages
+//   sdS^T      (kTileN, kTileM), two with `lag`; sP^T likewise, only where kWarpsQ > 1
+//   lse_log2 and delta of two blocks; BwdWork
+// Registers
+//   acc_dk, acc_dv 32 (D + Dv) / kWarpsQ / 32 a lane; acc_s, acc_dp kChunkM each
 //
 // Barriers of a step
-//   A  the block's Q, dO, lse, delta have arrived for everyone (each thread waited for its own copies); nobody reads the last
-//      step's P, dS any more, nor its Q, dO: their second stages take the next block
-//   B  P and dS of all warps can be read
+//   A  the block's Q, dO, lse, delta have arrived for everyone (each thread waited for its own copies), and
+//      nobody reads the last step's P, dS, Q, dO any more: their second stages take the next block
+//   B  P and dS of all warps can be read (with `lag` A says so, a step later)
 //   C  nobody reads dO any more (only where Q has two stages and dO one)
 //   D  nobody reads Q (and dO) any more (only where Q has one stage)
 //
-// What is not finite. K is made finite once a CTA: a row that sees a NaN in K has lse NaN, hence P = NaN, whatever K holds; an
-// infinity becomes the largest finite number, which gives the weights 0 or NaN that infinity would give. Q and dO of rows whose
-// lse is not finite become 0 before they are used (P of the keys that such a row sees is NaN, or 0 where the row takes no part).
-// V only enters dP, which is a number of one pair: pairs that take no part get dS = 0 by selection.
+// What is not finite. K is made finite once a CTA: a row that sees a NaN in K has lse NaN, hence P = NaN,
+// whatever K holds; an infinity becomes the largest finite number, which gives the weights 0 or NaN that
+// infinity would give. Q and dO of rows whose lse is not finite become 0 before they are used (P of the keys
+// that such a row sees is NaN, or 0 where the row takes no part). V only enters dP, which is a number of one
+// pair: pairs that take no part get dS = 0 by selection.
 //
 // Launch
-//   grid    bwd_mma_grid: (num_splits * heads_kv * batch, slices of streamed heads or 1, 1); CTA x has share x % num_splits of key head x / num_splits % heads_kv. Without
-//           `deterministic` num_splits is the number of key blocks, ceil(longest used_k / kTileN), and all add to the one
-//           dq_sum; with it num_splits CTAs take blocks s, s + num_splits, ... one after another, each with dq_sum of its own, so
-//           that the same thread adds to the same element in program order. Key block 0, first in a head, has most queries
-//           under causal: longest first, and CTAs that run together share a head's Q, dO and dq_sum in L2.
+//   grid    bwd_mma_grid: (num_splits * heads_kv * batch, slices or 1, 1)
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum); after: bwd_finish (dq; zeros in rows of dk, dv beyond used_k)
+//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum)
+//   after   bwd_finish (dq; zeros in rows of dk, dv beyond used_k)
+//
+// CTA x has share x % num_splits of key head x / num_splits % heads_kv. Without `deterministic` num_splits is
+// the number of key blocks, ceil(longest used_k / kTileN), and all add to one dq_sum. With it each of
+// num_splits CTAs takes one block of every num_splits in turn (every other round in reverse: under causal all
+// then have the same work) and has a dq_sum of its own, so that the same thread adds to the same element in
+// program order. Key block 0, first in a head, has most queries under causal: longest first, and CTAs that
+// run together share a head's Q, dO and dq_sum in L2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -58,31 +70,34 @@
 
 namespace fovea::cuda {
 
-/// What a CTA knows of its work and needs now and then: in shared memory, as registers are what limits this kernel.
+/// What a CTA knows of its work and needs now and then: in shared memory, as registers are what limits this
+/// kernel.
 struct BwdWork {
   tile::SequenceSpan span;
   tile::Dropout dropout;
-  int batch, head_kv, share;
-  int j0;               ///< first key of the block
-  int m_first, m_end;   ///< blocks of queries that see the key block
-  int not_finite[2];    ///< the last step, of either parity, with rows that are not finite
+  int batch, head_kv, share, round;
+  int j0;              ///< first key of the block
+  int m_first, m_end;  ///< blocks of queries that see the key block
+  int not_finite[2];   ///< the last step, of either parity, with rows that are not finite
 };
 
 struct BwdConfig {
   int head_dim, head_dim_v;  ///< padded: multiples of 32
   int tile_m, tile_n;
-  int warps_q;               ///< slices of queries in S, of columns in dK and dV; slices of keys are tile_n / 32
-  int chunk_m;               ///< queries whose S and dP a warp holds at a time
-  int warps_dq_m;            ///< warps along the queries in dQ
-  int stages_q, stages_do;   ///< of Q and dO
-  int min_ctas;              ///< CTAs an SM, for the register allocator
-  /// Of two warps with the same keys one computes S, P, dV, the other dP, dS, dK, each for all queries and columns: P^T and
-  /// dS^T stay in registers as operands, and K, Q, V, dO are read from shared memory by half as many warps. warps_q is 2.
+  int warps_q;     ///< slices of queries in S, of columns in dK and dV; slices of keys are tile_n / 32
+  int chunk_m;     ///< queries whose S and dP a warp holds at a time
+  int warps_dq_m;  ///< warps along the queries in dQ
+  int stages_q, stages_do;  ///< of Q and dO
+  int min_ctas;             ///< CTAs an SM, for the register allocator
+  /// Of two warps with the same keys one computes S, P, dV, the other dP, dS, dK, each for all queries and
+  /// columns: P^T and dS^T stay in registers as operands, and K, Q, V, dO are read from shared memory by half
+  /// as many warps. warps_q is 2.
   bool roles;
-  bool lag;                  ///< dQ (and dK, dV where P goes through shared memory) one step behind S: one barrier a step
-  bool general;              ///< every term of the score; else window, causal and lengths only
-  /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y), and computes S and
-  /// dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns at a time.
+  bool lag;      ///< dQ (and dK, dV where P goes through shared memory) one step behind S: one barrier a step
+  bool general;  ///< every term of the score; else window, causal and lengths only
+  /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y),
+  /// and computes S and dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns
+  /// at a time.
   int stream;
   MmaShape mma = MmaShape::kM16N8K16;
 
@@ -91,34 +106,43 @@ struct BwdConfig {
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }
   constexpr int slices_q() const { return roles ? 1 : warps_q; }
-  constexpr bool exchanges_p() const { return !roles && warps_q > 1; }  ///< P through shared memory, as operands
+  constexpr bool exchanges_p() const {
+    return !roles && warps_q > 1;
+  }  ///< P through shared memory, as operands
 
   // Offsets in shared memory.
   constexpr int offset_k() const { return 0; }
   constexpr int offset_v() const { return tile_n * head_dim * 2; }
   constexpr int stream_bytes() const { return (tile_n + tile_m) * stream * 2; }  ///< of one of two stages
-  constexpr int offset_q() const { return offset_v() + (stream > 0 ? 2 * stream_bytes() : tile_n * head_dim_v * 2); }
+  constexpr int offset_q() const {
+    return offset_v() + (stream > 0 ? 2 * stream_bytes() : tile_n * head_dim_v * 2);
+  }
   constexpr int offset_do() const { return offset_q() + stages_q * tile_m * head_dim * 2; }
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
   constexpr int offset_p() const { return offset_ds() + buffers() * tile_n * tile_m * 2; }
-  constexpr int offset_stats() const { return offset_p() + (roles ? tile_n * tile_m * 2 : exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0); }
+  constexpr int offset_stats() const {
+    return offset_p() + (roles ? tile_n * tile_m * 2 : exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0);
+  }
   constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
   constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
   constexpr bool valid() const {
     return head_dim % 32 == 0 && head_dim_v % 32 == 0 && tile_n % 32 == 0 && tile_m % 32 == 0 &&
            tile_m % (slices_q() * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * slices_q()) == 0 &&
-           head_dim_v % (16 * slices_q()) == 0 && num_warps() % warps_dq_m == 0 && tile_m % (16 * warps_dq_m) == 0 &&
-           head_dim % (16 * (num_warps() / warps_dq_m)) == 0 && BackwardArgs::kRowPadding % tile_m == 0 &&
-           2 * tile_m <= threads() &&
+           head_dim_v % (16 * slices_q()) == 0 && num_warps() % warps_dq_m == 0 &&
+           tile_m % (16 * warps_dq_m) == 0 && head_dim % (16 * (num_warps() / warps_dq_m)) == 0 &&
+           BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() &&
            (!lag || (stages_q == stages_do && stages_q == (exchanges_p() ? 3 : 2))) &&
-           (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == slices_q() * chunk_m &&
-                            2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0)) &&
-           (!roles || (warps_q == 2 && lag && !general && chunk_m == tile_m && head_dim == head_dim_v && tile_n <= 15 * 32));
+           (stream == 0 ||
+            (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == slices_q() * chunk_m &&
+             2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0)) &&
+           (!roles || (warps_q == 2 && lag && !general && chunk_m == tile_m && head_dim == head_dim_v &&
+                       tile_n <= 15 * 32));
   }
 };
 
-/// Grid of a launch: x, y, z. `value_slice` of the kernel table is head_dim_v where heads are streamed, else 0.
+/// Grid of a launch: x, y, z. `value_slice` of the kernel table is head_dim_v where heads are streamed, else
+/// 0.
 template <class Grid>
 constexpr Grid bwd_mma_grid(const BackwardArgs& args, const BwdConfig& config) {
   const int64_t ctas = static_cast<int64_t>(args.num_splits) * args.p.heads_kv * args.p.batch;
@@ -128,8 +152,8 @@ constexpr Grid bwd_mma_grid(const BackwardArgs& args, const BwdConfig& config) {
   return {ctas, slices > slices_v ? slices : slices_v, 1};
 }
 
-/// Offset of 16 rows x 8 columns in a head's sums of dq: they lie as an mma leaves them in its lanes, 16 bytes a lane, so that
-/// a warp adds 512 consecutive bytes.
+/// Offset of 16 rows x 8 columns in a head's sums of dq: they lie as an mma leaves them in its lanes, 16
+/// bytes a lane, so that a warp adds 512 consecutive bytes.
 __host__ __device__ constexpr int64_t dq_fragment(int row16, int column8, int columns) {
   return (static_cast<int64_t>(row16) * (columns / 8) + column8) * 128;
 }
@@ -160,9 +184,10 @@ struct BwdMma {
   static constexpr int kWarpsDqD = kC.num_warps() / kC.warps_dq_m;
   static constexpr int kDqM16 = kM / 16 / kC.warps_dq_m;
   static constexpr int kDqD16 = kD / 16 / kWarpsDqD;
-  /// 16-column groups of dQ at a time: beside the accumulators of dK and dV there is room for 64 a lane, with 16 warps for 32.
+  /// 16-column groups of dQ at a time: beside the accumulators of dK and dV there is room for 64 a lane, with
+  /// 16 warps for 32.
   static constexpr int kDqRoom = kThreads * kC.min_ctas > 256 ? 4 : 8;
-  static constexpr int kDqGroup = kDqD16 * kDqM16 <= kDqRoom                       ? kDqD16
+  static constexpr int kDqGroup = kDqD16 * kDqM16 <= kDqRoom                 ? kDqD16
                                   : kDqD16 % 4 == 0 && 4 * kDqM16 <= kDqRoom ? 4
                                   : kDqD16 % 2 == 0 && 2 * kDqM16 <= kDqRoom ? 2
                                                                              : 1;
@@ -176,7 +201,8 @@ struct BwdMma {
   using StreamN = BwdTile<kN, kStream>;
   using StreamM = BwdTile<kM, kStream>;
 
-  /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30 registers.
+  /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30
+  /// registers.
   struct Place {
     int lane, g, t;            ///< g, t: row and pair of columns in a fragment
     int warp_n, warp_q;        ///< in S, dP, dV, dK
@@ -186,11 +212,14 @@ struct BwdMma {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
       constexpr bool kAnew = true;
 #else
-      // Where P stays in registers there are few addresses: sm_90 has room to keep them (measured: 5 % at D = 64).
+      // Where P stays in registers there are few addresses: sm_90 has room to keep them (measured: 5 % at D =
+      // 64).
       constexpr bool kAnew = kC.warps_q > 1;
 #endif
       if constexpr (kAnew) ptx::make_opaque(thread);
-      constexpr auto divide = [](int x, int y) { return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y)); };
+      constexpr auto divide = [](int x, int y) {
+        return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y));
+      };
       const int warp = divide(thread, 32);
       lane = thread & 31;
       g = lane >> 2, t = lane & 3;
@@ -198,14 +227,17 @@ struct BwdMma {
       warp_dq_d = divide(warp, kC.warps_dq_m), warp_dq_m = warp - warp_dq_d * kC.warps_dq_m;
     }
     /// First query of a chunk, in the tile.
-    __device__ __forceinline__ int column0(int chunk) const { return (kC.roles ? 0 : warp_q * kSliceM) + chunk * kC.chunk_m; }
+    __device__ __forceinline__ int column0(int chunk) const {
+      return (kC.roles ? 0 : warp_q * kSliceM) + chunk * kC.chunk_m;
+    }
     /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
     __device__ __forceinline__ uint32_t words(int chunk) const {
       return TileP::chunk(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
     }
     static __device__ __forceinline__ uint32_t word(uint32_t words, int m, int half, int n) {
       return (words ^ static_cast<uint32_t>((n % TileP::kChunks) << 4)) +
-             static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes + (m * 16 + half * 8) * TileP::kPitch);
+             static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes +
+                                   (m * 16 + half * 8) * TileP::kPitch);
     }
   };
 
@@ -231,14 +263,14 @@ struct BwdMma {
   };
 };
 
-/// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of softcap; `weights` gets
-/// P with dropout, rounded. `keep` has a bit for each kept element, in the order of acc.
+/// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of
+/// softcap; `weights` gets P with dropout, rounded. `keep` has a bit for each kept element, in the order of
+/// acc.
 template <class Instance, int kChunkN8, int kKeepWords>
-__device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs,
-                                                    const BwdWork& work, int head, int i0, int j0, const float* lse_log2, int lane,
-                                                    float (&acc)[2][kChunkN8][4],
-                                                    uint32_t (&weights)[2][kChunkN8][2],
-                                                    uint32_t (&keep)[kKeepWords]) {
+__device__ __forceinline__ void bwd_weights_general(
+    const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs, const BwdWork& work, int head,
+    int i0, int j0, const float* lse_log2, int lane, float (&acc)[2][kChunkN8][4],
+    uint32_t (&weights)[2][kChunkN8][2], uint32_t (&keep)[kKeepWords]) {
   using T = typename Instance::Element;
   const tile::AttentionParams& p = args.p;
   const tile::Dropout dropout = work.dropout;
@@ -255,8 +287,8 @@ __device__ __forceinline__ void bwd_weights_general(const BackwardArgs& args, co
       for (int e = 0; e < 4; ++e) kept[m][e] = 1.0f;
     }
     if (p.dropout_threshold != 0) {
-      // The four words of one Philox call decide four consecutive keys, which four lanes hold. Each of them makes the words of
-      // one (query, eight keys) and tells the others by vote.
+      // The four words of one Philox call decide four consecutive keys, which four lanes hold. Each of them
+      // makes the words of one (query, eight keys) and tells the others by vote.
       const int r = g & 3;
       uint32_t keeps = 0;
 #pragma unroll
@@ -350,14 +382,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     work.head_kv = head_index % p.heads_kv;
     work.batch = head_index / p.heads_kv;
     work.share = static_cast<int>(blockIdx.x) % args.num_splits;
+    work.round = 0;
     work.j0 = work.share * kN;
     work.span = tile::sequence_span(p, work.batch);
     if constexpr (B::kC.general) work.dropout = tile::dropout_of(p);
   }
   __syncthreads();  // the work is known
 
-  const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns, uint32_t bit) {
-    return BwdRows{view.data + view.offset(work.batch, row, head) * 2, view.row, used, columns, (p.aligned16 & bit) != 0};
+  const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns,
+                           uint32_t bit) {
+    return BwdRows{view.data + view.offset(work.batch, row, head) * 2, view.row, used, columns,
+                   (p.aligned16 & bit) != 0};
   };
   // Columns from `first` on: those of this CTA's slice, or a chunk that is streamed.
   const auto columns_from = [](BwdRows rows, int first) {
@@ -377,7 +412,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll 1
   while (work.j0 < work.span.used_k) {
     if (thread == 0) {
-      const tile::Span32 queries = tile::queries_of_any(p, work.span, work.j0, min(work.j0 + kN, work.span.used_k));
+      const tile::Span32 queries =
+          tile::queries_of_any(p, work.span, work.j0, min(work.j0 + kN, work.span.used_k));
       const bool any = !queries.empty() && work.j0 < work.span.used_k;
       work.m_first = any ? queries.begin / kM : 0;
       work.m_end = any ? (queries.end + kM - 1) / kM : 0;
@@ -389,25 +425,30 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
     // Q, dO, and a row's statistics of one step.
     const auto load_q = [&](int head, int block, int stage) {
-      load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes, columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)), block * kM,
-                                 thread);
+      load_tile<TileQ, kThreads>(
+          s_q + stage * TileQ::kBytes,
+          columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)), block * kM, thread);
     };
     const auto load_do = [&](int head, int block, int stage) {
-      load_tile<TileDO, kThreads>(s_do + stage * TileDO::kBytes, columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)),
-                                  block * kM, thread);
+      load_tile<TileDO, kThreads>(
+          s_do + stage * TileDO::kBytes,
+          columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)), block * kM,
+          thread);
     };
     // lse_log2 of row `thread`, or delta of row `thread - kM`.
     const auto load_statistics = [&](int head, int block, int parity) {
       if (thread < 2 * kM) {
         const float* const from = thread < kM ? args.lse_log2 : args.delta;
         ptx::cp_async_4(a_stats + static_cast<uint32_t>(parity * 2 * kM + thread) * 4,
-                        from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows + block * kM + thread % kM,
+                        from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows +
+                            block * kM + thread % kM,
                         true);
       }
     };
 
     if (any_step) {
-      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)), work.j0, thread);
+      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)),
+                                 work.j0, thread);
       load_q(head, m_block, 0);
       if constexpr (B::kC.stream == 0) {
         load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0, thread);
@@ -444,9 +485,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         for (int index = first; index < kM * (B::kD + B::kDv) / 8; index += kThreads) {
           const int row = index % kM, c = index / kM;
           if (fabsf(s_lse[row]) < INFINITY) continue;
-          unsigned char* const chunk = c < B::kD / 8
-                                           ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
-                                           : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
+          unsigned char* const chunk =
+              c < B::kD / 8 ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
+                            : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
           if constexpr (B::kC.general) {
             // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
             const uint4 words = *reinterpret_cast<const uint4*>(chunk);
@@ -458,7 +499,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         }
         __syncthreads();  // rows that are not finite are zeros for everyone
       }
-      // Where the step to come is; read anew from `work` behind each barrier, which keeps it out of the registers.
+      // Where the step to come is; read anew from `work` behind each barrier, which keeps it out of the
+      // registers.
       struct Step {
         int head, block;
         bool exists;
@@ -496,14 +538,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           const Place at(thread);
           const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
           const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
-          const auto b_operand = BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
+          const auto b_operand =
+              BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
           multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kStream / 16>(
               acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
         }
       };
       // With roles: one warp of a pair.
-      const uint32_t pair_p = a_p + static_cast<uint32_t>((Place(thread).warp_n * kChunkN8 * 32 + (thread & 31)) * 16);
+      const uint32_t pair_p =
+          a_p + static_cast<uint32_t>((Place(thread).warp_n * kChunkN8 * 32 + (thread & 31)) * 16);
       const auto front_of_p = [&] {
         const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
         float acc_s[2][kChunkN8][4];
@@ -538,8 +582,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
               rounded_p[m][n][0] = pack<T>(weight[0], weight[1]);
               rounded_p[m][n][1] = pack<T>(weight[2], weight[3]);
             }
-            ptx::st_shared_16(pair_p + n * 512,
-                              make_uint4(rounded_p[0][n][0], rounded_p[0][n][1], rounded_p[1][n][0], rounded_p[1][n][1]));
+            ptx::st_shared_16(pair_p + n * 512, make_uint4(rounded_p[0][n][0], rounded_p[0][n][1],
+                                                           rounded_p[1][n][0], rounded_p[1][n][1]));
           }
         };
         if (!typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
@@ -609,112 +653,117 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         const uint32_t ds_tile = a_ds + parity % B::kC.buffers() * TileP::kBytes;
         [[maybe_unused]] const uint32_t p_tile = a_p + parity % B::kC.buffers() * TileP::kBytes;
 #pragma unroll 1
-      for (int chunk = 0; chunk < B::kChunks; ++chunk) {
-        float acc_s[2][kChunkN8][4];
-        clear(acc_s);
-        if constexpr (B::kC.stream > 0) {
-          stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK), q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
-        } else {
-          const Place at(thread);
-          const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
-              acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-        }
+        for (int chunk = 0; chunk < B::kChunks; ++chunk) {
+          float acc_s[2][kChunkN8][4];
+          clear(acc_s);
+          if constexpr (B::kC.stream > 0) {
+            stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK),
+                   q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
+          } else {
+            const Place at(thread);
+            const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
+            const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
+            multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
+                acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+          }
 
-        // dP right behind S: its mma cover the exponentials.
-        float acc_dp[2][kChunkN8][4];
-        clear(acc_dp);
-        if constexpr (B::kC.stream > 0) {
-          stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV), q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
-        } else {
-          const Place at(thread);
-          const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
-              acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-        }
+          // dP right behind S: its mma cover the exponentials.
+          float acc_dp[2][kChunkN8][4];
+          clear(acc_dp);
+          if constexpr (B::kC.stream > 0) {
+            stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV),
+                   q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
+          } else {
+            const Place at(thread);
+            const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
+            const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
+            multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
+                acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+          }
 
-        uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
-        uint32_t keep[(B::kC.chunk_m + 31) / 32];
-        if constexpr (B::kC.general) {
-          const Place at(thread);
-          bwd_weights_general<Instance>(args, typename B::Pairs(p, work.span), work, head, i0 + at.column0(chunk),
-                                     work.j0 + at.warp_n * 32, s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
-        }
-        const auto weigh = [&](auto select) {
-          constexpr bool kSelect = decltype(select)::value;
-          const Place at(thread);
-          const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
-          const typename B::Pairs pairs(p, work.span);
-          [[maybe_unused]] const int distance = work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
-          [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
-          const uint32_t words = at.words(chunk);
+          uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
+          uint32_t keep[(B::kC.chunk_m + 31) / 32];
+          if constexpr (B::kC.general) {
+            const Place at(thread);
+            bwd_weights_general<Instance>(args, typename B::Pairs(p, work.span), work, head,
+                                          i0 + at.column0(chunk), work.j0 + at.warp_n * 32,
+                                          s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
+          }
+          const auto weigh = [&](auto select) {
+            constexpr bool kSelect = decltype(select)::value;
+            const Place at(thread);
+            const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
+            const typename B::Pairs pairs(p, work.span);
+            [[maybe_unused]] const int distance =
+                work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
+            [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
+            const uint32_t words = at.words(chunk);
 #pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-            [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
-            const float2 delta = *reinterpret_cast<const float2*>(statistics + kM + n * 8);
+            for (int n = 0; n < kChunkN8; ++n) {
+              [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
+              const float2 delta = *reinterpret_cast<const float2*>(statistics + kM + n * 8);
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              float ds[4];
+              for (int m = 0; m < 2; ++m) {
+                float ds[4];
 #pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
-                if constexpr (B::kC.general) {
-                  if (p.dropout_threshold != 0) {
-                    dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
+                for (int e = 0; e < 4; ++e) {
+                  float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
+                  if constexpr (B::kC.general) {
+                    if (p.dropout_threshold != 0) {
+                      dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
+                    }
+                  } else {
+                    weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
+                    if constexpr (kSelect) {
+                      const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
+                      if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
+                    }
+                    acc_s[m][n][e] = weight;
                   }
-                } else {
-                  weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
-                  if constexpr (kSelect) {
-                    const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
-                    if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
-                  }
-                  acc_s[m][n][e] = weight;
+                  ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
+                  // A pair that takes no part: V or delta may be NaN.
+                  if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
                 }
-                ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
-                // A pair that takes no part: V or delta may be NaN.
-                if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
-              }
 #pragma unroll
-              for (int half = 0; half < 2; ++half) {
-                if constexpr (!B::kC.general) {
-                  rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+                for (int half = 0; half < 2; ++half) {
+                  if constexpr (!B::kC.general) {
+                    rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+                  }
+                  rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
+                  const uint32_t word = Place::word(words, m, half, n);
+                  if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
+                  ptx::st_shared_4(ds_tile + word, rounded_ds[m][n][half]);
                 }
-                rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
-                const uint32_t word = Place::word(words, m, half, n);
-                if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
-                ptx::st_shared_4(ds_tile + word, rounded_ds[m][n][half]);
               }
             }
-          }
-        };
-        if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
-          weigh(std::true_type());
-        } else {
-          weigh(std::false_type());
-        }
-
-        if constexpr (!B::kC.exchanges_p() && !B::kC.roles) {
-          const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
-            return [&source](uint32_t(&a)[4], int k, int m) {
-              a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
-              a[2] = source[m][2 * k + 1][0], a[3] = source[m][2 * k + 1][1];
-            };
           };
-          const Place at(thread);
-          const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
-              acc_dv, from_registers(rounded_p),
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
-          const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
-          multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
-              acc_dk, from_registers(rounded_ds),
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
+          if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
+            weigh(std::true_type());
+          } else {
+            weigh(std::false_type());
+          }
+
+          if constexpr (!B::kC.exchanges_p() && !B::kC.roles) {
+            const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
+              return [&source](uint32_t(&a)[4], int k, int m) {
+                a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
+                a[2] = source[m][2 * k + 1][0], a[3] = source[m][2 * k + 1][1];
+              };
+            };
+            const Place at(thread);
+            const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
+            multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
+                acc_dv, from_registers(rounded_p), [&](uint32_t(&b)[4], int k, int n) {
+                  ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n));
+                });
+            const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
+            multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
+                acc_dk, from_registers(rounded_ds),
+                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
+          }
         }
-      }
       };
       // What needs the P and dS of all warps, of the step `back_step`.
       const auto back = [&](int back_step, int back_head, int back_block) {
@@ -723,31 +772,31 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           const uint32_t p_tile = a_p + back_step % B::kC.buffers() * TileP::kBytes;
           const uint32_t q_tile = a_q + back_step % B::kC.stages_q * TileQ::kBytes;
           const uint32_t do_tile = a_do + back_step % B::kC.stages_do * TileDO::kBytes;
-        {
-          const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_16_rows(p_tile, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
-          multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
-              acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
-              });
-        }
+          {
+            const Place at(thread);
+            const auto left = BwdOperand<TileP>::by_16_rows(p_tile, at.warp_n * 32, 0, at.lane);
+            const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
+            multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
+                acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+                [&](uint32_t(&b)[4], int k, int n) {
+                  ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
+                });
+          }
           if constexpr (B::kC.stages_do == 1 && B::kC.stages_q == 2) {
             __syncthreads();  // C
             if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
             ptx::cp_async_commit();
           }
-        {
-          const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_16_rows(ds_tile, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
-          multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
-              acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
-              });
-        }
+          {
+            const Place at(thread);
+            const auto left = BwdOperand<TileP>::by_16_rows(ds_tile, at.warp_n * 32, 0, at.lane);
+            const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
+            multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
+                acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+                [&](uint32_t(&b)[4], int k, int n) {
+                  ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
+                });
+          }
         }
         if constexpr (B::kC.stages_q == 1) {
           if constexpr (B::kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
@@ -761,35 +810,37 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           ptx::cp_async_commit();
         }
 
-      // dQ, added to the sums of this head.
-      const int64_t copy = args.deterministic ? work.share : 0;
-      float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows * args.dq_columns;
+        // dQ, added to the sums of this head.
+        const int64_t copy = args.deterministic ? work.share : 0;
+        float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows *
+                                            args.dq_columns;
 #pragma unroll 1
-      for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
-        float acc[B::kDqM16][2 * B::kDqGroup][4];
-        clear(acc);
-        const Place at(thread);
-        const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
-        const auto right =
-            BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
-        multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
-            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
-            [&](uint32_t(&b)[4], int k, int n) {
-              ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
-            });
+        for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
+          float acc[B::kDqM16][2 * B::kDqGroup][4];
+          clear(acc);
+          const Place at(thread);
+          const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
+          const auto right =
+              BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
+          multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
+              acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
+              [&](uint32_t(&b)[4], int k, int n) {
+                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
+              });
 #pragma unroll
-        for (int m = 0; m < B::kDqM16; ++m) {
-          const int row16 = back_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
+          for (int m = 0; m < B::kDqM16; ++m) {
+            const int row16 = back_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
-          for (int n = 0; n < 2 * B::kDqGroup; ++n) {
-            const int column8 = 2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
-            if (B::kC.stream > 0 && column8 * 8 >= args.dq_columns) continue;  // the last slice may be wider than the heads
-            ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0], acc[m][n][1], acc[m][n][2],
-                            acc[m][n][3]);
+            for (int n = 0; n < 2 * B::kDqGroup; ++n) {
+              const int column8 =
+                  2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
+              if (B::kC.stream > 0 && column8 * 8 >= args.dq_columns)
+                continue;  // the last slice may be wider than the heads
+              ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0],
+                              acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+            }
           }
         }
-      }
-
       };
       if constexpr (B::kC.roles) {
         if (Place(thread).warp_q == 0) {
@@ -806,8 +857,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         current = next.exists;
         if (current) head = next.head, m_block = next.block;
       } else if constexpr (B::kC.lag) {
-        // Of the two warps of a scheduler one starts with the last step's products, the other with this step's scores: one's
-        // exponentials run under the other's mma.
+        // Of the two warps of a scheduler one starts with the last step's products, the other with this
+        // step's scores: one's exponentials run under the other's mma.
         const bool front_first = Place(thread).warp_q == 0;
 #pragma unroll 1
         for (int phase = 0; phase < 2; ++phase) {
@@ -837,14 +888,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
         const Place at(thread);
-        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, B::kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
+        const uint32_t word =
+            base + Tile::chunk(at.warp_n * 32 + at.g, B::kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
           for (int n = 0; n < static_cast<int>(sizeof(acc[0]) / sizeof(acc[0][0])); ++n) {
             const int c = 2 * B::kC.slices_q() * (n / 2) + n % 2;
-            const uint32_t to = (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
-                                static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
+            const uint32_t to =
+                (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
+                static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
             ptx::st_shared_4(to, pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
             ptx::st_shared_4(to + 8 * Tile::kPitch, pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
           }
@@ -859,11 +912,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
       __syncthreads();  // the tiles of dK and dV are complete
     }
-    store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), work.j0, thread);
-    store_tile<TileV, kThreads>(s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), work.j0,
-                                thread);
+    store_tile<TileK, kThreads>(
+        s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), work.j0, thread);
+    store_tile<TileV, kThreads>(
+        s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), work.j0, thread);
     __syncthreads();  // sK, sV and the work have been read: the next key block may come
-    if (thread == 0) work.j0 += args.num_splits * kN;
+    if (thread == 0) {
+      ++work.round;
+      work.j0 =
+          (work.round * args.num_splits + (work.round & 1 ? args.num_splits - 1 - work.share : work.share)) *
+          kN;
+    }
     __syncthreads();  // the next key block is known
   }
 }

@@ -1,5 +1,6 @@
-// Named barriers of a CTA: some of its warps wait for some others (PTX ISA "Parallel Synchronization and Communication
-// Instructions: bar"). Barrier 0 is __syncthreads(). `threads`: those that arrive and those that wait, a multiple of 32.
+// Named barriers of a CTA: some of its warps wait for some others (PTX ISA "Parallel Synchronization and
+// Communication Instructions: bar"). Barrier 0 is __syncthreads(). `threads`: those that arrive and those
+// that wait, a multiple of 32.
 #pragma once
 
 namespace fovea::cuda::ptx {

@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory as ldmatrix reads them without bank conflicts, copies into and out of them,
-// and products of tiles in a warp's registers.
+// Tiles of 16-bit elements in shared memory as ldmatrix reads them without bank conflicts, copies into and
+// out of them, and products of tiles in a warp's registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,29 +17,32 @@
 
 namespace fovea::cuda {
 
-/// kRows x kColumns elements of 16 bits in panels of 64 columns (32 where the columns are no multiple of 64). A panel's
-/// row is one line of the 32 banks (half a line), and the 16-byte chunk c of row r lies at place c ^ (r % 8)
-/// (c ^ (r / 2 % 4)): the eight rows of an 8x8 matrix then lie in eight different groups of four banks.
+/// kRows x kColumns elements of 16 bits in panels of 64 columns (32 where the columns are no multiple of 64).
+/// A panel's row is one line of the 32 banks (half a line), and the 16-byte chunk c of row r lies at place c
+/// ^ (r % 8) (c ^ (r / 2 % 4)): the eight rows of an 8x8 matrix then lie in eight different groups of four
+/// banks.
 template <int kRowsT, int kColumnsT>
 struct BwdTile {
   static constexpr int kRows = kRowsT, kColumns = kColumnsT;
   static constexpr int kPanel = kColumns % 64 == 0 ? 64 : 32;
-  static constexpr int kPitch = kPanel * 2;               ///< bytes of a panel's row
-  static constexpr int kChunks = kPanel / 8;              ///< 16-byte chunks of a panel's row
+  static constexpr int kPitch = kPanel * 2;   ///< bytes of a panel's row
+  static constexpr int kChunks = kPanel / 8;  ///< 16-byte chunks of a panel's row
   static constexpr int kPanelBytes = kRows * kPitch;
   static constexpr int kBytes = kRows * kColumns * 2;
   static_assert(kColumns % kPanel == 0 && kRows % 8 == 0);
 
   /// Byte offset of 16-byte chunk `c` of a row.
   static constexpr uint32_t chunk(int row, int c) {
-    const auto r = static_cast<uint32_t>(row), place = static_cast<uint32_t>(c);  // unsigned: powers of 2 divide by shifts
+    const auto r = static_cast<uint32_t>(row),
+               place = static_cast<uint32_t>(c);  // unsigned: powers of 2 divide by shifts
     const uint32_t swizzle = kPanel == 64 ? r & 7 : (r >> 1) & 3;
     return place / kChunks * kPanelBytes + r * kPitch + (((place % kChunks) ^ swizzle) << 4);
   }
 };
 
-/// The address that a lane hands to ldmatrix, relative to a first row and chunk. Later rows (multiples of 8) and chunks are
-/// constants: the row moves the address, the chunk's low bits enter by exclusive or, so one instruction makes each address.
+/// The address that a lane hands to ldmatrix, relative to a first row and chunk. Later rows (multiples of 8)
+/// and chunks are constants: the row moves the address, the chunk's low bits enter by exclusive or, so one
+/// instruction makes each address.
 template <class Tile>
 struct BwdOperand {
   uint32_t lane_address;
@@ -48,7 +51,8 @@ struct BwdOperand {
   static __device__ __forceinline__ BwdOperand by_16_rows(uint32_t tile, int row, int chunk, int lane) {
     return {tile + Tile::chunk(row + (lane & 15), chunk + (lane >> 4))};
   }
-  /// Rows across lanes 0..7 and 16..23, second chunk from lanes 8..15: B as stored (rows n), or A transposed (rows k).
+  /// Rows across lanes 0..7 and 16..23, second chunk from lanes 8..15: B as stored (rows n), or A transposed
+  /// (rows k).
   static __device__ __forceinline__ BwdOperand by_8_rows(uint32_t tile, int row, int chunk, int lane) {
     return {tile + Tile::chunk(row + (lane & 7) + ((lane >> 4) << 3), chunk + ((lane >> 3) & 1))};
   }
@@ -68,17 +72,20 @@ struct BwdRows {
   bool aligned16;
 };
 
-/// Starts the copy of rows [first, first + kRows) into a tile; rows and columns beyond the limits become zeros. Asynchronous
-/// where rows are aligned: complete after this thread's cp_async_wait, visible to others after a barrier.
+/// Starts the copy of rows [first, first + kRows) into a tile; rows and columns beyond the limits become
+/// zeros. Asynchronous where rows are aligned: complete after this thread's cp_async_wait, visible to others
+/// after a barrier.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& from, int first, int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
   constexpr int kTotal = Tile::kRows * kRowChunks;
-  ptx::make_opaque(thread);  // offsets are made anew for each tile: kept over a loop, they would cost a register each
+  ptx::make_opaque(
+      thread);  // offsets are made anew for each tile: kept over a loop, they would cost a register each
   if (from.aligned16) {
     const uint32_t to = ptx::shared_address(tile);
     if constexpr (kThreads % (8 * kRowChunks) == 0 && kTotal % kThreads == 0) {
-      // A thread copies one column of chunks, in steps of a multiple of eight rows: the swizzle stays the same.
+      // A thread copies one column of chunks, in steps of a multiple of eight rows: the swizzle stays the
+      // same.
       constexpr int kStep = kThreads / kRowChunks;
       const auto row = static_cast<int>(static_cast<uint32_t>(thread) / kRowChunks);
       const auto c = static_cast<int>(static_cast<uint32_t>(thread) % kRowChunks);
@@ -112,17 +119,20 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const BwdRows& fr
                              static_cast<int64_t>(first + row) * from.stride + c * 8;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          if (c * 8 + e < from.columns) words[e / 2] |= static_cast<uint32_t>(__ldg(source + e)) << (16 * (e & 1));
+          if (c * 8 + e < from.columns)
+            words[e / 2] |= static_cast<uint32_t>(__ldg(source + e)) << (16 * (e & 1));
         }
       }
-      *reinterpret_cast<uint4*>(tile + Tile::chunk(row, c)) = make_uint4(words[0], words[1], words[2], words[3]);
+      *reinterpret_cast<uint4*>(tile + Tile::chunk(row, c)) =
+          make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }
 
 /// Writes rows [first, min(first + kRows, to.rows)) from a tile.
 template <class Tile, int kThreads>
-__device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdRows& to, int first, int thread) {
+__device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdRows& to, int first,
+                                           int thread) {
   constexpr int kRowChunks = Tile::kColumns / 8;
   ptx::make_opaque(thread);
 #pragma unroll 2
@@ -130,7 +140,8 @@ __device__ __forceinline__ void store_tile(const unsigned char* tile, const BwdR
     const int row = index / kRowChunks, c = index % kRowChunks;
     if (first + row >= to.rows || c * 8 >= to.columns) continue;
     const uint4 words = *reinterpret_cast<const uint4*>(tile + Tile::chunk(row, c));
-    auto* target = reinterpret_cast<unsigned short*>(to.data) + static_cast<int64_t>(first + row) * to.stride + c * 8;
+    auto* target =
+        reinterpret_cast<unsigned short*>(to.data) + static_cast<int64_t>(first + row) * to.stride + c * 8;
     if (to.aligned16) {
       *reinterpret_cast<uint4*>(target) = words;
     } else {
@@ -161,7 +172,9 @@ struct NonFinite {
       sum = reinterpret_cast<const uint32_t&>(pair);
     }
   }
-  __device__ __forceinline__ bool any() const { return (sum & 0x7fff7fffu) != 0; }
+  __device__ __forceinline__ bool any() const {
+    return (sum & 0x7fff7fffu) != 0;
+  }
 };
 
 /// 16 bits of T without NaN and infinity: NaN becomes 0, infinities the largest finite number.
@@ -181,7 +194,8 @@ __device__ __forceinline__ void make_finite(unsigned char* tile, int thread) {
   NonFinite<T> bad;
 #pragma unroll 4
   for (int index = thread; index < kTotal; index += kThreads) {
-    const uint4 words = *reinterpret_cast<const uint4*>(tile + Tile::chunk(index / kRowChunks, index % kRowChunks));
+    const uint4 words =
+        *reinterpret_cast<const uint4*>(tile + Tile::chunk(index / kRowChunks, index % kRowChunks));
     bad.look(words.x);
     bad.look(words.y);
     bad.look(words.z);
@@ -198,8 +212,8 @@ __device__ __forceinline__ void make_finite(unsigned char* tile, int thread) {
   }
 }
 
-/// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `first_a`, `first_b`: see load lambdas,
-/// which get (k, m or pair of n) and fill a fragment.
+/// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `first_a`, `first_b`: see
+/// load lambdas, which get (k, m or pair of n) and fill a fragment.
 template <class T, MmaShape kShape, int kM16, int kN16, int kK16, class LoadA, class LoadB>
 __device__ __forceinline__ void multiply(float (&acc)[kM16][2 * kN16][4], LoadA&& load_a, LoadB&& load_b) {
 #pragma unroll
