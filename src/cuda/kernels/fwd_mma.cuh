@@ -86,12 +86,13 @@ constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config)
 template <FwdMmaConfig kConfig>
 struct FwdMmaPlace {
   tile::SequenceSpan span;
-  int batch, head, head_kv;  ///< `head` of q, or of k for a packed group
-  int first_row, end_row;    ///< of queries (times the heads of a packed group); empty: nothing to do
-  int first_column;          ///< of v and o
+  int batch, head;         ///< `head` of q, or of k for a packed group
+  int first_row, end_row;  ///< of queries (times the heads of a packed group); empty: nothing to do
+  int first_column;        ///< of v and o
   int split;
   int n_begin, n_end;  ///< blocks of keys
   int n_masked;        ///< blocks from here on need a mask
+  const char *k, *v;   ///< first key of the sequence and key head, first column
 
   __device__ static __forceinline__ FwdMmaPlace of(const ForwardArgs& args) {
     const tile::AttentionParams& p = args.p;
@@ -112,9 +113,9 @@ struct FwdMmaPlace {
     const unsigned plane = section * gridDim.x + blockIdx.x;
     place.batch = static_cast<int>(plane / heads);
     place.head = static_cast<int>(plane - place.batch * heads);
-    place.head_kv = args.pack_group || p.group == 1
-                        ? place.head
-                        : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
+    const int head_kv = args.pack_group || p.group == 1
+                            ? place.head
+                            : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
     place.first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kConfig.tile_m;
     place.end_row = place.n_begin = place.n_end = place.n_masked = 0;
     if (place.batch >= p.batch) {  // the last section has fewer heads
@@ -134,6 +135,8 @@ struct FwdMmaPlace {
       place.n_begin += place.split * share;
       place.n_end = min(place.n_begin + share, place.n_end);
     }
+    place.k = p.k.data + p.k.offset(place.batch, place.span.row_k, head_kv) * 2;
+    place.v = p.v.data + (p.v.offset(place.batch, place.span.row_k, head_kv) + place.first_column) * 2;
     // With a window's left edge every block takes the masked loop: it costs less than a third loop would.
     place.n_masked =
         p.window_left >= 0 ? place.n_begin : max(place.n_begin, min(blocks.full_end, place.n_end));
@@ -216,11 +219,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int lane_row = lane / 4, lane_column = 2 * (lane % 4);
 
-  const FwdMmaPlace<kConfig> place = FwdMmaPlace<kConfig>::of(args);
+  using Place = FwdMmaPlace<kConfig>;
+  const Place place = Place::of(args);
   // Again, for the epilogue, so that the mainloop need not keep it in registers.
   static_assert(sizeof(place) <= FwdMmaConfig::kPlaceBytes);
-  auto* sPlace =
-      reinterpret_cast<FwdMmaPlace<kConfig>*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
+  auto* sPlace = reinterpret_cast<Place*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
   if (thread == 0) *sPlace = place;
   const auto row_at = [&](int first_row, int mt, int half) {
     return first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
@@ -234,12 +237,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     write_unused_rows<kConfig>(args, place);
   if (place.first_row >= place.end_row) return;
 
-  const RowSource gK = {p.k.data + p.k.offset(place.batch, place.span.row_k, place.head_kv) * 2, p.k.row * 2,
-                        place.span.used_k, p.head_dim, (p.aligned16 & tile::kAlignedK) != 0};
-  const RowSource gV = {
-      p.v.data + (p.v.offset(place.batch, place.span.row_k, place.head_kv) + place.first_column) * 2,
-      p.v.row * 2, place.span.used_k, p.head_dim_v - place.first_column,
-      (p.aligned16 & tile::kAlignedV) != 0};
   const auto copy_q = [&] {
     const bool aligned = (p.aligned16 & tile::kAlignedQ) != 0;
     if (args.pack_group) {
@@ -257,11 +254,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   };
   /// Only the first block copied, the last of the sequence, may have rows behind the last key.
-  const auto copy_k = [&](int n, auto may_end) {
+  const auto copy_k = [&](const Place& from, int n, auto may_end) {
+    const RowSource gK = {from.k, args.p.k.row * 2, from.span.used_k, args.p.head_dim,
+                          (args.p.aligned16 & tile::kAlignedK) != 0};
     copy_tile<TileK, kThreads, decltype(may_end)::value, kAligned>(sK + n % kStages * TileK::kBytes, gK,
                                                                    n * kTileN, thread);
   };
-  const auto copy_v = [&](int n, auto may_end) {
+  const auto copy_v = [&](const Place& from, int n, auto may_end) {
+    const RowSource gV = {from.v, args.p.v.row * 2, from.span.used_k, args.p.head_dim_v - from.first_column,
+                          (args.p.aligned16 & tile::kAlignedV) != 0};
     copy_tile<TileV, kThreads, decltype(may_end)::value, kAligned>(sV + n % kStages * TileV::kBytes, gV,
                                                                    n * kTileN, thread);
   };
@@ -279,13 +280,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   float acc_o[kMTiles][kOTiles][4];
   float row_max[kMTiles][2], row_sum[kMTiles][2];  // row_sum: of this lane's columns, until the epilogue
+  // What the mainloop needs of its place it reads from shared memory: registers are what limits this kernel.
   const auto mask = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
+    const Place& here = *sPlace;
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const tile::Span32 seen =
-            tile::keys_of(p, place.span, place.query_of(args, row_at(place.first_row, mt, half)));
+            tile::keys_of(p, here.span, here.query_of(args, row_at(here.first_row, mt, half)));
         const int first_key = n * kTileN + lane_column;
 #pragma unroll
         for (int nt = 0; nt < kSTiles; ++nt) {
@@ -300,14 +303,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   const auto apply_terms = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
+    const Place& here = *sPlace;
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = row_at(place.first_row, mt, half);
-        const int i = place.query_of(args, row);
-        const tile::Span32 seen = row < place.end_row ? tile::keys_of(p, place.span, i) : tile::Span32{};
-        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row), i);
+        const int row = row_at(here.first_row, mt, half);
+        const int i = here.query_of(args, row);
+        const tile::Span32 seen = row < here.end_row ? tile::keys_of(p, here.span, i) : tile::Span32{};
+        const RowTerms<T> terms(p, here.span, here.batch, here.head_of(args, row), i);
 #pragma unroll
         for (int nt = 0; nt < kSTiles; ++nt) {
 #pragma unroll
@@ -323,13 +327,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   const auto drop = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
+    const Place& here = *sPlace;
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = row_at(place.first_row, mt, half);
-        const RowTerms<T> terms(p, place.span, place.batch, place.head_of(args, row),
-                                place.query_of(args, row));
+        const int row = row_at(here.first_row, mt, half);
+        const RowTerms<T> terms(p, here.span, here.batch, here.head_of(args, row), here.query_of(args, row));
 #pragma unroll
         for (int nt = 0; nt < kSTiles; ++nt) {
           const float2 keep = terms.keep_pair(dropout, n * kTileN + nt * 8 + lane_column);
@@ -422,7 +426,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
-      if (n > place.n_begin) copy_k(n - 1, std::false_type{});
+      if (n > place.n_begin) copy_k(*sPlace, n - 1, std::false_type{});
       ptx::cp_async_commit();
     }
 
@@ -493,8 +497,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   }
   if (place.n_begin < place.n_end) {
-    copy_k(place.n_end - 1, std::true_type{});
-    if constexpr (kStages == 2) copy_v(place.n_end - 1, std::true_type{});
+    copy_k(place, place.n_end - 1, std::true_type{});
+    if constexpr (kStages == 2) copy_v(place, place.n_end - 1, std::true_type{});
   }
   ptx::cp_async_commit();
 
@@ -507,10 +511,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n
                         // + 1 any more
       if constexpr (kStages == 1) {
-        copy_v(n, masked);  // full blocks are whole
+        copy_v(*sPlace, n, masked);  // full blocks are whole
       } else if (n > place.n_begin) {
-        copy_k(n - 1, std::false_type{});
-        copy_v(n - 1, std::false_type{});
+        copy_k(*sPlace, n - 1, std::false_type{});
+        copy_v(*sPlace, n - 1, std::false_type{});
       }
       ptx::cp_async_commit();
       kv_step(n, masked);
@@ -522,7 +526,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // --- epilogue ---
   ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
   __syncthreads();          // sQ and sK are free: O and row statistics may be written there
-  const FwdMmaPlace<kConfig>& here = *sPlace;
+  const Place& here = *sPlace;
   const int columns = min(kDimV, p.head_dim_v - here.first_column);
   const bool as_f32 = args.num_splits > 1 || p.o_is_f32;
   const auto f32_row = [&](int i, int head) {
@@ -570,10 +574,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       ExactRow<kDimV> exact;
       exact.add(p, RowTerms<T>(p, here.span, here.batch, head, i), dropout,
                 reinterpret_cast<const T*>(p.q.data) + p.q.offset(here.batch, here.span.row_q + i, head),
-                reinterpret_cast<const T*>(p.k.data) + p.k.offset(here.batch, here.span.row_k, here.head_kv),
-                reinterpret_cast<const T*>(p.v.data) + p.v.offset(here.batch, here.span.row_k, here.head_kv) +
-                    here.first_column,
-                columns, tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
+                reinterpret_cast<const T*>(here.k), reinterpret_cast<const T*>(here.v), columns,
+                tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
       const float factor =
           finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
 #pragma unroll

@@ -30,8 +30,12 @@ tile::PairsView pairs(const TensorDesc& t) {
   return {nullptr, t.stride[0], t.stride[1], t.stride[2], t.stride[3]};
 }
 
-/// Whether every row starts at a multiple of 16 bytes from the first and is a multiple of 16 bytes long.
+/// Whether every row starts at a multiple of 16 bytes from the first and is a multiple of 16 bytes long; and
+/// rows are not so far apart that the products of 32 bits by which kernels find them would overflow
+/// (warp/shared_tile.cuh).
 bool rows_are_vectors(const TensorDesc& t) {
+  constexpr int64_t kFarthestRow = int64_t{1} << 30;
+  if (t.shape[1] > 1 && t.stride[1] >= kFarthestRow) return false;
   if (t.shape[3] * size_of(t.dtype) % kVectorBytes != 0) return false;
   for (size_t i = 0; i < 3; ++i) {
     if (t.shape[i] > 1 && t.stride[i] * size_of(t.dtype) % kVectorBytes != 0) return false;

@@ -70,15 +70,17 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const RowSource& source
     const int r0 = thread / kChunks, chunk = thread % kChunks;
     if (kThreads % kChunks != 0 && r0 >= kRowsAtOnce) return;  // threads that are left over
     const bool column_exists = chunk * 8 < source.columns;
-    const char* from = source.data + (first_row + r0) * source.row_bytes + chunk * 16;
-    const int64_t step = kRowsAtOnce * source.row_bytes;
+    // Aligned rows are less than 2^30 elements apart (launch/params.cpp): products of 32 bits, added to 64,
+    // are one instruction each and leave nothing that the compiler would keep in registers across a mainloop.
+    const int row = static_cast<int>(source.row_bytes / 2);
+    const char* from = source.data + static_cast<int64_t>(first_row + r0) * row * 2 + chunk * 16;
     const int rows = source.rows - first_row - r0;  // that exist from this thread's first on
 #pragma unroll
     for (int it = 0; it < (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++it) {
       if (Tile::kRows % kRowsAtOnce != 0 && it * kRowsAtOnce + r0 >= Tile::kRows) break;
-      ptx::cp_async_16(tile + Tile::offset(r0 + it * kRowsAtOnce, chunk), from,
+      ptx::cp_async_16(tile + Tile::offset(r0 + it * kRowsAtOnce, chunk),
+                       from + static_cast<int64_t>(row) * (it * kRowsAtOnce * 2),
                        column_exists && (!kMayEnd || it * kRowsAtOnce < rows));
-      from += step;
     }
   } else {
 #pragma unroll 1
@@ -126,25 +128,24 @@ enum class LdmatrixOrder : uint8_t {
 };
 
 /// Addresses of fragments of 16 x 16 elements in a tile. The swizzle is an exclusive or of low bits of the
-/// chunk, so the address of step 4 j + i (16 columns each) is that of step i plus a constant: each lane keeps
-/// one offset a residue, and the rest are immediate offsets of the instruction.
+/// chunk, so the address of step 4 j + i (16 columns each) is that of step 0 with i in two bits of it, plus a
+/// constant: a lane keeps one offset. Tiles start at multiples of 128 bytes.
 template <class Tile, LdmatrixOrder kOrder>
 struct FragmentAddresses {
   /// Steps of 16 columns after which the swizzle repeats: 8 chunks in rows of 128 bytes, else 4.
   static constexpr int kPeriod = Tile::kRowBytes % 128 == 0 ? 4 : 2;
-  uint32_t offset[kPeriod];
+  static constexpr int kStepBytes = 32;
+  uint32_t offset;
 
   __device__ __forceinline__ explicit FragmentAddresses(int lane) {
     const bool down = kOrder == LdmatrixOrder::kDownFirst;
-    const int row = down ? lane & 15 : (lane & 7) + ((lane >> 4) << 3),
-              chunk = down ? lane >> 4 : (lane >> 3) & 1;
-#pragma unroll
-    for (int step = 0; step < kPeriod; ++step) offset[step] = Tile::offset(row, chunk ^ (2 * step));
+    const int row = down ? lane & 15 : (lane & 7) + ((lane >> 4) << 3);
+    offset = Tile::offset(row, down ? lane >> 4 : (lane >> 3) & 1);
   }
   /// The fragment `rows` (a multiple of 16) rows down and `step` steps to the right in the tile at `base`.
   __device__ __forceinline__ uint32_t at(uint32_t base, int rows, int step) const {
-    return base + offset[step % kPeriod] +
-           static_cast<uint32_t>(rows * Tile::kRowBytes + step / kPeriod * kPeriod * 32);
+    return ((base + offset) ^ static_cast<uint32_t>(step % kPeriod * kStepBytes)) +
+           static_cast<uint32_t>(rows * Tile::kRowBytes + step / kPeriod * kPeriod * kStepBytes);
   }
 };
 
