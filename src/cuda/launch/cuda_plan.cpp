@@ -12,6 +12,14 @@
 namespace fovea::cuda {
 namespace {
 
+/// Whether the tensor has any bytes: a dimension of size 0 leaves none, unless it is never stepped along.
+bool occupies_memory(const TensorDesc& t) {
+  for (size_t i = 0; i < static_cast<size_t>(t.ndim); ++i) {
+    if (t.shape[i] == 0 && t.stride[i] != 0) return false;
+  }
+  return t.present;
+}
+
 /// The kernels that a problem takes; null: not needed.
 struct Kernels {
   const Kernel* main = nullptr;
@@ -41,7 +49,7 @@ Kernels choose(Family family, const AttentionProblem& problem, bool any_address 
     kernels.main = find(KernelKind::kBackward);
     kernels.prepare = find(KernelKind::kPrepare);
     if (kernels.main == nullptr || !kernels.main->writes_dq) kernels.finish = find(KernelKind::kFinish);
-    if (problem.has(Role::kDBias)) kernels.dbias = find(KernelKind::kDBias);
+    if (occupies_memory(problem[Role::kDBias])) kernels.dbias = find(KernelKind::kDBias);
     if (problem.has(Role::kDSink)) kernels.dsink = find(KernelKind::kDSink);
   }
   return kernels;
@@ -137,7 +145,7 @@ CudaPlan::CudaPlan(Family family, const AttentionProblem& problem, bool determin
       writes_rng_state_(problem.pass == Pass::kForward && problem.has(Role::kRngState)) {
   for (size_t i = 0; i < problem.tensors.size(); ++i) {
     const Role role = static_cast<Role>(i);
-    if (problem.has(role)) memory_.push_back({role, name_of(role)});
+    if (occupies_memory(problem[role])) memory_.push_back({role, name_of(role)});
   }
   const AttentionProblem p = with_a_sequence(problem);
   first_ = make_variant(family, p, deterministic, false);
