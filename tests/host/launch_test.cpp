@@ -374,7 +374,7 @@ TEST(Schedule, Grids) {
 }
 
 TEST(Schedule, HeadsAtOnceFitTheCache) {
-  // 16384 keys of 64 + 64 bfloat16: 4 MiB a key head; 6 of them fit half of 50 MiB.
+  // 16384 keys of 64 + 64 bfloat16: 4 MiB a key head; 3 of them fit a quarter of 50 MiB.
   EXPECT_EQ(heads_at_once(problem(8, 16384, 16384, 32, 8, 64), false, 50 << 20), 3 * 4);
   EXPECT_EQ(heads_at_once(problem(8, 16384, 16384, 32, 8, 64), true, 50 << 20), 3);
   EXPECT_EQ(heads_at_once(problem(1, 128, 128, 4, 4, 64), false, 50 << 20), 4) << "no more than there are";
