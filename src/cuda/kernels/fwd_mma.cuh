@@ -257,14 +257,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const auto copy_k = [&](const Place& from, int n, auto may_end) {
     const RowSource gK = {from.k, args.p.k.row * 2, from.span.used_k, args.p.head_dim,
                           (args.p.aligned16 & tile::kAlignedK) != 0};
-    copy_tile<TileK, kThreads, decltype(may_end)::value, kAligned>(
-        sK + static_cast<unsigned>(n) % kStages * TileK::kBytes, gK, n * kTileN, thread);
+    copy_tile<TileK, kThreads, decltype(may_end)::value, kAligned>(sK + n % kStages * TileK::kBytes, gK,
+                                                                   n * kTileN, thread);
   };
   const auto copy_v = [&](const Place& from, int n, auto may_end) {
     const RowSource gV = {from.v, args.p.v.row * 2, from.span.used_k, args.p.head_dim_v - from.first_column,
                           (args.p.aligned16 & tile::kAlignedV) != 0};
-    copy_tile<TileV, kThreads, decltype(may_end)::value, kAligned>(
-        sV + static_cast<unsigned>(n) % kStages * TileV::kBytes, gV, n * kTileN, thread);
+    copy_tile<TileV, kThreads, decltype(may_end)::value, kAligned>(sV + n % kStages * TileV::kBytes, gV,
+                                                                   n * kTileN, thread);
   };
 
   const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> q_fragments(lane);
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
       }
     }
-    const uint32_t stage_k = sK + static_cast<uint32_t>(static_cast<unsigned>(n) % kStages * TileK::kBytes);
+    const uint32_t stage_k = sK + static_cast<uint32_t>(n % kStages * TileK::kBytes);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t q[kMTiles][4];
@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       for (int nt = 0; nt < kSTiles; ++nt) exponentiate(nt);
       if (p.dropout_threshold != 0) drop(acc_s, n);
     }
-    const uint32_t stage_v = sV + static_cast<uint32_t>(static_cast<unsigned>(n) % kStages * TileV::kBytes);
+    const uint32_t stage_v = sV + static_cast<uint32_t>(n % kStages * TileV::kBytes);
 #pragma unroll
     for (int step = 0; step < kTileN / 16; ++step) {
       if constexpr (!kGeneral) {
