@@ -196,7 +196,8 @@ def page_of(kernels, listed, reports, version):
         cells = []
         for arch in archs:
             if arch not in found:
-                cells.append("PTX" if any(a < arch for a in found) else "")
+                first, last = kernel["chips"]
+                cells.append("PTX" if first <= arch <= last else "")
                 continue
             usage = found[arch]
             ctas, limit = occupancy(arch, usage.registers, usage.static_shared + dynamic, threads)
@@ -215,8 +216,9 @@ def page_of(kernels, listed, reports, version):
              f"Compiler: nvcc {version}.", "",
              "Under an architecture: registers a thread, then CTAs that fit one SM and what limits them: **r**egisters,",
              "**s**hared memory, **w**arps, **c**TA slots. A dash: its shared memory is more than a CTA may have there, so that",
-             "the plan takes another kernel. PTX: no machine code for it, the driver compiles the PTX. No kernel spills or uses",
-             "local memory, on which the build fails. Shared memory in bytes (static and dynamic) of one CTA.", ""]
+             "the plan takes another kernel. PTX: no machine code for it, the driver compiles the PTX. Empty: not for that chip. No",
+             "kernel spills or uses local memory, on which the build fails. Shared memory in bytes (static and dynamic) of one",
+             "CTA.", ""]
     for family, rows in families.items():
         lines += [f"## {family}", "",
                   "| kernel | threads | shared memory | " + " | ".join(f"sm_{a}" for a in archs) + " |",
@@ -358,7 +360,7 @@ def self_test():
         expect(f"occupancy of sm_{arch}, {registers} registers, {shared} bytes, {threads} threads: {result}",
                result == (ctas, limit))
 
-    kernel = {"name": "fwd_f16_d64", "family": "fwd", "unit": "fwd_f16_d64", "function": "fwd", "type": None,
+    kernel = {"name": "fwd_f16_d64", "family": "fwd", "unit": "fwd_f16_d64", "chips": [80, 1000], "function": "fwd", "type": None,
               "literals": [64, 1]}
     expect("symbol", is_symbol_of(kernel, "_Z3fwdIXtl3CfgLi64ELb1EEEEvPfi"))
     expect("symbol of another", not is_symbol_of(kernel, "_Z3fwdIXtl3CfgLi64ELb0EEEEvPfi"))
