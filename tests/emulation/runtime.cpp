@@ -1,0 +1,321 @@
+// A CUDA driver and runtime with one device, which is this process: memory is its memory, launches run the
+// kernels' own sources under the scheduler before they return.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/launch/kernel_table.hpp"
+#include "emulation/scheduler.hpp"
+
+namespace fovea::emulation {
+namespace {
+
+/// What the emulated device says of itself: limits of a chip of its compute capability, but few SMs, so that
+/// small problems are split as large ones are on a GPU.
+struct Chip {
+  int capability;
+  size_t shared_per_sm, shared_per_cta;
+  int threads_per_sm;
+};
+const Chip& chip() {
+  static const Chip chosen = [] {
+    constexpr Chip chips[] = {{90, 233472, kMostShared, 2048},
+                              {89, 102400, 101376, 1536},
+                              {80, 167936, 166912, 2048},
+                              {75, 65536, 65536, 1024}};
+    const char* text = std::getenv("FOVEA_EMULATION_CAPABILITY");
+    const int wanted = text && *text ? std::atoi(text) : chips[0].capability;
+    for (const Chip& known : chips) {
+      if (known.capability == wanted) return known;
+    }
+    fail("FOVEA_EMULATION_CAPABILITY=%s: expected 90, 89, 80 or 75", text);
+  }();
+  return chosen;
+}
+constexpr int kSmCount = 8;
+constexpr size_t kReservedShared = 1024;  // of each CTA, by the hardware
+
+const cuda::Kernel* kernel_of(const void* entry) {
+  for (const cuda::Kernel* kernel : cuda::kernel_table()) {
+    if (kernel->entry == entry) return kernel;
+  }
+  return nullptr;
+}
+
+thread_local CUcontext current = nullptr;
+CUcontext primary() {
+  static char place;
+  return reinterpret_cast<CUcontext>(&place);
+}
+
+CUresult ctx_get_current(CUcontext* context) {
+  *context = current;
+  return CUDA_SUCCESS;
+}
+CUresult ctx_set_current(CUcontext context) {
+  current = context;
+  return CUDA_SUCCESS;
+}
+CUresult primary_ctx_retain(CUcontext* context, CUdevice device) {
+  if (device != 0) return CUDA_ERROR_INVALID_VALUE;
+  *context = primary();
+  return CUDA_SUCCESS;
+}
+CUresult stream_get_ctx(CUstream, CUcontext* context) {
+  *context = primary();
+  return CUDA_SUCCESS;
+}
+CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
+  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  std::fill_n(reinterpret_cast<unsigned*>(to), count, value);
+  return CUDA_SUCCESS;
+}
+
+/// FOVEA_EMULATION_REPORT=1: at the end, how often each kernel of this build ran.
+class Report {
+ public:
+  void count(const cuda::Kernel& kernel) {
+    if (!wanted_) return;
+    const std::lock_guard lock(mutex_);
+    ++launches_[kernel.name];
+  }
+  ~Report() {
+    if (!wanted_) return;
+    for (const cuda::Kernel* kernel : cuda::kernel_table())
+      std::printf("%8lld launches of %s\n", launches_[kernel->name], kernel->name);
+  }
+
+ private:
+  bool wanted_ = std::getenv("FOVEA_EMULATION_REPORT") != nullptr;
+  std::mutex mutex_;
+  std::map<std::string, long long> launches_;
+};
+Report& report() {
+  static Report the_report;
+  return the_report;
+}
+
+template <class Args>
+CUresult run_kernel(const Launch& launch, const cuda::Kernel& kernel, const void* parameter) {
+  using Entry = void (*)(Args);
+  const auto entry = reinterpret_cast<Entry>(const_cast<void*>(kernel.entry));
+  const Args& args = *static_cast<const Args*>(parameter);
+  run(launch, [&] { entry(args); });
+  return CUDA_SUCCESS;
+}
+
+CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream,
+                       void** parameters, void**) {
+  if (current != primary()) fail("a launch without a context");
+  const auto& kernel = *reinterpret_cast<const cuda::Kernel*>(function);
+  // CUDA's limits, and what cudaFuncSetAttribute allowed.
+  constexpr unsigned kMostX = 0x7fffffffu, kMostYZ = 65535;
+  if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_x > kMostX || grid_y > kMostYZ || grid_z > kMostYZ ||
+      block_y != 1 || block_z != 1 || shared > chip().shared_per_cta) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  report().count(kernel);
+  const Launch launch = {kernel.name,
+                         {grid_x, grid_y, grid_z},
+                         static_cast<int>(block_x),
+                         shared,
+                         kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80};
+  switch (kernel.kind) {
+    case cuda::KernelKind::kForward:
+    case cuda::KernelKind::kCombine:
+      return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
+    case cuda::KernelKind::kBackward:
+    case cuda::KernelKind::kPrepare:
+    case cuda::KernelKind::kFinish:
+    case cuda::KernelKind::kDBias:
+    case cuda::KernelKind::kDSink:
+      return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult get_error_name(CUresult, const char** name) {
+  *name = "CUDA_ERROR";
+  return CUDA_SUCCESS;
+}
+CUresult get_error_string(CUresult, const char** text) {
+  *text = "refused by the emulated device";
+  return CUDA_SUCCESS;
+}
+
+/// Memory that ends where unmapped memory begins, so that accesses behind it end the process, and that is
+/// full of NaN.
+class Allocations {
+ public:
+  void* allocate(size_t size) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    // Ends at most 63 bytes before the guard: places of tensors keep their offset from 64 bytes.
+    const size_t used = (std::max<size_t>(size, 1) + 63) / 64 * 64, mapped = (used + page - 1) / page * page;
+    void* memory = mmap(nullptr, mapped + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
+    mprotect(static_cast<char*>(memory) + mapped, page, PROT_NONE);
+    std::memset(memory, 0xff, mapped);
+    char* start = static_cast<char*>(memory) + (mapped - used);
+    const std::lock_guard lock(mutex_);
+    known_[start] = {memory, mapped + page};
+    return start;
+  }
+  bool free(void* start) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(start);
+    if (found == known_.end()) return false;
+    munmap(found->second.memory, found->second.size);
+    known_.erase(found);
+    return true;
+  }
+
+ private:
+  struct Mapped {
+    void* memory;
+    size_t size;
+  };
+  std::mutex mutex_;
+  std::map<void*, Mapped> known_;
+};
+Allocations& allocations() {
+  static auto* all = new Allocations;  // outlives the threads that free at their end
+  return *all;
+}
+
+void* entry_point(const std::string& name) {
+  const std::map<std::string, void*> known = {
+      {"cuCtxGetCurrent", reinterpret_cast<void*>(&ctx_get_current)},
+      {"cuCtxSetCurrent", reinterpret_cast<void*>(&ctx_set_current)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&primary_ctx_retain)},
+      {"cuLaunchKernel", reinterpret_cast<void*>(&launch_kernel)},
+      {"cuMemsetD32Async", reinterpret_cast<void*>(&memset_d32_async)},
+      {"cuStreamGetCtx", reinterpret_cast<void*>(&stream_get_ctx)},
+      {"cuGetErrorName", reinterpret_cast<void*>(&get_error_name)},
+      {"cuGetErrorString", reinterpret_cast<void*>(&get_error_string)},
+  };
+  const auto found = known.find(name);
+  return found == known.end() ? nullptr : found->second;
+}
+
+}  // namespace
+}  // namespace fovea::emulation
+
+using namespace fovea::emulation;
+
+const char* cudaGetErrorString(cudaError_t) {
+  return "refused by the emulated device";
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+  *p = {};
+  std::snprintf(p->name, sizeof p->name, "emulated device");
+  p->major = chip().capability / 10;
+  p->minor = chip().capability % 10;
+  p->multiProcessorCount = kSmCount;
+  p->maxThreadsPerMultiProcessor = chip().threads_per_sm;
+  p->sharedMemPerMultiprocessor = chip().shared_per_sm;
+  p->sharedMemPerBlockOptin = chip().shared_per_cta;
+  p->totalGlobalMem = size_t{1} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1 << 20;  // of L2: small, so that a launch has several sections
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** pointer, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  *pointer = entry_point(name);
+  *found = *pointer ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  *attributes = {};
+  return kernel_of(kernel) ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
+  return value >= 0 && static_cast<size_t>(value) <= chip().shared_per_cta ? cudaSuccess
+                                                                           : cudaErrorInvalidValue;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* ctas, const void*, int threads,
+                                                          size_t shared) {
+  *ctas = std::min(chip().threads_per_sm / std::max(threads, 1),
+                   static_cast<int>(chip().shared_per_sm / (shared + kReservedShared)));
+  return cudaSuccess;
+}
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* kernel) {
+  const fovea::cuda::Kernel* known = kernel_of(kernel);
+  *function = reinterpret_cast<cudaFunction_t>(const_cast<fovea::cuda::Kernel*>(known));
+  return known ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(new char);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete reinterpret_cast<char*>(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** memory, size_t size) {
+  *memory = allocations().allocate(size);
+  return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void* memory) {
+  return memory == nullptr || allocations().free(memory) ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaMallocAsync(void** memory, size_t size, cudaStream_t) {
+  return cudaMalloc(memory, size);
+}
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+  return cudaFree(memory);
+}
+cudaError_t cudaMallocHost(void** memory, size_t size) {
+  return cudaMalloc(memory, size);
+}
+cudaError_t cudaFreeHost(void* memory) {
+  return cudaFree(memory);
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy(to, from, size, kind);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
+  std::memset(to, value, size);
+  return cudaSuccess;
+}

@@ -1,0 +1,447 @@
+#include "emulation/scheduler.hpp"
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace fovea::cuda {
+
+alignas(1024) constinit thread_local unsigned char shared[emulation::kMostShared];
+
+}  // namespace fovea::cuda
+
+namespace fovea::emulation {
+
+constinit thread_local Position position;
+
+namespace {
+
+constexpr int kMostThreads = 1024;               // CUDA's limit of a CTA
+constexpr int kBarriers = 16;                    // of a CTA, in hardware
+constexpr size_t kStackBytes = size_t{1} << 18;  // a kernel's registers are locals here: some 10 KB
+constexpr unsigned char kPoison = 0xff;          // NaN in float32, float16 and bfloat16
+
+/// xorshift64*: fast, and good enough to shuffle with.
+class Random {
+ public:
+  void seed(uint64_t seed) { state_ = seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du; }
+  uint32_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return static_cast<uint32_t>((state_ * 0x2545f4914f6cdd1du) >> 32);
+  }
+  uint32_t below(uint32_t end) { return static_cast<uint32_t>((uint64_t{next()} * end) >> 32); }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+struct Barrier {
+  int arrived = 0, expected = 0;
+  unsigned generation = 0;
+  bool vote = false, result = false;
+};
+
+struct Copy {
+  unsigned char* to;
+  const void* from;
+  int bytes;
+  bool valid;
+
+  void perform() const {
+    if (valid) {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+    } else {
+      std::memset(to, 0, static_cast<size_t>(bytes));
+    }
+  }
+};
+
+/// Groups of asynchronous copies in order; those behind `closed` are not committed yet.
+struct Copies {
+  std::vector<Copy> copies;
+  std::vector<size_t> ends;  ///< of the committed groups, into `copies`
+
+  void wait(int pending) {
+    if (static_cast<int>(ends.size()) <= pending) return;
+    const size_t groups = ends.size() - static_cast<size_t>(pending);
+    const size_t done = ends[groups - 1];
+    for (size_t i = 0; i < done; ++i) copies[i].perform();
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+    ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
+    for (size_t& end : ends) end -= done;
+  }
+  void finish() {
+    for (const Copy& copy : copies) copy.perform();
+    copies.clear();
+    ends.clear();
+  }
+};
+
+enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kEnded };
+
+struct Fiber {
+  jmp_buf place;
+  void* stack = nullptr;
+  bool started = false;
+  State state = State::kEnded;
+  int barrier = 0;
+  unsigned generation = 0;  ///< of the barrier or the warp that it waits for
+  Copies copies;
+};
+
+/// Runs CTAs, one at a time. Each thread of the process that launches has one.
+class Processor {
+ public:
+  ~Processor() {
+    for (Fiber& fiber : fibers_) {
+      if (fiber.stack != nullptr) munmap(fiber.stack, kStackBytes);
+    }
+  }
+
+  void run(const Launch& launch, const std::function<void()>& thread) {
+    if (launch.threads <= 0 || launch.threads > kMostThreads || launch.threads % kLanes != 0)
+      fail("%d threads a CTA", launch.threads);
+    if (launch.shared_bytes > kMostShared) fail("%zu bytes of shared memory", launch.shared_bytes);
+    launch_ = &launch;
+    thread_ = &thread;
+    position.grid = launch.grid;
+    position.block_size = {static_cast<unsigned>(launch.threads), 1, 1};
+    seed_ = base_seed() + launches_++;
+    random_.seed(seed_);
+    const uint64_t ctas = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    // Any order of CTAs is right: here from anywhere, forwards or backwards.
+    const uint64_t first = random_.next() % std::max<uint64_t>(ctas, 1);
+    const bool backwards = random_.below(2) == 1;
+    for (uint64_t i = 0; i < ctas; ++i) {
+      const uint64_t turn = backwards ? ctas - 1 - i : i, cta = (first + turn) % ctas;
+      position.block = {static_cast<unsigned>(cta % launch.grid.x),
+                        static_cast<unsigned>(cta / launch.grid.x % launch.grid.y),
+                        static_cast<unsigned>(cta / launch.grid.x / launch.grid.y)};
+      run_cta();
+    }
+    launch_ = nullptr;
+  }
+
+  bool arrive(int id, int threads, bool wait, bool vote) {
+    if (id < 0 || id >= kBarriers) fail("barrier %d", id);
+    if (threads != kAllThreads && (threads <= 0 || threads % kLanes != 0))
+      fail("barrier %d of %d threads", id, threads);
+    Barrier& b = barriers_[static_cast<size_t>(id)];
+    if (b.arrived > 0 && b.expected != threads)
+      fail("barrier %d of %d threads here, of %d elsewhere", id, threads, b.expected);
+    b.expected = threads;
+    b.vote = b.vote || vote;
+    ++b.arrived;
+    const unsigned generation = b.generation;
+    release_if_complete(b);
+    if (!wait) return false;
+    if (b.generation == generation) {
+      Fiber& me = fibers_[static_cast<size_t>(current_)];
+      me.state = State::kAtBarrier;
+      me.barrier = id;
+      me.generation = generation;
+      leave();
+    } else {
+      interruption();
+    }
+    return b.result;
+  }
+
+  Warp& warp() { return warps_[static_cast<size_t>(current_ / kLanes)]; }
+  int lane() const { return current_ % kLanes; }
+  void wait_for_warp(unsigned generation) {
+    Fiber& me = fibers_[static_cast<size_t>(current_)];
+    me.state = State::kInWarp;
+    me.generation = generation;
+    leave();
+  }
+  void interruption() {
+    // Once in eight: often enough for every pair of accesses to be parted by some seed, at little cost.
+    if (random_.below(8) == 0) leave();
+  }
+
+  void copy_async(const Copy& copy) {
+    Copies& mine = fibers_[static_cast<size_t>(current_)].copies;
+    if (!launch_->has_async_copies || random_.below(2) == 0) {
+      copy.perform();  // as early as can be: shows who still reads what was there
+    } else {
+      mine.copies.push_back(copy);  // as late as can be: shows who reads without waiting
+    }
+  }
+  void commit() {
+    Copies& mine = fibers_[static_cast<size_t>(current_)].copies;
+    mine.ends.push_back(mine.copies.size());
+  }
+  void wait_for_copies(int pending) { fibers_[static_cast<size_t>(current_)].copies.wait(pending); }
+
+  size_t shared_size() const { return launch_ ? launch_->shared_bytes : 0; }
+  const Launch* launch() const { return launch_; }
+  uint64_t seed() const { return seed_; }
+  int current() const { return current_; }
+
+ private:
+  static uint64_t base_seed() {
+    static const uint64_t seed = [] {
+      const char* text = std::getenv("FOVEA_EMULATION_SEED");
+      return text && *text ? std::strtoull(text, nullptr, 10) : 1;
+    }();
+    return seed;
+  }
+
+  void run_cta() {
+    const auto threads = static_cast<size_t>(launch_->threads), warps = threads / kLanes;
+    while (fibers_.size() < threads) {
+      fibers_.emplace_back();
+      make_stack(fibers_.back());
+    }
+    warps_.assign(warps, Warp());
+    barriers_.fill(Barrier());
+    live_ = launch_->threads;
+    for (size_t t = 0; t < threads; ++t) {
+      fibers_[t].state = State::kReady;
+      fibers_[t].copies.finish();
+    }
+    // All of it, as a kernel's shared memory holds whatever was there.
+    std::memset(cuda::shared, kPoison, sizeof cuda::shared);
+
+    std::vector<unsigned> order(warps);
+    for (size_t w = 0; w < warps; ++w) order[w] = static_cast<unsigned>(w);
+    while (live_ > 0) {
+      for (size_t w = warps; w > 1; --w)
+        std::swap(order[w - 1], order[random_.below(static_cast<uint32_t>(w))]);
+      bool progress = false;
+      for (const unsigned w : order) {
+        // Warps get ahead of each other by up to a few dozen operations, which is several tiles.
+        const uint32_t turns = 1 + random_.below(1u << random_.below(7));
+        for (uint32_t turn = 0; turn < turns; ++turn) {
+          if (!run_warp(w)) break;
+          progress = true;
+        }
+      }
+      if (!progress) report_hang();
+    }
+    const unsigned char* end = cuda::shared + sizeof cuda::shared;
+    const unsigned char* behind = cuda::shared + launch_->shared_bytes;
+    for (const unsigned char* at = behind; at < end; ++at) {
+      if (*at != kPoison) fail("wrote %zu bytes behind its shared memory", static_cast<size_t>(at - behind));
+    }
+  }
+
+  /// Each lane of a warp until it waits. False when all of them do.
+  bool run_warp(unsigned w) {
+    bool any = false;
+    const unsigned flip = random_.below(kLanes);
+    for (unsigned l = 0; l < kLanes; ++l) {
+      const auto t = static_cast<size_t>(w * kLanes + (l ^ flip));
+      Fiber& fiber = fibers_[t];
+      switch (fiber.state) {
+        case State::kEnded:
+          continue;
+        case State::kAtBarrier:
+          if (barriers_[static_cast<size_t>(fiber.barrier)].generation == fiber.generation) continue;
+          break;
+        case State::kInWarp:
+          if (warps_[w].generation == fiber.generation) continue;
+          break;
+        case State::kReady:
+          break;
+      }
+      fiber.state = State::kReady;
+      enter(t);
+      any = true;
+    }
+    return any;
+  }
+
+  void release_if_complete(Barrier& b) {
+    if (b.arrived == 0 || b.arrived != (b.expected == kAllThreads ? live_ : b.expected)) return;
+    b.arrived = 0;
+    b.result = b.vote;
+    b.vote = false;
+    ++b.generation;
+  }
+
+  [[noreturn]] void report_hang() {
+    std::array<int, kBarriers> at_barrier{};
+    int in_warp = 0;
+    const char* operation = "";
+    for (size_t t = 0; t < static_cast<size_t>(launch_->threads); ++t) {
+      if (fibers_[t].state == State::kAtBarrier) ++at_barrier[static_cast<size_t>(fibers_[t].barrier)];
+      if (fibers_[t].state == State::kInWarp) {
+        ++in_warp;
+        operation = warps_[t / kLanes].operation;
+      }
+    }
+    char text[512] = "";
+    int length = 0;
+    const auto room = [&] { return sizeof text - static_cast<size_t>(length); };
+    for (size_t b = 0; b < kBarriers; ++b) {
+      if (at_barrier[b] == 0 && barriers_[b].arrived == 0) continue;
+      length += std::snprintf(text + length, room(), " %d wait at barrier %zu (%d of %d arrived);",
+                              at_barrier[b], b, barriers_[b].arrived,
+                              barriers_[b].expected == kAllThreads ? live_ : barriers_[b].expected);
+    }
+    if (in_warp > 0)
+      std::snprintf(text + length, room(), " %d wait for their warp in %s;", in_warp, operation);
+    current_ = -1;
+    fail("hangs: of %d threads %d have ended;%s", launch_->threads, launch_->threads - live_, text);
+  }
+
+  static void make_stack(Fiber& fiber) {
+    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fiber.stack == MAP_FAILED) fail("no memory for stacks");
+    // What overflows ends here.
+    mprotect(fiber.stack, static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE);
+  }
+
+  static void body();
+
+  // Once a fiber runs, _setjmp and _longjmp switch: unlike swapcontext they ask nothing of the system.
+  __attribute__((noinline)) void enter(size_t t) {
+    current_ = static_cast<int>(t);
+    position.thread.x = static_cast<unsigned>(t);
+    Fiber& fiber = fibers_[t];
+    if (_setjmp(scheduler_) != 0) return;
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack;
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, body, 0);
+    setcontext(&context);
+  }
+  __attribute__((noinline)) void leave() {
+    if (_setjmp(fibers_[static_cast<size_t>(current_)].place) == 0) _longjmp(scheduler_, 1);
+  }
+
+  void end_thread() {
+    Fiber& me = fibers_[static_cast<size_t>(current_)];
+    me.copies.finish();
+    me.state = State::kEnded;
+    --live_;
+    release_if_complete(barriers_[0]);
+  }
+
+  const Launch* launch_ = nullptr;
+  const std::function<void()>* thread_ = nullptr;
+  // A deque's elements would stay where they are, and so do these: nobody keeps a reference across a launch.
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  std::array<Barrier, kBarriers> barriers_{};
+  jmp_buf scheduler_;
+  Random random_;
+  uint64_t seed_ = 0, launches_ = 0;
+  int current_ = -1, live_ = 0;
+};
+
+Processor& processor() {
+  thread_local Processor the_processor;
+  return the_processor;
+}
+
+void Processor::body() {
+  Processor& self = processor();
+  for (;;) {  // a thread of one CTA after the other
+    (*self.thread_)();
+    self.end_thread();
+    self.leave();
+  }
+}
+
+}  // namespace
+
+void run(const Launch& launch, const std::function<void()>& thread) {
+  processor().run(launch, thread);
+}
+
+void fail(const char* format, ...) {
+  Processor& p = processor();
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  std::fflush(nullptr);
+  if (p.launch() != nullptr) {
+    std::fprintf(stderr, "emulated kernel %s, CTA (%u, %u, %u) of (%u, %u, %u), thread %d, seed %llu: %s\n",
+                 p.launch()->name, position.block.x, position.block.y, position.block.z, position.grid.x,
+                 position.grid.y, position.grid.z, p.current(), static_cast<unsigned long long>(p.seed()),
+                 text);
+  } else {
+    std::fprintf(stderr, "emulated device: %s\n", text);
+  }
+  std::abort();  // the handler of the conformance suite names the problem that was running
+}
+
+bool barrier(int id, int threads, bool wait, bool vote) {
+  return processor().arrive(id, threads, wait, vote);
+}
+void interruption() {
+  processor().interruption();
+}
+
+unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what) {
+  const size_t end = processor().shared_size();
+  const size_t offset = size_t{address} - kSharedBase;
+  if (address < kSharedBase || offset + size > end)
+    fail("%s: %zu bytes at shared address %#x, which is byte %lld of %zu", what, size, address,
+         static_cast<long long>(address) - kSharedBase, end);
+  if (address % alignment != 0)
+    fail("%s: shared address %#x is no multiple of %zu", what, address, alignment);
+  return cuda::shared + offset;
+}
+
+uint32_t shared_address(const void* pointer) {
+  const auto* byte = static_cast<const unsigned char*>(pointer);
+  // One behind the end is an address that may be made, though not used.
+  if (byte < cuda::shared || byte > cuda::shared + processor().shared_size())
+    fail("the shared address of memory that is not dynamic shared memory");
+  return kSharedBase + static_cast<uint32_t>(byte - cuda::shared);
+}
+
+void copy_async(uint32_t to, const void* from, int bytes, bool valid) {
+  unsigned char* target =
+      shared_bytes(to, static_cast<size_t>(bytes), static_cast<size_t>(bytes), "cp.async");
+  if (valid && reinterpret_cast<uintptr_t>(from) % static_cast<size_t>(bytes) != 0)
+    fail("cp.async: global address %p is no multiple of %d", from, bytes);
+  processor().copy_async({target, from, bytes, valid});
+}
+void copy_async_commit() {
+  processor().commit();
+}
+void copy_async_wait(int pending) {
+  processor().wait_for_copies(pending);
+  processor().interruption();
+}
+
+Warp& this_warp() {
+  return processor().warp();
+}
+int this_lane() {
+  return processor().lane();
+}
+void wait_for_warp(unsigned generation) {
+  processor().wait_for_warp(generation);
+}
+void check_operation(Warp& warp, const char* operation) {
+  if (warp.arrived == 0) {
+    warp.operation = operation;
+  } else if (warp.operation != operation && std::strcmp(warp.operation, operation) != 0) {
+    fail("lanes of one warp are apart: %s here, %s elsewhere", operation, warp.operation);
+  }
+}
+
+}  // namespace fovea::emulation

@@ -1,0 +1,15 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include "cuda_device.hpp"
+
+namespace fovea::cuda::ptx {
+
+inline void barrier_arrive(int barrier, int threads) {
+  emulation::barrier(barrier, threads, false);
+}
+inline void barrier_wait(int barrier, int threads) {
+  emulation::barrier(barrier, threads, true);
+}
+
+}  // namespace fovea::cuda::ptx

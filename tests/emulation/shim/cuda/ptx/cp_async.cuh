@@ -1,0 +1,24 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include "cuda_device.hpp"
+
+namespace fovea::cuda::ptx {
+
+inline constexpr bool kHasCpAsync = true;
+
+inline void cp_async_16(uint32_t to, const void* from, bool valid) {
+  emulation::copy_async(to, from, 16, valid);
+}
+inline void cp_async_4(uint32_t to, const void* from, bool valid) {
+  emulation::copy_async(to, from, 4, valid);
+}
+inline void cp_async_commit() {
+  emulation::copy_async_commit();
+}
+template <int kPending>
+inline void cp_async_wait() {
+  emulation::copy_async_wait(kPending);
+}
+
+}  // namespace fovea::cuda::ptx

@@ -1,0 +1,18 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include "cuda_device.hpp"
+
+namespace fovea::cuda::ptx {
+
+inline float flush_subnormal(float x) {
+  return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+}
+inline float ex2(float x) {
+  return flush_subnormal(std::exp2(flush_subnormal(x)));
+}
+inline float lg2(float x) {
+  return flush_subnormal(std::log2(flush_subnormal(x)));
+}
+
+}  // namespace fovea::cuda::ptx
