@@ -53,7 +53,8 @@ typedef enum fovea_status {
   FOVEA_UNSUPPORTED = 2, /* valid, but the backend asked for cannot do it; the message names the clause */
   FOVEA_OUT_OF_MEMORY = 3,
   FOVEA_INTERNAL = 4,
-  FOVEA_CUDA_ERROR = 5, /* CUDA refused, or earlier work on the device had failed; the message names the kernel */
+  FOVEA_CUDA_ERROR =
+      5, /* CUDA refused, or earlier work on the device had failed; the message names the kernel */
   FOVEA_STATUS_WIDTH = 0x7fffffff /* no status: makes the enum as wide as int in every language */
 } fovea_status;
 
@@ -255,23 +256,24 @@ FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_plan_reason(const fovea_plan* plan) FOVEA_NOEXCEPT;
 
 /* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is
- * fovea_plan_device(), size fovea_plan_workspace_size(). *workspace is NULL when size is 0. On a GPU both calls
- * synchronise with it: make the workspace once, not for each run. */
-FOVEA_API fovea_status fovea_workspace_create(fovea_device device, size_t size, void** workspace) FOVEA_NOEXCEPT;
+ * fovea_plan_device(), size fovea_plan_workspace_size(). *workspace is NULL when size is 0. On a GPU both
+ * calls synchronise with it: make the workspace once, not for each run. */
+FOVEA_API fovea_status fovea_workspace_create(fovea_device device, size_t size,
+                                              void** workspace) FOVEA_NOEXCEPT;
 FOVEA_API void fovea_workspace_destroy(fovea_device device, void* workspace) FOVEA_NOEXCEPT;
 
 /* Runs the plan. No allocation, lock or environment look-up; several threads may run one plan at the same
  * time, each with a workspace of its own.
  *
- * On a GPU the work is put on buffers->stream, and FOVEA_OK says that it was: results are there once the stream
- * gets past it. Nothing synchronises, so the call may be captured in a CUDA graph, and workspace and tensors are
- * in use until the work is done. The caller's current device stays what it is. Host pointers, pointers and
- * streams of another GPU and misaligned pointers are refused before anything is launched; what cu_seqlens and
- * seqused hold is not read by the host and must be right. */
+ * On a GPU the work is put on buffers->stream, and FOVEA_OK says that it was: results are there once the
+ * stream gets past it. Nothing synchronises, so the call may be captured in a CUDA graph, and workspace and
+ * tensors are in use until the work is done. The caller's current device stays what it is. Host pointers,
+ * pointers and streams of another GPU and misaligned pointers are refused before anything is launched; what
+ * cu_seqlens and seqused hold is not read by the host and must be right. */
 FOVEA_API fovea_status fovea_run(const fovea_plan* plan, const fovea_buffers* buffers) FOVEA_NOEXCEPT;
 
-/* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. On a GPU the workspace
- * comes from the device's memory pool, in the order of options->stream (cudaMallocAsync). */
+/* Plan, workspace and run in one call, with the data pointers of the tensors in `problem`. On a GPU the
+ * workspace comes from the device's memory pool, in the order of options->stream (cudaMallocAsync). */
 FOVEA_API fovea_status fovea_attend(const fovea_problem* problem, const fovea_options* options, uint64_t seed,
                                     uint64_t offset) FOVEA_NOEXCEPT;
 
@@ -305,7 +307,8 @@ FOVEA_API int32_t fovea_backend_device_type(int32_t index) FOVEA_NOEXCEPT;
 FOVEA_API const char* fovea_cuda(void) FOVEA_NOEXCEPT;
 /* GPUs that CUDA gives this process; 0 when there is none, no driver or no CUDA in this build. */
 FOVEA_API int32_t fovea_cuda_device_count(void) FOVEA_NOEXCEPT;
-/* Name, compute capability, SMs and memory of one, as one line of text that is valid until this thread asks again;
+/* Name, compute capability, SMs and memory of one, as one line of text that is valid until this thread asks
+ * again;
  * "" for an index that is none. */
 FOVEA_API const char* fovea_cuda_device(int32_t index) FOVEA_NOEXCEPT;
 /* Processor, instruction sets and threads that the library sees, as one line of text. */

@@ -7,7 +7,14 @@
 
 namespace fovea {
 
-enum class Status { kOk = 0, kInvalidArgument = 1, kUnsupported = 2, kOutOfMemory = 3, kInternal = 4, kCudaError = 5 };
+enum class Status {
+  kOk = 0,
+  kInvalidArgument = 1,
+  kUnsupported = 2,
+  kOutOfMemory = 3,
+  kInternal = 4,
+  kCudaError = 5
+};
 
 /// A failed request: the status, the argument at fault, and a message that also says what came, what was
 /// expected and what to do.

@@ -566,7 +566,8 @@ TEST(PlanUnsupported, TensorsOfAGpuWithoutAGpu) {
       EXPECT_NE(message.find(line + fovea_backend_unavailable_because(i)), std::string::npos) << message;
       request.options.backend = fovea_backend_name(i);
       EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
-      EXPECT_NE(std::string(fovea_last_error()).find(fovea_backend_unavailable_because(i)), std::string::npos);
+      EXPECT_NE(std::string(fovea_last_error()).find(fovea_backend_unavailable_because(i)),
+                std::string::npos);
       request.options.backend = nullptr;
     } else {
       EXPECT_NE(message.find(line + "computes on the CPU, and the tensors are in memory of cuda:0"),
