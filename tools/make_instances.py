@@ -28,15 +28,15 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"forward": "kForward", "combine": "kCombine", "backward": "kBackward", "prepare": "kPrepare",
          "finish": "kFinish", "dbias": "kDBias", "dsink": "kDSink"}
-BACKENDS = {"sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
+BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
 TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "mask": "kTermMask",
-        "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink"}
+        "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink", "lse": "kTermLse"}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "writes_dq", "can_split", "can_pack", "aligned_only",
-               "oldest", "code_paths", "sass", "split", "instances"}
-INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys",
+               "value_slice", "grid", "tma", "writes_dq", "can_split", "can_pack", "aligned_only",
+               "oldest", "specific", "code_paths", "sass", "split", "instances"}
+INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
                  "config"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -75,6 +75,8 @@ def gencode(family, architectures, first, last):
     """-gencode flags for chips from `first` to `last`: one pass of the front end for each code path, SASS of every
     architecture from it, and PTX for chips without SASS and for those that are newer still. [] when there is no chip."""
     oldest = family["oldest"]
+    if family.get("specific"):
+        return [f"-gencode=arch=compute_{oldest}a,code=sm_{oldest}a"] if oldest in architectures else []
     paths = sorted(family.get("code_paths", [oldest]))
     check(paths[0] == oldest, f"the first of code_paths {paths} is to be oldest = {oldest}")
     able = [a for a in architectures if first <= a <= last]
@@ -123,12 +125,13 @@ def kernels_of(key, family):
             check(dtype is not None or "T" not in arguments, f"{row} needs dtypes: the entry depends on T")
             head_dim, head_dim_v = row.get("head_dim", 0), row.get("head_dim_v", row.get("head_dim", 0))
             first = max(row.get("min_capability", 0), family["oldest"])
-            last = row.get("max_capability", NEWEST)
+            newest = family["oldest"] if family.get("specific") else NEWEST
+            last = row.get("max_capability", newest)
             unit = "_".join([key] + ([dtype] if dtype else []) + ([f"d{head_dim}"] if head_dim else []) +
                             ([f"v{head_dim_v}"] if head_dim_v != head_dim else []))
             name = unit + (f"_{row['variant']}" if "variant" in row else "")
             # Rows of one unit are compiled for the same chips.
-            unit += (f"_from{first}" if first > family["oldest"] else "") + (f"_to{last}" if last < NEWEST else "")
+            unit += (f"_from{first}" if first > family["oldest"] else "") + (f"_to{last}" if last < newest else "")
             constant = f"instances::{name}"
 
             def expression(text, dtype=dtype, constant=constant, values=values):
@@ -154,12 +157,14 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "aligned_only", "writes_dq", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "aligned_only", "tma", "writes_dq", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
             if "min_keys" in row:
                 members.append(("min_keys", row["min_keys"]))
+            if "rate" in row:
+                members.append(("rate", row["rate"]))
             members.append(("min_capability", first))
             if last < NEWEST:
                 members.append(("max_capability", last))
@@ -246,7 +251,8 @@ def outputs(families, architectures):
                 check(f"{unit}.cu" not in files, f"two units are called {unit}")
                 files[f"{unit}.cu"] = unit_source(unit, members)
             units += grouped
-            library = key + (f"_from{first}" if first > family["oldest"] else "") + (f"_to{last}" if last < NEWEST else "")
+            newest = family["oldest"] if family.get("specific") else NEWEST
+            library = key + (f"_from{first}" if first > family["oldest"] else "") + (f"_to{last}" if last < newest else "")
             libraries.append(library)
             sources = "".join(f"\n  ${{CMAKE_CURRENT_LIST_DIR}}/{u}.cu" for u in grouped)
             cmake.append(f"set(fovea_kernels_{library}_sources{sources})")

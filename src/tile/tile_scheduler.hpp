@@ -119,6 +119,22 @@ struct PackedGrid {
   }
 };
 
+/// Tiles of queries, of sequences of one length or packed.
+struct QueryTiles {
+  bool packed = false;
+  TileGrid grid;
+  PackedGrid packed_grid;
+
+  constexpr int64_t count() const { return packed ? packed_grid.count() : grid.count(); }
+  constexpr WorkTile at(int index) const { return packed ? packed_grid.at(index) : grid.at(index); }
+};
+
+/// What CTA `cta` of `ctas` that stay takes as its `turn`-th index: forwards and backwards in turn, so that
+/// of indices in falling order of work all CTAs get about the same. The index may lie behind the last one.
+constexpr int snake(int turn, int cta, int ctas) {
+  return turn * ctas + (turn % 2 == 0 ? cta : ctas - 1 - cta);
+}
+
 /// The blocks of keys of one split of `num_splits`: neighbours, as equal in number as can be, in order.
 constexpr KvBlocks split_blocks(const KvBlocks& all, int split, int num_splits) {
   const int64_t count = all.count();

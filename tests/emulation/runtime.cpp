@@ -14,8 +14,11 @@
 #include <string>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/kernel_table.hpp"
+#include "emulation/hopper.hpp"
 #include "emulation/scheduler.hpp"
+#include "tile/swizzle.hpp"
 
 namespace fovea::emulation {
 namespace {
@@ -81,6 +84,35 @@ CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream
   return CUDA_SUCCESS;
 }
 
+/// The rules are those of CUDA's documentation of this function.
+CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
+                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                                 const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  constexpr uint32_t kElementBytes = 2;
+  TensorMap tensor{};
+  if (rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+    return CUDA_ERROR_INVALID_VALUE;
+  tensor.address = reinterpret_cast<uint64_t>(address);
+  if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (box[0] * kElementBytes % 16 != 0 || box[0] * kElementBytes > 128) return CUDA_ERROR_INVALID_VALUE;
+  for (cuuint32_t r = 0; r < rank; ++r) {
+    const cuuint64_t stride = r == 0 ? kElementBytes : strides[r - 1];
+    if (sizes[r] == 0 || sizes[r] > uint64_t{1} << 32 || box[r] == 0 || box[r] > 256 || steps[r] != 1 ||
+        (r > 0 && (stride % 16 != 0 || stride >= uint64_t{1} << 40))) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    tensor.strides[r] = stride;
+    tensor.sizes[r] = static_cast<uint32_t>(sizes[r]);
+    tensor.box[r] = box[r];
+  }
+  tensor.rank = static_cast<uint8_t>(rank);
+  tensor.element_bytes = kElementBytes;
+  tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
+  std::memcpy(map, &tensor, sizeof tensor);
+  return CUDA_SUCCESS;
+}
+
 /// FOVEA_EMULATION_REPORT=1: at the end, how often each kernel of this build ran.
 class Report {
  public:
@@ -133,6 +165,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
                          kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80};
   switch (kernel.kind) {
     case cuda::KernelKind::kForward:
+      if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
+      [[fallthrough]];
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
@@ -201,6 +235,7 @@ void* entry_point(const std::string& name) {
       {"cuLaunchKernel", reinterpret_cast<void*>(&launch_kernel)},
       {"cuMemsetD32Async", reinterpret_cast<void*>(&memset_d32_async)},
       {"cuStreamGetCtx", reinterpret_cast<void*>(&stream_get_ctx)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&tensor_map_encode_tiled)},
       {"cuGetErrorName", reinterpret_cast<void*>(&get_error_name)},
       {"cuGetErrorString", reinterpret_cast<void*>(&get_error_string)},
   };

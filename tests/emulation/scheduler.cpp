@@ -13,6 +13,8 @@
 #include <memory>
 #include <vector>
 
+#include "emulation/hopper.hpp"
+
 namespace fovea::cuda {
 
 alignas(1024) constinit thread_local unsigned char shared[emulation::kMostShared];
@@ -88,7 +90,7 @@ struct Copies {
   }
 };
 
-enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kEnded };
+enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kWaiting, kEnded };
 
 struct Fiber {
   jmp_buf place;
@@ -96,7 +98,10 @@ struct Fiber {
   bool started = false;
   State state = State::kEnded;
   int barrier = 0;
-  unsigned generation = 0;  ///< of the barrier or the warp that it waits for
+  unsigned generation = 0;               ///< of the barrier or the warp that it waits for
+  bool (*ready)(const void*) = nullptr;  ///< what else it waits for: ready(waits_for)
+  const void* waits_for = nullptr;
+  const char* waits_in = "";
   Copies copies;
 };
 
@@ -166,6 +171,16 @@ class Processor {
     me.generation = generation;
     leave();
   }
+  void wait_until(bool (*ready)(const void*), const void* of, const char* what) {
+    if (ready(of)) return interruption();
+    Fiber& me = fibers_[static_cast<size_t>(current_)];
+    me.state = State::kWaiting;
+    me.ready = ready;
+    me.waits_for = of;
+    me.waits_in = what;
+    leave();
+  }
+  uint32_t random_below(uint32_t end) { return random_.below(end); }
   void interruption() {
     // Once in eight: often enough for every pair of accesses to be parted by some seed, at little cost.
     if (random_.below(8) == 0) leave();
@@ -212,6 +227,7 @@ class Processor {
       fibers_[t].state = State::kReady;
       fibers_[t].copies.finish();
     }
+    begin_cta_of_hopper();
     // All of it, as a kernel's shared memory holds whatever was there.
     std::memset(cuda::shared, kPoison, sizeof cuda::shared);
 
@@ -220,7 +236,7 @@ class Processor {
     while (live_ > 0) {
       for (size_t w = warps; w > 1; --w)
         std::swap(order[w - 1], order[random_.below(static_cast<uint32_t>(w))]);
-      bool progress = false;
+      bool progress = random_.below(4) == 0 && step_of_tma();
       for (const unsigned w : order) {
         // Warps get ahead of each other by up to a few dozen operations, which is several tiles.
         const uint32_t turns = 1 + random_.below(1u << random_.below(7));
@@ -229,8 +245,9 @@ class Processor {
           progress = true;
         }
       }
-      if (!progress) report_hang();
+      if (!progress && !step_of_tma()) report_hang();
     }
+    end_cta_of_hopper();
     const unsigned char* end = cuda::shared + sizeof cuda::shared;
     const unsigned char* behind = cuda::shared + launch_->shared_bytes;
     for (const unsigned char* at = behind; at < end; ++at) {
@@ -254,6 +271,9 @@ class Processor {
         case State::kInWarp:
           if (warps_[w].generation == fiber.generation) continue;
           break;
+        case State::kWaiting:
+          if (!fiber.ready(fiber.waits_for)) continue;
+          break;
         case State::kReady:
           break;
       }
@@ -274,13 +294,17 @@ class Processor {
 
   [[noreturn]] void report_hang() {
     std::array<int, kBarriers> at_barrier{};
-    int in_warp = 0;
-    const char* operation = "";
+    int in_warp = 0, waiting = 0;
+    const char *operation = "", *wait = "";
     for (size_t t = 0; t < static_cast<size_t>(launch_->threads); ++t) {
       if (fibers_[t].state == State::kAtBarrier) ++at_barrier[static_cast<size_t>(fibers_[t].barrier)];
       if (fibers_[t].state == State::kInWarp) {
         ++in_warp;
         operation = warps_[t / kLanes].operation;
+      }
+      if (fibers_[t].state == State::kWaiting) {
+        ++waiting;
+        wait = fibers_[t].waits_in;
       }
     }
     char text[512] = "";
@@ -293,7 +317,8 @@ class Processor {
                               barriers_[b].expected == kAllThreads ? live_ : barriers_[b].expected);
     }
     if (in_warp > 0)
-      std::snprintf(text + length, room(), " %d wait for their warp in %s;", in_warp, operation);
+      length += std::snprintf(text + length, room(), " %d wait for their warp in %s;", in_warp, operation);
+    if (waiting > 0) std::snprintf(text + length, room(), " %d wait in %s;", waiting, wait);
     current_ = -1;
     fail("hangs: of %d threads %d have ended;%s", launch_->threads, launch_->threads - live_, text);
   }
@@ -330,6 +355,7 @@ class Processor {
   void end_thread() {
     Fiber& me = fibers_[static_cast<size_t>(current_)];
     me.copies.finish();
+    end_thread_of_hopper();
     me.state = State::kEnded;
     --live_;
     release_if_complete(barriers_[0]);
@@ -391,6 +417,12 @@ bool barrier(int id, int threads, bool wait, bool vote) {
 }
 void interruption() {
   processor().interruption();
+}
+void wait_until(bool (*ready)(const void*), const void* of, const char* what) {
+  processor().wait_until(ready, of, what);
+}
+uint32_t random_below(uint32_t end) {
+  return processor().random_below(end);
 }
 
 unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what) {

@@ -64,6 +64,11 @@ void copy_async(uint32_t to, const void* from, int bytes, bool valid);
 void copy_async_commit();
 void copy_async_wait(int pending);
 
+/// Blocks the running thread until `ready(of)`; `what` is for the report of a hang.
+void wait_until(bool (*ready)(const void* of), const void* of, const char* what);
+/// A random number below `end`, of the generator that decides the order of events.
+uint32_t random_below(uint32_t end);
+
 /// Operations of a warp. All lanes arrive with their input; the last computes all outputs.
 struct Warp {
   static constexpr size_t kMostIn = 48, kMostOut = 16;

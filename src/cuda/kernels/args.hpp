@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tile/attention_params.hpp"
+#include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
 
@@ -29,7 +30,40 @@ struct ForwardArgs {
   int num_splits = 1;
   float* part_o = nullptr;
   float* part_lse = nullptr;
+  int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
 };
+
+/// Rows of a box that TMA copies (tma_args.hpp): of q, what a warpgroup multiplies at a time; of o, what a
+/// warp stores.
+inline constexpr int kTmaRowsQ = 64, kTmaRowsO = 16;
+inline constexpr int kTmaColumns = 64;
+
+/// The query of a row: rows of the heads of a packed group lie side by side.
+constexpr int query_of_row(const ForwardArgs& args, int row) {
+  return args.pack_group ? static_cast<int>((uint64_t{static_cast<uint32_t>(row)} * args.query_magic) >> 32)
+                         : row;
+}
+
+/// Tiles of `tile_m` rows, the longest first.
+constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m) {
+  const tile::AttentionParams& p = args.p;
+  const int heads = args.pack_group ? p.heads_kv : p.heads_q, group = args.pack_group ? p.group : 1;
+  const bool descending = tile::later_queries_first(p);
+  tile::QueryTiles tiles;
+  tiles.packed = p.cu_seqlens_q != nullptr;
+  const int64_t rows = int64_t{p.seqlen_q} * group;
+  tiles.grid = {static_cast<int>((rows + tile_m - 1) / tile_m),
+                heads,
+                p.batch,
+                args.num_splits,
+                args.heads_at_once,
+                descending};
+  tiles.packed_grid = {{p.cu_seqlens_q, p.batch, p.total_q, tile_m, group, descending},
+                       heads,
+                       args.num_splits,
+                       args.heads_at_once};
+  return tiles;
+}
 
 /// The backward is three launches: bwd_prepare (delta, and zeros where sums are accumulated), the main kernel
 /// over key blocks, bwd_finish (dq from its float32 sums; the unused rows of dq). dbias and dsink have

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 
 #include "core/status.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/params.hpp"
+#include "cuda/launch/tensor_maps.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -31,7 +33,13 @@ struct Kernels {
   std::string clause;  ///< what is missing
 };
 
-Kernels choose(Family family, const AttentionProblem& problem, bool any_address = false) {
+/// What takes the runs of a plan whose pointers are no multiples of 16 bytes: TMA copies no others at all.
+Family family_for(Family family, bool any_address) {
+  return family == Family::kSm90 && any_address ? Family::kMmaSm80 : family;
+}
+
+Kernels choose(Family wanted, const AttentionProblem& problem, bool any_address = false) {
+  const Family family = family_for(wanted, any_address);
   const DeviceProperties& device = properties_of(problem[Role::kQ].device_id);
   Kernels kernels;
   const auto find = [&](KernelKind kind, bool optional = false) -> const Kernel* {
@@ -141,6 +149,7 @@ std::string CudaPlan::cannot_because(Family family, const AttentionProblem& prob
 CudaPlan::CudaPlan(Family family, const AttentionProblem& problem, bool deterministic)
     : pass_(problem.pass),
       device_(problem[Role::kQ].device_id),
+      dtype_(problem.dtype),
       context_(primary_context(device_)),
       writes_rng_state_(problem.pass == Pass::kForward && problem.has(Role::kRngState)) {
   for (size_t i = 0; i < problem.tensors.size(); ++i) {
@@ -179,6 +188,7 @@ void CudaPlan::add(Variant& variant, const Kernel& kernel, const Args& args) con
   if (kernel.kind == KernelKind::kForward || kernel.kind == KernelKind::kBackward) {
     variant.summary = describe(kernel, code.ctas_per_sm, grid);
     variant.aligned_only = kernel.aligned_only;
+    if (kernel.tma) variant.tma = &kernel;
   }
 }
 
@@ -252,6 +262,18 @@ void CudaPlan::check_stream(CUstream stream) const {
                 "make the stream while that device is current");
 }
 
+tile::AttentionParams& params_in(ForwardArgs& args) {
+  return args.p;
+}
+tile::AttentionParams& params_in(BackwardArgs& args) {
+  return args.p;
+}
+/// Kernels without TMA see the ForwardArgs that it begins with.
+tile::AttentionParams& params_in(TmaForwardArgs& args) {
+  static_assert(offsetof(TmaForwardArgs, f) == 0);
+  return args.f.p;
+}
+
 template <class Args>
 void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers) const {
   const Driver& d = driver();
@@ -262,12 +284,13 @@ void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers
         error != CUDA_SUCCESS) {
       throw_cuda("cuMemsetD32Async", error);
     }
-    args.p.cu_seqlens_q = args.p.cu_seqlens_k = bounds;
-    args.p.seqused_q = args.p.seqused_k = nullptr;
+    tile::AttentionParams& p = params_in(args);
+    p.cu_seqlens_q = p.cu_seqlens_k = bounds;
+    p.seqused_q = p.seqused_k = nullptr;
   }
   if (writes_rng_state_ && variant.launches.empty()) {
     // Kernels write it; here are none. Two 64-bit numbers, as four words of 32 bits.
-    const auto state = reinterpret_cast<CUdeviceptr>(args.p.rng_state);
+    const auto state = reinterpret_cast<CUdeviceptr>(params_in(args).rng_state);
     const std::array<uint64_t, 2> numbers = {buffers.seed, buffers.offset};
     for (size_t word = 0; word < 4; ++word) {
       const auto value = static_cast<unsigned>(numbers[word / 2] >> (word % 2 * 32));
@@ -308,7 +331,12 @@ void CudaPlan::run(const Buffers& buffers) const {
       args.part_o = part(v.part_o);
       args.part_lse = part(v.part_lse);
     }
-    launch(v, args, buffers);
+    if (v.tma != nullptr && !v.launches.empty()) {
+      TmaForwardArgs with_maps = with_tensor_maps(args, dtype_, v.tma->tile_n, v.tma->name);
+      launch(v, with_maps, buffers);
+    } else {
+      launch(v, args, buffers);
+    }
   } else {
     BackwardArgs args = first_.backward;
     bind(args.p, buffers);

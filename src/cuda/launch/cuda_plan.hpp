@@ -37,6 +37,7 @@ class CudaPlan final : public Prepared {
     int64_t part_o = 0, part_lse = 0, lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
     int64_t workspace_size = 0;
     bool aligned_only = false;
+    const Kernel* tma = nullptr;  ///< the main kernel, where it copies by TMA
     std::string summary;
   };
   struct Memory {
@@ -58,6 +59,7 @@ class CudaPlan final : public Prepared {
 
   Pass pass_;
   int device_;
+  DType dtype_;
   CUcontext context_;
   std::vector<Memory> memory_;  ///< tensors that have any
   Variant first_;

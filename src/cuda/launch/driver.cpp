@@ -50,6 +50,7 @@ Driver make_driver() {
                         get_entry("cuGetErrorName", 6000, d.get_error_name) &&
                         get_entry("cuGetErrorString", 6000, d.get_error_string);
   get_entry("cuStreamGetDevice", 12080, d.stream_get_device);
+  get_entry("cuTensorMapEncodeTiled", 12000, d.tensor_map_encode_tiled);
   if (!complete) {
     d.missing = "the driver lacks entry points of CUDA 9.2";
     d.device_count = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/launch/params.hpp"
+#include "cuda/launch/schedule.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -19,14 +20,15 @@ struct TermName {
   Term term;
   const char* name;
 };
-constexpr std::array<TermName, 8> kTermNames = {{{kTermSoftcap, "softcap"},
+constexpr std::array<TermName, 9> kTermNames = {{{kTermSoftcap, "softcap"},
                                                  {kTermAlibi, "alibi"},
                                                  {kTermBias, "bias"},
                                                  {kTermMask, "mask"},
                                                  {kTermBlockMask, "block_mask"},
                                                  {kTermDropout, "dropout"},
                                                  {kTermSink, "sink"},
-                                                 {kTermNegativeScale, "a scale of 0 or less"}}};
+                                                 {kTermNegativeScale, "a scale of 0 or less"},
+                                                 {kTermLse, "lse"}}};
 
 std::string names_of_terms(uint32_t terms) {
   std::string names;
@@ -90,6 +92,10 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
                  std::to_string(p.seqlen_k));
   }
   ++passed;
+  if (k.tma) {
+    if (std::string clause = tensor_maps_cannot_because(p); !clause.empty()) return fails(std::move(clause));
+  }
+  ++passed;
   if (k.aligned_only) {
     const uint32_t inputs = input_bits(p.pass);
     if (any_address || (params_of(p).aligned16 & inputs) != inputs) {
@@ -138,6 +144,7 @@ uint32_t terms_of(const AttentionProblem& p) {
   if (p.dropout > 0 || (p.pass == Pass::kForward && p.has(Role::kRngState))) terms |= kTermDropout;
   if (p.has(Role::kSink)) terms |= kTermSink;
   if (!(static_cast<float>(p.scale) > 0)) terms |= kTermNegativeScale;
+  if (p.pass == Pass::kForward && p.has(Role::kLse)) terms |= kTermLse;
   return terms;
 }
 
@@ -180,6 +187,20 @@ Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Fami
     Verdict verdict = judge(*k, problem, device, any_address);
     if (verdict.clause.empty()) {
       choice.kernel = k;
+      if (k->rate == 0) return choice;
+      double shortest = time_of_tiles(problem, *k, device);
+      for (const Kernel* other : table) {
+        if (other->rate == 0 || !serves(*other) || other->head_dim != k->head_dim ||
+            other->head_dim_v != k->head_dim_v ||
+            !judge(*other, problem, device, any_address).clause.empty()) {
+          continue;
+        }
+        const double time = time_of_tiles(problem, *other, device);
+        if (time < shortest) {
+          shortest = time;
+          choice.kernel = other;
+        }
+      }
       return choice;
     }
     // Of those that get equally far the last one says most: the table rises to the largest head sizes.
@@ -192,6 +213,8 @@ Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Fami
 
 const char* backend_name(Family family) {
   switch (family) {
+    case Family::kSm90:
+      return "cuda_sm90";
     case Family::kMmaSm80:
       return "cuda_sm80";
     case Family::kTf32:

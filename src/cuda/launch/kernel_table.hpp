@@ -30,10 +30,11 @@
 
 namespace fovea::cuda {
 
-/// A family becomes a backend: kMmaSm80 is "cuda_sm80", kTf32 "cuda_tf32", kMmaSm75 "cuda_sm75", kSimt
-/// "cuda_simt". kAny: kernels that serve every family (combine, dsink, ...). The order is that of preference.
-enum class Family : uint8_t { kMmaSm80, kTf32, kMmaSm75, kSimt, kAny };
-inline constexpr int kFamilyCount = 4;  ///< without kAny
+/// A family becomes a backend: kSm90 is "cuda_sm90", kMmaSm80 "cuda_sm80", kTf32 "cuda_tf32", kMmaSm75
+/// "cuda_sm75", kSimt "cuda_simt". kAny: kernels that serve every family (combine, dsink, ...). The order is
+/// that of preference.
+enum class Family : uint8_t { kSm90, kMmaSm80, kTf32, kMmaSm75, kSimt, kAny };
+inline constexpr int kFamilyCount = 5;  ///< without kAny
 
 enum class KernelKind : uint8_t {
   kForward,   ///< (ForwardArgs): o and lse, or the parts of splits
@@ -56,10 +57,12 @@ enum Term : uint32_t {
   kTermDropout = 1u << 5,
   kTermSink = 1u << 6,
   kTermNegativeScale = 1u << 7,  ///< scale <= 0 in float32
+  kTermLse = 1u << 8,            ///< lse is asked for, or parts are to be merged by it
 };
 inline constexpr uint32_t kNoTerms = 0;
-inline constexpr uint32_t kPlainTerms = kTermSink;  ///< free in every kernel: it only enters the end of a row
-inline constexpr uint32_t kAllTerms = (1u << 8) - 1;
+/// Free in nearly every kernel: they only enter the end of a row.
+inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
+inline constexpr uint32_t kAllTerms = (1u << 9) - 1;
 
 /// CTAs of a launch. Any of them 0: nothing is launched.
 struct Grid {
@@ -89,11 +92,17 @@ struct Kernel {
   /// Reads q, k, v and d_o in vectors of 16 bytes only. Plans then hold a second kernel, for runs whose
   /// pointers are no multiples of 16.
   bool aligned_only = false;
+  /// Copies by TMA: its arguments are a TmaForwardArgs, with boxes of tile_n keys.
+  bool tma = false;
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
   int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
+  /// Percent of the rate that the fastest of the kernels of the same head sizes reaches on large problems.
+  /// Those that have one are chosen by the time that their tiles would take: large tiles waste less, small
+  /// ones fill more SMs.
+  int rate = 0;
   int min_capability = 75;  ///< 10 * major + minor
   int max_capability = 0;   ///< 0: no limit
 };

@@ -20,8 +20,8 @@ const Backend& backend() {
 
 std::span<const Backend* const> backends() {
   static const std::array<const Backend*, kFamilyCount> list = {
-      &backend<Family::kMmaSm80>(), &backend<Family::kTf32>(), &backend<Family::kMmaSm75>(),
-      &backend<Family::kSimt>()};
+      &backend<Family::kSm90>(), &backend<Family::kMmaSm80>(), &backend<Family::kTf32>(),
+      &backend<Family::kMmaSm75>(), &backend<Family::kSimt>()};
   return list;
 }
 

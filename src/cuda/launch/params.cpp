@@ -1,6 +1,8 @@
 #include "cuda/launch/params.hpp"
 
+#include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 
 #include "tile/philox.hpp"
@@ -96,6 +98,25 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
     if (p.has(role) && rows_are_vectors(p[role])) a.aligned16 |= bit;
   }
   return a;
+}
+
+std::string tensor_maps_cannot_because(const AttentionProblem& p) {
+  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;  // coordinates are signed
+  const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
+  if (rows > kMostRows)
+    return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
+    const TensorDesc& t = p[role];
+    for (size_t i = 0; i < 4; ++i) {
+      if (t.shape[i] == 0) return "copies by TMA, which takes no empty tensors";
+      const int64_t bytes = t.stride[i] * size_of(t.dtype);
+      if (i < 3 && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
+        return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
+               name_of(role) + " has one of " + std::to_string(bytes);
+      }
+    }
+  }
+  return "";
 }
 
 void bind(tile::AttentionParams& a, const Buffers& buffers) {

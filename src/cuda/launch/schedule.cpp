@@ -1,6 +1,7 @@
 #include "cuda/launch/schedule.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/launch/params.hpp"
 
@@ -39,6 +40,7 @@ int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
+  if (kernel.tma && kTmaRowsQ % p.group() != 0) return false;
   // Rows are 32-bit in kernels, and so is row * group, by which query_magic divides.
   if (saturating_product(p.seqlen_q, p.group()) >= (int64_t{1} << 30) / p.group()) return false;
   // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the
@@ -46,6 +48,30 @@ bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   const int64_t packed = m_blocks(p, true, kernel.tile_m);
   const int64_t apart = m_blocks(p, false, kernel.tile_m) * p.group();
   return 4 * packed <= 3 * apart;
+}
+
+double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+  const bool pack = packs_group(p, kernel);
+  const int64_t heads = pack ? p.heads_kv : p.heads_q, rows = p.seqlen_q * (pack ? p.group() : 1);
+  const int64_t tiles =
+      heads * (p.packed ? ceil_div(p.total_q * (pack ? p.group() : 1), kernel.tile_m) + p.batch / 2
+                        : p.batch * ceil_div(rows, kernel.tile_m));
+  // Start and end of a tile cost about as much as so many keys of it.
+  constexpr double kFixedKeys = 200;
+  const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / kernel.rate; };
+  double longest = static_cast<double>(p.seqlen_k), average = longest;
+  if (p.window_right >= 0) average = std::max(longest - static_cast<double>(p.seqlen_q) / 2, longest / 2);
+  if (p.window_left >= 0) {
+    const auto wide =
+        static_cast<double>(p.window_left + std::max<int64_t>(p.window_right, 0) + kernel.tile_m);
+    longest = std::min(longest, wide);
+    average = std::min(average, wide);
+  }
+  const auto slots = static_cast<double>(std::max(1, device.sm_count));
+  const double turns = static_cast<double>(tiles) / slots;
+  // Tiles of one length take whole turns; of many lengths, longest first, they even out.
+  if (average == longest) return std::ceil(turns) * tile_time(longest);
+  return std::max(tile_time(longest), turns * tile_time(average));
 }
 
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest) {
@@ -88,6 +114,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   args.pack_group = packs_group(p, kernel);
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
+  args.slots = device.sm_count * ctas_per_sm;
   const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
   const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *
                        (args.pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;

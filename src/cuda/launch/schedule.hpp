@@ -24,6 +24,10 @@ int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
 /// mostly empty.
 bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 
+/// How long a forward would take on one CTA an SM, to be compared between kernels that have a `rate`; of no
+/// unit.
+double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
+
 /// Into how many parts `steps` (the blocks of keys) of each of `ctas` CTAs are split so that the whole ends
 /// soonest on `slots` CTAs that run at the same time. 1: not at all. `largest`: what memory allows.
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest);

@@ -1,5 +1,8 @@
-// Instructions of the special-function unit (PTX ISA "Floating Point Instructions: ex2, tanh, lg2, rcp").
+// Instructions of the special-function unit (PTX ISA "Floating Point Instructions: ex2, tanh, lg2, rcp"), and
+// special registers.
 #pragma once
+
+#include <cstdint>
 
 namespace fovea::cuda::ptx {
 
@@ -15,6 +18,13 @@ __device__ __forceinline__ float lg2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// threadIdx.x, read where this stands, and not kept in a register for others.
+__device__ __forceinline__ uint32_t thread_index() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
 }
 
 }  // namespace fovea::cuda::ptx

@@ -12,6 +12,16 @@ using CUfunction = CUfunc_st*;
 using CUstream = CUstream_st*;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
+using cuuint32_t = unsigned;
+using cuuint64_t = unsigned long;
+struct alignas(64) CUtensorMap {
+  cuuint64_t opaque[16];
+};
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE = 0, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
 enum CUresult {
   CUDA_SUCCESS = 0,

@@ -15,4 +15,8 @@ inline float lg2(float x) {
   return flush_subnormal(std::log2(flush_subnormal(x)));
 }
 
+inline uint32_t thread_index() {
+  return emulation::position.thread.x;
+}
+
 }  // namespace fovea::cuda::ptx

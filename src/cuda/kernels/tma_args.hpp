@@ -1,0 +1,26 @@
+// Arguments of kernels that copy by TMA: the problem, and its tensors as TMA finds them.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/kernels/args.hpp"
+
+namespace fovea::cuda {
+
+/// Boxes are 64 columns wide, so that their rows fill the 128-byte swizzle.
+///   q, o   (D or Dv, group, rows, heads, batch): with pack_group the heads of a group are a dimension of
+///   their own (and
+///          `heads` those of k), so that a box holds rows of a packed tile; else group is 1. Boxes of
+///          kTmaRowsQ rows of q, kTmaRowsO of o.
+///   k, v   (D or Dv, rows, heads_kv, batch), boxes of the kernel's tile_n rows.
+/// Packed sequences: batch is 1, rows are all rows.
+struct TmaForwardArgs {
+  ForwardArgs f;
+  CUtensorMap q, k, v, o;
+  /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
+  /// each instruction that needs it, and takes no register.
+  float scale_log2 = 0;
+  bool o_by_tma = false;  ///< o is of the type of q, and the map is there
+};
+
+}  // namespace fovea::cuda

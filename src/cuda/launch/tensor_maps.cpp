@@ -1,0 +1,92 @@
+#include "cuda/launch/tensor_maps.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/launch/driver.hpp"
+#include "cuda/launch/params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr int64_t kElementBytes = 2;
+
+struct Dimension {
+  int64_t size, stride;  ///< in elements; the stride of the first is 1
+  int box;
+};
+
+/// Strides that nobody steps along may be anything, but the driver looks at them.
+cuuint64_t stride_bytes(const Dimension& d) {
+  return d.size > 1 ? static_cast<cuuint64_t>(d.stride * kElementBytes) : 16;
+}
+
+template <size_t kRank>
+CUtensorMap encode(const char* data, DType dtype, const std::array<Dimension, kRank>& dimensions,
+                   const char* kernel) {
+  std::array<cuuint64_t, kRank> sizes;
+  std::array<cuuint64_t, kRank - 1> strides;
+  std::array<cuuint32_t, kRank> box, steps;
+  for (size_t i = 0; i < kRank; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(dimensions[i].size);
+    if (i > 0) strides[i - 1] = stride_bytes(dimensions[i]);
+    box[i] = static_cast<cuuint32_t>(dimensions[i].box);
+    steps[i] = 1;
+  }
+  CUtensorMap map;
+  const CUresult error = driver().tensor_map_encode_tiled(
+      &map, dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      static_cast<cuuint32_t>(kRank), const_cast<char*>(data), sizes.data(), strides.data(), box.data(),
+      steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error != CUDA_SUCCESS) throw_cuda(std::string(kernel) + " (cuTensorMapEncodeTiled)", error);
+  return map;
+}
+
+/// Rows of queries, whole heads or the heads of a group side by side.
+CUtensorMap encode_rows(const tile::RowsView& rows, int columns, const ForwardArgs& args, int box_rows,
+                        DType dtype, const char* kernel) {
+  const tile::AttentionParams& p = args.p;
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const int group = args.pack_group ? p.group : 1, in_box = std::min(group, box_rows);
+  return encode<5>(rows.data, dtype,
+                   {{{columns, 1, kTmaColumns},
+                     {group, rows.head, in_box},
+                     {packed ? p.total_q : p.seqlen_q, rows.row, box_rows / in_box},
+                     {p.heads_q / group, rows.head * group, 1},
+                     {packed ? 1 : p.batch, rows.batch, 1}}},
+                   kernel);
+}
+CUtensorMap encode_keys(const tile::RowsView& rows, int columns, const tile::AttentionParams& p, int box_rows,
+                        DType dtype, const char* kernel) {
+  const bool packed = p.cu_seqlens_k != nullptr;
+  return encode<4>(rows.data, dtype,
+                   {{{columns, 1, kTmaColumns},
+                     {packed ? p.total_k : p.seqlen_k, rows.row, box_rows},
+                     {p.heads_kv, rows.head, 1},
+                     {packed ? 1 : p.batch, rows.batch, 1}}},
+                   kernel);
+}
+
+}  // namespace
+
+TmaForwardArgs with_tensor_maps(const ForwardArgs& args, DType dtype, int tile_n, const char* kernel) {
+  const tile::AttentionParams& p = args.p;
+  TmaForwardArgs all;
+  all.f = args;
+  all.q = encode_rows(p.q, p.head_dim, args, kTmaRowsQ, dtype, kernel);
+  all.k = encode_keys(p.k, p.head_dim, p, tile_n, dtype, kernel);
+  all.v = encode_keys(p.v, p.head_dim_v, p, tile_n, dtype, kernel);
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size <= 1 || (stride > 0 && stride * kElementBytes < kTmaStrideLimit);
+  };
+  all.o_by_tma = args.num_splits == 1 && !p.o_is_f32 && (p.aligned16 & tile::kAlignedO) != 0 &&
+                 fits(p.heads_q, p.o.head) && fits(p.seqlen_q, p.o.row) &&
+                 fits(p.batch, p.o.batch == 0 ? 1 : p.o.batch);
+  if (all.o_by_tma) all.o = encode_rows(p.o, p.head_dim_v, args, kTmaRowsO, dtype, kernel);
+  constexpr float kLog2e = 1.4426950408889634f;
+  all.scale_log2 = p.softcap > 0 ? kLog2e : p.scale * kLog2e;
+  return all;
+}
+
+}  // namespace fovea::cuda

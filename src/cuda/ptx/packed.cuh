@@ -1,0 +1,27 @@
+// Arithmetic on two 16-bit floats in a register (PTX ISA "Half Precision Floating Point Instructions", "Mixed
+// Precision
+// ..."; sm_80 for the maximum).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace fovea::cuda::ptx {
+
+/// The larger of each pair; a number where one is NaN.
+template <class T>
+__device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
+  uint32_t c;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>);
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  }
+  return c;
+}
+
+}  // namespace fovea::cuda::ptx

@@ -1,0 +1,142 @@
+// Softmax of the two rows that four lanes hold of an accumulator of wgmma (or of m16n8 tiles side by side),
+// over blocks of keys: tile/online_softmax.hpp with the maximum raised lazily.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/ptx/packed.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/warp/mma_tile.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
+/// still.
+inline constexpr float kLazyGrowthLog2 = 8.0f;
+
+/// Row i of the two is half i of each pair of accumulators; `kTileN` keys a block.
+template <class T, int kTileN, bool kSums>
+struct OnlineRows {
+  const float&
+      scale_log2;         ///< from scores to exponents of 2; positive. A parameter of the kernel: no register
+  float row_max[2] = {};  ///< of scores
+  float row_sum[2] = {};  ///< of this lane's columns; with kSums
+  float factor[2] = {};   ///< of the last raise: what was summed up before is to be multiplied by it
+
+  __device__ __forceinline__ void start() {
+    row_max[0] = row_max[1] = -INFINITY;
+    row_sum[0] = row_sum[1] = 0.0f;
+  }
+  /// What exponents are relative to; 0 for a row that has seen no key.
+  __device__ __forceinline__ float base(int half) const {
+    return row_max[half] == -INFINITY ? 0.0f : row_max[half] * scale_log2;
+  }
+  /// The sum over all four lanes.
+  __device__ __forceinline__ float sum_of_row(int half) const {
+    float sum = row_sum[half];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return sum;
+  }
+
+  /// Raises the maxima to those of the block if any row of the warp needs it; whether it did.
+  __device__ __forceinline__ bool raise(const float (&acc_s)[kTileN / 2]) {
+    float largest[2] = {fmaxf(acc_s[0], acc_s[1]), fmaxf(acc_s[2], acc_s[3])};
+#pragma unroll
+    for (int x = 4; x < kTileN / 2; x += 2)
+      largest[x / 2 % 2] = fmaxf(largest[x / 2 % 2], fmaxf(acc_s[x], acc_s[x + 1]));
+    bool grows = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 1));
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
+      grows |= largest[half] * scale_log2 > fmaf(row_max[half], scale_log2, kLazyGrowthLog2);
+    }
+    if (!__any_sync(0xffffffffu, grows)) return false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float now = fmaxf(row_max[half], largest[half]);
+      factor[half] = now == -INFINITY ? 1.0f : ptx::ex2((row_max[half] - now) * scale_log2);
+      row_max[half] = now;
+      row_sum[half] *= factor[half];
+    }
+    return true;
+  }
+
+  /// Scores become weights, relative to the maxima.
+  __device__ __forceinline__ void weigh(float (&acc_s)[kTileN / 2]) {
+    const float bases[2] = {base(0), base(1)};
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < kTileN / 2; ++i) {
+      acc_s[i] = ptx::ex2(fmaf(acc_s[i], scale_log2, -bases[i / 2 % 2]));
+      if constexpr (kSums) sum[i / 2 % 2] += acc_s[i];
+    }
+    if constexpr (kSums) add(sum);
+  }
+  /// Weights as operand A of the next product.
+  __device__ __forceinline__ static void pack_weights(const float (&acc_s)[kTileN / 2],
+                                                      uint32_t (&to)[kTileN / 16][4]) {
+#pragma unroll
+    for (int x = 0; x < kTileN / 4; ++x) to[x / 4][x % 4] = pack<T>(acc_s[2 * x], acc_s[2 * x + 1]);
+  }
+
+  /// Both at once, against the maxima of the blocks before; where a weight would exceed 2^kLazyGrowthLog2,
+  /// these are raised, and the weights taken again. Whether they were raised.
+  __device__ __forceinline__ bool weigh_stale(float (&acc_s)[kTileN / 2], uint32_t (&to)[kTileN / 16][4]) {
+    const float bases[2] = {base(0), base(1)};
+    float sum[2] = {};
+    uint32_t largest = 0;  // of two weights
+#pragma unroll
+    for (int x = 0; x < kTileN / 4; ++x) {  // register x % 4 of step x / 4: of row x % 2
+      const float low = ptx::ex2(fmaf(acc_s[2 * x], scale_log2, -bases[x % 2]));
+      const float high = ptx::ex2(fmaf(acc_s[2 * x + 1], scale_log2, -bases[x % 2]));
+      if constexpr (kSums) sum[x % 2] += low + high;
+      to[x / 4][x % 4] = pack<T>(low, high);
+      largest = ptx::max_pair<T>(largest, to[x / 4][x % 4]);
+    }
+    constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
+    static_assert(kLazyGrowthLog2 == 8.0f);
+    if (!__any_sync(0xffffffffu, (largest & 0xffffu) > kBound || (largest >> 16) > kBound)) {
+      if constexpr (kSums) add(sum);
+      return false;
+    }
+    const bool raised = raise(acc_s);
+    weigh(acc_s);
+    pack_weights(acc_s, to);
+    return raised;
+  }
+
+ private:
+  __device__ __forceinline__ void add(const float (&sum)[2]) {
+    row_sum[0] += sum[0];
+    row_sum[1] += sum[1];
+  }
+};
+
+/// tanh, absolute error below 2^-22, and relative where it is small.
+__device__ __forceinline__ float tanh_of(float x) {
+  const float square = x * x;
+  const float series =
+      x * fmaf(square, fmaf(square, fmaf(square, -0.05396825397f, 0.13333333333f), -0.33333333333f), 1.0f);
+  const float whole = 1.0f - __fdividef(2.0f, 1.0f + ptx::ex2(x * (2 * kLog2e)));
+  return square < 0.04f ? series : whole;
+}
+
+/// How a row ends: weights relative to 2^base add up to `sum`; a sink (times log2(e), -inf without) is one
+/// more key, without a value.
+struct RowEnd {
+  float factor = 0;            ///< of the summed values
+  float lse_log2 = -INFINITY;  ///< to base 2
+};
+__device__ __forceinline__ RowEnd end_of_row(float base, float sum, float sink) {
+  if (sum == 0.0f) return {0.0f, sink};
+  if (sink == -INFINITY) return {1.0f / sum, base + log2f(sum)};
+  const float top = fmaxf(base, sink);
+  const float part = exp2f(base - top), whole = sum * part + exp2f(sink - top);
+  return {part / whole, top + log2f(whole)};
+}
+
+}  // namespace fovea::cuda

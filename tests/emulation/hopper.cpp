@@ -1,0 +1,324 @@
+#include "emulation/hopper.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "emulation/scheduler.hpp"
+#include "tile/wgmma_map.hpp"
+
+namespace fovea::emulation {
+namespace {
+
+struct MBarrier {
+  int expected = 0, arrived = 0;
+  int64_t bytes = 0;   ///< expected and not there yet
+  uint32_t phase = 0;  ///< of which arrivals are counted now
+};
+
+struct Load {
+  uint32_t to, barrier;
+  TensorMap map;
+  std::array<int, TensorMap::kMostRank> at;
+};
+struct Store {
+  uint32_t from;
+  TensorMap map;
+  std::array<int, TensorMap::kMostRank> at;
+};
+/// Work of one issuer in groups: those behind the last of `ends` are not committed yet.
+template <class Work>
+struct Groups {
+  std::vector<Work> work;
+  std::vector<size_t> ends;
+
+  template <class Perform>
+  void wait(int pending, Perform&& perform) {
+    if (static_cast<int>(ends.size()) <= pending) return;
+    const size_t groups = ends.size() - static_cast<size_t>(pending);
+    const size_t done = ends[groups - 1];
+    for (size_t i = 0; i < done; ++i) perform(work[i]);
+    work.erase(work.begin(), work.begin() + static_cast<std::ptrdiff_t>(done));
+    ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
+    for (size_t& end : ends) end -= done;
+  }
+  /// All of it now; the groups stay, empty.
+  template <class Perform>
+  void hurry(Perform&& perform) {
+    for (const Work& one : work) perform(one);
+    work.clear();
+    for (size_t& end : ends) end = 0;
+  }
+};
+using WarpProduct = std::array<WgmmaProduct, kLanes>;
+
+struct Hopper {
+  std::map<uint32_t, MBarrier> barriers;
+  std::vector<Load> loads;
+  std::map<unsigned, Groups<Store>> stores;          // by thread
+  std::map<unsigned, Groups<WarpProduct>> products;  // by warp
+};
+Hopper& hopper() {
+  thread_local Hopper state;
+  return state;
+}
+
+MBarrier& barrier_at(uint32_t address, const char* what) {
+  shared_bytes(address, 8, 8, what);
+  const auto found = hopper().barriers.find(address);
+  if (found == hopper().barriers.end()) fail("%s: no barrier was made at shared address %#x", what, address);
+  return found->second;
+}
+void complete(MBarrier& b) {
+  if (b.arrived < b.expected || b.bytes != 0) return;
+  b.arrived = 0;
+  b.phase ^= 1;
+}
+
+/// Calls `visit(shared offset of a 16-byte chunk, address or null outside of the tensor, bytes inside)`.
+template <class Visit>
+void for_each_chunk(const TensorMap& map, const std::array<int, TensorMap::kMostRank>& at, Visit&& visit) {
+  const uint32_t chunk = tile::kChunkBytes / map.element_bytes;
+  uint32_t index[TensorMap::kMostRank] = {};
+  uint32_t offset = 0;
+  for (;;) {
+    uint64_t address = map.address;
+    bool inside = true;
+    for (int r = 0; r < map.rank; ++r) {
+      const int64_t x = int64_t{at[static_cast<size_t>(r)]} + index[r];
+      inside = inside && x >= 0 && x < map.sizes[r];
+      address += static_cast<uint64_t>(x) * map.strides[r];
+    }
+    uint32_t elements = 0;
+    if (inside) elements = std::min<uint32_t>(chunk, map.sizes[0] - static_cast<uint32_t>(at[0]) - index[0]);
+    visit(offset, inside ? reinterpret_cast<unsigned char*>(address) : nullptr, elements * map.element_bytes);
+    offset += tile::kChunkBytes;
+    index[0] += chunk;
+    int r = 0;
+    while (index[r] >= map.box[r]) {
+      index[r] = 0;
+      if (++r == map.rank) return;
+      ++index[r];
+    }
+  }
+}
+uint32_t swizzled(const TensorMap& map, uint32_t address) {
+  return tile::swizzled_address(static_cast<tile::SwizzleMode>(map.swizzle), address);
+}
+int64_t bytes_of_box(const TensorMap& map) {
+  int64_t bytes = map.element_bytes;
+  for (int r = 0; r < map.rank; ++r) bytes *= map.box[r];
+  return bytes;
+}
+
+void perform(const Load& load) {
+  for_each_chunk(load.map, load.at, [&](uint32_t offset, const unsigned char* from, uint32_t bytes) {
+    unsigned char* to =
+        shared_bytes(swizzled(load.map, load.to + offset), tile::kChunkBytes, tile::kChunkBytes, "TMA");
+    std::memset(to, 0, tile::kChunkBytes);
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
+  MBarrier& b = barrier_at(load.barrier, "TMA");
+  b.bytes -= bytes_of_box(load.map);
+  complete(b);
+}
+void perform(const Store& store) {
+  for_each_chunk(store.map, store.at, [&](uint32_t offset, unsigned char* to, uint32_t bytes) {
+    const unsigned char* from = shared_bytes(swizzled(store.map, store.from + offset), tile::kChunkBytes,
+                                             tile::kChunkBytes, "TMA store");
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
+}
+
+TensorMap decode(const CUtensorMap& map, int rank, uint32_t shared, const char* what) {
+  TensorMap decoded;
+  std::memcpy(&decoded, &map, sizeof decoded);
+  if (decoded.rank != rank) fail("%s of %d dimensions by a map of %d", what, rank, decoded.rank);
+  const auto atom =
+      static_cast<uint32_t>(tile::swizzle_atom_bytes(static_cast<tile::SwizzleMode>(decoded.swizzle)));
+  if (shared % atom != 0)
+    fail("%s: shared address %#x is no multiple of %u, the swizzle's atom", what, shared, atom);
+  return decoded;
+}
+
+float element(const unsigned char* bytes, bool f16) {
+  if (f16) {
+    F16 x;
+    std::memcpy(&x, bytes, sizeof x);
+    return to_float(x);
+  }
+  Bf16 x;
+  std::memcpy(&x, bytes, sizeof x);
+  return to_float(x);
+}
+
+tile::WgmmaDescriptor descriptor(uint64_t bits) {
+  const auto field = [bits](int at) { return static_cast<uint32_t>(bits >> at & 0x3fffu) << 4; };
+  return {field(0), field(16), field(32), static_cast<tile::SwizzleMode>(bits >> 62),
+          static_cast<int>(bits >> 49 & 7u)};
+}
+
+/// The 16 rows of a warp.
+void perform(const WarpProduct& product, unsigned warp) {
+  const WgmmaProduct& op = product[0];
+  const int first_row = static_cast<int>(warp % 4) * 16;
+  constexpr int kK = 16, kMostN = 256, kChunk = 8;
+  float a[16][kK], b[kK][kMostN];
+  for (int r = 0; r < 16; ++r) {
+    for (int chunk = 0; chunk < kK / kChunk && op.a == nullptr; ++chunk) {
+      const unsigned char* from = shared_bytes(
+          tile::wgmma_k_major_address(descriptor(op.a_descriptor), first_row + r, chunk), 16, 16, "wgmma: A");
+      for (int e = 0; e < kChunk; ++e) a[r][chunk * kChunk + e] = element(from + 2 * e, op.f16);
+    }
+  }
+  for (int l = 0; l < kLanes && op.a != nullptr; ++l) {
+    for (int reg = 0; reg < 4; ++reg) {
+      for (int half = 0; half < 2; ++half) {
+        const tile::Coord at = tile::WgmmaOperandA::at(l, reg, half);
+        const auto bits = static_cast<uint16_t>(product[static_cast<size_t>(l)].a[reg] >> (16 * half));
+        a[at.row][at.col] = element(reinterpret_cast<const unsigned char*>(&bits), op.f16);
+      }
+    }
+  }
+  const tile::WgmmaDescriptor db = descriptor(op.b_descriptor);
+  if (op.b_mn_major) {
+    for (int k = 0; k < kK; ++k) {
+      for (int chunk = 0; chunk < op.n / kChunk; ++chunk) {
+        const unsigned char* from =
+            shared_bytes(tile::wgmma_mn_major_address(db, k, chunk), 16, 16, "wgmma: B");
+        for (int e = 0; e < kChunk; ++e) b[k][chunk * kChunk + e] = element(from + 2 * e, op.f16);
+      }
+    }
+  } else {
+    for (int n = 0; n < op.n; ++n) {
+      for (int chunk = 0; chunk < kK / kChunk; ++chunk) {
+        const unsigned char* from =
+            shared_bytes(tile::wgmma_k_major_address(db, n, chunk), 16, 16, "wgmma: B");
+        for (int e = 0; e < kChunk; ++e) b[chunk * kChunk + e][n] = element(from + 2 * e, op.f16);
+      }
+    }
+  }
+  float d[16][kMostN] = {};
+  for (int r = 0; r < 16; ++r) {
+    for (int k = 0; k < kK; ++k) {
+      for (int n = 0; n < op.n; ++n) d[r][n] += a[r][k] * b[k][n];
+    }
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    float* to = product[static_cast<size_t>(l)].d;
+    for (int reg = 0; reg < op.n / 2; ++reg) {
+      const tile::Coord at = tile::WgmmaAccumulator::at(l, reg);
+      to[reg] = (op.accumulate ? to[reg] : 0.0f) + d[at.row][at.col];
+    }
+  }
+}
+
+}  // namespace
+
+void begin_cta_of_hopper() {
+  hopper() = {};
+}
+void end_cta_of_hopper() {
+  if (!hopper().loads.empty()) fail("ends with %zu copies by TMA under way", hopper().loads.size());
+}
+void end_thread_of_hopper() {
+  const auto found = hopper().stores.find(position.thread.x);
+  if (found != hopper().stores.end() && !found->second.work.empty())
+    fail("a thread ends before TMA has read what it stores");
+}
+
+bool step_of_tma() {
+  std::vector<Load>& loads = hopper().loads;
+  if (loads.empty()) return false;
+  const size_t chosen = random_below(static_cast<uint32_t>(loads.size()));
+  const Load load = loads[chosen];
+  loads.erase(loads.begin() + static_cast<std::ptrdiff_t>(chosen));
+  perform(load);
+  return true;
+}
+
+void mbarrier_init(uint32_t barrier, int arrivals) {
+  shared_bytes(barrier, 8, 8, "mbarrier.init");
+  if (arrivals <= 0) fail("mbarrier.init for %d arrivals", arrivals);
+  hopper().barriers[barrier] = {arrivals, 0, 0, 0};
+}
+void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes) {
+  MBarrier& b = barrier_at(barrier, "mbarrier.arrive");
+  if (b.arrived == b.expected)
+    fail("mbarrier.arrive at shared address %#x: more than %d arrivals of a phase", barrier, b.expected);
+  b.bytes += expected_bytes;
+  ++b.arrived;
+  complete(b);
+  interruption();
+}
+void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  if (parity > 1) fail("mbarrier.try_wait for parity %u", parity);
+  struct Wait {
+    const MBarrier* barrier;
+    uint32_t parity;
+  } wait{&barrier_at(barrier, "mbarrier.try_wait"), parity};
+  wait_until(
+      [](const void* of) {
+        const auto& w = *static_cast<const Wait*>(of);
+        return w.barrier->phase != w.parity;
+      },
+      &wait, "mbarrier.try_wait");
+}
+
+void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates, int rank) {
+  barrier_at(barrier, "TMA");
+  Load load{to, barrier, decode(map, rank, to, "TMA"), {}};
+  std::copy_n(coordinates, rank, load.at.begin());
+  hopper().loads.push_back(load);
+  interruption();
+}
+void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank) {
+  Store store{from, decode(map, rank, from, "TMA store"), {}};
+  std::copy_n(coordinates, rank, store.at.begin());
+  Groups<Store>& mine = hopper().stores[position.thread.x];
+  if (random_below(2) == 0) {
+    perform(store);
+  } else {
+    mine.work.push_back(store);
+  }
+}
+void tma_store_commit() {
+  Groups<Store>& mine = hopper().stores[position.thread.x];
+  mine.ends.push_back(mine.work.size());
+}
+void tma_store_wait_read(int pending) {
+  hopper().stores[position.thread.x].wait(pending, [](const Store& store) { perform(store); });
+  interruption();
+}
+
+void wgmma(const WgmmaProduct& product) {
+  const unsigned warp = position.thread.x / kLanes;
+  collective<char>("wgmma", product, [warp](const WgmmaProduct* in, char*) {
+    WarpProduct all;
+    for (size_t l = 0; l < kLanes; ++l) {
+      all[l] = in[l];
+      if (in[l].a_descriptor != in[0].a_descriptor || in[l].b_descriptor != in[0].b_descriptor)
+        fail("wgmma: descriptors differ between lanes");
+    }
+    Groups<WarpProduct>& mine = hopper().products[warp];
+    mine.work.push_back(all);
+    if (random_below(2) == 0) mine.hurry([warp](const WarpProduct& one) { perform(one, warp); });
+  });
+}
+void wgmma_commit() {
+  const unsigned warp = position.thread.x / kLanes;
+  collective<char>("wgmma.commit_group", char{}, [warp](const char*, char*) {
+    Groups<WarpProduct>& mine = hopper().products[warp];
+    mine.ends.push_back(mine.work.size());
+  });
+}
+void wgmma_wait(int pending) {
+  const unsigned warp = position.thread.x / kLanes;
+  collective<char>("wgmma.wait_group", char{}, [=](const char*, char*) {
+    hopper().products[warp].wait(pending, [warp](const WarpProduct& one) { perform(one, warp); });
+  });
+}
+
+}  // namespace fovea::emulation

@@ -1,0 +1,50 @@
+// What sm_90 adds to the emulated device: barriers that count bytes, copies by TMA, products of warpgroups.
+// Copies and products happen at random between as early and as late as the rules allow. Not modelled: the
+// fences between ordinary and asynchronous accesses of shared memory, and clusters.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace fovea::emulation {
+
+// Called by the scheduler.
+void begin_cta_of_hopper();
+void end_cta_of_hopper();
+void end_thread_of_hopper();
+/// One of the copies under way; false when there is none.
+bool step_of_tma();
+
+void mbarrier_init(uint32_t barrier, int arrivals);
+void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes);
+void mbarrier_wait(uint32_t barrier, uint32_t parity);
+
+/// A tensor map as this device's cuTensorMapEncodeTiled writes it.
+struct TensorMap {
+  static constexpr int kMostRank = 5;
+  uint64_t address;
+  uint64_t strides[kMostRank];  ///< bytes; of dimension 0 the size of an element
+  uint32_t sizes[kMostRank], box[kMostRank];
+  uint8_t rank, element_bytes, swizzle;
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
+
+void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates, int rank);
+void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
+void tma_store_commit();
+void tma_store_wait_read(int pending);
+
+/// D (64 x n) (+)= A (64 x 16) B (16 x n) of a warpgroup; this warp's 16 rows of it.
+struct WgmmaProduct {
+  float* d = nullptr;           ///< n / 2
+  const uint32_t* a = nullptr;  ///< 4 registers, or null: by descriptor
+  uint64_t a_descriptor = 0, b_descriptor = 0;
+  int n = 0;
+  bool accumulate = false, b_mn_major = false, f16 = false;
+};
+void wgmma(const WgmmaProduct& product);
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+}  // namespace fovea::emulation

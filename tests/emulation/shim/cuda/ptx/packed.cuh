@@ -1,0 +1,22 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda_device.hpp"
+
+namespace fovea::cuda::ptx {
+
+template <class T>
+inline uint32_t max_pair(uint32_t a, uint32_t b) {
+  uint32_t c = 0;
+  for (int half = 0; half < 2; ++half) {
+    const auto x = static_cast<uint16_t>(a >> (16 * half)), y = static_cast<uint16_t>(b >> (16 * half));
+    const float fx = fovea_bits_of<T>(x), fy = fovea_bits_of<T>(y);
+    c |= uint32_t{std::isnan(fx) || fx < fy ? y : x} << (16 * half);
+  }
+  return c;
+}
+
+}  // namespace fovea::cuda::ptx

@@ -1,0 +1,11 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+namespace fovea::cuda::ptx {
+
+template <int kRegisters>
+inline void setmaxnreg_dec() {}
+template <int kRegisters>
+inline void setmaxnreg_inc() {}
+
+}  // namespace fovea::cuda::ptx

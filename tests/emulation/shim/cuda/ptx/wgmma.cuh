@@ -1,0 +1,42 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "cuda_device.hpp"
+#include "emulation/hopper.hpp"
+
+namespace fovea::cuda::ptx {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
+  emulation::wgmma_commit();
+}
+template <int kPending>
+inline void wgmma_wait() {
+  emulation::wgmma_wait(kPending);
+}
+template <int kRegs>
+inline void wgmma_done(float (&)[kRegs]) {}
+
+enum class WgmmaStart : bool { kZero, kAccumulate };
+enum class WgmmaMajor : int { kK = 0, kMN = 1 };
+
+template <int kN>
+struct Wgmma {
+  template <class T, WgmmaStart kStart, WgmmaMajor kMajorB>
+  static void ss(float (&d)[kN / 2], uint64_t a, uint64_t b) {
+    emulation::wgmma({d, nullptr, a, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
+                      std::is_same_v<T, __half>});
+  }
+  template <class T, WgmmaStart kStart, WgmmaMajor kMajorB>
+  static void rs(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b) {
+    emulation::wgmma({d, a, 0, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
+                      std::is_same_v<T, __half>});
+  }
+};
+
+}  // namespace fovea::cuda::ptx

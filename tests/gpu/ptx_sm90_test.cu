@@ -1,0 +1,382 @@
+// The wrappers of sm_90a on a Hopper GPU, against the maps of src/tile and exact arithmetic: small whole
+// numbers, of which every product and sum is exact in bfloat16, float16 and float32.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "cuda/ptx/address.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/packed.cuh"
+#include "cuda/ptx/setmaxnreg.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "device_array.cuh"
+#include "tile/fragment_map.hpp"
+#include "tile/wgmma_map.hpp"
+
+namespace fovea_test {
+namespace {
+
+namespace ptx = fovea::cuda::ptx;
+using namespace fovea::tile;
+
+bool is_hopper() {
+  cudaDeviceProp properties;
+  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess && properties.major == 9 &&
+         properties.minor == 0;
+}
+#define FOVEA_SKIP_WITHOUT_HOPPER() \
+  FOVEA_SKIP_WITHOUT_GPU();         \
+  if (!is_hopper()) GTEST_SKIP() << "an instruction of sm_90a, which this GPU has not"
+
+/// A number of -4 .. 4 for each index.
+constexpr int number(int i) {
+  return static_cast<int>(static_cast<uint32_t>(i) * 2654435761u >> 20) % 9 - 4;
+}
+template <class T>
+T element(int i) {
+  return static_cast<T>(static_cast<float>(number(i)));
+}
+
+// ---- mbarrier
+
+constexpr int kRounds = 20;
+
+/// Thread 0 hands numbers to the other warp through one slot.
+__global__ void hand_over(int* received) {
+  __shared__ alignas(8) uint64_t barriers[2];
+  __shared__ int slot;
+  const uint32_t full = ptx::shared_address(&barriers[0]), empty = ptx::shared_address(&barriers[1]);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init(empty, 32);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();  // the barriers are ready
+  if (threadIdx.x == 0) {
+    for (int round = 0; round < kRounds; ++round) {
+      ptx::mbarrier_wait(empty, round % 2 ^ 1);  // the slot was read; at first it is free
+      for (const long long start = clock64(); round % 2 == 0 && clock64() - start < 3000;) {
+      }
+      slot = 100 + round;
+      ptx::mbarrier_arrive(full);
+    }
+  } else if (threadIdx.x >= 32) {
+    for (int round = 0; round < kRounds; ++round) {
+      ptx::mbarrier_wait(full, round % 2);
+      received[round * 32 + threadIdx.x - 32] = slot;
+      ptx::mbarrier_arrive(empty);
+    }
+  }
+}
+
+TEST(PtxSm90, MbarrierPhases) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<int> received(kRounds * 32);
+  hand_over<<<1, 64>>>(received.data());
+  const auto got = received.values();
+  for (int i = 0; i < kRounds * 32; ++i) EXPECT_EQ(got[static_cast<size_t>(i)], 100 + i / 32);
+}
+
+// ---- TMA
+
+constexpr int kColumns = 64, kBoxRows = 16;
+
+/// The driver's function, without linking its library.
+CUresult encode(CUtensorMap* map, void* data, const std::vector<cuuint64_t>& sizes,
+                const std::vector<cuuint64_t>& strides, const std::vector<cuuint32_t>& box) {
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
+      cudaSuccess)
+    return CUDA_ERROR_NOT_FOUND;
+  const std::vector<cuuint32_t> steps(sizes.size(), 1);
+  return reinterpret_cast<Encode>(entry)(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, static_cast<cuuint32_t>(sizes.size()), data, sizes.data(),
+      strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+struct Maps {
+  CUtensorMap from4, from5, to5;
+};
+
+/// Copies a box by the map of four dimensions, stores it by the map of five; then the other way round what
+/// lies one row further, of which a part is outside of the tensor.
+__global__ void copy_boxes(const __grid_constant__ Maps maps, uint16_t* raw, int row) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ alignas(8) uint64_t barrier;
+  const uint32_t to = ptx::shared_address(memory), full = ptx::shared_address(&barrier);
+  constexpr int kBytes = kColumns * kBoxRows * 2;
+  if (threadIdx.x == 0) {
+    ptx::tma_prefetch(maps.from4);
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init_fence();
+    ptx::mbarrier_arrive_expect(full, 2 * kBytes);
+    ptx::tma_load(to, maps.from4, full, 0, row, 1, 0);
+    ptx::tma_load(to + kBytes, maps.from5, full, 0, 0, row + 1, 1, 0);
+  }
+  __syncthreads();  // the barrier is ready
+  ptx::mbarrier_wait(full, 0);
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kBytes / 2; i += 32)
+    raw[i] = reinterpret_cast<uint16_t*>(memory)[i];
+  __syncthreads();  // all read what is overwritten now
+  for (int i = static_cast<int>(threadIdx.x); i < kBytes / 2; i += 32)
+    reinterpret_cast<__half*>(memory)[i] = __hneg(reinterpret_cast<__half*>(memory)[i]);
+  ptx::async_proxy_fence();
+  __syncthreads();  // all numbers are negated, and TMA may see them
+  if (threadIdx.x == 0) {
+    ptx::tma_store(maps.to5, to, 0, 0, row, 1, 0);
+    ptx::tma_store_commit();
+    ptx::tma_store_wait_read<0>();
+  }
+}
+
+TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  // (rows, heads, columns) of 20 x 3 x 64; a box of rows 7 .. 22 of head 1.
+  constexpr int kRows = 20, kHeads = 3, kRow = 7;
+  std::vector<__half> values(kRows * kHeads * kColumns);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = element<__half>(static_cast<int>(i));
+  const DeviceArray<__half> from(values), to(values);
+  const cuuint64_t row_bytes = kHeads * kColumns * 2, head_bytes = kColumns * 2, all = row_bytes * kRows;
+  Maps maps;
+  ASSERT_EQ(encode(&maps.from4, from.data(), {kColumns, kRows, kHeads, 1}, {row_bytes, head_bytes, all},
+                   {kColumns, kBoxRows, 1, 1}),
+            CUDA_SUCCESS);
+  const std::vector<cuuint64_t> sizes = {kColumns, 1, kRows, kHeads, 1},
+                                strides = {16, row_bytes, head_bytes, all};
+  const std::vector<cuuint32_t> box = {kColumns, 1, kBoxRows, 1, 1};
+  ASSERT_EQ(encode(&maps.from5, from.data(), sizes, strides, box), CUDA_SUCCESS);
+  ASSERT_EQ(encode(&maps.to5, to.data(), sizes, strides, box), CUDA_SUCCESS);
+  DeviceArray<uint16_t> raw(2 * kColumns * kBoxRows);
+  copy_boxes<<<1, 32, 2 * kColumns * kBoxRows * 2>>>(maps, raw.data(), kRow);
+  const auto got = raw.values();
+  const auto stored = to.values();
+  const auto at = [&](int row, int column) {
+    return values[static_cast<size_t>((row * kHeads + 1) * kColumns + column)];
+  };
+  for (int b = 0; b < 2; ++b) {
+    for (int r = 0; r < kBoxRows; ++r) {
+      for (int c = 0; c < kColumns; ++c) {
+        const uint32_t address = swizzled_address(
+            SwizzleMode::k128, static_cast<uint32_t>(((b * kBoxRows + r) * kColumns + c) * 2));
+        const __half x = __ushort_as_half(got[address / 2]);
+        const int row = kRow + b + r;
+        EXPECT_EQ(static_cast<float>(x), row < kRows ? static_cast<float>(at(row, c)) : 0.0f)
+            << b << " " << r << " " << c;
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kColumns; ++c) {
+      const float before = static_cast<float>(at(r, c));
+      EXPECT_EQ(static_cast<float>(stored[static_cast<size_t>((r * kHeads + 1) * kColumns + c)]),
+                r >= kRow ? -before : before);
+    }
+  }
+}
+
+// ---- stmatrix, pairs, thread_index
+
+__global__ void store_matrices(uint16_t* out) {
+  __shared__ alignas(16) uint16_t rows[32][8];
+  const int lane = static_cast<int>(ptx::thread_index());
+  uint32_t r[4];
+  for (int m = 0; m < 4; ++m) {
+    for (int half = 0; half < 2; ++half) {
+      const Coord at = Ldmatrix::at(lane, half, false);
+      r[m] = (half == 0 ? 0 : r[m]) | static_cast<uint32_t>(m * 64 + at.row * 8 + at.col) << (16 * half);
+    }
+  }
+  ptx::stmatrix_x4(ptx::shared_address(&rows[lane][0]), r);
+  __syncwarp();  // the matrices are there
+  for (int i = 0; i < 8; ++i) out[lane * 8 + i] = rows[lane][i];
+}
+
+TEST(PtxSm90, StmatrixStoresWhatLdmatrixLoads) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint16_t> out(256);
+  store_matrices<<<1, 32>>>(out.data());
+  const auto got = out.values();
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
+}
+
+template <class T>
+__global__ void maxima(const uint32_t* a, const uint32_t* b, uint32_t* c) {
+  c[threadIdx.x] = ptx::max_pair<T>(a[threadIdx.x], b[threadIdx.x]);
+}
+
+template <class T>
+uint32_t pair_of(float low, float high) {
+  const T both[2] = {static_cast<T>(low), static_cast<T>(high)};
+  uint32_t bits;
+  std::memcpy(&bits, both, 4);
+  return bits;
+}
+
+template <class T>
+void expect_maxima() {
+  const float inf = INFINITY, nan = NAN;
+  const DeviceArray<uint32_t> a(
+      {pair_of<T>(1, -2), pair_of<T>(nan, 3), pair_of<T>(inf, -inf), pair_of<T>(0.5f, 256)}),
+      b({pair_of<T>(0, -1), pair_of<T>(2, nan), pair_of<T>(7, 1), pair_of<T>(0.25f, 257)});
+  DeviceArray<uint32_t> c(4);
+  maxima<T><<<1, 4>>>(a.data(), b.data(), c.data());
+  EXPECT_EQ(c.values(), (std::vector<uint32_t>{pair_of<T>(1, -1), pair_of<T>(2, 3), pair_of<T>(inf, 1),
+                                               pair_of<T>(0.5f, 257)}));
+}
+TEST(PtxSm90, LargerOfPairs) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_maxima<__half>();
+  expect_maxima<__nv_bfloat16>();
+}
+
+// ---- setmaxnreg
+
+/// Half of the threads give registers away, the other half gets them, and all go on.
+__global__ void __launch_bounds__(256, 1) hand_registers(int* out) {
+  if (threadIdx.x < 128) {
+    ptx::setmaxnreg_dec<24>();
+    out[threadIdx.x] = 1;
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    out[threadIdx.x] = 2;
+  }
+}
+TEST(PtxSm90, RegistersChangeHands) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<int> out(256);
+  hand_registers<<<1, 256>>>(out.data());
+  const auto got = out.values();
+  for (size_t t = 0; t < 256; ++t) EXPECT_EQ(got[t], t < 128 ? 1 : 2);
+}
+
+// ---- wgmma
+
+constexpr int kK = 32;  // two steps, so that the second accumulates
+
+/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T (`kMN` false: (N, kK) K-major) or of V ((kK, N)
+/// MN-major).
+template <class T, int kN, bool kMN, bool kRegisters>
+__global__ void multiply(const T* a, const T* b, float* d) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t base = ptx::shared_address(memory);
+  const auto put = [&](uint32_t address, T x) { *reinterpret_cast<T*>(memory + (address - base)) = x; };
+  // Strips of 64 columns (kK fills half of one), swizzled as TMA would.
+  const WgmmaDescriptor da = wgmma_k_major(base, SwizzleMode::k128);
+  const uint32_t b_at = base + 64 * 128;
+  const WgmmaDescriptor db =
+      kMN ? wgmma_mn_major(b_at, SwizzleMode::k128, kK) : wgmma_k_major(b_at, SwizzleMode::k128);
+  for (int i = thread; i < 64 * kK; i += 128)
+    put(wgmma_k_major_address(da, i / kK, i % kK / 8) + i % 8 * 2, a[i]);
+  for (int i = thread; i < kN * kK; i += 128) {  // b is (kK, N)
+    const int k = i / kN, n = i % kN;
+    put(kMN ? wgmma_mn_major_address(db, k, n / 8) + n % 8 * 2
+            : wgmma_k_major_address(db, n, k / 8) + k % 8 * 2,
+        b[i]);
+  }
+  ptx::async_proxy_fence();
+  __syncthreads();  // the operands are there, and wgmma may see them
+  uint32_t fragments[kK / 16][4];
+  for (int step = 0; step < kK / 16; ++step) {
+    for (int reg = 0; reg < 4; ++reg) {
+      T both[2];
+      for (int half = 0; half < 2; ++half) {
+        const Coord at = WgmmaOperandA::at(thread, reg, half);
+        both[half] = a[at.row * kK + step * 16 + at.col];
+      }
+      fragments[step][reg] = *reinterpret_cast<uint32_t*>(both);
+    }
+  }
+  float acc[kN / 2];
+  constexpr ptx::WgmmaMajor kMajor = kMN ? ptx::WgmmaMajor::kMN : ptx::WgmmaMajor::kK;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kK / 16; ++step) {
+    const uint64_t b_step = db.encode() + wgmma_start_step(kMN ? step * 16 * 128 : step * 32);
+    using Product = ptx::Wgmma<kN>;
+    if constexpr (kRegisters) {
+      if (step == 0) {
+        Product::template rs<T, ptx::WgmmaStart::kZero, kMajor>(acc, fragments[step], b_step);
+      } else {
+        Product::template rs<T, ptx::WgmmaStart::kAccumulate, kMajor>(acc, fragments[step], b_step);
+      }
+    } else {
+      const uint64_t a_step = da.encode() + wgmma_start_step(step * 32);
+      if (step == 0) {
+        Product::template ss<T, ptx::WgmmaStart::kZero, kMajor>(acc, a_step, b_step);
+      } else {
+        Product::template ss<T, ptx::WgmmaStart::kAccumulate, kMajor>(acc, a_step, b_step);
+      }
+    }
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_done(acc);
+  for (int reg = 0; reg < kN / 2; ++reg) {
+    const Coord at = WgmmaAccumulator::at(thread, reg);
+    d[at.row * kN + at.col] = acc[reg];
+  }
+}
+
+template <class T, int kN, bool kMN, bool kRegisters>
+void expect_product() {
+  std::vector<T> a(64 * kK), b(kK * kN);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = element<T>(static_cast<int>(i));
+  for (size_t i = 0; i < b.size(); ++i) b[i] = element<T>(static_cast<int>(i) + 5000);
+  const DeviceArray<T> device_a(a), device_b(b);
+  DeviceArray<float> d(64 * kN);
+  // An MN-major B is made of strips of 64 columns, also where the last one is not full.
+  const int bytes = 64 * 128 + (kMN ? (kN + 63) / 64 * kK * 128 : kN * 128);
+  multiply<T, kN, kMN, kRegisters><<<1, 128, bytes>>>(device_a.data(), device_b.data(), d.data());
+  const auto got = d.values();
+  int wrong = 0;
+  for (int m = 0; m < 64; ++m) {
+    for (int n = 0; n < kN; ++n) {
+      int sum = 0;
+      for (int k = 0; k < kK; ++k) sum += number(m * kK + k) * number(k * kN + n + 5000);
+      wrong += got[static_cast<size_t>(m * kN + n)] != static_cast<float>(sum);
+    }
+  }
+  EXPECT_EQ(wrong, 0) << "N = " << kN << (kMN ? ", MN-major" : ", K-major")
+                      << (kRegisters ? ", A in registers" : "");
+}
+template <int kN>
+void expect_products() {
+  expect_product<__half, kN, false, false>();
+  expect_product<__half, kN, true, true>();
+  expect_product<__nv_bfloat16, kN, false, true>();
+  expect_product<__nv_bfloat16, kN, true, false>();
+}
+
+TEST(PtxSm90, WgmmaMultiplies) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_products<64>();
+  expect_products<72>();
+  expect_products<80>();
+  expect_products<96>();
+  expect_products<104>();
+  expect_products<112>();
+  expect_products<128>();
+  expect_products<136>();
+  expect_products<144>();
+  expect_products<160>();
+  expect_products<176>();
+  expect_products<192>();
+  expect_products<256>();
+}
+
+}  // namespace
+}  // namespace fovea_test
