@@ -21,7 +21,7 @@
 // Shared memory
 //   sK, sV     (kTileN, D | Dv), later the tiles of dK and dV; sV with `stream`: chunks on their way
 //   sQ, sdO    (kTileM, D | Dv), 1 to 3 stages
-//   sdS^T      (kTileN, kTileM), two with `lag`; sP^T likewise, only where kWarpsQ > 1
+//   sdS^T      (kTileN, kTileM); sP^T likewise, only where kWarpsQ > 1
 //   lse_log2 and delta of two blocks; BwdWork
 // Registers
 //   acc_dk, acc_dv 32 (D + Dv) / kWarpsQ / 32 a lane; acc_s, acc_dp kChunkM each
@@ -29,7 +29,7 @@
 // Barriers of a step
 //   A  the block's Q, dO, lse, delta have arrived for everyone (each thread waited for its own copies), and
 //      nobody reads the last step's P, dS, Q, dO any more: their second stages take the next block
-//   B  P and dS of all warps can be read (with `lag` A says so, a step later)
+//   B  P and dS of all warps can be read
 //   C  nobody reads dO any more (only where Q has two stages and dO one)
 //   D  nobody reads Q (and dO) any more (only where Q has one stage)
 //
@@ -61,7 +61,6 @@
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -89,26 +88,17 @@ struct BwdConfig {
   int warps_dq_m;  ///< warps along the queries in dQ
   int stages_q, stages_do;  ///< of Q and dO
   int min_ctas;             ///< CTAs an SM, for the register allocator
-  /// Of two warps with the same keys one computes S, P, dV, the other dP, dS, dK, each for all queries and
-  /// columns: P^T and dS^T stay in registers as operands, and K, Q, V, dO are read from shared memory by half
-  /// as many warps. warps_q is 2.
-  bool roles;
-  bool lag;      ///< dQ (and dK, dV where P goes through shared memory) one step behind S: one barrier a step
-  bool general;  ///< every term of the score; else window, causal and lengths only
+  bool general;             ///< every term of the score; else window, causal and lengths only
   /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y),
   /// and computes S and dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns
   /// at a time.
   int stream;
   MmaShape mma = MmaShape::kM16N8K16;
 
-  constexpr int buffers() const { return lag ? 2 : 1; }  ///< of P and dS
   constexpr int warps_n() const { return tile_n / 32; }
   constexpr int num_warps() const { return warps_n() * warps_q; }
   constexpr int threads() const { return 32 * num_warps(); }
-  constexpr int slices_q() const { return roles ? 1 : warps_q; }
-  constexpr bool exchanges_p() const {
-    return !roles && warps_q > 1;
-  }  ///< P through shared memory, as operands
+  constexpr bool exchanges_p() const { return warps_q > 1; }  ///< P through shared memory, as operands
 
   // Offsets in shared memory.
   constexpr int offset_k() const { return 0; }
@@ -119,25 +109,19 @@ struct BwdConfig {
   }
   constexpr int offset_do() const { return offset_q() + stages_q * tile_m * head_dim * 2; }
   constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
-  constexpr int offset_p() const { return offset_ds() + buffers() * tile_n * tile_m * 2; }
-  constexpr int offset_stats() const {
-    return offset_p() + (roles ? tile_n * tile_m * 2 : exchanges_p() ? buffers() * tile_n * tile_m * 2 : 0);
-  }
+  constexpr int offset_p() const { return offset_ds() + tile_n * tile_m * 2; }
+  constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? tile_n * tile_m * 2 : 0); }
   constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
   constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
 
   constexpr bool valid() const {
     return head_dim % 32 == 0 && head_dim_v % 32 == 0 && tile_n % 32 == 0 && tile_m % 32 == 0 &&
-           tile_m % (slices_q() * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * slices_q()) == 0 &&
-           head_dim_v % (16 * slices_q()) == 0 && num_warps() % warps_dq_m == 0 &&
+           tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
+           head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 &&
            tile_m % (16 * warps_dq_m) == 0 && head_dim % (16 * (num_warps() / warps_dq_m)) == 0 &&
            BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() &&
-           (!lag || (stages_q == stages_do && stages_q == (exchanges_p() ? 3 : 2))) &&
-           (stream == 0 ||
-            (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == slices_q() * chunk_m &&
-             2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0)) &&
-           (!roles || (warps_q == 2 && lag && !general && chunk_m == tile_m && head_dim == head_dim_v &&
-                       tile_n <= 15 * 32));
+           (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == warps_q * chunk_m &&
+                            2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0));
   }
 };
 
@@ -178,9 +162,9 @@ struct BwdMma {
   static constexpr int kThreads = kC.threads();
   static constexpr int kWarpN16 = 2;  ///< 32 keys a warp
   static constexpr int kChunkN8 = kC.chunk_m / 8;
-  static constexpr int kSliceM = kM / kC.slices_q();
+  static constexpr int kSliceM = kM / kC.warps_q;
   static constexpr int kChunks = kSliceM / kC.chunk_m;
-  static constexpr int kOwnD16 = kD / 16 / kC.slices_q(), kOwnDv16 = kDv / 16 / kC.slices_q();
+  static constexpr int kOwnD16 = kD / 16 / kC.warps_q, kOwnDv16 = kDv / 16 / kC.warps_q;
   static constexpr int kWarpsDqD = kC.num_warps() / kC.warps_dq_m;
   static constexpr int kDqM16 = kM / 16 / kC.warps_dq_m;
   static constexpr int kDqD16 = kD / 16 / kWarpsDqD;
@@ -228,7 +212,7 @@ struct BwdMma {
     }
     /// First query of a chunk, in the tile.
     __device__ __forceinline__ int column0(int chunk) const {
-      return (kC.roles ? 0 : warp_q * kSliceM) + chunk * kC.chunk_m;
+      return warp_q * kSliceM + chunk * kC.chunk_m;
     }
     /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
     __device__ __forceinline__ uint32_t words(int chunk) const {
@@ -460,13 +444,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       make_finite<T, TileK, kThreads>(s_k, thread);
     }
 
-    // With roles a warp has only one of them, acc_dk by name.
-    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][B::kC.roles ? 1 : 2 * B::kOwnDv16][4];
+    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
     clear(acc_dk);
     clear(acc_dv);
 
-    bool current = any_step;  // false in the last round of a lag
-    int last_head = 0, last_block = 0;
 #pragma unroll 1
     for (int step = 0; any_step; ++step) {
       const int parity = step & 1;
@@ -475,7 +456,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       float* const s_lse = s_stats + parity * 2 * kM;
       ptx::cp_async_wait<0>();
       // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
-      if (current && thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
+      if (thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
         work.not_finite[parity] = step;
       }
       __syncthreads();  // A
@@ -510,7 +491,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         return Step{head + wraps, wraps ? work.m_first : m_block + 1,
                     head + wraps < (work.head_kv + 1) * p.group};
       };
-      if (const Step next = next_step(); current && next.exists) {
+      if (const Step next = next_step(); next.exists) {
         if constexpr (B::kC.stages_q > 1) load_q(next.head, next.block, (step + 1) % B::kC.stages_q);
         if constexpr (B::kC.stages_do > 1) load_do(next.head, next.block, (step + 1) % B::kC.stages_do);
         load_statistics(next.head, next.block, parity ^ 1);
@@ -545,113 +526,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
               [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
         }
       };
-      // With roles: one warp of a pair.
-      const uint32_t pair_p =
-          a_p + static_cast<uint32_t>((Place(thread).warp_n * kChunkN8 * 32 + (thread & 31)) * 16);
-      const auto front_of_p = [&] {
-        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
-        float acc_s[2][kChunkN8][4];
-        clear(acc_s);
-        const Place at(thread);
-        const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
-        const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, 0, 0, at.lane);
-        multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
-            acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-
-        uint32_t rounded_p[2][kChunkN8][2];
-        const auto weigh = [&](auto select) {
-          constexpr bool kSelect = decltype(select)::value;
-          const typename B::Pairs pairs(p, work.span);
-          const int distance = work.j0 + at.warp_n * 32 + at.g - (i0 + 2 * at.t) - pairs.shift;
-          const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
-#pragma unroll
-          for (int n = 0; n < kChunkN8; ++n) {
-            const float2 lse = *reinterpret_cast<const float2*>(s_lse + n * 8 + 2 * at.t);
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              float weight[4];
-#pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                weight[e] = ptx::ex2(acc_s[m][n][e] * scale_log2 - (e & 1 ? lse.y : lse.x));
-                if constexpr (kSelect) {
-                  const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
-                  if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight[e] = 0;
-                }
-              }
-              rounded_p[m][n][0] = pack<T>(weight[0], weight[1]);
-              rounded_p[m][n][1] = pack<T>(weight[2], weight[3]);
-            }
-            ptx::st_shared_16(pair_p + n * 512, make_uint4(rounded_p[0][n][0], rounded_p[0][n][1],
-                                                           rounded_p[1][n][0], rounded_p[1][n][1]));
-          }
-        };
-        if (!typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
-          weigh(std::true_type());
-        } else {
-          weigh(std::false_type());
-        }
-        ptx::barrier_arrive(1 + at.warp_n, 64);  // the other warp of the pair may read P
-
-        const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 0, at.lane);
-        multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
-            acc_dk,
-            [&](uint32_t(&a)[4], int k, int m) {
-              a[0] = rounded_p[m][2 * k][0], a[1] = rounded_p[m][2 * k][1];
-              a[2] = rounded_p[m][2 * k + 1][0], a[3] = rounded_p[m][2 * k + 1][1];
-            },
-            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
-      };
-      // And the other.
-      const auto front_of_ds = [&] {
-        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
-        const uint32_t ds_tile = a_ds + parity * TileP::kBytes;
-        float acc_dp[2][kChunkN8][4];
-        clear(acc_dp);
-        const Place at(thread);
-        const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
-        const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, 0, 0, at.lane);
-        multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
-            acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-
-        ptx::barrier_wait(1 + at.warp_n, 64);  // P of this pair can be read
-        uint32_t rounded_ds[2][kChunkN8][2];
-        const uint32_t words = at.words(0);
-#pragma unroll
-        for (int n = 0; n < kChunkN8; ++n) {
-          const float2 delta = *reinterpret_cast<const float2*>(s_lse + kM + n * 8 + 2 * at.t);
-          const uint4 four = ptx::ld_shared_16(pair_p + n * 512);
-          const uint32_t rounded_p[2][2] = {{four.x, four.y}, {four.z, four.w}};
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const float2 weight = unpack<T>(rounded_p[m][half]);
-              float low = weight.x * (acc_dp[m][n][2 * half] - delta.x);
-              float high = weight.y * (acc_dp[m][n][2 * half + 1] - delta.y);
-              // A pair that takes no part: V or delta may be NaN.
-              low = weight.x == 0 ? 0.0f : low;
-              high = weight.y == 0 ? 0.0f : high;
-              rounded_ds[m][n][half] = pack<T>(low, high);
-              ptx::st_shared_4(ds_tile + Place::word(words, m, half, n), rounded_ds[m][n][half]);
-            }
-          }
-        }
-        const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 0, at.lane);
-        multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
-            acc_dk,
-            [&](uint32_t(&a)[4], int k, int m) {
-              a[0] = rounded_ds[m][2 * k][0], a[1] = rounded_ds[m][2 * k][1];
-              a[2] = rounded_ds[m][2 * k + 1][0], a[3] = rounded_ds[m][2 * k + 1][1];
-            },
-            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
-      };
       // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
       const auto front = [&] {
         const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
-        const uint32_t ds_tile = a_ds + parity % B::kC.buffers() * TileP::kBytes;
-        [[maybe_unused]] const uint32_t p_tile = a_p + parity % B::kC.buffers() * TileP::kBytes;
 #pragma unroll 1
         for (int chunk = 0; chunk < B::kChunks; ++chunk) {
           float acc_s[2][kChunkN8][4];
@@ -733,8 +610,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                   }
                   rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
                   const uint32_t word = Place::word(words, m, half, n);
-                  if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(p_tile + word, rounded_p[m][n][half]);
-                  ptx::st_shared_4(ds_tile + word, rounded_ds[m][n][half]);
+                  if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
+                  ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
                 }
               }
             }
@@ -745,7 +622,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
             weigh(std::false_type());
           }
 
-          if constexpr (!B::kC.exchanges_p() && !B::kC.roles) {
+          if constexpr (!B::kC.exchanges_p()) {
             const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
               return [&source](uint32_t(&a)[4], int k, int m) {
                 a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
@@ -765,16 +642,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           }
         }
       };
-      // What needs the P and dS of all warps, of the step `back_step`.
-      const auto back = [&](int back_step, int back_head, int back_block) {
-        const uint32_t ds_tile = a_ds + back_step % B::kC.buffers() * TileP::kBytes;
+      // What needs the P and dS of all warps.
+      const auto back = [&] {
         if constexpr (B::kC.exchanges_p()) {
-          const uint32_t p_tile = a_p + back_step % B::kC.buffers() * TileP::kBytes;
-          const uint32_t q_tile = a_q + back_step % B::kC.stages_q * TileQ::kBytes;
-          const uint32_t do_tile = a_do + back_step % B::kC.stages_do * TileDO::kBytes;
+          const uint32_t q_tile = a_q + stage_q * TileQ::kBytes;
+          const uint32_t do_tile = a_do + stage_do * TileDO::kBytes;
           {
             const Place at(thread);
-            const auto left = BwdOperand<TileP>::by_16_rows(p_tile, at.warp_n * 32, 0, at.lane);
+            const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
             const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
             multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
                 acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
@@ -789,7 +664,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           }
           {
             const Place at(thread);
-            const auto left = BwdOperand<TileP>::by_16_rows(ds_tile, at.warp_n * 32, 0, at.lane);
+            const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
             const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
             multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
                 acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
@@ -812,14 +687,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
         // dQ, added to the sums of this head.
         const int64_t copy = args.deterministic ? work.share : 0;
-        float* const dq = args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + back_head) * args.rows *
-                                            args.dq_columns;
+        float* const dq =
+            args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + head) * args.rows * args.dq_columns;
 #pragma unroll 1
         for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
           float acc[B::kDqM16][2 * B::kDqGroup][4];
           clear(acc);
           const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_8_rows(ds_tile, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
+          const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
           const auto right =
               BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
           multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
@@ -829,7 +704,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
               });
 #pragma unroll
           for (int m = 0; m < B::kDqM16; ++m) {
-            const int row16 = back_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
+            const int row16 = m_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
             for (int n = 0; n < 2 * B::kDqGroup; ++n) {
               const int column8 =
@@ -842,45 +717,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           }
         }
       };
-      if constexpr (B::kC.roles) {
-        if (Place(thread).warp_q == 0) {
-          if (current) front_of_p();
-          if (step > 0) back(step - 1, last_head, last_block);
-        } else {
-          // The products of the last step first: they cover the other warp's exponentials.
-          if (step > 0) back(step - 1, last_head, last_block);
-          if (current) front_of_ds();
-        }
-        if (!current) break;
-        last_head = head, last_block = m_block;
-        const Step next = next_step();
-        current = next.exists;
-        if (current) head = next.head, m_block = next.block;
-      } else if constexpr (B::kC.lag) {
-        // Of the two warps of a scheduler one starts with the last step's products, the other with this
-        // step's scores: one's exponentials run under the other's mma.
-        const bool front_first = Place(thread).warp_q == 0;
-#pragma unroll 1
-        for (int phase = 0; phase < 2; ++phase) {
-          if ((phase == 0) == front_first) {
-            if (current) front();
-          } else {
-            if (step > 0) back(step - 1, last_head, last_block);
-          }
-        }
-        if (!current) break;
-        last_head = head, last_block = m_block;
-        const Step next = next_step();
-        current = next.exists;
-        if (current) head = next.head, m_block = next.block;
-      } else {
-        front();
-        __syncthreads();  // B
-        back(step, head, m_block);
-        const Step next = next_step();
-        if (!next.exists) break;
-        head = next.head, m_block = next.block;
-      }
+      front();
+      __syncthreads();  // B
+      back();
+      const Step next = next_step();
+      if (!next.exists) break;
+      head = next.head, m_block = next.block;
     }
 
     __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
@@ -888,13 +730,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
         using Tile = decltype(tile);
         const Place at(thread);
-        const uint32_t word =
-            base + Tile::chunk(at.warp_n * 32 + at.g, B::kC.roles ? 0 : 2 * at.warp_q) + at.t * 4;
+        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
           for (int n = 0; n < static_cast<int>(sizeof(acc[0]) / sizeof(acc[0][0])); ++n) {
-            const int c = 2 * B::kC.slices_q() * (n / 2) + n % 2;
+            const int c = 2 * B::kC.warps_q * (n / 2) + n % 2;
             const uint32_t to =
                 (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
                 static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
@@ -903,13 +744,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           }
         }
       };
-      if constexpr (B::kC.roles) {
-        const bool is_dk = Place(thread).warp_q == 1;
-        stage(acc_dk, TileK{}, is_dk ? a_k : a_v, is_dk ? p.scale : 1.0f);
-      } else {
-        stage(acc_dk, TileK{}, a_k, p.scale);
-        stage(acc_dv, TileV{}, a_v, 1.0f);
-      }
+      stage(acc_dk, TileK{}, a_k, p.scale);
+      stage(acc_dv, TileV{}, a_v, 1.0f);
       __syncthreads();  // the tiles of dK and dV are complete
     }
     store_tile<TileK, kThreads>(
