@@ -20,7 +20,7 @@
 //
 // Shared memory
 //   sK, sV     (kTileN, D | Dv), later the tiles of dK and dV; sV with `stream`: chunks on their way
-//   sQ, sdO    (kTileM, D | Dv), 1 to 3 stages
+//   sQ, sdO    (kTileM, D | Dv), 1 or 2 stages
 //   sdS^T      (kTileN, kTileM); sP^T likewise, only where kWarpsQ > 1
 //   lse_log2 and delta of two blocks; BwdWork
 // Registers
@@ -54,281 +54,15 @@
 // run together share a head's Q, dO and dq_sum in L2.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/bwd_mma_config.cuh"
+#include "cuda/kernels/bwd_mma_weights.cuh"
 #include "cuda/ptx/red.cuh"
-#include "cuda/ptx/shared.cuh"
-#include "cuda/ptx/special.cuh"
 #include "cuda/warp/bwd_tiles.cuh"
-#include "cuda/warp/score_terms.cuh"
 
 namespace fovea::cuda {
-
-/// What a CTA knows of its work and needs now and then: in shared memory, as registers are what limits this
-/// kernel.
-struct BwdWork {
-  tile::SequenceSpan span;
-  tile::Dropout dropout;
-  int batch, head_kv, share, round;
-  int j0;              ///< first key of the block
-  int m_first, m_end;  ///< blocks of queries that see the key block
-  int not_finite[2];   ///< the last step, of either parity, with rows that are not finite
-};
-
-struct BwdConfig {
-  int head_dim, head_dim_v;  ///< padded: multiples of 32
-  int tile_m, tile_n;
-  int warps_q;     ///< slices of queries in S, of columns in dK and dV; slices of keys are tile_n / 32
-  int chunk_m;     ///< queries whose S and dP a warp holds at a time
-  int warps_dq_m;  ///< warps along the queries in dQ
-  int stages_q, stages_do;  ///< of Q and dO
-  int min_ctas;             ///< CTAs an SM, for the register allocator
-  bool general;             ///< every term of the score; else window, causal and lengths only
-  /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y),
-  /// and computes S and dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns
-  /// at a time.
-  int stream;
-  MmaShape mma = MmaShape::kM16N8K16;
-
-  constexpr int warps_n() const { return tile_n / 32; }
-  constexpr int num_warps() const { return warps_n() * warps_q; }
-  constexpr int threads() const { return 32 * num_warps(); }
-  constexpr bool exchanges_p() const { return warps_q > 1; }  ///< P through shared memory, as operands
-
-  // Offsets in shared memory.
-  constexpr int offset_k() const { return 0; }
-  constexpr int offset_v() const { return tile_n * head_dim * 2; }
-  constexpr int stream_bytes() const { return (tile_n + tile_m) * stream * 2; }  ///< of one of two stages
-  constexpr int offset_q() const {
-    return offset_v() + (stream > 0 ? 2 * stream_bytes() : tile_n * head_dim_v * 2);
-  }
-  constexpr int offset_do() const { return offset_q() + stages_q * tile_m * head_dim * 2; }
-  constexpr int offset_ds() const { return offset_do() + stages_do * tile_m * head_dim_v * 2; }
-  constexpr int offset_p() const { return offset_ds() + tile_n * tile_m * 2; }
-  constexpr int offset_stats() const { return offset_p() + (exchanges_p() ? tile_n * tile_m * 2 : 0); }
-  constexpr int offset_work() const { return offset_stats() + 2 * 2 * tile_m * 4; }
-  constexpr int shared_bytes() const { return offset_work() + static_cast<int>(sizeof(BwdWork)); }
-
-  constexpr bool valid() const {
-    return head_dim % 32 == 0 && head_dim_v % 32 == 0 && tile_n % 32 == 0 && tile_m % 32 == 0 &&
-           tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
-           head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 &&
-           tile_m % (16 * warps_dq_m) == 0 && head_dim % (16 * (num_warps() / warps_dq_m)) == 0 &&
-           BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() &&
-           (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == warps_q * chunk_m &&
-                            2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0));
-  }
-};
-
-/// Grid of a launch: x, y, z. `value_slice` of the kernel table is head_dim_v where heads are streamed, else
-/// 0.
-template <class Grid>
-constexpr Grid bwd_mma_grid(const BackwardArgs& args, const BwdConfig& config) {
-  const int64_t ctas = static_cast<int64_t>(args.num_splits) * args.p.heads_kv * args.p.batch;
-  if (config.stream == 0) return {ctas, 1, 1};
-  const int slices = (args.p.head_dim + config.head_dim - 1) / config.head_dim;
-  const int slices_v = (args.p.head_dim_v + config.head_dim_v - 1) / config.head_dim_v;
-  return {ctas, slices > slices_v ? slices : slices_v, 1};
-}
-
-/// Offset of 16 rows x 8 columns in a head's sums of dq: they lie as an mma leaves them in its lanes, 16
-/// bytes a lane, so that a warp adds 512 consecutive bytes.
-__host__ __device__ constexpr int64_t dq_fragment(int row16, int column8, int columns) {
-  return (static_cast<int64_t>(row16) * (columns / 8) + column8) * 128;
-}
-
-template <int kM16, int kN8>
-__device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
-#pragma unroll
-  for (int m = 0; m < kM16; ++m) {
-#pragma unroll
-    for (int n = 0; n < kN8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
-    }
-  }
-}
-
-template <class Instance>
-struct BwdMma {
-  static constexpr BwdConfig kC = Instance::kConfig;
-  static_assert(kC.valid());
-  static constexpr int kD = kC.head_dim, kDv = kC.head_dim_v, kM = kC.tile_m, kN = kC.tile_n;
-  static constexpr int kThreads = kC.threads();
-  static constexpr int kWarpN16 = 2;  ///< 32 keys a warp
-  static constexpr int kChunkN8 = kC.chunk_m / 8;
-  static constexpr int kSliceM = kM / kC.warps_q;
-  static constexpr int kChunks = kSliceM / kC.chunk_m;
-  static constexpr int kOwnD16 = kD / 16 / kC.warps_q, kOwnDv16 = kDv / 16 / kC.warps_q;
-  static constexpr int kWarpsDqD = kC.num_warps() / kC.warps_dq_m;
-  static constexpr int kDqM16 = kM / 16 / kC.warps_dq_m;
-  static constexpr int kDqD16 = kD / 16 / kWarpsDqD;
-  /// 16-column groups of dQ at a time: beside the accumulators of dK and dV there is room for 64 a lane, with
-  /// 16 warps for 32.
-  static constexpr int kDqRoom = kThreads * kC.min_ctas > 256 ? 4 : 8;
-  static constexpr int kDqGroup = kDqD16 * kDqM16 <= kDqRoom                 ? kDqD16
-                                  : kDqD16 % 4 == 0 && 4 * kDqM16 <= kDqRoom ? 4
-                                  : kDqD16 % 2 == 0 && 2 * kDqM16 <= kDqRoom ? 2
-                                                                             : 1;
-
-  using TileK = BwdTile<kN, kD>;
-  using TileV = BwdTile<kN, kDv>;
-  using TileQ = BwdTile<kM, kD>;
-  using TileDO = BwdTile<kM, kDv>;
-  using TileP = BwdTile<kN, kM>;
-  static constexpr int kStream = kC.stream > 0 ? kC.stream : 32;  // 32: unused
-  using StreamN = BwdTile<kN, kStream>;
-  using StreamM = BwdTile<kM, kStream>;
-
-  /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30
-  /// registers.
-  struct Place {
-    int lane, g, t;            ///< g, t: row and pair of columns in a fragment
-    int warp_n, warp_q;        ///< in S, dP, dV, dK
-    int warp_dq_m, warp_dq_d;  ///< in dQ
-
-    __device__ __forceinline__ explicit Place(int thread) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-      constexpr bool kAnew = true;
-#else
-      // Where P stays in registers there are few addresses: sm_90 has room to keep them (measured: 5 % at D =
-      // 64).
-      constexpr bool kAnew = kC.warps_q > 1;
-#endif
-      if constexpr (kAnew) ptx::make_opaque(thread);
-      constexpr auto divide = [](int x, int y) {
-        return static_cast<int>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y));
-      };
-      const int warp = divide(thread, 32);
-      lane = thread & 31;
-      g = lane >> 2, t = lane & 3;
-      warp_q = divide(warp, kC.warps_n()), warp_n = warp - warp_q * kC.warps_n();
-      warp_dq_d = divide(warp, kC.warps_dq_m), warp_dq_m = warp - warp_dq_d * kC.warps_dq_m;
-    }
-    /// First query of a chunk, in the tile.
-    __device__ __forceinline__ int column0(int chunk) const {
-      return warp_q * kSliceM + chunk * kC.chunk_m;
-    }
-    /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
-    __device__ __forceinline__ uint32_t words(int chunk) const {
-      return TileP::chunk(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
-    }
-    static __device__ __forceinline__ uint32_t word(uint32_t words, int m, int half, int n) {
-      return (words ^ static_cast<uint32_t>((n % TileP::kChunks) << 4)) +
-             static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes +
-                                   (m * 16 + half * 8) * TileP::kPitch);
-    }
-  };
-
-  /// Copies of the terms that every pair needs.
-  struct Pairs {
-    int shift, window_lo, window_hi;  ///< key j and query i see each other when lo <= j - i - shift <= hi
-    int used_q, used_k;
-
-    __device__ __forceinline__ Pairs(const tile::AttentionParams& p, const tile::SequenceSpan& span)
-        : shift(span.used_k - span.used_q),
-          window_lo(p.window_left < 0 ? -(1 << 30) : -p.window_left),
-          window_hi(p.window_right < 0 ? 1 << 30 : p.window_right),
-          used_q(span.used_q),
-          used_k(span.used_k) {}
-    __device__ __forceinline__ bool sees(int i, int j) const {
-      const int distance = j - i - shift;
-      return distance >= window_lo && distance <= window_hi && j < used_k;
-    }
-    /// Every query of a block sees every key of a block.
-    __device__ __forceinline__ bool all_see(int i, int j) const {
-      return j + kN - 1 - i - shift <= window_hi && j - (i + kM - 1) - shift >= window_lo && j + kN <= used_k;
-    }
-  };
-};
-
-/// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of
-/// softcap; `weights` gets P with dropout, rounded. `keep` has a bit for each kept element, in the order of
-/// acc.
-template <class Instance, int kChunkN8, int kKeepWords>
-__device__ __forceinline__ void bwd_weights_general(
-    const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs, const BwdWork& work, int head,
-    int i0, int j0, const float* lse_log2, int lane, float (&acc)[2][kChunkN8][4],
-    uint32_t (&weights)[2][kChunkN8][2], uint32_t (&keep)[kKeepWords]) {
-  using T = typename Instance::Element;
-  const tile::AttentionParams& p = args.p;
-  const tile::Dropout dropout = work.dropout;
-  constexpr float kLog2E = 1.4426950408889634f;
-  const int g = lane >> 2, t = lane & 3;
-#pragma unroll
-  for (auto& word : keep) word = ~0u;
-#pragma unroll
-  for (int n = 0; n < kChunkN8; ++n) {
-    float kept[2][4];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) kept[m][e] = 1.0f;
-    }
-    if (p.dropout_threshold != 0) {
-      // The four words of one Philox call decide four consecutive keys, which four lanes hold. Each of them
-      // makes the words of one (query, eight keys) and tells the others by vote.
-      const int r = g & 3;
-      uint32_t keeps = 0;
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const int i = i0 + n * 8 + 2 * t + (r & 1);
-        const int j = j0 + m * 16 + (r >> 1) * 8 + (g & 4);
-        const auto words = dropout.quad(static_cast<int64_t>(work.batch) * p.heads_q + head, i, j >> 2);
-        uint32_t mine = 0;
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const uint32_t votes = __ballot_sync(~0u, words[static_cast<size_t>(w)] >= dropout.threshold);
-          if (w == r) mine = votes;
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const bool kept_e = (mine >> (((g & 4) | e) * 4 + t)) & 1;
-          kept[m][e] = kept_e ? dropout.keep_scale : 0.0f;
-          keeps |= static_cast<uint32_t>(kept_e) << (m * 4 + e);
-        }
-      }
-      keep[n / 4] &= ~(0xffu << (8 * (n % 4))) | keeps << (8 * (n % 4));
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int column = n * 8 + 2 * t + c;
-      const int i = i0 + column;
-      const float lse = lse_log2[column];
-      const bool q_is_nan = isnan(lse) && lse_log2[Instance::kConfig.tile_m + column] == INFINITY;
-      const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int j = j0 + m * 16 + h * 8 + g, e = 2 * h + c;
-          float weight = 0;
-          if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && terms.sees(p, j)) {
-            const float dot = acc[m][n][e];
-            const float score = terms.score(p, dot, j);
-            if (score != -INFINITY || q_is_nan) weight = q_is_nan ? lse : ptx::ex2(score * kLog2E - lse);
-            kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
-            // Not 0 while the weight is not: dS of 0 is taken for a pair that takes no part.
-            if (weight != 0) weight *= fmaxf(terms.cap_slope(p, dot), 1e-30f);
-          } else {
-            kept[m][e] = 0;
-          }
-          acc[m][n][e] = weight;
-        }
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      weights[m][n][0] = pack<T>(kept[m][0], kept[m][1]);
-      weights[m][n][1] = pack<T>(kept[m][2], kept[m][3]);
-    }
-  }
-}
 
 /// An instance is a type that names its element type and its configuration:
 ///   struct Example { using Element = __half; static constexpr BwdConfig kConfig = {...}; };
@@ -568,58 +302,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                                           i0 + at.column0(chunk), work.j0 + at.warp_n * 32,
                                           s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
           }
-          const auto weigh = [&](auto select) {
-            constexpr bool kSelect = decltype(select)::value;
-            const Place at(thread);
-            const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
-            const typename B::Pairs pairs(p, work.span);
-            [[maybe_unused]] const int distance =
-                work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
-            [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
-            const uint32_t words = at.words(chunk);
-#pragma unroll
-            for (int n = 0; n < kChunkN8; ++n) {
-              [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
-              const float2 delta = *reinterpret_cast<const float2*>(statistics + kM + n * 8);
-#pragma unroll
-              for (int m = 0; m < 2; ++m) {
-                float ds[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                  float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
-                  if constexpr (B::kC.general) {
-                    if (p.dropout_threshold != 0) {
-                      dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
-                    }
-                  } else {
-                    weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
-                    if constexpr (kSelect) {
-                      const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
-                      if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
-                    }
-                    acc_s[m][n][e] = weight;
-                  }
-                  ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
-                  // A pair that takes no part: V or delta may be NaN.
-                  if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
-                }
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                  if constexpr (!B::kC.general) {
-                    rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
-                  }
-                  rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
-                  const uint32_t word = Place::word(words, m, half, n);
-                  if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
-                  ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
-                }
-              }
-            }
-          };
           if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
-            weigh(std::true_type());
+            bwd_weights<Instance, true>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s,
+                                        acc_dp, keep, rounded_p, rounded_ds);
           } else {
-            weigh(std::false_type());
+            bwd_weights<Instance, false>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s,
+                                         acc_dp, keep, rounded_p, rounded_ds);
           }
 
           if constexpr (!B::kC.exchanges_p()) {
@@ -726,28 +414,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
 
     __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
-    {
-      const auto stage = [&](auto& acc, auto tile, uint32_t base, float scale) {
-        using Tile = decltype(tile);
-        const Place at(thread);
-        const uint32_t word = base + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int n = 0; n < static_cast<int>(sizeof(acc[0]) / sizeof(acc[0][0])); ++n) {
-            const int c = 2 * B::kC.warps_q * (n / 2) + n % 2;
-            const uint32_t to =
-                (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
-                static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
-            ptx::st_shared_4(to, pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
-            ptx::st_shared_4(to + 8 * Tile::kPitch, pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
-          }
-        }
-      };
-      stage(acc_dk, TileK{}, a_k, p.scale);
-      stage(acc_dv, TileV{}, a_v, 1.0f);
-      __syncthreads();  // the tiles of dK and dV are complete
-    }
+    stage_gradient<Instance, TileK>(acc_dk, a_k, p.scale, thread);
+    stage_gradient<Instance, TileV>(acc_dv, a_v, 1.0f, thread);
+    __syncthreads();  // the tiles of dK and dV are complete
     store_tile<TileK, kThreads>(
         s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), work.j0, thread);
     store_tile<TileV, kThreads>(

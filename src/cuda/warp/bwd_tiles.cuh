@@ -212,6 +212,18 @@ __device__ __forceinline__ void make_finite(unsigned char* tile, int thread) {
   }
 }
 
+template <int kM16, int kN8>
+__device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
+#pragma unroll
+  for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
+    }
+  }
+}
+
 /// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `first_a`, `first_b`: see
 /// load lambdas, which get (k, m or pair of n) and fill a fragment.
 template <class T, MmaShape kShape, int kM16, int kN16, int kK16, class LoadA, class LoadB>

@@ -1,0 +1,181 @@
+// The element by element part of bwd_mma: P and dS from S and dP, and rounded gradients.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/kernels/bwd_mma_config.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/warp/bwd_tiles.cuh"
+#include "cuda/warp/score_terms.cuh"
+
+namespace fovea::cuda {
+
+/// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of
+/// softcap; `weights` gets P with dropout, rounded. `keep` has a bit for each kept element, in the order of
+/// acc.
+template <class Instance, int kChunkN8, int kKeepWords>
+__device__ __forceinline__ void bwd_weights_general(
+    const BackwardArgs& args, const typename BwdMma<Instance>::Pairs& pairs, const BwdWork& work, int head,
+    int i0, int j0, const float* lse_log2, int lane, float (&acc)[2][kChunkN8][4],
+    uint32_t (&weights)[2][kChunkN8][2], uint32_t (&keep)[kKeepWords]) {
+  using T = typename Instance::Element;
+  const tile::AttentionParams& p = args.p;
+  const tile::Dropout dropout = work.dropout;
+  constexpr float kLog2E = 1.4426950408889634f;
+  const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (auto& word : keep) word = ~0u;
+#pragma unroll
+  for (int n = 0; n < kChunkN8; ++n) {
+    float kept[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) kept[m][e] = 1.0f;
+    }
+    if (p.dropout_threshold != 0) {
+      // The four words of one Philox call decide four consecutive keys, which four lanes hold. Each of them
+      // makes the words of one (query, eight keys) and tells the others by vote.
+      const int r = g & 3;
+      uint32_t keeps = 0;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const int i = i0 + n * 8 + 2 * t + (r & 1);
+        const int j = j0 + m * 16 + (r >> 1) * 8 + (g & 4);
+        const auto words = dropout.quad(static_cast<int64_t>(work.batch) * p.heads_q + head, i, j >> 2);
+        uint32_t mine = 0;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t votes = __ballot_sync(~0u, words[static_cast<size_t>(w)] >= dropout.threshold);
+          if (w == r) mine = votes;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const bool kept_e = (mine >> (((g & 4) | e) * 4 + t)) & 1;
+          kept[m][e] = kept_e ? dropout.keep_scale : 0.0f;
+          keeps |= static_cast<uint32_t>(kept_e) << (m * 4 + e);
+        }
+      }
+      keep[n / 4] &= ~(0xffu << (8 * (n % 4))) | keeps << (8 * (n % 4));
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = n * 8 + 2 * t + c;
+      const int i = i0 + column;
+      const float lse = lse_log2[column];
+      const bool q_is_nan = isnan(lse) && lse_log2[Instance::kConfig.tile_m + column] == INFINITY;
+      const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int j = j0 + m * 16 + h * 8 + g, e = 2 * h + c;
+          float weight = 0;
+          if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && terms.sees(p, j)) {
+            const float dot = acc[m][n][e];
+            const float score = terms.score(p, dot, j);
+            if (score != -INFINITY || q_is_nan) weight = q_is_nan ? lse : ptx::ex2(score * kLog2E - lse);
+            kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
+            // Not 0 while the weight is not: dS of 0 is taken for a pair that takes no part.
+            if (weight != 0) weight *= fmaxf(terms.cap_slope(p, dot), 1e-30f);
+          } else {
+            kept[m][e] = 0;
+          }
+          acc[m][n][e] = weight;
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      weights[m][n][0] = pack<T>(kept[m][0], kept[m][1]);
+      weights[m][n][1] = pack<T>(kept[m][2], kept[m][3]);
+    }
+  }
+}
+
+/// P and dS of a chunk, rounded, and into the tiles of shared memory that other warps read. acc_s holds S, or
+/// with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
+/// kSelect: some pairs may take no part.
+template <class Instance, bool kSelect, int kChunkN8, int kKeepWords>
+__device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, const BwdWork& work, int chunk,
+                                            int i0, float scale_log2, const float* s_lse, uint32_t a_p,
+                                            uint32_t a_ds, int thread, float (&acc_s)[2][kChunkN8][4],
+                                            const float (&acc_dp)[2][kChunkN8][4],
+                                            const uint32_t (&keep)[kKeepWords],
+                                            uint32_t (&rounded_p)[2][kChunkN8][2],
+                                            uint32_t (&rounded_ds)[2][kChunkN8][2]) {
+  using B = BwdMma<Instance>;
+  using T = typename Instance::Element;
+  const typename B::Place at(thread);
+  const float* const statistics = s_lse + at.column0(chunk) + 2 * at.t;
+  const typename B::Pairs pairs(p, work.span);
+  [[maybe_unused]] const int distance =
+      work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
+  [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
+  const uint32_t words = at.words(chunk);
+#pragma unroll
+  for (int n = 0; n < kChunkN8; ++n) {
+    [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
+    const float2 delta = *reinterpret_cast<const float2*>(statistics + B::kM + n * 8);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      float ds[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float weight = acc_s[m][n][e], dp = acc_dp[m][n][e];
+        if constexpr (B::kC.general) {
+          if (p.dropout_threshold != 0) {
+            dp = keep[n / 4] >> (8 * (n % 4) + m * 4 + e) & 1 ? dp * p.dropout_keep_scale : 0.0f;
+          }
+        } else {
+          weight = ptx::ex2(weight * scale_log2 - (e & 1 ? lse.y : lse.x));
+          if constexpr (kSelect) {
+            const int key = m * 16 + 8 * (e >> 1), d = distance + key - (n * 8 + (e & 1));
+            if (d < pairs.window_lo || d > pairs.window_hi || key >= keys_left) weight = 0;
+          }
+          acc_s[m][n][e] = weight;
+        }
+        ds[e] = weight * (dp - (e & 1 ? delta.y : delta.x));
+        // A pair that takes no part: V or delta may be NaN.
+        if constexpr (kSelect) ds[e] = weight == 0 ? 0.0f : ds[e];
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (!B::kC.general) {
+          rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
+        }
+        rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
+        const uint32_t word = B::Place::word(words, m, half, n);
+        if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
+        ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
+      }
+    }
+  }
+}
+
+/// A warp's share of dK or dV, times `scale` and rounded, into a tile.
+template <class Instance, class Tile, int kN8>
+__device__ __forceinline__ void stage_gradient(const float (&acc)[2][kN8][4], uint32_t tile, float scale,
+                                               int thread) {
+  using B = BwdMma<Instance>;
+  using T = typename Instance::Element;
+  const typename B::Place at(thread);
+  const uint32_t word = tile + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+      const int c = 2 * B::kC.warps_q * (n / 2) + n % 2;
+      const uint32_t to =
+          (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
+          static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
+      ptx::st_shared_4(to, pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
+      ptx::st_shared_4(to + 8 * Tile::kPitch, pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
+    }
+  }
+}
+
+}  // namespace fovea::cuda
