@@ -6,11 +6,11 @@
 // warp owns kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
 //
 // Shared memory   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv), swizzled 16-byte
-// chunks. Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32; P lives in the registers of acc_s.
-// Barriers        with two stages one a key block: behind it block n has arrived for everyone (each thread
-// waited for its
-//                 own copies), and nobody reads block n + 1 any more, so that its stage takes block n - 1.
-//                 With one stage two a block, one for K and one for V, alike.
+// chunks Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32 a lane; P lives in the registers of
+// acc_s Barriers        with two stages one a key block: behind it block n has arrived for everyone (each
+// thread
+//                 waited for its own copies), and nobody reads block n + 1 any more, so that its stage takes
+//                 block n - 1. With one stage two a block, one for K and one for V, alike.
 //
 // The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp
 // at once: softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the
@@ -19,173 +19,30 @@
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
 // with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
 //
-// Grid: fwd_mma_grid. Block: 32 kNumWarps threads.
+// Launch
+//   grid    fwd_mma_grid (fwd_mma_place.cuh)
+//   block   threads()
+//   shared  shared_bytes(), dynamic
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/fwd_mma_epilogue.cuh"
+#include "cuda/kernels/fwd_mma_place.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
-#include "tile/kv_blocks.hpp"
 
 namespace fovea::cuda {
-
-struct FwdMmaConfig {
-  int head_dim;     ///< D, padded
-  int value_slice;  ///< columns of V and O of one CTA; head_dim_v is covered by ceil(head_dim_v /
-                    ///< value_slice) CTAs
-  int tile_m, tile_n;
-  int num_warps;
-  int min_ctas;  ///< CTAs an SM, for the register allocator
-  /// Every term of the score and any alignment; else window, causal and lengths only, scale > 0, and q, k and
-  /// v whose rows can be copied in pieces of 16 bytes.
-  bool general;
-  /// Of K and V: with 2 a block is copied while the one before is worked on; with 1, K while P V goes on and
-  /// V while Q K^T does, for half of the shared memory and twice the barriers.
-  int stages = 2;
-  MmaShape mma = MmaShape::kM16N8K16;
-
-  constexpr int threads() const { return 32 * num_warps; }
-  constexpr int warp_m() const { return tile_m / num_warps; }
-  constexpr int shared_bytes() const {
-    const int q = tile_m * head_dim * 2, o = tile_m * value_slice * 2;
-    return (q > o ? q : o) + stages * tile_n * (head_dim + value_slice) * 2 + kPlaceBytes;
-  }
-  static constexpr int kPlaceBytes = 128;  ///< of FwdMmaPlace
-};
 
 /// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
 /// still.
 inline constexpr float kLazyLog2 = 8.0f;
-
-/// CTAs of a launch: (heads of a section, tiles of rows, sections * splits * slices). CTAs start in the order
-/// of x, y, z, so tiles of a section's heads, whose K and V fit the L2 cache together, run side by side, the
-/// longest rows first (under causal the last tile sees most keys).
-template <class Grid>
-constexpr Grid fwd_mma_grid(const ForwardArgs& args, const FwdMmaConfig& config) {
-  const int64_t planes =
-      static_cast<int64_t>(args.pack_group ? args.p.heads_kv : args.p.heads_q) * args.p.batch;
-  const int64_t rows = static_cast<int64_t>(args.p.seqlen_q) * (args.pack_group ? args.p.group : 1);
-  const int64_t tiles = (rows + config.tile_m - 1) / config.tile_m;
-  const int64_t slices = (args.p.head_dim_v + config.value_slice - 1) / config.value_slice;
-  const int64_t sections = (planes + args.heads_at_once - 1) / args.heads_at_once;
-  return {planes < args.heads_at_once ? planes : args.heads_at_once, tiles > 0 ? tiles : 1,
-          sections * args.num_splits * slices};
-}
-
-/// Where a CTA works: its rows, and the blocks of keys that it walks over.
-template <FwdMmaConfig kConfig>
-struct FwdMmaPlace {
-  tile::SequenceSpan span;
-  int batch, head;         ///< `head` of q, or of k for a packed group
-  int first_row, end_row;  ///< of queries (times the heads of a packed group); empty: nothing to do
-  int first_column;        ///< of v and o
-  int split;
-  int n_begin, n_end;  ///< blocks of keys
-  int n_masked;        ///< blocks from here on need a mask
-  const char *k, *v;   ///< first key of the sequence and key head, first column
-
-  __device__ static __forceinline__ FwdMmaPlace of(const ForwardArgs& args) {
-    const tile::AttentionParams& p = args.p;
-    FwdMmaPlace place;
-    unsigned section = blockIdx.z;
-    place.split = 0;
-    place.first_column = 0;
-    if (args.num_splits > 1) {
-      place.split = static_cast<int>(section % args.num_splits);
-      section /= args.num_splits;
-    }
-    if (p.head_dim_v > kConfig.value_slice) {
-      const unsigned slices = (p.head_dim_v + kConfig.value_slice - 1) / kConfig.value_slice;
-      place.first_column = static_cast<int>(section % slices) * kConfig.value_slice;
-      section /= slices;
-    }
-    const unsigned heads = args.pack_group ? p.heads_kv : p.heads_q;
-    const unsigned plane = section * gridDim.x + blockIdx.x;
-    place.batch = static_cast<int>(plane / heads);
-    place.head = static_cast<int>(plane - place.batch * heads);
-    const int head_kv = args.pack_group || p.group == 1
-                            ? place.head
-                            : static_cast<int>(static_cast<unsigned>(place.head) / p.group);
-    place.first_row = static_cast<int>(gridDim.y - 1 - blockIdx.y) * kConfig.tile_m;
-    place.end_row = place.n_begin = place.n_end = place.n_masked = 0;
-    if (place.batch >= p.batch) {  // the last section has fewer heads
-      place.span = {};
-      return place;
-    }
-    place.span = tile::sequence_span(p, place.batch);
-    place.end_row =
-        min(place.first_row + kConfig.tile_m, place.span.used_q * (args.pack_group ? p.group : 1));
-    if (place.first_row >= place.end_row) return place;
-    const tile::KvBlocks blocks = tile::kv_blocks(p, place.span, query_of(args, place.first_row),
-                                                  query_of(args, place.end_row - 1) + 1, kConfig.tile_n);
-    place.n_begin = blocks.begin;
-    place.n_end = blocks.end;
-    if (args.num_splits > 1) {
-      const int share = tile::ceil_div(blocks.count(), args.num_splits);
-      place.n_begin += place.split * share;
-      place.n_end = min(place.n_begin + share, place.n_end);
-    }
-    place.k = p.k.data + p.k.offset(place.batch, place.span.row_k, head_kv) * 2;
-    place.v = p.v.data + (p.v.offset(place.batch, place.span.row_k, head_kv) + place.first_column) * 2;
-    // With a window's left edge every block takes the masked loop: it costs less than a third loop would.
-    place.n_masked =
-        p.window_left >= 0 ? place.n_begin : max(place.n_begin, min(blocks.full_end, place.n_end));
-    return place;
-  }
-
-  __device__ static __forceinline__ int query_of(const ForwardArgs& args, int row) {
-    return args.pack_group ? static_cast<int>(__umulhi(static_cast<uint32_t>(row), args.query_magic)) : row;
-  }
-  __device__ __forceinline__ int head_of(const ForwardArgs& args, int row) const {
-    return args.pack_group ? head * args.p.group + row - query_of(args, row) * args.p.group : head;
-  }
-  /// Row of part_lse, and of part_o.
-  __device__ __forceinline__ int64_t part_of(const ForwardArgs& args, int i, int q_head) const {
-    return ((static_cast<int64_t>(split) * args.p.batch + batch) * args.p.heads_q + q_head) *
-               args.p.seqlen_q +
-           i;
-  }
-};
-
-/// Outputs of the queries that take no part: this CTA's share of those from used_q on.
-template <FwdMmaConfig kConfig>
-__device__ __forceinline__ void write_unused_rows(const ForwardArgs& args,
-                                                  const FwdMmaPlace<kConfig>& place) {
-  const tile::AttentionParams& p = args.p;
-  const int thread = static_cast<int>(threadIdx.x), rows_per_query = args.pack_group ? p.group : 1;
-  const int tiles = static_cast<int>(gridDim.y), m_block = tiles - 1 - static_cast<int>(blockIdx.y);
-  const int share = tile::ceil_div(max(p.seqlen_q, 1), tiles);
-  const int begin = max(place.span.used_q, m_block * share);
-  const int end =
-      m_block + 1 == tiles ? place.span.length_q : min(place.span.length_q, (m_block + 1) * share);
-  const int columns = min(kConfig.value_slice, p.head_dim_v - place.first_column);
-  for (int i = begin; i < end; ++i) {
-    for (int h = 0; h < rows_per_query; ++h) {
-      const int head = place.head * rows_per_query + h;
-      const int64_t at = p.o.offset(place.batch, place.span.row_q + i, head) + place.first_column;
-      for (int c = thread; c < columns; c += kConfig.threads()) {
-        if (p.o_is_f32) {
-          reinterpret_cast<float*>(p.o.data)[at + c] = 0.0f;
-        } else {
-          reinterpret_cast<uint16_t*>(p.o.data)[at + c] = 0;
-        }
-      }
-      if (p.lse.data != nullptr && thread == 0 && place.first_column == 0) {
-        p.lse.data[p.lse.offset(place.batch, head, place.span.row_q + i)] = -INFINITY;
-      }
-    }
-  }
-}
 
 /// An instance is a type that names its element type and its configuration:
 ///   struct Example { using Element = __half; static constexpr FwdMmaConfig kConfig = {...}; };
@@ -594,106 +451,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     return;
   }
 
-  // Statistics of rows, from the four lanes that hold a row to the one lane that finishes it, and back.
-  const uint32_t sRows = sK + warp * kConfig.warp_m() * 8;
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = row_sum[mt][half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const float base = row_max[mt][half] == -INFINITY ? 0.0f : row_max[mt][half] * scale_log2;
-      if (lane % 4 == 0) {
-        ptx::st_shared_8(sRows + (mt * 16 + half * 8 + lane_row) * 8,
-                         {__float_as_uint(base), __float_as_uint(sum)});
-      }
-    }
-  }
-  __syncwarp();  // the statistics are there
-  if (lane < kConfig.warp_m()) {
-    const int row = here.first_row + warp * kConfig.warp_m() + lane;
-    if (row < here.end_row) {
-      const uint2 statistics = ptx::ld_shared_8(sRows + lane * 8);
-      const float factor = finish_row(here.query_of(args, row), here.head_of(args, row),
-                                      __uint_as_float(statistics.x), __uint_as_float(statistics.y));
-      ptx::st_shared_4(sRows + lane * 8, __float_as_uint(factor));
-    }
-  }
-  __syncwarp();  // the factors are there
-  float factor[kMTiles][2];
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      factor[mt][half] = __uint_as_float(ptx::ld_shared_4(sRows + (mt * 16 + half * 8 + lane_row) * 8));
-    }
-  }
-
-  if (as_f32) {
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_at(here.first_row, mt, half);
-        if (row >= here.end_row) continue;
-        float* to = f32_row(here.query_of(args, row), here.head_of(args, row)) + lane_column;
-        const int left = columns - lane_column;
-#pragma unroll
-        for (int ot = 0; ot < kOTiles; ++ot) {
-          if (ot * 8 < left) to[ot * 8] = acc_o[mt][ot][2 * half] * factor[mt][half];
-          if (ot * 8 + 1 < left) to[ot * 8 + 1] = acc_o[mt][ot][2 * half + 1] * factor[mt][half];
-        }
-      }
-    }
-    return;
-  }
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
-#pragma unroll
-      for (int ot = 0; ot < kOTiles; ++ot) {
-        ptx::st_shared_4(sO + TileO::offset(r, ot) + lane_column * 2,
-                         pack<T>(acc_o[mt][ot][2 * half] * factor[mt][half],
-                                 acc_o[mt][ot][2 * half + 1] * factor[mt][half]));
-      }
-    }
-  }
-  __syncwarp();  // a warp's rows of sO are written by its own lanes
-  constexpr int kChunks = TileO::kChunks;
-  if ((p.aligned16 & tile::kAlignedO) != 0 && !args.pack_group && 32 % kChunks == 0) {
-    // A lane keeps to one column of chunks: one address, and multiples of the distance between rows.
-    constexpr int kRowsAtOnce = 32 / kChunks > 0 ? 32 / kChunks : 1;
-    const int r0 = warp * kConfig.warp_m() + lane / kChunks, chunk = lane % kChunks;
-    T* to = reinterpret_cast<T*>(p.o.data) +
-            p.o.offset(here.batch, here.span.row_q + here.first_row + r0, here.head) + here.first_column +
-            chunk * 8;
-    const int rows = chunk * 8 < columns ? here.end_row - here.first_row - r0 : 0;
-#pragma unroll
-    for (int r = 0; r < kConfig.warp_m(); r += kRowsAtOnce) {
-      const uint4 words = ptx::ld_shared_16(sO + TileO::offset(r0 + r, chunk));
-      if (r < rows) *reinterpret_cast<uint4*>(to + r * p.o.row) = words;
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int at = lane; at < kConfig.warp_m() * kChunks; at += 32) {
-    const int r = warp * kConfig.warp_m() + at / kChunks, chunk = at % kChunks;
-    const int row = here.first_row + r;
-    const int left = columns - chunk * 8;
-    if (row >= here.end_row || left <= 0) continue;
-    T* to = reinterpret_cast<T*>(p.o.data) +
-            p.o.offset(here.batch, here.span.row_q + here.query_of(args, row), here.head_of(args, row)) +
-            here.first_column + chunk * 8;
-    const uint4 words = ptx::ld_shared_16(sO + TileO::offset(r, chunk));
-    if ((p.aligned16 & tile::kAlignedO) != 0) {
-      *reinterpret_cast<uint4*>(to) = words;
-    } else {
-      store_elements(reinterpret_cast<char*>(to), words, left);
-    }
-  }
+  store_rows<Instance>(args, here, scale_log2, acc_o, row_max, row_sum, sO, sK, warp, lane, columns, as_f32,
+                       f32_row, finish_row);
 }
 
 }  // namespace fovea::cuda
