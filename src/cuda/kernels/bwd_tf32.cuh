@@ -1,5 +1,5 @@
-// The backward in float32 on tensor cores: every product is three of tf32 (warp/tf32_split.cuh). sm_80 and
-// newer.
+// The backward in float32 on tensor cores, sm_80 and newer: every product is three of tf32
+// (warp/tf32_split.cuh).
 //
 //   S = Q K^T      P = exp2(scale_log2 S - lse_log2)      dP = dO V^T      dS = P o (dP - delta)
 //   dV = P^T dO    dK = scale dS^T Q                      dQ = scale dS K
@@ -7,9 +7,8 @@
 // Two kinds of CTAs in one launch, each with rows of its own whose gradients it sums in registers: nothing is
 // added across CTAs, so there are no atomics and no buffers, and the bits are the same each time.
 //
-//   of keys     rows are keys, columns queries: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q over
-//   all heads of the
-//               group
+//   of keys     rows are keys, columns queries: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
+//               over all heads of the group
 //   of queries  rows are queries, columns keys: S, dP, dQ += dS K
 //
 // S and dP are computed twice, seven products in place of five. In return the accumulators of S and dP are
@@ -17,13 +16,14 @@
 // warps: with tf32, dS for a shared dQ would take twice the bytes of the 16-bit kernel's, and its transposed
 // reads.
 //
-// Shared memory   two row tiles (kTileM, D): K, V or Q, dO; two stages of two column tiles (kTileN, D): Q, dO
-// or K, V; their
-//                 lse_log2 and delta.
-// Registers       one or two gradients, kWarpM D / 32 a lane each; acc_s and acc_dp, kWarpM kTileN / 32 each.
-// Barrier         one a step: the column tiles have arrived for everyone (each thread waited for its own
-// copies), and nobody
-//                 reads those of the step before any more, so that the next ones take their place.
+// Shared memory
+//   two row tiles (kTileM, D): K, V or Q, dO
+//   two stages of two column tiles (kTileN, D): Q, dO or K, V; and of their lse_log2 and delta
+// Registers
+//   one or two gradients, kWarpM D / 32 a lane each; acc_s and acc_dp, kWarpM kTileN / 32 each
+// Barrier
+//   one a step: the column tiles have arrived for everyone (each thread waited for its own copies), and
+//   nobody reads those of the step before any more, so that the next ones take their place
 //
 // NaN and Inf: as in fwd_tf32.cuh, rows of gradients that are not finite are computed once more, pair by
 // pair, from the pairs that take part.

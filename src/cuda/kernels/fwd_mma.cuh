@@ -5,12 +5,14 @@
 // A CTA owns kTileM rows of queries of one head and walks over the blocks of kTileN keys that they see. Each
 // warp owns kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
 //
-// Shared memory   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv), swizzled 16-byte
-// chunks Registers       acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32 a lane; P lives in the registers of
-// acc_s Barriers        with two stages one a key block: behind it block n has arrived for everyone (each
-// thread
-//                 waited for its own copies), and nobody reads block n + 1 any more, so that its stage takes
-//                 block n - 1. With one stage two a block, one for K and one for V, alike.
+// Shared memory
+//   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv); swizzled 16-byte chunks
+// Registers
+//   acc_o kWarpM Dv / 32, acc_s kWarpM kTileN / 32 a lane; P lives in the registers of acc_s
+// Barriers
+//   With two stages one a key block: behind it block n has arrived for everyone (each thread waited for its
+//   own copies), and nobody reads block n + 1 any more, so that its stage takes block n - 1. With one stage
+//   two a block, one for K and one for V, alike.
 //
 // The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp
 // at once: softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the
