@@ -1,0 +1,262 @@
+// A range of keys of one head against the queries that see it: the products of the backward (backward.cpp has
+// the equations).
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/backward_work.hpp"
+
+namespace fovea::cpu::backward_pass {
+
+void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, int64_t x,
+                           const float* lse2, const float* delta, float* dbias_tile) {
+  const Ops& ops = *a.s.ops;
+  const ThreadScratch& t = a.t;
+  panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * a.s.words_d * kPanel,
+               round_up(n, ops.row_multiple), n, a.s.words_d, block.j0, t.scores, nullptr,
+               a.terms.any ? t.derivative : nullptr);
+  ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
+             a.s.words_dv, t.dp, nullptr);
+  if (a.terms.dropout) {
+    std::fill_n(t.keep, n * kPanel, 0.0f);
+    dropout_factors(a.group, lanes, a.terms, n, block.j0, t.keep);
+    for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.keep[i] == 0 ? 0.0f : t.dp[i] * t.keep[i];
+  }
+  ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
+  if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
+  if (a.terms.dropout) {
+    for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] = t.keep[i] == 0 ? 0.0f : t.scores[i] * t.keep[i];
+  }
+  if (a.terms.any) {
+    for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.dp[i] == 0 ? 0.0f : t.dp[i] * t.derivative[i];
+  }
+}
+
+namespace {
+
+/// Right operand of update(): the rows on the lanes of a panel, as float32 rows or as bfloat16 pairs of rows.
+void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,
+                 int64_t padded, float* dst) {
+  const int64_t pair = s.ops->word_elements;
+  for (int64_t x = 0; x < kPanel; x += pair) {
+    float* out = dst + x / pair * padded;
+    if (x >= lanes.count) {
+      std::fill_n(out, padded, 0.0f);
+      continue;
+    }
+    const char* low = group.row_data(role, lanes.first_row + x);
+    if (pair == 1) {
+      s.load_row(low, size, padded, out);
+    } else {
+      const char* high = x + 1 < lanes.count ? group.row_data(role, lanes.first_row + x + 1) : nullptr;
+      s.ops->interleave(reinterpret_cast<const uint16_t*>(low), reinterpret_cast<const uint16_t*>(high), size,
+                        reinterpret_cast<uint32_t*>(out));
+      std::fill(out + size, out + padded, 0.0f);
+    }
+  }
+}
+
+bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes) {
+  for (int x = 0; x < lanes.count; ++x) {
+    if (!all_finite({group.row_data(Role::kQ, lanes.first_row + x)}, s.type, 1, s.d) ||
+        !all_finite({group.row_data(Role::kDO, lanes.first_row + x)}, s.type, 1, s.d_v)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// dQ, dK and dV of one panel and block, pair by pair, leaving out pairs whose weight is 0: masked pairs must
+/// not meet the NaN and Inf of operands that they do not see.
+void multiply_exactly(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, float* dq) {
+  const Staging& s = a.s;
+  const MatrixView keys = a.group.keys(Role::kK);
+  for (int64_t j = 0; j < n; ++j) {
+    const char* key = keys.data + (block.j0 + j) * keys.stride * size_of(s.type);
+    for (int x = 0; x < lanes.count; ++x) {
+      const float weight = a.t.scores[j * kPanel + x], gradient = a.t.dp[j * kPanel + x];
+      if (weight != 0) {
+        const char* d_out = a.group.row_data(Role::kDO, lanes.first_row + x);
+        for (int64_t c = 0; c < s.d_v; ++c)
+          block.dv[j * s.padded_dv + c] += weight * load_element(d_out, s.type, c);
+      }
+      if (gradient != 0) {
+        const char* query = a.group.row_data(Role::kQ, lanes.first_row + x);
+        for (int64_t c = 0; c < s.d; ++c) {
+          block.dk[j * s.padded_d + c] += gradient * load_element(query, s.type, c);
+          dq[c * kPanel + x] += gradient * load_element(key, s.type, c);
+        }
+      }
+    }
+  }
+}
+
+/// Zeroes rows [from, to) of one panel's part of p and ds.
+void clear_panel_rows(const ThreadScratch& t, int64_t x, int64_t panel_words, int64_t from, int64_t to) {
+  for (int64_t j = from; j < to; ++j) {
+    std::fill_n(t.p + j * t.ld + x * panel_words, panel_words, 0.0f);
+    std::fill_n(t.ds + j * t.ld + x * panel_words, panel_words, 0.0f);
+  }
+}
+
+/// One block of keys against one tile of rows.
+void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
+  const Staging& s = a.s;
+  const Ops& ops = *s.ops;
+  const ThreadScratch& t = a.t;
+  const int64_t pair = ops.word_elements, panel_words = kPanel / pair;
+  const int64_t key_step = ops.k_multiple * pair;
+  int64_t first = tile.panels, last = 0;  // panels whose p and ds are to be multiplied
+  bool skipped[kPanels] = {};             // those among them that multiply_exactly() has done
+  int64_t used_keys[kPanels] = {};        // keys of the block up to the last one that the panel sees
+  for (int64_t x = 0; x < tile.panels; ++x) {
+    const Lanes& lanes = tile.lanes[x];
+    skipped[x] = true;
+    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin) continue;
+    skipped[x] = false;
+    first = std::min(first, x);
+    last = x + 1;
+    const int64_t n = std::min(block.n, round_up(lanes.any.end - block.j0, key_step));
+    used_keys[x] = n;
+    const int64_t stats = a.shared.stats_of(a.group_index, tile.first_panel + x);
+    const float *lse2 = a.shared.lse2 + stats, *delta = a.shared.delta + stats;
+    float* dq = a.shared.dq_of(a.group_index, a.range, tile.first_panel + x);
+    const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
+    const bool zeros = !inside || a.terms.any || a.terms.dropout;
+    float* p = t.p + x * panel_words;
+    float* ds = t.ds + x * panel_words;
+    auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
+    if (zeros && !(block.keys_finite && tile.finite[x])) {
+      weights_and_gradients(a, lanes, block, n, x, lse2, delta, nullptr);
+      multiply_exactly(a, lanes, block, n, dq);
+      skipped[x] = true;
+      continue;
+    }
+    if (a.terms.any || a.terms.dropout) {
+      weights_and_gradients(a, lanes, block, n, x, lse2, delta, nullptr);
+      ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
+    } else {
+      const int64_t rows = round_up(n, ops.row_multiple);
+      panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * s.words_d * kPanel, rows, n,
+                   s.words_d, block.j0, t.scores, nullptr, nullptr);
+      ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
+      ops.gradients(t.scores, t.dp, n, a.terms.factor, lse2, delta, p, ds, t.ld, ds_pairs);
+    }
+    clear_panel_rows(t, x, panel_words, n, block.rows);
+    const float* right = pair == 2 ? t.ds_pairs : ds;
+    const int64_t words = s.words_of(n);
+    if (pair == 2) {
+      std::fill(t.ds_pairs + ceil_div(n, 2) * kPanel, t.ds_pairs + words * kPanel, 0.0f);
+      ops.accumulate(block.columns, right, round_up(s.d, ops.row_multiple), words, dq, nullptr);
+    } else {
+      ops.accumulate_strided(block.columns, right, t.ld, s.d, words, dq);
+    }
+  }
+  // Keys in steps of 32 rows: under a causal mask each step meets only the panels that see it.
+  constexpr int64_t kStep = 32;
+  for (int64_t r = 0; r < block.rows; r += kStep) {
+    const int64_t rows = std::min(kStep, block.rows - r);
+    for (int64_t x = first; x < last;) {
+      if (skipped[x] || used_keys[x] <= r) {
+        ++x;
+        continue;
+      }
+      int64_t end = x + 1;
+      while (end < last && !skipped[end] && used_keys[end] > r) ++end;
+      const int64_t k = (end - x) * panel_words;
+      ops.update({t.p + r * t.ld + x * panel_words, t.ld, 1}, t.d_output_rows + x * panel_words * s.padded_dv,
+                 s.padded_dv, rows, s.padded_dv, k, block.dv + r * s.padded_dv, s.padded_dv);
+      ops.update({t.ds + r * t.ld + x * panel_words, t.ld, 1}, t.query_rows + x * panel_words * s.padded_d,
+                 s.padded_d, rows, s.padded_d, k, block.dk + r * s.padded_d, s.padded_d);
+      x = end;
+    }
+  }
+}
+
+void write_rows(const Staging& s, const float* src, int64_t ld, int64_t n, int64_t size, float factor,
+                const MatrixView& out, int64_t first_row, float* temp) {
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t c = 0; c < size; ++c) temp[c] = src[j * ld + c] * factor;
+    s.ops->from_float(temp, size, s.type, out.data + (first_row + j) * out.stride * size_of(s.type));
+  }
+}
+
+}  // namespace
+
+void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile) {
+  tile.first_panel = first_panel;
+  tile.panels = panels;
+  const Staging& s = a.s;
+  const int64_t panel_words = kPanel / s.ops->word_elements;
+  for (int64_t x = 0; x < panels; ++x) {
+    Lanes& lanes = tile.lanes[x];
+    lanes = Lanes(a.group, (first_panel + x) * kPanel);
+    s.stage_panel(a.group, lanes, Role::kQ, s.d, s.words_d, a.t.queries + x * s.words_d * kPanel, a.t.temp);
+    s.stage_panel(a.group, lanes, Role::kDO, s.d_v, s.words_dv, a.t.d_outputs + x * s.words_dv * kPanel,
+                  a.t.temp);
+    stage_right(s, a.group, lanes, Role::kQ, s.d, s.padded_d, a.t.query_rows + x * panel_words * s.padded_d);
+    stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv,
+                a.t.d_output_rows + x * panel_words * s.padded_dv);
+    tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
+    // A row whose lse is NaN would make its masked weights NaN, too; only gradients_float() tells them apart.
+    const float* lse2 = a.shared.lse2 + a.shared.stats_of(a.group_index, first_panel + x);
+    for (int lane = 0; exact_checks && lane < lanes.count; ++lane) {
+      if (std::isnan(lse2[lane])) tile.finite[x] = false;
+    }
+  }
+}
+
+int64_t stage_keys(const Staging& s, const Group& group, const ThreadScratch& t, int64_t begin, int64_t end,
+                   KeyBlock* blocks) {
+  const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
+  const int64_t bytes = size_of(s.type);
+  int64_t count = 0;
+  for (int64_t j0 = begin; j0 < end; j0 += kBlockKeys, ++count) {
+    KeyBlock& block = blocks[count];
+    const int64_t at = j0 - begin;
+    block.j0 = j0;
+    block.n = std::min(kBlockKeys, end - j0);
+    block.rows = round_up(block.n, s.ops->row_multiple);
+    const MatrixView key_rows{keys.data + j0 * keys.stride * bytes, keys.stride};
+    const MatrixView value_rows{values.data + j0 * values.stride * bytes, values.stride};
+    block.keys = s.stage_rows(key_rows, block.n, s.d, s.words_d, t.keys + at * s.words_d);
+    block.values = s.stage_rows(value_rows, block.n, s.d_v, s.words_dv, t.values + at * s.words_dv);
+    block.columns = s.ops->word_elements == 1
+                        ? Operand{block.keys.data, 1, block.keys.row_stride}
+                        : s.stage_columns(key_rows, block.n, s.d, t.key_columns + count * t.columns_block);
+    block.dk = t.dk + at * s.padded_d;
+    block.dv = t.dv + at * s.padded_dv;
+    std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
+    std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
+    block.keys_finite = all_finite(key_rows, s.type, block.n, s.d);
+  }
+  return count;
+}
+
+void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_checks, RowTile& tile) {
+  const Staging& s = a.s;
+  const int64_t panels = ceil_div(a.group.rows(), kPanel);
+  if (panels > 0) {
+    std::fill_n(a.shared.dq_of(a.group_index, a.range, 0), panels * a.shared.schedule->dq_panel, 0.0f);
+  }
+  KeyBlock blocks[kStagedKeys / kBlockKeys];
+  const int64_t staged = a.shared.schedule->staged_keys;
+  for (int64_t j0 = begin; j0 < end; j0 += staged) {
+    const int64_t j1 = std::min(end, j0 + staged);
+    const int64_t count = stage_keys(s, a.group, a.t, j0, j1, blocks);
+    const tile::Range queries = a.group.window.queries_of_any(j0, j1);
+    if (!queries.empty()) {
+      const int64_t first_panel = queries.begin * a.group.size() / kPanel;
+      const int64_t last_panel = ceil_div(queries.end * a.group.size(), kPanel);
+      for (int64_t x = first_panel; x < last_panel; x += kPanels) {
+        stage_tile(a, x, std::min(kPanels, last_panel - x), exact_checks, tile);
+        for (int64_t b = 0; b < count; ++b) block_step(a, tile, blocks[b]);
+      }
+    }
+    const auto scale = static_cast<float>(a.group.problem->scale);
+    write_rows(s, a.t.dk, s.padded_d, j1 - j0, s.d, scale, a.group.keys(Role::kDK), j0, a.t.temp);
+    write_rows(s, a.t.dv, s.padded_dv, j1 - j0, s.d_v, 1.0f, a.group.keys(Role::kDV), j0, a.t.temp);
+  }
+}
+
+}  // namespace fovea::cpu::backward_pass

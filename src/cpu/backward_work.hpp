@@ -1,0 +1,149 @@
+// What backward.cpp, which shares the work out, and backward_range.cpp, which does it, know of each other.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "cpu/panel.hpp"
+
+namespace fovea::cpu::backward_pass {
+
+// Two score tiles (S and dP, 24 KB each at 128 keys) pass through the first-level cache once.
+inline constexpr int64_t kBlockKeys = 128;
+// Rows of a tile: 192, so that dV and dK are read and written once for a reduction of 192.
+inline constexpr int64_t kPanels = 4;
+// Keys that stay staged while the queries stream past: what packing Q and dO costs is spread over them; their
+// accumulators (512 KB at head size 128) still fit in a second-level cache.
+inline constexpr int64_t kStagedKeys = 512;
+// Ranges of keys a head is divided into, so that 16 and more cores have work; each range costs a copy of dQ.
+inline constexpr int64_t kWantedItems = 32;
+inline constexpr int64_t kMaxQueryGradientBytes = int64_t{1} << 30;
+
+struct Schedule {
+  int64_t groups, panels;      ///< panels of the longest sequence of one key head
+  int64_t ranges, range_keys;  ///< keys a work item, a multiple of kBlockKeys
+  int64_t staged_keys;
+  int64_t dq_panel;  ///< floats of one panel of dQ^T
+
+  Schedule(const AttentionProblem& p, const Staging& s) {
+    groups = p.batch * p.heads_kv;
+    panels = ceil_div(p.seqlen_q * p.group(), kPanel);
+    dq_panel = round_up(s.d, 16) * kPanel;
+    const int64_t blocks = std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
+    const int64_t dq_bytes = std::max<int64_t>(1, groups * panels * dq_panel * 4);
+    ranges = std::clamp<int64_t>(ceil_div(kWantedItems, std::max<int64_t>(1, groups)), 1,
+                                 std::max<int64_t>(1, kMaxQueryGradientBytes / dq_bytes));
+    range_keys = ceil_div(blocks, std::min(ranges, blocks)) * kBlockKeys;
+    ranges = std::max<int64_t>(1, ceil_div(p.seqlen_k, range_keys));
+    staged_keys = std::min(range_keys, kStagedKeys);
+  }
+  int64_t dq_size() const { return groups * ranges * panels * dq_panel; }
+  int64_t row_stats() const { return groups * panels * kPanel; }
+};
+
+/// Elements that a tensor of pairs holds along each dimension: 1 where it broadcasts.
+inline std::array<int64_t, 4> extents(const TensorDesc& t) {
+  std::array<int64_t, 4> held{};
+  for (size_t i = 0; i < 4; ++i) held[i] = t.stride[i] == 0 ? 1 : t.shape[i];
+  return held;
+}
+
+inline int64_t count(const std::array<int64_t, 4>& held) {
+  return held[0] * held[1] * held[2] * held[3];
+}
+
+/// Arrays that all threads share: dQ^T by (group, range, panel), and lse2 and delta by (group, row).
+struct Shared {
+  float *dq, *lse2, *delta, *dbias;
+  const Schedule* schedule;
+
+  Shared(Scratch& memory, const Schedule& plan, const AttentionProblem& p) : schedule(&plan) {
+    dq = memory.take<float>(plan.dq_size());
+    lse2 = memory.take<float>(plan.row_stats());
+    delta = memory.take<float>(plan.row_stats());
+    const TensorDesc& bias = p[Role::kDBias];
+    dbias = bias.present ? memory.take<float>(count(extents(bias))) : nullptr;
+  }
+  float* dq_of(int64_t group, int64_t range, int64_t panel) const {
+    return dq + ((group * schedule->ranges + range) * schedule->panels + panel) * schedule->dq_panel;
+  }
+  int64_t stats_of(int64_t group, int64_t panel) const { return (group * schedule->panels + panel) * kPanel; }
+};
+
+/// What one thread works in.
+struct ThreadScratch {
+  // Keys of the staged range.
+  float *keys, *values, *key_columns, *dk, *dv;
+  int64_t columns_block;  ///< words of key_columns a block
+  // Rows of the tile.
+  float *queries, *d_outputs, *query_rows, *d_output_rows;
+  // One block.
+  float *scores, *dp, *derivative, *keep, *p, *ds, *ds_pairs, *temp;
+  int64_t ld;  ///< row stride of p and ds in words
+
+  ThreadScratch(Scratch& memory, const Staging& s, const Schedule& plan) {
+    const int64_t n = round_up(plan.staged_keys, 32), rows = kPanels * kPanel, pair = s.ops->word_elements;
+    keys = memory.take<float>(s.rows_size(n, s.words_d));
+    values = memory.take<float>(s.rows_size(n, s.words_dv));
+    columns_block = round_up(s.columns_size(kBlockKeys, s.d), 16);
+    key_columns = memory.take<float>(columns_block * ceil_div(n, kBlockKeys));
+    dk = memory.take<float>(n * s.padded_d);
+    dv = memory.take<float>(n * s.padded_dv);
+    queries = memory.take<float>(kPanels * s.words_d * kPanel);
+    d_outputs = memory.take<float>(kPanels * s.words_dv * kPanel);
+    query_rows = memory.take<float>(rows / pair * s.padded_d);
+    d_output_rows = memory.take<float>(rows / pair * s.padded_dv);
+    ld = rows / pair;
+    scores = memory.take<float>(kBlockKeys * kPanel);
+    dp = memory.take<float>(kBlockKeys * kPanel);
+    derivative = memory.take<float>(kBlockKeys * kPanel);
+    keep = memory.take<float>(kBlockKeys * kPanel);
+    p = memory.take<float>(kBlockKeys * ld);
+    ds = memory.take<float>(kBlockKeys * ld);
+    ds_pairs = memory.take<float>(kBlockKeys * kPanel / 2);
+    temp = memory.take<float>(
+        std::max(kPanel * std::max(s.padded_d, s.padded_dv), 4 * (std::max(s.words_d, s.words_dv) + 16)));
+  }
+};
+
+/// A block of keys of the staged range.
+struct KeyBlock {
+  int64_t j0, n, rows;  ///< first key, keys, rows padded for the products
+  Operand keys, values, columns;
+  float *dk, *dv;
+  bool keys_finite;
+};
+
+/// A tile of query rows.
+struct RowTile {
+  Lanes lanes[kPanels];
+  bool finite[kPanels];  ///< Q and dO of the panel
+  int64_t panels = 0, first_panel = 0;
+};
+
+struct Problem {
+  const Staging& s;
+  const Group& group;
+  const ScoreTerms& terms;
+  const Shared& shared;
+  const ThreadScratch& t;
+  int64_t group_index, range;
+};
+
+/// Fills scores with P and dp with dS, float32, with every term.
+void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, int64_t x,
+                           const float* lse2, const float* delta, float* dbias_tile);
+
+/// Stages `panels` panels of query rows. exact_checks: their rows may not see all keys, so look for NaN and
+/// Inf.
+void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile);
+
+/// Stages keys [begin, end) and clears their accumulators; returns the number of blocks.
+int64_t stage_keys(const Staging& s, const Group& group, const ThreadScratch& t, int64_t begin, int64_t end,
+                   KeyBlock* blocks);
+
+/// dK and dV of keys [begin, end) of one key head, and their part of dQ.
+void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_checks, RowTile& tile);
+
+}  // namespace fovea::cpu::backward_pass

@@ -1,0 +1,168 @@
+// Products of words: scores, accumulate, update.
+//
+// For each instruction set of ops.cpp once more, which is what the guard is about.
+#if defined(FOVEA_CPU_OPS_PRODUCTS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_OPS_PRODUCTS_INL_HPP
+#undef FOVEA_CPU_OPS_PRODUCTS_INL_HPP
+#else
+#define FOVEA_CPU_OPS_PRODUCTS_INL_HPP
+#endif
+
+#include <cstring>
+
+#include "cpu/ops_vectors-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu {
+namespace HWY_NAMESPACE {
+
+/// Words of bfloat16 rows with odd strides start at odd halves of a word.
+HWY_INLINE V broadcast_word(const float* word) {
+  float value;
+  std::memcpy(&value, word, sizeof(value));
+  return hn::Set(D(), value);
+}
+
+/// One float per word.
+struct FloatWords {
+  static HWY_INLINE V multiply_add(V a, V b, V acc) { return hn::MulAdd(a, b, acc); }
+};
+
+#if HWY_TARGET == HWY_AVX3
+/// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no target of its own; used only
+/// where CPUID reports AVX512_BF16.
+struct Bf16Words {
+  static HWY_INLINE V multiply_add(V a, V b, V acc) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
+    return acc;
+  }
+};
+#endif
+
+enum class Into { kSet, kSetMax, kScale, kAdd };
+
+/// C[R][C vectors] from K steps. `extra` is column_max for kSetMax and alpha for kScale.
+template <class Words, Into kInto, bool kUnitRow, int R, int C>
+HWY_INLINE void register_tile(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b,
+                              int64_t ldb, int64_t k, float* HWY_RESTRICT c, int64_t ldc,
+                              float* HWY_RESTRICT extra) {
+  const D d;
+  V acc[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < C; ++v) acc[r][v] = hn::Zero(d);
+  }
+  for (int64_t step = 0; step < k; ++step) {
+    V right[C];
+#pragma GCC unroll 3
+    for (int v = 0; v < C; ++v) right[v] = hn::LoadU(d, b + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V left = broadcast_word(kUnitRow ? a + r : a + r * a_stride);
+#pragma GCC unroll 3
+      for (int v = 0; v < C; ++v) acc[r][v] = Words::multiply_add(left, right[v], acc[r][v]);
+    }
+    a += kUnitRow ? a_stride : 1;
+    b += ldb;
+  }
+#pragma GCC unroll 3
+  for (int v = 0; v < C; ++v) {
+    V lane_value =
+        (kInto == Into::kSetMax || kInto == Into::kScale) ? hn::LoadU(d, extra + v * kLanes) : hn::Zero(d);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      float* out = c + r * ldc + v * kLanes;
+      if constexpr (kInto == Into::kScale) acc[r][v] = hn::MulAdd(hn::LoadU(d, out), lane_value, acc[r][v]);
+      if constexpr (kInto == Into::kAdd) acc[r][v] = hn::Add(hn::LoadU(d, out), acc[r][v]);
+      if constexpr (kInto == Into::kSetMax) lane_value = hn::Max(lane_value, acc[r][v]);
+      hn::StoreU(acc[r][v], d, out);
+    }
+    if constexpr (kInto == Into::kSetMax) hn::StoreU(lane_value, d, extra + v * kLanes);
+  }
+}
+
+/// All rows of C vectors of columns.
+template <class Words, Into kInto, bool kUnitRow, int C>
+HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c,
+                             int64_t ldc, float* extra) {
+  const int64_t stride = kUnitRow ? a.k_stride : a.row_stride;
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows) {
+    register_tile<Words, kInto, kUnitRow, kTileRows, C>(a.data + r * a.row_stride, stride, b, ldb, k,
+                                                        c + r * ldc, ldc, extra);
+  }
+  if (kTileRows > 4 && r + 4 <= rows) {
+    register_tile<Words, kInto, kUnitRow, 4, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
+    r += 4;
+  }
+  if (r + 2 <= rows) {
+    register_tile<Words, kInto, kUnitRow, 2, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
+    r += 2;
+  }
+  if (r < rows) {
+    register_tile<Words, kInto, kUnitRow, 1, C>(a.data + r * a.row_stride, stride, b, ldb, k, c + r * ldc,
+                                                ldc, extra);
+  }
+}
+
+/// Columns in strips of three vectors, and of two where a single one would be left (it would wait for its own
+/// latency).
+template <class Words, Into kInto, bool kUnitRow>
+HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
+                        float* c, int64_t ldc, float* extra) {
+  int64_t left = cols / kLanes;
+  int64_t col = 0;
+  while (left > 0) {
+    float* lane_values = extra == nullptr ? nullptr : extra + col;
+    if (left == 1) {
+      column_strip<Words, kInto, kUnitRow, 1>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+      break;
+    }
+    const int64_t strip = (left == 2 || left == 4) ? 2 : 3;
+    if (strip == 2) {
+      column_strip<Words, kInto, kUnitRow, 2>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+    } else {
+      column_strip<Words, kInto, kUnitRow, 3>(a, b + col, ldb, rows, k, c + col, ldc, lane_values);
+    }
+    left -= strip;
+    col += strip * kLanes;
+  }
+}
+
+template <class Words>
+void scores(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max) {
+  if (column_max != nullptr) {
+    product<Words, Into::kSetMax, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, column_max);
+  } else {
+    product<Words, Into::kSet, false>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr);
+  }
+}
+
+template <class Words>
+void accumulate(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha) {
+  if (alpha != nullptr) {
+    product<Words, Into::kScale, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, const_cast<float*>(alpha));
+  } else {
+    product<Words, Into::kAdd, true>(a, b, kPanel, rows, kPanel, k, c, kPanel, nullptr);
+  }
+}
+
+template <class Words>
+void accumulate_strided(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t k, float* c) {
+  product<Words, Into::kAdd, true>(a, b, ldb, rows, kPanel, k, c, kPanel, nullptr);
+}
+
+template <class Words>
+void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
+            int64_t ldc) {
+  product<Words, Into::kAdd, false>(a, b, ldb, rows, cols, k, c, ldc, nullptr);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fovea::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOVEA_CPU_OPS_PRODUCTS_INL_HPP

@@ -1,0 +1,252 @@
+// Few queries: products and softmax of single rows.
+//
+// For each instruction set of ops.cpp once more, which is what the guard is about.
+#if defined(FOVEA_CPU_OPS_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_OPS_ROWS_INL_HPP
+#undef FOVEA_CPU_OPS_ROWS_INL_HPP
+#else
+#define FOVEA_CPU_OPS_ROWS_INL_HPP
+#endif
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/ops_tiles-inl.hpp"
+#include "cpu/ops_vectors-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu {
+namespace HWY_NAMESPACE {
+
+/// Asks for row r of `ahead`; 64 bytes a cache line. Only rows that do not follow each other: those that do
+/// are what the hardware's own prefetchers see coming.
+HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
+  if (r >= ahead.rows || ahead.stride_bytes == ahead.row_bytes) return;
+  const char* row = ahead.data + r * ahead.stride_bytes;
+  for (int64_t byte = 0; byte < ahead.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+}
+
+/// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no
+/// shuffles; the float32 operands beside them are de-interleaved to match, once a pass. Few instructions a
+/// cache line matter here: the out-of-order window must reach over the next page to keep memory busy.
+template <class T>
+struct TwoVectors {
+  static HWY_INLINE void values(const T* p, V& a, V& b) {
+    a = load_as_float(p);
+    b = load_as_float(p + kLanes);
+  }
+  static HWY_INLINE void load(const float* p, V& a, V& b) {
+    a = hn::LoadU(D(), p);
+    b = hn::LoadU(D(), p + kLanes);
+  }
+  static HWY_INLINE void store(V a, V b, float* p) {
+    hn::StoreU(a, D(), p);
+    hn::StoreU(b, D(), p + kLanes);
+  }
+};
+#if HWY_TARGET != HWY_SCALAR
+template <>
+struct TwoVectors<Bf16> {
+  static HWY_INLINE void values(const Bf16* p, V& a, V& b) {
+    const auto words =
+        hn::BitCast(DU(), hn::LoadU(hn::Repartition<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
+    a = hn::BitCast(D(), hn::ShiftLeft<16>(words));
+    b = hn::BitCast(D(), hn::And(words, hn::Set(DU(), 0xffff0000u)));
+  }
+  static HWY_INLINE void load(const float* p, V& a, V& b) { hn::LoadInterleaved2(D(), p, a, b); }
+  static HWY_INLINE void store(V a, V b, float* p) { hn::StoreInterleaved2(a, b, D(), p); }
+};
+#endif
+
+/// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
+template <class T, int R, int P>
+HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, bool first,
+                           float* s, int64_t lds, const Ahead& ahead) {
+  const D d;
+  V query[R][2 * P];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int x = 0; x < P; ++x) {
+      TwoVectors<T>::load(q + r * ldq + 2 * x * kLanes, query[r][2 * x], query[r][2 * x + 1]);
+    }
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    fetch(ahead, j);
+    const T* row = k + j * ldk;
+    V even[R], odd[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = hn::Zero(d);
+#pragma GCC unroll 4
+    for (int x = 0; x < P; ++x) {
+      V a, b;
+      TwoVectors<T>::values(row + 2 * x * kLanes, a, b);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        even[r] = hn::MulAdd(a, query[r][2 * x], even[r]);
+        odd[r] = hn::MulAdd(b, query[r][2 * x + 1], odd[r]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const float dot = hn::GetLane(hn::SumOfLanes(d, hn::Add(even[r], odd[r])));
+      s[r * lds + j] = first ? dot : s[r * lds + j] + dot;
+    }
+  }
+}
+
+template <class T, int R>
+void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
+          int64_t lds, Ahead ahead) {
+  constexpr int kPairs = R == 4 ? 2 : 4;  // at most 16 registers of q
+  constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
+  int64_t c = 0;
+  for (; c + kWide <= size; c += kWide, ahead.rows = 0) {
+    dots_strip<T, R, kPairs>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, ahead);
+  }
+  for (; c + kNarrow <= size; c += kNarrow, ahead.rows = 0) {
+    dots_strip<T, R, 1>(q + c, ldq, k + c, ldk, n, c == 0, s, lds, ahead);
+  }
+  if (c == size) return;
+  for (int r = 0; r < R; ++r) {
+    for (int64_t j = 0; j < n; ++j) {
+      float sum = c == 0 ? 0.0f : s[r * lds + j];
+      for (int64_t i = c; i < size; ++i) sum += to_float(k[j * ldk + i]) * q[r * ldq + i];
+      s[r * lds + j] = sum;
+    }
+  }
+}
+
+/// o[r] += sum over j of p[r][j] * v[j], P pairs of vectors that stay in registers.
+template <class T, int R, int P>
+HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, float* o,
+                           int64_t ldo, const Ahead& ahead) {
+  const D d;
+  V acc[R][2 * P];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int x = 0; x < P; ++x)
+      TwoVectors<T>::load(o + r * ldo + 2 * x * kLanes, acc[r][2 * x], acc[r][2 * x + 1]);
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    fetch(ahead, j);
+#pragma GCC unroll 4
+    for (int x = 0; x < P; ++x) {
+      V a, b;
+      TwoVectors<T>::values(v + j * ldv + 2 * x * kLanes, a, b);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const V weight = hn::Set(d, p[r * ldp + j]);
+        acc[r][2 * x] = hn::MulAdd(a, weight, acc[r][2 * x]);
+        acc[r][2 * x + 1] = hn::MulAdd(b, weight, acc[r][2 * x + 1]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int x = 0; x < P; ++x)
+      TwoVectors<T>::store(acc[r][2 * x], acc[r][2 * x + 1], o + r * ldo + 2 * x * kLanes);
+  }
+}
+
+template <class T, int R>
+void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64_t size, float* o,
+          int64_t ldo, Ahead ahead) {
+  constexpr int kPairs = R == 4 ? 2 : 4;
+  constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
+  int64_t c = 0;
+  for (; c + kWide <= size; c += kWide, ahead.rows = 0) {
+    sums_strip<T, R, kPairs>(p, ldp, v + c, ldv, n, o + c, ldo, ahead);
+  }
+  for (; c + kNarrow <= size; c += kNarrow, ahead.rows = 0) {
+    sums_strip<T, R, 1>(p, ldp, v + c, ldv, n, o + c, ldo, ahead);
+  }
+  for (; c < size; ++c) {
+    for (int r = 0; r < R; ++r) {
+      float sum = o[r * ldo + c];
+      for (int64_t j = 0; j < n; ++j) sum += p[r * ldp + j] * to_float(v[j * ldv + c]);
+      o[r * ldo + c] = sum;
+    }
+  }
+}
+
+template <class T>
+void dots_rows(const float* q, int64_t ldq, int64_t num_q, const void* k, int64_t ldk, int64_t n, int64_t d,
+               float* s, int64_t lds, Ahead ahead) {
+  const T* keys = static_cast<const T*>(k);
+  int64_t r = 0;
+  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
+    dots<T, 4>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
+    dots<T, 2>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+  for (; r < num_q; ++r, ahead.rows = 0)
+    dots<T, 1>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+}
+
+template <class T>
+void sums_rows(const float* p, int64_t ldp, int64_t num_q, const void* v, int64_t ldv, int64_t n, int64_t d,
+               float* o, int64_t ldo, Ahead ahead) {
+  const T* values = static_cast<const T*>(v);
+  int64_t r = 0;
+  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
+    sums<T, 4>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
+    sums<T, 2>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+  for (; r < num_q; ++r, ahead.rows = 0)
+    sums<T, 1>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+}
+
+void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
+              int64_t d, float* s, int64_t lds, Ahead ahead) {
+  if (type == DType::kF16) return dots_rows<F16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+  if (type == DType::kBF16) return dots_rows<Bf16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+  return dots_rows<float>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+}
+
+void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv, int64_t n,
+              int64_t d, float* o, int64_t ldo, Ahead ahead) {
+  if (type == DType::kF16) return sums_rows<F16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+  if (type == DType::kBF16) return sums_rows<Bf16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+  return sums_rows<float>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+}
+
+float row_max(const float* s, int64_t n) {
+  const D d;
+  V m = hn::Set(d, -std::numeric_limits<float>::infinity());
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) m = hn::Max(m, hn::LoadU(d, s + j));
+  float largest = hn::GetLane(hn::MaxOfLanes(d, m));
+  for (; j < n; ++j) largest = std::max(largest, s[j]);
+  return largest;
+}
+
+float row_exp2(float* s, int64_t n, float factor, float max2) {
+  const D d;
+  const V scale = hn::Set(d, factor), subtract = hn::Set(d, max2);
+  V sum = hn::Zero(d);
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    const V p = exp2_fast<6>(hn::MulSub(hn::LoadU(d, s + j), scale, subtract));
+    sum = hn::Add(sum, p);
+    hn::StoreU(p, d, s + j);
+  }
+  float total = hn::GetLane(hn::SumOfLanes(d, sum));
+  if (j < n) {
+    float tail[kLanes] = {};
+    for (int64_t x = j; x < n; ++x) tail[x - j] = s[x];
+    hn::StoreU(exp2_fast<6>(hn::MulSub(hn::LoadU(d, tail), scale, subtract)), d, tail);
+    for (int64_t x = j; x < n; ++x) {
+      s[x] = tail[x - j];
+      total += s[x];
+    }
+  }
+  return total;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fovea::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOVEA_CPU_OPS_ROWS_INL_HPP

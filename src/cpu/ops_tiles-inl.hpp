@@ -1,0 +1,169 @@
+// Masks and terms of a score tile; layouts and types of rows.
+//
+// For each instruction set of ops.cpp once more, which is what the guard is about.
+#if defined(FOVEA_CPU_OPS_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_OPS_TILES_INL_HPP
+#undef FOVEA_CPU_OPS_TILES_INL_HPP
+#else
+#define FOVEA_CPU_OPS_TILES_INL_HPP
+#endif
+
+#include <cstring>
+#include <limits>
+
+#include "cpu/ops_vectors-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu {
+namespace HWY_NAMESPACE {
+
+void mask_range(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end) {
+  const D d;
+  const DI di;
+  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int v = 0; v < kVectors; ++v) {
+    const auto first = hn::LoadU(di, begin + v * kLanes);
+    const auto last = hn::LoadU(di, end + v * kLanes);
+    for (int64_t j = 0; j < n; ++j) {
+      float* at = s + j * kPanel + v * kLanes;
+      const auto key = hn::Set(di, j0 + static_cast<int32_t>(j));
+      const auto outside = hn::Or(hn::Lt(key, first), hn::Not(hn::Lt(key, last)));
+      hn::StoreU(hn::IfThenElse(hn::RebindMask(d, outside), lowest, hn::LoadU(d, at)), d, at);
+    }
+  }
+}
+
+void column_max(const float* s, int64_t n, float* maxima) {
+  const D d;
+  for (int v = 0; v < kVectors; ++v) {
+    V m = hn::LoadU(d, maxima + v * kLanes);
+    for (int64_t j = 0; j < n; ++j) m = hn::Max(m, hn::LoadU(d, s + j * kPanel + v * kLanes));
+    hn::StoreU(m, d, maxima + v * kLanes);
+  }
+}
+
+/// tanh(|x|) = 1 - 2 / (exp(2|x|) + 1) loses all digits near 0, where the odd series to x^7 (error 2e-8 below
+/// 0.2) takes over.
+HWY_INLINE V tanh_fast(V x) {
+  const D d;
+  const V one = hn::Set(d, 1.0f);
+  const V size = hn::Min(hn::Abs(x), hn::Set(d, 20.0f));
+  const V e = exp2_fast<6>(hn::Mul(size, hn::Set(d, 2.88539008177793f)));
+  const V large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  const V x2 = hn::Mul(size, size);
+  V series = hn::MulAdd(x2, hn::Set(d, 62.0f / 2835), hn::Set(d, -17.0f / 315));
+  series = hn::MulAdd(series, x2, hn::Set(d, 2.0f / 15));
+  series = hn::MulAdd(series, x2, hn::Set(d, -1.0f / 3));
+  series = hn::MulAdd(hn::Mul(series, x2), size, size);
+  const V magnitude = hn::IfThenElse(hn::Lt(size, hn::Set(d, 0.2f)), series, large);
+  return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(magnitude, x), x);
+}
+
+void softcap(float* s, int64_t count, float scale, float cap, float* derivative) {
+  const D d;
+  const V factor = hn::Set(d, scale / cap);
+  const V limit = hn::Set(d, cap);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const V t = tanh_fast(hn::Mul(hn::LoadU(d, s + i), factor));
+    hn::StoreU(hn::Mul(t, limit), d, s + i);
+    if (derivative != nullptr) hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, derivative + i);
+  }
+}
+
+void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst) {
+  int64_t r = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const D4 d;
+  const hn::Repartition<double, D4> dd;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t c = 0;
+    for (; c + 4 <= cols; c += 4) {
+      const auto a0 = hn::LoadU(d, src + (r + 0) * ld_src + c);
+      const auto a1 = hn::LoadU(d, src + (r + 1) * ld_src + c);
+      const auto a2 = hn::LoadU(d, src + (r + 2) * ld_src + c);
+      const auto a3 = hn::LoadU(d, src + (r + 3) * ld_src + c);
+      const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d, a0, a1));
+      const auto b1 = hn::BitCast(dd, hn::InterleaveUpper(d, a0, a1));
+      const auto b2 = hn::BitCast(dd, hn::InterleaveLower(d, a2, a3));
+      const auto b3 = hn::BitCast(dd, hn::InterleaveUpper(d, a2, a3));
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dd, b0, b2)), d, dst + (c + 0) * ld_dst + r);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dd, b0, b2)), d, dst + (c + 1) * ld_dst + r);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dd, b1, b3)), d, dst + (c + 2) * ld_dst + r);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dd, b1, b3)), d, dst + (c + 3) * ld_dst + r);
+    }
+    for (; c < cols; ++c) {
+      for (int64_t i = r; i < r + 4; ++i)
+        std::memcpy(dst + c * ld_dst + i, src + i * ld_src + c, sizeof(float));
+    }
+  }
+#endif
+  for (; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) std::memcpy(dst + c * ld_dst + r, src + r * ld_src + c, sizeof(float));
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+using DH = hn::Rebind<hwy::float16_t, D>;
+#endif
+using DB = hn::Rebind<hwy::bfloat16_t, D>;
+
+HWY_INLINE V load_as_float(const float* p) {
+  return hn::LoadU(D(), p);
+}
+HWY_INLINE V load_as_float(const F16* p) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  // Highway's emulation knows no NaN and Inf of float16.
+  float values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = to_float(p[i]);
+  return hn::LoadU(D(), values);
+#else
+  return hn::PromoteTo(D(), hn::LoadU(DH(), reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
+}
+HWY_INLINE V load_as_float(const Bf16* p) {
+  return hn::PromoteTo(D(), hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(p)));
+}
+
+template <class T>
+void widen(const T* src, int64_t count, float* dst) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_as_float(src + i), D(), dst + i);
+  for (; i < count; ++i) dst[i] = to_float(src[i]);
+}
+
+void to_float_any(const void* src, DType type, int64_t count, float* dst) {
+  if (type == DType::kF16) {
+    widen(static_cast<const F16*>(src), count, dst);
+  } else if (type == DType::kBF16) {
+    widen(static_cast<const Bf16*>(src), count, dst);
+  } else {
+    std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+void from_float_any(const float* src, int64_t count, DType type, void* dst) {
+  if (type == DType::kF16) {
+    auto* out = static_cast<F16*>(dst);
+    for (int64_t i = 0; i < count; ++i) out[i] = from_float<F16>(src[i]);
+  } else if (type == DType::kBF16) {
+    auto* out = static_cast<Bf16*>(dst);
+    for (int64_t i = 0; i < count; ++i) out[i] = from_float<Bf16>(src[i]);
+  } else {
+    std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+void interleave(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* words) {
+  if (b == nullptr) {
+    for (int64_t c = 0; c < count; ++c) words[c] = a[c];
+  } else {
+    for (int64_t c = 0; c < count; ++c)
+      words[c] = static_cast<uint32_t>(a[c]) | (static_cast<uint32_t>(b[c]) << 16);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fovea::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOVEA_CPU_OPS_TILES_INL_HPP
