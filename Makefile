@@ -23,7 +23,7 @@ SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
-.PHONY: help setup run build test test-release test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
+.PHONY: help setup run build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
         tsan fuzz arm64 format format-check clean
 .NOTPARALLEL:
 
@@ -43,7 +43,7 @@ run: setup ## attention of a real layer over a real text, as a picture: build/at
 	@$(call build,release,bin/fovea)
 	build/release/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
 
-test: test-setup test-release test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
+test: test-setup test-release test-python test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
 	@echo "make test: all passed"
 
 .PHONY: test-setup
@@ -60,6 +60,20 @@ test-release: cuda-setup ## every test, optimised build with the CUDA kernels (n
 	@$(call configure,release)
 	@$(call build,release,all)
 	$(call ctest,release)
+
+# The module comes from the build tree of test-release; pip packs it and installs it into build/venv as a user's would be.
+test-python: test-setup ## the Python package, beside PyTorch, JAX and transformers (installed into build/venv, 2.3 GB)
+	@tools/setup.sh python
+	@if [[ ! -x build/venv/bin/python ]]; then \
+	  echo "no build/venv (tools/setup.sh python makes it), so the Python package is not tested"; \
+	else \
+	  $(call configure,release); \
+	  cmake build/release -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
+	  $(call build,release,fovea_python); \
+	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
+	    -C cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
+	  build/venv/bin/python -m pytest --quiet tests/python; \
+	fi
 
 # One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
 test-sanitizers: test-setup ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target

@@ -6,6 +6,7 @@
 #   tools/setup.sh build         compiler, CMake and the libraries of the library, command line, tests and benchmarks
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
 #   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
+#   tools/setup.sh python        as build, and what the Python package is tested with, from PyPI in build/venv (2.3 GB)
 #   tools/setup.sh arm64         as build, a cross-compiler and an emulator
 #
 # FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
@@ -14,24 +15,26 @@ set -euo pipefail
 build=(g++ cmake ninja-build pkg-config python3
        libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev libgtest-dev)
 test=(clang clang-format)
+python=(python3-dev python3-venv)
 arm64=(g++-aarch64-linux-gnu qemu-user googletest)
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;
   test) wanted=("${build[@]}" "${test[@]}") ;;
+  python) wanted=("${build[@]}" "${python[@]}") ;;
   arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
   cuda) wanted=() ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac
 [[ -n "${FOVEA_NO_SETUP:-}" ]] && exit 0
 
+root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ "$1" == cuda ]]; then
   # The places where cmake/cuda.cmake looks.
   for nvcc in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-/nowhere}/bin/nvcc" \
               "${CUDA_PATH:-/nowhere}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
     [[ -n "$nvcc" && -x "$nvcc" ]] && exit 0
   done
-  root=$(cd "$(dirname "$0")/.." && pwd)
   toolkit=$root/build/cuda-toolkit
   cmp --silent "$root/tools/requirements-cuda.txt" "$toolkit/requirements-cuda.txt" && exit 0
   if [[ "$(uname -sm)" != "Linux x86_64" ]]; then
@@ -82,8 +85,24 @@ install_nvcc() {
   exit 0
 }
 
+install_venv() {
+  local venv=$root/build/venv list=$root/tools/requirements-python.txt
+  cmp --silent "$list" "$venv/requirements-python.txt" && return
+  echo "tools/setup.sh: installing PyTorch, JAX and transformers into build/venv"
+  rm -rf "$venv"
+  if ! { python3 -m venv "$venv" &&
+         "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+           --requirement "$list"; } >"$venv.log" 2>&1; then
+    cat "$venv.log" >&2
+    echo "tools/setup.sh: the packages that the Python package is tested with could not be installed" >&2
+    exit 1
+  fi
+  cp "$list" "$venv/"  # last: a list in the folder says that it is complete
+}
+
 if [[ ${#missing[@]} -eq 0 ]]; then
   [[ "$1" == cuda ]] && install_nvcc
+  [[ "$1" == python ]] && install_venv
   exit 0
 fi
 
@@ -112,4 +131,5 @@ for i in "${!missing[@]}"; do
 done
 quietly apt-get install -y -qq --no-install-recommends "${missing[@]}"
 [[ "$1" == cuda ]] && install_nvcc
+[[ "$1" == python ]] && install_venv
 exit 0

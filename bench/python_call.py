@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""What a call from Python costs: a tiny problem, beside PyTorch's scaled_dot_product_attention and, where they are
+installed, flash-attn 2 and 3.
+
+    build/venv/bin/python bench/python_call.py [--device cuda] [--json FILE]
+
+Contenders take turns, and each round gives each of them its best of several batches of calls; the table has the median of the
+rounds. On the CPU the arithmetic of one query and one key is a few nanoseconds, and what fovea_run alone takes (through the
+C ABI, from the compiled part) is shown beside. On a GPU only the host's time counts: nothing waits for the device within a
+batch, which is short enough for the queue of launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import fovea
+import fovea.flash_attn
+import fovea.torch
+from fovea import _core
+
+
+def contenders(device: str) -> dict[str, Callable[[], object]]:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn(1, 1, 1, 64, device=device, dtype=dtype) for _ in range(3))
+    trained = [x.clone().requires_grad_() for x in (q, k, v)]
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    out = torch.empty_like(q)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    ours = fovea.flash_attn.flash_attn_func
+    found: dict[str, Callable[[], object]] = {
+        "the compiled part alone": lambda: _core.forward(q=q, k=k, v=v, o=out),
+        "torch.empty_like": lambda: torch.empty_like(q),
+        "fovea.flash_attn.flash_attn_func": lambda: ours(q, k, v),
+        "fovea.flash_attn.flash_attn_func, causal": lambda: ours(q, k, v, causal=True),
+        "fovea.flash_attn.flash_attn_func, gradients": lambda: ours(*trained),
+        "fovea.torch.attend": lambda: fovea.torch.attend(q, k, v),
+        "fovea.torch.scaled_dot_product_attention": lambda: fovea.torch.scaled_dot_product_attention(*turned),
+        "PyTorch's scaled_dot_product_attention": lambda: sdpa(*turned),
+        "PyTorch's scaled_dot_product_attention, gradients": lambda: sdpa(*(x.transpose(1, 2) for x in trained)),
+    }
+    if device == "cpu":
+        import numpy as np
+
+        a = np.zeros((1, 1, 1, 64), np.float32)
+        found["fovea.attend, numpy"] = lambda: fovea.attend(a, a, a)
+    else:
+        for name, module in (("flash-attn 2", "flash_attn"), ("flash-attn 3", "flash_attn_interface")):
+            try:
+                theirs = importlib.import_module(module).flash_attn_func
+            except ImportError:
+                continue
+            found[name] = lambda theirs=theirs: theirs(q, k, v)
+            found[f"{name}, gradients"] = lambda theirs=theirs: theirs(*trained)
+    return found
+
+
+def microseconds(call: Callable[[], object], calls: int, batches: int, wait: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(batches):
+        wait()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, time.perf_counter() - begin)
+    return best / calls * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write the medians here, with the machine")
+    options = parser.parse_args()
+    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    torch.set_num_threads(1)
+    calls = contenders(options.device)
+    for call in calls.values():
+        for _ in range(50):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(options.rounds):
+        for name, call in calls.items():
+            times[name].append(microseconds(call, 200, 5, wait))
+    medians = {name: round(statistics.median(t), 2) for name, t in times.items()}
+    machine = fovea.info()["gpus"][0] if options.device == "cuda" else fovea.info()["processor"]
+    print(f"{machine}\nPython {platform.python_version()}, PyTorch {torch.__version__}, Fovea {fovea.__version__}\n")
+    for name, value in medians.items():
+        print(f"{value:8.2f} us  {name}")
+    if options.json:
+        report = {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine,
+            "python": platform.python_version(),
+            "pytorch": torch.__version__,
+            "fovea": fovea.__version__,
+            "rounds": options.rounds,
+            "microseconds": medians,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

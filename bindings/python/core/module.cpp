@@ -1,0 +1,408 @@
+// fovea._core: the C ABI for Python. It takes arrays and numbers by keyword, finds or makes a plan, and runs
+// it; what is asked, and where results lie, is decided by the Python code above.
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "arrays.hpp"
+#include "plans.hpp"
+#include "python.hpp"
+
+#if defined(FOVEA_PYTHON_CLI)
+namespace fovea::cli {
+int run_program(int argc, char** argv);
+}
+#endif
+
+namespace fovea::python {
+namespace {
+
+/// Runs `body` and turns what it throws into a Python exception.
+template <class Body>
+PyObject* guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const PythonError&) {
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// ---- keyword arguments of forward, backward and plan
+
+enum Number {
+  scale,
+  causal,
+  window_left,
+  window_right,
+  softcap,
+  dropout,
+  seed,
+  offset,
+  block_q,
+  block_k,
+  max_seqlen_q,
+  max_seqlen_k,
+  deterministic,
+  backend,
+  num_threads,
+  kNumbers
+};
+constexpr size_t kArguments = kTensors + kNumbers;
+constexpr std::array<const char*, kArguments> kNames = {
+#define FOVEA_PYTHON_NAME(name) #name,
+    FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_NAME)
+#undef FOVEA_PYTHON_NAME
+        "scale",
+    "causal",
+    "window_left",
+    "window_right",
+    "softcap",
+    "dropout",
+    "seed",
+    "offset",
+    "block_q",
+    "block_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "deterministic",
+    "backend",
+    "num_threads"};
+
+/// Interned, so that a keyword is mostly found by its address.
+std::array<PyObject*, kArguments> interned_names;
+
+size_t index_of(PyObject* name, size_t expected) {
+  for (size_t i = 0; i < kArguments; ++i) {
+    const size_t at =
+        (expected + i) % kArguments;  // callers name them in this order: the first guess is mostly right
+    if (interned_names[at] == name) return at;
+  }
+  for (size_t i = 0; i < kArguments; ++i) {
+    if (PyUnicode_Compare(interned_names[i], name) == 0) return i;
+  }
+  PyErr_Format(PyExc_TypeError, "unexpected argument %R", name);
+  throw PythonError();
+}
+
+double as_double(PyObject* object, const char* name) {
+  const double value = PyFloat_AsDouble(object);
+  if (value == -1.0 && PyErr_Occurred()) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; expected a number", name, object);
+    throw PythonError();
+  }
+  return value;
+}
+
+int64_t as_integer(PyObject* object, const char* name) {
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; expected an integer", name, object);
+    throw PythonError();
+  }
+  return value;
+}
+
+int32_t as_count(PyObject* object, const char* name) {
+  const int64_t value = as_integer(object, name);
+  if (value < 0 || value > INT32_MAX) {
+    PyErr_Format(PyExc_ValueError, "%s: got %R; expected 0 to 2147483647", name, object);
+    throw PythonError();
+  }
+  return static_cast<int32_t>(value);
+}
+
+int32_t as_truth(PyObject* object) {
+  const int value = PyObject_IsTrue(object);
+  if (value < 0) throw PythonError();
+  return value;
+}
+
+uint64_t as_word(PyObject* object, const char* name) {
+  // Any integer: its low 64 bits.
+  const unsigned long long value = PyLong_AsUnsignedLongLongMask(object);
+  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred()) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; expected an integer", name, object);
+    throw PythonError();
+  }
+  return value;
+}
+
+void set_number(Request& r, size_t number, PyObject* value) {
+  const char* name = kNames[kTensors + number];
+  switch (number) {
+    case scale:
+      r.problem.scale = as_double(value, name);
+      break;
+    case causal:
+      r.problem.causal = as_truth(value);
+      break;
+    case window_left:
+      r.problem.window_left = as_integer(value, name);
+      break;
+    case window_right:
+      r.problem.window_right = as_integer(value, name);
+      break;
+    case softcap:
+      r.problem.softcap = as_double(value, name);
+      break;
+    case dropout:
+      r.problem.dropout = as_double(value, name);
+      break;
+    case seed:
+      r.seed = as_word(value, name);
+      break;
+    case offset:
+      r.offset = as_word(value, name);
+      break;
+    case block_q:
+      r.problem.block_q = as_integer(value, name);
+      break;
+    case block_k:
+      r.problem.block_k = as_integer(value, name);
+      break;
+    case max_seqlen_q:
+      r.problem.max_seqlen_q = as_integer(value, name);
+      break;
+    case max_seqlen_k:
+      r.problem.max_seqlen_k = as_integer(value, name);
+      break;
+    case deterministic:
+      r.options.deterministic = as_truth(value);
+      break;
+    case num_threads:
+      r.options.num_threads = as_count(value, name);
+      break;
+    case backend: {
+      Py_ssize_t size = 0;
+      r.options.backend = PyUnicode_AsUTF8AndSize(value, &size);  // lives as long as the argument
+      if (r.options.backend == nullptr) throw PythonError();
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+bool is_output(Tensor tensor, bool backward) {
+  switch (tensor) {
+    case Tensor::o:
+    case Tensor::lse:
+    case Tensor::rng_state:
+      return !backward;
+    case Tensor::dq:
+    case Tensor::dk:
+    case Tensor::dv:
+    case Tensor::dbias:
+    case Tensor::dsink:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Reads the arguments; None stands for one that is left out.
+void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  if (positional != 0) {
+    PyErr_SetString(PyExc_TypeError, "arguments are given by keyword");
+    throw PythonError();
+  }
+  r.problem.pass = backward ? FOVEA_BACKWARD : FOVEA_FORWARD;
+  const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
+  size_t expected = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const size_t at = index_of(PyTuple_GetItem(keywords, i), expected);
+    expected = at + 1;
+    if (values[i] == Py_None) continue;
+    if (at < kTensors) {
+      r.arrays[at].describe(values[i], kNames[at], is_output(static_cast<Tensor>(at), backward));
+    } else {
+      set_number(r, at - kTensors, values[i]);
+    }
+  }
+  if (!r.at(Tensor::q).present()) {
+    PyErr_SetString(PyExc_TypeError, "q: got None; expected an array");
+    throw PythonError();
+  }
+}
+
+template <bool kBackward>
+PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    Request request;
+    read(request, kBackward, values, positional, keywords);
+    const std::shared_ptr<const Plan> plan = plan_for(request);
+    run(*plan, request);
+    Py_RETURN_NONE;
+  });
+}
+
+template <bool kBackward>
+PyObject* plan(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    Request request;
+    read(request, kBackward, values, positional, keywords);
+    const std::shared_ptr<const Plan> made = plan_for(request);
+    const fovea_plan* handle = made->handle.get();
+    return Py_BuildValue("(ssnd)", fovea_plan_backend(handle), fovea_plan_reason(handle),
+                         static_cast<Py_ssize_t>(made->workspace_size), fovea_plan_flops(handle));
+  });
+}
+
+// ---- merge(o_parts, lse_parts, o, lse)
+
+PyObject* merge(PyObject*, PyObject* arguments) {
+  return guarded([&]() -> PyObject* {
+    PyObject *o_parts, *lse_parts, *o, *lse;
+    if (!PyArg_ParseTuple(arguments, "O!O!OO", &PyTuple_Type, &o_parts, &PyTuple_Type, &lse_parts, &o,
+                          &lse)) {
+      throw PythonError();
+    }
+    const auto count = static_cast<size_t>(PyTuple_Size(o_parts));
+    if (static_cast<size_t>(PyTuple_Size(lse_parts)) != count) {
+      PyErr_SetString(PyExc_ValueError, "lse_parts: expected one for each of o_parts");
+      throw PythonError();
+    }
+    std::vector<Array> arrays(2 * count + 2);
+    std::vector<const fovea_tensor*> tensors(2 * count);
+    for (size_t i = 0; i < count; ++i) {
+      const auto at = static_cast<Py_ssize_t>(i);
+      arrays[i].describe(PyTuple_GetItem(o_parts, at), "o_parts", false);
+      arrays[count + i].describe(PyTuple_GetItem(lse_parts, at), "lse_parts", false);
+    }
+    for (size_t i = 0; i < 2 * count; ++i) tensors[i] = &arrays[i].tensor();
+    Array& merged = arrays[2 * count];
+    Array& merged_lse = arrays[2 * count + 1];
+    merged.describe(o, "o", true);
+    merged_lse.describe(lse, "lse", true);
+    fovea_status status;
+    {
+      const WithoutGil others_run;
+      status = fovea_merge(static_cast<int32_t>(count), tensors.data(), tensors.data() + count,
+                           &merged.tensor(), &merged_lse.tensor());
+    }
+    check(status);
+    Py_RETURN_NONE;
+  });
+}
+
+// ---- the library and the machine
+
+PyObject* backends(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    const int32_t count = fovea_backend_count();
+    Ref list = checked(PyList_New(count));
+    for (int32_t i = 0; i < count; ++i) {
+      Ref row = checked(Py_BuildValue("(sss)", fovea_backend_name(i),
+                                      fovea_backend_device_type(i) == FOVEA_CUDA ? "cuda" : "cpu",
+                                      fovea_backend_unavailable_because(i)));
+      PyList_SetItem(list.get(), i, row.release());
+    }
+    return list.release();
+  });
+}
+
+PyObject* machine(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    const int32_t count = fovea_cuda_device_count();
+    Ref gpus = checked(PyList_New(count));
+    for (int32_t i = 0; i < count; ++i) {
+      PyList_SetItem(gpus.get(), i, checked(PyUnicode_FromString(fovea_cuda_device(i))).release());
+    }
+    return Py_BuildValue("(sisO)", fovea_machine(), fovea_default_threads(), fovea_cuda(), gpus.get());
+  });
+}
+
+PyObject* version(PyObject*, PyObject*) {
+  return PyUnicode_FromString(fovea_version());
+}
+
+PyObject* number_of_plans(PyObject*, PyObject*) {
+  return PyLong_FromSize_t(plan_count());
+}
+
+PyObject* clear_plans(PyObject*, PyObject*) {
+  forget_plans();
+  Py_RETURN_NONE;
+}
+
+PyObject* on_new_type(PyObject*, PyObject* hook) {
+  set_hook(hook);
+  Py_RETURN_NONE;
+}
+
+#if defined(FOVEA_PYTHON_CLI)
+PyObject* main_program(PyObject*, PyObject* arguments) {
+  return guarded([&]() -> PyObject* {
+    std::vector<std::string> words;
+    const Py_ssize_t count = PyList_Size(arguments);
+    if (count < 0) throw PythonError();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(PyList_GetItem(arguments, i), &size);
+      if (text == nullptr) throw PythonError();
+      words.emplace_back(text, static_cast<size_t>(size));
+    }
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    int status;
+    {
+      const WithoutGil others_run;
+      status = fovea::cli::run_program(static_cast<int>(words.size()), pointers.data());
+    }
+    return PyLong_FromLong(status);
+  });
+}
+#endif
+
+template <class Function>
+PyCFunction as_method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"forward", as_method(attend<false>), METH_FASTCALL | METH_KEYWORDS, "Computes o, and lse where given."},
+    {"backward", as_method(attend<true>), METH_FASTCALL | METH_KEYWORDS,
+     "Computes dq, dk, dv, and more where given."},
+    {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
+     "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
+    {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},
+    {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
+    {"backends", backends, METH_NOARGS, "[(name, device, why it is not available or '')]"},
+    {"machine", machine, METH_NOARGS, "(processor, threads, CUDA, [GPU])"},
+    {"version", version, METH_NOARGS, "Version of the library."},
+    {"plan_count", number_of_plans, METH_NOARGS, "How many plans are kept."},
+    {"clear_plans", clear_plans, METH_NOARGS, "Forgets the plans that are kept."},
+    {"on_new_type", on_new_type, METH_O,
+     "Sets what is asked about a type of arrays seen for the first time."},
+#if defined(FOVEA_PYTHON_CLI)
+    {"main", main_program, METH_O, "The command line; returns its exit status."},
+#endif
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "fovea._core",
+                          "The C ABI of Fovea.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
+
+}  // namespace
+}  // namespace fovea::python
+
+PyMODINIT_FUNC PyInit__core() {
+  using namespace fovea::python;
+  for (size_t i = 0; i < kArguments; ++i) {
+    interned_names[i] = PyUnicode_InternFromString(kNames[i]);
+    if (interned_names[i] == nullptr) return nullptr;
+  }
+  return PyModule_Create(&definition);
+}

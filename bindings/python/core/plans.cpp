@@ -1,0 +1,235 @@
+#include "plans.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace fovea::python {
+namespace {
+
+// Programs have tens of shapes; one that never repeats a shape must not grow for ever.
+constexpr size_t kMostPlans = 1024;
+
+struct KeyHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view bytes) const { return std::hash<std::string_view>()(bytes); }
+};
+using Plans = std::unordered_map<std::string, std::shared_ptr<const Plan>, KeyHash, std::equal_to<>>;
+
+Plans& plans() {
+  static auto* kept = new Plans;  // never destroyed: the CUDA driver may be gone before
+  return *kept;
+}
+
+/// Bytes that decide the plan, in a buffer of fixed size.
+class Key {
+ public:
+  template <class T>
+  void add(const T& value) {
+    add(&value, sizeof value);
+  }
+  void add(const void* bytes, size_t size) {
+    if (size > sizeof bytes_ - size_) {  // cannot be: every rank and name that gets here is limited
+      PyErr_SetString(PyExc_RuntimeError, "the description of the problem is too long");
+      throw PythonError();
+    }
+    std::memcpy(bytes_ + size_, bytes, size);
+    size_ += size;
+  }
+  std::string_view view() const { return {bytes_, size_}; }
+
+ private:
+  char bytes_[kTensors * (32 + 2 * kMaxRank * sizeof(int64_t)) + 512];
+  size_t size_ = 0;
+};
+
+void add_tensor(Key& key, const Array& array) {
+  if (!array.present()) {
+    key.add(int8_t{-1});
+    return;
+  }
+  const fovea_tensor& t = array.tensor();
+  const auto rank = std::clamp(t.ndim, 0, kMaxRank);
+  key.add(static_cast<int8_t>(rank));
+  key.add(t.dtype);
+  key.add(t.device);
+  key.add(t.shape, static_cast<size_t>(rank) * sizeof(int64_t));
+  key.add(t.strides != nullptr);
+  if (t.strides != nullptr) key.add(t.strides, static_cast<size_t>(rank) * sizeof(int64_t));
+}
+
+void fill_key(Key& key, const Request& r) {
+  for (const Array& array : r.arrays) add_tensor(key, array);
+  const fovea_problem& p = r.problem;
+  const struct {
+    double scale, softcap, dropout;
+    int64_t window_left, window_right, block_q, block_k, max_seqlen_q, max_seqlen_k;
+    int32_t pass, causal, num_threads, deterministic;
+  } numbers = {p.scale,
+               p.softcap,
+               p.dropout,
+               p.window_left,
+               p.window_right,
+               p.block_q,
+               p.block_k,
+               p.max_seqlen_q,
+               p.max_seqlen_k,
+               p.pass,
+               p.causal,
+               r.options.num_threads,
+               r.options.deterministic};
+  key.add(numbers);
+  // No backend has so long a name; what is cut off does not matter to one that will not be found.
+  if (r.options.backend != nullptr)
+    key.add(r.options.backend, std::min<size_t>(std::strlen(r.options.backend), 64));
+}
+
+/// The longest sequence that cu_seqlens on the CPU describe: 0 where the library is to say what is wrong with
+/// them.
+int64_t longest(const Array& starts) {
+  const fovea_tensor& t = starts.tensor();
+  const bool readable = t.device.type == FOVEA_CPU && t.ndim == 1 && t.dtype.code == FOVEA_CODE_INT &&
+                        t.dtype.bits == 32 && (t.strides == nullptr || t.strides[0] == 1) &&
+                        starts.address() != nullptr;
+  int64_t most = 0;
+  if (!readable) return most;
+  const auto* rows = static_cast<const int32_t*>(starts.address());
+  for (int64_t i = 1; i < t.shape[0]; ++i) most = std::max(most, int64_t{rows[i]} - rows[i - 1]);
+  return most;
+}
+
+/// Plans are made without addresses: they serve all arrays of these shapes.
+fovea_tensor without_data(const Array& array) {
+  fovea_tensor t = array.tensor();
+  t.data = nullptr;
+  t.byte_offset = 0;
+  return t;
+}
+
+std::shared_ptr<const Plan> make_plan(const Request& request) {
+  std::array<fovea_tensor, kTensors> tensors;
+  fovea_problem problem = request.problem;
+#define FOVEA_PYTHON_DESCRIBE(name)                                       \
+  if (const Array& array = request.at(Tensor::name); array.present()) {   \
+    fovea_tensor& described = tensors[static_cast<size_t>(Tensor::name)]; \
+    described = without_data(array);                                      \
+    problem.name = &described;                                            \
+  }
+  FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_DESCRIBE)
+#undef FOVEA_PYTHON_DESCRIBE
+
+  fovea_plan* made = nullptr;
+  check(fovea_plan_create(&problem, &request.options, &made));
+  auto plan = std::make_shared<Plan>();
+  plan->handle.reset(made);
+  plan->workspace_size = fovea_plan_workspace_size(made);
+  plan->device = fovea_plan_device(made);
+  return plan;
+}
+
+/// Memory for one run. That of the CPU comes from malloc, that of a GPU from the allocator of the caller's
+/// library, which knows the order of its stream: it may be given back as soon as the work is enqueued.
+class Workspace {
+ public:
+  Workspace(const Plan& plan, const ArrayType& type) : device_(plan.device) {
+    if (plan.workspace_size == 0) return;
+    if (device_.type == FOVEA_CPU) {
+      constexpr size_t kAlignment = FOVEA_WORKSPACE_ALIGNMENT;
+      memory_ =
+          std::aligned_alloc(kAlignment, (plan.workspace_size + kAlignment - 1) / kAlignment * kAlignment);
+      if (memory_ == nullptr) {
+        PyErr_NoMemory();
+        throw PythonError();
+      }
+    } else if (type.allocate) {
+      const Ref size = checked(PyLong_FromSize_t(plan.workspace_size));
+      const Ref id = checked(PyLong_FromLong(device_.id));
+      kept_ = checked(PyObject_CallFunctionObjArgs(type.allocate.get(), size.get(), id.get(), nullptr));
+      memory_ = PyLong_AsVoidPtr(PyTuple_GetItem(kept_.get(), 1));
+      if (PyErr_Occurred()) throw PythonError();
+    } else {
+      check(fovea_workspace_create(device_, plan.workspace_size, &memory_));
+    }
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (kept_) return;
+    if (device_.type == FOVEA_CPU) {
+      std::free(memory_);
+    } else {
+      fovea_workspace_destroy(device_, memory_);
+    }
+  }
+  void* memory() const { return memory_; }
+
+ private:
+  fovea_device device_;
+  void* memory_ = nullptr;
+  Ref kept_;
+};
+
+}  // namespace
+
+void check(fovea_status status) {
+  if (status == FOVEA_OK) return;
+  PyObject* type = PyExc_RuntimeError;
+  if (status == FOVEA_INVALID_ARGUMENT || status == FOVEA_UNSUPPORTED) type = PyExc_ValueError;
+  if (status == FOVEA_OUT_OF_MEMORY) type = PyExc_MemoryError;
+  PyErr_SetString(type, fovea_last_error());
+  throw PythonError();
+}
+
+std::shared_ptr<const Plan> plan_for(Request& request) {
+  const Array& starts_q = request.at(Tensor::cu_seqlens_q);
+  const Array& starts_k = request.at(Tensor::cu_seqlens_k);
+  if (starts_q.present() && request.problem.max_seqlen_q == 0)
+    request.problem.max_seqlen_q = longest(starts_q);
+  if (starts_k.present() && request.problem.max_seqlen_k == 0)
+    request.problem.max_seqlen_k = longest(starts_k);
+
+  Key key;
+  fill_key(key, request);
+  Plans& kept = plans();
+  if (const auto found = kept.find(key.view()); found != kept.end()) return found->second;
+  auto made = make_plan(request);
+  if (kept.size() >= kMostPlans) kept.clear();
+  kept.emplace(std::string(key.view()), made);
+  return made;
+}
+
+void run(const Plan& plan, const Request& request) {
+  fovea_buffers buffers = FOVEA_BUFFERS_INIT;
+#define FOVEA_PYTHON_ADDRESS(name) \
+  if (const Array& array = request.at(Tensor::name); array.present()) buffers.name = array.address();
+  FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_ADDRESS)
+#undef FOVEA_PYTHON_ADDRESS
+  buffers.seed = request.seed;
+  buffers.offset = request.offset;
+
+  const ArrayType& type = request.at(Tensor::q).type();
+  const Workspace workspace(plan, type);
+  buffers.workspace = workspace.memory();
+  buffers.workspace_size = plan.workspace_size;
+  if (plan.device.type == FOVEA_CUDA) buffers.stream = current_stream(type, plan.device);
+
+  fovea_status status;
+  {
+    const WithoutGil others_run;
+    status = fovea_run(plan.handle.get(), &buffers);
+  }
+  check(status);
+}
+
+size_t plan_count() {
+  return plans().size();
+}
+void forget_plans() {
+  plans().clear();
+}
+
+}  // namespace fovea::python

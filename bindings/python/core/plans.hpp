@@ -1,0 +1,63 @@
+// Plans, kept by everything that decides them: a second problem of the same shapes, strides, types and
+// numbers costs a look-up. The GIL guards them.
+#pragma once
+
+#include <fovea/fovea.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "arrays.hpp"
+
+// Tensors of fovea_problem and fovea_buffers, in the order of both.
+#define FOVEA_PYTHON_TENSORS(X)                                                                              \
+  X(q)                                                                                                       \
+  X(k)                                                                                                       \
+  X(v) X(o) X(lse) X(d_o) X(dlse) X(dq) X(dk) X(dv) X(dbias) X(dsink) X(bias) X(mask) X(block_mask) X(alibi) \
+      X(sink) X(cu_seqlens_q) X(cu_seqlens_k) X(seqused_q) X(seqused_k) X(rng_state)
+
+namespace fovea::python {
+
+enum class Tensor : uint8_t {
+#define FOVEA_PYTHON_ENUMERATOR(name) name,
+  FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_ENUMERATOR)
+#undef FOVEA_PYTHON_ENUMERATOR
+      count
+};
+constexpr size_t kTensors = static_cast<size_t>(Tensor::count);
+
+/// One call: arrays and numbers. `problem` and `options` hold the numbers only.
+struct Request {
+  std::array<Array, kTensors> arrays;
+  fovea_problem problem = FOVEA_PROBLEM_INIT;
+  fovea_options options = FOVEA_OPTIONS_INIT;
+  uint64_t seed = 0, offset = 0;
+
+  const Array& at(Tensor t) const { return arrays[static_cast<size_t>(t)]; }
+};
+
+struct DestroyPlan {
+  void operator()(fovea_plan* plan) const { fovea_plan_destroy(plan); }
+};
+
+struct Plan {
+  std::unique_ptr<fovea_plan, DestroyPlan> handle;
+  size_t workspace_size = 0;
+  fovea_device device{};
+};
+
+/// The plan for `request`; made where there is none yet. PythonError where the library refuses.
+std::shared_ptr<const Plan> plan_for(Request& request);
+
+/// Runs it, with the GIL released.
+void run(const Plan& plan, const Request& request);
+
+size_t plan_count();
+void forget_plans();
+
+/// Sets the Python exception for a status that is not FOVEA_OK, with the library's message, and throws
+/// PythonError.
+void check(fovea_status status);
+
+}  // namespace fovea::python

@@ -1,0 +1,37 @@
+"""Fovea: exact attention, tile by tile, on CPUs and NVIDIA GPUs.
+
+    o = fovea.attend(q, k, v, causal=True)
+
+takes and returns arrays of numpy, PyTorch, JAX, CuPy, or another library with DLPack. Beside it:
+
+    fovea.torch          autograd, torch.compile, scaled_dot_product_attention
+    fovea.flash_attn     the functions of the packages flash-attn 2 and 3
+    fovea.transformers   the attention implementation "fovea" of Hugging Face's transformers
+    fovea.jax            jit and grad
+
+`python -m fovea` is the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _core
+from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan
+
+__version__: str = _core.version()
+__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "plan"]
+
+
+def info() -> dict[str, Any]:
+    """The library and the machine as it sees them: version, processor, threads, cuda, gpus, and backends (name -> why it
+    is not available here, or "")."""
+    processor, threads, cuda, gpus = _core.machine()
+    return {
+        "version": __version__,
+        "processor": processor,
+        "threads": threads,
+        "cuda": cuda,
+        "gpus": gpus,
+        "backends": {name: because for name, _, because in _core.backends()},
+    }

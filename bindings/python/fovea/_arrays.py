@@ -1,0 +1,103 @@
+"""What the compiled part is told about types of arrays, and how results of a type are made."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _core
+
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_CPU, _CUDA = 1, 2
+
+
+def _on_new_type(cls: type) -> tuple[Any, Any, Any, bool] | None:
+    """(describe, allocate, stream, whether describe comes before `__dlpack__`) for arrays of `cls`, or None."""
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(cls, torch.Tensor):
+        from .torch import _arrays
+
+        return _arrays.on_new_type(cls)
+    if cls.__module__.split(".")[0] == "cupy":
+        return _cupy()
+    if any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in cls.__mro__):
+        return (_describe_numpy, None, None, False)
+    return None
+
+
+def _describe_numpy(array: Any) -> tuple[Any, ...]:
+    """For what numpy's DLPack refuses: bfloat16 of ml_dtypes, and read-only memory before numpy 2.1."""
+    dtype = array.dtype
+    if dtype.name == "bfloat16":
+        code = _BFLOAT
+    elif dtype.kind in "iufb":
+        code = {"i": _INT, "u": _UINT, "f": _FLOAT, "b": _BOOL}[dtype.kind]
+    else:
+        raise TypeError(
+            f"got a numpy array of {dtype}; expected float32, float16, bfloat16 or float64 (masks: bool; "
+            "lengths: int32); convert it by astype"
+        )
+    size = dtype.itemsize
+    if not dtype.isnative or any(stride % size for stride in array.strides):
+        raise ValueError("got a numpy array whose elements lie askew or in foreign byte order; give a copy of it")
+    strides = tuple(stride // size for stride in array.strides)
+    return (array.ctypes.data, code, 8 * size, _CPU, 0, array.shape, strides, array.flags.writeable)
+
+
+def _cupy() -> tuple[Any, Any, Any, bool]:
+    import cupy
+
+    def allocate(size: int, device: int) -> tuple[Any, int]:
+        with cupy.cuda.Device(device):
+            memory = cupy.cuda.alloc(size)
+        return memory, memory.ptr
+
+    def stream(device: int) -> int:
+        return int(cupy.cuda.get_current_stream(device).ptr)
+
+    return (None, allocate, stream, False)
+
+
+_core.on_new_type(_on_new_type)
+
+
+class Results:
+    """Makes arrays of the caller's type, on its device: `like` is the caller's."""
+
+    def __init__(self, like: Any) -> None:
+        cls = type(like)
+        self._like = like
+        self._convert = None
+        if cls.__module__.split(".")[0] == "cupy":
+            import cupy
+
+            self._module: Any = cupy
+            self._device: Any = like.device
+            return
+        import numpy
+
+        self._module = numpy
+        self._device = None
+        if isinstance(like, numpy.ndarray):
+            return
+        kind, _ = like.__dlpack_device__() if hasattr(like, "__dlpack_device__") else (_CPU, 0)
+        if kind != _CPU:
+            raise TypeError(
+                f"q: got {cls.__module__}.{cls.__name__} in memory of a GPU; expected an array of PyTorch, CuPy or JAX "
+                "there; hand it over to one of them by from_dlpack"
+            )
+        # Memory of numpy, in the form of the caller's library where that library can take it over.
+        namespace = getattr(like, "__array_namespace__", None)
+        if namespace is not None:
+            self._convert = getattr(namespace(), "from_dlpack", None)
+
+    def empty(self, shape: tuple[int, ...], like: Any = None) -> Any:
+        """An array of this shape; its elements have the type of `like`, or are float32."""
+        dtype = self._module.float32 if like is None else like.dtype
+        if self._device is not None:
+            with self._device:
+                return self._module.empty(shape, dtype)
+        return self._module.empty(shape, dtype)
+
+    def done(self, array: Any) -> Any:
+        return array if self._convert is None or array is None else self._convert(array)

@@ -1,0 +1,278 @@
+"""flash-attn 2's interface: names, defaults and results of arguments are those of its functions.
+
+Common to all:
+    dropout_p: probability of dropping a weight; the seed comes from PyTorch's generator of the CPU.
+    softmax_scale: of the scores; None is 1/sqrt(headdim).
+    causal: aligned at the last query and the last key.
+    window_size: (left, right) keys seen beside the diagonal; -1 is unlimited.
+    softcap: c > 0 makes scores c tanh(score / c).
+    alibi_slopes: (nheads) or (batch, nheads) float32.
+    deterministic: the backward gives the same bits each time.
+    return_attn_probs: returns (out, softmax_lse, S_dmask) in place of out. softmax_lse is (batch, nheads, seqlen_q)
+        float32, packed (nheads, total_q), and differentiable. S_dmask is (batch, nheads, seqlen_q, seqlen_k): the weights,
+        negative where they were dropped; without dropout it has no elements. It takes memory quadratic in the length.
+
+Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
+Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have (block tables).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fovea import _flash
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over q (batch, seqlen_q, nheads, headdim), k and v (batch, seqlen_k, nheads_k, headdim), where nheads is
+    a multiple of nheads_k. Returns out (batch, seqlen_q, nheads, headdim)."""
+    if dropout_p == 0.0 and alibi_slopes is None and not return_attn_probs:
+        return _flash.dense(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, False)[0]
+    return _flash.with_dropout(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        return_attn_probs,
+        alibi=alibi_slopes,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func with kv (batch, seqlen_k, 2, nheads_k, headdim)."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func with qkv (batch, seqlen, 3, nheads, headdim)."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
+    rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0). max_seqlen_q and max_seqlen_k are their
+    greatest lengths. Returns out (total_q, nheads, headdim). block_table is refused."""
+    _flash.refuse(block_table=block_table)
+    return _flash.with_dropout(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        return_attn_probs,
+        alibi=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_k=int(max_seqlen_k),
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func with kv (total_k, 2, nheads_k, headdim)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func with qkv (total, 3, nheads, headdim)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention of q (batch, seqlen_q, nheads, headdim) over a cache, without gradients.
+
+    k_cache, v_cache: (batch_cache, seqlen_cache, nheads_k, headdim). k, v: (batch, seqlen_new, nheads_k, headdim): written
+    into the cache behind cache_seqlens, and taken part of. cache_seqlens: an int or (batch) int32: how much of the cache is
+    in use before. cache_batch_idx: (batch): which rows of the cache (they are copied). rotary_cos, rotary_sin:
+    (seqlen, rotary_dim / 2): k is rotated by its place; q as well under causal or a window, else all of q as at
+    cache_seqlens. num_splits is a hint that Fovea does not need. cache_leftpad and block_table are refused.
+
+    Returns out (batch, seqlen_q, nheads, headdim), or (out, softmax_lse (batch, nheads, seqlen_q)).
+    """
+    _flash.refuse(cache_leftpad=cache_leftpad, block_table=block_table)
+    return _flash.with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        cache_seqlens,
+        cache_batch_idx,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        rotary_interleaved,
+        alibi_slopes,
+        return_softmax_lse,
+    )

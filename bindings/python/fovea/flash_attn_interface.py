@@ -1,0 +1,274 @@
+"""The functions of flash-attn 3 (its module flash_attn_interface), on CPU and CUDA tensors, computed by Fovea.
+
+`import fovea.flash_attn_interface as flash_attn_interface` runs programs that were written for it.
+
+Common to all:
+    softmax_scale: of the scores; None is 1/sqrt(headdim).
+    causal: aligned at the last query and the last key.
+    window_size: (left, right) keys seen beside the diagonal; -1 is unlimited.
+    softcap: c > 0 makes scores c tanh(score / c).
+    deterministic: the backward gives the same bits each time.
+    return_attn_probs: returns (out, softmax_lse), lse (batch, nheads, seqlen_q) float32, packed (nheads, total_q).
+    num_splits, pack_gqa, sm_margin, scheduler_metadata: hints that Fovea does not need.
+    qv, q_descale, k_descale, v_descale, attention_chunk: refused when given.
+
+Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
+Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _flash
+from .torch import _arrays
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim) and v (batch, seqlen_k,
+    nheads_k, headdim_v), where nheads is a multiple of nheads_k. Returns out (batch, seqlen_q, nheads, headdim_v)."""
+    _flash.refuse(
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+    )
+    o, lse = _flash.dense(
+        q, k, v, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
+    )
+    return (o, lse) if return_attn_probs else o
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func with qkv (batch, seqlen, 3, nheads, headdim), or (batch, seqlen, nheads + 2 nheads_k, headdim) with
+    num_heads_q = nheads."""
+    if qkv.ndim == 5:
+        q, k, v = qkv.unbind(2)
+    else:
+        if qkv.ndim != 4 or num_heads_q is None or (qkv.shape[2] - num_heads_q) % 2 or qkv.shape[2] <= num_heads_q:
+            raise ValueError(
+                f"qkv: got shape {tuple(qkv.shape)} and num_heads_q={num_heads_q}; expected (batch, seqlen, 3, nheads, "
+                "headdim), or (batch, seqlen, num_heads_q + 2 nheads_k, headdim) with num_heads_q; reshape it"
+            )
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], 2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
+    rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0), of which the first seqused[b] (batch, int32)
+    take part. max_seqlen_q and max_seqlen_k are their greatest lengths. Returns out (total_q, nheads, headdim_v)."""
+    _flash.refuse(
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+    )
+    o, lse = _flash.general(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_k=int(max_seqlen_k),
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+    )
+    return (o, lse) if return_attn_probs else o
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Joins results over disjoint sets of keys. out_partial (splits, batch, seqlen, nheads, headdim) float32, lse_partial
+    (splits, batch, seqlen, nheads) float32. Returns (out (batch, seqlen, nheads, headdim) of out_dtype (None: float32),
+    softmax_lse (batch, seqlen, nheads))."""
+    if out_partial.ndim != 5 or lse_partial.shape != out_partial.shape[:-1]:
+        raise ValueError(
+            f"out_partial, lse_partial: got shapes {tuple(out_partial.shape)} and {tuple(lse_partial.shape)}; expected "
+            "(splits, batch, seqlen, nheads, headdim) and the same without headdim"
+        )
+    merged, lse = _arrays.merge(tuple(out_partial), tuple(lse_partial.transpose(2, 3)))
+    merged = merged.to(out_dtype or (out.dtype if out is not None else merged.dtype))
+    if out is not None:
+        merged = out.copy_(merged)
+    return merged, lse.transpose(1, 2)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention over a cache, as fovea.flash_attn.flash_attn_with_kvcache, without gradients. Refused beside what the
+    module names: cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens.
+
+    Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q))."""
+    _flash.refuse(
+        qv=qv,
+        cache_leftpad=cache_leftpad,
+        page_table=page_table,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+    )
+    return _flash.with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        cache_seqlens,
+        cache_batch_idx,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        rotary_interleaved,
+        None,
+        return_softmax_lse,
+    )
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
+    """A tensor without elements: Fovea's plans hold what this would."""
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)

@@ -1,0 +1,74 @@
+"""How the compiled part reads tensors, and how results are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_CODES = {
+    torch.float32: (2, 32),
+    torch.float16: (2, 16),
+    torch.bfloat16: (4, 16),
+    torch.float64: (2, 64),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: (1, 8),
+    torch.bool: (6, 8),
+}
+_DEVICES = {"cpu": 1, "cuda": 2}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise TypeError(
+            f"got a tensor of {tensor.dtype}; expected float32, float16, bfloat16 or float64 (masks: bool or uint8; "
+            "lengths: int32); convert it"
+        )
+    device = tensor.device
+    kind = _DEVICES.get(device.type)
+    if kind is None or tensor.layout is not torch.strided:
+        raise TypeError(f"got a tensor of {tensor.layout} on {device}; expected a strided one on cpu or cuda; convert it")
+    return (tensor.data_ptr(), *code, kind, device.index or 0, tuple(tensor.shape), tensor.stride(), True)
+
+
+def _allocate(size: int, device: int) -> tuple[torch.Tensor, int]:
+    # The caching allocator gives it again only to work that comes later on this stream.
+    memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+    return memory, memory.data_ptr()
+
+
+def _stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def on_new_type(cls: type) -> tuple[Any, Any, Any, bool]:
+    """Plain tensors are read through `__dlpack_c_exchange_api__` where this PyTorch has it, others by their attributes:
+    what a subclass holds (a fake tensor, say) may be no memory at all, and data_ptr says so."""
+    return (_describe, _allocate, _stream, cls not in PLAIN or not hasattr(cls, "__dlpack_c_exchange_api__"))
+
+
+class Results:
+    """Makes tensors on the device of `like`."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._like = like
+
+    def empty(self, shape: tuple[int, ...], like: torch.Tensor | None = None) -> torch.Tensor:
+        return self._like.new_empty(shape, dtype=torch.float32 if like is None else like.dtype)
+
+    def done(self, tensor: Any) -> Any:
+        return tensor
+
+
+def merge(o_parts: tuple[torch.Tensor, ...], lse_parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """fovea.merge by operations of PyTorch, in float32: on any device, and differentiable."""
+    all_lse = torch.stack(lse_parts)
+    lse = torch.logsumexp(all_lse, 0)
+    # Where no part has a key, all weights are 0 and not NaN.
+    weights = torch.exp(all_lse - lse.masked_fill(torch.isneginf(lse), 0.0)).transpose(2, 3).unsqueeze(-1)
+    parts = torch.stack(o_parts).float()
+    o = torch.where(weights > 0, weights * parts, 0.0).sum(0)
+    return o.to(o_parts[0].dtype), lse

@@ -1,0 +1,241 @@
+"""attend for tensors: eager calls go straight to the compiled part, all others through the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._attend import numbers, output_shapes
+from . import _ops, _transforms
+from ._arrays import PLAIN
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_empty_like = torch.empty_like
+_FLOAT32 = torch.float32
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether memory of these can be read here and now: no subclass, no mode and no transform stands between."""
+    return (
+        (type(q) is Tensor or type(q) in PLAIN)
+        and (type(k) is Tensor or type(k) in PLAIN)
+        and (type(v) is Tensor or type(v) in PLAIN)
+        and not _functorch_active()
+        and not _dispatch_modes()
+    )
+
+
+def new_output(q: Tensor, v: Tensor) -> Tensor:
+    """Memory for o: strides as q has them where it lies without gaps."""
+    size = v.shape[-1]
+    return _empty_like(q) if size == q.shape[-1] else q.new_empty((*q.shape[:-1], size))
+
+
+def new_lse(q: Tensor) -> Tensor:
+    shape = q.shape
+    if len(shape) == 3:
+        return q.new_empty((shape[1], shape[0]), dtype=_FLOAT32)
+    return q.new_empty((shape[0], shape[2], shape[1]), dtype=_FLOAT32)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, arguments: dict[str, Any]) -> Tensor:
+    """o of plain tensors; a copy is made of those whose last dimension is not contiguous."""
+    if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
+    o = new_output(q, v)
+    _core.forward(q=q, k=k, v=v, o=o, lse=lse, **arguments)
+    return o
+
+
+class Attend(torch.autograd.Function):
+    """(o, lse) of plain tensors. `arguments` are those of the compiled part; bias and sink stand apart, as they may need
+    gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, arguments: dict[str, Any]) -> Any:
+        lse = new_lse(q)
+        if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+            q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
+        o = new_output(q, v)
+        _core.forward(q=q, k=k, v=v, o=o, lse=lse, bias=bias, sink=sink, **arguments)
+        ctx.save_for_backward(q, k, v, o, lse, bias, sink)
+        ctx.arguments = arguments
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
+        q, k, v, o, lse, bias, sink = ctx.saved_tensors
+        arguments = ctx.arguments
+        if torch.are_deterministic_algorithms_enabled():
+            arguments = arguments | {"deterministic": True}
+        d_o = torch.zeros_like(o) if d_o is None else _ops.contiguous_rows(d_o)
+        if torch.is_grad_enabled():  # create_graph=True: the operator refuses second derivatives, and says so
+            common = _common(arguments | {"bias": bias, "sink": sink})
+            seed = torch.tensor([arguments.get("seed", 0), arguments.get("offset", 0)], dtype=torch.int64)
+            needs = ctx.needs_input_grad[3:5]
+            dq, dk, dv, dbias, dsink = torch.ops.fovea.backward(d_o, dlse, q, k, v, o, lse, seed, *needs, *common)
+            return dq, dk, dv, dbias if needs[0] else None, dsink if needs[1] else None, None
+        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[3] else None
+        dsink = _empty_like(sink) if ctx.needs_input_grad[4] else None
+        _core.backward(
+            q=q,
+            k=k,
+            v=v,
+            o=o,
+            lse=lse,
+            d_o=d_o,
+            dlse=dlse,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            dbias=dbias,
+            dsink=dsink,
+            bias=bias,
+            sink=sink,
+            **arguments,
+        )
+        return dq, dk, dv, dbias, dsink, None
+
+
+_DEFAULTS = {"scale": None, "causal": False, "window_left": -1, "window_right": -1, "deterministic": False, "backend": None}
+
+
+def _common(arguments: dict[str, Any]) -> list[Any]:
+    """The arguments of both operators, in their order."""
+    common = [arguments.get(name) for name in _ops.TENSORS]
+    for name in _ops.NUMBERS:
+        value = arguments.get(name)
+        common.append(_DEFAULTS.get(name, 0) if value is None else value)
+    return common
+
+
+def through_operator(
+    q: Tensor, k: Tensor, v: Tensor, draw_seed: bool, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    common = _common(arguments)
+    transformed = not torch.compiler.is_compiling() and _functorch_active()
+    call = _transforms.Forward.apply if transformed else torch.ops.fovea.forward
+    o, lse, _ = call(q, k, v, draw_seed, *common)
+    return o, lse
+
+
+def needs_grad(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def attend_any(
+    q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], *, draw_seed: bool = False, need_lse: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """(o, lse) with gradients; lse may be None where it is not needed. `arguments`: those of the compiled part."""
+    if torch.compiler.is_compiling() or not is_plain(q, k, v):
+        return through_operator(q, k, v, draw_seed, arguments)
+    if draw_seed:
+        arguments = arguments | {"seed": _ops.draw_seed()}
+    bias, sink = arguments.get("bias"), arguments.get("sink")
+    if needs_grad(q, k, v, bias, sink):
+        rest = {name: value for name, value in arguments.items() if name not in ("bias", "sink")}
+        o, lse = Attend.apply(q, k, v, bias, sink, rest)
+        return o, lse
+    lse = new_lse(q) if need_lse else None
+    return forward(q, k, v, lse, arguments), lse
+
+
+def _check_tensors(named: dict[str, Any]) -> None:
+    for name, x in named.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor, as q; use torch.from_numpy or the like")
+
+
+def attend_checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: dict[str, Any],
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    need_lse: bool,
+    draw_seed: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """attend_any of what a user gave: checked where the compiled part does not see it, and cast under autocast."""
+    _check_tensors({"q": q, "k": k, "v": v, **tensors})
+    output_shapes(q, v, tensors["cu_seqlens_q"] is not None)
+    if q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        bias = tensors["bias"]
+        if bias is not None and bias.dtype != dtype:
+            tensors = tensors | {"bias": bias.float()}
+    return attend_any(q, k, v, tensors | settings | options, draw_seed=draw_seed, need_lse=need_lse)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block_size: Sequence[int] = (0, 0),
+    sink: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str | None = None,
+    num_threads: int = 0,
+) -> Any:
+    """fovea.attend for tensors, with gradients of q, k, v, bias and sink; lse is differentiable, too.
+
+    Arguments and results are those of fovea.attend, but for two:
+        seed: of dropout; None draws it from PyTorch's generator of the CPU, so torch.manual_seed repeats it.
+        deterministic: the backward gives the same bits each time on a GPU, too; torch.use_deterministic_algorithms(True)
+            asks for the same.
+
+    Under torch.autocast q, k and v are cast to its type. A tensor whose last dimension is not contiguous is copied; other
+    strides are taken as they are. Raises as fovea.attend does.
+    """
+    settings = numbers(scale, causal, window, softcap, dropout, seed or 0, offset, block_size)
+    settings |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "deterministic": deterministic}
+    tensors = {
+        "bias": bias,
+        "mask": mask,
+        "block_mask": block_mask,
+        "alibi": alibi,
+        "sink": sink,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+    }
+    o, lse = attend_checked(
+        q,
+        k,
+        v,
+        tensors,
+        settings,
+        {"backend": backend, "num_threads": num_threads},
+        need_lse=return_lse,
+        draw_seed=seed is None and dropout > 0,
+    )
+    return (o, lse) if return_lse else o

@@ -1,0 +1,335 @@
+"""Two ways of computing PyTorch's own attention calls by Fovea: as an implementation in its registry, and for a block of
+code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .. import _core
+from . import _attend, _ops
+from ._sdpa import scaled_dot_product_attention
+
+
+_plain_sdpa = torch.nn.functional.scaled_dot_product_attention
+_lock = threading.Lock()
+_users = 0  # `with replace_sdpa()` blocks that are running, of all threads
+_thread = threading.local()
+
+
+def _sdpa_of_this_thread(*args: Any, **kwargs: Any) -> Any:
+    """In place of torch.nn.functional.scaled_dot_product_attention: Python code of PyTorch that looks it up there (that of
+    MultiheadAttention) runs outside of every mode."""
+    query = args[0] if args else kwargs["query"]
+    if getattr(_thread, "depth", 0) and query.device.type in ("cpu", "cuda"):
+        return scaled_dot_product_attention(*args, **kwargs)
+    return _plain_sdpa(*args, **kwargs)
+
+
+class replace_sdpa(TorchFunctionMode):
+    """Inside `with replace_sdpa():` calls of torch.nn.functional.scaled_dot_product_attention in this thread, those made by
+    PyTorch's modules among them, go to fovea.torch.scaled_dot_product_attention. Calls on devices other than cpu and cuda
+    stay with PyTorch."""
+
+    def __enter__(self) -> replace_sdpa:
+        global _users
+        with _lock:
+            _users += 1
+            torch.nn.functional.scaled_dot_product_attention = _sdpa_of_this_thread
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        global _users
+        super().__exit__(*error)
+        _thread.depth -= 1
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                torch.nn.functional.scaled_dot_product_attention = _plain_sdpa
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is _plain_sdpa:
+            function = _sdpa_of_this_thread
+        return function(*args, **(kwargs or {}))
+
+
+# ---- the registry: PyTorch's flash-attention operators, called below autograd
+
+
+def _window(size: int | None) -> int:
+    return -1 if size is None else size
+
+
+def _settings(
+    scale: float | None,
+    causal: bool,
+    dropout: float,
+    left: int | None,
+    right: int | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+) -> dict[str, Any]:
+    packed = cu_seqlens_q is not None
+    return {
+        "scale": scale,
+        "causal": causal,
+        "window_left": _window(left),
+        "window_right": _window(right),
+        "dropout": dropout,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_q if packed else 0,
+        "max_seqlen_k": max_k if packed else 0,
+    }
+
+
+def _backward(
+    d_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    _core.backward(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        lse=lse.contiguous(),
+        d_o=_ops.contiguous_rows(d_o),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        **settings,
+    )
+    return dq, dk, dv
+
+
+def _flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    out: Tensor | None = None,
+    **unknown: Any,
+) -> tuple[Tensor, ...]:
+    given = [name for name, value in unknown.items() if value is not None]
+    if return_debug_mask or given:
+        raise ValueError(
+            f"fovea: got {given or 'return_debug_mask=True'}, which Fovea lacks; leave it out, or call "
+            "torch.nn.attention.restore_flash_attention_impl()"
+        )
+    settings = _settings(
+        scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k
+    )
+    seed = _ops.draw_seed() if dropout_p > 0 else 0
+    query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))
+    o = _attend.new_output(query, value) if out is None else out
+    lse = _attend.new_lse(query)
+    _core.forward(q=query, k=key, v=value, o=o, lse=lse, seed=seed, seqused_k=seqused_k, alibi=alibi_slopes, **settings)
+    rng_state = torch.tensor([seed, 0], dtype=torch.int64).view(torch.uint64)
+    return o, lse, rng_state, torch.zeros((), dtype=torch.uint64), query.new_empty(0)
+
+
+def _flash_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    rng_state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    settings = _settings(
+        scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k
+    )
+    if dropout_p > 0:
+        settings["seed"] = int(rng_state.view(torch.int64)[0])
+    query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))
+    return _backward(grad_out, query, key, value, out, logsumexp, settings)
+
+
+def _sdpa_flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    # Tensors of this operator are (batch, heads, seqlen, size). It means the causal mask of equal lengths only.
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    o, lse, rng_state, offset, debug = _flash_forward(
+        q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, is_causal, return_debug_mask, scale=scale
+    )
+    return o.transpose(1, 2), lse, None, None, q.shape[1], k.shape[1], rng_state, offset, debug
+
+
+def _sdpa_flash_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    q, k, v, o, d_o = (x.transpose(1, 2) for x in (query, key, value, out, grad_out))
+    gradients = _flash_backward(
+        d_o,
+        q,
+        k,
+        v,
+        o,
+        logsumexp,
+        None,
+        None,
+        q.shape[1],
+        k.shape[1],
+        dropout_p,
+        is_causal,
+        philox_seed,
+        philox_offset,
+        scale=scale,
+    )
+    return tuple(x.transpose(1, 2) for x in gradients)
+
+
+def _cpu_arguments(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float | None
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {"scale": scale}
+    if is_causal:
+        # PyTorch's diagonal begins at the first key; Fovea's ends at the last one.
+        difference = query.shape[2] - key.shape[2]
+        settings |= {"causal": True} if difference == 0 else {"window_right": difference}
+    if attn_mask is not None:
+        mask = attn_mask
+        while mask.ndim < 4:
+            mask = mask.unsqueeze(0)
+        settings["mask" if mask.dtype == torch.bool else "bias"] = mask
+    return settings
+
+
+def _cpu_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    if is_causal and key.shape[2] > query.shape[2]:
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    q, k, v = (_ops.contiguous_rows(x.transpose(1, 2)) for x in (query, key, value))
+    o, lse = _attend.new_output(q, v), _attend.new_lse(q)
+    _core.forward(q=q, k=k, v=v, o=o, lse=lse, **_cpu_arguments(query, key, attn_mask, is_causal, scale))
+    return o.transpose(1, 2), lse
+
+
+def _cpu_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    seen = min(key.shape[2], query.shape[2]) if is_causal else key.shape[2]
+    used_key, used_value = key[:, :, :seen], value[:, :, :seen]
+    q, k, v = (_ops.contiguous_rows(x.transpose(1, 2)) for x in (query, used_key, used_value))
+    settings = _cpu_arguments(query, used_key, attn_mask, is_causal, scale)
+    dq, dk, dv = _backward(grad_out.transpose(1, 2), q, k, v, out.transpose(1, 2), logsumexp, settings)
+    if seen < key.shape[2]:
+        missing = (0, 0, 0, 0, 0, key.shape[2] - seen)
+        dk, dv = torch.nn.functional.pad(dk, missing), torch.nn.functional.pad(dv, missing)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+class _Handle:
+    """Keeps the operators replaced until remove is called."""
+
+    def __init__(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        for name, function in (
+            ("_flash_attention_forward", _flash_forward),
+            ("_flash_attention_backward", _flash_backward),
+            ("_scaled_dot_product_flash_attention", _sdpa_flash_forward),
+            ("_scaled_dot_product_flash_attention_backward", _sdpa_flash_backward),
+        ):
+            library.impl(name, function, "CUDA")
+        library.impl("_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU")
+        library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU")
+        self._library: torch.library.Library | None = library
+
+    def remove(self) -> None:
+        if self._library is not None:
+            self._library._destroy()
+        self._library = None
+
+
+def register_flash_attention_impl() -> None:
+    """Adds "fovea" to PyTorch's registry of flash-attention implementations (PyTorch 2.11 and newer).
+
+    Afterwards torch.nn.attention.activate_flash_attention_impl("fovea") computes what PyTorch gives to its
+    flash-attention operators, on CUDA and on the CPU, by Fovea, and restore_flash_attention_impl() ends that. What PyTorch
+    decides before (masks on CUDA, float32 on CUDA) does not get there; replace_sdpa takes every call.
+
+    Raises RuntimeError where this PyTorch has no registry.
+    """
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is None:
+        raise RuntimeError(
+            f"torch.nn.attention: PyTorch {torch.__version__} has no registry of flash-attention implementations; "
+            "expected 2.11 or newer; use fovea.torch.replace_sdpa()"
+        )
+    register("fovea", register_fn=_Handle)

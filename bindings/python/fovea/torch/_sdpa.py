@@ -1,0 +1,104 @@
+"""scaled_dot_product_attention with PyTorch's signature, layout and meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._attend import attend_checked
+
+_NO_TENSORS = dict.fromkeys(
+    ("bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+)
+
+
+def _with_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """(..., heads, seqlen, size) as (batch, seqlen, heads, size) without a copy where strides allow."""
+    if len(batch) != 1 or x.shape[:-3] != batch:
+        x = x.expand(*batch, *x.shape[-3:])
+        x = x.reshape(-1, *x.shape[-3:])
+    return x.transpose(1, 2)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, computed by Fovea.
+
+    Arguments:
+        query: (..., heads, seqlen_q, size); also (seqlen_q, size).
+        key: (..., heads, seqlen_k, size), value: (..., heads, seqlen_k, size_v); with enable_gqa their heads may divide
+            those of query.
+        attn_mask: broadcastable to (..., heads, seqlen_q, seqlen_k); bool: True is seen; else added to the scores, and
+            differentiable.
+        dropout_p: probability of dropping a weight (applied whenever it is not 0); the seed comes from PyTorch's generator.
+        is_causal: query i sees keys 0 to i: aligned at the first query and key, unlike fovea.torch.attend.
+        scale: of the scores; None is 1/sqrt(size).
+
+    Returns (..., heads, seqlen_q, size_v). A query that sees no key gets 0.
+
+    Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
+    """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < 2:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}; expected (..., seqlen, size); reshape it")
+    if attn_mask is not None and is_causal:
+        raise ValueError("is_causal: got True beside an attn_mask; expected one of the two; put the causal mask into attn_mask")
+    rank = query.ndim
+    while query.ndim < 3:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
+    heads_q, heads_k = query.shape[-3], key.shape[-3]
+    if not enable_gqa and heads_q != heads_k and rank >= 3:
+        if 1 not in (heads_q, heads_k):
+            raise ValueError(
+                f"key: got {heads_k} heads; expected {heads_q}, as query; set enable_gqa=True for grouped heads"
+            )
+        if heads_q == 1:
+            query = query.expand(*query.shape[:-3], heads_k, *query.shape[-2:])
+    batch = query.shape[:-3]
+    if key.shape[:-3] != batch or value.shape[:-3] != batch:
+        batch = torch.broadcast_shapes(batch, key.shape[:-3], value.shape[:-3])
+    leading = batch or (1,)
+    q, k, v = (_with_batch(x, leading) for x in (query, key, value))
+
+    settings: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
+    tensors: dict[str, Any] = dict(_NO_TENSORS)
+    if is_causal:
+        # Fovea's diagonal ends at the last key; PyTorch's begins at the first.
+        if seqlen_k > seqlen_q:
+            k, v = k[:, :seqlen_q], v[:, :seqlen_q]
+            settings["causal"] = True
+        elif seqlen_k == seqlen_q:
+            settings["causal"] = True
+        else:
+            settings["window_right"] = seqlen_q - seqlen_k
+    elif attn_mask is not None:
+        shape = (*batch, query.shape[-3], seqlen_q, seqlen_k)
+        while attn_mask.ndim < 4:
+            attn_mask = attn_mask.unsqueeze(0)
+        if len(batch) > 1:
+            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
+        if attn_mask.dtype == torch.bool:
+            tensors["mask"] = attn_mask
+        elif attn_mask.is_floating_point():
+            tensors["bias"] = attn_mask
+        else:
+            raise TypeError(
+                f"attn_mask: got {attn_mask.dtype}; expected bool or a floating-point type, broadcastable to {shape}; "
+                "convert it"
+            )
+    o, _ = attend_checked(q, k, v, tensors, settings, {}, need_lse=False, draw_seed=dropout_p > 0)
+    o = o.transpose(1, 2)
+    if rank == 2:
+        return o[0, 0]
+    return o.reshape(*batch, *o.shape[1:]) if len(batch) != 1 else o
