@@ -172,7 +172,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
     }
     prepares: dict[str, Any] = {}
     if library is not None and "ours" in args.contenders:
-        prepares |= gpu_contenders.ours(library, args.backend, shape)
+        prepares |= gpu_contenders.ours(library, args.backend, shape, args.kernels)
     prepares |= gpu_contenders.peers(args.contenders)
     entrants: list[Entrant] = []
     before = gpu.reading()
@@ -234,7 +234,7 @@ def once(shape: Shape, args: argparse.Namespace, library: Library | None) -> Non
 
     prepares = gpu_contenders.peers(args.contenders)
     if library is not None and "ours" in args.contenders:
-        prepares = gpu_contenders.ours(library, args.backend, shape) | prepares
+        prepares = gpu_contenders.ours(library, args.backend, shape, args.kernels) | prepares
     with in_context(shape):
         inputs = gpu_contenders.Inputs(shape, 1)
         for name, prepare in prepares.items():
@@ -328,6 +328,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
                      metavar="NAME,...", help=f"{','.join(CONTENDERS)} (all that are installed)")  # fmt: skip
     how.add_argument("--backend", default="", metavar="NAME,...",
                      help="backends of ours, each a contender of its own (the library's choice)")  # fmt: skip
+    how.add_argument("--kernels", default="", metavar="PATTERN,...",
+                     help="kernels of ours, each pattern of their names (FOVEA_KERNEL) a contender of its own")  # fmt: skip
     how.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each contender that count ({ROUNDS})")
     how.add_argument("--quick", action="store_true", help="three rounds, lengths 1024 and 8192 of the grid")
     how.add_argument("--flush-l2", action="store_true", help="several sets of inputs in turn: none is in the L2 cache")
@@ -342,6 +344,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     out.add_argument("--tables", type=Path, metavar="FILE", help="print the tables of stored results, and stop")
     args = parser.parse_args(arguments)
     args.backend = args.backend.split(",")
+    args.kernels = [pattern for pattern in args.kernels.split(",") if pattern]
     if args.quick:
         args.rounds = 3
         args.s = tuple(s for s in args.s if s in (1024, 8192)) or args.s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,7 +85,10 @@ class OurCall(Call):
         lse = torch.empty(rows, dtype=torch.float32, device="cuda")
         self._outputs = {"o": o, "lse": lse}
         tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, inputs.k, inputs.v, o), strict=True)}
-        tensors["lse"] = view(lse)
+        if shape.lse or shape.backward:
+            tensors["lse"] = view(lse)
+        else:
+            del self._outputs["lse"]
         if inputs.cu_seqlens is not None:
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = view(inputs.cu_seqlens)
         options: dict[str, Any] = {
@@ -282,8 +286,26 @@ def peers(wanted: list[str]) -> dict[str, Prepare]:
     return {name: prepare for name, prepare in found.items() if name in wanted}
 
 
-def ours(library: Library, backends: list[str], shape: Shape) -> dict[str, Prepare]:
-    """One contender a backend; "" is the choice of the library. A deterministic backward brings the fast one along."""
+@contextlib.contextmanager
+def kernels(pattern: str) -> Iterator[None]:
+    """Plans that are made inside take a main kernel whose name matches, where the pattern is not empty."""
+    if not pattern:
+        yield
+        return
+    before = os.environ.get("FOVEA_KERNEL")
+    os.environ["FOVEA_KERNEL"] = pattern
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FOVEA_KERNEL"]
+        else:
+            os.environ["FOVEA_KERNEL"] = before
+
+
+def ours(library: Library, backends: list[str], shape: Shape, patterns: list[str]) -> dict[str, Prepare]:
+    """One contender a backend and, after them, a pattern of kernels; "" is the choice of the library. A deterministic
+    backward brings the fast one along."""
     found: dict[str, Prepare] = {}
     for number, backend in enumerate(backends):
         name = "ours" if number == 0 else f"ours:{backend}"
@@ -292,6 +314,14 @@ def ours(library: Library, backends: list[str], shape: Shape) -> dict[str, Prepa
             return OurCall(library, backend or None, deterministic, inputs)
 
         found[name] = prepare
+        if number == 0:
+            for pattern in patterns:
+
+                def prepare_with(inputs: Inputs, pattern: str = pattern) -> Call:
+                    with kernels(pattern):
+                        return OurCall(library, None, shape.deterministic, inputs)
+
+                found[f"ours:{pattern}"] = prepare_with
         if shape.deterministic:
             found[name + ("_fast" if ":" in name else ":fast")] = lambda inputs, prepare=prepare: prepare(  # type: ignore[misc]
                 inputs, deterministic=False

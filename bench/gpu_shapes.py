@@ -33,6 +33,7 @@ class Shape:
     causal: bool = False
     window: int = -1  # keys seen to the left of the diagonal; -1: all
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
+    lse: bool = False  # the forward is asked for lse; a backward's always is
     group: str = "other"  # grid, special or other
 
     @property
@@ -54,6 +55,8 @@ class Shape:
             parts.append("causal")
         if self.window >= 0:
             parts.append(f"w{self.window}")
+        if self.lse:
+            parts.append("lse")
         return "_".join(parts)
 
     @property
@@ -143,6 +146,8 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
         *rows(PASSES, "bf16", 1, 512, 512, 16, 16, 128),
         *rows(PASSES, "bf16", 1, 2048, 2048, 16, 16, 128),
         *rows(("fwd",), "bf16", 1, 1, 65536, 32, 8, 128),
+        *rows(("fwd",), "bf16", 4, 4096, 4096, 32, 32, 64, lse=True),
+        *rows(("fwd",), "bf16", 4, 4096, 4096, 10, 10, 192, causal=True),
     ]
     return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
 
@@ -153,7 +158,7 @@ _NUMBER = re.compile(r"(b|sk|s|hkv|h|dv|d|w)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d have to be there."""
     words: dict[str, int] = {}
-    dtype, pass_, causal = "bf16", "fwd", False
+    dtype, pass_, causal, lse = "bf16", "fwd", False, False
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -161,11 +166,13 @@ def parse(text: str) -> Shape:
             pass_ = word
         elif word == "causal":
             causal = True
+        elif word == "lse":
+            lse = True
         elif match := _NUMBER.match(word):
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, or a "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, lse, or a "
                 "number after b, s, sk, h, hkv, d, dv or w"
             )
     for needed in ("s", "d"):
@@ -177,4 +184,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1))
+    return replace(shape, window=words.get("w", -1), lse=lse)

@@ -1,7 +1,10 @@
 #include "cuda/launch/kernel_table.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -50,9 +53,24 @@ struct Verdict {
   std::string clause;
 };
 
+/// What FOVEA_KERNEL asks for: a pattern of names (fnmatch), for measurements and bug reports. Looked at when
+/// plans are made.
+const char* wanted_kernels() {
+  const char* pattern = std::getenv("FOVEA_KERNEL");
+  return pattern != nullptr && *pattern != '\0' ? pattern : nullptr;
+}
+
 Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties& device, bool any_address) {
   int passed = 0;
   const auto fails = [&](std::string clause) { return Verdict{passed, std::move(clause)}; };
+
+  if (const char* wanted = wanted_kernels();
+      wanted != nullptr && (k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward) &&
+      fnmatch(wanted, k.name, 0) != 0) {
+    return fails("is not of the name that the environment asks for (FOVEA_KERNEL=" + std::string(wanted) +
+                 ")");
+  }
+  ++passed;
 
   if (device.capability < k.min_capability) {
     return fails("needs compute capability " + capability_text(k.min_capability) +

@@ -1,0 +1,96 @@
+// Scores that grow, fall and leap from key to key: what breaks a softmax whose maximum is that of earlier
+// blocks, raised only now and then, or taken from the wrong rows.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "conformance/expectations.hpp"
+
+namespace fovea::conformance {
+namespace {
+
+ProblemSpec base(int64_t head_dim) {
+  ProblemSpec spec;
+  spec.seqlen_q = 70;
+  spec.seqlen_k = 300;  // several blocks of any kernel
+  spec.head_dim = spec.head_dim_v = head_dim;
+  spec.scale = 1;
+  return spec;
+}
+
+/// Makes the score of key j profile(j), up to a part that is normal: column 0 of each query is 1, that of key
+/// j profile(j).
+Tweak scores_follow(const std::function<double(int64_t)>& profile) {
+  return [profile](OwnedProblem& x) {
+    for (int64_t i = 0; i < x.spec.seqlen_q; ++i) x[Role::kQ].set({0, i, 0, 0}, 1);
+    for (int64_t j = 0; j < x.spec.seqlen_k; ++j) x[Role::kK].set({0, j, 0, 0}, profile(j));
+  };
+}
+
+void expect_all_masks(int64_t head_dim, const Tweak& tweak) {
+  ProblemSpec spec = base(head_dim);
+  expect_conformance_of_all_types(spec, forward_only(), tweak);
+  spec.causal = true;
+  expect_conformance_of_all_types(spec, forward_only(), tweak);
+  spec.causal = false;
+  spec.window_left = 90;  // rows whose first blocks are masked
+  spec.window_right = 20;
+  expect_conformance_of_all_types(spec, forward_only(), tweak);
+}
+
+TEST(Maximum, RisesAndFalls) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    for (const double slope : {0.3, -0.3, 3.0, -3.0}) {
+      expect_all_masks(head_dim, scores_follow([=](int64_t j) { return slope * static_cast<double>(j); }));
+    }
+  }
+}
+
+TEST(Maximum, Sawtooth) {
+  for (const int64_t period : {7, 50, 130}) {
+    expect_all_masks(64, scores_follow([=](int64_t j) { return 0.4 * static_cast<double>(j % period); }));
+    expect_all_masks(128, scores_follow([=](int64_t j) { return -0.4 * static_cast<double>(j % period); }));
+  }
+}
+
+TEST(Maximum, OneKeyLeaps) {
+  // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.
+  for (const int64_t leaping : {0, 63, 79, 80, 95, 96, 111, 127, 150, 191, 192, 240, 299}) {
+    for (const double height : {5.0, 10.0, 256.0, std::ldexp(1.0, 100)}) {
+      const Tweak leap = scores_follow([=](int64_t j) { return j == leaping ? height : 0.0; });
+      ProblemSpec spec = base(leaping % 2 == 0 ? 64 : 128);
+      expect_conformance_of_all_types(spec, forward_only(), leap);
+      spec.causal = true;
+      expect_conformance_of_all_types(spec, forward_only(), leap);
+    }
+  }
+}
+
+TEST(Maximum, OneKeyIsInfiniteOrNan) {
+  for (const int64_t odd : {0, 95, 96, 150, 240, 299}) {
+    for (const double value :
+         {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+          std::numeric_limits<double>::quiet_NaN()}) {
+      ProblemSpec spec = base(64);
+      spec.causal = true;  // some rows do not see it
+      expect_conformance_of_all_types(spec, forward_only(),
+                                      scores_follow([=](int64_t j) { return j == odd ? value : 0.0; }));
+    }
+  }
+}
+
+TEST(Maximum, EachRowLeapsElsewhere) {
+  // Neighbouring rows share the lanes of a warp: one raises its maximum by much, the other not at all.
+  ProblemSpec spec = base(64);
+  expect_conformance_of_all_types(spec, forward_only(), [](OwnedProblem& x) {
+    for (int64_t i = 0; i < x.spec.seqlen_q; ++i)
+      x[Role::kQ].set({0, i, 0, 0}, i % 3 == 0 ? 1 : (i % 3 == 1 ? -1 : 0));
+    for (int64_t j = 0; j < x.spec.seqlen_k; ++j)
+      x[Role::kK].set({0, j, 0, 0}, 0.5 * static_cast<double>(j % 97));
+  });
+}
+
+}  // namespace
+}  // namespace fovea::conformance
