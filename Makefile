@@ -71,7 +71,7 @@ test-python: test-setup ## the Python package, beside PyTorch, JAX and transform
 	  cmake build/release -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
 	  $(call build,release,fovea_python); \
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
-	    -C cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
+	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
 	  build/venv/bin/python -m pytest --quiet tests/python; \
 	fi
 

@@ -3,10 +3,11 @@
 import inspect
 import random
 
-import plain
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import plain  # noqa: E402
 
 import fovea.flash_attn as fa2  # noqa: E402
 import fovea.flash_attn_interface as fa3  # noqa: E402

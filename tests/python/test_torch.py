@@ -3,11 +3,12 @@
 import random
 import sys
 
-import plain
 import pytest
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
+
+import plain  # noqa: E402
 
 import fovea  # noqa: E402
 import fovea.torch as ft  # noqa: E402

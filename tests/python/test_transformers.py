@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-import plain
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+import plain  # noqa: E402
 
 import fovea.transformers  # noqa: E402, F401
 from fovea import _core  # noqa: E402
