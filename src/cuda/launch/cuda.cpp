@@ -36,7 +36,8 @@ void demand(cudaError_t error, const char* what, size_t bytes) {
   cudaGetLastError();  // ours, and now told
   throw RequestError(
       error == cudaErrorMemoryAllocation ? Status::kOutOfMemory : Status::kCudaError, "",
-      std::string(what) + " of " + std::to_string(bytes) + " bytes: " + cudaGetErrorString(error));
+      std::string(what) + " of " + std::to_string(bytes) + " bytes: " + cudaGetErrorString(error) +
+          "; free memory of the device, or ask for less at a time (a smaller batch, fewer heads)");
 }
 
 std::string gibibytes(size_t bytes) {

@@ -228,14 +228,12 @@ CudaPlan::Variant CudaPlan::make_variant(Family family, const AttentionProblem& 
   return v;
 }
 
-void CudaPlan::check_memory(const char* name, const void* pointer) const {
+void CudaPlan::check_memory(const char* name, const void* pointer, const char* remedy) const {
   const cuda::Memory memory = memory_of(pointer);
   if (memory.place == Place::kManaged || memory.place == Place::kUnknown) return;
   if (memory.place == Place::kDevice && memory.device == device_) return;
   throw_invalid(name, text_of(memory),
-                "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
-                memory.place == Place::kDevice ? "make a plan for that device, or copy the tensor"
-                                               : "copy the tensor to the device");
+                "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are", remedy);
 }
 
 void CudaPlan::check_stream(CUstream stream) const {
@@ -312,9 +310,11 @@ void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers
 void CudaPlan::run(const Buffers& buffers) const {
   const ContextScope scope(context_);
   for (const Memory& m : memory_) {
-    if (const void* pointer = buffers.data[index_of(m.role)]) check_memory(m.name, pointer);
+    if (const void* pointer = buffers.data[index_of(m.role)])
+      check_memory(m.name, pointer, "copy the tensor there, or make a plan for where it is");
   }
-  if (workspace_size > 0) check_memory("workspace", buffers.workspace);
+  if (workspace_size > 0)
+    check_memory("workspace", buffers.workspace, "take it from fovea_workspace_create, or cudaMalloc");
   check_stream(static_cast<CUstream>(buffers.stream));
 
   char* workspace = static_cast<char*>(buffers.workspace);

@@ -50,7 +50,7 @@ class CudaPlan final : public Prepared {
   const Variant& variant_for(const tile::AttentionParams& bound) const {
     return (bound.aligned16 & needs_aligned_) == needs_aligned_ ? first_ : *any_address_;
   }
-  void check_memory(const char* name, const void* pointer) const;
+  void check_memory(const char* name, const void* pointer, const char* remedy) const;
   void check_stream(CUstream stream) const;
   template <class Args>
   void launch(const Variant& variant, Args& args, const Buffers& buffers) const;

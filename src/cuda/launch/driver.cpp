@@ -32,7 +32,8 @@ Driver make_driver() {
     d.missing = "no CUDA device on this machine";
   } else if (error == cudaErrorInsufficientDriver) {
     d.missing = "the driver is too old: it knows CUDA " + version_text(d.driver_version) +
-                ", and this library was built with CUDA " + version_text(d.runtime_version);
+                ", and this library was built with CUDA " + version_text(d.runtime_version) +
+                "; install a newer driver";
   } else if (error != cudaSuccess) {
     d.missing = std::string("CUDA does not start: ") + cudaGetErrorString(error);
   }

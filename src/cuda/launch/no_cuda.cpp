@@ -26,7 +26,7 @@ std::span<const Backend* const> backends() {
 }
 
 std::string unavailable_because() {
-  return "not in this build (it was made without CUDA)";
+  return "not in this build (it was made without CUDA: configure it with -DFOVEA_CUDA=ON)";
 }
 std::string versions_text() {
   return "";
@@ -51,7 +51,8 @@ std::string text_of(const Memory&) {
 
 void* allocate(int device, size_t) {
   throw RequestError(Status::kUnsupported, "device",
-                     "device: got cuda:" + std::to_string(device) + ", but this build was made without CUDA");
+                     "device: got cuda:" + std::to_string(device) +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 void release(int, void*) noexcept {}
 
