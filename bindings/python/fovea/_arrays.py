@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _core
 
@@ -13,6 +13,8 @@ _CPU, _CUDA = 1, 2
 
 def _on_new_type(cls: type) -> tuple[Any, Any, Any, bool] | None:
     """(describe, allocate, stream, whether describe comes before `__dlpack__`) for arrays of `cls`, or None."""
+    if cls is Form:
+        return (_describe_form, None, None, True)
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(cls, torch.Tensor):
         from .torch import _arrays
@@ -42,6 +44,38 @@ def _describe_numpy(array: Any) -> tuple[Any, ...]:
         raise ValueError("got a numpy array whose elements lie askew or in foreign byte order; give a copy of it")
     strides = tuple(stride // size for stride in array.strides)
     return (array.ctypes.data, code, 8 * size, _CPU, 0, array.shape, strides, array.flags.writeable)
+
+
+class Form(NamedTuple):
+    """What an array would be: plans can be made of it, and it has no memory."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: int = _CPU
+
+
+_DTYPES = {
+    "float32": (_FLOAT, 32),
+    "float16": (_FLOAT, 16),
+    "bfloat16": (_BFLOAT, 16),
+    "float64": (_FLOAT, 64),
+    "int32": (_INT, 32),
+    "int64": (_INT, 64),
+    "uint8": (_UINT, 8),
+    "bool": (_BOOL, 8),
+}
+
+
+def _describe_form(form: Form) -> tuple[Any, ...]:
+    if form.dtype not in _DTYPES:
+        raise TypeError(
+            f"got an array of {form.dtype}; expected float32, float16, bfloat16 or float64 (masks: bool or uint8; lengths: "
+            "int32); convert it by astype"
+        )
+    strides = [1]
+    for size in reversed(form.shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return (0, *_DTYPES[form.dtype], form.device, 0, form.shape, tuple(reversed(strides[: len(form.shape)])), True)
 
 
 def _cupy() -> tuple[Any, Any, Any, bool]:
