@@ -3,7 +3,7 @@
 #
 #   tools/test_gpu.sh [DIR] [--problems N] [--jobs N] [--quick] [--logs DIR]
 #
-# DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ptx, test_ptx_sm75 and
+# DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ptx, test_ptx_sm75, test_ptx_sm90 and
 # libfovea.so.0: a machine with a GPU needs neither compiler nor sources. Beside them it takes a driver, and
 # compute-sanitizer of the CUDA toolkit (PATH, CUDA_HOME, /usr/local/cuda).
 #
@@ -32,7 +32,7 @@ while [[ $# -gt 0 ]]; do
 done
 bin=$directory lib=$directory
 if [[ -d $directory/bin ]]; then bin=$directory/bin lib=$directory/lib; fi
-for program in test_conformance test_gpu test_ptx test_ptx_sm75; do
+for program in test_conformance test_gpu test_ptx test_ptx_sm75 test_ptx_sm90; do
   if [[ ! -x $bin/$program ]]; then
     echo "test_gpu.sh: no $program in $bin; build with -DFOVEA_CUDA=ON, or name the folder that holds it" >&2
     exit 2
@@ -112,6 +112,7 @@ sharded conformance.dropout 1 "$bin/test_conformance" '--gtest_filter=Dropout.*'
 sharded conformance.concurrency 1 "$bin/test_conformance" '--gtest_filter=Concurrency.*'
 sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"
+sharded ptx_sm90 1 "$bin/test_ptx_sm90"
 wait
 
 # What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.

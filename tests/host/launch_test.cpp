@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <vector>
 
 #include "cuda/launch/kernel_table.hpp"
@@ -163,6 +164,68 @@ TEST(KernelTable, TermsNeedAKernelThatKnowsThem) {
   p = problem(1, 8, 8, 2, 1, 64);
   add(p, Role::kSink);
   p.window_left = 3;
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
+}
+
+/// Tiles of 192, 128 and 64 rows of one kernel.
+std::vector<Kernel> tiles_of_three_sizes() {
+  std::vector<Kernel> kernels(3, kPlain128);
+  for (size_t i = 0; i < 3; ++i) {
+    kernels[i].tile_m = static_cast<int>(192 - 64 * i);
+    kernels[i].tile_n = 80;
+    kernels[i].tma = kernels[i].aligned_only = true;
+  }
+  kernels[0].rate = 100;
+  kernels[1].rate = 95;
+  kernels[2].rate = 65;
+  return kernels;
+}
+int rows_of_chosen_tile(const AttentionProblem& p) {
+  const std::vector<Kernel> kernels = tiles_of_three_sizes();
+  const std::vector<const Kernel*> table = {&kernels[0], &kernels[1], &kernels[2]};
+  const Choice choice = choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, p, hopper());
+  return choice.kernel ? choice.kernel->tile_m : 0;
+}
+
+TEST(KernelTable, TilesAreChosenByTheTimeTheyWouldTake) {
+  EXPECT_EQ(rows_of_chosen_tile(problem(1, 512, 512, 16, 16, 128)), 64);     // 48, 64 or 128 tiles on 132 SMs
+  EXPECT_EQ(rows_of_chosen_tile(problem(1, 2048, 2048, 16, 16, 128)), 128);  // 176, 256 or 512
+  EXPECT_EQ(rows_of_chosen_tile(problem(4, 4096, 4096, 16, 16, 128)), 192);
+  EXPECT_EQ(rows_of_chosen_tile(problem(1, 1, 4096, 16, 16, 128)), 64);
+  AttentionProblem causal = problem(1, 16384, 16384, 16, 16, 128);
+  causal.window_right = 0;
+  EXPECT_EQ(rows_of_chosen_tile(causal), 192);
+}
+
+TEST(KernelTable, TmaTakesNoOddStridesAndNothingEmpty) {
+  const Kernel kernel = tiles_of_three_sizes()[0];
+  AttentionProblem p = problem(2, 512, 512, 16, 16, 128);
+  EXPECT_EQ(cannot_because(kernel, p, hopper()), "");
+  p.tensors[index_of(Role::kK)].stride[2] = 0;  // one head, broadcast
+  EXPECT_NE(cannot_because(kernel, p, hopper()).find("k has one of 0"), std::string::npos);
+  p = problem(2, 512, 512, 16, 16, 128);
+  p.tensors[index_of(Role::kQ)].stride[0] = int64_t{1} << 40;
+  EXPECT_NE(cannot_because(kernel, p, hopper()).find("strides of up to 2^40 bytes"), std::string::npos);
+  EXPECT_EQ(cannot_because(kernel, problem(2, 512, 0, 16, 16, 128), hopper()),
+            "copies by TMA, which takes no empty tensors");
+}
+
+TEST(Schedule, GroupsThatFillBoxesOfTmaArePacked) {
+  const Kernel kernel = tiles_of_three_sizes()[0];
+  EXPECT_TRUE(packs_group(problem(1, 4, 512, 32, 4, 128), kernel));
+  EXPECT_FALSE(
+      packs_group(problem(1, 4, 512, 24, 4, 128), kernel));  // 6 heads a group: 64 rows are no multiple
+}
+
+TEST(KernelTable, TheEnvironmentAsksForKernelsByName) {
+  const AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  ASSERT_EQ(setenv("FOVEA_KERNEL", "general_*", 1), 0);
+  EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "general_d64");
+  ASSERT_EQ(setenv("FOVEA_KERNEL", "another", 1), 0);
+  EXPECT_EQ(chosen(Family::kMmaSm80, p, hopper()), nullptr);
+  EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()),
+            "is not of the name that the environment asks for (FOVEA_KERNEL=another)");
+  ASSERT_EQ(unsetenv("FOVEA_KERNEL"), 0);
   EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
 }
 

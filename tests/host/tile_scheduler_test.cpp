@@ -205,6 +205,47 @@ TEST(PackedGrid, EveryTileOfEveryHeadOnce) {
 }
 
 /// Splits tile the blocks in order, differ by one block at most, and know which of theirs are full.
+TEST(Snake, EachIndexOnce) {
+  for (const int ctas : {1, 2, 7, 132}) {
+    const int turns = 5;
+    std::vector<int> seen(static_cast<size_t>(turns * ctas));
+    for (int turn = 0; turn < turns; ++turn) {
+      for (int cta = 0; cta < ctas; ++cta) ++seen[static_cast<size_t>(snake(turn, cta, ctas))];
+    }
+    for (const int count : seen) EXPECT_EQ(count, 1);
+  }
+}
+
+TEST(Snake, SharesFallingWorkEvenly) {
+  // Causal tiles of 16 heads, the longest first: n, n - 1, ... for each head.
+  for (const int blocks : {3, 22, 86}) {
+    constexpr int kCtas = 132, kHeads = 16;
+    std::vector<int64_t> work(kCtas);
+    for (int turn = 0; turn * kCtas < blocks * kHeads; ++turn) {
+      for (int cta = 0; cta < kCtas; ++cta) {
+        const int index = snake(turn, cta, kCtas);
+        if (index < blocks * kHeads) work[static_cast<size_t>(cta)] += blocks - index / kHeads;
+      }
+    }
+    const auto [least, most] = std::minmax_element(work.begin(), work.end());
+    EXPECT_LE(*most - *least, blocks) << blocks;  // no more than one tile
+    const double whole = kHeads * 0.5 * blocks * (blocks + 1) / kCtas;
+    EXPECT_LE(static_cast<double>(*most), std::max<double>(1.15 * whole, blocks)) << blocks;
+  }
+}
+
+TEST(QueryTiles, OfOneLengthOrPacked) {
+  const std::array<int32_t, 4> bounds = {0, 100, 100, 351};
+  QueryTiles tiles;
+  tiles.grid = {2, 4, 3, 1, 4, true};
+  EXPECT_EQ(tiles.count(), 24);
+  EXPECT_EQ(tiles.at(5), tiles.grid.at(5));
+  tiles.packed = true;
+  tiles.packed_grid = {{bounds.data(), 3, 351, 64, 1, true}, 4, 1, 4};
+  EXPECT_EQ(tiles.count(), tiles.packed_grid.count());
+  EXPECT_EQ(tiles.at(9), tiles.packed_grid.at(9));
+}
+
 TEST(SplitBlocks, TileTheBlocks) {
   for (int begin = 0; begin <= 3; ++begin) {
     for (int end = begin; end <= begin + 9; ++end) {

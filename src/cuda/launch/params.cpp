@@ -105,12 +105,17 @@ std::string tensor_maps_cannot_because(const AttentionProblem& p) {
   const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
   if (rows > kMostRows)
     return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
-  for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
-    const TensorDesc& t = p[role];
+  constexpr std::array<Role, 3> kLoaded = {Role::kQ, Role::kK, Role::kV};
+  for (const Role role : kLoaded) {
     for (size_t i = 0; i < 4; ++i) {
-      if (t.shape[i] == 0) return "copies by TMA, which takes no empty tensors";
+      if (p[role].shape[i] == 0) return "copies by TMA, which takes no empty tensors";
+    }
+  }
+  for (const Role role : kLoaded) {
+    const TensorDesc& t = p[role];
+    for (size_t i = 0; i < 3; ++i) {
       const int64_t bytes = t.stride[i] * size_of(t.dtype);
-      if (i < 3 && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
+      if (t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
         return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
                name_of(role) + " has one of " + std::to_string(bytes);
       }

@@ -1,0 +1,139 @@
+// Configuration of fwd_sm90, its shared memory and barriers, what a consumer is told of a tile, and the grid.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/tma_args.hpp"
+#include "tile/kv_blocks.hpp"
+#include "tile/tile_scheduler.hpp"
+
+namespace fovea::cuda {
+
+struct FwdSm90Config {
+  int head_dim, head_dim_v;  ///< padded to multiples of 16
+  int tile_n;                ///< a multiple of 16: a step of P V
+  int consumers;             ///< warpgroups of 64 rows
+  int stages;                ///< of K, and of V
+  bool overlapped;           ///< else queued
+  /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
+  /// but 1e-3 off for lse.
+  bool row_sum_in_mma;
+  bool take_turns;  ///< consumers queue their products one after the other
+  bool q_in_registers;
+  bool softcap;
+  int min_ctas = 1;  ///< CTAs an SM
+
+  static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
+  static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
+  static constexpr int kOnesBytes = 16 * kRowBytes;   ///< a step of 16 keys
+  static constexpr int kMostShared = 227 * 1024;
+
+  constexpr int threads() const { return 128 * (consumers + 1); }
+  constexpr int tile_m() const { return kRows * consumers; }
+  /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producer can do
+  /// with.
+  constexpr int producer_registers() const { return consumers == 3 ? 32 : (consumers == 2 ? 40 : 56); }
+  constexpr int consumer_registers() const {
+    const int each = 65536 / min_ctas / threads() / 8 * 8;
+    const int all = (each < 256 ? each : 248) * (consumers + 1);
+    const int rest = (all - producer_registers()) / consumers / 8 * 8;
+    return rest < 240 ? rest : 240;
+  }
+
+  static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
+  constexpr int q_bytes() const { return strips(head_dim) * kRows * kRowBytes; }
+  constexpr int o_bytes() const { return strips(head_dim_v) * kRows * kRowBytes; }
+  constexpr int k_bytes() const { return strips(head_dim) * tile_n * kRowBytes; }
+  constexpr int v_bytes() const { return strips(head_dim_v) * tile_n * kRowBytes; }
+  /// O has memory of its own, so that the next Q need not wait until it is stored.
+  constexpr bool own_o() const {
+    return bytes_without_o() + consumers * o_bytes() <= kMostShared / min_ctas - 1024 * (min_ctas - 1);
+  }
+  /// Q, where O may take its place.
+  constexpr int rows_bytes() const { return own_o() || q_bytes() > o_bytes() ? q_bytes() : o_bytes(); }
+  constexpr int k_at() const { return consumers * rows_bytes(); }
+  constexpr int v_at() const { return k_at() + stages * k_bytes(); }
+  constexpr int ones_at() const { return v_at() + stages * v_bytes(); }
+  constexpr int o_at() const { return ones_at() + (row_sum_in_mma ? kOnesBytes : 0); }
+  constexpr int barriers_at() const { return own_o() ? o_at() + consumers * o_bytes() : o_at(); }
+  constexpr int barriers() const { return 2 * consumers + 4 * stages; }
+  constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
+  constexpr int shared_bytes() const { return places_at() + 2 * consumers * kPlaceBytes; }
+  static constexpr int kPlaceBytes = 96;  ///< of FwdSm90Place
+
+ private:
+  constexpr int bytes_without_o() const {
+    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) + stages * (k_bytes() + v_bytes()) +
+           (row_sum_in_mma ? kOnesBytes : 0) + (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes;
+  }
+};
+
+/// What a consumer does with a tile. Written by the producer before it signals full_q.
+struct alignas(16) FwdSm90Place {
+  tile::SequenceSpan span;
+  int batch, head, split;    ///< `head` of q, or of k for a packed group
+  int first_row, end_row;    ///< of queries (times the heads of a packed group) that exist; may be none
+  tile::KvBlocks blocks;     ///< that its rows see
+  int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
+  int last;                  ///< 1: there is no tile any more
+};
+
+/// CTAs of a launch: at most as many as the GPU holds at a time.
+template <class Grid>
+constexpr Grid fwd_sm90_grid(const ForwardArgs& args, const FwdSm90Config& config) {
+  const int64_t tiles = query_tiles(args, config.tile_m()).count();
+  const int64_t slots = args.slots > 0 ? args.slots : 1;
+  return {tiles < slots ? tiles : slots};
+}
+
+/// Where things lie in shared memory: addresses in the shared window. Barriers: see fwd_sm90.cuh.
+template <class Instance>
+struct FwdSm90Memory {
+  static constexpr FwdSm90Config kConfig = Instance::kConfig;
+  uint32_t base;
+  unsigned char* bytes;
+
+  __device__ __forceinline__ uint32_t q(int w) const { return base + w * kConfig.rows_bytes(); }
+  __device__ __forceinline__ uint32_t o(int w) const {
+    return kConfig.own_o() ? base + kConfig.o_at() + w * kConfig.o_bytes() : q(w);
+  }
+  __device__ __forceinline__ uint32_t k(int stage) const {
+    return base + kConfig.k_at() + stage * kConfig.k_bytes();
+  }
+  __device__ __forceinline__ uint32_t v(int stage) const {
+    return base + kConfig.v_at() + stage * kConfig.v_bytes();
+  }
+  __device__ __forceinline__ uint32_t ones() const { return base + kConfig.ones_at(); }
+
+  __device__ __forceinline__ uint32_t full_q(int w) const { return barrier(w); }
+  __device__ __forceinline__ uint32_t empty_q(int w) const { return barrier(kConfig.consumers + w); }
+  __device__ __forceinline__ uint32_t full_k(int s) const { return barrier(2 * kConfig.consumers + s); }
+  __device__ __forceinline__ uint32_t full_v(int s) const { return full_k(s) + 8 * kConfig.stages; }
+  __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(s) + 16 * kConfig.stages; }
+  __device__ __forceinline__ uint32_t empty_v(int s) const { return full_k(s) + 24 * kConfig.stages; }
+
+  /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
+  __device__ __forceinline__ FwdSm90Place* place(int w, uint32_t tile) const {
+    return reinterpret_cast<FwdSm90Place*>(bytes + kConfig.places_at()) + 2 * w + (tile & 1);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
+};
+
+/// The stages of K and V, from the view of one side.
+template <int kStages>
+struct StageRing {
+  int stage = 0;
+  uint32_t phase = 0;  ///< parity of the use of the stage
+
+  __device__ __forceinline__ int before() const { return (stage == 0 ? kStages : stage) - 1; }
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,170 @@
+// The end of a tile of fwd_sm90: 64 rows of O and lse of a consumer.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/ptx/stmatrix.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/warp/exact_row.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/online_rows.cuh"
+
+namespace fovea::cuda {
+
+/// Consumer w writes its tile: by TMA where whole boxes exist, else row by row; rows whose output is not
+/// finite again, and exactly. Stores by TMA may go on afterwards. `acc_o`: before normalisation, the row sum
+/// in the last eight columns with row_sum_in_mma.
+template <class Instance, class Rows, int kRegsO>
+__device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
+                                               const FwdSm90Memory<Instance>& memory,
+                                               const FwdSm90Place& place, int w, const float (&acc_o)[kRegsO],
+                                               const Rows& rows) {
+  using T = typename Instance::Element;
+  using Memory = FwdSm90Memory<Instance>;
+  constexpr int kDimV = Memory::kConfig.head_dim_v, kTileN = Memory::kConfig.tile_n;
+  constexpr int kRowBytes = Memory::kConfig.kRowBytes, kStripBytes = Memory::kConfig.kRows * kRowBytes;
+  const ForwardArgs& f = args.f;
+  const tile::AttentionParams& p = f.p;
+  const int thread = static_cast<int>(ptx::thread_index());  // asked for here: see the mainloop
+  const int warp = thread / 32 % 4, lane = thread % 32, lane_column = 2 * (lane % 4);
+  const int columns = p.head_dim_v, group = f.pack_group ? p.group : 1;
+  const int warp_row = place.first_row + 16 * warp, end_row = place.end_row,
+            used_row = place.span.used_q * group;
+  const auto head_of = [&](int row) {
+    return f.pack_group ? place.head * group + row - query_of_row(f, row) * group : place.head;
+  };
+  const auto part_of = [&](int i, int head) {
+    return ((static_cast<int64_t>(place.split) * p.batch + place.batch) * p.heads_q + head) * p.seqlen_q + i;
+  };
+  /// Writes lse and returns the factor of acc_o; a row without keys, or behind the last query, gets -inf
+  /// and 0.
+  const auto finish_row = [&](int row, float base, float sum, bool writes) {
+    const int i = query_of_row(f, row), head = head_of(row);
+    const float sink =
+        row < used_row && p.sink != nullptr && f.num_splits == 1 ? p.sink[head] * kLog2e : -INFINITY;
+    const RowEnd done = row < used_row ? end_of_row(base, sum, sink) : RowEnd{};
+    if (writes) {
+      if (f.num_splits > 1) {
+        if (row < used_row) f.part_lse[part_of(i, head)] = done.lse_log2 * kLn2;
+      } else if (p.lse.data != nullptr) {
+        p.lse.data[p.lse.offset(place.batch, head, place.span.row_q + i)] = done.lse_log2 * kLn2;
+      }
+    }
+    return done.factor;
+  };
+  const bool as_f32 = f.num_splits > 1 || p.o_is_f32;
+  const auto f32_row = [&](int row) {
+    const int i = query_of_row(f, row), head = head_of(row);
+    return f.num_splits > 1
+               ? f.part_o + part_of(i, head) * columns
+               : reinterpret_cast<float*>(p.o.data) + p.o.offset(place.batch, place.span.row_q + i, head);
+  };
+  const auto element_row = [&](int row) {
+    return reinterpret_cast<T*>(p.o.data) +
+           p.o.offset(place.batch, place.span.row_q + query_of_row(f, row), head_of(row));
+  };
+
+  float probe[4] = {};  // NaN when any output of the warp is not finite: 0 * NaN and 0 * Inf are
+#pragma unroll
+  for (int i = 0; i < kDimV / 2; ++i) probe[i % 4] = fmaf(acc_o[i], 0.0f, probe[i % 4]);
+  const bool odd = __any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f);
+  // Where this warp's rows go: by TMA as a whole, if all of them exist (or lie behind the tensor's end,
+  // where TMA writes nothing).
+  const bool whole = args.o_by_tma && !odd &&
+                     (warp_row + 16 <= end_row || (p.cu_seqlens_q == nullptr && warp_row < end_row));
+  if constexpr (!Memory::kConfig.own_o())
+    ptx::barrier_wait(8 + w, 128);  // no warp of this consumer reads Q any more
+  if (odd) {
+#pragma unroll 1
+    for (int r = 0; r < 16; ++r) {
+      const int row = warp_row + r;
+      if (row >= end_row) break;
+      const int i = query_of_row(f, row), head = head_of(row), head_kv = head / p.group;
+      const auto* k =
+          reinterpret_cast<const T*>(p.k.data) + p.k.offset(place.batch, place.span.row_k, head_kv);
+      const auto* v =
+          reinterpret_cast<const T*>(p.v.data) + p.v.offset(place.batch, place.span.row_k, head_kv);
+      ExactRow<kDimV> exact;
+      exact.add(p, RowTerms<T>(p, place.span, place.batch, head, i), tile::Dropout(),
+                reinterpret_cast<const T*>(p.q.data) + p.q.offset(place.batch, place.span.row_q + i, head), k,
+                v, columns, row < used_row ? tile::keys_of(p, place.span, i) : tile::Span32{},
+                place.load_begin * kTileN, place.load_end * kTileN);
+      const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e;
+      const float factor = finish_row(row, base, exact.sum, lane == 0);
+#pragma unroll
+      for (int c32 = 0; c32 < ExactRow<kDimV>::kPerLane; ++c32) {
+        const int c = lane + 32 * c32;
+        if (c >= columns) break;
+        if (as_f32) {
+          if (f.num_splits == 1 || row < used_row) f32_row(row)[c] = exact.o[c32] * factor;
+        } else {
+          element_row(row)[c] = static_cast<T>(exact.o[c32] * factor);
+        }
+      }
+    }
+  } else {
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + lane / 4 + 8 * half;
+      const float sum = Memory::kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
+      factor[half] = row < end_row ? finish_row(row, rows.base(half), sum, lane % 4 == 0) : 0.0f;
+    }
+    if (whole) {
+      if (lane == 0) ptx::tma_store_wait_read<0>();
+      __syncwarp();  // the O before this one has left shared memory
+      const int r = 16 * warp + lane % 16;
+#pragma unroll
+      for (int n16 = 0; n16 < kDimV / 16; ++n16) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* o = acc_o + n16 * 8 + i / 2 * 4 + i % 2 * 2;
+          x[i] = pack<T>(o[0] * factor[i % 2], o[1] * factor[i % 2]);
+        }
+        const int chunk = n16 % 4 * 2 + lane / 16;
+        ptx::stmatrix_x4(memory.o(w) + n16 / 4 * kStripBytes + r * kRowBytes + (chunk ^ r % 8) * 16, x);
+      }
+      ptx::async_proxy_fence();
+      __syncwarp();  // all of the warp's rows are in shared memory, and TMA may see them
+      if (lane == 0) {
+        const int query = query_of_row(f, warp_row);
+        for (int s = 0; s * kStripBytes < Memory::kConfig.o_bytes(); ++s) {
+          ptx::tma_store(args.o, memory.o(w) + s * kStripBytes + 16 * warp * kRowBytes,
+                         s * Memory::kConfig.kStrip, warp_row - query * group,
+                         static_cast<int>(place.span.row_q) + query, place.head,
+                         p.cu_seqlens_q != nullptr ? 0 : place.batch);
+        }
+        ptx::tma_store_commit();
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + lane / 4 + 8 * half;
+        if (row >= end_row || (f.num_splits > 1 && row >= used_row)) continue;
+        const int left = columns - lane_column;
+        const auto store = [&](auto* to) {
+          using Out = std::remove_pointer_t<decltype(to)>;
+#pragma unroll
+          for (int n8 = 0; n8 < kDimV / 8; ++n8) {
+            if (n8 * 8 < left) to[n8 * 8] = static_cast<Out>(acc_o[4 * n8 + 2 * half] * factor[half]);
+            if (n8 * 8 + 1 < left)
+              to[n8 * 8 + 1] = static_cast<Out>(acc_o[4 * n8 + 2 * half + 1] * factor[half]);
+          }
+        };
+        if (as_f32) {
+          store(f32_row(row) + lane_column);
+        } else {
+          store(element_row(row) + lane_column);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda

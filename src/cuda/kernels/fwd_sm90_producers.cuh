@@ -1,0 +1,107 @@
+// The producers of fwd_sm90: one thread loads K and V, one for each consumer plans its tiles and loads Q.
+// (One thread for all would need more registers than a producer has.)
+#pragma once
+
+#include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace fovea::cuda {
+
+/// Blocks of keys that rows [first, first + rows) of a sequence see.
+template <int kTileN>
+__device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, const tile::SequenceSpan& span,
+                                                         int first, int rows) {
+  const int end = min(first + rows, span.used_q * (f.pack_group ? f.p.group : 1));
+  if (first >= end) return {};
+  return tile::kv_blocks(f.p, span, query_of_row(f, first), query_of_row(f, end - 1) + 1, kTileN);
+}
+
+/// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the
+/// tiles of this CTA, the same for each producer.
+template <class Instance, class Visit>
+__device__ __forceinline__ void for_each_tile(const ForwardArgs& f, Visit&& visit) {
+  constexpr int kTileM = Instance::kConfig.tile_m(), kTileN = Instance::kConfig.tile_n;
+  const tile::QueryTiles tiles = query_tiles(f, kTileM);
+  const int count = static_cast<int>(tiles.count()), ctas = static_cast<int>(gridDim.x);
+#pragma unroll 1
+  for (int turn = 0; turn * ctas < count; ++turn) {
+    const int index = tile::snake(turn, static_cast<int>(blockIdx.x), ctas);
+    if (index >= count) continue;
+    const tile::WorkTile work = tiles.at(index);
+    if (!work.valid) continue;
+    const tile::SequenceSpan span = tile::sequence_span(f.p, work.batch);
+    const int first_row = work.block * kTileM;
+    tile::KvBlocks loads = blocks_of_rows<kTileN>(f, span, first_row, kTileM);
+    if (f.num_splits > 1) loads = tile::split_blocks(loads, work.split, f.num_splits);
+    visit(work, span, first_row, loads);
+  }
+}
+
+/// One thread.
+template <class Instance>
+__device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
+                                                   const FwdSm90Memory<Instance>& memory) {
+  using Memory = FwdSm90Memory<Instance>;
+  constexpr int kTileN = Memory::kConfig.tile_n;
+  const tile::AttentionParams& p = args.f.p;
+  StageRing<Memory::kConfig.stages> ring;
+  for_each_tile<Instance>(args.f, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int,
+                                      const tile::KvBlocks& loads) {
+    const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
+    const int head =
+        args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
+    int row = static_cast<int>(span.row_k) + loads.end * kTileN;
+#pragma unroll 1
+    for (int n = loads.end - 1; n >= loads.begin; --n) {
+      row -= kTileN;
+      const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full, uint32_t empty) {
+        ptx::mbarrier_wait(empty, ring.phase ^ 1);
+        ptx::mbarrier_arrive_expect(full, bytes);
+        for (int s = 0; s * kTileN * Memory::kConfig.kRowBytes < bytes; ++s) {
+          ptx::tma_load(to + s * kTileN * Memory::kConfig.kRowBytes, map, full, s * Memory::kConfig.kStrip,
+                        row, head, batch);
+        }
+      };
+      load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
+           memory.empty_k(ring.stage));
+      load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
+           memory.empty_v(ring.stage));
+      ring.advance();
+    }
+  });
+}
+
+/// One thread for each consumer w.
+template <class Instance>
+__device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
+                                              const FwdSm90Memory<Instance>& memory, int w) {
+  using Memory = FwdSm90Memory<Instance>;
+  constexpr int kRows = Memory::kConfig.kRows, kStripBytes = kRows * Memory::kConfig.kRowBytes;
+  const ForwardArgs& f = args.f;
+  const int group = f.pack_group ? f.p.group : 1;
+  uint32_t tile_count = 0;
+  for_each_tile<Instance>(f, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+                                 const tile::KvBlocks& loads) {
+    ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
+    const int row = first_row + w * kRows;
+    tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
+    blocks.begin = max(blocks.begin, loads.begin);
+    blocks.end = min(blocks.end, loads.end);
+    *memory.place(w, tile_count) = {
+        span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
+        blocks, loads.begin, loads.end, 0};
+    ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
+    const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
+    for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
+      ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
+                    row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+    }
+    ++tile_count;
+  });
+  ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
+  memory.place(w, tile_count)->last = 1;
+  ptx::mbarrier_arrive(memory.full_q(w));
+}
+
+}  // namespace fovea::cuda
