@@ -18,6 +18,7 @@ void add_look(CLI::App& program, Action& action);
 void add_explain(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_check(CLI::App& program, Action& action);
+void add_ladder(CLI::App& program, Action& action);
 void add_info(CLI::App& program, Action& action);
 
 }  // namespace fovea::cli

@@ -80,6 +80,7 @@ int run_program(int argc, char** argv) {
   add_explain(program, action);
   add_bench(program, action);
   add_check(program, action);
+  add_ladder(program, action);
   add_info(program, action);
 
   std::string name = "fovea";

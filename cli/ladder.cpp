@@ -1,0 +1,376 @@
+// `fovea ladder`: every rung that this machine can run, checked against float64 and then timed.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "cli/commands.hpp"
+#include "cli/failure.hpp"
+#include "cli/ladder_peer.hpp"
+#include "cli/options.hpp"
+#include "cli/progress.hpp"
+#include "cli/text.hpp"
+#include "ladder/harness/run.hpp"
+
+namespace fovea::cli {
+namespace {
+
+struct LadderOptions {
+  std::vector<std::string> groups, rungs, shapes;
+  ladder::Protocol protocol;
+  int64_t rows = 128;
+  std::string device = "cuda:0";
+  bool list = false, json = false, profile = false, no_peer = false;
+};
+
+/// A rung on a shape: how it went.
+struct LadderRow {
+  const ladder::Rung* rung;
+  ladder::Shape shape;
+  std::string skipped;  ///< why, where it was not run
+  ladder::Checked checked;
+  ladder::Summary timing;
+  double peak = 0;
+  std::optional<Peer> peer;
+  std::optional<double> before;  ///< seconds of the rung before on the same shape
+
+  bool timed() const { return skipped.empty() && checked.right; }
+  double work() const {
+    const auto& group = *rung->group;
+    return rung->bound == ladder::Bound::gpu_memory
+               ? ladder::bytes_of(group.family, group.type, shape)
+               : ladder::flops_of(group.family, shape);
+  }
+  double rate() const { return work() / timing.median; }
+};
+
+const char* unit_of(const ladder::Rung& rung) {
+  return rung.bound == ladder::Bound::gpu_memory ? "GB/s" : "GFLOP/s";
+}
+const char* bound_name(ladder::Bound bound) {
+  switch (bound) {
+    case ladder::Bound::cpu_f32:
+      return "multiply-adds of all processors";
+    case ladder::Bound::gpu_f32:
+      return "multiply-adds of all CUDA cores";
+    case ladder::Bound::gpu_tf32:
+      return "tensor cores, tf32";
+    case ladder::Bound::gpu_bf16:
+      return "tensor cores, bf16";
+    case ladder::Bound::gpu_memory:
+      break;
+  }
+  return "memory, copied";
+}
+
+/// "04" and "04_cpu_vector" both name that rung.
+bool is_named(const ladder::Rung& rung, const std::string& name) {
+  return name == rung.name || (name.size() == 2 && std::string(rung.name).compare(0, 2, name) == 0);
+}
+
+std::vector<const ladder::Rung*> chosen_rungs(const LadderOptions& options) {
+  for (const std::string& name : options.groups) {
+    const auto all = ladder::groups();
+    if (std::none_of(all.begin(), all.end(), [&](const auto& group) { return name == group.name; })) {
+      std::string known;
+      for (const auto& group : all) known += (known.empty() ? "" : ", ") + std::string(group.name);
+      throw Failure(Exit::usage, fmt::format("--group: got '{}', expected one of {}", name, known));
+    }
+  }
+  for (const std::string& name : options.rungs) {
+    const auto all = ladder::rungs();
+    if (std::none_of(all.begin(), all.end(), [&](const auto& rung) { return is_named(rung, name); })) {
+      throw Failure(Exit::usage,
+                    fmt::format("--rung: got '{}', expected a rung such as 01 or {}; `fovea ladder --list` names "
+                                "them",
+                                name, all.front().name));
+    }
+  }
+  std::vector<const ladder::Rung*> chosen;
+  for (const ladder::Rung& rung : ladder::rungs()) {
+    const bool in_groups = options.groups.empty() || std::count(options.groups.begin(), options.groups.end(),
+                                                                rung.group->name) > 0;
+    const bool in_rungs =
+        options.rungs.empty() || std::any_of(options.rungs.begin(), options.rungs.end(),
+                                             [&](const std::string& name) { return is_named(rung, name); });
+    if (in_groups && in_rungs) chosen.push_back(&rung);
+  }
+  if (chosen.empty()) throw Failure(Exit::usage, "--rung: none of them is in the groups of --group");
+  return chosen;
+}
+
+std::vector<ladder::Shape> shapes_of(const LadderOptions& options, const ladder::Group& group) {
+  if (options.shapes.empty()) return group.shapes;
+  std::vector<ladder::Shape> shapes;
+  for (const std::string& text : options.shapes) {
+    try {
+      shapes.push_back(ladder::parse_shape(group.family, text));
+    } catch (const std::invalid_argument& error) {
+      throw Failure(Exit::usage, fmt::format("{} for the rungs of group {}; choose others with --group or --rung",
+                                             error.what(), group.name));
+    }
+  }
+  return shapes;
+}
+
+/// Why a rung does not run here; empty when it does.
+std::string obstacle(const ladder::Rung& rung, ladder::Shape shape, const ladder::Device* device,
+                     const std::string& no_device) {
+  if (device == nullptr) return no_device;
+  if (rung.run == nullptr) return "this build has no CUDA";
+  if (device->capability() < rung.capability)
+    return fmt::format("needs compute capability {}.{}", rung.capability / 10, rung.capability % 10);
+  if (!rung.accepts(shape)) return fmt::format("takes {}", rung.accepted);
+  return "";
+}
+
+class Runner {
+ public:
+  explicit Runner(const LadderOptions& options)
+      : options_(options), rungs_(chosen_rungs(options)), host_(ladder::host_device()) {
+    const std::optional<int> id = gpu_of(options.device, "");
+    if (id) {
+      gpu_ = ladder::gpu_device(*id, no_gpu_);
+    } else {
+      no_gpu_ = "not asked for (--device cpu)";
+    }
+    for (const ladder::Rung* rung : rungs_) shapes_of(options_, *rung->group);  // mistakes before any work
+  }
+
+  std::vector<LadderRow> run() {
+    int64_t steps = 0;
+    for (const ladder::Rung* rung : rungs_)
+      steps += static_cast<int64_t>(shapes_of(options_, *rung->group).size());
+    Progress progress("ladder", steps);
+    std::vector<LadderRow> rows;
+    for (const ladder::Group& group : ladder::groups()) {
+      std::vector<const ladder::Rung*> here;
+      std::copy_if(rungs_.begin(), rungs_.end(), std::back_inserter(here),
+                   [&](const ladder::Rung* rung) { return rung->group == &group; });
+      if (here.empty()) continue;
+      for (const ladder::Shape shape : shapes_of(options_, group)) run_shape(group, shape, here, rows, progress);
+    }
+    return rows;
+  }
+
+  ladder::Device* device_of(const ladder::Group& group) const {
+    return group.where == ladder::Where::cpu ? host_.get() : gpu_.get();
+  }
+  const ladder::Device& host() const { return *host_; }
+  const ladder::Device* gpu() const { return gpu_.get(); }
+  const std::string& no_gpu() const { return no_gpu_; }
+
+ private:
+  void run_shape(const ladder::Group& group, ladder::Shape shape, const std::vector<const ladder::Rung*>& rungs,
+                 std::vector<LadderRow>& rows, Progress& progress) {
+    ladder::Device* device = device_of(group);
+    std::vector<ladder::HostTensor> tensors;
+    std::optional<Peer> peer;
+    std::optional<double> before;
+    for (const ladder::Rung* rung : rungs) {
+      LadderRow row{rung, shape, obstacle(*rung, shape, device, no_gpu_), {}, {}, 0, {}, {}};
+      if (row.skipped.empty()) {
+        if (tensors.empty()) {
+          tensors = ladder::make_tensors(group.family, group.type, shape, 1);
+          if (!options_.no_peer) peer = time_library(*device, group, shape, options_.protocol);
+        }
+        ladder::Problem problem(*device, *rung, shape, tensors);
+        row.checked = problem.check(options_.rows);
+        if (row.checked.right) {  // how fast it is wrong is of no interest
+          if (options_.profile) device->profile([&] { problem.run(); });
+          row.timing = ladder::summary(device->time([&] { problem.run(); }, options_.protocol));
+          row.peak = device->peak(rung->bound);
+          row.peer = peer;
+          row.before = before;
+          before = row.timing.median;
+        }
+      }
+      rows.push_back(std::move(row));
+      progress.advance();
+    }
+  }
+
+  const LadderOptions& options_;
+  std::vector<const ladder::Rung*> rungs_;
+  std::unique_ptr<ladder::Device> host_, gpu_;
+  std::string no_gpu_;
+};
+
+Json json_of(const LadderRow& row) {
+  const ladder::Group& group = *row.rung->group;
+  Json json = {{"rung", row.rung->name},
+               {"group", group.name},
+               {"shape", ladder::shape_text(group.family, row.shape)},
+               {"dtype", group.type == ladder::Type::f32 ? "float32" : "bfloat16"}};
+  if (!row.skipped.empty()) {
+    json["skipped"] = row.skipped;
+    return json;
+  }
+  json["right"] = row.checked.right;
+  json["rows_checked"] = row.checked.rows;
+  json["tolerance"] = row.rung->tolerance;
+  for (const ladder::OutputError& error : row.checked.errors) {
+    json["errors"][error.tensor] = {{"largest", error.largest}, {"relative", error.relative}};
+  }
+  if (!row.timed()) return json;
+  json["runs"] = row.timing.runs;
+  json["median_seconds"] = row.timing.median;
+  json["fastest_seconds"] = row.timing.fastest;
+  json["spread"] = row.timing.spread;
+  json["rate"] = row.rate() * 1e-9;
+  json["unit"] = unit_of(*row.rung);
+  json["bound"] = bound_name(row.rung->bound);
+  if (row.peak > 0) json["share_of_peak"] = row.rate() / row.peak;
+  if (row.before) json["times_the_rung_before"] = *row.before / row.timing.median;
+  if (row.peer) {
+    json["peer"] = row.peer->name;
+    json["peer_seconds"] = row.peer->seconds;
+    json["share_of_peer"] = row.peer->seconds / row.timing.median;
+  }
+  return json;
+}
+
+void print_table(const std::vector<LadderRow>& rows) {
+  std::map<const ladder::Group*, std::vector<const LadderRow*>> by_group;
+  for (const LadderRow& row : rows) by_group[row.rung->group].push_back(&row);
+  for (const ladder::Group& group : ladder::groups()) {
+    if (!by_group.contains(&group)) continue;
+    fmt::print("\n{} ({})\n", group.title, ladder::shape_words(group.family));
+    Table table("  ");
+    table.add({"rung", "shape", "median", "spread", "rate", "of peak", "of before", "of peer", "error"});
+    std::string peer, bound;
+    for (const LadderRow* row : by_group[&group]) {
+      std::vector<std::string> line = {row->rung->name, ladder::shape_text(group.family, row->shape)};
+      if (!row->skipped.empty()) {
+        line.insert(line.end(), {"-", "-", "-", "-", "-", "-", row->skipped});
+        table.add(line);
+        continue;
+      }
+      double error = 0;
+      for (const ladder::OutputError& e : row->checked.errors) error = std::max(error, e.relative);
+      const auto share = [](std::optional<double> x, const char* unit) {
+        return x ? (*unit == '%' ? fmt::format("{:.1f} %", *x * 100) : fmt::format("{:.2f}x", *x)) : "-";
+      };
+      if (!row->timed()) {
+        line.insert(line.end(), {"WRONG", "-", "-", "-", "-", "-", fmt::format("{:.1e}", error)});
+        table.add(line);
+        continue;
+      }
+      std::optional<double> of_peak, of_before, of_peer;
+      if (row->peak > 0) of_peak = row->rate() / row->peak;
+      if (row->before) of_before = *row->before / row->timing.median;
+      if (row->peer) of_peer = row->peer->seconds / row->timing.median;
+      line.insert(line.end(),
+                  {seconds_text(row->timing.median), fmt::format("{:.0f} %", row->timing.spread * 100),
+                   fmt::format("{:.4g} {}", row->rate() * 1e-9, unit_of(*row->rung)), share(of_peak, "%"),
+                   share(of_before, "x"), share(of_peer, "x"), fmt::format("{:.1e}", error)});
+      table.add(line);
+      if (row->peer) peer = row->peer->name;
+      bound = bound_name(row->rung->bound);
+    }
+    fmt::print("{}", table.text());
+    if (!bound.empty()) fmt::print("  peak: {}{}\n", bound, peer.empty() ? "" : "; peer: " + peer);
+  }
+}
+
+void print_list(bool json) {
+  if (json) {
+    Json list = Json::array();
+    for (const ladder::Rung& rung : ladder::rungs()) {
+      list.push_back({{"rung", rung.name},
+                      {"group", rung.group->name},
+                      {"idea", rung.idea},
+                      {"where", rung.group->where == ladder::Where::cpu ? "cpu" : "gpu"},
+                      {"capability", rung.capability},
+                      {"accepts", rung.accepted},
+                      {"in_this_build", rung.run != nullptr}});
+    }
+    print_json(list);
+    return;
+  }
+  for (const ladder::Group& group : ladder::groups()) {
+    fmt::print("{}: {}\n", group.name, group.title);
+    Table table("  ");
+    for (const ladder::Rung& rung : ladder::rungs()) {
+      if (rung.group == &group) table.add({rung.name, rung.idea});
+    }
+    fmt::print("{}", table.text());
+  }
+}
+
+Exit run_ladder(const LadderOptions& options) {
+  if (options.list) {
+    print_list(options.json);
+    return Exit::ok;
+  }
+  if (options.protocol.runs < 3) {
+    throw Failure(Exit::usage,
+                  fmt::format("--runs: got {}, expected 3 or more: a median and a spread", options.protocol.runs));
+  }
+  if (options.protocol.warmups < 0)
+    throw Failure(Exit::usage, fmt::format("--warmups: got {}, expected 0 or more", options.protocol.warmups));
+  if (options.rows < 1) throw Failure(Exit::usage, fmt::format("--rows: got {}, expected 1 or more", options.rows));
+
+  Runner runner(options);
+  const std::vector<LadderRow> rows = runner.run();
+  const bool all_right =
+      std::all_of(rows.begin(), rows.end(), [](const LadderRow& row) { return !row.skipped.empty() || row.checked.right; });
+  const std::string protocol =
+      fmt::format("{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
+                  "it; inputs stay where they are, in caches too",
+                  options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
+  if (options.json) {
+    Json json = {{"version", version()}, {"host", runner.host().text()}, {"protocol", protocol}, {"rows", Json::array()}};
+    if (runner.gpu() != nullptr) json["gpu"] = runner.gpu()->text();
+    for (const LadderRow& row : rows) json["rows"].push_back(json_of(row));
+    print_json(json);
+  } else {
+    fmt::print("fovea {} on {}\n", version(), runner.host().text());
+    fmt::print("GPU: {}\n", runner.gpu() != nullptr ? runner.gpu()->text() : runner.no_gpu());
+    fmt::print("{}\n", protocol);
+    print_table(rows);
+  }
+  return all_right ? Exit::ok : Exit::check_failed;
+}
+
+}  // namespace
+
+void add_ladder(CLI::App& program, Action& action) {
+  const auto options = std::make_shared<LadderOptions>();
+  CLI::App* command = program.add_subcommand("ladder", "Run the rungs of the ladder: check each, then time it");
+  command->add_flag("--list", options->list, "Name all rungs, and run none");
+  command->add_option("--group", options->groups, "Only these groups")->delimiter(',')->type_name("NAME,...");
+  command->add_option("--rung", options->rungs, "Only these rungs: 04 or 04_cpu_vector")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  command->add_option("--shape", options->shapes,
+                      "Other sizes than each group's: MxNxK, ROWSxCOLUMNS or BATCHxLENGTHxSIZE")
+      ->delimiter(',')
+      ->type_name("SIZES,...");
+  command->add_option("--warmups", options->protocol.warmups, "Runs that are not counted (2)")->type_name("N");
+  command->add_option("--runs", options->protocol.runs, "Runs that are counted, at most (11)")->type_name("N");
+  command->add_option("--seconds", options->protocol.seconds,
+                      "No more runs of a rung after so many seconds, once there are three (10)")
+      ->type_name("S");
+  command->add_option("--rows", options->rows, "Rows of the outputs that are compared with float64 (128)")
+      ->type_name("N");
+  command->add_option("--device", options->device, "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
+  command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
+  command->add_flag("--profile", options->profile,
+                    "One more run between cudaProfilerStart and -Stop, for Nsight Compute");
+  add_json_option(*command, options->json);
+  command->footer(
+      "Every rung computes the whole problem and is compared with float64 before it is timed; when one is wrong no "
+      "time\nof it is told and the exit code is 1. Rungs that this machine cannot run are listed with the reason.\n"
+      "\n"
+      "Examples:\n"
+      "  fovea ladder --list\n"
+      "  fovea ladder --group cpu\n"
+      "  fovea ladder --rung 03,04 --shape 8x512x64,8x2048x64 --runs 21\n"
+      "  fovea ladder --group tensor --json");
+  command->callback([options, &action] { action = [options] { return run_ladder(*options); }; });
+}
+
+}  // namespace fovea::cli

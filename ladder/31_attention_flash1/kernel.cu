@@ -1,0 +1,159 @@
+// FlashAttention-1: scores never leave the chip. One block does a whole entry of the batch: for each tile of keys it walks
+// over all queries, whose outputs O, sums l and maxima m are read from memory and written back each time.
+#include "ladder/harness/launch.cuh"
+#include "ladder/harness/warp.cuh"
+
+namespace ladder {
+namespace {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kRows = 8;                ///< queries of a warp: each value of K and V that it reads serves eight rows
+constexpr int kTileM = kRows * kWarps;  ///< queries of a block
+constexpr int kSram = 64 * 1024;        ///< bytes that a block may take: all of an SM of sm_75, a third of one of sm_90
+
+/// What fits: Q (kTileM rows), K and V (kKeys rows each), P (kTileM x kKeys), in floats. Rows are 4 longer than D, so that
+/// lanes that read four values each of 32 rows meet every bank equally often.
+template <int D>
+struct Tile {
+  static constexpr int kRow = D + 4;
+  static constexpr int kKeys = (kSram / 4 - kTileM * kRow) / (2 * kRow + kTileM) / 32 * 32;
+  static constexpr int kFloats = kTileM * kRow + kKeys * (2 * kRow + kTileM);
+  static_assert(kKeys >= 32);
+};
+
+/// Rows [first, first + rows) of a matrix of n rows of d values into a tile; 0 where there are none.
+template <int D>
+__device__ __forceinline__ void load_tile(float* tile, const float* from, int first, int rows, int n, int d) {
+  for (int at = static_cast<int>(threadIdx.x); at < rows * D; at += kThreads) {
+    const int r = at / D, c = at % D;
+    tile[r * Tile<D>::kRow + c] = first + r < n && c < d ? from[static_cast<int64_t>(first + r) * d + c] : 0.0f;
+  }
+}
+
+__device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+/// scores[r][x] = q_r . k of key lane + 32 x, for the rows of a warp.
+template <int D>
+__device__ __forceinline__ void multiply_qk(float (&scores)[kRows][Tile<D>::kKeys / 32], const float* q,
+                                            const float* k, int lane) {
+  constexpr int kRow = Tile<D>::kRow;
+#pragma unroll 2
+  for (int c = 0; c < D; c += 4) {
+    float4 values_q[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) values_q[r] = *reinterpret_cast<const float4*>(q + r * kRow + c);
+#pragma unroll
+    for (int x = 0; x < Tile<D>::kKeys / 32; ++x) {
+      const float4 value_k = *reinterpret_cast<const float4*>(k + (lane + 32 * x) * kRow + c);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) scores[r][x] = dot4(values_q[r], value_k, scores[r][x]);
+    }
+  }
+}
+
+/// o[r][y] += sum_j p(r, j) v(j, lane + 32 y), for the rows of a warp.
+template <int D>
+__device__ __forceinline__ void multiply_pv(float (&o)[kRows][D / 32], const float* weights, const float* v,
+                                            int lane) {
+  constexpr int kKeys = Tile<D>::kKeys;
+#pragma unroll 2
+  for (int j = 0; j < kKeys; j += 4) {
+    float4 values_p[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) values_p[r] = *reinterpret_cast<const float4*>(weights + r * kKeys + j);
+#pragma unroll
+    for (int y = 0; y < D / 32; ++y) {
+      const float* column = v + j * Tile<D>::kRow + lane + 32 * y;
+      const float4 value_v =
+          make_float4(column[0], column[Tile<D>::kRow], column[2 * Tile<D>::kRow], column[3 * Tile<D>::kRow]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) o[r][y] = dot4(values_p[r], value_v, o[r][y]);
+    }
+  }
+}
+
+/// p.workspace: m, then l, batch x seqlen each.
+template <int D>
+__global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
+  using T = Tile<D>;
+  float* sQ = shared_memory<float>();
+  float *sK = sQ + kTileM * T::kRow, *sV = sK + T::kKeys * T::kRow, *sP = sV + T::kKeys * T::kRow;
+  const int n = p.seqlen, d = p.head_dim;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * n;
+  float *m = p.workspace + first, *l = p.workspace + (p.batch + static_cast<int64_t>(blockIdx.x)) * n;
+  float* weights = sP + warp * kRows * T::kKeys;  // of this warp
+
+  for (int j0 = 0; j0 < n; j0 += T::kKeys) {
+    __syncthreads();  // nobody reads the tiles before any more
+    load_tile<D>(sK, p.k + first * d, j0, T::kKeys, n, d);
+    load_tile<D>(sV, p.v + first * d, j0, T::kKeys, n, d);
+    for (int i0 = 0; i0 < n; i0 += kTileM) {
+      __syncthreads();  // nobody reads the queries before any more
+      load_tile<D>(sQ, p.q + first * d, i0, kTileM, n, d);
+      __syncthreads();  // the tiles are there
+      float scores[kRows][T::kKeys / 32] = {}, o[kRows][D / 32] = {};
+      multiply_qk<D>(scores, sQ + warp * kRows * T::kRow, sK, lane);
+      OnlineRow blocks[kRows];  // of this tile of keys alone
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int x = 0; x < T::kKeys / 32; ++x) {
+          scores[r][x] = j0 + lane + 32 * x < n ? scores[r][x] * p.scale : -INFINITY;
+          blocks[r].max = fmaxf(blocks[r].max, scores[r][x]);
+        }
+        blocks[r].max = warp_max(blocks[r].max);
+#pragma unroll
+        for (int x = 0; x < T::kKeys / 32; ++x) {
+          const float weight = expf(scores[r][x] - blocks[r].max);
+          weights[r * T::kKeys + lane + 32 * x] = weight;
+          blocks[r].sum += weight;
+        }
+        blocks[r].sum = warp_sum(blocks[r].sum);
+      }
+      __syncwarp();  // the weights are there for all lanes
+      multiply_pv<D>(o, weights, sV, lane);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int i = i0 + warp * kRows + r;
+        if (i >= n) continue;
+        OnlineRow row;
+        if (j0 > 0) {
+          row.max = m[i];
+          row.sum = l[i];
+        }
+        const float before = row.sum, mine = row.merge(blocks[r]);
+        const float theirs = expf(blocks[r].max - row.max);
+#pragma unroll
+        for (int y = 0; y < D / 32; ++y) {
+          float* to = p.o + (first + i) * d + lane + 32 * y;
+          if (lane + 32 * y >= d) continue;
+          *to = ((j0 > 0 ? before * mine * *to : 0.0f) + theirs * o[r][y]) / row.sum;
+        }
+        __syncwarp();  // all lanes have read m and l
+        if (lane == 0) {
+          m[i] = row.max;
+          l[i] = row.sum;
+          p.lse[first + i] = row.max + logf(row.sum);  // the last tile's stays
+        }
+      }
+    }
+  }
+}
+
+template <int D>
+void start(const Attention<float>& p) {
+  launch(flash<D>, {static_cast<unsigned>(p.batch)}, kThreads, Tile<D>::kFloats * sizeof(float), p);
+}
+
+}  // namespace
+
+void attention_flash1(const Attention<float>& p) {
+  if (p.head_dim <= 32) return start<32>(p);
+  if (p.head_dim <= 64) return start<64>(p);
+  start<128>(p);
+}
+
+}  // namespace ladder

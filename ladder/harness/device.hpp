@@ -1,0 +1,46 @@
+// Where rungs run: memory, and clocks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ladder/harness/rung.hpp"
+
+namespace ladder {
+
+/// How a rung is timed: `warmups` runs that do not count, then `runs` that do, fewer (but three at least) once
+/// `seconds` have passed.
+struct Protocol {
+  int warmups = 2, runs = 11;
+  double seconds = 10;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string text() const = 0;   ///< the machine, in one line
+  virtual int capability() const = 0;     ///< of a GPU, times ten; 0 for the host
+  virtual int id() const = 0;             ///< of a GPU
+  virtual void* stream() const = 0;       ///< of a GPU: the cudaStream_t on which rungs run
+  virtual double peak(Bound bound) = 0;   ///< operations or bytes a second; 0 when nobody knows
+
+  /// Memory for `bytes` bytes, aligned to 256; throws std::bad_alloc. It goes with the device or by `release`.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  virtual void upload(void* to, const void* from, size_t bytes) = 0;
+  virtual void download(void* to, const void* from, size_t bytes) = 0;
+  /// Waits for what was launched; throws std::runtime_error when it failed.
+  virtual void synchronize() = 0;
+  /// Seconds of single runs.
+  virtual std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) = 0;
+  /// One run between the marks that profilers start and stop at.
+  virtual void profile(const std::function<void()>& run) = 0;
+};
+
+std::unique_ptr<Device> host_device();
+/// Null where there is no GPU, or no CUDA in this build: `why` tells.
+std::unique_ptr<Device> gpu_device(int id, std::string& why);
+
+}  // namespace ladder

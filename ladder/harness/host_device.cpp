@@ -1,0 +1,131 @@
+// The host as a device. Its peak is measured: chains of fused multiply-adds on all processors.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ladder/harness/host_device.cpp"
+// Highway compiles what stands between here and HWY_AFTER_NAMESPACE once for each instruction set.
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace ladder::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Ten independent chains hide the latency of an addition of four cycles on two pipes. Returns operations done.
+double multiply_add_loop(int rounds, float* sink) {
+  const hn::ScalableTag<float> d;
+  const auto factor = hn::Set(d, 0.999f), term = hn::Set(d, 1e-3f);
+  auto a = hn::Set(d, 1.0f), b = a, c = a, e = a, f = a, g = a, h = a, i = a, j = a, k = a;
+  for (int round = 0; round < rounds; ++round) {
+    a = hn::MulAdd(a, factor, term);
+    b = hn::MulAdd(b, factor, term);
+    c = hn::MulAdd(c, factor, term);
+    e = hn::MulAdd(e, factor, term);
+    f = hn::MulAdd(f, factor, term);
+    g = hn::MulAdd(g, factor, term);
+    h = hn::MulAdd(h, factor, term);
+    i = hn::MulAdd(i, factor, term);
+    j = hn::MulAdd(j, factor, term);
+    k = hn::MulAdd(k, factor, term);
+  }
+  const auto all = hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)),
+                           hn::Add(hn::Add(f, g), hn::Add(hn::Add(h, i), hn::Add(j, k))));
+  *sink = hn::GetLane(all);
+  return 2.0 * 10 * rounds * static_cast<double>(hn::Lanes(d));
+}
+
+}  // namespace ladder::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+#include "ladder/harness/device.hpp"
+#include "ladder/harness/parallel.hpp"
+
+namespace ladder {
+
+HWY_EXPORT(multiply_add_loop);
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class Host final : public Device {
+ public:
+  std::string text() const override {
+    std::ifstream info("/proc/cpuinfo");
+    std::string name = "a processor without a name";
+    for (std::string line; std::getline(info, line);) {
+      if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) {
+        name = line.substr(line.find(": ") + 2);
+        break;
+      }
+    }
+    return name + ", " + std::to_string(std::max(1u, std::thread::hardware_concurrency())) + " threads";
+  }
+  int capability() const override { return 0; }
+  int id() const override { return 0; }
+  void* stream() const override { return nullptr; }
+
+  double peak(Bound bound) override {
+    if (bound != Bound::cpu_f32) return 0;
+    if (peak_ > 0) return peak_;
+    constexpr int kRounds = 1'000'000;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+      std::atomic<double> operations{0};
+      const Clock::time_point start = Clock::now();
+      parallel_for(threads, [&](int64_t) {
+        float sink = 0;
+        double done = HWY_DYNAMIC_DISPATCH(multiply_add_loop)(kRounds, &sink);
+        if (sink < 0) done = 0;  // never: keeps the loop
+        double before = operations;
+        while (!operations.compare_exchange_weak(before, before + done)) {
+        }
+      });
+      peak_ = std::max(peak_, operations / since(start));
+    }
+    return peak_;
+  }
+
+  void* allocate(size_t bytes) override {
+    void* memory = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+  }
+  void release(void* memory) override { std::free(memory); }
+  void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void synchronize() override {}
+  std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) override {
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < protocol.warmups && (i == 0 || since(begin) < protocol.seconds); ++i) run();
+    std::vector<double> times;
+    while (static_cast<int>(times.size()) < protocol.runs &&
+           (times.size() < 3 || since(begin) < protocol.seconds)) {
+      const Clock::time_point start = Clock::now();
+      run();
+      times.push_back(since(start));
+    }
+    return times;
+  }
+  void profile(const std::function<void()>& run) override { run(); }
+
+ private:
+  double peak_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> host_device() {
+  return std::make_unique<Host>();
+}
+
+}  // namespace ladder
+#endif

@@ -1,0 +1,11 @@
+// Builds without CUDA.
+#include "ladder/harness/device.hpp"
+
+namespace ladder {
+
+std::unique_ptr<Device> gpu_device(int, std::string& why) {
+  why = "this build has no CUDA";
+  return nullptr;
+}
+
+}  // namespace ladder

@@ -1,0 +1,51 @@
+// The one list of rungs: rungs.cpp fills it, the harness and `fovea ladder` go through it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ladder/harness/task.hpp"
+
+namespace ladder {
+
+enum class Family : uint8_t { matmul, softmax, attention, gradient };
+enum class Type : uint8_t { f32, bf16 };
+enum class Where : uint8_t { cpu, gpu };
+/// What bounds a rung at best, and what its share is told of.
+enum class Bound : uint8_t {
+  cpu_f32,    ///< fused multiply-adds of float32 on all processors
+  gpu_f32,    ///< the same on CUDA cores
+  gpu_tf32,   ///< tensor cores, float32 operands of which 19 bits are read
+  gpu_bf16,   ///< tensor cores, bfloat16 operands
+  gpu_memory  ///< bytes from and to memory, as fast as a copy
+};
+
+/// Rungs that solve the same problem, one better than the other.
+struct Group {
+  const char* name;
+  const char* title;
+  Family family;
+  Type type;
+  Where where;
+  std::vector<Shape> shapes;  ///< that are timed when none are asked for
+};
+
+struct Rung {
+  const char* name;  ///< of its folder
+  const char* idea;
+  const Group* group;
+  Bound bound;
+  double tolerance;               ///< largest error, as a share of the largest value of the tensor
+  int capability;                 ///< least compute capability, times ten; 0 on CPUs
+  size_t (*workspace)(Shape);     ///< in floats
+  bool (*accepts)(Shape);
+  const char* accepted;           ///< in words
+  void (*run)(const Task&);       ///< null where the build has no CUDA
+};
+
+std::span<const Group> groups();
+std::span<const Rung> rungs();
+
+}  // namespace ladder

@@ -1,0 +1,134 @@
+// All rungs, in the order of the ladder.
+#include <array>
+
+#include "ladder/harness/rung.hpp"
+
+namespace ladder {
+
+// Each in the kernel file of its folder.
+void cpu_textbook(const Attention<float>&);
+void cpu_blocked(const Attention<float>&);
+void cpu_online(const Attention<float>&);
+void cpu_vector(const Attention<float>&);
+void cpu_threads(const Attention<float>&);
+void cpu_packed(const Attention<float>&);
+void matmul_naive(const Matmul&);
+void matmul_coalesced(const Matmul&);
+void matmul_shared(const Matmul&);
+void matmul_transposed(const Matmul&);
+void matmul_registers(const Matmul&);
+void matmul_tensor(const Matmul&);
+void softmax_thread(const Softmax&);
+void softmax_block(const Softmax&);
+void softmax_warp(const Softmax&);
+void softmax_registers(const Softmax&);
+void attention_three_kernels(const Attention<float>&);
+void attention_flash1(const Attention<float>&);
+void attention_flash2(const Attention<float>&);
+
+// Rungs of GPUs are listed everywhere; a build without CUDA has no code for them.
+#ifdef LADDER_CUDA
+#define GPU(Problem, kRun) with<Problem, kRun>
+#else
+#define GPU(Problem, kRun) nullptr
+#endif
+
+namespace {
+
+template <class P, void (*kRun)(const P&)>
+void with(const Task& task) {
+  kRun(P(task));
+}
+using AttentionF32 = Attention<float>;
+
+size_t floats(double count) {
+  return static_cast<size_t>(count);
+}
+size_t nothing(Shape) {
+  return 0;
+}
+
+bool any(Shape) {
+  return true;
+}
+constexpr const char* kAny = "any sizes";
+bool to_128(Shape s) {
+  return s.c <= 128;
+}
+constexpr const char* kTo128 = "head sizes up to 128";
+
+bool batch_fits(Shape s) {
+  return s.a <= 65535;  // planes of a grid
+}
+constexpr const char* kBatch = "batches up to 65535";
+
+const std::array kGroups = {
+    Group{"cpu", "Attention on the CPU, float32", Family::attention, Type::f32, Where::cpu, {{4, 1024, 64}}},
+    Group{"matmul", "Matrix product, float32", Family::matmul, Type::f32, Where::gpu, {{4096, 4096, 4096}}},
+    Group{"softmax", "Softmax, float32", Family::softmax, Type::f32, Where::gpu, {{1024, 1024}, {16384, 16384}}},
+    Group{"attention", "Attention on CUDA cores, float32", Family::attention, Type::f32, Where::gpu,
+          {{100, 4096, 32}}},
+};
+constexpr const Group *kCpu = &kGroups[0], *kMatmul = &kGroups[1], *kSoftmax = &kGroups[2],
+                      *kAttention = &kGroups[3];
+
+constexpr double kF32 = 1e-5;   // a few roundings of sums of some thousand terms
+constexpr double kTf32 = 2e-3;  // operands of 11 bits
+
+const std::array kRungs = {
+    Rung{"01_cpu_textbook", "three loops over the whole matrix", kCpu, Bound::cpu_f32, kF32, 0,
+         [](Shape s) { return floats(1.0 * s.b * s.b); }, any, kAny, with<AttentionF32, cpu_textbook>},
+    Rung{"02_cpu_blocked", "blocks that stay in the cache", kCpu, Bound::cpu_f32, kF32, 0,
+         [](Shape s) { return floats(32.0 * s.b); }, any, kAny, with<AttentionF32, cpu_blocked>},
+    Rung{"03_cpu_online", "softmax in one pass", kCpu, Bound::cpu_f32, kF32, 0, nothing, any, kAny,
+         with<AttentionF32, cpu_online>},
+    Rung{"04_cpu_vector", "vector registers", kCpu, Bound::cpu_f32, kF32, 0, nothing, any, kAny,
+         with<AttentionF32, cpu_vector>},
+    Rung{"05_cpu_threads", "all processors", kCpu, Bound::cpu_f32, kF32, 0, nothing, any, kAny,
+         with<AttentionF32, cpu_threads>},
+    Rung{"06_cpu_packed", "packed tiles in registers", kCpu, Bound::cpu_f32, kF32, 0,
+         [](Shape s) { return floats(1.0 * s.a * ((s.b + 63) / 64) * 64 * (s.c + (s.c + 31) / 32 * 32)); },
+         to_128, kTo128, with<AttentionF32, cpu_packed>},
+
+    Rung{"10_matmul_naive", "a thread for each element", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
+         GPU(Matmul, matmul_naive)},
+    Rung{"11_matmul_coalesced", "neighbours read neighbours", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
+         GPU(Matmul, matmul_coalesced)},
+    Rung{"12_matmul_shared", "tiles in shared memory", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
+         GPU(Matmul, matmul_shared)},
+    Rung{"13_matmul_transposed", "A transposed, 16 rows a thread", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any,
+         kAny, GPU(Matmul, matmul_transposed)},
+    Rung{"14_matmul_registers", "8 x 8 sums in registers", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
+         GPU(Matmul, matmul_registers)},
+    Rung{"15_matmul_tensor", "tensor cores, tf32", kMatmul, Bound::gpu_tf32, kTf32, 80, nothing, any, kAny,
+         GPU(Matmul, matmul_tensor)},
+
+    Rung{"20_softmax_thread", "a thread a row", kSoftmax, Bound::gpu_memory, kF32, 75, nothing, any, kAny,
+         GPU(Softmax, softmax_thread)},
+    Rung{"21_softmax_block", "a block a row", kSoftmax, Bound::gpu_memory, kF32, 75, nothing, any, kAny,
+         GPU(Softmax, softmax_block)},
+    Rung{"22_softmax_warp", "a warp a row, online", kSoftmax, Bound::gpu_memory, kF32, 75, nothing, any, kAny,
+         GPU(Softmax, softmax_warp)},
+    Rung{"23_softmax_registers", "rows stay in registers", kSoftmax, Bound::gpu_memory, kF32, 75, nothing,
+         [](Shape s) { return s.b <= 16384; }, "rows of up to 16384 columns", GPU(Softmax, softmax_registers)},
+
+    Rung{"30_attention_three_kernels", "the matrix of scores in memory", kAttention, Bound::gpu_f32, kF32, 75,
+         [](Shape s) { return floats(1.0 * s.a * s.b * s.b); }, batch_fits, kBatch,
+         GPU(AttentionF32, attention_three_kernels)},
+    Rung{"31_attention_flash1", "tiles; O, l and m in memory", kAttention, Bound::gpu_f32, kF32, 75,
+         [](Shape s) { return floats(2.0 * s.a * s.b); }, to_128, kTo128, GPU(AttentionF32, attention_flash1)},
+    Rung{"32_attention_flash2", "a block owns its queries", kAttention, Bound::gpu_f32, kF32, 75, nothing,
+         [](Shape s) { return to_128(s) && batch_fits(s); }, "head sizes up to 128, batches up to 65535",
+         GPU(AttentionF32, attention_flash2)},
+};
+
+}  // namespace
+
+std::span<const Group> groups() {
+  return kGroups;
+}
+std::span<const Rung> rungs() {
+  return kRungs;
+}
+
+}  // namespace ladder

@@ -1,0 +1,52 @@
+// What the threads of a warp find out together.
+#pragma once
+
+#include "ladder/harness/launch.cuh"
+
+namespace ladder {
+
+inline constexpr unsigned kWholeWarp = 0xffffffffu;
+
+/// Of the 32 lanes: every lane gets the result. Lanes exchange with the one whose number differs in one bit.
+__device__ __forceinline__ float warp_max(float x) {
+  for (int bit = 16; bit > 0; bit /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, bit));
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int bit = 16; bit > 0; bit /= 2) x += __shfl_xor_sync(kWholeWarp, x, bit);
+  return x;
+}
+
+/// Of the four lanes that hold a row of an accumulator of mma: 4 g to 4 g + 3.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kWholeWarp, x, 1);
+  return x + __shfl_xor_sync(kWholeWarp, x, 2);
+}
+
+/// Two float32 as a pair of bfloat16, the first in the lower half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+/// Softmax of a row whose scores come piece by piece: the largest so far, and the sum of exp(score - largest).
+struct OnlineRow {
+  float max = -INFINITY, sum = 0;
+
+  /// Takes a piece, or another row's state: `other.sum` counts relative to `other.max`. Returns the factor for what was
+  /// summed before, here and elsewhere.
+  __device__ __forceinline__ float merge(OnlineRow other) {
+    const float largest = fmaxf(max, other.max);
+    const float base = largest == -INFINITY ? 0.0f : largest;  // -inf - -inf would be NaN
+    const float mine = expf(max - base);
+    sum = sum * mine + other.sum * expf(other.max - base);
+    max = largest;
+    return mine;
+  }
+};
+
+}  // namespace ladder

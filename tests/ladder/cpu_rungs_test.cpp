@@ -1,0 +1,16 @@
+#include "ladder/shapes.hpp"
+
+namespace ladder {
+namespace {
+
+class CpuRung : public testing::TestWithParam<Rung> {};
+
+TEST_P(CpuRung, AgreesWithFloat64) {
+  const auto device = host_device();
+  expect_right(*device, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ladder, CpuRung, testing::ValuesIn(rungs_of(Where::cpu)), name_of);
+
+}  // namespace
+}  // namespace ladder

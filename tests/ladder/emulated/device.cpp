@@ -1,0 +1,60 @@
+// The emulated device of tests/emulation as a device of the ladder.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <new>
+
+#include "ladder/harness/device.hpp"
+
+namespace ladder {
+
+const char* running_rung = "";
+
+namespace {
+
+/// Memory ends where unmapped memory begins, so that accesses behind it end the process.
+class Emulated final : public Device {
+ public:
+  std::string text() const override { return "an emulated device"; }
+  int capability() const override { return 90; }
+  int id() const override { return 0; }
+  void* stream() const override { return nullptr; }
+  double peak(Bound) override { return 0; }
+
+  void* allocate(size_t bytes) override {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t used = (std::max<size_t>(bytes, 1) + 15) / 16 * 16, mapped = (used + page - 1) / page * page;
+    void* memory = mmap(nullptr, mapped + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    mprotect(static_cast<char*>(memory) + mapped, page, PROT_NONE);
+    std::memset(memory, 0xff, mapped);  // NaN
+    char* start = static_cast<char*>(memory) + (mapped - used);
+    mapped_[start] = {memory, mapped + page};
+    return start;
+  }
+  void release(void* start) override {
+    const auto found = mapped_.find(start);
+    if (found == mapped_.end()) return;
+    munmap(found->second.first, found->second.second);
+    mapped_.erase(found);
+  }
+  void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void synchronize() override {}
+  std::vector<double> time(const std::function<void()>&, const Protocol&) override { return {}; }
+  void profile(const std::function<void()>& run) override { run(); }
+
+ private:
+  std::map<void*, std::pair<void*, size_t>> mapped_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> gpu_device(int, std::string&) {
+  return std::make_unique<Emulated>();
+}
+
+}  // namespace ladder

@@ -1,0 +1,144 @@
+// The ladder's harness: what it calls right and wrong, and its list of rungs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <stdexcept>
+
+#include "ladder/harness/run.hpp"
+
+namespace ladder {
+namespace {
+
+/// The rung of that name with another kernel.
+Rung with_kernel(const char* name, void (*run)(const Task&)) {
+  for (Rung rung : rungs()) {
+    if (std::string(rung.name) == name) {
+      rung.run = run;
+      return rung;
+    }
+  }
+  throw std::invalid_argument(name);
+}
+
+bool is_called_right(void (*run)(const Task&)) {
+  const auto device = host_device();
+  const Rung rung = with_kernel("01_cpu_textbook", run);
+  Problem problem(*device, rung, {2, 33, 16});
+  return problem.check(1000).right;
+}
+
+void textbook(const Task& task) {
+  static const Rung rung = with_kernel("01_cpu_textbook", nullptr);
+  for (const Rung& r : rungs()) {
+    if (std::string(r.name) == rung.name) r.run(task);
+  }
+}
+
+TEST(LadderHarness, TheTextbookIsRight) {
+  EXPECT_TRUE(is_called_right(textbook));
+}
+TEST(LadderHarness, WhatWritesNothingIsWrong) {
+  EXPECT_FALSE(is_called_right([](const Task&) {}));
+}
+TEST(LadderHarness, OneElementThatIsOffIsWrong) {
+  EXPECT_FALSE(is_called_right([](const Task& task) {
+    textbook(task);
+    task.tensor<float>(3)[40 * 16 + 3] += 1e-3f;
+  }));
+}
+TEST(LadderHarness, OneMissingElementIsWrong) {
+  EXPECT_FALSE(is_called_right([](const Task& task) {
+    textbook(task);
+    task.tensor<float>(4)[65] = std::nanf("");
+  }));
+}
+TEST(LadderHarness, AWrongLseIsWrong) {
+  EXPECT_FALSE(is_called_right([](const Task& task) {
+    textbook(task);
+    task.tensor<float>(4)[0] *= 1.001f;
+  }));
+}
+
+TEST(LadderHarness, FewRowsAreStillAllFinite) {
+  const auto device = host_device();
+  const Rung rung = with_kernel("01_cpu_textbook", [](const Task& task) {
+    textbook(task);
+    task.tensor<float>(3)[17 * 16] = INFINITY;  // a row that is not compared
+  });
+  Problem problem(*device, rung, {2, 33, 16});
+  const Checked checked = problem.check(2);
+  EXPECT_EQ(checked.rows, 2);
+  EXPECT_FALSE(checked.right);
+}
+
+TEST(LadderHarness, ShapesAreRead) {
+  EXPECT_EQ(shape_text(Family::attention, parse_shape(Family::attention, "100x4096x32")), "100x4096x32");
+  EXPECT_EQ(shape_text(Family::softmax, parse_shape(Family::softmax, "7x9")), "7x9");
+  for (const char* text : {"", "1x2", "1x2x", "1x2x3x4", "1x0x3", "1x-2x3", "axbxc", "1x2x3 ", "99999999999x1x1"})
+    EXPECT_THROW(parse_shape(Family::matmul, text), std::invalid_argument) << text;
+  EXPECT_THROW(parse_shape(Family::softmax, "1x2x3"), std::invalid_argument);
+}
+
+TEST(LadderHarness, Summaries) {
+  const Summary s = summary({5, 1, 2, 4, 3});
+  EXPECT_EQ(s.runs, 5);
+  EXPECT_EQ(s.median, 3);
+  EXPECT_EQ(s.fastest, 1);
+  EXPECT_DOUBLE_EQ(s.spread, 2.0 / 3);
+}
+
+TEST(LadderHarness, Bfloat16RoundsToNearestEven) {
+  EXPECT_EQ(round_to_bf16(1.0f + 0x1p-8f), 1.0f);
+  EXPECT_EQ(round_to_bf16(1.0f + 0x1.8p-7f), 1.0f + 0x1p-6f);
+  EXPECT_EQ(round_to_bf16(-1.0f - 0x1.1p-8f), -1.0f - 0x1p-7f);
+}
+
+/// By differences: the gradient of sum(o * d_o) by one element of q, k and v each.
+TEST(LadderHarness, TheReferenceOfTheGradientIsOne) {
+  const Shape shape = {1, 7, 5};
+  std::vector<HostTensor> t = make_tensors(Family::gradient, Type::f32, shape, 3);
+  const auto loss = [&] {
+    double sum = 0;
+    for (int64_t row = 0; row < shape.b; ++row) {
+      const auto o = reference_row(Family::attention, shape, t, row)[0];
+      for (size_t c = 0; c < o.size(); ++c) sum += o[c] * static_cast<double>(t[5].values[static_cast<size_t>(row) * o.size() + c]);
+    }
+    return sum;
+  };
+  const int64_t row = 4;
+  const size_t column = 2, at = static_cast<size_t>(row) * 5 + column;
+  const auto gradients = reference_row(Family::gradient, shape, t, row);
+  for (size_t which = 0; which < 3; ++which) {
+    const float x = t[which].values[at];
+    const float step = 1e-2f;
+    t[which].values[at] = x + step;
+    const double above = loss();
+    t[which].values[at] = x - step;
+    const double below = loss();
+    t[which].values[at] = x;
+    EXPECT_NEAR(gradients[which][column], (above - below) / (2 * static_cast<double>(step)), 1e-4) << which;
+  }
+}
+
+TEST(LadderHarness, RungsAreInOrderAndHaveAGroup) {
+  std::set<std::string> seen;
+  std::string before;
+  for (const Rung& rung : rungs()) {
+    EXPECT_LT(before, rung.name);
+    before = rung.name;
+    ASSERT_GE(rung.group, &groups().front());
+    ASSERT_LE(rung.group, &groups().back());
+    EXPECT_EQ(rung.capability > 0, rung.group->where == Where::gpu) << rung.name;
+    for (const Shape shape : rung.group->shapes) EXPECT_TRUE(rung.accepts(shape)) << rung.name;
+  }
+}
+
+TEST(LadderHarness, PeakOfThisMachine) {
+  const auto device = host_device();
+  EXPECT_GT(device->peak(Bound::cpu_f32), 1e8);
+  EXPECT_EQ(device->peak(Bound::gpu_bf16), 0);
+}
+
+}  // namespace
+}  // namespace ladder
