@@ -39,9 +39,8 @@ struct LadderRow {
   bool timed() const { return skipped.empty() && checked.right; }
   double work() const {
     const auto& group = *rung->group;
-    return rung->bound == ladder::Bound::gpu_memory
-               ? ladder::bytes_of(group.family, group.type, shape)
-               : ladder::flops_of(group.family, shape);
+    return rung->bound == ladder::Bound::gpu_memory ? ladder::bytes_of(group.family, group.type, shape)
+                                                    : ladder::flops_of(group.family, shape);
   }
   double rate() const { return work() / timing.median; }
 };
@@ -82,16 +81,17 @@ std::vector<const ladder::Rung*> chosen_rungs(const LadderOptions& options) {
   for (const std::string& name : options.rungs) {
     const auto all = ladder::rungs();
     if (std::none_of(all.begin(), all.end(), [&](const auto& rung) { return is_named(rung, name); })) {
-      throw Failure(Exit::usage,
-                    fmt::format("--rung: got '{}', expected a rung such as 01 or {}; `fovea ladder --list` names "
-                                "them",
-                                name, all.front().name));
+      throw Failure(
+          Exit::usage,
+          fmt::format("--rung: got '{}', expected a rung such as 01 or {}; `fovea ladder --list` names "
+                      "them",
+                      name, all.front().name));
     }
   }
   std::vector<const ladder::Rung*> chosen;
   for (const ladder::Rung& rung : ladder::rungs()) {
-    const bool in_groups = options.groups.empty() || std::count(options.groups.begin(), options.groups.end(),
-                                                                rung.group->name) > 0;
+    const bool in_groups = options.groups.empty() ||
+                           std::count(options.groups.begin(), options.groups.end(), rung.group->name) > 0;
     const bool in_rungs =
         options.rungs.empty() || std::any_of(options.rungs.begin(), options.rungs.end(),
                                              [&](const std::string& name) { return is_named(rung, name); });
@@ -108,8 +108,9 @@ std::vector<ladder::Shape> shapes_of(const LadderOptions& options, const ladder:
     try {
       shapes.push_back(ladder::parse_shape(group.family, text));
     } catch (const std::invalid_argument& error) {
-      throw Failure(Exit::usage, fmt::format("{} for the rungs of group {}; choose others with --group or --rung",
-                                             error.what(), group.name));
+      throw Failure(Exit::usage,
+                    fmt::format("{} for the rungs of group {}; choose others with --group or --rung",
+                                error.what(), group.name));
     }
   }
   return shapes;
@@ -150,7 +151,8 @@ class Runner {
       std::copy_if(rungs_.begin(), rungs_.end(), std::back_inserter(here),
                    [&](const ladder::Rung* rung) { return rung->group == &group; });
       if (here.empty()) continue;
-      for (const ladder::Shape shape : shapes_of(options_, group)) run_shape(group, shape, here, rows, progress);
+      for (const ladder::Shape shape : shapes_of(options_, group))
+        run_shape(group, shape, here, rows, progress);
     }
     return rows;
   }
@@ -163,8 +165,9 @@ class Runner {
   const std::string& no_gpu() const { return no_gpu_; }
 
  private:
-  void run_shape(const ladder::Group& group, ladder::Shape shape, const std::vector<const ladder::Rung*>& rungs,
-                 std::vector<LadderRow>& rows, Progress& progress) {
+  void run_shape(const ladder::Group& group, ladder::Shape shape,
+                 const std::vector<const ladder::Rung*>& rungs, std::vector<LadderRow>& rows,
+                 Progress& progress) {
     ladder::Device* device = device_of(group);
     std::vector<ladder::HostTensor> tensors;
     std::optional<Peer> peer;
@@ -306,23 +309,29 @@ Exit run_ladder(const LadderOptions& options) {
     return Exit::ok;
   }
   if (options.protocol.runs < 3) {
-    throw Failure(Exit::usage,
-                  fmt::format("--runs: got {}, expected 3 or more: a median and a spread", options.protocol.runs));
+    throw Failure(Exit::usage, fmt::format("--runs: got {}, expected 3 or more: a median and a spread",
+                                           options.protocol.runs));
   }
   if (options.protocol.warmups < 0)
-    throw Failure(Exit::usage, fmt::format("--warmups: got {}, expected 0 or more", options.protocol.warmups));
-  if (options.rows < 1) throw Failure(Exit::usage, fmt::format("--rows: got {}, expected 1 or more", options.rows));
+    throw Failure(Exit::usage,
+                  fmt::format("--warmups: got {}, expected 0 or more", options.protocol.warmups));
+  if (options.rows < 1)
+    throw Failure(Exit::usage, fmt::format("--rows: got {}, expected 1 or more", options.rows));
 
   Runner runner(options);
   const std::vector<LadderRow> rows = runner.run();
-  const bool all_right =
-      std::all_of(rows.begin(), rows.end(), [](const LadderRow& row) { return !row.skipped.empty() || row.checked.right; });
-  const std::string protocol =
-      fmt::format("{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
-                  "it; inputs stay where they are, in caches too",
-                  options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
+  const bool all_right = std::all_of(rows.begin(), rows.end(), [](const LadderRow& row) {
+    return !row.skipped.empty() || row.checked.right;
+  });
+  const std::string protocol = fmt::format(
+      "{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
+      "it; inputs stay where they are, in caches too",
+      options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
   if (options.json) {
-    Json json = {{"version", version()}, {"host", runner.host().text()}, {"protocol", protocol}, {"rows", Json::array()}};
+    Json json = {{"version", version()},
+                 {"host", runner.host().text()},
+                 {"protocol", protocol},
+                 {"rows", Json::array()}};
     if (runner.gpu() != nullptr) json["gpu"] = runner.gpu()->text();
     for (const LadderRow& row : rows) json["rows"].push_back(json_of(row));
     print_json(json);
@@ -339,31 +348,39 @@ Exit run_ladder(const LadderOptions& options) {
 
 void add_ladder(CLI::App& program, Action& action) {
   const auto options = std::make_shared<LadderOptions>();
-  CLI::App* command = program.add_subcommand("ladder", "Run the rungs of the ladder: check each, then time it");
+  CLI::App* command =
+      program.add_subcommand("ladder", "Run the rungs of the ladder: check each, then time it");
   command->add_flag("--list", options->list, "Name all rungs, and run none");
   command->add_option("--group", options->groups, "Only these groups")->delimiter(',')->type_name("NAME,...");
   command->add_option("--rung", options->rungs, "Only these rungs: 04 or 04_cpu_vector")
       ->delimiter(',')
       ->type_name("NAME,...");
-  command->add_option("--shape", options->shapes,
-                      "Other sizes than each group's: MxNxK, ROWSxCOLUMNS or BATCHxLENGTHxSIZE")
+  command
+      ->add_option("--shape", options->shapes,
+                   "Other sizes than each group's: MxNxK, ROWSxCOLUMNS or BATCHxLENGTHxSIZE")
       ->delimiter(',')
       ->type_name("SIZES,...");
-  command->add_option("--warmups", options->protocol.warmups, "Runs that are not counted (2)")->type_name("N");
-  command->add_option("--runs", options->protocol.runs, "Runs that are counted, at most (11)")->type_name("N");
-  command->add_option("--seconds", options->protocol.seconds,
-                      "No more runs of a rung after so many seconds, once there are three (10)")
+  command->add_option("--warmups", options->protocol.warmups, "Runs that are not counted (2)")
+      ->type_name("N");
+  command->add_option("--runs", options->protocol.runs, "Runs that are counted, at most (11)")
+      ->type_name("N");
+  command
+      ->add_option("--seconds", options->protocol.seconds,
+                   "No more runs of a rung after so many seconds, once there are three (10)")
       ->type_name("S");
   command->add_option("--rows", options->rows, "Rows of the outputs that are compared with float64 (128)")
       ->type_name("N");
-  command->add_option("--device", options->device, "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
+  command->add_option("--device", options->device,
+                      "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
   command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
   command->add_flag("--profile", options->profile,
                     "One more run between cudaProfilerStart and -Stop, for Nsight Compute");
   add_json_option(*command, options->json);
   command->footer(
-      "Every rung computes the whole problem and is compared with float64 before it is timed; when one is wrong no "
-      "time\nof it is told and the exit code is 1. Rungs that this machine cannot run are listed with the reason.\n"
+      "Every rung computes the whole problem and is compared with float64 before it is timed; when one is "
+      "wrong no "
+      "time\nof it is told and the exit code is 1. Rungs that this machine cannot run are listed with the "
+      "reason.\n"
       "\n"
       "Examples:\n"
       "  fovea ladder --list\n"

@@ -9,7 +9,8 @@ namespace {
 class Memory {
  public:
   Memory(ladder::Device& device, size_t bytes) : device_(device), data_(device.allocate(bytes)) {
-    // 0x3c3c is 0.0115 in bfloat16 and 0x3c3c3c3c is 0.0115 in float32: the time does not depend on the values.
+    // 0x3c3c is 0.0115 in bfloat16 and 0x3c3c3c3c is 0.0115 in float32: the time does not depend on the
+    // values.
     const std::vector<unsigned char> pattern(bytes, 0x3c);
     device.upload(data_, pattern.data(), bytes);
   }

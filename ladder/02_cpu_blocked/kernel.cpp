@@ -1,4 +1,5 @@
-// The textbook's loops in blocks: kRows queries at a time share what they read of K and V while it is in the cache.
+// The textbook's loops in blocks: kRows queries at a time share what they read of K and V while it is in the
+// cache.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Online softmax: K and V pass once, and only a block of scores exists at a time. A row keeps its largest score so far
-// and the sum of exp(score - largest); when the largest grows, what was summed is multiplied by exp(old - new).
+// Online softmax: K and V pass once, and only a block of scores exists at a time. A row keeps its largest
+// score so far and the sum of exp(score - largest); when the largest grows, what was summed is multiplied by
+// exp(old - new).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

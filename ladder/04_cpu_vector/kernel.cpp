@@ -1,8 +1,10 @@
-// Online softmax with vectors: sums, exponentials and outputs as many at a time as the processor's registers hold.
-// Highway (a library) compiles this file once for each instruction set and picks the best when the program runs.
+// Online softmax with vectors: sums, exponentials and outputs as many at a time as the processor's registers
+// hold. Highway (a library) compiles this file once for each instruction set and picks the best when the
+// program runs.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/04_cpu_vector/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 

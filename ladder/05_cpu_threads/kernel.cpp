@@ -1,8 +1,10 @@
-// Online softmax with vectors, on every processor: blocks of queries depend on nothing but K and V, so whoever is free
-// takes the next one. Highway (a library) compiles this file once for each instruction set and picks the best when the program runs.
+// Online softmax with vectors, on every processor: blocks of queries depend on nothing but K and V, so
+// whoever is free takes the next one. Highway (a library) compiles this file once for each instruction set
+// and picks the best when the program runs.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/05_cpu_threads/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 

@@ -1,9 +1,11 @@
-// Threads and vectors, over packed tiles: K transposed and V padded once, so that products are register tiles of
-// kTile queries by two vectors whose operands come from memory in the order of use. Tails are padding.
-// Highway (a library) compiles this file once for each instruction set and picks the best when the program runs.
+// Threads and vectors, over packed tiles: K transposed and V padded once, so that products are register tiles
+// of kTile queries by two vectors whose operands come from memory in the order of use. Tails are padding.
+// Highway (a library) compiles this file once for each instruction set and picks the best when the program
+// runs.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/06_cpu_packed/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
+
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
@@ -21,10 +23,11 @@ namespace ladder::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int kRows = 32;   ///< queries that share a read of K and V
-constexpr int kKeys = 64;   ///< of K and V in the first-level cache
-constexpr int kTile = 4;    ///< queries of a register tile: 4 x 2 sums hide the latency of two multiply-add pipes
-constexpr int kPad = 32;    ///< columns are padded to two vectors of 16
+constexpr int kRows = 32;  ///< queries that share a read of K and V
+constexpr int kKeys = 64;  ///< of K and V in the first-level cache
+constexpr int kTile =
+    4;  ///< queries of a register tile: 4 x 2 sums hide the latency of two multiply-add pipes
+constexpr int kPad = 32;  ///< columns are padded to two vectors of 16
 constexpr int kMostD = 128;
 using D = hn::CappedTag<float, 16>;
 using Vec = hn::Vec<D>;
@@ -33,10 +36,10 @@ constexpr int padded(int x, int to) {
   return (x + to - 1) / to * to;
 }
 
-/// C (kTile x columns) = or += A (kTile x depth, rows lda apart) B (depth x columns, rows ldb apart). Columns come in
-/// steps of two vectors.
-HWY_INLINE void multiply_tile(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int columns,
-                              int depth, bool add) {
+/// C (kTile x columns) = or += A (kTile x depth, rows lda apart) B (depth x columns, rows ldb apart). Columns
+/// come in steps of two vectors.
+HWY_INLINE void multiply_tile(const float* a, int lda, const float* b, int ldb, float* c, int ldc,
+                              int columns, int depth, bool add) {
   const D lanes;
   const int step = static_cast<int>(hn::Lanes(lanes));
   for (int j = 0; j < columns; j += 2 * step) {

@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(kTile* kTile) multiply(Matmul p) {
   const int j = static_cast<int>(blockIdx.x) * kTile + thread / kTile;
   if (i >= p.m || j >= p.n) return;
   float sum = 0;
-  for (int l = 0; l < p.k; ++l) sum += p.a[static_cast<int64_t>(i) * p.k + l] * p.b[static_cast<int64_t>(l) * p.n + j];
+  for (int l = 0; l < p.k; ++l)
+    sum += p.a[static_cast<int64_t>(i) * p.k + l] * p.b[static_cast<int64_t>(l) * p.n + j];
   p.c[static_cast<int64_t>(i) * p.n + j] = sum;
 }
 

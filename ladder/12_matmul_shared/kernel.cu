@@ -1,4 +1,5 @@
-// C = A B over tiles in shared memory: what a block needs of A and B it reads once, and kTile threads use each value.
+// C = A B over tiles in shared memory: what a block needs of A and B it reads once, and kTile threads use
+// each value.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {

@@ -1,17 +1,18 @@
-// C = A B with the tile of A transposed in shared memory: a thread computes kRows rows of a column, whose values of A
-// then lie side by side and come four at a time.
+// C = A B with the tile of A transposed in shared memory: a thread computes kRows rows of a column, whose
+// values of A then lie side by side and come four at a time.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
 namespace {
 
-constexpr int kTile = 64;                         ///< a block computes kTile x kTile elements
-constexpr int kStep = 16;                         ///< terms of the sum at a time
+constexpr int kTile = 64;  ///< a block computes kTile x kTile elements
+constexpr int kStep = 16;  ///< terms of the sum at a time
 constexpr int kThreads = 256;
-constexpr int kRows = kTile * kTile / kThreads;   ///< of a thread: 16
+constexpr int kRows = kTile * kTile / kThreads;  ///< of a thread: 16
 
 __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
-  __shared__ __align__(16) float a[kStep][kTile + 4];  // transposed; 4 more, so that rows stay aligned to 16 bytes
+  __shared__ __align__(
+      16) float a[kStep][kTile + 4];  // transposed; 4 more, so that rows stay aligned to 16 bytes
   __shared__ float b[kStep][kTile];
   const int thread = static_cast<int>(threadIdx.x);
   const int first_row = thread / kTile * kRows, column = thread % kTile;

@@ -1,16 +1,16 @@
-// C = A B with a tile of 8 x 8 sums in the registers of each thread: 16 values from shared memory make 64 products. All
-// copies are of four values at a time.
+// C = A B with a tile of 8 x 8 sums in the registers of each thread: 16 values from shared memory make 64
+// products. All copies are of four values at a time.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
 namespace {
 
-constexpr int kTile = 128;                       ///< a block computes kTile x kTile elements
-constexpr int kStep = 8;                         ///< terms of the sum at a time
+constexpr int kTile = 128;  ///< a block computes kTile x kTile elements
+constexpr int kStep = 8;    ///< terms of the sum at a time
 constexpr int kThreads = 256;
-constexpr int kSide = 8;                         ///< a thread computes kSide x kSide elements
-constexpr int kHalf = kTile / 2;                 ///< of its rows and columns half lie kHalf further on: neighbours
-                                                 ///< then read neighbouring 16 bytes
+constexpr int kSide = 8;          ///< a thread computes kSide x kSide elements
+constexpr int kHalf = kTile / 2;  ///< of its rows and columns half lie kHalf further on: neighbours
+                                  ///< then read neighbouring 16 bytes
 
 /// Four values from column `column` of a row; 0 behind its end. One access where all rows are aligned to it.
 __device__ __forceinline__ float4 load4(const float* row, int column, int columns) {

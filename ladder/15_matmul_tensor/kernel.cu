@@ -1,17 +1,18 @@
-// C = A B on tensor cores: a warp multiplies 16 x 8 by 8 x 8 with one instruction, its operands rounded to tf32 (a
-// float32 with 10 bits behind the point), its sums in float32.
+// C = A B on tensor cores: a warp multiplies 16 x 8 by 8 x 8 with one instruction, its operands rounded to
+// tf32 (a float32 with 10 bits behind the point), its sums in float32.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 
 namespace ladder {
 namespace {
 
-constexpr int kTile = 128;                ///< a block computes kTile x kTile elements
-constexpr int kStep = 16;                 ///< terms of the sum at a time
-constexpr int kThreads = 256;             ///< 8 warps, 2 x 4 of them
-constexpr int kWarpM = 64, kWarpN = 32;   ///< elements of a warp: 4 x 4 accumulators of 16 x 8
+constexpr int kTile = 128;               ///< a block computes kTile x kTile elements
+constexpr int kStep = 16;                ///< terms of the sum at a time
+constexpr int kThreads = 256;            ///< 8 warps, 2 x 4 of them
+constexpr int kWarpM = 64, kWarpN = 32;  ///< elements of a warp: 4 x 4 accumulators of 16 x 8
 constexpr int kMTiles = kWarpM / 16, kNTiles = kWarpN / 8;
-// Fragments are read with rows g and columns t of a lane: these lengths of rows put all 32 lanes into different banks.
+// Fragments are read with rows g and columns t of a lane: these lengths of rows put all 32 lanes into
+// different banks.
 constexpr int kRowA = kStep + 4, kRowB = kTile + 8;
 
 /// Four values from column `column` of a row; 0 behind its end. One access where all rows are aligned to it.

@@ -1,5 +1,5 @@
-// Softmax of rows, a block for each row: neighbouring threads read neighbouring columns, and what they found they put
-// together in shared memory, in halves.
+// Softmax of rows, a block for each row: neighbouring threads read neighbouring columns, and what they found
+// they put together in shared memory, in halves.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {

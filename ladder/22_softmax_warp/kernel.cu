@@ -1,5 +1,5 @@
-// Softmax of rows, a warp for each row: largest and sum in one pass (online), four values an access, and the lanes
-// exchange what they found by shuffles. No shared memory, no barrier.
+// Softmax of rows, a warp for each row: largest and sum in one pass (online), four values an access, and the
+// lanes exchange what they found by shuffles. No shared memory, no barrier.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads) softmax(const T* x, T* y, int rows, 
 void softmax_warp(const Softmax& p) {
   const Grid grid = {blocks_of(p.rows, kWarps)};
   if (p.columns % 4 == 0) {
-    launch(softmax<float4>, grid, kThreads, 0, reinterpret_cast<const float4*>(p.x), reinterpret_cast<float4*>(p.y),
-           p.rows, p.columns / 4);
+    launch(softmax<float4>, grid, kThreads, 0, reinterpret_cast<const float4*>(p.x),
+           reinterpret_cast<float4*>(p.y), p.rows, p.columns / 4);
   } else {
     launch(softmax<float>, grid, kThreads, 0, p.x, p.y, p.rows, p.columns);
   }

@@ -1,5 +1,6 @@
-// Softmax of rows that are read once: a block keeps its row in registers, kHeld pieces of four values a thread. Warps
-// exchange what their lanes found by shuffles, and the block what its warps found in shared memory.
+// Softmax of rows that are read once: a block keeps its row in registers, kHeld pieces of four values a
+// thread. Warps exchange what their lanes found by shuffles, and the block what its warps found in shared
+// memory.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 

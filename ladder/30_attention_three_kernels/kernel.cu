@@ -1,5 +1,5 @@
-// Attention as three kernels, with the matrix of scores in memory between them: S = scale Q K^T, P = softmax(S),
-// O = P V. Grids have a plane for each entry of the batch.
+// Attention as three kernels, with the matrix of scores in memory between them: S = scale Q K^T, P =
+// softmax(S), O = P V. Grids have a plane for each entry of the batch.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 

@@ -1,5 +1,6 @@
-// FlashAttention-2's order: a block owns kTileM queries and walks over the keys; what is summed stays in registers until
-// the end. Scores never leave the chip, outputs are written once, and blocks of one sequence run side by side.
+// FlashAttention-2's order: a block owns kTileM queries and walks over the keys; what is summed stays in
+// registers until the end. Scores never leave the chip, outputs are written once, and blocks of one sequence
+// run side by side.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
@@ -7,12 +8,13 @@ namespace ladder {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kRows = 8;                ///< queries of a warp: each value of K and V that it reads serves eight rows
+constexpr int kRows = 8;  ///< queries of a warp: each value of K and V that it reads serves eight rows
 constexpr int kTileM = kRows * kWarps;  ///< queries of a block
-constexpr int kSram = 64 * 1024;        ///< bytes that a block may take: all of an SM of sm_75, a third of one of sm_90
+constexpr int kSram =
+    64 * 1024;  ///< bytes that a block may take: all of an SM of sm_75, a third of one of sm_90
 
-/// What fits: Q (kTileM rows), K and V (kKeys rows each), P (kTileM x kKeys), in floats. Rows are 4 longer than D, so that
-/// lanes that read four values each of 32 rows meet every bank equally often.
+/// What fits: Q (kTileM rows), K and V (kKeys rows each), P (kTileM x kKeys), in floats. Rows are 4 longer
+/// than D, so that lanes that read four values each of 32 rows meet every bank equally often.
 template <int D>
 struct Tile {
   static constexpr int kRow = D + 4;
@@ -26,7 +28,8 @@ template <int D>
 __device__ __forceinline__ void load_tile(float* tile, const float* from, int first, int rows, int n, int d) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * D; at += kThreads) {
     const int r = at / D, c = at % D;
-    tile[r * Tile<D>::kRow + c] = first + r < n && c < d ? from[static_cast<int64_t>(first + r) * d + c] : 0.0f;
+    tile[r * Tile<D>::kRow + c] =
+        first + r < n && c < d ? from[static_cast<int64_t>(first + r) * d + c] : 0.0f;
   }
 }
 

@@ -10,8 +10,8 @@
 
 namespace ladder {
 
-/// How a rung is timed: `warmups` runs that do not count, then `runs` that do, fewer (but three at least) once
-/// `seconds` have passed.
+/// How a rung is timed: `warmups` runs that do not count, then `runs` that do, fewer (but three at least)
+/// once `seconds` have passed.
 struct Protocol {
   int warmups = 2, runs = 11;
   double seconds = 10;
@@ -20,13 +20,14 @@ struct Protocol {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string text() const = 0;   ///< the machine, in one line
-  virtual int capability() const = 0;     ///< of a GPU, times ten; 0 for the host
-  virtual int id() const = 0;             ///< of a GPU
-  virtual void* stream() const = 0;       ///< of a GPU: the cudaStream_t on which rungs run
-  virtual double peak(Bound bound) = 0;   ///< operations or bytes a second; 0 when nobody knows
+  virtual std::string text() const = 0;  ///< the machine, in one line
+  virtual int capability() const = 0;    ///< of a GPU, times ten; 0 for the host
+  virtual int id() const = 0;            ///< of a GPU
+  virtual void* stream() const = 0;      ///< of a GPU: the cudaStream_t on which rungs run
+  virtual double peak(Bound bound) = 0;  ///< operations or bytes a second; 0 when nobody knows
 
-  /// Memory for `bytes` bytes, aligned to 256; throws std::bad_alloc. It goes with the device or by `release`.
+  /// Memory for `bytes` bytes, aligned to 256; throws std::bad_alloc. It goes with the device or by
+  /// `release`.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;

@@ -184,7 +184,7 @@ std::vector<HostTensor> make_tensors(Family family, Type type, Shape s, uint64_t
     case Family::gradient:
       break;
   }
-  std::vector<HostTensor> t = {input("q", rows, s.c, type, seed),     input("k", rows, s.c, type, seed + 1),
+  std::vector<HostTensor> t = {input("q", rows, s.c, type, seed), input("k", rows, s.c, type, seed + 1),
                                input("v", rows, s.c, type, seed + 2), output("o", rows, s.c, type),
                                output("lse", rows, 1, Type::f32)};
   if (family == Family::attention) return t;

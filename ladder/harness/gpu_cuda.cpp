@@ -161,7 +161,8 @@ class Gpu final : public Device {
     constexpr size_t kBytes = size_t{1} << 30;
     void *from = allocate(kBytes), *to = allocate(kBytes);
     const auto copy = [&] {
-      demand(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice, the_stream), "a copy within the GPU");
+      demand(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice, the_stream),
+             "a copy within the GPU");
     };
     copy();
     double best = timed(copy);
@@ -191,8 +192,9 @@ std::unique_ptr<Device> gpu_device(int id, std::string& why) {
   int count = 0;
   const cudaError_t counted = cudaGetDeviceCount(&count);
   if (counted != cudaSuccess || id >= count) {
-    why = counted != cudaSuccess ? cudaGetErrorString(counted)
-                                 : "there is no GPU " + std::to_string(id) + " here, but " + std::to_string(count);
+    why = counted != cudaSuccess
+              ? cudaGetErrorString(counted)
+              : "there is no GPU " + std::to_string(id) + " here, but " + std::to_string(count);
     return nullptr;
   }
   return std::make_unique<Gpu>(id);

@@ -9,7 +9,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ladder::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Ten independent chains hide the latency of an addition of four cycles on two pipes. Returns operations done.
+/// Ten independent chains hide the latency of an addition of four cycles on two pipes. Returns operations
+/// done.
 double multiply_add_loop(int rounds, float* sink) {
   const hn::ScalableTag<float> d;
   const auto factor = hn::Set(d, 0.999f), term = hn::Set(d, 1e-3f);

@@ -1,5 +1,5 @@
-// Launches of kernels, and what a rung asks of the machine. tests/ladder/emulated has the same names for a machine
-// without a GPU.
+// Launches of kernels, and what a rung asks of the machine. tests/ladder/emulated has the same names for a
+// machine without a GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,14 +31,16 @@ constexpr unsigned blocks_of(int64_t count, int64_t block) {
 
 /// Kernel<<<grid, threads, shared_bytes>>>(args...); `shared_bytes` of dynamic shared memory.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, Arguments... arguments) {
+void launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes,
+            Arguments... arguments) {
   constexpr size_t kWithoutAsking = 48 * 1024;
   if (shared_bytes > kWithoutAsking) {
-    demand(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(shared_bytes)),
+    demand(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
            "shared memory of a kernel");
   }
-  kernel<<<dim3(grid.x, grid.y, grid.z), static_cast<unsigned>(threads), shared_bytes, stream()>>>(arguments...);
+  kernel<<<dim3(grid.x, grid.y, grid.z), static_cast<unsigned>(threads), shared_bytes, stream()>>>(
+      arguments...);
   demand(cudaGetLastError(), "launch of a kernel");
 }
 

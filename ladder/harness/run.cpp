@@ -35,8 +35,11 @@ std::vector<int64_t> chosen_rows(int64_t rows, int64_t count) {
 }  // namespace
 
 Problem::Problem(Device& device, const Rung& rung, Shape shape, uint64_t seed)
-    : device_(device), rung_(&rung), shape_(shape),
-      own_(make_tensors(rung.group->family, rung.group->type, shape, seed)), tensors_(&own_) {
+    : device_(device),
+      rung_(&rung),
+      shape_(shape),
+      own_(make_tensors(rung.group->family, rung.group->type, shape, seed)),
+      tensors_(&own_) {
   place(own_);
 }
 Problem::Problem(Device& device, const Rung& rung, Shape shape, const std::vector<HostTensor>& tensors)

@@ -33,8 +33,8 @@ class Problem {
   Problem& operator=(const Problem&) = delete;
 
   void run() const { rung_->run(task_); }
-  /// Outputs full of NaN, one run, and the comparison of at most `rows` rows spread over all, with the first and the
-  /// last among them.
+  /// Outputs full of NaN, one run, and the comparison of at most `rows` rows spread over all, with the first
+  /// and the last among them.
   Checked check(int64_t rows);
 
  private:

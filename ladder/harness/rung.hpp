@@ -37,12 +37,12 @@ struct Rung {
   const char* idea;
   const Group* group;
   Bound bound;
-  double tolerance;               ///< largest error, as a share of the largest value of the tensor
-  int capability;                 ///< least compute capability, times ten; 0 on CPUs
-  size_t (*workspace)(Shape);     ///< in floats
+  double tolerance;            ///< largest error, as a share of the largest value of the tensor
+  int capability;              ///< least compute capability, times ten; 0 on CPUs
+  size_t (*workspace)(Shape);  ///< in floats
   bool (*accepts)(Shape);
-  const char* accepted;           ///< in words
-  void (*run)(const Task&);       ///< null where the build has no CUDA
+  const char* accepted;      ///< in words
+  void (*run)(const Task&);  ///< null where the build has no CUDA
 };
 
 std::span<const Group> groups();

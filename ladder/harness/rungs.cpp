@@ -3,7 +3,12 @@
 
 #include "ladder/harness/rung.hpp"
 
+struct __nv_bfloat16;  // CUDA's, which only kernels need to know
+
 namespace ladder {
+
+using AttentionBf16 = Attention<__nv_bfloat16>;
+using GradientBf16 = AttentionGradient<__nv_bfloat16>;
 
 // Each in the kernel file of its folder.
 void cpu_textbook(const Attention<float>&);
@@ -25,6 +30,21 @@ void softmax_registers(const Softmax&);
 void attention_three_kernels(const Attention<float>&);
 void attention_flash1(const Attention<float>&);
 void attention_flash2(const Attention<float>&);
+void tensor_mma(const AttentionBf16&);
+void tensor_ldmatrix(const AttentionBf16&);
+void tensor_swizzle(const AttentionBf16&);
+void tensor_cp_async(const AttentionBf16&);
+void tensor_prefetch(const AttentionBf16&);
+void tensor_fragments(const AttentionBf16&);
+void tensor_exponent(const AttentionBf16&);
+void tensor_lazy(const AttentionBf16&);
+void tensor_tiles(const AttentionBf16&);
+void tensor_persistent(const AttentionBf16&);
+void tensor_tuned(const AttentionBf16&);
+void backward_textbook(const GradientBf16&);
+void backward_recompute(const GradientBf16&);
+void backward_atomics(const GradientBf16&);
+void backward_tensor(const GradientBf16&);
 
 // Rungs of GPUs are listed everywhere; a build without CUDA has no code for them.
 #ifdef LADDER_CUDA
@@ -61,19 +81,62 @@ bool batch_fits(Shape s) {
   return s.a <= 65535;  // planes of a grid
 }
 constexpr const char* kBatch = "batches up to 65535";
+bool is_128(Shape s) {
+  return s.c == 128 && batch_fits(s);
+}
+bool to_64(Shape s) {
+  return s.c <= 64 && batch_fits(s);
+}
+constexpr const char* kTo64 = "head sizes up to 64, batches up to 65535";
+bool is_64(Shape s) {
+  return s.c == 64 && batch_fits(s);
+}
+constexpr const char* k64 = "head size 64, batches up to 65535";
+size_t a_float_a_row(Shape s) {
+  return floats(1.0 * s.a * s.b);
+}
+constexpr const char* k128 = "head size 128, batches up to 65535";
 
 const std::array kGroups = {
     Group{"cpu", "Attention on the CPU, float32", Family::attention, Type::f32, Where::cpu, {{4, 1024, 64}}},
     Group{"matmul", "Matrix product, float32", Family::matmul, Type::f32, Where::gpu, {{4096, 4096, 4096}}},
-    Group{"softmax", "Softmax, float32", Family::softmax, Type::f32, Where::gpu, {{1024, 1024}, {16384, 16384}}},
-    Group{"attention", "Attention on CUDA cores, float32", Family::attention, Type::f32, Where::gpu,
+    Group{"softmax",
+          "Softmax, float32",
+          Family::softmax,
+          Type::f32,
+          Where::gpu,
+          {{1024, 1024}, {16384, 16384}}},
+    Group{"attention",
+          "Attention on CUDA cores, float32",
+          Family::attention,
+          Type::f32,
+          Where::gpu,
           {{100, 4096, 32}}},
+    Group{"tensor",
+          "Attention on tensor cores, bfloat16",
+          Family::attention,
+          Type::bf16,
+          Where::gpu,
+          {{512, 512, 128},
+           {256, 1024, 128},
+           {128, 2048, 128},
+           {64, 4096, 128},
+           {32, 8192, 128},
+           {16, 16384, 128}}},
+    Group{"backward",
+          "Gradients of attention, bfloat16 to float32",
+          Family::gradient,
+          Type::bf16,
+          Where::gpu,
+          {{32, 2048, 64}}},
 };
 constexpr const Group *kCpu = &kGroups[0], *kMatmul = &kGroups[1], *kSoftmax = &kGroups[2],
-                      *kAttention = &kGroups[3];
+                      *kAttention = &kGroups[3], *kTensor = &kGroups[4], *kBackward = &kGroups[5];
 
-constexpr double kF32 = 1e-5;   // a few roundings of sums of some thousand terms
-constexpr double kTf32 = 2e-3;  // operands of 11 bits
+constexpr double kF32 = 1e-5;    // a few roundings of sums of some thousand terms
+constexpr double kTf32 = 2e-3;   // operands of 11 bits
+constexpr double kExact = 1e-4;  // float32 over sums of products that cancel
+constexpr double kBf16 = 1e-2;   // weights and outputs of 8 bits
 
 const std::array kRungs = {
     Rung{"01_cpu_textbook", "three loops over the whole matrix", kCpu, Bound::cpu_f32, kF32, 0,
@@ -90,16 +153,16 @@ const std::array kRungs = {
          [](Shape s) { return floats(1.0 * s.a * ((s.b + 63) / 64) * 64 * (s.c + (s.c + 31) / 32 * 32)); },
          to_128, kTo128, with<AttentionF32, cpu_packed>},
 
-    Rung{"10_matmul_naive", "a thread for each element", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
-         GPU(Matmul, matmul_naive)},
-    Rung{"11_matmul_coalesced", "neighbours read neighbours", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
-         GPU(Matmul, matmul_coalesced)},
+    Rung{"10_matmul_naive", "a thread for each element", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any,
+         kAny, GPU(Matmul, matmul_naive)},
+    Rung{"11_matmul_coalesced", "neighbours read neighbours", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any,
+         kAny, GPU(Matmul, matmul_coalesced)},
     Rung{"12_matmul_shared", "tiles in shared memory", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
          GPU(Matmul, matmul_shared)},
-    Rung{"13_matmul_transposed", "A transposed, 16 rows a thread", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any,
-         kAny, GPU(Matmul, matmul_transposed)},
-    Rung{"14_matmul_registers", "8 x 8 sums in registers", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any, kAny,
-         GPU(Matmul, matmul_registers)},
+    Rung{"13_matmul_transposed", "A transposed, 16 rows a thread", kMatmul, Bound::gpu_f32, kF32, 75, nothing,
+         any, kAny, GPU(Matmul, matmul_transposed)},
+    Rung{"14_matmul_registers", "8 x 8 sums in registers", kMatmul, Bound::gpu_f32, kF32, 75, nothing, any,
+         kAny, GPU(Matmul, matmul_registers)},
     Rung{"15_matmul_tensor", "tensor cores, tf32", kMatmul, Bound::gpu_tf32, kTf32, 80, nothing, any, kAny,
          GPU(Matmul, matmul_tensor)},
 
@@ -110,16 +173,51 @@ const std::array kRungs = {
     Rung{"22_softmax_warp", "a warp a row, online", kSoftmax, Bound::gpu_memory, kF32, 75, nothing, any, kAny,
          GPU(Softmax, softmax_warp)},
     Rung{"23_softmax_registers", "rows stay in registers", kSoftmax, Bound::gpu_memory, kF32, 75, nothing,
-         [](Shape s) { return s.b <= 16384; }, "rows of up to 16384 columns", GPU(Softmax, softmax_registers)},
+         [](Shape s) { return s.b <= 16384; }, "rows of up to 16384 columns",
+         GPU(Softmax, softmax_registers)},
 
     Rung{"30_attention_three_kernels", "the matrix of scores in memory", kAttention, Bound::gpu_f32, kF32, 75,
          [](Shape s) { return floats(1.0 * s.a * s.b * s.b); }, batch_fits, kBatch,
          GPU(AttentionF32, attention_three_kernels)},
     Rung{"31_attention_flash1", "tiles; O, l and m in memory", kAttention, Bound::gpu_f32, kF32, 75,
-         [](Shape s) { return floats(2.0 * s.a * s.b); }, to_128, kTo128, GPU(AttentionF32, attention_flash1)},
+         [](Shape s) { return floats(2.0 * s.a * s.b); }, to_128, kTo128,
+         GPU(AttentionF32, attention_flash1)},
     Rung{"32_attention_flash2", "a block owns its queries", kAttention, Bound::gpu_f32, kF32, 75, nothing,
          [](Shape s) { return to_128(s) && batch_fits(s); }, "head sizes up to 128, batches up to 65535",
          GPU(AttentionF32, attention_flash2)},
+
+    Rung{"40_tensor_mma", "two products on tensor cores", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_mma)},
+    Rung{"41_tensor_ldmatrix", "fragments by ldmatrix", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128,
+         k128, GPU(AttentionBf16, tensor_ldmatrix)},
+    Rung{"42_tensor_swizzle", "no bank conflicts", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128, k128,
+         GPU(AttentionBf16, tensor_swizzle)},
+    Rung{"43_tensor_cp_async", "copies past the registers", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_cp_async)},
+    Rung{"44_tensor_prefetch", "the next block while this one", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_prefetch)},
+    Rung{"45_tensor_fragments", "fragments ahead of use", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_fragments)},
+    Rung{"46_tensor_exponent", "scale and exp in one", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128,
+         k128, GPU(AttentionBf16, tensor_exponent)},
+    Rung{"47_tensor_lazy", "maxima that may lag", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128, k128,
+         GPU(AttentionBf16, tensor_lazy)},
+    Rung{"48_tensor_tiles", "32 queries a warp", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128, k128,
+         GPU(AttentionBf16, tensor_tiles)},
+    Rung{"49_tensor_persistent", "blocks that stay", kTensor, Bound::gpu_bf16, kBf16, 80, nothing, is_128,
+         k128, GPU(AttentionBf16, tensor_persistent)},
+    Rung{"50_tensor_tuned", "nothing checked in the loop", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_tuned)},
+
+    Rung{"70_backward_textbook", "P and dS in memory", kBackward, Bound::gpu_f32, kExact, 75,
+         [](Shape s) { return floats(1.0 * s.a * s.b * (1.0 + 2.0 * s.b)); }, batch_fits, kBatch,
+         GPU(GradientBf16, backward_textbook)},
+    Rung{"71_backward_recompute", "P again from L", kBackward, Bound::gpu_f32, kExact, 75, a_float_a_row,
+         to_64, kTo64, GPU(GradientBf16, backward_recompute)},
+    Rung{"72_backward_atomics", "one walk; dQ by atomics", kBackward, Bound::gpu_f32, kExact, 75,
+         a_float_a_row, to_64, kTo64, GPU(GradientBf16, backward_atomics)},
+    Rung{"73_backward_tensor", "tensor cores", kBackward, Bound::gpu_bf16, kBf16, 80, a_float_a_row, is_64,
+         k64, GPU(GradientBf16, backward_tensor)},
 };
 
 }  // namespace

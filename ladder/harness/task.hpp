@@ -1,4 +1,5 @@
-// What a rung is asked to compute. All arrays are dense, rows one behind the other; a GPU's rungs get memory of the GPU.
+// What a rung is asked to compute. All arrays are dense, rows one behind the other; a GPU's rungs get memory
+// of the GPU.
 #pragma once
 
 #include <array>
@@ -7,7 +8,8 @@
 
 namespace ladder {
 
-/// Three sizes, whose names the family of the problem gives: (m, n, k), (rows, columns, -), (batch, length, head size).
+/// Three sizes, whose names the family of the problem gives: (m, n, k), (rows, columns, -), (batch, length,
+/// head size).
 struct Shape {
   int a = 1, b = 1, c = 1;
 };
@@ -31,7 +33,11 @@ struct Matmul {
   float* c;
 
   explicit Matmul(const Task& t)
-      : m(t.shape.a), n(t.shape.b), k(t.shape.c), a(t.tensor<float>(0)), b(t.tensor<float>(1)),
+      : m(t.shape.a),
+        n(t.shape.b),
+        k(t.shape.c),
+        a(t.tensor<float>(0)),
+        b(t.tensor<float>(1)),
         c(t.tensor<float>(2)) {}
 };
 
@@ -56,9 +62,16 @@ struct Attention {
   float *lse, *workspace;
 
   explicit Attention(const Task& t)
-      : batch(t.shape.a), seqlen(t.shape.b), head_dim(t.shape.c),
-        scale(1.0f / std::sqrt(static_cast<float>(t.shape.c))), q(t.tensor<T>(0)), k(t.tensor<T>(1)),
-        v(t.tensor<T>(2)), o(t.tensor<T>(3)), lse(t.tensor<float>(4)), workspace(t.workspace) {}
+      : batch(t.shape.a),
+        seqlen(t.shape.b),
+        head_dim(t.shape.c),
+        scale(1.0f / std::sqrt(static_cast<float>(t.shape.c))),
+        q(t.tensor<T>(0)),
+        k(t.tensor<T>(1)),
+        v(t.tensor<T>(2)),
+        o(t.tensor<T>(3)),
+        lse(t.tensor<float>(4)),
+        workspace(t.workspace) {}
 };
 
 /// The gradients of q, k, v, given that of o. dq, dk, dv are float32, whatever T is.
@@ -72,10 +85,20 @@ struct AttentionGradient {
   float *dq, *dk, *dv, *workspace;
 
   explicit AttentionGradient(const Task& t)
-      : batch(t.shape.a), seqlen(t.shape.b), head_dim(t.shape.c),
-        scale(1.0f / std::sqrt(static_cast<float>(t.shape.c))), q(t.tensor<T>(0)), k(t.tensor<T>(1)),
-        v(t.tensor<T>(2)), o(t.tensor<T>(3)), lse(t.tensor<float>(4)), d_o(t.tensor<T>(5)),
-        dq(t.tensor<float>(6)), dk(t.tensor<float>(7)), dv(t.tensor<float>(8)), workspace(t.workspace) {}
+      : batch(t.shape.a),
+        seqlen(t.shape.b),
+        head_dim(t.shape.c),
+        scale(1.0f / std::sqrt(static_cast<float>(t.shape.c))),
+        q(t.tensor<T>(0)),
+        k(t.tensor<T>(1)),
+        v(t.tensor<T>(2)),
+        o(t.tensor<T>(3)),
+        lse(t.tensor<float>(4)),
+        d_o(t.tensor<T>(5)),
+        dq(t.tensor<float>(6)),
+        dk(t.tensor<float>(7)),
+        dv(t.tensor<float>(8)),
+        workspace(t.workspace) {}
 };
 
 }  // namespace ladder

@@ -33,12 +33,13 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-/// Softmax of a row whose scores come piece by piece: the largest so far, and the sum of exp(score - largest).
+/// Softmax of a row whose scores come piece by piece: the largest so far, and the sum of exp(score -
+/// largest).
 struct OnlineRow {
   float max = -INFINITY, sum = 0;
 
-  /// Takes a piece, or another row's state: `other.sum` counts relative to `other.max`. Returns the factor for what was
-  /// summed before, here and elsewhere.
+  /// Takes a piece, or another row's state: `other.sum` counts relative to `other.max`. Returns the factor
+  /// for what was summed before, here and elsewhere.
   __device__ __forceinline__ float merge(OnlineRow other) {
     const float largest = fmaxf(max, other.max);
     const float base = largest == -INFINITY ? 0.0f : largest;  // -inf - -inf would be NaN

@@ -34,7 +34,8 @@ Lanes some_values() {
 
 TEST(DeviceFunctions, ReductionsOfAWarp) {
   const Lanes x = some_values();
-  const float largest = *std::max_element(x.begin(), x.end()), sum = std::accumulate(x.begin(), x.end(), 0.0f);
+  const float largest = *std::max_element(x.begin(), x.end()),
+              sum = std::accumulate(x.begin(), x.end(), 0.0f);
   for (const float got : in_a_warp(x, [](float v) { return warp_max(v); })) EXPECT_EQ(got, largest);
   for (const float got : in_a_warp(x, [](float v) { return warp_sum(v); })) EXPECT_EQ(got, sum);
 }

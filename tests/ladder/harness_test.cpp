@@ -75,7 +75,8 @@ TEST(LadderHarness, FewRowsAreStillAllFinite) {
 TEST(LadderHarness, ShapesAreRead) {
   EXPECT_EQ(shape_text(Family::attention, parse_shape(Family::attention, "100x4096x32")), "100x4096x32");
   EXPECT_EQ(shape_text(Family::softmax, parse_shape(Family::softmax, "7x9")), "7x9");
-  for (const char* text : {"", "1x2", "1x2x", "1x2x3x4", "1x0x3", "1x-2x3", "axbxc", "1x2x3 ", "99999999999x1x1"})
+  for (const char* text :
+       {"", "1x2", "1x2x", "1x2x3x4", "1x0x3", "1x-2x3", "axbxc", "1x2x3 ", "99999999999x1x1"})
     EXPECT_THROW(parse_shape(Family::matmul, text), std::invalid_argument) << text;
   EXPECT_THROW(parse_shape(Family::softmax, "1x2x3"), std::invalid_argument);
 }
@@ -102,7 +103,8 @@ TEST(LadderHarness, TheReferenceOfTheGradientIsOne) {
     double sum = 0;
     for (int64_t row = 0; row < shape.b; ++row) {
       const auto o = reference_row(Family::attention, shape, t, row)[0];
-      for (size_t c = 0; c < o.size(); ++c) sum += o[c] * static_cast<double>(t[5].values[static_cast<size_t>(row) * o.size() + c]);
+      for (size_t c = 0; c < o.size(); ++c)
+        sum += o[c] * static_cast<double>(t[5].values[static_cast<size_t>(row) * o.size() + c]);
     }
     return sum;
   };

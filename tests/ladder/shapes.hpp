@@ -10,9 +10,11 @@ namespace ladder {
 inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
   switch (rung.group->family) {
     case Family::matmul:
-      return {{1, 1, 1}, {5, 3, 7}, {16, 16, 16}, {65, 33, 17}, {128, 128, 32}, {130, 132, 36}, {64, 257, 99}};
+      return {{1, 1, 1},      {5, 3, 7},      {16, 16, 16}, {65, 33, 17},
+              {128, 128, 32}, {130, 132, 36}, {64, 257, 99}};
     case Family::softmax:
-      return {{1, 1}, {3, 5}, {5, 32}, {2, 257}, {7, 512}, {3, 1000}, {130, 31}, {2, 1024}, {1, 4097}, {1, 16384}};
+      return {{1, 1},    {3, 5},    {5, 32},   {2, 257},  {7, 512},
+              {3, 1000}, {130, 31}, {2, 1024}, {1, 4097}, {1, 16384}};
     case Family::attention:
     case Family::gradient:
       break;

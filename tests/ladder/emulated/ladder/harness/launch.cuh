@@ -30,9 +30,11 @@ constexpr unsigned blocks_of(int64_t count, int64_t block) {
 }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, Arguments... arguments) {
+void launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes,
+            Arguments... arguments) {
   using fovea::emulation::fail;
-  if (shared_bytes > 99 * 1024) fail("%zu bytes of shared memory: more than sm_86 and sm_89 have", shared_bytes);
+  if (shared_bytes > 99 * 1024)
+    fail("%zu bytes of shared memory: more than sm_86 and sm_89 have", shared_bytes);
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
     fail("a grid of %u x %u x %u", grid.x, grid.y, grid.z);
   fovea::emulation::run({running_rung, {grid.x, grid.y, grid.z}, threads, shared_bytes},
