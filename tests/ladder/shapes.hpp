@@ -3,9 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "ladder/harness/run.hpp"
 
 namespace ladder {
+
+inline void PrintTo(const Rung& rung, std::ostream* stream) {
+  *stream << rung.name;
+}
 
 inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
   switch (rung.group->family) {
