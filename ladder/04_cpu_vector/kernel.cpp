@@ -1,6 +1,8 @@
 // Online softmax with vectors: sums, exponentials and outputs as many at a time as the processor's registers
 // hold. Highway (a library) compiles this file once for each instruction set and picks the best when the
 // program runs.
+#include "ladder/harness/vector.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/04_cpu_vector/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -105,9 +107,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ladder {
-HWY_EXPORT(attention);
 void cpu_vector(const Attention<float>& p) {
-  HWY_DYNAMIC_DISPATCH(attention)(p);
+  LADDER_BEST(attention)(p);
 }
 }  // namespace ladder
 #endif

@@ -1,6 +1,8 @@
 // Online softmax with vectors, on every processor: blocks of queries depend on nothing but K and V, so
 // whoever is free takes the next one. Highway (a library) compiles this file once for each instruction set
 // and picks the best when the program runs.
+#include "ladder/harness/vector.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/05_cpu_threads/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -105,14 +107,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ladder {
-HWY_EXPORT(query_block);
 void cpu_threads(const Attention<float>& p) {
   constexpr int kRows = HWY_STATIC_DISPATCH(kRows);
   const int blocks = (p.seqlen + kRows - 1) / kRows, all = p.batch * blocks;
   std::atomic<int> next{0};
   const auto work = [&] {
-    for (int i = next++; i < all; i = next++)
-      HWY_DYNAMIC_DISPATCH(query_block)(p, i / blocks, i % blocks * kRows);
+    for (int i = next++; i < all; i = next++) LADDER_BEST(query_block)(p, i / blocks, i % blocks * kRows);
   };
   std::vector<std::jthread> others;  // they are waited for where the vector ends
   for (unsigned t = 1; t < std::thread::hardware_concurrency(); ++t) others.emplace_back(work);

@@ -2,6 +2,8 @@
 // of kTile queries by two vectors whose operands come from memory in the order of use. Tails are padding.
 // Highway (a library) compiles this file once for each instruction set and picks the best when the program
 // runs.
+#include "ladder/harness/vector.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/06_cpu_packed/kernel.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -133,8 +135,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace ladder {
-HWY_EXPORT(pack);
-HWY_EXPORT(query_block);
 
 /// p.workspace: for each batch entry and block of 64 keys, 64 (d + d padded to 32) values.
 void cpu_packed(const Attention<float>& p) {
@@ -154,10 +154,10 @@ void cpu_packed(const Attention<float>& p) {
   };
   on_all(p.batch * panels, [&](int i) {
     float* to = panel(i / panels, i % panels);
-    HWY_DYNAMIC_DISPATCH(pack)(p, i / panels, i % panels * kKeys, to, to + kKeys * d);
+    LADDER_BEST(pack)(p, i / panels, i % panels * kKeys, to, to + kKeys * d);
   });
   on_all(p.batch * blocks, [&](int i) {
-    HWY_DYNAMIC_DISPATCH(query_block)(p, i / blocks, i % blocks * kRows, panel(i / blocks, 0));
+    LADDER_BEST(query_block)(p, i / blocks, i % blocks * kRows, panel(i / blocks, 0));
   });
 }
 

@@ -1,4 +1,6 @@
 // The host as a device. Its peak is measured: chains of fused multiply-adds on all processors.
+#include "ladder/harness/vector.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/harness/host_device.cpp"
 // Highway compiles what stands between here and HWY_AFTER_NAMESPACE once for each instruction set.
@@ -48,8 +50,6 @@ HWY_AFTER_NAMESPACE();
 
 namespace ladder {
 
-HWY_EXPORT(multiply_add_loop);
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -84,7 +84,7 @@ class Host final : public Device {
       const Clock::time_point start = Clock::now();
       parallel_for(threads, [&](int64_t) {
         float sink = 0;
-        double done = HWY_DYNAMIC_DISPATCH(multiply_add_loop)(kRounds, &sink);
+        double done = LADDER_BEST(multiply_add_loop)(kRounds, &sink);
         if (sink < 0) done = 0;  // never: keeps the loop
         double before = operations;
         while (!operations.compare_exchange_weak(before, before + done)) {
