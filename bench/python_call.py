@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 import fovea
 import fovea.flash_attn
 import fovea.torch
+import torch
 from fovea import _core
 
 

@@ -3,9 +3,8 @@ CUDA tensors; the latter is skipped by name where there is no GPU, or no CUDA in
 
 import sys
 
-import pytest
-
 import fovea
+import pytest
 
 
 def pytest_generate_tests(metafunc):

@@ -7,10 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import plain  # noqa: E402
-
 import fovea.flash_attn as fa2  # noqa: E402
 import fovea.flash_attn_interface as fa3  # noqa: E402
+import plain  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

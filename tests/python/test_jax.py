@@ -5,11 +5,10 @@ import math
 import pytest
 
 jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-
 import fovea  # noqa: E402
 import fovea.jax as fj  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-import plain  # noqa: E402
-
 import fovea  # noqa: E402
 import fovea.torch as ft  # noqa: E402
+import plain  # noqa: E402
 from fovea import _core  # noqa: E402
 
 
@@ -207,9 +206,7 @@ def test_sdpa_means_what_pytorch_means(case, device):
     got = ft.scaled_dot_product_attention(q, k, v, **case)
     plain.assert_close(got, expected)
     d_o = torch.randn_like(got)
-    for a, b in zip(
-        torch.autograd.grad(got, inputs, d_o), torch.autograd.grad(expected, inputs, d_o), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(got, inputs, d_o), torch.autograd.grad(expected, inputs, d_o), strict=True):
         plain.assert_close(a, b, factor=4)
 
 

@@ -7,9 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import plain  # noqa: E402
-
 import fovea.transformers  # noqa: E402, F401
+import plain  # noqa: E402
 from fovea import _core  # noqa: E402
 
 

@@ -175,9 +175,9 @@ def attend(
     settings |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     name = framework(q)
     if name == "torch":
-        from . import torch
+        from .torch._attend import attend_checked
 
-        o, lse = torch._attend.attend_checked(q, k, v, tensors, settings, options, need_lse=return_lse)
+        o, lse = attend_checked(q, k, v, tensors, settings, options, need_lse=return_lse)
     elif name == "jax":
         from . import jax
 
@@ -306,9 +306,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, **arguments: Any) ->
     lse = results.empty(lse_shape) if return_lse or backward else None
     if not backward:
         return Plan(*_core.plan_forward(q=q, k=k, v=v, o=o, lse=lse, **settings, **given))
-    return Plan(
-        *_core.plan_backward(q=q, k=k, v=v, o=o, lse=lse, d_o=o, dq=q, dk=k, dv=v, **settings, **given)
-    )
+    return Plan(*_core.plan_backward(q=q, k=k, v=v, o=o, lse=lse, d_o=o, dq=q, dk=k, dv=v, **settings, **given))
 
 
 def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **arguments: Any) -> str:

@@ -55,9 +55,7 @@ def flash_attn_func(
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
-    o, lse = _flash.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
-    )
+    o, lse = _flash.dense(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
     return (o, lse) if return_attn_probs else o
 
 

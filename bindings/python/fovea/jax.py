@@ -80,9 +80,7 @@ def _function(frozen: tuple[tuple[str, Any], ...]) -> Any:
         arrays, others, o, lse = residuals
         d_o, dlse = gradients
         inputs = arrays | others | {"o": o, "lse": lse, "d_o": d_o, "dlse": dlse}
-        outputs = {
-            f"d{name}": jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items() if x is not None
-        }
+        outputs = {f"d{name}": jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items() if x is not None}
         found = dict(zip(outputs, _call(True, settings, inputs, outputs), strict=True))
         return {name: found.get(f"d{name}") for name in arrays}, None
 

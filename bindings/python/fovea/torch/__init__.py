@@ -1,14 +1,13 @@
 """Attention for PyTorch, on tensors of CPUs and NVIDIA GPUs: differentiable, and one operator for torch.compile.
 
-    o = fovea.torch.attend(q, k, v, causal=True)                      # (batch, seqlen, heads, size)
-    o = fovea.torch.scaled_dot_product_attention(q, k, v)             # PyTorch's signature and layout
-    with fovea.torch.replace_sdpa():                                  # PyTorch's own calls inside go to Fovea
-        model(x)
+o = fovea.torch.attend(q, k, v, causal=True)                      # (batch, seqlen, heads, size)
+o = fovea.torch.scaled_dot_product_attention(q, k, v)             # PyTorch's signature and layout
+with fovea.torch.replace_sdpa():                                  # PyTorch's own calls inside go to Fovea
+    model(x)
 """
 
 import torch as _torch
 
-from . import _attend
 from ._attend import attend
 from ._routing import register_flash_attention_impl, replace_sdpa
 from ._sdpa import scaled_dot_product_attention

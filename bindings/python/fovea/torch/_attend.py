@@ -116,9 +116,7 @@ def _common(arguments: dict[str, Any]) -> list[Any]:
     return common
 
 
-def through_operator(
-    q: Tensor, k: Tensor, v: Tensor, draw_seed: bool, arguments: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+def through_operator(q: Tensor, k: Tensor, v: Tensor, draw_seed: bool, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     common = _common(arguments)
     transformed = not torch.compiler.is_compiling() and _functorch_active()
     call = _transforms.Forward.apply if transformed else torch.ops.fovea.forward

@@ -171,9 +171,7 @@ def differentiate(
     need_dsink = ctx.needs_input_grad[first + sink_at]
     if d_o is None:
         d_o = torch.zeros_like(o)
-    dq, dk, dv, dbias, dsink = call(
-        d_o, dlse, q, k, v, o, lse, rng_state, need_dbias, need_dsink, *tensors, *numbers.values()
-    )
+    dq, dk, dv, dbias, dsink = call(d_o, dlse, q, k, v, o, lse, rng_state, need_dbias, need_dsink, *tensors, *numbers.values())
     others: list[Tensor | None] = [None] * (len(TENSORS) + len(NUMBERS))
     if need_dbias:
         others[bias_at] = dbias

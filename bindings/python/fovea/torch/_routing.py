@@ -15,7 +15,6 @@ from .. import _core
 from . import _attend, _ops
 from ._sdpa import scaled_dot_product_attention
 
-
 _plain_sdpa = torch.nn.functional.scaled_dot_product_attention
 _lock = threading.Lock()
 _users = 0  # `with replace_sdpa()` blocks that are running, of all threads
@@ -139,9 +138,7 @@ def _flash_forward(
             f"fovea: got {given or 'return_debug_mask=True'}, which Fovea lacks; leave it out, or call "
             "torch.nn.attention.restore_flash_attention_impl()"
         )
-    settings = _settings(
-        scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k
-    )
+    settings = _settings(scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k)
     seed = _ops.draw_seed() if dropout_p > 0 else 0
     query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))
     o = _attend.new_output(query, value) if out is None else out
@@ -171,9 +168,7 @@ def _flash_backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = _settings(
-        scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k
-    )
+    settings = _settings(scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k)
     if dropout_p > 0:
         settings["seed"] = int(rng_state.view(torch.int64)[0])
     query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))

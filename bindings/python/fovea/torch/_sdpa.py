@@ -60,9 +60,7 @@ def scaled_dot_product_attention(
     heads_q, heads_k = query.shape[-3], key.shape[-3]
     if not enable_gqa and heads_q != heads_k and rank >= 3:
         if 1 not in (heads_q, heads_k):
-            raise ValueError(
-                f"key: got {heads_k} heads; expected {heads_q}, as query; set enable_gqa=True for grouped heads"
-            )
+            raise ValueError(f"key: got {heads_k} heads; expected {heads_q}, as query; set enable_gqa=True for grouped heads")
         if heads_q == 1:
             query = query.expand(*query.shape[:-3], heads_k, *query.shape[-2:])
     batch = query.shape[:-3]

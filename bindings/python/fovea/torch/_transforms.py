@@ -90,9 +90,7 @@ def _backward_vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     dims = list(in_dims[10:])
     dims[TENSORS.index("bias")] = bias_dim
     common = _fold_common(size, q.shape[0] // size, dims, rest)
-    dq, dk, dv, dbias, dsink = Backward.apply(
-        d_o, dlse, q, k, v, o, lse, rng_state, need_dbias, need_dsink, *common
-    )
+    dq, dk, dv, dbias, dsink = Backward.apply(d_o, dlse, q, k, v, o, lse, rng_state, need_dbias, need_dsink, *common)
     outputs = [_unfold(x, size) for x in (dq, dk, dv)]
     return (*outputs, _unfold(dbias, size) if need_dbias else dbias, dsink), (
         0,
