@@ -104,6 +104,25 @@ def test_compile_without_graph_breaks(device, dynamic):
             plain.assert_close(a, b)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_backward_drops_what_the_forward_dropped(device, compiled):
+    torch._dynamo.reset()
+    import fovea.flash_attn as fa
+
+    def call(q, k, v):
+        return fa.flash_attn_func(q, k, v, dropout_p=0.5)
+
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    q, k, v = (normal(1, 50, 2, 16, device=device, grad=True) for _ in range(3))
+    o = run(q, k, v)
+    d_o = torch.randn_like(o)
+    (dv,) = torch.autograd.grad(o, v, d_o)
+    # o is linear in v with the mask that was drawn, so both are the same number if the backward has that mask.
+    forward, backward = (o * d_o).sum(), (dv * v).sum()
+    assert abs(float(forward - backward)) < 1e-3 * float((o * d_o).abs().sum())
+    assert not torch.equal(o, run(q, k, v))
+
+
 def test_compile_of_the_drop_in(device):
     import fovea.flash_attn as fa
 
@@ -202,7 +221,10 @@ def test_sdpa_means_what_pytorch_means(case, device):
         case["attn_mask"] = normal(*leading[0], n, m, device=device, grad=True)
         inputs.append(case["attn_mask"])
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        expected = F.scaled_dot_product_attention(q, k, v, **case)
+        theirs = dict(case)
+        repeats = 2 if theirs.pop("enable_gqa", False) else 1  # PyTorch 2.4 has no enable_gqa
+        wide = [x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (k, v)]
+        expected = F.scaled_dot_product_attention(q, *wide, **theirs)
     got = ft.scaled_dot_product_attention(q, k, v, **case)
     plain.assert_close(got, expected)
     d_o = torch.randn_like(got)

@@ -43,13 +43,13 @@ def framework(array: Any) -> str:
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:
-    shape = getattr(array, "shape", None)
-    if shape is None:
+    try:
+        return tuple(array.shape)
+    except AttributeError:
         raise TypeError(
             f"{name}: got {type(array).__name__}; expected an array of numpy, PyTorch, JAX, CuPy, or another with "
             "__dlpack__; convert it, for instance by numpy.asarray"
-        )
-    return tuple(shape)
+        ) from None
 
 
 def output_shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -172,7 +172,7 @@ def attend(
         "seqused_k": seqused_k,
     }
     settings = numbers(scale, causal, window, softcap, dropout, seed, offset, block_size)
-    settings |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    settings.update(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     name = framework(q)
     if name == "torch":
         from .torch._attend import attend_checked

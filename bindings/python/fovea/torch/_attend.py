@@ -135,7 +135,7 @@ def attend_any(
     if torch.compiler.is_compiling() or not is_plain(q, k, v):
         return through_operator(q, k, v, draw_seed, arguments)
     if draw_seed:
-        arguments = arguments | {"seed": _ops.draw_seed()}
+        arguments = {**arguments, "seed": _ops.draw_seed()}
     bias, sink = arguments.get("bias"), arguments.get("sink")
     if needs_grad(q, k, v, bias, sink):
         rest = {name: value for name, value in arguments.items() if name not in ("bias", "sink")}
@@ -170,8 +170,8 @@ def attend_checked(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         bias = tensors["bias"]
         if bias is not None and bias.dtype != dtype:
-            tensors = tensors | {"bias": bias.float()}
-    return attend_any(q, k, v, tensors | settings | options, draw_seed=draw_seed, need_lse=need_lse)
+            tensors = {**tensors, "bias": bias.float()}
+    return attend_any(q, k, v, {**tensors, **settings, **options}, draw_seed=draw_seed, need_lse=need_lse)
 
 
 def attend(
@@ -214,7 +214,8 @@ def attend(
     strides are taken as they are. Raises as fovea.attend does.
     """
     settings = numbers(scale, causal, window, softcap, dropout, seed or 0, offset, block_size)
-    settings |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "deterministic": deterministic}
+    lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "deterministic": deterministic}
+    settings = {**settings, **lengths}  # Dynamo of PyTorch 2.4 knows neither | nor update
     tensors = {
         "bias": bias,
         "mask": mask,
