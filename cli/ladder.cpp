@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <optional>
@@ -303,6 +304,14 @@ void print_list(bool json) {
   }
 }
 
+/// The day, as 2026-01-31.
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16] = "";
+  std::strftime(text, sizeof text, "%F", std::localtime(&now));
+  return text;
+}
+
 Exit run_ladder(const LadderOptions& options) {
   if (options.list) {
     print_list(options.json);
@@ -329,6 +338,7 @@ Exit run_ladder(const LadderOptions& options) {
       options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
   if (options.json) {
     Json json = {{"version", version()},
+                 {"date", today()},
                  {"host", runner.host().text()},
                  {"protocol", protocol},
                  {"rows", Json::array()}};

@@ -4,7 +4,7 @@
     core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- {cli, bindings, bench}
 
 A file may include its own layer and those below it. src/io stands apart: it sees only itself. The command line, the
-bindings and the benchmarks see the public headers, and io; the public headers see only each other; a rung of the ladder
+bindings and the benchmarks see the public headers, and io, the command line the ladder too; the public headers see only each other; a rung of the ladder
 sees nothing of the library.
 
     check_includes.py REPOSITORY     prints each violation, exit status 1 when there is any

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "ladder"]
 QUOTED = re.compile(r"<!-- file: (\S+) -->\n+```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
