@@ -26,7 +26,7 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"forward": "kForward", "combine": "kCombine", "backward": "kBackward", "prepare": "kPrepare",
+KINDS = {"forward": "kForward", "split": "kSplit", "combine": "kCombine", "backward": "kBackward", "prepare": "kPrepare",
          "finish": "kFinish", "dbias": "kDBias", "dsink": "kDSink"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
@@ -34,7 +34,7 @@ TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "
         "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink", "lse": "kTermLse"}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "tma", "writes_dq", "can_split", "can_pack", "aligned_only",
+               "value_slice", "grid", "tma", "parts", "writes_dq", "can_split", "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
                  "config"}
@@ -149,7 +149,7 @@ def kernels_of(key, family):
                        ("dtype", f"DType::{DTYPES[dtype][0]}") if dtype else ("any_dtype", "true"),
                        ("entry", f"reinterpret_cast<const void*>(&{expression(family['entry'])})")]
             if "grid" in family:
-                forward = family["kind"] in ("forward", "combine")
+                forward = family["kind"] in ("forward", "split", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))
@@ -157,7 +157,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "aligned_only", "tma", "writes_dq", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "aligned_only", "tma", "parts", "writes_dq", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))

@@ -167,19 +167,21 @@ TEST_P(CudaCover, Conform) {
   GetParam().make(spec);
   CheckOptions options;
   options.repeat = false;
-  // Each backend with one type: which memory a kernel touches does not depend on the type of its numbers.
+  // Each backend with one type: which memory a kernel touches does not depend on the type of its numbers. But for
+  // cuda_sm90, to which float32 is three operands.
   std::set<std::string> done;
   for (const Type type : {Type::kF32, Type::kBF16, Type::kF16}) {
     spec.type = type;
     OwnedProblem problem(spec);
     Checker checker(problem, options);
     for (const std::string& backend : backends) {
-      if (done.count(backend) > 0) continue;
+      const std::string way = backend == "cuda_sm90" && type == Type::kF32 ? "cuda_sm90 in parts" : backend;
+      if (done.count(way) > 0) continue;
       announce(backend + ": " + describe(spec));
       int ran = 0;
       const std::string failure = check_and_count(checker, backend, &ran);
       EXPECT_EQ(failure, "") << "    problem: " << describe(spec);
-      if (ran > 0) done.insert(backend);
+      if (ran > 0) done.insert(way);
     }
     EXPECT_TRUE(!done.empty() || only_one_backend()) << "no CUDA backend can do " << describe(spec);
   }

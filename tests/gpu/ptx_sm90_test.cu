@@ -363,6 +363,8 @@ void expect_products() {
 
 TEST(PtxSm90, WgmmaMultiplies) {
   FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_products<32>();
+  expect_products<48>();
   expect_products<64>();
   expect_products<72>();
   expect_products<80>();

@@ -30,6 +30,10 @@ struct ForwardArgs {
   int num_splits = 1;
   float* part_o = nullptr;
   float* part_lse = nullptr;
+  /// q, k and v of float32 as three bfloat16 parts (kernels/split_bf16.cuh), (batch, seqlen, heads, 3,
+  /// split_columns) each, for kernels that have `parts`.
+  char *split_q = nullptr, *split_k = nullptr, *split_v = nullptr;
+  int split_columns = 0;
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
 };
 

@@ -41,6 +41,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
@@ -63,6 +64,7 @@ template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
     fwd_sm90(const __grid_constant__ TmaForwardArgs args) {
   using T = typename Instance::Element;
+  using Operand = std::conditional_t<std::is_same_v<T, float>, __nv_bfloat16, T>;  // of products
   using Memory = FwdSm90Memory<Instance>;
   using ptx::WgmmaMajor;
   using ptx::WgmmaStart;
@@ -70,6 +72,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                 kConsumers = Memory::kConfig.consumers;
   constexpr int kDim = Memory::kConfig.head_dim, kDimV = Memory::kConfig.head_dim_v,
                 kStages = Memory::kConfig.stages;
+  constexpr int kParts = Memory::kConfig.parts, kStripsQ = Memory::kConfig.strips(kDim),
+                kStripsV = Memory::kConfig.strips(kDimV);
+  static_assert((kParts == 3) == std::is_same_v<T, float>);
+  constexpr int kProducts = products_of_parts(kParts);
   constexpr int kStrip = Memory::kConfig.kStrip, kRowBytes = Memory::kConfig.kRowBytes;
   constexpr int kColumnsO =
       kDimV + (Memory::kConfig.row_sum_in_mma ? 8 : 0);  ///< of P V: the sum stands in the last eight
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::mbarrier_init_fence();
   }
   if constexpr (Memory::kConfig.row_sum_in_mma) {
-    constexpr uint32_t kOnePair = std::is_same_v<T, __half> ? 0x3c003c00u : 0x3f803f80u;
+    constexpr uint32_t kOnePair = std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u;
     for (int i = thread; i < Memory::kConfig.kOnesBytes / 4; i += Memory::kConfig.threads())
       ptx::st_shared_4(memory.ones() + 4 * i, kOnePair);
     ptx::async_proxy_fence();
@@ -134,9 +140,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128, kTileN).encode();
 
   float acc_o[kColumnsO / 2];
-  uint32_t weights[kTileN / 16][4];  // P as operand A
+  uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
   uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
-  using Rows = OnlineRows<T, kTileN, !Memory::kConfig.row_sum_in_mma>;
+  using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
   Rows rows{.scale_log2 = args.scale_log2};
 
   // For the same reason the mainloop reads its place from shared memory.
@@ -146,23 +152,26 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   /// S = Q K^T, queued.
   const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage) {
     const uint64_t k = k_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.k_bytes());
+    using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      const int strip = step / 4, inside = step % 4 * 32;
-      const uint64_t a = q_descriptor + tile::wgmma_start_step(strip * kRows * kRowBytes + inside);
-      const uint64_t b = k + tile::wgmma_start_step(strip * kTileN * kRowBytes + inside);
-      using Product = ptx::Wgmma<kTileN>;
+    for (int i = 0; i < kProducts * kDim / 16; ++i) {
+      const PartPair part = part_pair(kParts, i / (kDim / 16));
+      const int step = i % (kDim / 16), inside = step % 4 * 32;
+      const uint64_t a =
+          q_descriptor + tile::wgmma_start_step((part.a * kStripsQ + step / 4) * kRows * kRowBytes + inside);
+      const uint64_t b =
+          k + tile::wgmma_start_step((part.b * kStripsQ + step / 4) * kTileN * kRowBytes + inside);
       if constexpr (Memory::kConfig.q_in_registers) {
-        if (step == 0) {
-          Product::template rs<T, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, q_fragments[0], b);
+        if (i == 0) {
+          Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, q_fragments[0], b);
         } else {
-          Product::template rs<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, q_fragments[step], b);
+          Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, q_fragments[step], b);
         }
       } else {
-        if (step == 0) {
-          Product::template ss<T, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, a, b);
+        if (i == 0) {
+          Product::template ss<Operand, WgmmaStart::kZero, WgmmaMajor::kK>(acc_s, a, b);
         } else {
-          Product::template ss<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, a, b);
+          Product::template ss<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_s, a, b);
         }
       }
     }
@@ -171,17 +180,19 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   /// O += P V, queued.
   const auto issue_outputs = [&](int stage) {
 #pragma unroll
-    for (int step = 0; step < kTileN / 16; ++step) {
+    for (int i = 0; i < kProducts * kTileN / 16; ++i) {
+      const PartPair part = part_pair(kParts, i / (kTileN / 16));
+      const int step = i % (kTileN / 16);
       uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_bytes()) +
-                   tile::wgmma_start_step(step * 16 * kRowBytes);
+                   tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       if constexpr (Memory::kConfig.row_sum_in_mma) {
         // Behind the strip of V come the ones, the same for each step: the distance to them is another one
         // each time.
         const uint32_t at = memory.v(stage) + step * 16 * kRowBytes;
         b = tile::WgmmaDescriptor{at, memory.ones() - at, 8 * kRowBytes, tile::SwizzleMode::k128, 0}.encode();
       }
-      ptx::Wgmma<kColumnsO>::template rs<T, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[step],
-                                                                                      b);
+      ptx::Wgmma<kColumnsO>::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
+          acc_o, weights[part.a][step], b);
     }
     ptx::wgmma_commit();
   };

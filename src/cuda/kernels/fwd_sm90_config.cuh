@@ -22,6 +22,8 @@ struct FwdSm90Config {
   bool q_in_registers;
   bool softcap;
   int min_ctas = 1;  ///< CTAs an SM
+  /// bfloat16 parts of an operand: 1, or 3 for float32, whose products are sums of six (part_pair).
+  int parts = 1;
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
@@ -41,10 +43,11 @@ struct FwdSm90Config {
   }
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
-  constexpr int q_bytes() const { return strips(head_dim) * kRows * kRowBytes; }
-  constexpr int o_bytes() const { return strips(head_dim_v) * kRows * kRowBytes; }
-  constexpr int k_bytes() const { return strips(head_dim) * tile_n * kRowBytes; }
-  constexpr int v_bytes() const { return strips(head_dim_v) * tile_n * kRowBytes; }
+  constexpr int q_bytes() const { return parts * strips(head_dim) * kRows * kRowBytes; }
+  /// float32 goes from registers to global memory.
+  constexpr int o_bytes() const { return parts > 1 ? 0 : strips(head_dim_v) * kRows * kRowBytes; }
+  constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n * kRowBytes; }
+  constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n * kRowBytes; }
   /// O has memory of its own, so that the next Q need not wait until it is stored.
   constexpr bool own_o() const {
     return bytes_without_o() + consumers * o_bytes() <= kMostShared / min_ctas - 1024 * (min_ctas - 1);
@@ -67,6 +70,19 @@ struct FwdSm90Config {
            (row_sum_in_mma ? kOnesBytes : 0) + (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes;
   }
 };
+
+/// The products of parts of A and B that make one of `parts` parts each. For float32 six, the smallest
+/// first: what is left out is below 2^-24 of the whole.
+constexpr int products_of_parts(int parts) {
+  return parts == 3 ? 6 : 1;
+}
+struct PartPair {
+  int a, b;
+};
+constexpr PartPair part_pair(int parts, int i) {
+  // (0, 2) (2, 0) (1, 1) (0, 1) (1, 0) (0, 0), a hexadecimal digit each: an array would lie in local memory.
+  return parts == 3 ? PartPair{0x010120 >> 4 * i & 3, 0x001102 >> 4 * i & 3} : PartPair{0, 0};
+}
 
 /// What a consumer does with a tile. Written by the producer before it signals full_q.
 struct alignas(16) FwdSm90Place {

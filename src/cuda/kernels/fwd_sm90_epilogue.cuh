@@ -116,31 +116,33 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
       factor[half] = row < end_row ? finish_row(row, rows.base(half), sum, lane % 4 == 0) : 0.0f;
     }
     if (whole) {
-      if (lane == 0) ptx::tma_store_wait_read<0>();
-      __syncwarp();  // the O before this one has left shared memory
-      const int r = 16 * warp + lane % 16;
+      if constexpr (sizeof(T) == 2) {  // o_by_tma is false for float32
+        if (lane == 0) ptx::tma_store_wait_read<0>();
+        __syncwarp();  // the O before this one has left shared memory
+        const int r = 16 * warp + lane % 16;
 #pragma unroll
-      for (int n16 = 0; n16 < kDimV / 16; ++n16) {
-        uint32_t x[4];
+        for (int n16 = 0; n16 < kDimV / 16; ++n16) {
+          uint32_t x[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* o = acc_o + n16 * 8 + i / 2 * 4 + i % 2 * 2;
-          x[i] = pack<T>(o[0] * factor[i % 2], o[1] * factor[i % 2]);
+          for (int i = 0; i < 4; ++i) {
+            const float* o = acc_o + n16 * 8 + i / 2 * 4 + i % 2 * 2;
+            x[i] = pack<T>(o[0] * factor[i % 2], o[1] * factor[i % 2]);
+          }
+          const int chunk = n16 % 4 * 2 + lane / 16;
+          ptx::stmatrix_x4(memory.o(w) + n16 / 4 * kStripBytes + r * kRowBytes + (chunk ^ r % 8) * 16, x);
         }
-        const int chunk = n16 % 4 * 2 + lane / 16;
-        ptx::stmatrix_x4(memory.o(w) + n16 / 4 * kStripBytes + r * kRowBytes + (chunk ^ r % 8) * 16, x);
-      }
-      ptx::async_proxy_fence();
-      __syncwarp();  // all of the warp's rows are in shared memory, and TMA may see them
-      if (lane == 0) {
-        const int query = query_of_row(f, warp_row);
-        for (int s = 0; s * kStripBytes < Memory::kConfig.o_bytes(); ++s) {
-          ptx::tma_store(args.o, memory.o(w) + s * kStripBytes + 16 * warp * kRowBytes,
-                         s * Memory::kConfig.kStrip, warp_row - query * group,
-                         static_cast<int>(place.span.row_q) + query, place.head,
-                         p.cu_seqlens_q != nullptr ? 0 : place.batch);
+        ptx::async_proxy_fence();
+        __syncwarp();  // all of the warp's rows are in shared memory, and TMA may see them
+        if (lane == 0) {
+          const int query = query_of_row(f, warp_row);
+          for (int s = 0; s * kStripBytes < Memory::kConfig.o_bytes(); ++s) {
+            ptx::tma_store(args.o, memory.o(w) + s * kStripBytes + 16 * warp * kRowBytes,
+                           s * Memory::kConfig.kStrip, warp_row - query * group,
+                           static_cast<int>(place.span.row_q) + query, place.head,
+                           p.cu_seqlens_q != nullptr ? 0 : place.batch);
+          }
+          ptx::tma_store_commit();
         }
-        ptx::tma_store_commit();
       }
     } else {
 #pragma unroll

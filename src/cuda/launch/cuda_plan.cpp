@@ -25,6 +25,7 @@ bool occupies_memory(const TensorDesc& t) {
 /// The kernels that a problem takes; null: not needed.
 struct Kernels {
   const Kernel* main = nullptr;
+  const Kernel* split = nullptr;    ///< null as well where the main kernel needs none
   const Kernel* combine = nullptr;  ///< null as well where the build has none: then keys are not split
   const Kernel* prepare = nullptr;
   const Kernel* finish = nullptr;
@@ -52,6 +53,7 @@ Kernels choose(Family wanted, const AttentionProblem& problem, bool any_address 
   };
   if (problem.pass == Pass::kForward) {
     kernels.main = find(KernelKind::kForward);
+    if (kernels.main != nullptr && kernels.main->parts > 1) kernels.split = find(KernelKind::kSplit);
     kernels.combine = find(KernelKind::kCombine, true);
   } else {
     kernels.main = find(KernelKind::kBackward);
@@ -94,8 +96,8 @@ std::string too_large(int64_t workspace_size) {
 
 template <class Args>
 std::string launches_cannot_because(const Kernels& kernels, const Args& args) {
-  for (const Kernel* kernel :
-       {kernels.main, kernels.combine, kernels.prepare, kernels.finish, kernels.dbias, kernels.dsink}) {
+  for (const Kernel* kernel : {kernels.main, kernels.split, kernels.combine, kernels.prepare, kernels.finish,
+                               kernels.dbias, kernels.dsink}) {
     if (kernel == nullptr) continue;
     if (std::string clause = grid_cannot_because(grid_of(*kernel, args)); !clause.empty()) {
       return clause + " (" + kernel->name + ")";
@@ -202,7 +204,12 @@ CudaPlan::Variant CudaPlan::make_variant(Family family, const AttentionProblem& 
     v.part_o = layout.part_o;
     v.part_lse = layout.part_lse;
     v.workspace_size = layout.workspace_size;
+    v.split_q = layout.split_q;
+    v.split_k = layout.split_k;
+    v.split_v = layout.split_v;
+    if (kernels.split != nullptr) add(v, *kernels.split, v.forward);
     add(v, *kernels.main, v.forward);
+    if (kernels.split != nullptr) v.summary += std::string(", operands in parts by ") + kernels.split->name;
     if (v.forward.pack_group) v.summary += ", " + std::to_string(p.group()) + " query heads in a tile";
     if (v.forward.num_splits > 1) {
       add(v, *kernels.combine, v.forward);
@@ -330,6 +337,11 @@ void CudaPlan::run(const Buffers& buffers) const {
     if (args.num_splits > 1) {
       args.part_o = part(v.part_o);
       args.part_lse = part(v.part_lse);
+    }
+    if (v.forward.split_columns > 0) {
+      args.split_q = workspace + v.split_q;
+      args.split_k = workspace + v.split_k;
+      args.split_v = workspace + v.split_v;
     }
     if (v.tma != nullptr && !v.launches.empty()) {
       TmaForwardArgs with_maps = with_tensor_maps(args, dtype_, v.tma->tile_n, v.tma->name);

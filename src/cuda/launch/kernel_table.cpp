@@ -111,7 +111,8 @@ Verdict judge(const Kernel& k, const AttentionProblem& p, const DeviceProperties
   }
   ++passed;
   if (k.tma) {
-    if (std::string clause = tensor_maps_cannot_because(p); !clause.empty()) return fails(std::move(clause));
+    if (std::string clause = tensor_maps_cannot_because(p, k.parts > 1); !clause.empty())
+      return fails(std::move(clause));
   }
   ++passed;
   if (k.aligned_only) {
@@ -134,6 +135,8 @@ const char* name_of(KernelKind kind) {
   switch (kind) {
     case KernelKind::kForward:
       return "forward";
+    case KernelKind::kSplit:
+      return "split";
     case KernelKind::kCombine:
       return "combine";
     case KernelKind::kBackward:

@@ -38,6 +38,7 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 
 enum class KernelKind : uint8_t {
   kForward,   ///< (ForwardArgs): o and lse, or the parts of splits
+  kSplit,     ///< (ForwardArgs): operands in parts, before kForward
   kCombine,   ///< (ForwardArgs): merges the parts of splits
   kBackward,  ///< (BackwardArgs): dk, dv, sums of dq
   kPrepare,   ///< (BackwardArgs): row statistics; zeros where sums are accumulated
@@ -94,6 +95,7 @@ struct Kernel {
   bool aligned_only = false;
   /// Copies by TMA: its arguments are a TmaForwardArgs, with boxes of tile_n keys.
   bool tma = false;
+  int parts = 1;               ///< forward: of an operand, made by a kSplit kernel before
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;

@@ -100,7 +100,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   return a;
 }
 
-std::string tensor_maps_cannot_because(const AttentionProblem& p) {
+std::string tensor_maps_cannot_because(const AttentionProblem& p, bool copies) {
   constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;  // coordinates are signed
   const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
   if (rows > kMostRows)
@@ -115,7 +115,7 @@ std::string tensor_maps_cannot_because(const AttentionProblem& p) {
     const TensorDesc& t = p[role];
     for (size_t i = 0; i < 3; ++i) {
       const int64_t bytes = t.stride[i] * size_of(t.dtype);
-      if (t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
+      if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
         return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
                name_of(role) + " has one of " + std::to_string(bytes);
       }

@@ -22,6 +22,7 @@ void bind(tile::AttentionParams& params, const Buffers& buffers);
 inline constexpr int64_t kTmaStrideLimit = int64_t{1} << 40;
 /// "" when q, k and v can be copied by TMA as far as their sizes and strides go, else why not. Alignment is
 /// not looked at: kernels that use TMA are `aligned_only`.
-std::string tensor_maps_cannot_because(const AttentionProblem& problem);
+/// `copies`: TMA reads copies of them, whose strides are of our choice.
+std::string tensor_maps_cannot_because(const AttentionProblem& problem, bool copies);
 
 }  // namespace fovea::cuda

@@ -130,12 +130,21 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     args.num_splits = best_num_splits(ctas, ceil_div(keys, kernel.tile_n), slots,
                                       kMaxPartBytes / std::max<int64_t>(1, part_bytes));
   }
+  Parts parts;
   if (args.num_splits > 1) {
-    Parts parts;
     layout.part_o = parts.take(saturating_product(args.num_splits, rows), p.head_dim_v * 4);
     layout.part_lse = parts.take(saturating_product(args.num_splits, rows), 4);
-    layout.workspace_size = parts.size();
   }
+  if (kernel.parts > 1) {
+    args.split_columns = kernel.head_dim;
+    const int64_t row_bytes = int64_t{2} * kernel.parts * kernel.head_dim;
+    const int64_t rows_q = p.packed ? p.total_q : saturating_product(p.batch, p.seqlen_q);
+    const int64_t rows_k = p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k);
+    layout.split_q = parts.take(saturating_product(rows_q, p.heads_q), row_bytes);
+    layout.split_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
+    layout.split_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
+  }
+  layout.workspace_size = parts.size();
   return layout;
 }
 

@@ -74,9 +74,21 @@ TmaForwardArgs with_tensor_maps(const ForwardArgs& args, DType dtype, int tile_n
   const tile::AttentionParams& p = args.p;
   TmaForwardArgs all;
   all.f = args;
-  all.q = encode_rows(p.q, p.head_dim, args, kTmaRowsQ, dtype, kernel);
-  all.k = encode_keys(p.k, p.head_dim, p, tile_n, dtype, kernel);
-  all.v = encode_keys(p.v, p.head_dim_v, p, tile_n, dtype, kernel);
+  tile::RowsView q = p.q, k = p.k, v = p.v;
+  int columns = p.head_dim, columns_v = p.head_dim_v;
+  if (args.split_columns > 0) {  // compact copies, the parts of a row side by side
+    columns = columns_v = 3 * args.split_columns;
+    dtype = DType::kBF16;
+    const auto view = [&](char* data, int64_t heads, int64_t length) {
+      return tile::RowsView{data, length * heads * columns, heads * columns, columns};
+    };
+    q = view(args.split_q, p.heads_q, p.seqlen_q);
+    k = view(args.split_k, p.heads_kv, p.seqlen_k);
+    v = view(args.split_v, p.heads_kv, p.seqlen_k);
+  }
+  all.q = encode_rows(q, columns, args, kTmaRowsQ, dtype, kernel);
+  all.k = encode_keys(k, columns, p, tile_n, dtype, kernel);
+  all.v = encode_keys(v, columns_v, p, tile_n, dtype, kernel);
   const auto fits = [](int64_t size, int64_t stride) {
     return size <= 1 || (stride > 0 && stride * kElementBytes < kTmaStrideLimit);
   };

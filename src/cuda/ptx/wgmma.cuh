@@ -102,6 +102,10 @@ struct Wgmma;
       }                                                                                                 \
     }                                                                                                   \
   }
+#define FOVEA_D32(c) FOVEA_O16(c, 0)
+FOVEA_WGMMA(32, FOVEA_P10() FOVEA_P6(1), FOVEA_D32, 16, 17, 18, 19, 20, 21);
+#define FOVEA_D48(c) FOVEA_O16(c, 0), FOVEA_O8(c, 16)
+FOVEA_WGMMA(48, FOVEA_P10() FOVEA_P10(1) FOVEA_P4(2), FOVEA_D48, 24, 25, 26, 27, 28, 29);
 #define FOVEA_D64(c) FOVEA_O32(c, 0)
 FOVEA_WGMMA(64, FOVEA_P10() FOVEA_P10(1) FOVEA_P10(2) FOVEA_P2(3), FOVEA_D64, 32, 33, 34, 35, 36, 37);
 #define FOVEA_D72(c) FOVEA_O32(c, 0), FOVEA_O4(c, 32)
@@ -150,6 +154,8 @@ FOVEA_WGMMA(256,
                 FOVEA_P10(7) FOVEA_P10(8) FOVEA_P10(9) FOVEA_P10(10) FOVEA_P10(11) FOVEA_P8(12),
             FOVEA_D256, 128, 129, 130, 131, 132, 133);
 
+#undef FOVEA_D32
+#undef FOVEA_D48
 #undef FOVEA_D64
 #undef FOVEA_D72
 #undef FOVEA_D80

@@ -16,8 +16,22 @@ inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 /// still.
 inline constexpr float kLazyGrowthLog2 = 8.0f;
 
+/// Two weights as operand A in kParts of T, each the rest of those before.
+template <class T, int kParts, int kSteps>
+__device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], int x, float low, float high) {
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const uint32_t pair = to[part][x / 4][x % 4] = pack<T>(low, high);
+    if (part + 1 < kParts) {
+      const float2 taken = unpack<T>(pair);
+      low -= taken.x;
+      high -= taken.y;
+    }
+  }
+}
+
 /// Row i of the two is half i of each pair of accumulators; `kTileN` keys a block.
-template <class T, int kTileN, bool kSums>
+template <class T, int kTileN, bool kSums, int kParts = 1>
 struct OnlineRows {
   const float&
       scale_log2;         ///< from scores to exponents of 2; positive. A parameter of the kernel: no register
@@ -78,14 +92,15 @@ struct OnlineRows {
   }
   /// Weights as operand A of the next product.
   __device__ __forceinline__ static void pack_weights(const float (&acc_s)[kTileN / 2],
-                                                      uint32_t (&to)[kTileN / 16][4]) {
+                                                      uint32_t (&to)[kParts][kTileN / 16][4]) {
 #pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x) to[x / 4][x % 4] = pack<T>(acc_s[2 * x], acc_s[2 * x + 1]);
+    for (int x = 0; x < kTileN / 4; ++x) set_weights<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
   }
 
   /// Both at once, against the maxima of the blocks before; where a weight would exceed 2^kLazyGrowthLog2,
   /// these are raised, and the weights taken again. Whether they were raised.
-  __device__ __forceinline__ bool weigh_stale(float (&acc_s)[kTileN / 2], uint32_t (&to)[kTileN / 16][4]) {
+  __device__ __forceinline__ bool weigh_stale(float (&acc_s)[kTileN / 2],
+                                              uint32_t (&to)[kParts][kTileN / 16][4]) {
     const float bases[2] = {base(0), base(1)};
     float sum[2] = {};
     uint32_t largest = 0;  // of two weights
@@ -94,8 +109,8 @@ struct OnlineRows {
       const float low = ptx::ex2(fmaf(acc_s[2 * x], scale_log2, -bases[x % 2]));
       const float high = ptx::ex2(fmaf(acc_s[2 * x + 1], scale_log2, -bases[x % 2]));
       if constexpr (kSums) sum[x % 2] += low + high;
-      to[x / 4][x % 4] = pack<T>(low, high);
-      largest = ptx::max_pair<T>(largest, to[x / 4][x % 4]);
+      set_weights<T>(to, x, low, high);
+      largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
     }
     constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
     static_assert(kLazyGrowthLog2 == 8.0f);

@@ -1,0 +1,72 @@
+// float32 operands in three bfloat16 parts each, x = x0 + x1 + x2 + (below 2^-24 of x): what fwd_sm90
+// multiplies in place of float32, for which wgmma has no instruction. Written once for all tiles that read
+// them.
+//
+// Grid: (split_bf16_ctas, 3): y is q, k or v. Block: kSplitThreads threads, four columns of a row each.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/ptx/special.cuh"
+#include "cuda/warp/mma_tile.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kSplitThreads = 256, kSplitColumns = 4;
+
+/// Rows (of all heads) of q, and of k and v.
+constexpr int64_t split_rows_q(const tile::AttentionParams& p) {
+  return (p.cu_seqlens_q != nullptr ? p.total_q : int64_t{p.batch} * p.seqlen_q) * p.heads_q;
+}
+constexpr int64_t split_rows_k(const tile::AttentionParams& p) {
+  return (p.cu_seqlens_k != nullptr ? p.total_k : int64_t{p.batch} * p.seqlen_k) * p.heads_kv;
+}
+
+template <class Grid>
+constexpr Grid split_bf16_grid(const ForwardArgs& args) {
+  const int64_t q = split_rows_q(args.p), k = split_rows_k(args.p);
+  const int64_t threads = (q > k ? q : k) * (args.split_columns / kSplitColumns);
+  return {(threads + kSplitThreads - 1) / kSplitThreads, 3};
+}
+
+/// `args.split_columns` columns of each part, zeros behind those of the tensor; `Tag` makes it a template, as
+/// all kernels are.
+template <class Tag>
+__global__ void __launch_bounds__(kSplitThreads) split_bf16(const __grid_constant__ ForwardArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const bool is_q = blockIdx.y == 0, is_v = blockIdx.y == 2;
+  const tile::RowsView& from = is_q ? p.q : (is_v ? p.v : p.k);
+  char* to = is_q ? args.split_q : (is_v ? args.split_v : args.split_k);
+  const int columns = args.split_columns, size = is_v ? p.head_dim_v : p.head_dim;
+  const int heads = is_q ? p.heads_q : p.heads_kv;
+  const bool packed = (is_q ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
+  const int64_t length = packed ? (is_q ? p.total_q : p.total_k) : (is_q ? p.seqlen_q : p.seqlen_k);
+  const int64_t rows = is_q ? split_rows_q(p) : split_rows_k(p);
+
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x;
+  const int threads_a_row = columns / kSplitColumns;
+  const int64_t row = thread / threads_a_row;
+  if (row >= rows) return;
+  const int column = static_cast<int>(thread % threads_a_row) * kSplitColumns;
+  const int64_t position = row / heads, batch = position / length;
+  const float* x = reinterpret_cast<const float*>(from.data) +
+                   from.offset(batch, position - batch * length, row - position * heads) + column;
+  float rest[kSplitColumns];
+#pragma unroll
+  for (int i = 0; i < kSplitColumns; ++i) rest[i] = column + i < size ? x[i] : 0.0f;
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    const uint32_t low = pack<__nv_bfloat16>(rest[0], rest[1]), high = pack<__nv_bfloat16>(rest[2], rest[3]);
+    *reinterpret_cast<uint2*>(to + ((row * 3 + part) * columns + column) * 2) = make_uint2(low, high);
+    const float2 a = unpack<__nv_bfloat16>(low), b = unpack<__nv_bfloat16>(high);
+    rest[0] -= a.x;
+    rest[1] -= a.y;
+    rest[2] -= b.x;
+    rest[3] -= b.y;
+  }
+}
+
+}  // namespace fovea::cuda
