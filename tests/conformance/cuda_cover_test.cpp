@@ -167,8 +167,8 @@ TEST_P(CudaCover, Conform) {
   GetParam().make(spec);
   CheckOptions options;
   options.repeat = false;
-  // Each backend with one type: which memory a kernel touches does not depend on the type of its numbers. But for
-  // cuda_sm90, to which float32 is three operands.
+  // Each backend with one type: which memory a kernel touches does not depend on the type of its numbers. But
+  // for cuda_sm90, to which float32 is three operands.
   std::set<std::string> done;
   for (const Type type : {Type::kF32, Type::kBF16, Type::kF16}) {
     spec.type = type;
