@@ -295,15 +295,15 @@ class _Handle:
 
     def __init__(self) -> None:
         library = torch.library.Library("aten", "IMPL")
-        for name, function in (
-            ("_flash_attention_forward", _flash_forward),
-            ("_flash_attention_backward", _flash_backward),
-            ("_scaled_dot_product_flash_attention", _sdpa_flash_forward),
-            ("_scaled_dot_product_flash_attention_backward", _sdpa_flash_backward),
+        for name, function, key in (
+            ("_flash_attention_forward", _flash_forward, "CUDA"),
+            ("_flash_attention_backward", _flash_backward, "CUDA"),
+            ("_scaled_dot_product_flash_attention", _sdpa_flash_forward, "CUDA"),
+            ("_scaled_dot_product_flash_attention_backward", _sdpa_flash_backward, "CUDA"),
+            ("_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU"),
+            ("_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU"),
         ):
-            library.impl(name, function, "CUDA")
-        library.impl("_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU")
-        library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU")
+            library.impl(name, function, key, allow_override=True)
         self._library: torch.library.Library | None = library
 
     def remove(self) -> None:
