@@ -3,8 +3,8 @@
 #
 #   tools/test_gpu.sh [DIR] [--problems N] [--jobs N] [--quick] [--logs DIR]
 #
-# DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ptx, test_ptx_sm75, test_ptx_sm90 and
-# libfovea.so.0: a machine with a GPU needs neither compiler nor sources. Beside them it takes a driver, and
+# DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ladder_gpu, test_ptx,
+# test_ptx_sm75, test_ptx_sm90 and libfovea.so.0: a machine with a GPU needs neither compiler nor sources. Beside them it takes a driver, and
 # compute-sanitizer of the CUDA toolkit (PATH, CUDA_HOME, /usr/local/cuda).
 #
 #   --problems N   random problems, each through every CUDA backend that can do it (default 8000)
@@ -32,7 +32,7 @@ while [[ $# -gt 0 ]]; do
 done
 bin=$directory lib=$directory
 if [[ -d $directory/bin ]]; then bin=$directory/bin lib=$directory/lib; fi
-for program in test_conformance test_gpu test_ptx test_ptx_sm75 test_ptx_sm90; do
+for program in test_conformance test_gpu test_ladder_gpu test_ptx test_ptx_sm75 test_ptx_sm90; do
   if [[ ! -x $bin/$program ]]; then
     echo "test_gpu.sh: no $program in $bin; build with -DFOVEA_CUDA=ON, or name the folder that holds it" >&2
     exit 2
@@ -103,6 +103,13 @@ if [[ -z $why_no_sanitizer ]]; then
   done
 fi
 sharded runs 4 "$bin/test_gpu"
+sharded ladder 2 "$bin/test_ladder_gpu"
+if [[ -z $why_no_sanitizer ]]; then
+  for tool in memcheck racecheck; do
+    sharded "sanitizer.ladder_$tool" 4 "$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20 \
+      "$bin/test_ladder_gpu"
+  done
+fi
 sharded conformance.shapes 4 "$bin/test_conformance" \
   '--gtest_filter=*/SequenceLengths.*:*/HeadSizes.*:*/ManyBlocks.*:*/Decode.*:Shapes.*'
 sharded conformance.features 4 "$bin/test_conformance" '--gtest_filter=*/Features.*'

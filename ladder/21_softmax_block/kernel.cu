@@ -9,8 +9,7 @@ constexpr int kThreads = 256;
 
 /// The largest, or the sum, of what the threads of the block bring; all of them get it.
 template <class Combine>
-__device__ __forceinline__ float reduce(float mine, const Combine& combine) {
-  __shared__ float all[kThreads];
+__device__ __forceinline__ float reduce(float (&all)[kThreads], float mine, const Combine& combine) {
   const int thread = static_cast<int>(threadIdx.x);
   all[thread] = mine;
   __syncthreads();
@@ -24,15 +23,16 @@ __device__ __forceinline__ float reduce(float mine, const Combine& combine) {
 }
 
 __global__ void __launch_bounds__(kThreads) softmax(Softmax p) {
+  __shared__ float all[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
   const float* x = p.x + static_cast<int64_t>(blockIdx.x) * p.columns;
   float* y = p.y + static_cast<int64_t>(blockIdx.x) * p.columns;
   float largest = -INFINITY;
   for (int j = thread; j < p.columns; j += kThreads) largest = fmaxf(largest, x[j]);
-  largest = reduce(largest, [](float a, float b) { return fmaxf(a, b); });
+  largest = reduce(all, largest, [](float a, float b) { return fmaxf(a, b); });
   float sum = 0;
   for (int j = thread; j < p.columns; j += kThreads) sum += expf(x[j] - largest);
-  sum = reduce(sum, [](float a, float b) { return a + b; });
+  sum = reduce(all, sum, [](float a, float b) { return a + b; });
   for (int j = thread; j < p.columns; j += kThreads) y[j] = expf(x[j] - largest) / sum;
 }
 
