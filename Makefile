@@ -8,6 +8,7 @@ CMAKE_FLAGS ?=
 FUZZ_RUNS ?= 1000000
 BENCH_FLAGS ?=
 PROFILE_FLAGS ?=
+LADDER_FLAGS ?=
 
 # $(call configure,PRESET): only when there is no build tree, CMAKE_FLAGS are given, or nvcc was installed since; ninja
 # reconfigures by itself.
@@ -23,7 +24,7 @@ SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
-.PHONY: help setup run build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
+.PHONY: help setup run ladder build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
         tsan fuzz arm64 format format-check clean
 .NOTPARALLEL:
 
@@ -112,6 +113,11 @@ profile: cuda-setup ## counters of the CUDA kernels by Nsight Compute, as a tabl
 resources: cuda-setup ## writes docs/kernels/resources.md from what the compiler says of each CUDA kernel
 	@$(call configure,release)
 	@$(call build,release,resources_page)
+
+ladder: setup ## every rung of the ladder that this machine can run: checked, then timed (LADDER_FLAGS, see fovea ladder --help)
+	@$(call configure,release)
+	@$(call build,release,bin/fovea)
+	build/release/bin/fovea ladder $(LADDER_FLAGS)
 
 bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)
