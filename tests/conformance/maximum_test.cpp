@@ -41,15 +41,15 @@ void expect_all_masks(int64_t head_dim, const Tweak& tweak) {
 }
 
 TEST(Maximum, RisesAndFalls) {
-  for (const int64_t head_dim : {64, 128, 256}) {
-    for (const double slope : {0.3, -0.3, 3.0, -3.0}) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const double slope : {0.3, -0.3, 3.0}) {
       expect_all_masks(head_dim, scores_follow([=](int64_t j) { return slope * static_cast<double>(j); }));
     }
   }
 }
 
 TEST(Maximum, Sawtooth) {
-  for (const int64_t period : {7, 50, 130}) {
+  for (const int64_t period : {7, 130}) {
     expect_all_masks(64, scores_follow([=](int64_t j) { return 0.4 * static_cast<double>(j % period); }));
     expect_all_masks(128, scores_follow([=](int64_t j) { return -0.4 * static_cast<double>(j % period); }));
   }
@@ -57,8 +57,8 @@ TEST(Maximum, Sawtooth) {
 
 TEST(Maximum, OneKeyLeaps) {
   // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.
-  for (const int64_t leaping : {0, 63, 79, 80, 95, 96, 111, 127, 150, 191, 192, 240, 299}) {
-    for (const double height : {5.0, 10.0, 256.0, std::ldexp(1.0, 100)}) {
+  for (const int64_t leaping : {0, 63, 80, 95, 127, 192, 240, 299}) {
+    for (const double height : {10.0, 256.0, std::ldexp(1.0, 100)}) {
       const Tweak leap = scores_follow([=](int64_t j) { return j == leaping ? height : 0.0; });
       ProblemSpec spec = base(leaping % 2 == 0 ? 64 : 128);
       expect_conformance_of_all_types(spec, forward_only(), leap);
@@ -69,7 +69,7 @@ TEST(Maximum, OneKeyLeaps) {
 }
 
 TEST(Maximum, OneKeyIsInfiniteOrNan) {
-  for (const int64_t odd : {0, 95, 96, 150, 240, 299}) {
+  for (const int64_t odd : {0, 96, 240}) {
     for (const double value :
          {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
           std::numeric_limits<double>::quiet_NaN()}) {
