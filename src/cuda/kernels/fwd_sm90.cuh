@@ -149,8 +149,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const FwdSm90Place* here = nullptr;
   StageRing<kStages> ring;
 
+  /// Of the result of a shuffle the compiler knows that all lanes have the same: descriptors are then made in
+  /// uniform registers, and products follow each other without a move between them.
+  const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
   /// S = Q K^T, queued.
-  const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage) {
+  const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage_of_lane) {
+    const int stage = uniform(stage_of_lane);
     const uint64_t k = k_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.k_bytes());
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
@@ -178,7 +182,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::wgmma_commit();
   };
   /// O += P V, queued.
-  const auto issue_outputs = [&](int stage) {
+  const auto issue_outputs = [&](int stage_of_lane) {
+    const int stage = uniform(stage_of_lane);
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));

@@ -32,9 +32,12 @@ struct FwdSm90Config {
 
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int tile_m() const { return kRows * consumers; }
-  /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producer can do
-  /// with.
-  constexpr int producer_registers() const { return consumers == 3 ? 32 : (consumers == 2 ? 40 : 56); }
+  /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producers can do
+  /// with. Three consumers need 160, and float32's boxes of Q are three times as many.
+  constexpr int producer_registers() const {
+    if (consumers == 3) return 32;
+    return consumers == 2 && parts == 1 ? 40 : 56;
+  }
   constexpr int consumer_registers() const {
     const int each = 65536 / min_ctas / threads() / 8 * 8;
     const int all = (each < 256 ? each : 248) * (consumers + 1);

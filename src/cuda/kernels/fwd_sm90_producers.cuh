@@ -45,6 +45,9 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   using Memory = FwdSm90Memory<Instance>;
   constexpr int kTileN = Memory::kConfig.tile_n;
   const tile::AttentionParams& p = args.f.p;
+  ptx::tma_prefetch(args.q);
+  ptx::tma_prefetch(args.k);
+  ptx::tma_prefetch(args.v);
   StageRing<Memory::kConfig.stages> ring;
   for_each_tile<Instance>(args.f, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int,
                                       const tile::KvBlocks& loads) {
