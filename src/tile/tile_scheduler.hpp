@@ -144,22 +144,4 @@ constexpr KvBlocks split_blocks(const KvBlocks& all, int split, int num_splits) 
   return {begin, clamp(all.full_begin), clamp(all.full_end), end};
 }
 
-/// How many CTAs share the keys of each tile: the number with the shortest schedule, the smallest of these.
-/// `tiles` run on `slots` CTAs at a time, each for its share of `kv_blocks` and for `overhead_blocks` (in
-/// units of the time of a block: start and end of a CTA, and its part of the merge, which a single split has
-/// not).
-constexpr int best_splits(int64_t tiles, int slots, int kv_blocks, int max_splits, int overhead_blocks) {
-  int best = 1;
-  int64_t best_time = 0;
-  for (int splits = 1; splits <= max_splits && (splits == 1 || splits <= kv_blocks); ++splits) {
-    const int64_t waves = (tiles * splits + slots - 1) / slots;
-    const int64_t time = waves * (ceil_div(kv_blocks, splits) + (splits > 1 ? overhead_blocks : 0));
-    if (splits == 1 || time < best_time) {
-      best = splits;
-      best_time = time;
-    }
-  }
-  return best;
-}
-
 }  // namespace fovea::tile

@@ -275,33 +275,5 @@ TEST(SplitBlocks, TileTheBlocks) {
   }
 }
 
-TEST(BestSplits, ShortestScheduleOfTheSmallestNumber) {
-  const auto time = [](int64_t tiles, int slots, int kv_blocks, int splits, int overhead) {
-    const int64_t waves = (tiles * splits + slots - 1) / slots;
-    return waves * ((kv_blocks + splits - 1) / splits + (splits > 1 ? overhead : 0));
-  };
-  for (const int64_t tiles : {1, 2, 7, 16, 66, 100, 132, 133, 1000}) {
-    for (const int kv_blocks : {0, 1, 2, 5, 16, 100, 1024}) {
-      for (const int overhead : {0, 1, 3}) {
-        const int best = best_splits(tiles, 132, kv_blocks, 64, overhead);
-        ASSERT_GE(best, 1);
-        ASSERT_LE(best, std::max(1, std::min(64, kv_blocks)));
-        for (int splits = 1; splits <= std::max(1, std::min(64, kv_blocks)); ++splits) {
-          const int64_t mine = time(tiles, 132, kv_blocks, best, overhead);
-          const int64_t other = time(tiles, 132, kv_blocks, splits, overhead);
-          ASSERT_LE(mine, other);
-          if (splits < best) {
-            ASSERT_LT(mine, other);
-          }
-        }
-      }
-    }
-  }
-  EXPECT_EQ(best_splits(1, 132, 1024, 128, 2), 128);  // decoding: all SMs
-  EXPECT_EQ(best_splits(132, 132, 32, 128, 2), 1);    // the grid is full
-  EXPECT_EQ(best_splits(66, 132, 32, 128, 2), 2);
-  EXPECT_EQ(best_splits(1, 132, 1, 128, 2), 1);
-}
-
 }  // namespace
 }  // namespace fovea::tile

@@ -16,7 +16,7 @@ struct FwdSm90Config {
   int stages;                ///< of K, and of V
   bool overlapped;           ///< else queued
   /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
-  /// but 1e-3 off for lse.
+  /// but up to 1e-3 off for lse.
   bool row_sum_in_mma;
   bool take_turns;  ///< consumers queue their products one after the other
   bool q_in_registers;

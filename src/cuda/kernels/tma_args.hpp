@@ -9,11 +9,10 @@ namespace fovea::cuda {
 
 /// Boxes are 64 columns wide, so that their rows fill the 128-byte swizzle.
 ///   q, o   (D or Dv, group, rows, heads, batch): with pack_group the heads of a group are a dimension of
-///   their own (and
-///          `heads` those of k), so that a box holds rows of a packed tile; else group is 1. Boxes of
-///          kTmaRowsQ rows of q, kTmaRowsO of o.
+///          their own, and `heads` those of k, so that a box holds rows of a packed tile; else group is 1.
+///          Boxes of kTmaRowsQ rows of q, kTmaRowsO of o.
 ///   k, v   (D or Dv, rows, heads_kv, batch), boxes of the kernel's tile_n rows.
-/// Packed sequences: batch is 1, rows are all rows.
+/// Packed sequences: batch is 1, rows are all rows. Operands in parts: their copies, 3 split_columns wide.
 struct TmaForwardArgs {
   ForwardArgs f;
   CUtensorMap q, k, v, o;
