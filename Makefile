@@ -24,8 +24,8 @@ SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
-.PHONY: help setup run ladder build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile asan \
-        tsan fuzz arm64 format format-check clean
+.PHONY: help setup run ladder build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile \
+        profile-ladder asan tsan fuzz arm64 format format-check clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -109,6 +109,11 @@ profile: cuda-setup ## counters of the CUDA kernels by Nsight Compute, as a tabl
 	@$(call configure,release)
 	@$(call build,release,all)
 	python3 bench/gpu_profile.py --lib build/release/lib/libfovea.so $(PROFILE_FLAGS)
+
+profile-ladder: cuda-setup ## counters, registers and spills of each rung of the ladder by Nsight Compute (PROFILE_FLAGS)
+	@$(call configure,release)
+	@$(call build,release,bin/fovea)
+	python3 bench/gpu_profile.py --ladder $(PROFILE_FLAGS)
 
 resources: cuda-setup ## writes docs/kernels/resources.md from what the compiler says of each CUDA kernel
 	@$(call configure,release)

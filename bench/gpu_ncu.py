@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,8 +46,8 @@ METRICS = {
     "peak_hgmma": "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity_off.sum.peak_sustained",
     "peak_hmma": "sm__ops_path_tensor_op_hmma_src_bf16_dst_fp32_sparsity_off.sum.peak_sustained",
 }
-# A kernel that stands between two profiled runs (gpu.py --once).
-MARKER = "spin_kernel"
+# Kernels that stand before each profiled run: of gpu.py --once (torch.cuda._sleep), and of fovea ladder --profile.
+MARKERS = ("spin_kernel", "profile_marker")
 
 
 @dataclass
@@ -132,7 +133,7 @@ def read_csv(text: str) -> list[Kernel]:
 
 def short_name(name: str) -> str:
     """Without the return type, parameters and namespaces of a function; its template arguments stay."""
-    name = name.removeprefix("void ")
+    name = re.sub(r"^void |(<unnamed>|\(anonymous namespace\))::", "", name)
     depth = 0
     for i, c in enumerate(name):
         depth += (c == "<") - (c == ">")
@@ -143,11 +144,15 @@ def short_name(name: str) -> str:
     return head.rsplit("::", 1)[-1] + ("<" + rest if rest else "")
 
 
+def is_marker(kernel: Kernel) -> bool:
+    return any(marker in kernel.name for marker in MARKERS)
+
+
 def split_at_markers(kernels: Iterable[Kernel], titles: Sequence[str]) -> list[tuple[str, list[Kernel]]]:
     """Kernels of each run: a marker stands before each."""
     runs: list[list[Kernel]] = []
     for kernel in kernels:
-        if MARKER in kernel.name:
+        if is_marker(kernel):
             runs.append([])
         elif runs:
             runs[-1].append(kernel)

@@ -3,6 +3,7 @@
     python3 bench/gpu_profile.py                                     ours: forward and backward, d 128, 4,096 tokens
     python3 bench/gpu_profile.py --shape fwd,b4,s4096,h32,d64,causal --contenders ours,fa2
     python3 bench/gpu_profile.py --csv FILE                          a raw page made elsewhere; needs no GPU
+    python3 bench/gpu_profile.py --ladder --json auto                the rungs of the ladder: `make profile-ladder`
 
 Each problem runs once to warm up and once under the profiler, which repeats every kernel as often as its counters need
 (caches are flushed and clocks left alone, so times are somewhat above those of gpu.py).
@@ -11,15 +12,19 @@ Each problem runs once to warm up and once under the profiler, which repeats eve
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import gpu_ncu
+import gpu_report
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_SHAPES = [
@@ -30,6 +35,18 @@ DEFAULT_SHAPES = [
 ]
 WHERE_NCU_IS = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
 RUN = re.compile(r"^profile: (.+)$", re.MULTILINE)
+# What is profiled of a group of the ladder: of the tensor cores' lengths one, of others what is timed.
+LADDER_SHAPES = {
+    "matmul": "4096x4096x4096",
+    "softmax": "1024x1024,16384x16384",
+    "attention": "100x4096x32",
+    "tensor": "64x4096x128",
+    "backward": "32x2048x64",
+}
+
+
+class Failed(RuntimeError):
+    """Nothing came of a run under the profiler; the text says why, over several lines."""
 
 
 def find_ncu(given: str | None) -> str | None:
@@ -49,49 +66,44 @@ def last_lines(text: str, count: int = 12) -> str:
     return "\n".join("  " + line for line in text.strip().splitlines()[-count:])
 
 
-def profile(ncu: str, args: argparse.Namespace) -> tuple[str, list[str]]:
-    """The raw page as CSV, and the titles of the runs in it."""
+def profile(ncu: str, program: list[str]) -> tuple[str, str]:
+    """What a program prints that profiles runs of its own choice, and the raw page of its kernels as CSV. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
-        report = str(Path(folder) / "report")
-        program = [sys.executable, str(HERE / "gpu.py"), "--once", "--contenders", args.contenders]
-        for shape in args.shape:
-            program += ["--shape", shape]
-        if args.backend:
-            program += ["--backend", args.backend]
-        if args.lib:
-            program += ["--lib", str(args.lib)]
+        report, log = str(Path(folder) / "report"), Path(folder) / "log"
         command = [
             ncu,
             "--clock-control",
             "none",
             "--profile-from-start",
             "off",
+            "--log-file",
+            str(log),
             "--export",
             report,
             "--force-overwrite",
         ]
         command += ["--metrics", ",".join(gpu_ncu.METRICS.values()), *program]
         done = subprocess.run(command, capture_output=True, text=True)
-        output = done.stdout + done.stderr
+        output = done.stdout + done.stderr + (log.read_text() if log.is_file() else "")
         if "ERR_NVGPUCTRPERM" in output:
-            sys.exit(
-                "gpu_profile.py: the driver keeps its counters from this user; run as root, or load its kernel module "
+            raise Failed(
+                "the driver keeps its counters from this user; run as root, or load its kernel module "
                 "with NVreg_RestrictProfilingToAdminUsers=0"
             )
-        titles = RUN.findall(done.stdout)
-        if done.returncode != 0 or not titles or not Path(report + ".ncu-rep").is_file():
-            sys.exit("gpu_profile.py: nothing was profiled. Try without the profiler: "
-                     f"python3 {' '.join(program[1:])}\n{last_lines(output)}")  # fmt: skip
+        if done.returncode != 0 or not Path(report + ".ncu-rep").is_file():
+            words = program[1:] if program[0] == sys.executable else program
+            start = "python3 " if program[0] == sys.executable else ""
+            raise Failed("nothing was profiled. Try without the profiler: "
+                     f"{start}{' '.join(words)}\n{last_lines(output)}")  # fmt: skip
         page = [ncu, "--import", report + ".ncu-rep", "--csv", "--page", "raw", "--print-units", "base"]
         imported = subprocess.run(page, capture_output=True, text=True)
         if imported.returncode != 0:
-            sys.exit(
-                f"gpu_profile.py: ncu could not read its own report\n{last_lines(imported.stdout + imported.stderr)}"
-            )
-        return imported.stdout, titles
+            raise Failed(f"ncu could not read its own report\n{last_lines(imported.stdout + imported.stderr)}")
+        return done.stdout, imported.stdout
 
 
-def collect(args: argparse.Namespace) -> tuple[str, list[str]]:
+def find_tools(args: argparse.Namespace) -> str:
+    """Nsight Compute; ends the program where it or a GPU is missing."""
     ncu = find_ncu(args.ncu)
     if ncu is None:
         sys.exit(
@@ -101,39 +113,128 @@ def collect(args: argparse.Namespace) -> tuple[str, list[str]]:
     smi = shutil.which("nvidia-smi")
     if smi is None or subprocess.run([smi, "-L"], capture_output=True).returncode != 0:
         sys.exit("gpu_profile.py: nvidia-smi sees no GPU here; --csv FILE reads a page made elsewhere")
-    return profile(ncu, args)
+    return ncu
+
+
+def profile_contenders(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """The raw page of the problems of --shape as CSV, and the titles of the runs in it."""
+    program = [sys.executable, str(HERE / "gpu.py"), "--once", "--contenders", args.contenders]
+    for shape in args.shape or DEFAULT_SHAPES:
+        program += ["--shape", shape]
+    if args.backend:
+        program += ["--backend", args.backend]
+    if args.lib:
+        program += ["--lib", str(args.lib)]
+    printed, page = profile(find_tools(args), program)
+    titles = RUN.findall(printed)
+    if not titles:
+        raise Failed(f"gpu.py profiled nothing\n{last_lines(printed)}")
+    return page, titles
+
+
+def runs_of(text: str, titles: list[str]) -> list[tuple[str, list[gpu_ncu.Kernel]]]:
+    """The kernels of each run; without titles, runs are numbered. Raises ValueError."""
+    kernels = gpu_ncu.read_csv(text)
+    markers = sum(map(gpu_ncu.is_marker, kernels))
+    titles = titles or [f"run {number + 1}" for number in range(markers)]
+    return gpu_ncu.split_at_markers(kernels, titles) if markers else [("kernels", kernels)]
+
+
+def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
+    """Counters of the rungs, a group after the other: in the form of bench/results/ladder_profile_*.json."""
+    ncu = find_tools(args)
+    version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout.strip().splitlines()[-1:]
+    result: dict[str, Any] = {}
+    kernels: list[dict[str, Any]] = []
+    for group in args.group or LADDER_SHAPES:
+        program = [str(args.fovea), "ladder", "--profile", "--json", "--no-peer", "--group", group]
+        program += ["--shape", ",".join(args.shape or [LADDER_SHAPES[group]])]
+        for rung in args.rung or []:
+            program += ["--rung", rung]
+        try:
+            printed, page = profile(ncu, program)
+            told = json.loads(printed)
+        except (Failed, json.JSONDecodeError) as error:  # the others may do
+            print(f"gpu_profile.py: group {group}: {error}", file=sys.stderr)
+            continue
+        rows = [row for row in told["rows"] if row.get("profiled")]
+        for row in told["rows"]:
+            if row not in rows:
+                print(f"{row['rung']} {row['shape']}: left out: {row.get('skipped', 'its results are wrong')}")
+        runs = runs_of(page, [f"{row['rung']} {row['shape']}" for row in rows]) if rows else []
+        print("\n".join(gpu_ncu.table(runs)) + "\n", flush=True)
+        result = {key: told[key] for key in ("version", "date", "host", "gpu", "protocol") if key in told}
+        for row, run in zip(rows, runs, strict=True):
+            of_rung = {key: row[key] for key in ("rung", "group", "shape")}
+            # The name of a run repeats what stands before it.
+            kernels += [of_rung | {k: v for k, v in line.items() if k != "run"} for line in gpu_ncu.as_json([run])]
+    return {**result, "profiler": "".join(version), "kernels": kernels}
+
+
+def write_ladder(result: dict[str, Any], where: str) -> None:
+    name = re.sub(r"[^a-z0-9]+", "_", result["gpu"].split(",")[0].lower()).strip("_")
+    path = HERE / "results" / f"ladder_profile_{name}.json" if where == "auto" else Path(where)
+    partial = path.with_suffix(".partial")
+    partial.write_text(gpu_report.dump(result))
+    os.replace(partial, path)  # a run that is cut short leaves the old file whole
+    print(f"wrote {path}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", metavar="WORDS", help="as of gpu.py; may be repeated")
+    parser.add_argument("--shape", action="append", metavar="WORDS",
+                        help="as of gpu.py, or with --ladder as of fovea ladder; may be repeated")  # fmt: skip
     parser.add_argument("--contenders", default="ours", metavar="NAME,...", help="as of gpu.py (ours)")
     parser.add_argument("--backend", metavar="NAME,...", help="backends of ours")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
+    parser.add_argument("--ladder", action="store_true", help="the rungs of the ladder, by fovea ladder --profile")
+    parser.add_argument("--group", action="append", metavar="NAME", choices=LADDER_SHAPES,
+                        help=f"of the ladder: {', '.join(LADDER_SHAPES)}; may be repeated")  # fmt: skip
+    parser.add_argument("--rung", action="append", metavar="NAME", help="of the ladder, in one --group; may be repeated")
+    parser.add_argument("--fovea", type=Path, metavar="PATH", default=HERE.parent / "build/release/bin/fovea",
+                        help="the program, for --ladder")  # fmt: skip
     parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's command line")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="read this raw page and profile nothing")
     parser.add_argument("--save-csv", type=Path, metavar="FILE", help="keep the raw page")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, a line a kernel")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write the numbers, a line a kernel; 'auto', with --ladder: in bench/results")  # fmt: skip
     args = parser.parse_args()
-    args.shape = args.shape or DEFAULT_SHAPES
+    if not args.ladder and (args.group or args.rung or args.json == "auto"):
+        parser.error("--group, --rung and --json auto go with --ladder")
+    if args.ladder and (args.csv or args.save_csv or args.backend or args.lib):
+        parser.error("--csv, --save-csv, --backend and --lib do not go with --ladder")
+    if args.json == "auto" and args.group:
+        parser.error("--json auto holds all groups, and --group leaves some out; name a file")
+    if (args.rung or args.ladder and args.shape) and len(args.group or []) != 1:
+        parser.error("--rung and --shape: name the group of the ladder that they are for, with --group")
+    if args.ladder:
+        if not args.fovea.is_file():
+            sys.exit(f"gpu_profile.py: {args.fovea}: no such file; `make build` makes it, --fovea names another")
+        try:
+            result = profile_ladder(args)
+        except ValueError as error:
+            sys.exit(f"gpu_profile.py: {error}")
+        if args.json and result["kernels"]:
+            write_ladder(result, args.json)
+        return 0 if result["kernels"] else 1
     titles: list[str] = []
     if args.csv is not None:
         text = args.csv.read_text()
     else:
-        text, titles = collect(args)
+        try:
+            text, titles = profile_contenders(args)
+        except Failed as error:
+            sys.exit(f"gpu_profile.py: {error}")
     if args.save_csv:
         args.save_csv.write_text(text)
     try:
-        kernels = gpu_ncu.read_csv(text)
-        markers = sum(gpu_ncu.MARKER in kernel.name for kernel in kernels)
-        titles = titles or [f"run {number + 1}" for number in range(markers)]
-        runs = gpu_ncu.split_at_markers(kernels, titles) if markers else [("kernels", kernels)]
+        runs = runs_of(text, titles)
     except ValueError as error:
         sys.exit(f"gpu_profile.py: {args.csv or 'ncu'}: {error}")
     print("\n".join(gpu_ncu.table(runs)))
     if args.json:
         lines = ",\n".join("  " + json.dumps(line) for line in gpu_ncu.as_json(runs))
-        args.json.write_text(f"[\n{lines}\n]\n")
+        Path(args.json).write_text(f"[\n{lines}\n]\n")
     return 0
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,7 +24,8 @@ struct LadderOptions {
   ladder::Protocol protocol;
   int64_t rows = 128;
   std::string device = "cuda:0";
-  bool list = false, json = false, profile = false, no_peer = false;
+  std::filesystem::path peers;
+  bool list = false, json = false, profile = false, memory = false, no_peer = false;
 };
 
 /// A rung on a shape: how it went.
@@ -34,10 +36,13 @@ struct LadderRow {
   ladder::Checked checked;
   ladder::Summary timing;
   double peak = 0;
-  std::optional<Peer> peer;
+  std::vector<Peer> peers;
   std::optional<double> before;  ///< seconds of the rung before on the same shape
+  bool profiled = false;         ///< with --profile
+  size_t peak_bytes = 0;         ///< with --memory
+  std::optional<LibraryMemory> library_memory;
 
-  bool timed() const { return skipped.empty() && checked.right; }
+  bool timed() const { return skipped.empty() && timing.runs > 0; }
   double work() const {
     const auto& group = *rung->group;
     return rung->bound == ladder::Bound::gpu_memory ? ladder::bytes_of(group.family, group.type, shape)
@@ -102,8 +107,19 @@ std::vector<const ladder::Rung*> chosen_rungs(const LadderOptions& options) {
   return chosen;
 }
 
+/// Lengths over which --memory looks at attention: one head on a CPU, where the textbook is slow, and eight
+/// on a GPU.
+std::vector<ladder::Shape> memory_shapes(const ladder::Group& group) {
+  if (group.family != ladder::Family::attention && group.family != ladder::Family::gradient)
+    return group.shapes;
+  std::vector<ladder::Shape> shapes;
+  for (int length = 512; length <= 16384; length *= 2)
+    shapes.push_back({group.where == ladder::Where::cpu ? 1 : 8, length, group.shapes.front().c});
+  return shapes;
+}
+
 std::vector<ladder::Shape> shapes_of(const LadderOptions& options, const ladder::Group& group) {
-  if (options.shapes.empty()) return group.shapes;
+  if (options.shapes.empty()) return options.memory ? memory_shapes(group) : group.shapes;
   std::vector<ladder::Shape> shapes;
   for (const std::string& text : options.shapes) {
     try {
@@ -139,6 +155,7 @@ class Runner {
       no_gpu_ = "not asked for (--device cpu)";
     }
     for (const ladder::Rung* rung : rungs_) shapes_of(options_, *rung->group);  // mistakes before any work
+    if (!options.peers.empty()) stored_peers_ = StoredPeers(options.peers, *host_, gpu_.get());
   }
 
   std::vector<LadderRow> run() {
@@ -171,24 +188,26 @@ class Runner {
                  Progress& progress) {
     ladder::Device* device = device_of(group);
     std::vector<ladder::HostTensor> tensors;
-    std::optional<Peer> peer;
+    std::vector<Peer> peers;
+    std::optional<LibraryMemory> library_memory;
     std::optional<double> before;
     for (const ladder::Rung* rung : rungs) {
-      LadderRow row{rung, shape, obstacle(*rung, shape, device, no_gpu_), {}, {}, 0, {}, {}};
+      LadderRow row;
+      row.rung = rung;
+      row.shape = shape;
+      row.skipped = obstacle(*rung, shape, device, no_gpu_);
       if (row.skipped.empty()) {
-        if (tensors.empty()) {
-          tensors = ladder::make_tensors(group.family, group.type, shape, 1);
-          if (!options_.no_peer) peer = time_library(*device, group, shape, options_.protocol);
-        }
-        ladder::Problem problem(*device, *rung, shape, tensors);
-        row.checked = problem.check(options_.rows);
-        if (row.checked.right) {  // how fast it is wrong is of no interest
-          if (options_.profile) device->profile([&] { problem.run(); });
-          row.timing = ladder::summary(device->time([&] { problem.run(); }, options_.protocol));
-          row.peak = device->peak(rung->bound);
-          row.peer = peer;
+        if (tensors.empty()) tensors = ladder::make_tensors(group.family, group.type, shape, 1);
+        if (options_.memory) {
+          if (!library_memory && !options_.no_peer) library_memory = weigh_library(*device, group, shape);
+          row.library_memory = library_memory;
+          weigh(row, *device, tensors);
+        } else {
+          if (peers.empty() && !options_.profile) peers = peers_of(*device, group, shape);
+          row.peers = peers;
           row.before = before;
-          before = row.timing.median;
+          check_and_time(row, *device, tensors);
+          if (row.timed()) before = row.timing.median;
         }
       }
       rows.push_back(std::move(row));
@@ -196,10 +215,46 @@ class Runner {
     }
   }
 
+  std::vector<Peer> peers_of(ladder::Device& device, const ladder::Group& group, ladder::Shape shape) const {
+    std::vector<Peer> peers = stored_peers_.of(group, shape);
+    if (options_.no_peer) return peers;
+    if (const auto library = time_library(device, group, shape, options_.protocol))
+      peers.insert(peers.begin(), *library);
+    return peers;
+  }
+
+  void check_and_time(LadderRow& row, ladder::Device& device,
+                      const std::vector<ladder::HostTensor>& tensors) const {
+    const ladder::Problem problem(device, *row.rung, row.shape, tensors);
+    row.checked = problem.check(options_.rows);
+    if (!row.checked.right) return;  // how fast it is wrong is of no interest
+    if (options_.profile) {
+      device.profile([&] { problem.run(); });
+      row.profiled = true;
+      return;  // under a profiler nothing is as fast as it is
+    }
+    row.timing = ladder::summary(device.time([&] { problem.run(); }, options_.protocol));
+    row.peak = device.peak(row.rung->bound);
+  }
+
+  static void weigh(LadderRow& row, ladder::Device& device, const std::vector<ladder::HostTensor>& tensors) {
+    try {
+      row.peak_bytes = device.peak_bytes([&] {
+        const ladder::Problem problem(device, *row.rung, row.shape, tensors);
+        problem.run();
+        device.synchronize();
+      });
+      if (row.peak_bytes == 0) row.skipped = "this system does not tell how much memory is in use";
+    } catch (const std::bad_alloc&) {
+      row.skipped = "out of memory";
+    }
+  }
+
   const LadderOptions& options_;
   std::vector<const ladder::Rung*> rungs_;
   std::unique_ptr<ladder::Device> host_, gpu_;
   std::string no_gpu_;
+  StoredPeers stored_peers_;
 };
 
 Json json_of(const LadderRow& row) {
@@ -212,12 +267,19 @@ Json json_of(const LadderRow& row) {
     json["skipped"] = row.skipped;
     return json;
   }
+  if (row.peak_bytes > 0) {
+    json["peak_bytes"] = row.peak_bytes;
+    if (row.library_memory)
+      json["library"] = {{"name", row.library_memory->name}, {"peak_bytes", row.library_memory->peak_bytes}};
+    return json;
+  }
   json["right"] = row.checked.right;
   json["rows_checked"] = row.checked.rows;
   json["tolerance"] = row.rung->tolerance;
   for (const ladder::OutputError& error : row.checked.errors) {
     json["errors"][error.tensor] = {{"largest", error.largest}, {"relative", error.relative}};
   }
+  if (row.profiled) json["profiled"] = true;
   if (!row.timed()) return json;
   json["runs"] = row.timing.runs;
   json["median_seconds"] = row.timing.median;
@@ -228,55 +290,99 @@ Json json_of(const LadderRow& row) {
   json["bound"] = bound_name(row.rung->bound);
   if (row.peak > 0) json["share_of_peak"] = row.rate() / row.peak;
   if (row.before) json["times_the_rung_before"] = *row.before / row.timing.median;
-  if (row.peer) {
-    json["peer"] = row.peer->name;
-    json["peer_seconds"] = row.peer->seconds;
-    json["share_of_peer"] = row.peer->seconds / row.timing.median;
+  for (const Peer& peer : row.peers) {
+    json["peers"].push_back(
+        {{"name", peer.name}, {"seconds", peer.seconds}, {"share", peer.seconds / row.timing.median}});
   }
   return json;
 }
 
-void print_table(const std::vector<LadderRow>& rows) {
+/// The column of a peer: backends of the library may differ from shape to shape.
+std::string column_of(const Peer& peer) {
+  return "of " + (peer.is_library ? "fovea" : peer.name);
+}
+
+std::string share_text(double share) {
+  return fmt::format("{:.2f}x", share);
+}
+
+/// The cells behind the shape of a rung that was timed.
+std::vector<std::string> time_cells(const LadderRow& row, const std::vector<std::string>& peer_columns) {
+  double error = 0;
+  for (const ladder::OutputError& e : row.checked.errors) error = std::max(error, e.relative);
+  std::vector<std::string> cells(5 + peer_columns.size(), "-");
+  if (!row.timed()) {
+    cells[0] = row.profiled ? "profiled" : "WRONG";
+  } else {
+    cells[0] = seconds_text(row.timing.median);
+    cells[1] = fmt::format("{:.0f} %", row.timing.spread * 100);
+    cells[2] = fmt::format("{:.4g} {}", row.rate() * 1e-9, unit_of(*row.rung));
+    if (row.peak > 0) cells[3] = fmt::format("{:.1f} %", row.rate() / row.peak * 100);
+    if (row.before) cells[4] = share_text(*row.before / row.timing.median);
+    for (const Peer& peer : row.peers) {
+      const auto at = std::find(peer_columns.begin(), peer_columns.end(), column_of(peer));
+      cells[static_cast<size_t>(5 + (at - peer_columns.begin()))] =
+          share_text(peer.seconds / row.timing.median);
+    }
+  }
+  cells.push_back(fmt::format("{:.1e}", error));
+  return cells;
+}
+
+std::vector<std::string> memory_cells(const LadderRow& row) {
+  if (!row.library_memory) return {bytes_text(static_cast<double>(row.peak_bytes)), "-"};
+  return {bytes_text(static_cast<double>(row.peak_bytes)),
+          fmt::format("{} ({})", bytes_text(static_cast<double>(row.library_memory->peak_bytes)),
+                      row.library_memory->name)};
+}
+
+void print_table(const std::vector<LadderRow>& rows, bool memory) {
   std::map<const ladder::Group*, std::vector<const LadderRow*>> by_group;
   for (const LadderRow& row : rows) by_group[row.rung->group].push_back(&row);
   for (const ladder::Group& group : ladder::groups()) {
     if (!by_group.contains(&group)) continue;
+    std::vector<std::string> head = {"rung", "shape"}, peer_columns;
+    std::string library, bound;
+    for (const LadderRow* row : by_group[&group]) {
+      if (row->timed()) bound = bound_name(row->rung->bound);
+      for (const Peer& peer : row->peers) {
+        if (peer.is_library) library = peer.name;
+        if (std::find(peer_columns.begin(), peer_columns.end(), column_of(peer)) == peer_columns.end())
+          peer_columns.push_back(column_of(peer));
+      }
+    }
+    if (memory) {
+      head.insert(head.end(), {"peak", "of the library"});
+    } else {
+      head.insert(head.end(), {"median", "spread", "rate", "of peak", "of before"});
+      head.insert(head.end(), peer_columns.begin(), peer_columns.end());
+      head.push_back("error");
+    }
     fmt::print("\n{} ({})\n", group.title, ladder::shape_words(group.family));
     Table table("  ");
-    table.add({"rung", "shape", "median", "spread", "rate", "of peak", "of before", "of peer", "error"});
-    std::string peer, bound;
+    table.add(head);
     for (const LadderRow* row : by_group[&group]) {
       std::vector<std::string> line = {row->rung->name, ladder::shape_text(group.family, row->shape)};
+      std::vector<std::string> cells(head.size() - line.size(), "-");
       if (!row->skipped.empty()) {
-        line.insert(line.end(), {"-", "-", "-", "-", "-", "-", row->skipped});
-        table.add(line);
-        continue;
+        cells.back() = row->skipped;
+      } else {
+        cells = memory ? memory_cells(*row) : time_cells(*row, peer_columns);
       }
-      double error = 0;
-      for (const ladder::OutputError& e : row->checked.errors) error = std::max(error, e.relative);
-      const auto share = [](std::optional<double> x, const char* unit) {
-        return x ? (*unit == '%' ? fmt::format("{:.1f} %", *x * 100) : fmt::format("{:.2f}x", *x)) : "-";
-      };
-      if (!row->timed()) {
-        line.insert(line.end(), {"WRONG", "-", "-", "-", "-", "-", fmt::format("{:.1e}", error)});
-        table.add(line);
-        continue;
-      }
-      std::optional<double> of_peak, of_before, of_peer;
-      if (row->peak > 0) of_peak = row->rate() / row->peak;
-      if (row->before) of_before = *row->before / row->timing.median;
-      if (row->peer) of_peer = row->peer->seconds / row->timing.median;
-      line.insert(line.end(),
-                  {seconds_text(row->timing.median), fmt::format("{:.0f} %", row->timing.spread * 100),
-                   fmt::format("{:.4g} {}", row->rate() * 1e-9, unit_of(*row->rung)), share(of_peak, "%"),
-                   share(of_before, "x"), share(of_peer, "x"), fmt::format("{:.1e}", error)});
+      line.insert(line.end(), cells.begin(), cells.end());
       table.add(line);
-      if (row->peer) peer = row->peer->name;
-      bound = bound_name(row->rung->bound);
     }
     fmt::print("{}", table.text());
-    if (!bound.empty()) fmt::print("  peak: {}{}\n", bound, peer.empty() ? "" : "; peer: " + peer);
+    if (!bound.empty())
+      fmt::print("  peak: {}{}\n", bound, library.empty() ? "" : "; fovea: " + library.substr(6));
   }
+}
+
+/// Those that are timed when none are asked for.
+std::vector<std::string> shape_texts(const ladder::Group& group) {
+  std::vector<std::string> texts;
+  for (const ladder::Shape shape : group.shapes) texts.push_back(ladder::shape_text(group.family, shape));
+  return texts;
 }
 
 void print_list(bool json) {
@@ -289,6 +395,7 @@ void print_list(bool json) {
                       {"where", rung.group->where == ladder::Where::cpu ? "cpu" : "gpu"},
                       {"capability", rung.capability},
                       {"accepts", rung.accepted},
+                      {"shapes", shape_texts(*rung.group)},
                       {"in_this_build", rung.run != nullptr}});
     }
     print_json(list);
@@ -302,6 +409,18 @@ void print_list(bool json) {
     }
     fmt::print("{}", table.text());
   }
+}
+
+std::string protocol_text(const LadderOptions& options) {
+  if (options.memory) {
+    return "the most bytes that the tensors, the workspace and one run held at a time, beyond those in use "
+           "before: VmHWM of /proc/self/status on CPUs, cudaMemGetInfo on GPUs";
+  }
+  if (options.profile) return "one run between cudaProfilerStart and -Stop, behind a kernel `profile_marker`";
+  return fmt::format(
+      "{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
+      "it; inputs stay where they are, in caches too",
+      options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
 }
 
 /// The day, as 2026-01-31.
@@ -329,13 +448,10 @@ Exit run_ladder(const LadderOptions& options) {
 
   Runner runner(options);
   const std::vector<LadderRow> rows = runner.run();
-  const bool all_right = std::all_of(rows.begin(), rows.end(), [](const LadderRow& row) {
-    return !row.skipped.empty() || row.checked.right;
+  const bool all_right = std::all_of(rows.begin(), rows.end(), [&](const LadderRow& row) {
+    return !row.skipped.empty() || options.memory || row.checked.right;
   });
-  const std::string protocol = fmt::format(
-      "{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
-      "it; inputs stay where they are, in caches too",
-      options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
+  const std::string protocol = protocol_text(options);
   if (options.json) {
     Json json = {{"version", version()},
                  {"date", today()},
@@ -349,7 +465,7 @@ Exit run_ladder(const LadderOptions& options) {
     fmt::print("fovea {} on {}\n", version(), runner.host().text());
     fmt::print("GPU: {}\n", runner.gpu() != nullptr ? runner.gpu()->text() : runner.no_gpu());
     fmt::print("{}\n", protocol);
-    print_table(rows);
+    print_table(rows, options.memory);
   }
   return all_right ? Exit::ok : Exit::check_failed;
 }
@@ -383,8 +499,14 @@ void add_ladder(CLI::App& program, Action& action) {
   command->add_option("--device", options->device,
                       "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
   command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
-  command->add_flag("--profile", options->profile,
-                    "One more run between cudaProfilerStart and -Stop, for Nsight Compute");
+  command->add_option("--peers", options->peers, "Times of other libraries, from bench/ladder_peers.py")
+      ->type_name("FILE");
+  CLI::Option* memory = command->add_flag(
+      "--memory", options->memory, "Peak bytes in place of times; attention at lengths of 512 to 16384");
+  command
+      ->add_flag("--profile", options->profile,
+                 "A run between cudaProfilerStart and -Stop in place of times, for Nsight Compute")
+      ->excludes(memory);
   add_json_option(*command, options->json);
   command->footer(
       "Every rung computes the whole problem and is compared with float64 before it is timed; when one is "
@@ -396,7 +518,8 @@ void add_ladder(CLI::App& program, Action& action) {
       "  fovea ladder --list\n"
       "  fovea ladder --group cpu\n"
       "  fovea ladder --rung 03,04 --shape 8x512x64,8x2048x64 --runs 21\n"
-      "  fovea ladder --group tensor --json");
+      "  fovea ladder --group tensor --json\n"
+      "  fovea ladder --group cpu --memory");
   command->callback([options, &action] { action = [options] { return run_ladder(*options); }; });
 }
 

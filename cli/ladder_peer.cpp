@@ -1,6 +1,14 @@
 #include "cli/ladder_peer.hpp"
 
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+
+#include "cli/text.hpp"
 #include "fovea/fovea.hpp"
+#include "io/file_error.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -10,9 +18,10 @@ class Memory {
  public:
   Memory(ladder::Device& device, size_t bytes) : device_(device), data_(device.allocate(bytes)) {
     // 0x3c3c is 0.0115 in bfloat16 and 0x3c3c3c3c is 0.0115 in float32: the time does not depend on the
-    // values.
-    const std::vector<unsigned char> pattern(bytes, 0x3c);
-    device.upload(data_, pattern.data(), bytes);
+    // values. Piece by piece, as on a host the pattern itself would count in `weigh_library`.
+    const std::vector<unsigned char> pattern(std::min(bytes, size_t{1} << 16), 0x3c);
+    for (size_t at = 0; at < bytes; at += pattern.size())
+      device.upload(static_cast<char*>(data_) + at, pattern.data(), std::min(pattern.size(), bytes - at));
   }
   ~Memory() { device_.release(data_); }
   Memory(const Memory&) = delete;
@@ -24,51 +33,123 @@ class Memory {
   void* data_;
 };
 
+bool is_of_library(const ladder::Group& group) {
+  return group.family == ladder::Family::attention || group.family == ladder::Family::gradient;
+}
+
+/// A problem of a group of attention as the library solves it, with its tensors in the memory of the device.
+class LibraryCall {
+ public:
+  LibraryCall(ladder::Device& device, const ladder::Group& group, ladder::Shape shape) : device_(device) {
+    const bool gpu = group.where == ladder::Where::gpu;
+    const fovea_dtype type = group.type == ladder::Type::f32 ? fovea_dtype{FOVEA_CODE_FLOAT, 32, 1}
+                                                             : fovea_dtype{FOVEA_CODE_BFLOAT, 16, 1};
+    const int64_t sizes[] = {shape.a, shape.b, 1, shape.c};
+    const int64_t lse_sizes[] = {shape.a, 1, shape.b};
+    const auto count = static_cast<size_t>(shape.a) * static_cast<size_t>(shape.b);
+    const fovea_device place = gpu ? cuda(device.id()) : fovea_device{FOVEA_CPU, 0};
+    const auto tensor = [&] {
+      return Tensor(allocate(count * static_cast<size_t>(shape.c) * type.bits / 8), type, sizes).on(place);
+    };
+    Problem problem;
+    for (Tensor* t : {&problem.q, &problem.k, &problem.v, &problem.o}) *t = tensor();
+    problem.lse = Tensor(static_cast<float*>(allocate(count * sizeof(float))), lse_sizes).on(place);
+    if (group.family == ladder::Family::gradient) {
+      problem.pass = Pass::backward;
+      for (Tensor* t : {&problem.d_o, &problem.dq, &problem.dk, &problem.dv}) *t = tensor();
+    }
+    plan_ = std::make_unique<Plan>(problem, Options{});
+    workspace_ = std::make_unique<Workspace>(*plan_);
+    buffers_ = {.q = problem.q.data(),
+                .k = problem.k.data(),
+                .v = problem.v.data(),
+                .o = problem.o.data(),
+                .lse = problem.lse.data(),
+                .d_o = problem.d_o.data(),
+                .dq = problem.dq.data(),
+                .dk = problem.dk.data(),
+                .dv = problem.dv.data(),
+                .stream = device.stream()};
+  }
+
+  void run() { plan_->run(buffers_, *workspace_); }
+  std::string name() const { return "fovea " + std::string(plan_->backend()); }
+
+ private:
+  void* allocate(size_t bytes) {
+    memory_.push_back(std::make_unique<Memory>(device_, bytes));
+    return memory_.back()->data();
+  }
+
+  ladder::Device& device_;
+  std::vector<std::unique_ptr<Memory>> memory_;
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<Workspace> workspace_;
+  Buffers buffers_;
+};
+
 }  // namespace
 
 std::optional<Peer> time_library(ladder::Device& device, const ladder::Group& group, ladder::Shape shape,
                                  const ladder::Protocol& protocol) {
-  const bool backward = group.family == ladder::Family::gradient;
-  if (!backward && group.family != ladder::Family::attention) return std::nullopt;
-  const bool gpu = group.where == ladder::Where::gpu;
-  const fovea_dtype type = group.type == ladder::Type::f32 ? fovea_dtype{FOVEA_CODE_FLOAT, 32, 1}
-                                                           : fovea_dtype{FOVEA_CODE_BFLOAT, 16, 1};
-  const int64_t sizes[] = {shape.a, shape.b, 1, shape.c};
-  const int64_t lse_sizes[] = {shape.a, 1, shape.b};
-  const auto count = static_cast<size_t>(shape.a) * static_cast<size_t>(shape.b);
-  const size_t bytes = count * static_cast<size_t>(shape.c) * type.bits / 8;
-  const Memory q(device, bytes), k(device, bytes), v(device, bytes), o(device, bytes), d_o(device, bytes),
-      dq(device, bytes), dk(device, bytes), dv(device, bytes), lse(device, count * sizeof(float));
-  const fovea_device place = gpu ? cuda(device.id()) : fovea_device{FOVEA_CPU, 0};
-  const auto tensor = [&](const Memory& m) { return Tensor(m.data(), type, sizes).on(place); };
+  if (!is_of_library(group)) return std::nullopt;
+  LibraryCall call(device, group, shape);
+  const auto times = device.time([&] { call.run(); }, protocol);
+  return Peer{call.name(), true, ladder::summary(times).median};
+}
 
-  Problem problem;
-  problem.q = tensor(q);
-  problem.k = tensor(k);
-  problem.v = tensor(v);
-  problem.o = tensor(o);
-  problem.lse = Tensor(static_cast<float*>(lse.data()), lse_sizes).on(place);
-  if (backward) {
-    problem.pass = Pass::backward;
-    problem.d_o = tensor(d_o);
-    problem.dq = tensor(dq);
-    problem.dk = tensor(dk);
-    problem.dv = tensor(dv);
+std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder::Group& group,
+                                           ladder::Shape shape) {
+  if (!is_of_library(group)) return std::nullopt;
+  LibraryMemory memory;
+  memory.peak_bytes = device.peak_bytes([&] {
+    LibraryCall call(device, group, shape);
+    call.run();
+    device.synchronize();
+    memory.name = call.name();
+  });
+  return memory;
+}
+
+StoredPeers::StoredPeers(const std::filesystem::path& path, const ladder::Device& host,
+                         const ladder::Device* gpu) {
+  std::ifstream file(path);
+  if (!file) throw io::FileError(path.string(), "cannot be read");
+  const auto wrong = [&](const std::string& fault) {
+    return io::FileError(path.string(), fault + "; bench/ladder_peers.py --json writes such files");
+  };
+  try {
+    const Json json = Json::parse(file);
+    const auto demand_same = [&](const char* where, const std::string& here) {
+      const auto there = json.at(where).get<std::string>();
+      if (there != here) {
+        throw wrong(fmt::format("its times are of {}, this is {}; measure again here", io::printable(there),
+                                here.empty() ? "a machine without a GPU" : here));
+      }
+    };
+    if (json.contains("host")) demand_same("host", host.text());
+    if (json.contains("gpu")) {  // the name alone: PyTorch does not tell the rest
+      const std::string text = gpu != nullptr ? gpu->text() : "";
+      demand_same("gpu", text.substr(0, text.find(", compute capability")));
+    }
+    for (const Json& row : json.at("rows")) {
+      const auto seconds = row.at("median_seconds").get<double>();
+      if (!(seconds > 0)) throw wrong(fmt::format("median_seconds is {}, expected more than 0", seconds));
+      const Peer peer{safe_text(row.at("peer").get<std::string>()), false, seconds};
+      rows_.push_back({row.at("group").get<std::string>(), row.at("shape").get<std::string>(), peer});
+    }
+  } catch (const Json::exception& error) {
+    throw wrong(std::string("not a table of times (") + error.what() + ")");
   }
-  const Plan plan(problem, Options{});
-  Workspace workspace(plan);
-  const Buffers buffers = {.q = problem.q.data(),
-                           .k = problem.k.data(),
-                           .v = problem.v.data(),
-                           .o = problem.o.data(),
-                           .lse = problem.lse.data(),
-                           .d_o = problem.d_o.data(),
-                           .dq = problem.dq.data(),
-                           .dk = problem.dk.data(),
-                           .dv = problem.dv.data(),
-                           .stream = device.stream()};
-  const auto times = device.time([&] { plan.run(buffers, workspace); }, protocol);
-  return Peer{"fovea " + std::string(plan.backend()), ladder::summary(times).median};
+}
+
+std::vector<Peer> StoredPeers::of(const ladder::Group& group, ladder::Shape shape) const {
+  std::vector<Peer> found;
+  for (const Row& row : rows_) {
+    if (row.group == group.name && row.shape == ladder::shape_text(group.family, shape))
+      found.push_back(row.peer);
+  }
+  return found;
 }
 
 }  // namespace fovea::cli

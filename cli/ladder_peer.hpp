@@ -1,6 +1,8 @@
-// What rungs are held against: the library itself, on the same tensors.
+// What rungs are held against: the library itself on tensors of the same sizes, and other libraries, whose
+// times bench/ladder_peers.py has measured.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,11 +13,37 @@ namespace fovea::cli {
 
 struct Peer {
   std::string name;
+  bool is_library = false;
   double seconds = 0;
 };
 
 /// The library's time for a problem of a group of attention; nothing for other groups.
 std::optional<Peer> time_library(ladder::Device& device, const ladder::Group& group, ladder::Shape shape,
                                  const ladder::Protocol& protocol);
+/// The library's name there, and the most memory that its tensors, its workspace and one run held.
+struct LibraryMemory {
+  std::string name;
+  size_t peak_bytes = 0;
+};
+std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder::Group& group,
+                                           ladder::Shape shape);
+
+/// Times of other libraries, from a file that bench/ladder_peers.py wrote.
+class StoredPeers {
+ public:
+  StoredPeers() = default;
+  /// Throws io::FileError when the file is something else, or of another machine than `host` and `gpu` (null:
+  /// there is none).
+  StoredPeers(const std::filesystem::path& path, const ladder::Device& host, const ladder::Device* gpu);
+
+  std::vector<Peer> of(const ladder::Group& group, ladder::Shape shape) const;
+
+ private:
+  struct Row {
+    std::string group, shape;
+    Peer peer;
+  };
+  std::vector<Row> rows_;
+};
 
 }  // namespace fovea::cli

@@ -8,7 +8,8 @@
     ladder/pages.py --sizes    prints lines and distances
     ladder/pages.py --self-test
 
-Measurements come from bench/results/ladder_*.json, which `fovea ladder --json` prints. In a README of a rung they stand
+Measurements come from bench/results/ladder_*.json, which `fovea ladder --json` prints, and counters from
+ladder_profile_*.json, which `make profile-ladder PROFILE_FLAGS='--json auto'` writes. In a README of a rung they stand
 between `<!-- measured -->` and `<!-- end of measured -->`, in a page of docs/course between `<!-- measured: RUNG RUNG -->`
 and the same end. A reason is a paragraph of the rung's README that begins with `Longer than 200 lines:` or `Further than 60
 lines:`.
@@ -22,6 +23,8 @@ import tempfile
 
 MOST_LINES, MOST_CHANGED = 200, 60
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+import gpu_ncu  # noqa: E402
 BLOCK = re.compile(r"(<!-- measured(?:: ([\w ]+))? -->\n)(.*?)(<!-- end of measured -->)", re.DOTALL)
 SIZES = re.compile(r"(<!-- sizes -->\n)(.*?)(<!-- end of sizes -->)", re.DOTALL)
 QUANTITY = re.compile(r"(?<![\w.])\d[\d.,]*\s?(?:[TG]FLOP/s|[TG]B/s|ms|µs|us|ns)\b")
@@ -65,21 +68,52 @@ def measured(root, rungs):
     """The block of these rungs: a table for each file of results that has them."""
     text = ""
     for result in results(root):
-        rows = [row for row in result["rows"] if row["rung"] in rungs and "median_seconds" in row]
+        rows = [row for row in result.get("rows", []) if row["rung"] in rungs and "median_seconds" in row]
         if not rows:
             continue
         machine = result["gpu"] if "gpu" in result and not rows[0]["rung"].startswith("0") else result["host"]
         text += f"{machine}, {result['date']} (`bench/results/{result['file']}`)\n\n"
-        cells = [["rung", "shape", "median, ms", "spread", "rate", "of peak", "times the rung before", "times the peer"]]
+        # Backends of the library differ from shape to shape: one column for all.
+        column = lambda peer: "Fovea" if peer["name"].startswith("fovea ") else peer["name"]
+        peers = list(dict.fromkeys(column(peer) for row in rows for peer in row.get("peers", [])))
+        cells = [["rung", "shape", "median, ms", "spread", "rate", "of peak", "times the rung before",
+                  *(f"times {peer}" for peer in peers)]]
         for row in rows:
             percent = lambda key: f"{row[key] * 100:.1f} %" if key in row else "-"
             times = lambda key: f"{row[key]:.2f}" if key in row else "-"
             cells.append([f"`{row['rung']}`", row["shape"], f"{row['median_seconds'] * 1e3:.4g}", percent("spread"),
                           f"{row['rate']:.4g} {row['unit']}", percent("share_of_peak"), times("times_the_rung_before"),
-                          times("share_of_peer")])
-        peers = sorted({row["peer"] for row in rows if "peer" in row})
-        text += table(cells) + (f"\nPeer: {', '.join(peers)}.\n" if peers else "") + "\n"
+                          *shares_of(row, column, peers)])
+        ours = sorted({peer["name"] for row in rows for peer in row.get("peers", []) if column(peer) == "Fovea"})
+        text += table(cells) + (f"\nFovea: {', '.join(name.split()[1] for name in ours)}.\n" if ours else "") + "\n"
     return text.rstrip("\n") + "\n" if text else NOT_YET
+
+
+def shares_of(row, column, peers):
+    """How many times as fast as each of the peers."""
+    shares = {column(peer): f"{peer['share']:.2f}" for peer in row.get("peers", [])}
+    return [shares.get(peer, "-") for peer in peers]
+
+
+COUNTERS = ("µs", "SM %", "memory %", "DRAM %", "tensor %", "issue %", "occupancy % (limit)", "L2 hit %",
+            "bank conflicts (of wavefronts)", "registers", "shared, KiB", "local ld / st", "FLOP/byte")
+
+
+def counters(root, rung):
+    """A table for each file of counters that has the rung; nothing when none has."""
+    text = ""
+    for result in results(root):
+        lines = [line for line in result.get("kernels", []) if line["rung"] == rung]
+        if not lines:
+            continue
+        text += f"Counters by Nsight Compute, {result['gpu']}, {result['date']} (`bench/results/{result['file']}`)\n\n"
+        cells = [["kernel", "shape", *COUNTERS]]
+        for line in lines:
+            kernel = gpu_ncu.Kernel(line["kernel"], {label: line[label] for label in gpu_ncu.METRICS if label in line})
+            named = dict(zip(gpu_ncu.HEAD, gpu_ncu.cells(kernel)))
+            cells.append([named["kernel"], line["shape"], *(named[column] for column in COUNTERS)])
+        text += table(cells) + "\n"
+    return text.rstrip("\n") + "\n" if text else ""
 
 
 def sizes_table(root):
@@ -99,7 +133,14 @@ def filled(root, page):
     """The text of a page with its blocks written."""
     own = page.parent.name
     text = page.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda m: m[1] + measured(root, m[2].split() if m[2] else [own]) + m[4], text)
+
+    def block(match):
+        if match[2]:
+            return match[1] + measured(root, match[2].split()) + match[4]
+        found = counters(root, own)
+        return match[1] + measured(root, [own]) + ("\n" + found if found else "") + match[4]
+
+    text = BLOCK.sub(block, text)
     return SIZES.sub(lambda m: m[1] + sizes_table(root) + m[3], text)
 
 
@@ -131,7 +172,9 @@ def complaints(root):
 
 
 def self_test():
-    row = {"rung": "02_cpu_b", "shape": "1x2x3", "median_seconds": 0.00125, "spread": 0.1, "rate": 2.5, "unit": "GFLOP/s"}
+    row = {"rung": "02_cpu_b", "shape": "1x2x3", "median_seconds": 0.00125, "spread": 0.1, "rate": 2.5, "unit": "GFLOP/s",
+           "peers": [{"name": "fovea cpu_x", "seconds": 0.001, "share": 0.8}, {"name": "cuX", "seconds": 0.002, "share": 1.6}]}
+    kernel = {"rung": "02_cpu_b", "shape": "1x2x3", "kernel": "multiply", "duration_ns": 1250.0, "registers": 77}
     readme = "# B\n\n<!-- measured -->\n<!-- end of measured -->\n"
     long_kernel = "".join(f"line {i};\n" for i in range(230))
     cases = [  # what is changed, words of the complaint or None
@@ -148,6 +191,7 @@ def self_test():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             files = {"bench/results/ladder_x.json": json.dumps({"host": "a machine", "date": "2026-01-01", "rows": [row]}),
+                     "bench/results/ladder_profile_x.json": json.dumps({"gpu": "a GPU", "date": "2026-01-02", "kernels": [kernel]}),
                      "ladder/README.md": "# Ladder\n", "ladder/01_cpu_a/README.md": readme, "ladder/01_cpu_a/kernel.cpp": "a;\n",
                      "ladder/02_cpu_b/README.md": readme, "ladder/02_cpu_b/kernel.cpp": "b;\n", "docs/course/a.md": "# A\n"}
             for name, text in files.items():
@@ -155,9 +199,12 @@ def self_test():
                 (root / name).write_text(text, encoding="utf-8")
             for page in pages(root):
                 page.write_text(filled(root, page), encoding="utf-8")
-            if "1.25" not in (root / "ladder/02_cpu_b/README.md").read_text(encoding="utf-8"):
-                print("the measurement is not on its page")
-                wrong += 1
+            page = (root / "ladder/02_cpu_b/README.md").read_text(encoding="utf-8")
+            for words in ("| 1.25 | 10.0 % | 2.5 GFLOP/s | - | - | 0.80 | 1.60 |", "times Fovea | times cuX |", "Fovea: cpu_x.",
+                          "| `multiply` | 1x2x3 | 1.2 |", "a GPU, 2026-01-02"):
+                if words not in page:
+                    print(f"not on the page of the rung: {words}")
+                    wrong += 1
             for name, text in changes.items():
                 (root / name).unlink() if text is None else (root / name).write_text(text, encoding="utf-8")
             found = list(complaints(root))

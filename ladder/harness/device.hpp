@@ -36,8 +36,11 @@ class Device {
   virtual void synchronize() = 0;
   /// Seconds of single runs.
   virtual std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) = 0;
-  /// One run between the marks that profilers start and stop at.
+  /// One run between the marks that profilers start and stop at, behind a kernel named `profile_marker`.
   virtual void profile(const std::function<void()>& run) = 0;
+  /// The most bytes of this device's memory that `work` held at a time, beyond those in use before, as the
+  /// system tells; 0 where it does not.
+  virtual size_t peak_bytes(const std::function<void()>& work) = 0;
 };
 
 std::unique_ptr<Device> host_device();

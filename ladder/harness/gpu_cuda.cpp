@@ -15,6 +15,7 @@ namespace ladder {
 cudaStream_t stream();
 int sm_count();
 size_t shared_bytes_of_sm();
+void launch_profile_marker();  // profile_marker.cu
 
 namespace {
 
@@ -84,6 +85,7 @@ class Gpu final : public Device {
     const cudaError_t status = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
     if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
     demand(status, "cudaMalloc");
+    note_use();
     return memory;
   }
   void release(void* memory) override { cudaFree(memory); }
@@ -95,7 +97,10 @@ class Gpu final : public Device {
     demand(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, the_stream), "copy from the GPU");
     synchronize();
   }
-  void synchronize() override { demand(cudaStreamSynchronize(the_stream), "the GPU"); }
+  void synchronize() override {
+    demand(cudaStreamSynchronize(the_stream), "the GPU");
+    note_use();  // of what others have allocated since
+  }
 
   std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) override {
     // A replay is long beside its start and the clock's tick of 0.5 us.
@@ -120,12 +125,32 @@ class Gpu final : public Device {
 
   void profile(const std::function<void()>& run) override {
     demand(cudaProfilerStart(), "cudaProfilerStart");
+    launch_profile_marker();
     run();
     synchronize();
     demand(cudaProfilerStop(), "cudaProfilerStop");
   }
 
+  size_t peak_bytes(const std::function<void()>& work) override {
+    synchronize();
+    const size_t before = most_used_ = used();
+    watches_ = true;
+    work();
+    watches_ = false;
+    return most_used_ - before;
+  }
+
  private:
+  /// Bytes of the GPU's memory that are taken, by whomever; the driver hands them out in blocks of 2 MiB.
+  static size_t used() {
+    size_t available = 0, total = 0;
+    demand(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+    return total - available;
+  }
+  void note_use() {
+    if (watches_) most_used_ = std::max(most_used_, used());
+  }
+
   double timed(const std::function<void()>& work) {
     const Event begin, end;
     demand(cudaEventRecord(begin.get(), the_stream), "cudaEventRecord");
@@ -174,6 +199,8 @@ class Gpu final : public Device {
 
   int id_, khz_ = 0;
   double copy_rate_ = 0;
+  bool watches_ = false;
+  size_t most_used_ = 0;
 };
 
 }  // namespace

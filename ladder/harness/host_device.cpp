@@ -44,6 +44,9 @@ HWY_AFTER_NAMESPACE();
 #include <cstring>
 #include <fstream>
 #include <new>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "ladder/harness/device.hpp"
 #include "ladder/harness/parallel.hpp"
@@ -117,8 +120,28 @@ class Host final : public Device {
     return times;
   }
   void profile(const std::function<void()>& run) override { run(); }
+  size_t peak_bytes(const std::function<void()>& work) override {
+#if defined(__GLIBC__)
+    malloc_trim(0);  // what malloc kept of freed memory would be taken again, and not show
+#endif
+    std::ofstream reset("/proc/self/clear_refs");
+    const bool is_reset(reset << "5" << std::flush);  // the peak becomes what is resident now (man 5 proc)
+    const size_t before = status_bytes("VmHWM:");
+    work();
+    return is_reset && before > 0 ? status_bytes("VmHWM:") - before : 0;
+  }
 
  private:
+  /// A value of /proc/self/status; 0 where there is none.
+  static size_t status_bytes(const std::string& name) {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+      size_t kibibytes = 0;
+      if (word == name && status >> kibibytes) return kibibytes * 1024;
+    }
+    return 0;
+  }
+
   double peak_ = 0;
 };
 

@@ -68,7 +68,7 @@ Problem::~Problem() {
   device_.release(task_.workspace);
 }
 
-void Problem::spoil_outputs() {
+void Problem::spoil_outputs() const {
   const auto spoil = [&](void* memory, size_t bytes) {
     const std::vector<unsigned char> nan(bytes, 0xff);  // NaN in every type
     device_.upload(memory, nan.data(), bytes);
@@ -79,7 +79,7 @@ void Problem::spoil_outputs() {
   if (workspace_bytes_ > 0) spoil(task_.workspace, workspace_bytes_);
 }
 
-Checked Problem::check(int64_t rows) {
+Checked Problem::check(int64_t rows) const {
   spoil_outputs();
   run();
   device_.synchronize();

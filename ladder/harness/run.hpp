@@ -35,11 +35,11 @@ class Problem {
   void run() const { rung_->run(task_); }
   /// Outputs full of NaN, one run, and the comparison of at most `rows` rows spread over all, with the first
   /// and the last among them.
-  Checked check(int64_t rows);
+  Checked check(int64_t rows) const;
 
  private:
   void place(const std::vector<HostTensor>& tensors);
-  void spoil_outputs();
+  void spoil_outputs() const;
 
   Device& device_;
   const Rung* rung_;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The parts of bench/gpu*.py that need no GPU."""
 
+import contextlib
 import json
 import math
 import pathlib
@@ -260,6 +261,8 @@ class Counters(unittest.TestCase):
     def test_short_names(self):
         self.assertEqual(gpu_ncu.short_name("void a::b::f<g(1), h<2>>(int, k<3>)"), "f<g(1), h<2>>")
         self.assertEqual(gpu_ncu.short_name("fill(float*)"), "fill")
+        for unnamed in ("<unnamed>", "(anonymous namespace)"):
+            self.assertEqual(gpu_ncu.short_name(f"void a::{unnamed}::f<a::{unnamed}::g>(a::h)"), "f<a::g>")
 
     def test_table_and_json(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -273,6 +276,144 @@ class Counters(unittest.TestCase):
             stored = json.loads(path.read_text())
             self.assertEqual(stored[0]["registers"], 255)
             self.assertNotIn("ffma", stored[0])
+
+
+FAKE_NCU = """#!{python}
+# Runs the program as ncu does and keeps what was profiled; --import prints it.
+import pathlib, subprocess, sys
+arguments = sys.argv[1:]
+if arguments == ["--version"]:
+    print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0")
+elif "--import" in arguments:
+    print(pathlib.Path(arguments[arguments.index("--import") + 1]).read_text())
+else:
+    program = arguments[arguments.index("--metrics") + 2:]
+    pathlib.Path(arguments[arguments.index("--export") + 1] + ".ncu-rep").write_text(pathlib.Path({csv!r}).read_text())
+    print("==PROF== a message that belongs into the log", file=open(arguments[arguments.index("--log-file") + 1], "w"))
+    sys.exit(subprocess.run(program).returncode)
+"""
+FAKE_FOVEA = """#!{python}
+import json, sys
+group = sys.argv[sys.argv.index("--group") + 1]
+if group != "softmax":
+    sys.exit("fovea ladder: the GPU fell off the bus")
+row = {{"rung": "22_softmax_warp", "group": group, "shape": "1024x1024", "right": True, "profiled": True}}
+rows = [row, {{"rung": "23_softmax_registers", "group": group, "shape": "8x99999", "skipped": "too long"}},
+        row | {{"rung": "30_attention_three_kernels"}}]
+print(json.dumps({{"version": "0.1.0", "date": "2026-01-01", "host": "a host", "gpu": "A GPU, compute capability 9.0",
+                  "protocol": "one run", "rows": rows}}))
+"""
+
+
+class LadderProfile(unittest.TestCase):
+    """The whole of gpu_profile.py --ladder around programs that stand for ncu, nvidia-smi and fovea."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        names, units, *kernels = (HERE / "ncu_raw.csv").read_text().splitlines()
+        marker = kernels[0].replace(kernels[0].split('","')[4], "ladder::<unnamed>::profile_marker()")
+        self.assertIn("profile_marker", marker)
+        # One kernel for the first rung, three for the second.
+        page = "\n".join([names, units, marker, kernels[0], marker, *kernels[1:]]) + "\n"
+        (self.folder / "page.csv").write_text(page)
+        for name, text in (("ncu", FAKE_NCU), ("fovea", FAKE_FOVEA), ("nvidia-smi", "#!/bin/sh\n")):
+            text = text.format(python=sys.executable, csv=str(self.folder / "page.csv")) if "{" in text else text
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+
+    def profile(self, *arguments):
+        return run("gpu_profile.py", "--ladder", "--ncu", str(self.folder / "ncu"), "--fovea", str(self.folder / "fovea"),
+                   *arguments, env={"PATH": str(self.folder) + ":/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
+
+    def test_kernels_go_to_their_rungs(self):
+        done = self.profile("--json", str(self.folder / "out.json"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        stored = json.loads((self.folder / "out.json").read_text())
+        self.assertEqual((stored["gpu"], stored["profiler"]), ("A GPU, compute capability 9.0", "Version 2025.3.1.0"))
+        rungs = [kernel["rung"] for kernel in stored["kernels"]]
+        self.assertEqual(rungs, ["22_softmax_warp"] + ["30_attention_three_kernels"] * 3)
+        first = stored["kernels"][0]
+        self.assertEqual((first["group"], first["shape"], first["registers"]), ("softmax", "1024x1024", 255))
+        self.assertTrue(first["kernel"].startswith("flash_fwd_kernel"), first)
+        self.assertIn("23_softmax_registers 8x99999: left out: too long", done.stdout)
+        self.assertIn("22_softmax_warp 1024x1024: 107.1 µs in 1 kernels", done.stdout)
+        # What fails in one group is told and stops no other.
+        self.assertIn("group tensor: nothing was profiled", done.stderr)
+        self.assertIn("fell off the bus", done.stderr)
+
+    def test_nothing_is_written_when_nothing_was_profiled(self):
+        done = self.profile("--group", "tensor", "--json", str(self.folder / "out.json"))
+        self.assertEqual(done.returncode, 1)
+        self.assertFalse((self.folder / "out.json").exists())
+
+    def test_usage(self):
+        for arguments in (["--rung", "22"], ["--shape", "1x2x3"], ["--group", "cpu"], ["--group", "tensor", "--json", "auto"],
+                          ["--csv", "x"]):  # fmt: skip
+            done = self.profile(*arguments)
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn("gpu_profile.py: error: ", done.stderr)
+        self.assertEqual(run("gpu_profile.py", "--group", "tensor").returncode, 2)
+        done = self.profile("--fovea", str(self.folder / "none"))
+        self.assertIn("make build", done.stderr)
+
+
+class LadderPeers(unittest.TestCase):
+    """bench/ladder_peers.py without PyTorch; with one, its peers on the tensors of a CPU."""
+
+    def test_usage(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "fovea"
+            rows = [{"group": "cpu", "where": "cpu", "shapes": ["1x2x3"]}, {"group": "tensor", "where": "gpu", "shapes": []}]
+            program.write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
+            program.chmod(0o755)
+            (pathlib.Path(folder) / "torch.py").write_text("raise ImportError")
+
+            def peers(*arguments, fovea=program):
+                done = run("ladder_peers.py", "--fovea", str(fovea), *arguments,
+                           env={"PATH": "/usr/bin:/bin", "PYTHONPATH": folder})  # fmt: skip
+                self.assertNotEqual(done.returncode, 0)
+                return done.stderr
+
+            self.assertIn("expected one of tensor with --device cuda", peers("--group", "cpu"))
+            self.assertIn("--shape: name the group", peers("--device", "cuda", "--group", "tensor", "--group", "tensor",
+                                                             "--shape", "1x2x3"))  # fmt: skip
+            self.assertIn("PyTorch is not installed", peers())
+            self.assertIn("`make build` makes", peers(fovea=pathlib.Path(folder) / "none"))
+
+    def test_peers_are_right_on_a_cpu(self):
+        import ladder_peers
+
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("PyTorch is not installed")
+        torch.manual_seed(1)
+        found = {}
+        for group, shape in (("cpu", (3, 70, 40)), ("matmul", (65, 70, 40)), ("softmax", (70, 40)), ("tensor", (16, 70, 128)),
+                             ("backward", (3, 70, 64))):  # fmt: skip
+            for prepare in ladder_peers.peers_of(group, shape, "cpu"):
+                try:
+                    peers = prepare()
+                except RuntimeError:  # a backend that CPUs lack
+                    continue
+                for peer in peers:
+                    with contextlib.suppress(RuntimeError):
+                        peer.run()
+                        found.setdefault(group, []).append(peer.name)
+                        self.assertLessEqual(peer.error(), peer.tolerance, peer.name)
+        self.assertEqual(found["matmul"], ["cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16"])
+        for group, name in (("cpu", "PyTorch"), ("softmax", "PyTorch softmax"), ("tensor", "FlashAttention-2"),
+                            ("backward", "FlashAttention-2")):  # fmt: skip
+            self.assertEqual(found[group], [name])
+
+    def test_rows(self):
+        import ladder_peers
+
+        row = ladder_peers.summary([0.004, 0.002, 0.003])
+        self.assertEqual(row, {"median_seconds": 0.003, "spread": 0.3333, "runs": 3})
+        self.assertRegex(ladder_peers.host_text(), r"\S, \d+ threads$")
 
 
 class WithoutGpu(unittest.TestCase):

@@ -531,59 +531,6 @@ class Bench(ProgramTest):
             self.assertGreater(row["host_nanoseconds"], 0)
 
 
-class Ladder(ProgramTest):
-    few = ["--runs", "3", "--warmups", "0", "--shape", "2x70x40"]
-
-    def test_list(self):
-        rungs = self.json("ladder", "--list")
-        names = [rung["rung"] for rung in rungs]
-        self.assertEqual(names, sorted(names))
-        folders = [path.parent.name for path in (SAMPLE.parent.parent / "ladder").glob("[0-9]*/kernel.c*")]
-        self.assertEqual(names, sorted(folders))
-        for name in names:
-            self.assertIn(name, self.ok("ladder", "--list"))
-
-    def test_json(self):
-        told = self.json("ladder", "--group", "cpu", *self.few)
-        self.assertIn("3 runs", told["protocol"])
-        rows = told["rows"]
-        self.assertGreaterEqual(len(rows), 6)
-        for row in rows:
-            self.assertTrue(row["right"], row)
-            self.assertEqual((row["shape"], row["runs"]), ("2x70x40", 3))
-            self.assertEqual(row["rows_checked"], 128)
-            self.assertEqual(set(row["errors"]), {"o", "lse"})
-            self.assertGreater(row["share_of_peak"], 0)
-            self.assertTrue(row["peer"].startswith("fovea cpu_"), row)
-            self.assertLessEqual(row["fastest_seconds"], row["median_seconds"])
-        self.assertNotIn("times_the_rung_before", rows[0])
-        for before, row in zip(rows, rows[1:]):
-            ratio = before["median_seconds"] / row["median_seconds"]
-            self.assertAlmostEqual(row["times_the_rung_before"] / ratio, 1, places=4)
-
-    def test_table(self):
-        text = self.ok("ladder", "--rung", "03,04", "--no-peer", *self.few)
-        self.assertIn("04_cpu_vector", text)
-        self.assertNotIn("05_cpu_threads", text)
-        self.assertNotIn("peer:", text)
-
-    def test_rungs_that_cannot_run_tell_why(self):
-        for row in self.json("ladder", "--device", "cpu", "--group", "softmax")["rows"]:
-            self.assertIn("skipped", row)
-        row = self.json("ladder", "--rung", "06", "--shape", "1x8x200")["rows"][0]
-        self.assertIn("up to 128", row["skipped"])
-
-    def test_errors(self):
-        self.fails(USAGE, "ladder", "--rung", "99", says=["--rung", "99", "--list"])
-        self.fails(USAGE, "ladder", "--group", "gpu", says=["--group", "cpu", "tensor"])
-        self.fails(USAGE, "ladder", "--group", "softmax", "--rung", "01", says=["--rung"])
-        self.fails(USAGE, "ladder", "--rung", "01", "--shape", "1x2", says=["1x2", "BATCHxLENGTHxSIZE"])
-        self.fails(USAGE, "ladder", "--runs", "2", says=["--runs", "3"])
-        self.fails(USAGE, "ladder", "--warmups", "-1", says=["--warmups"])
-        self.fails(USAGE, "ladder", "--rows", "0", says=["--rows"])
-        self.fails(USAGE, "ladder", "--device", "gpu", says=["--device"])
-
-
 class Check(ProgramTest):
     def test_stops_by_itself(self):
         told = self.json("check", "--backend", "reference", "--problems", "5", "--seed", "3")

@@ -136,6 +136,26 @@ TEST(LadderHarness, RungsAreInOrderAndHaveAGroup) {
   }
 }
 
+TEST(LadderHarness, PeakBytesAreThoseOfTheLargestMoment) {
+  const auto device = host_device();
+  constexpr size_t kMiB = size_t{1} << 20;
+  const auto take = [&](size_t bytes) {
+    void* memory = device->allocate(bytes);
+    device->upload(memory, std::vector<char>(bytes / 2).data(), bytes / 2);
+    device->upload(static_cast<char*>(memory) + bytes / 2, std::vector<char>(bytes / 2).data(), bytes / 2);
+    device->release(memory);
+  };
+  const size_t peak = device->peak_bytes([&] {
+    take(8 * kMiB);
+    take(256 * kMiB);
+  });
+  if (peak == 0) GTEST_SKIP() << "this system does not tell";
+  EXPECT_GT(peak, 240 * kMiB);
+  const size_t again = device->peak_bytes([&] { take(8 * kMiB); });
+  EXPECT_GT(again, 7 * kMiB);
+  EXPECT_LT(again, 128 * kMiB) << "the peak before was not forgotten";
+}
+
 TEST(LadderHarness, PeakOfThisMachine) {
   const auto device = host_device();
   EXPECT_GT(device->peak(Bound::cpu_f32), 1e8);

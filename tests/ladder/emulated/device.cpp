@@ -33,6 +33,9 @@ class Emulated final : public Device {
     std::memset(memory, 0xff, mapped);  // NaN
     char* start = static_cast<char*>(memory) + (mapped - used);
     mapped_[start] = {memory, mapped + page};
+    asked_[start] = bytes;
+    in_use_ += bytes;
+    most_in_use_ = std::max(most_in_use_, in_use_);
     return start;
   }
   void release(void* start) override {
@@ -40,15 +43,23 @@ class Emulated final : public Device {
     if (found == mapped_.end()) return;
     munmap(found->second.first, found->second.second);
     mapped_.erase(found);
+    in_use_ -= asked_[start];
   }
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
   std::vector<double> time(const std::function<void()>&, const Protocol&) override { return {}; }
   void profile(const std::function<void()>& run) override { run(); }
+  size_t peak_bytes(const std::function<void()>& work) override {
+    const size_t before = most_in_use_ = in_use_;
+    work();
+    return most_in_use_ - before;
+  }
 
  private:
   std::map<void*, std::pair<void*, size_t>> mapped_;
+  std::map<void*, size_t> asked_;
+  size_t in_use_ = 0, most_in_use_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""`fovea ladder`, run as a user runs it; see cli_test.py."""
+import json
+import sys
+import unittest
+
+from cli_test import INPUT, SAMPLE, SANITIZED, USAGE, ProgramTest
+
+
+class Ladder(ProgramTest):
+    few = ["--runs", "3", "--warmups", "0", "--shape", "2x70x40"]
+
+    def test_list(self):
+        rungs = self.json("ladder", "--list")
+        names = [rung["rung"] for rung in rungs]
+        self.assertEqual(names, sorted(names))
+        folders = [path.parent.name for path in (SAMPLE.parent.parent / "ladder").glob("[0-9]*/kernel.c*")]
+        self.assertEqual(names, sorted(folders))
+        for name in names:
+            self.assertIn(name, self.ok("ladder", "--list"))
+
+    def test_json(self):
+        told = self.json("ladder", "--group", "cpu", *self.few)
+        self.assertIn("3 runs", told["protocol"])
+        rows = told["rows"]
+        self.assertGreaterEqual(len(rows), 6)
+        for row in rows:
+            self.assertTrue(row["right"], row)
+            self.assertEqual((row["shape"], row["runs"]), ("2x70x40", 3))
+            self.assertEqual(row["rows_checked"], 128)
+            self.assertEqual(set(row["errors"]), {"o", "lse"})
+            self.assertGreater(row["share_of_peak"], 0)
+            [peer] = row["peers"]
+            self.assertTrue(peer["name"].startswith("fovea cpu_"), row)
+            self.assertAlmostEqual(peer["share"] * row["median_seconds"] / peer["seconds"], 1, places=4)
+            self.assertLessEqual(row["fastest_seconds"], row["median_seconds"])
+        self.assertNotIn("times_the_rung_before", rows[0])
+        for before, row in zip(rows, rows[1:]):
+            ratio = before["median_seconds"] / row["median_seconds"]
+            self.assertAlmostEqual(row["times_the_rung_before"] / ratio, 1, places=4)
+
+    def test_table(self):
+        text = self.ok("ladder", "--rung", "03,04", "--no-peer", *self.few)
+        self.assertIn("04_cpu_vector", text)
+        self.assertNotIn("05_cpu_threads", text)
+        self.assertNotIn("of fovea", text)
+
+    def test_peers(self):
+        host = self.json("ladder", "--rung", "03", *self.few)["host"]
+        file = self.folder / "peers.json"
+        row = {"group": "cpu", "shape": "2x70x40", "peer": "another library", "median_seconds": 0.5}
+        rows = [row, row | {"shape": "2x71x40", "peer": "of another shape"}, row | {"group": "tensor"}]
+        file.write_text(json.dumps({"host": host, "rows": rows}))
+        [found] = self.json("ladder", "--rung", "03", *self.few, "--no-peer", "--peers", file)["rows"]
+        [peer] = found["peers"]
+        self.assertEqual((peer["name"], peer["seconds"]), ("another library", 0.5))
+        text = self.ok("ladder", "--rung", "03", *self.few, "--peers", file)
+        self.assertRegex(text, "of fovea +of another library +error")
+
+        for told, says in (
+            ({"host": "a machine elsewhere", "rows": []}, ["a machine elsewhere", "measure again"]),
+            ({"gpu": "a GPU elsewhere", "rows": []}, ["a GPU elsewhere"]),
+            ({"rows": [row | {"median_seconds": 0}]}, ["median_seconds", "more than 0"]),
+            ({"rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
+            ([], ["ladder_peers.py"]),
+        ):
+            file.write_text(json.dumps(told))
+            self.fails(INPUT, "ladder", "--rung", "03", *self.few, "--peers", file, says=["peers.json", *says])
+        self.fails(INPUT, "ladder", "--peers", self.folder / "none.json", says=["none.json", "cannot be read"])
+
+    def test_memory(self):
+        told = self.json("ladder", "--rung", "01,03", "--memory", "--shape", "1x2048x64")
+        self.assertIn("VmHWM", told["protocol"])
+        textbook, online = told["rows"]
+        matrix, tensors = 2048 * 2048 * 4, 4 * 2048 * 64 * 4
+        self.assertGreater(textbook["peak_bytes"], 0.9 * (matrix + tensors))
+        self.assertGreater(online["peak_bytes"], 0.9 * tensors)
+        if not SANITIZED:  # sanitizers keep memory of their own
+            self.assertLess(textbook["peak_bytes"], 1.2 * matrix + 2 * tensors)
+            self.assertLess(online["peak_bytes"], 2 * tensors)
+            self.assertLess(online["library"]["peak_bytes"], matrix / 2)
+        self.assertIn(online["library"]["name"], self.ok("ladder", "--rung", "03", "--memory", "--shape", "1x64x64"))
+        self.fails(USAGE, "ladder", "--memory", "--profile", says=["--memory", "--profile"])
+
+    def test_profile(self):
+        [row] = self.json("ladder", "--rung", "03", "--profile", *self.few)["rows"]
+        self.assertTrue(row["right"] and row["profiled"], row)
+        self.assertNotIn("median_seconds", row)
+
+    def test_rungs_that_cannot_run_tell_why(self):
+        for row in self.json("ladder", "--device", "cpu", "--group", "softmax")["rows"]:
+            self.assertIn("skipped", row)
+        row = self.json("ladder", "--rung", "06", "--shape", "1x8x200")["rows"][0]
+        self.assertIn("up to 128", row["skipped"])
+
+    def test_errors(self):
+        self.fails(USAGE, "ladder", "--rung", "99", says=["--rung", "99", "--list"])
+        self.fails(USAGE, "ladder", "--group", "gpu", says=["--group", "cpu", "tensor"])
+        self.fails(USAGE, "ladder", "--group", "softmax", "--rung", "01", says=["--rung"])
+        self.fails(USAGE, "ladder", "--rung", "01", "--shape", "1x2", says=["1x2", "BATCHxLENGTHxSIZE"])
+        self.fails(USAGE, "ladder", "--runs", "2", says=["--runs", "3"])
+        self.fails(USAGE, "ladder", "--warmups", "-1", says=["--warmups"])
+        self.fails(USAGE, "ladder", "--rows", "0", says=["--rows"])
+        self.fails(USAGE, "ladder", "--device", "gpu", says=["--device"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
