@@ -25,6 +25,7 @@ from typing import Any
 
 import gpu_ncu
 import gpu_report
+from ladder_groups import PROGRAM, list_groups
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_SHAPES = [
@@ -35,14 +36,6 @@ DEFAULT_SHAPES = [
 ]
 WHERE_NCU_IS = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
 RUN = re.compile(r"^profile: (.+)$", re.MULTILINE)
-# What is profiled of a group of the ladder: of the tensor cores' lengths one, of others what is timed.
-LADDER_SHAPES = {
-    "matmul": "4096x4096x4096",
-    "softmax": "1024x1024,16384x16384",
-    "attention": "100x4096x32",
-    "tensor": "64x4096x128",
-    "backward": "32x2048x64",
-}
 
 
 class Failed(RuntimeError):
@@ -146,9 +139,15 @@ def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout.strip().splitlines()[-1:]
     result: dict[str, Any] = {}
     kernels: list[dict[str, Any]] = []
-    for group in args.group or LADDER_SHAPES:
+    groups = list_groups(args.fovea, "gpu")
+    for name in args.group or []:
+        if name not in groups:
+            raise ValueError(f"--group: got '{name}', expected one of {', '.join(groups)}")
+    for group in args.group or groups:
+        # Of the many lengths of a group the one in the middle; the kernel is the same at each.
+        shapes = groups[group] if len(groups[group]) < 3 else [groups[group][len(groups[group]) // 2]]
         program = [str(args.fovea), "ladder", "--profile", "--json", "--no-peer", "--group", group]
-        program += ["--shape", ",".join(args.shape or [LADDER_SHAPES[group]])]
+        program += ["--shape", ",".join(args.shape or shapes)]
         for rung in args.rung or []:
             program += ["--rung", rung]
         try:
@@ -188,11 +187,9 @@ def main() -> int:
     parser.add_argument("--backend", metavar="NAME,...", help="backends of ours")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
     parser.add_argument("--ladder", action="store_true", help="the rungs of the ladder, by fovea ladder --profile")
-    parser.add_argument("--group", action="append", metavar="NAME", choices=LADDER_SHAPES,
-                        help=f"of the ladder: {', '.join(LADDER_SHAPES)}; may be repeated")  # fmt: skip
+    parser.add_argument("--group", action="append", metavar="NAME", help="of the ladder (all on GPUs); may be repeated")
     parser.add_argument("--rung", action="append", metavar="NAME", help="of the ladder, in one --group; may be repeated")
-    parser.add_argument("--fovea", type=Path, metavar="PATH", default=HERE.parent / "build/release/bin/fovea",
-                        help="the program, for --ladder")  # fmt: skip
+    parser.add_argument("--fovea", type=Path, metavar="PATH", default=PROGRAM, help="the program, for --ladder")
     parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's command line")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="read this raw page and profile nothing")
     parser.add_argument("--save-csv", type=Path, metavar="FILE", help="keep the raw page")
@@ -208,8 +205,6 @@ def main() -> int:
     if (args.rung or args.ladder and args.shape) and len(args.group or []) != 1:
         parser.error("--rung and --shape: name the group of the ladder that they are for, with --group")
     if args.ladder:
-        if not args.fovea.is_file():
-            sys.exit(f"gpu_profile.py: {args.fovea}: no such file; `make build` makes it, --fovea names another")
         try:
             result = profile_ladder(args)
         except ValueError as error:

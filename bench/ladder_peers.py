@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Any
 
 import gpu
 import gpu_report
+from ladder_groups import PROGRAM, list_groups
 
 Tensor = Any
 CPU_WARMUPS, CPU_RUNS = 2, 11
@@ -149,7 +149,7 @@ def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[
     if group == "attention":
         return [attention("PyTorch efficient", Backend.EFFICIENT_ATTENTION, torch.float32, 2e-3)]
     both = {"FlashAttention-2": Backend.FLASH_ATTENTION, "cuDNN": Backend.CUDNN_ATTENTION}
-    if group in ("tensor", "backward"):
+    if group in ("tensor", "hopper", "backward"):
         return [attention(name, backend, torch.bfloat16, 2e-2, group == "backward") for name, backend in both.items()]
     return []
 
@@ -227,31 +227,23 @@ def host_text() -> str:
     return f"{name}, {os.cpu_count()} threads"
 
 
-def list_groups(program: Path) -> dict[str, dict[str, Any]]:
-    """name -> {"where": cpu or gpu, "shapes": [text]}"""
-    try:
-        done = subprocess.run([program, "ladder", "--list", "--json"], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"ladder_peers.py: {error}; --fovea PATH names the program that `make build` makes")
-    return {row["group"]: {"where": row["where"], "shapes": row["shapes"]} for row in json.loads(done.stdout)}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="groups of the GPU (cuda) or the CPU")
     parser.add_argument("--group", action="append", metavar="NAME", help="only this group; may be repeated")
     parser.add_argument("--shape", action="append", metavar="SIZES", help="other sizes than the ladder's, of one --group")
-    parser.add_argument("--fovea", type=Path, default=gpu.ROOT / "build/release/bin/fovea", metavar="PATH",
+    parser.add_argument("--fovea", type=Path, default=PROGRAM, metavar="PATH",
                         help="the program, asked for the groups and their shapes")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the times, for fovea ladder --peers")
     args = parser.parse_args()
-    groups = list_groups(args.fovea)
-    where = "cpu" if args.device == "cpu" else "gpu"
-    known = [name for name, group in groups.items() if group["where"] == where]
+    try:
+        groups = list_groups(args.fovea, "cpu" if args.device == "cpu" else "gpu")
+    except ValueError as error:
+        sys.exit(f"ladder_peers.py: {error}")
     for name in args.group or []:
-        if name not in known:
-            parser.error(f"--group: got '{name}', expected one of {', '.join(known)} with --device {args.device}")
-    chosen = args.group or known
+        if name not in groups:
+            parser.error(f"--group: got '{name}', expected one of {', '.join(groups)} with --device {args.device}")
+    chosen = args.group or list(groups)
     if args.shape and len(chosen) != 1:
         parser.error("--shape: name the group that it is for, with --group")
     try:
@@ -264,7 +256,7 @@ def main() -> int:
             sys.exit("ladder_peers.py: PyTorch sees no GPU; --device cpu times the peer of the CPU's rungs")
         about = {"gpu": torch.cuda.get_device_name()}
     torch.manual_seed(1)
-    rows = [row for name in chosen for shape in args.shape or groups[name]["shapes"]
+    rows = [row for name in chosen for shape in args.shape or groups[name]
             for row in measure(name, shape, args.device)]  # fmt: skip
     if args.json:
         results = {

@@ -64,6 +64,7 @@ const char* bound_name(ladder::Bound bound) {
       return "tensor cores, tf32";
     case ladder::Bound::gpu_bf16:
       return "tensor cores, bf16";
+    case ladder::Bound::cpu_memory:
     case ladder::Bound::gpu_memory:
       break;
   }
@@ -178,6 +179,30 @@ class Runner {
   ladder::Device* device_of(const ladder::Group& group) const {
     return group.where == ladder::Where::cpu ? host_.get() : gpu_.get();
   }
+  /// What bounds the rungs that were timed, and the memory of their devices: the lines of a roofline.
+  Json peaks_of(const std::vector<LadderRow>& rows) {
+    Json peaks = Json::array();
+    std::vector<ladder::Bound> seen;
+    const auto add = [&](const ladder::Group& group, ladder::Bound bound) {
+      if (std::find(seen.begin(), seen.end(), bound) != seen.end()) return;
+      seen.push_back(bound);
+      const bool is_memory = bound == ladder::Bound::cpu_memory || bound == ladder::Bound::gpu_memory;
+      const double rate = device_of(group)->peak(bound);
+      if (rate > 0) {
+        peaks.push_back({{"where", group.where == ladder::Where::cpu ? "cpu" : "gpu"},
+                         {"bound", bound_name(bound)},
+                         {"rate", rate * 1e-9},
+                         {"unit", is_memory ? "GB/s" : "GFLOP/s"}});
+      }
+    };
+    for (const LadderRow& row : rows) {
+      if (!row.timed()) continue;
+      const ladder::Group& group = *row.rung->group;
+      add(group, row.rung->bound);
+      add(group, group.where == ladder::Where::cpu ? ladder::Bound::cpu_memory : ladder::Bound::gpu_memory);
+    }
+    return peaks;
+  }
   const ladder::Device& host() const { return *host_; }
   const ladder::Device* gpu() const { return gpu_.get(); }
   const std::string& no_gpu() const { return no_gpu_; }
@@ -287,6 +312,8 @@ Json json_of(const LadderRow& row) {
   json["spread"] = row.timing.spread;
   json["rate"] = row.rate() * 1e-9;
   json["unit"] = unit_of(*row.rung);
+  json["flops"] = ladder::flops_of(group.family, row.shape);
+  json["bytes"] = ladder::bytes_of(group.family, group.type, row.shape);
   json["bound"] = bound_name(row.rung->bound);
   if (row.peak > 0) json["share_of_peak"] = row.rate() / row.peak;
   if (row.before) json["times_the_rung_before"] = *row.before / row.timing.median;
@@ -459,6 +486,7 @@ Exit run_ladder(const LadderOptions& options) {
                  {"protocol", protocol},
                  {"rows", Json::array()}};
     if (runner.gpu() != nullptr) json["gpu"] = runner.gpu()->text();
+    if (const Json peaks = runner.peaks_of(rows); !peaks.empty()) json["peaks"] = peaks;
     for (const LadderRow& row : rows) json["rows"].push_back(json_of(row));
     print_json(json);
   } else {

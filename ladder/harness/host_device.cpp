@@ -78,6 +78,7 @@ class Host final : public Device {
   void* stream() const override { return nullptr; }
 
   double peak(Bound bound) override {
+    if (bound == Bound::cpu_memory) return copy_rate();
     if (bound != Bound::cpu_f32) return 0;
     if (peak_ > 0) return peak_;
     constexpr int kRounds = 1'000'000;
@@ -142,7 +143,27 @@ class Host final : public Device {
     return 0;
   }
 
-  double peak_ = 0;
+  /// Bytes read and written in a second by copies of all processors, 256 MiB each way: far larger than
+  /// caches.
+  double copy_rate() {
+    if (copy_rate_ > 0) return copy_rate_;
+    constexpr size_t kBytes = size_t{256} << 20, kPiece = size_t{1} << 20;
+    auto *from = static_cast<char*>(allocate(kBytes)), *to = static_cast<char*>(allocate(kBytes));
+    std::memset(from, 1, kBytes);
+    std::memset(to, 2, kBytes);
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const Clock::time_point start = Clock::now();
+      parallel_for(kBytes / kPiece, [&](int64_t i) {
+        std::memcpy(to + static_cast<size_t>(i) * kPiece, from + static_cast<size_t>(i) * kPiece, kPiece);
+      });
+      copy_rate_ = std::max(copy_rate_, 2.0 * static_cast<double>(kBytes) / since(start));
+    }
+    release(from);
+    release(to);
+    return copy_rate_;
+  }
+
+  double peak_ = 0, copy_rate_ = 0;
 };
 
 }  // namespace

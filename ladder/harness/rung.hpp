@@ -15,11 +15,12 @@ enum class Type : uint8_t { f32, bf16 };
 enum class Where : uint8_t { cpu, gpu };
 /// What bounds a rung at best, and what its share is told of.
 enum class Bound : uint8_t {
-  cpu_f32,    ///< fused multiply-adds of float32 on all processors
-  gpu_f32,    ///< the same on CUDA cores
-  gpu_tf32,   ///< tensor cores, float32 operands of which 19 bits are read
-  gpu_bf16,   ///< tensor cores, bfloat16 operands
-  gpu_memory  ///< bytes from and to memory, as fast as a copy
+  cpu_f32,     ///< fused multiply-adds of float32 on all processors
+  cpu_memory,  ///< bytes from and to the host's memory, as fast as all processors copy
+  gpu_f32,     ///< the same on CUDA cores
+  gpu_tf32,    ///< tensor cores, float32 operands of which 19 bits are read
+  gpu_bf16,    ///< tensor cores, bfloat16 operands
+  gpu_memory   ///< bytes from and to memory, as fast as a copy
 };
 
 /// Rungs that solve the same problem, one better than the other.

@@ -294,9 +294,17 @@ else:
 """
 FAKE_FOVEA = """#!{python}
 import json, sys
+if "--list" in sys.argv:
+    lengths = ["512x512x128", "256x1024x128", "128x2048x128", "64x4096x128", "32x8192x128", "16x16384x128"]
+    print(json.dumps([{{"group": "cpu", "where": "cpu", "shapes": ["4x1024x64"]}},
+                      {{"group": "softmax", "where": "gpu", "shapes": ["1024x1024", "16384x16384"]}},
+                      {{"group": "tensor", "where": "gpu", "shapes": lengths}}]))
+    sys.exit()
 group = sys.argv[sys.argv.index("--group") + 1]
+shapes = sys.argv[sys.argv.index("--shape") + 1]
 if group != "softmax":
-    sys.exit("fovea ladder: the GPU fell off the bus")
+    sys.exit("fovea ladder: the GPU fell off the bus at " + shapes)
+assert shapes == "1024x1024,16384x16384", shapes
 row = {{"rung": "22_softmax_warp", "group": group, "shape": "1024x1024", "right": True, "profiled": True}}
 rows = [row, {{"rung": "23_softmax_registers", "group": group, "shape": "8x99999", "skipped": "too long"}},
         row | {{"rung": "30_attention_three_kernels"}}]
@@ -341,7 +349,7 @@ class LadderProfile(unittest.TestCase):
         self.assertIn("22_softmax_warp 1024x1024: 107.1 µs in 1 kernels", done.stdout)
         # What fails in one group is told and stops no other.
         self.assertIn("group tensor: nothing was profiled", done.stderr)
-        self.assertIn("fell off the bus", done.stderr)
+        self.assertIn("fell off the bus at 64x4096x128", done.stderr)
 
     def test_nothing_is_written_when_nothing_was_profiled(self):
         done = self.profile("--group", "tensor", "--json", str(self.folder / "out.json"))
@@ -349,14 +357,14 @@ class LadderProfile(unittest.TestCase):
         self.assertFalse((self.folder / "out.json").exists())
 
     def test_usage(self):
-        for arguments in (["--rung", "22"], ["--shape", "1x2x3"], ["--group", "cpu"], ["--group", "tensor", "--json", "auto"],
+        for arguments in (["--rung", "22"], ["--shape", "1x2x3"], ["--group", "tensor", "--json", "auto"],
                           ["--csv", "x"]):  # fmt: skip
             done = self.profile(*arguments)
             self.assertEqual(done.returncode, 2, arguments)
             self.assertIn("gpu_profile.py: error: ", done.stderr)
         self.assertEqual(run("gpu_profile.py", "--group", "tensor").returncode, 2)
-        done = self.profile("--fovea", str(self.folder / "none"))
-        self.assertIn("make build", done.stderr)
+        self.assertIn("make build", self.profile("--fovea", str(self.folder / "none")).stderr)
+        self.assertIn("'cpu', expected one of softmax, tensor", self.profile("--group", "cpu").stderr)
 
 
 class LadderPeers(unittest.TestCase):

@@ -24,10 +24,13 @@ class Ladder(ProgramTest):
         self.assertIn("3 runs", told["protocol"])
         rows = told["rows"]
         self.assertGreaterEqual(len(rows), 6)
+        self.assertEqual([(peak["where"], peak["unit"]) for peak in told["peaks"]], [("cpu", "GFLOP/s"), ("cpu", "GB/s")])
+        self.assertTrue(all(peak["rate"] > 0 for peak in told["peaks"]))
         for row in rows:
             self.assertTrue(row["right"], row)
             self.assertEqual((row["shape"], row["runs"]), ("2x70x40", 3))
             self.assertEqual(row["rows_checked"], 128)
+            self.assertEqual((row["flops"], row["bytes"]), (4 * 2 * 70 * 70 * 40, 4 * (4 * 2 * 70 * 40 + 2 * 70)))
             self.assertEqual(set(row["errors"]), {"o", "lse"})
             self.assertGreater(row["share_of_peak"], 0)
             [peer] = row["peers"]

@@ -159,6 +159,7 @@ TEST(LadderHarness, PeakBytesAreThoseOfTheLargestMoment) {
 TEST(LadderHarness, PeakOfThisMachine) {
   const auto device = host_device();
   EXPECT_GT(device->peak(Bound::cpu_f32), 1e8);
+  EXPECT_GT(device->peak(Bound::cpu_memory), 1e8);
   EXPECT_EQ(device->peak(Bound::gpu_bf16), 0);
 }
 
