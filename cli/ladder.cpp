@@ -137,10 +137,9 @@ std::vector<ladder::Shape> shapes_of(const LadderOptions& options, const ladder:
 /// Why a rung does not run here; empty when it does.
 std::string obstacle(const ladder::Rung& rung, ladder::Shape shape, const ladder::Device* device,
                      const std::string& no_device) {
-  if (device == nullptr) return no_device;
-  if (rung.run == nullptr) return "this build has no CUDA";
-  if (device->capability() < rung.capability)
-    return fmt::format("needs compute capability {}.{}", rung.capability / 10, rung.capability % 10);
+  if (device == nullptr) return no_device + (rung.newer_too ? "" : "; needs " + rung.needs());
+  if (rung.capability > 0 && !rung.runs_on(device->capability())) return "needs " + rung.needs();
+  if (rung.run == nullptr) return "this build has no code of it";
   if (!rung.accepts(shape)) return fmt::format("takes {}", rung.accepted);
   return "";
 }
@@ -421,6 +420,7 @@ void print_list(bool json) {
                       {"idea", rung.idea},
                       {"where", rung.group->where == ladder::Where::cpu ? "cpu" : "gpu"},
                       {"capability", rung.capability},
+                      {"newer_too", rung.newer_too},
                       {"accepts", rung.accepted},
                       {"shapes", shape_texts(*rung.group)},
                       {"in_this_build", rung.run != nullptr}});
@@ -432,7 +432,7 @@ void print_list(bool json) {
     fmt::print("{}: {}\n", group.name, group.title);
     Table table("  ");
     for (const ladder::Rung& rung : ladder::rungs()) {
-      if (rung.group == &group) table.add({rung.name, rung.idea});
+      if (rung.group == &group) table.add({rung.name, rung.idea, rung.needs()});
     }
     fmt::print("{}", table.text());
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -43,7 +44,13 @@ struct Rung {
   size_t (*workspace)(Shape);  ///< in floats
   bool (*accepts)(Shape);
   const char* accepted;      ///< in words
-  void (*run)(const Task&);  ///< null where the build has no CUDA
+  void (*run)(const Task&);  ///< null where the build has no code of it
+  bool newer_too = true;     ///< runs on newer GPUs as well; those of sm_90a do not
+
+  /// Whether a GPU of that compute capability, times ten, has its instructions.
+  bool runs_on(int gpu) const { return newer_too ? gpu >= capability : gpu == capability; }
+  /// What it needs of a GPU, in words; empty for those of CPUs.
+  std::string needs() const;
 };
 
 std::span<const Group> groups();

@@ -41,6 +41,13 @@ void tensor_lazy(const AttentionBf16&);
 void tensor_tiles(const AttentionBf16&);
 void tensor_persistent(const AttentionBf16&);
 void tensor_tuned(const AttentionBf16&);
+void hopper_tma(const AttentionBf16&);
+void hopper_wgmma(const AttentionBf16&);
+void hopper_specialised(const AttentionBf16&);
+void hopper_pingpong(const AttentionBf16&);
+void hopper_overlap(const AttentionBf16&);
+void hopper_persistent(const AttentionBf16&);
+void hopper_queued(const AttentionBf16&);
 void backward_textbook(const GradientBf16&);
 void backward_recompute(const GradientBf16&);
 void backward_atomics(const GradientBf16&);
@@ -51,6 +58,12 @@ void backward_tensor(const GradientBf16&);
 #define GPU(Problem, kRun) with<Problem, kRun>
 #else
 #define GPU(Problem, kRun) nullptr
+#endif
+// Of sm_90a: a build for other chips alone has none of it.
+#ifdef LADDER_HOPPER
+#define HOPPER(kRun) with<AttentionBf16, kRun>
+#else
+#define HOPPER(kRun) nullptr
 #endif
 
 namespace {
@@ -123,6 +136,17 @@ const std::array kGroups = {
            {64, 4096, 128},
            {32, 8192, 128},
            {16, 16384, 128}}},
+    Group{"hopper",
+          "Attention on Hopper's tensor cores, bfloat16",
+          Family::attention,
+          Type::bf16,
+          Where::gpu,
+          {{512, 512, 128},
+           {256, 1024, 128},
+           {128, 2048, 128},
+           {64, 4096, 128},
+           {32, 8192, 128},
+           {16, 16384, 128}}},
     Group{"backward",
           "Gradients of attention, bfloat16 to float32",
           Family::gradient,
@@ -131,7 +155,8 @@ const std::array kGroups = {
           {{32, 2048, 64}}},
 };
 constexpr const Group *kCpu = &kGroups[0], *kMatmul = &kGroups[1], *kSoftmax = &kGroups[2],
-                      *kAttention = &kGroups[3], *kTensor = &kGroups[4], *kBackward = &kGroups[5];
+                      *kAttention = &kGroups[3], *kTensor = &kGroups[4], *kHopper = &kGroups[5],
+                      *kBackward = &kGroups[6];
 
 constexpr double kF32 = 1e-5;    // a few roundings of sums of some thousand terms
 constexpr double kTf32 = 2e-3;   // operands of 11 bits
@@ -209,6 +234,21 @@ const std::array kRungs = {
     Rung{"50_tensor_tuned", "nothing checked in the loop", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
          is_128, k128, GPU(AttentionBf16, tensor_tuned)},
 
+    Rung{"60_hopper_tma", "tiles by TMA", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128, k128,
+         HOPPER(hopper_tma), false},
+    Rung{"61_hopper_wgmma", "products of warpgroups", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128,
+         k128, HOPPER(hopper_wgmma), false},
+    Rung{"62_hopper_specialised", "producers and consumers", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
+         is_128, k128, HOPPER(hopper_specialised), false},
+    Rung{"63_hopper_pingpong", "consumers take turns", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128,
+         k128, HOPPER(hopper_pingpong), false},
+    Rung{"64_hopper_overlap", "softmax beside the own products", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
+         is_128, k128, HOPPER(hopper_overlap), false},
+    Rung{"65_hopper_persistent", "blocks that stay, O by TMA", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
+         is_128, k128, HOPPER(hopper_persistent), false},
+    Rung{"66_hopper_queued", "three consumers, stale maxima", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
+         is_128, k128, HOPPER(hopper_queued), false},
+
     Rung{"70_backward_textbook", "P and dS in memory", kBackward, Bound::gpu_f32, kExact, 75,
          [](Shape s) { return floats(1.0 * s.a * s.b * (1.0 + 2.0 * s.b)); }, batch_fits, kBatch,
          GPU(GradientBf16, backward_textbook)},
@@ -221,6 +261,13 @@ const std::array kRungs = {
 };
 
 }  // namespace
+
+std::string Rung::needs() const {
+  if (capability == 0) return "";
+  const std::string number =
+      "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+  return newer_too ? number : "a Hopper GPU (" + number + ")";
+}
 
 std::span<const Group> groups() {
   return kGroups;

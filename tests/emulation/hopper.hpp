@@ -30,6 +30,12 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
+/// cuTensorMapEncodeTiled of this device, which knows 16-bit elements and the 128-byte swizzle alone; the
+/// rules are those of CUDA's documentation of that function.
+CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
+                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                                 const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates, int rank);
 void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
 void tma_store_commit();

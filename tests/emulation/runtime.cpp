@@ -84,35 +84,6 @@ CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream
   return CUDA_SUCCESS;
 }
 
-/// The rules are those of CUDA's documentation of this function.
-CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
-                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                                 const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  constexpr uint32_t kElementBytes = 2;
-  TensorMap tensor{};
-  if (rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
-    return CUDA_ERROR_INVALID_VALUE;
-  tensor.address = reinterpret_cast<uint64_t>(address);
-  if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (box[0] * kElementBytes % 16 != 0 || box[0] * kElementBytes > 128) return CUDA_ERROR_INVALID_VALUE;
-  for (cuuint32_t r = 0; r < rank; ++r) {
-    const cuuint64_t stride = r == 0 ? kElementBytes : strides[r - 1];
-    if (sizes[r] == 0 || sizes[r] > uint64_t{1} << 32 || box[r] == 0 || box[r] > 256 || steps[r] != 1 ||
-        (r > 0 && (stride % 16 != 0 || stride >= uint64_t{1} << 40))) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    tensor.strides[r] = stride;
-    tensor.sizes[r] = static_cast<uint32_t>(sizes[r]);
-    tensor.box[r] = box[r];
-  }
-  tensor.rank = static_cast<uint8_t>(rank);
-  tensor.element_bytes = kElementBytes;
-  tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
-  std::memcpy(map, &tensor, sizeof tensor);
-  return CUDA_SUCCESS;
-}
-
 /// FOVEA_EMULATION_REPORT=1: at the end, how often each kernel of this build ran.
 class Report {
  public:

@@ -24,7 +24,7 @@ enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSuccess = 0,
   cudaDriverEntryPointSymbolNotFound = 1
 };
-inline constexpr unsigned cudaEnableLegacyStream = 1, cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEnableDefault = 0, cudaEnableLegacyStream = 1, cudaStreamNonBlocking = 1;
 
 struct cudaFuncAttributes {
   size_t sharedSizeBytes;

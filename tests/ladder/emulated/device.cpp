@@ -7,11 +7,24 @@
 #include <map>
 #include <new>
 
+#include <cuda_runtime_api.h>
+
+#include "emulation/hopper.hpp"
 #include "ladder/harness/device.hpp"
+
+/// The one function of the driver that a rung asks for.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** pointer, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *pointer = known ? reinterpret_cast<void*>(&fovea::emulation::tensor_map_encode_tiled) : nullptr;
+  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
 
 namespace ladder {
 
 const char* running_rung = "";
+int running_capability = 0;
 
 namespace {
 

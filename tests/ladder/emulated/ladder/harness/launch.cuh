@@ -14,6 +14,8 @@ namespace ladder {
 
 /// For reports of the emulated device.
 extern const char* running_rung;
+/// The least that the rung asks for: the memory of the smallest such chip is what it may have.
+extern int running_capability;
 
 inline int sm_count() {
   return 3;  // few, so that persistent kernels have several tiles each
@@ -33,8 +35,9 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes,
             Arguments... arguments) {
   using fovea::emulation::fail;
-  if (shared_bytes > 99 * 1024)
-    fail("%zu bytes of shared memory: more than sm_86 and sm_89 have", shared_bytes);
+  if (shared_bytes > (running_capability == 90 ? 227 : 99) * size_t{1024})
+    fail("%zu bytes of shared memory: more than sm_86 and sm_89 have, or sm_90 for its own rungs",
+         shared_bytes);
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)
     fail("a grid of %u x %u x %u", grid.x, grid.y, grid.z);
   fovea::emulation::run({running_rung, {grid.x, grid.y, grid.z}, threads, shared_bytes},
