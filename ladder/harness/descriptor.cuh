@@ -5,7 +5,7 @@
 //        32-45  from eight rows to the next eight       62-63  1: rows of 128 bytes, swizzled (hopper.cuh)
 #pragma once
 
-#include <cstdint>
+#include "ladder/harness/launch.cuh"
 
 namespace ladder::ptx {
 

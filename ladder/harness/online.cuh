@@ -3,6 +3,7 @@
 // scores as they are, without the scale; `rows[half].sum` of this lane's keys, until the end.
 #pragma once
 
+#include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 

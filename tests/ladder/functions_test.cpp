@@ -6,9 +6,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "ladder/harness/descriptor.cuh"
 #include "ladder/harness/launch.cuh"
+#include "ladder/harness/online.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
+#include "tile/wgmma_map.hpp"
 
 namespace ladder {
 namespace {
@@ -74,6 +77,92 @@ TEST(DeviceFunctions, ARowWithoutKeysStaysEmpty) {
   EXPECT_EQ(row.merge(OnlineRow()), 0.0f);
   EXPECT_EQ(row.sum, 0);
   EXPECT_EQ(row.max, -INFINITY);
+}
+
+/// Two blocks of 16 keys for 16 rows, the second with larger scores and of ten keys, as one softmax.
+TEST(DeviceFunctions, OnlineSoftmaxOfAccumulators) {
+  constexpr float kScaleLog2 = 0.5f;
+  const auto score = [](int row, int key) {
+    return static_cast<float>((row * 7 + key * 13) % 29) - 10.0f + (key >= 16 ? 40.0f : 0.0f);
+  };
+  std::array<std::array<float, 26>, 16> weights{};
+  std::array<float, 16> sums{}, maxima{};
+  std::array<int, 32> raised{};
+  fovea::emulation::run({"a device function", {1, 1, 1}, 32, 0}, [&] {
+    const int lane = static_cast<int>(threadIdx.x);
+    OnlineRow rows[2];
+    float first[2][4], acc_s[2][4], factor[2] = {};
+    for (int block = 0; block < 2; ++block) {
+      for (int i = 0; i < 8; ++i) {
+        const int key = block * 16 + i / 4 * 8 + 2 * (lane % 4) + i % 2;
+        acc_s[i / 4][i % 4] = score(lane / 4 + i / 2 % 2 * 8, key);
+      }
+      if (block == 1) mask(acc_s, 10, lane);
+      if (raise_max(acc_s, rows, factor, kScaleLog2)) ++raised[static_cast<size_t>(lane)];
+      weigh(acc_s, rows, kScaleLog2);
+      if (block == 0) std::memcpy(first, acc_s, sizeof first);
+    }
+    rescale(first, factor);
+    for (int i = 0; i < 16; ++i) {
+      const int row = lane / 4 + i / 2 % 2 * 8, key = i / 8 * 16 + i / 4 % 2 * 8 + 2 * (lane % 4) + i % 2;
+      const float weight = i < 8 ? first[i / 4][i % 4] : acc_s[i / 4 - 2][i % 4];
+      if (key < 26) weights[static_cast<size_t>(row)][static_cast<size_t>(key)] = weight;
+    }
+    for (size_t half = 0; half < 2; ++half) {
+      const float sum = quad_sum(rows[half].sum);
+      sums[static_cast<size_t>(lane) / 4 + 8 * half] = sum;
+      maxima[static_cast<size_t>(lane) / 4 + 8 * half] = rows[half].max;
+    }
+  });
+  for (const int times : raised) EXPECT_EQ(times, 2);
+  for (int row = 0; row < 16; ++row) {
+    const auto r = static_cast<size_t>(row);
+    float largest = -INFINITY;
+    for (int key = 0; key < 26; ++key) largest = std::max(largest, score(row, key));
+    EXPECT_EQ(maxima[r], largest);
+    double sum = 0;
+    for (int key = 0; key < 26; ++key) {
+      const double weight = std::exp2(static_cast<double>((score(row, key) - largest) * kScaleLog2));
+      EXPECT_NEAR(weights[r][static_cast<size_t>(key)], weight, 1e-5) << row << " " << key;
+      sum += weight;
+    }
+    EXPECT_NEAR(sums[r], sum, 1e-4);
+  }
+}
+
+TEST(DeviceFunctions, SmallGrowthRaisesNoMaximum) {
+  fovea::emulation::run({"a device function", {1, 1, 1}, 32, 0}, [&] {
+    float acc_s[2][4] = {}, factor[2];
+    OnlineRow rows[2];
+    EXPECT_TRUE(raise_max(acc_s, rows, factor, 1.0f));
+    acc_s[1][3] = threadIdx.x == 17 ? kLazy : 0.0f;
+    EXPECT_FALSE(raise_max(acc_s, rows, factor, 1.0f));
+    acc_s[1][3] *= 1.125f;
+    EXPECT_TRUE(raise_max(acc_s, rows, factor, 1.0f));  // one lane votes for all rows of the warp
+    EXPECT_EQ(rows[1].max, threadIdx.x / 4 == 17 / 4 ? kLazy * 1.125f : 0.0f);
+  });
+}
+
+TEST(DeviceFunctions, WeightsBecomeOperandA) {
+  fovea::emulation::run({"a device function", {1, 1, 1}, 32, 0}, [&] {
+    const float acc_s[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+    uint32_t weights[1][4];
+    pack(acc_s, weights);
+    for (int i = 0; i < 4; ++i) {
+      const auto low = static_cast<float>(2 * i + 1);
+      EXPECT_EQ(weights[0][i], pack_bf16(low, low + 1)) << i;
+    }
+  });
+}
+
+/// As the library's own arithmetic, which has tests against the manual's layouts, has them.
+TEST(DeviceFunctions, DescriptorsOfWgmma) {
+  using fovea::tile::SwizzleMode;
+  for (const uint32_t address : {0x400u, 0x10800u, 0x37c00u}) {
+    EXPECT_EQ(ptx::k_major(address), fovea::tile::wgmma_k_major(address, SwizzleMode::k128).encode());
+    EXPECT_EQ(ptx::mn_major(address, 80 * 128),
+              fovea::tile::wgmma_mn_major(address, SwizzleMode::k128, 80).encode());
+  }
 }
 
 TEST(DeviceFunctions, PairsOfBfloat16) {

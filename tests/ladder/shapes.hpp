@@ -36,16 +36,19 @@ inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
   return all;
 }
 
-/// Every row of every output, for each shape and for inputs of two seeds.
+/// Every row of every output.
+inline void expect_right(Problem& problem, const Rung& rung) {
+  const Checked checked = problem.check(1 << 30);
+  EXPECT_TRUE(checked.right);
+  for (const OutputError& error : checked.errors)
+    EXPECT_LE(error.relative, rung.tolerance) << error.tensor << ", largest error " << error.largest;
+}
+/// The same for each shape.
 inline void expect_right(Device& device, const Rung& rung) {
   for (const Shape shape : shapes_with_tails(rung)) {
     SCOPED_TRACE(shape_text(rung.group->family, shape));
     Problem problem(device, rung, shape, static_cast<uint64_t>(shape.b));
-    const Checked checked = problem.check(1 << 30);
-    EXPECT_TRUE(checked.right);
-    for (const OutputError& error : checked.errors) {
-      EXPECT_LE(error.relative, rung.tolerance) << error.tensor << ", largest error " << error.largest;
-    }
+    expect_right(problem, rung);
   }
 }
 
@@ -57,6 +60,13 @@ inline std::vector<Rung> rungs_of(Where where) {
   for (const Rung& rung : rungs()) {
     if (rung.group->where == where) found.push_back(rung);
   }
+  return found;
+}
+
+inline std::vector<Rung> rungs_of(Where where, Family family, Type type) {
+  std::vector<Rung> found = rungs_of(where);
+  std::erase_if(found,
+                [=](const Rung& rung) { return rung.group->family != family || rung.group->type != type; });
   return found;
 }
 
