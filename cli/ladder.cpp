@@ -432,7 +432,9 @@ void print_list(bool json) {
     fmt::print("{}: {}\n", group.name, group.title);
     Table table("  ");
     for (const ladder::Rung& rung : ladder::rungs()) {
-      if (rung.group == &group) table.add({rung.name, rung.idea, rung.needs()});
+      if (rung.group == &group)
+        table.add(
+            {rung.name, rung.newer_too ? rung.idea : fmt::format("{}; needs {}", rung.idea, rung.needs())});
     }
     fmt::print("{}", table.text());
   }
