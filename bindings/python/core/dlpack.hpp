@@ -35,7 +35,10 @@ constexpr uint64_t kDLReadOnly = 1;
 struct DLExchangeApi {
   DLVersion version;
   const DLExchangeApi* previous;
-  void* allocate;
+  /// A new array of the prototype's shape, type and device. -1 where it fails; then it calls set_error, which
+  /// must not need the GIL.
+  int (*allocate)(fovea_tensor* prototype, DLManagedTensorVersioned** out, void* error_context,
+                  void (*set_error)(void* error_context, const char* kind, const char* message));
   void* from_object;
   void* to_object;
   /// Describes an array without a reference: valid as long as the array is. -1 with a Python exception set.

@@ -145,6 +145,8 @@ class Workspace {
         PyErr_NoMemory();
         throw PythonError();
       }
+    } else if (take_from(type.exchange, plan.workspace_size)) {
+      memory_ = static_cast<char*>(managed_->tensor.data) + managed_->tensor.byte_offset;
     } else if (type.allocate) {
       const Ref size = checked(PyLong_FromSize_t(plan.workspace_size));
       const Ref id = checked(PyLong_FromLong(device_.id));
@@ -159,7 +161,9 @@ class Workspace {
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace() {
     if (kept_) return;
-    if (device_.type == FOVEA_CPU) {
+    if (managed_ != nullptr) {
+      if (managed_->deleter != nullptr) managed_->deleter(managed_);
+    } else if (device_.type == FOVEA_CPU) {
       std::free(memory_);
     } else {
       fovea_workspace_destroy(device_, memory_);
@@ -168,8 +172,23 @@ class Workspace {
   void* memory() const { return memory_; }
 
  private:
+  /// The same allocator as `ArrayType::allocate` asks, without Python in between. False where it fails: asked
+  /// again through Python, the library raises its own exception.
+  bool take_from(const DLExchangeApi* library, size_t size) {
+    if (library == nullptr || library->allocate == nullptr) return false;
+    int64_t bytes = static_cast<int64_t>(size);
+    fovea_tensor prototype{};
+    prototype.device = device_;
+    prototype.ndim = 1;
+    prototype.dtype = {FOVEA_CODE_UINT, 8, 1};
+    prototype.shape = &bytes;
+    const WithoutGil others_run;
+    return library->allocate(&prototype, &managed_, nullptr, [](void*, const char*, const char*) {}) == 0;
+  }
+
   fovea_device device_;
   void* memory_ = nullptr;
+  DLManagedTensorVersioned* managed_ = nullptr;
   Ref kept_;
 };
 

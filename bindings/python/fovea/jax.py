@@ -20,8 +20,8 @@ from ._arrays import Form
 from ._attend import numbers, output_shapes
 
 _TARGET = "fovea_attend"
-for _platform in ("cpu", "cuda"):
-    jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(_platform), platform=_platform)
+for _platform, _name in (("cpu", "cpu"), ("cuda", "CUDA")):  # the latter as JAX's plugin for CUDA spells it
+    jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(_platform), platform=_name)
 
 # In the order of the compiled part.
 _ROLES = (

@@ -53,8 +53,22 @@ DeviceProperties read_properties(int id) {
   return out;
 }
 
+/// While a stream is captured, calls that allocate break the capture, unless the thread says that they have
+/// nothing to do with it. Loading a kernel has not, so a plan may be made inside a capture.
+class OutsideOfCaptures {
+ public:
+  OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideOfCaptures(const OutsideOfCaptures&) = delete;
+  OutsideOfCaptures& operator=(const OutsideOfCaptures&) = delete;
+  ~OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 LoadedKernel load(const Kernel& kernel, int id) {
   const ContextScope scope(primary_context(id));
+  const OutsideOfCaptures relaxed;
   LoadedKernel result;
   const auto fails = [&](cudaError_t error) {
     cudaGetLastError();  // ours, and now told

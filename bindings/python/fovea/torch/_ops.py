@@ -42,7 +42,8 @@ NUMBERS = {
 _COMMON = ", ".join([f"Tensor? {name}" for name in TENSORS] + [f"{kind} {name}" for name, kind in NUMBERS.items()])
 
 _library = torch.library.Library("fovea", "DEF")
-# draw_seed: the seed comes from PyTorch's generator, else from `seed`. rng_state is (seed, offset), on the CPU.
+# draw_seed: the seed comes from PyTorch's generator, else from `seed`. rng_state is (seed, offset) where there is dropout: on
+# the CPU, so that torch.compile makes no CUDA graph of what draws numbers. Without dropout it has no elements and lies beside q.
 _library.define(
     f"forward(Tensor q, Tensor k, Tensor v, bool draw_seed, {_COMMON}) -> (Tensor o, Tensor lse, Tensor rng_state)",
     tags=[torch.Tag.needs_fixed_stride_order],
@@ -79,12 +80,17 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, draw: bool, *rest: Any) -> tuple[T
     o, lse = _outputs(q, v, arguments["cu_seqlens_q"] is not None)
     seed = draw_seed() if draw else arguments["seed"]
     _core.forward(q=q, k=k, v=v, o=o, lse=lse, **(arguments | {"seed": seed}))
-    return o, lse, torch.tensor([seed, arguments["offset"]], dtype=torch.int64, device="cpu")
+    if arguments["dropout"] > 0:
+        return o, lse, torch.tensor([seed, arguments["offset"]], dtype=torch.int64, device="cpu")
+    return o, lse, q.new_empty(0, dtype=torch.int64)
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, draw: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    o, lse = _outputs(q, v, named(rest)["cu_seqlens_q"] is not None)
-    return o, lse, torch.empty(2, dtype=torch.int64, device="cpu")
+    arguments = named(rest)
+    o, lse = _outputs(q, v, arguments["cu_seqlens_q"] is not None)
+    if arguments["dropout"] > 0:
+        return o, lse, torch.empty(2, dtype=torch.int64, device="cpu")
+    return o, lse, q.new_empty(0, dtype=torch.int64)
 
 
 def _gradients(
