@@ -22,6 +22,13 @@ def place(device):
         yield found
 
 
+@pytest.fixture
+def on_cpu():
+    """Where the numbers are those of numpy, and the host reads cu_seqlens."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 def normal(seed, *shape, dtype=jnp.float32):
     return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
 
@@ -99,14 +106,14 @@ def test_vmap(place):
         assert largest(got[i], fj.attend(q[i], k[i], v[0])) < 1e-6
 
 
-def test_dropout_is_that_of_numpy():
+def test_dropout_is_that_of_numpy(on_cpu):
     q, k, v = (normal(i, 1, 30, 2, 8) for i in range(3))
     seed = 2**64 - 5
     ours = jax.jit(lambda *x: fj.attend(*x, dropout=0.5, seed=seed))(q, k, v)
     assert np.array_equal(np.asarray(ours), fovea.attend(*map(np.asarray, (q, k, v)), dropout=0.5, seed=seed))
 
 
-def test_errors():
+def test_errors(on_cpu):
     q = normal(0, 1, 4, 2, 8)
     with pytest.raises(ValueError, match="k: "):
         jax.jit(fj.attend)(q, q[..., :4], q)
