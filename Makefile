@@ -9,6 +9,7 @@ FUZZ_RUNS ?= 1000000
 BENCH_FLAGS ?=
 PROFILE_FLAGS ?=
 LADDER_FLAGS ?=
+REPORT_FLAGS ?=
 
 # $(call configure,PRESET): only when there is no build tree, CMAKE_FLAGS are given, or nvcc was installed since; ninja
 # reconfigures by itself.
@@ -25,7 +26,7 @@ FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
 .PHONY: help setup run ladder build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile \
-        profile-ladder asan tsan fuzz arm64 format format-check clean
+        profile-ladder report test-report asan tsan fuzz arm64 format format-check clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -44,7 +45,7 @@ run: setup ## attention of a real layer over a real text, as a picture: build/at
 	@$(call build,release,bin/fovea)
 	build/release/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
 
-test: test-setup test-release test-python test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
+test: test-setup test-release test-python test-report test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
 	@echo "make test: all passed"
 
 .PHONY: test-setup
@@ -74,6 +75,14 @@ test-python: test-setup ## the Python package, beside PyTorch, JAX and transform
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
 	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
 	  build/venv/bin/python -m pytest --quiet tests/python; \
+	fi
+
+test-report: ## the page of `fovea report`, in a real browser at two widths, light and dark
+	@tools/setup.sh report-test
+	@if [[ ! -x build/report-test-venv/bin/python ]]; then \
+	  echo "no build/report-test-venv (tools/setup.sh report-test makes it), so the page of fovea report is not tested"; \
+	else \
+	  build/report-test-venv/bin/python -m pytest --quiet tests/report; \
 	fi
 
 # One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
@@ -123,6 +132,12 @@ ladder: setup ## every rung of the ladder that this machine can run: checked, th
 	@$(call configure,release)
 	@$(call build,release,bin/fovea)
 	build/release/bin/fovea ladder $(LADDER_FLAGS)
+
+report: ## build/report.html: what was measured, drawn from the files in bench/results (REPORT_FLAGS, see bench/report.py)
+	@tools/setup.sh report
+	@mkdir -p build
+	@python=build/report-venv/bin/python; [[ -x $$python ]] || python=python3; \
+	$$python bench/report.py --output build/report.html $(REPORT_FLAGS)
 
 bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)

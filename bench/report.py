@@ -329,13 +329,13 @@ def rendered(results: Results, resources: str | None, title: str) -> str:
         loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    files = [[result["file"], data.machine_of(result), str(result["date"]), data.version_of(result), protocol_of(result)]
-             for result in results.all()]  # fmt: skip
+    files = [{"name": result["file"], "machine": data.machine_of(result), "date": result["date"],
+              "version": data.version_of(result), "protocol": protocol_of(result)} for result in results.all()]  # fmt: skip
     return environment.get_template("page.html").render(
         title=title,
         sections=sections(results, resources),
         highlights=highlights(results),
-        files=Table(["file", "machine", "date", "Fovea", "how"], files),
+        files=files,
         made=datetime.date.today().isoformat(),
         style=(PAGE / "page.css").read_text(encoding="utf-8"),
         script=(PAGE / "page.js").read_text(encoding="utf-8"),

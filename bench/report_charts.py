@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ def ladder_bars(rows: list[Row]) -> go.Figure:
     hovers: list[str] = []
 
     def add(name: str, rate: float, color: str, hover: str, share: float | None) -> None:
-        names.append(name)
+        names.append(in_lines(name))
         rates.append(rate / divisor)
         colors.append(color)
         texts.append(three_digits(rate / divisor) + (f" · {share:.0%}" if share is not None and share >= 0.01 else ""))
@@ -133,6 +134,11 @@ def ladder_bars(rows: list[Row]) -> go.Figure:
     found.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     found.update_xaxes(range=[0, max(rates) * 1.22], nticks=4)
     return found
+
+
+def in_lines(name: str) -> str:
+    """A name for an axis, at its spaces in several lines where it would take much of a phone's width."""
+    return "<br>".join(textwrap.wrap(name, 28, break_long_words=False)) or name
 
 
 def is_library(peer: dict[str, Any]) -> bool:
@@ -205,7 +211,7 @@ def roofline(result: Row, on_cpu: bool, profile: Row | None, library: Row | None
     if not points:
         return None
     top = max(ceilings.values())
-    left = min(min(x for x, _, _ in points), min(ceilings.values()) / bandwidth) / 2
+    left = min(min(x for x, _, _ in points), min(ceilings.values()) / bandwidth) / 4
     right = max(max(x for x, _, _ in points), top / bandwidth) * 2
     divisor, unit = scaled([top], "GFLOP/s")
     found = figure(400, x="operations for each byte", y=unit)
@@ -340,9 +346,9 @@ def keeps_matrix(by_length: dict[int, float]) -> bool:
 
 def python_calls(result: Row) -> go.Figure:
     times = result["microseconds"]
-    found = figure(54 + 26 * len(times), x="µs")
+    found = figure(54 + 32 * len(times), x="µs")
     colors = [OURS if name.startswith(("fovea", "the compiled")) else ORANGE for name in times]
-    found.add_bar(x=list(times.values()), y=list(times), orientation="h", marker={"color": colors},
+    found.add_bar(x=list(times.values()), y=[in_lines(name) for name in times], orientation="h", marker={"color": colors},
                   text=[f"{value:.3g}" for value in times.values()], textposition="outside", cliponaxis=False,
                   hoverinfo="x+y")  # fmt: skip
     found.update_layout(bargap=0.25)

@@ -19,6 +19,7 @@ void add_explain(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_check(CLI::App& program, Action& action);
 void add_ladder(CLI::App& program, Action& action);
+void add_report(CLI::App& program, Action& action);
 void add_info(CLI::App& program, Action& action);
 
 }  // namespace fovea::cli

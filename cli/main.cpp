@@ -26,7 +26,7 @@ constexpr const char* kFooter =
     "  3  an input file cannot be read, is damaged, or holds something else than was expected\n"
     "  4  the problem is invalid, or the backend asked for cannot do it\n"
     "  5  an output cannot be written\n"
-    "  6  out of memory, or a fault of the library\n";
+    "  6  out of memory, a missing program or package, or a fault of the library\n";
 
 std::string in_one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -81,6 +81,7 @@ int run_program(int argc, char** argv) {
   add_bench(program, action);
   add_check(program, action);
   add_ladder(program, action);
+  add_report(program, action);
   add_info(program, action);
 
   std::string name = "fovea";

@@ -7,6 +7,8 @@
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
 #   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
 #   tools/setup.sh python        as build, and what the Python package is tested with, from PyPI in build/venv (2.3 GB)
+#   tools/setup.sh report        what `fovea report` draws with, from PyPI in build/report-venv (80 MB)
+#   tools/setup.sh report-test   the same and what its page is tested with in build/report-test-venv, and Chromium (on Debian)
 #   tools/setup.sh arm64         as build, a cross-compiler and an emulator
 #
 # FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
@@ -16,12 +18,17 @@ build=(g++ cmake ninja-build pkg-config python3
        libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev libgtest-dev)
 test=(clang clang-format)
 python=(python3-dev python3-venv)
+report_test=()
+# Ubuntu's package is a snap, which containers cannot install.
+grep -qs '^ID=debian' /etc/os-release && report_test=(chromium chromium-driver fonts-dejavu-core)
 arm64=(g++-aarch64-linux-gnu qemu-user googletest)
 
 case "${1:-}" in
   build) wanted=("${build[@]}") ;;
   test) wanted=("${build[@]}" "${test[@]}") ;;
   python) wanted=("${build[@]}" "${python[@]}") ;;
+  report) wanted=(python3 python3-venv) ;;
+  report-test) wanted=(python3 python3-venv "${report_test[@]}") ;;
   arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
   cuda) wanted=() ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
@@ -85,24 +92,36 @@ install_nvcc() {
   exit 0
 }
 
+# install_venv FOLDER WORDS LISTS: a Python of its own in build/FOLDER with what the lists in tools/ name; WORDS say what.
 install_venv() {
-  local venv=$root/build/venv list=$root/tools/requirements-python.txt
-  cmp --silent "$list" "$venv/requirements-python.txt" && return
-  echo "tools/setup.sh: installing PyTorch, JAX and transformers into build/venv"
+  local venv=$root/build/$1 words=$2 list wanted=$root/build/$1.txt
+  shift 2
+  mkdir -p "$root/build"
+  for list in "$@"; do cat "$root/tools/$list"; done >"$wanted"
+  cmp --silent "$wanted" "$venv/requirements.txt" && return
+  echo "tools/setup.sh: installing $words into ${venv#"$root/"}"
   rm -rf "$venv"
   if ! { python3 -m venv "$venv" &&
          "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-           --requirement "$list"; } >"$venv.log" 2>&1; then
+           --requirement "$wanted"; } >"$venv.log" 2>&1; then
     cat "$venv.log" >&2
-    echo "tools/setup.sh: the packages that the Python package is tested with could not be installed" >&2
+    echo "tools/setup.sh: $words could not be installed" >&2
     exit 1
   fi
-  cp "$list" "$venv/"  # last: a list in the folder says that it is complete
+  cp "$wanted" "$venv/requirements.txt"  # last: a list in the folder says that it is complete
+}
+
+install_from_pypi() {
+  case "$1" in
+    cuda) install_nvcc ;;
+    python) install_venv venv "PyTorch, JAX and transformers" requirements-python.txt ;;
+    report) install_venv report-venv "Plotly and Jinja2" requirements-report.txt ;;
+    report-test) install_venv report-test-venv "Plotly, Jinja2 and Selenium" requirements-report.txt requirements-report-test.txt ;;
+  esac
 }
 
 if [[ ${#missing[@]} -eq 0 ]]; then
-  [[ "$1" == cuda ]] && install_nvcc
-  [[ "$1" == python ]] && install_venv
+  install_from_pypi "$1"
   exit 0
 fi
 
@@ -130,6 +149,4 @@ for i in "${!missing[@]}"; do
   if [[ "${missing[$i]}" == CLANG_RUNTIME ]]; then missing[i]=$(clang_runtime); fi
 done
 quietly apt-get install -y -qq --no-install-recommends "${missing[@]}"
-[[ "$1" == cuda ]] && install_nvcc
-[[ "$1" == python ]] && install_venv
-exit 0
+install_from_pypi "$1"

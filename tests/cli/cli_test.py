@@ -24,8 +24,8 @@ PROGRAM = os.environ["FOVEA_PROGRAM"]
 SAMPLE = pathlib.Path(os.environ["FOVEA_SOURCE"]) / "data" / "minilm_layer3_qkv.safetensors"
 PICTURES = os.environ.get("FOVEA_TEST_PICTURES", "yes") == "yes"
 SANITIZED = os.environ.get("FOVEA_TEST_SANITIZED", "") != ""
-SUBCOMMANDS = ["demo", "attend", "look", "explain", "bench", "check", "ladder", "info"]
-OK, CHECK_FAILED, USAGE, INPUT, PROBLEM, OUTPUT = range(6)
+SUBCOMMANDS = ["demo", "attend", "look", "explain", "bench", "check", "ladder", "report", "info"]
+OK, CHECK_FAILED, USAGE, INPUT, PROBLEM, OUTPUT, RESOURCES = range(7)
 
 
 def fovea(*arguments, **options):

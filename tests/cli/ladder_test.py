@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""`fovea ladder`, run as a user runs it; see cli_test.py."""
+"""`fovea ladder` and `fovea report`, run as a user runs them; see cli_test.py."""
 import json
+import os
+import pathlib
 import sys
 import unittest
 
-from cli_test import INPUT, SAMPLE, SANITIZED, USAGE, ProgramTest
+from cli_test import INPUT, PROGRAM, RESOURCES, SAMPLE, SANITIZED, USAGE, ProgramTest, fovea
 
 
 class Ladder(ProgramTest):
@@ -105,6 +107,34 @@ class Ladder(ProgramTest):
         self.fails(USAGE, "ladder", "--warmups", "-1", says=["--warmups"])
         self.fails(USAGE, "ladder", "--rows", "0", says=["--rows"])
         self.fails(USAGE, "ladder", "--device", "gpu", says=["--device"])
+
+
+class Report(ProgramTest):
+    """How `fovea report` starts the program that makes the page; tests/report has what that does."""
+
+    def setUp(self):
+        super().setUp()
+        python = self.folder / "python"
+        python.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\nexit 5\n')
+        python.chmod(0o755)
+        self.env = {**os.environ, "FOVEA_PYTHON": str(python)}
+        self.env.pop("FOVEA_SHARE", None)
+
+    def test_starts_the_program_beside_it(self):
+        done = fovea("report", "a.json", "--output", "page.html", "b folder", "--title", "A title", env=self.env)
+        script, *words = done.stdout.splitlines()
+        self.assertEqual(words, ["--output", "page.html", "--title", "A title", "--", "a.json", "b folder"])
+        self.assertEqual(done.returncode, 5)
+        self.assertEqual(pathlib.Path(script), pathlib.Path(PROGRAM).resolve().parent.parent / "share/fovea/report/report.py")
+        self.assertTrue(pathlib.Path(script).is_file())
+        self.assertEqual(fovea("report", env=self.env).stdout.splitlines()[1:], ["--output", "report.html", "--"])
+
+    def test_what_is_missing_is_named(self):
+        env = {**self.env, "FOVEA_PYTHON": str(self.folder / "none")}
+        self.fails(RESOURCES, "report", env=env, says=[self.folder / "none", "FOVEA_PYTHON"])
+        env = {**self.env, "FOVEA_SHARE": str(self.folder)}
+        self.fails(RESOURCES, "report", env=env, says=[self.folder / "report/report.py", "FOVEA_SHARE"])
+        self.fails(USAGE, "report", "--pages", env=self.env, says=["--pages"])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command line, as `python -m fovea` and as `fovea`."""
 
+import os
 import sys
 
 from . import _core
@@ -13,6 +14,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    # `fovea report` starts a program in Python that lies beside this one.
+    os.environ.setdefault("FOVEA_PYTHON", sys.executable)
+    os.environ.setdefault("FOVEA_SHARE", os.path.dirname(os.path.abspath(__file__)))
     return _core.main(["fovea", *sys.argv[1:]])
 
 

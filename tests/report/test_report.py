@@ -1,0 +1,125 @@
+"""`fovea report` without a browser: what it reads, what it refuses, what it writes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fixtures
+import pytest
+import report
+import report_charts as charts
+import report_data as data
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = {"ladder": fixtures.ladder, "memory": fixtures.memory, "profile": fixtures.profile, "gpu": fixtures.gpu}
+SECTIONS = {"ladder": {"ladder", "rooflines"}, "memory": {"memory"}, "profile": set(), "gpu": {"speed"}}
+
+
+def run(*arguments, **options):
+    return subprocess.run([sys.executable, str(ROOT / "bench/report.py"), *map(str, arguments)], capture_output=True, text=True,
+                          **options)  # fmt: skip
+
+
+def put(folder, name, value):
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_each_kind_of_file_makes_a_page(tmp_path, kind):
+    results = data.read([put(tmp_path, f"{kind}.json", MADE[kind]())])
+    assert len(getattr(results, kind)) == 1
+    found = {section.name for section in report.sections(results, resources=None)}
+    assert SECTIONS[kind] | ({"kernels"} if kind == "profile" else set()) == found
+    page = report.rendered(results, None, "A title with <angles>")
+    assert "A title with &lt;angles&gt;" in page
+    assert f"{kind}.json" in page
+
+
+def test_committed_files_are_all_known():
+    results = data.read([ROOT / "bench" / "results"])
+    assert len(results.all()) == len(list((ROOT / "bench" / "results").glob("*.json")))
+
+
+def test_resources_of_the_library():
+    families = dict(data.resources((ROOT / "docs/kernels/resources.md").read_text()))
+    assert {"fwd_sm90", "fwd_sm80", "bwd_sm80"} <= families.keys()
+    head, first, *_ = families["fwd_sm80"]
+    assert head[:3] == ["kernel", "threads", "shared memory"]
+    assert first[0].startswith("fwd_sm80_")
+
+
+def test_what_cannot_be_read(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("an older page")
+    ladder = put(tmp_path, "ladder.json", fixtures.ladder())
+    broken = fixtures.ladder()
+    del broken["rows"][0]["unit"]
+    cases = [
+        ([tmp_path / "none.json"], 3, "none.json: no such file"),
+        ([put(tmp_path, "text.json", "{")], 3, "text.json: not JSON"),
+        ([put(tmp_path, "list.json", [1])], 3, "list.json: not a file of results"),
+        ([put(tmp_path, "other.json", {"rows": [{"a": 1}], "host": "x"})], 3, "other.json: not a file of results"),
+        ([put(tmp_path, "old.json", broken)], 3, "lacks what its kind has (KeyError: 'unit')"),
+        ([ROOT / "tests/report"], 3, "no .json file in"),
+        ([ladder, "--output", tmp_path / "page.pdf"], 2, ".html"),
+        ([ladder, "--output", tmp_path / "none" / "page.html"], 5, "No such file or directory"),
+    ]
+    for arguments, code, words in cases:
+        done = run(*([*arguments, "--output", page] if "--output" not in arguments else arguments))
+        assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
+        assert done.stderr.startswith("fovea report: ") and done.stderr.count("\n") == 1, done.stderr
+        assert words in done.stderr
+    assert page.read_text() == "an older page"
+    done = run(ladder, "--output", page)
+    assert done.returncode == 0, done.stderr
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_missing_libraries_are_named(tmp_path):
+    (tmp_path / "plotly.py").write_text("raise ImportError('No module named plotly')")
+    done = run(put(tmp_path, "ladder.json", fixtures.ladder()), env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 6
+    assert "pip install plotly jinja2" in done.stderr
+
+
+def test_memory_lines():
+    square, line = {n: n * n + 1e5 for n in fixtures.LENGTHS}, {n: 256 * n + 1e5 for n in fixtures.LENGTHS}
+    assert charts.keeps_matrix(square) and not charts.keeps_matrix(line)
+    assert not charts.keeps_matrix({512: 1.0})
+    same = charts.alike({"a": line, "b": {n: y * 1.01 for n, y in line.items()}, "c": square})
+    assert same == {"a": ["a", "b"], "c": ["c"]}
+    gain, words = report.least_memory(fixtures.memory())
+    assert gain > 30 and "30_attention_three_kernels at length 16,384" in words
+
+
+def test_rates_and_words():
+    assert charts.scaled([999], "GFLOP/s") == (1.0, "GFLOP/s")
+    assert charts.scaled([1000], "GB/s") == (1e3, "TB/s")
+    assert [charts.short(x) for x in (512, 1024, 16384, 2**20, 1500)] == ["512", "1k", "16k", "1M", "1,500"]
+    assert [charts.bytes_text(x) for x in (512, 2**20, 1000 * 2**20, 3 * 2**40)] == ["512 B", "1 MiB", "1000 MiB", "3072 GiB"]
+    assert [charts.seconds_text(x) for x in (1.5, 0.0015, 2e-6, 5e-9)] == ["1.5 s", "1.5 ms", "2 µs", "5 ns"]
+    assert data.shape_words("tensor", "1x4096x128") == "1 head, length 4,096, size 128"
+    assert data.shape_words("softmax", "8x16384") == "8 rows of 16,384"
+
+
+def test_roofline_needs_its_ceilings():
+    result = fixtures.ladder()
+    assert charts.roofline(result, False, None, None) is not None
+    assert charts.roofline(result | {"peaks": []}, False, None, None) is None
+    only_memory = [peak for peak in result["peaks"] if peak["unit"] == "GB/s"]
+    assert charts.roofline(result | {"peaks": only_memory}, False, None, None) is None
+
+
+def test_bars_are_the_rates_of_the_file():
+    rows = [row for row in fixtures.ladder()["rows"] if row["group"] == "attention" and "rate" in row]
+    bar = charts.ladder_bars(rows).data[0]
+    assert list(bar.y) == [row["rung"] for row in rows] + ["fovea cuda_simt", "PyTorch efficient", "peak, CUDA cores"]
+    assert bar.x[0] == pytest.approx(rows[0]["rate"] / 1e3)
+    peer = rows[-1]["peers"][1]
+    assert bar.x[4] == pytest.approx(rows[-1]["flops"] / peer["seconds"] * 1e-12)
+    assert bar.x[5] == pytest.approx(fixtures.PEAKS["attention"] / 1e3)
