@@ -296,6 +296,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
+  std::swap(current, *mode);
+  return cudaSuccess;
+}
 cudaError_t cudaMalloc(void** memory, size_t size) {
   *memory = allocations().allocate(size);
   return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
