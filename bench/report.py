@@ -345,6 +345,9 @@ def rendered(results: Results, resources: str | None, title: str) -> str:
 
 def protocol_of(result: Row) -> str:
     protocol = result.get("protocol")
+    if isinstance(peers := result.get("peers"), dict):
+        versions = ", ".join(f"{name} {version}" for name, version in peers["software"].items() if version)
+        return f"{protocol}; peers by {versions}, {peers['date']}"
     if isinstance(protocol, dict):
         return f"{protocol.get('rounds', '?')} rounds; {protocol.get('turn', '')}"
     return str(protocol or result.get("ratio") or (f"{result['rounds']} rounds" if "rounds" in result else ""))

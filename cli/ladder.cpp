@@ -202,6 +202,7 @@ class Runner {
     }
     return peaks;
   }
+  const StoredPeers& stored_peers() const { return stored_peers_; }
   const ladder::Device& host() const { return *host_; }
   const ladder::Device* gpu() const { return gpu_.get(); }
   const std::string& no_gpu() const { return no_gpu_; }
@@ -488,6 +489,7 @@ Exit run_ladder(const LadderOptions& options) {
                  {"protocol", protocol},
                  {"rows", Json::array()}};
     if (runner.gpu() != nullptr) json["gpu"] = runner.gpu()->text();
+    if (!runner.stored_peers().about().is_null()) json["peers"] = runner.stored_peers().about();
     if (const Json peaks = runner.peaks_of(rows); !peaks.empty()) json["peaks"] = peaks;
     for (const LadderRow& row : rows) json["rows"].push_back(json_of(row));
     print_json(json);

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <memory>
 
-#include "cli/text.hpp"
 #include "fovea/fovea.hpp"
 #include "io/file_error.hpp"
 
@@ -132,6 +131,7 @@ StoredPeers::StoredPeers(const std::filesystem::path& path, const ladder::Device
       const std::string text = gpu != nullptr ? gpu->text() : "";
       demand_same("gpu", text.substr(0, text.find(", compute capability")));
     }
+    about_ = {{"date", json.at("date")}, {"software", json.at("software")}};
     for (const Json& row : json.at("rows")) {
       const auto seconds = row.at("median_seconds").get<double>();
       if (!(seconds > 0)) throw wrong(fmt::format("median_seconds is {}, expected more than 0", seconds));

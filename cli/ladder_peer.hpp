@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/text.hpp"
 #include "ladder/harness/run.hpp"
 
 namespace fovea::cli {
@@ -37,6 +38,8 @@ class StoredPeers {
   StoredPeers(const std::filesystem::path& path, const ladder::Device& host, const ladder::Device* gpu);
 
   std::vector<Peer> of(const ladder::Group& group, ladder::Shape shape) const;
+  /// When and with which versions they were timed; null without a file.
+  const Json& about() const { return about_; }
 
  private:
   struct Row {
@@ -44,6 +47,7 @@ class StoredPeers {
     Peer peer;
   };
   std::vector<Row> rows_;
+  Json about_;
 };
 
 }  // namespace fovea::cli

@@ -55,8 +55,11 @@ class Ladder(ProgramTest):
         file = self.folder / "peers.json"
         row = {"group": "cpu", "shape": "2x70x40", "peer": "another library", "median_seconds": 0.5}
         rows = [row, row | {"shape": "2x71x40", "peer": "of another shape"}, row | {"group": "tensor"}]
-        file.write_text(json.dumps({"host": host, "rows": rows}))
-        [found] = self.json("ladder", "--rung", "03", *self.few, "--no-peer", "--peers", file)["rows"]
+        about = {"date": "2026-01-02", "software": {"torch": "2.11"}}
+        file.write_text(json.dumps({"host": host, **about, "rows": rows}))
+        told = self.json("ladder", "--rung", "03", *self.few, "--no-peer", "--peers", file)
+        self.assertEqual(told["peers"], about)
+        [found] = told["rows"]
         [peer] = found["peers"]
         self.assertEqual((peer["name"], peer["seconds"]), ("another library", 0.5))
         text = self.ok("ladder", "--rung", "03", *self.few, "--peers", file)
@@ -65,8 +68,8 @@ class Ladder(ProgramTest):
         for told, says in (
             ({"host": "a machine elsewhere", "rows": []}, ["a machine elsewhere", "measure again"]),
             ({"gpu": "a GPU elsewhere", "rows": []}, ["a GPU elsewhere"]),
-            ({"rows": [row | {"median_seconds": 0}]}, ["median_seconds", "more than 0"]),
-            ({"rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
+            ({**about, "rows": [row | {"median_seconds": 0}]}, ["median_seconds", "more than 0"]),
+            ({**about, "rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
             ([], ["ladder_peers.py"]),
         ):
             file.write_text(json.dumps(told))

@@ -78,7 +78,7 @@ def ladder():
              {"where": "gpu", "bound": "memory, copied", "rate": PEAKS["softmax"], "unit": "GB/s"},
              {"where": "gpu", "bound": BOUNDS["tensor"], "rate": PEAKS["tensor"], "unit": "GFLOP/s"}]  # fmt: skip
     return {"version": "0.1.0", "date": "2026-01-02", "host": HOST, "protocol": "2 warm-ups, 11 runs", "gpu": GPU, "peaks": peaks,
-            "rows": rows}  # fmt: skip
+            "peers": {"date": "2026-01-01", "software": {"torch": "2.11", "cuda": None}}, "rows": rows}  # fmt: skip
 
 
 def memory():
