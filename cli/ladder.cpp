@@ -269,7 +269,7 @@ class Runner {
         problem.run();
         device.synchronize();
       });
-      if (row.peak_bytes == 0) row.skipped = "this system does not tell how much memory is in use";
+      if (row.peak_bytes == 0) row.skipped = "less memory than this system tells apart, or it does not tell";
     } catch (const std::bad_alloc&) {
       row.skipped = "out of memory";
     }

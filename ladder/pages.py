@@ -11,7 +11,7 @@
 Measurements come from bench/results/ladder_*.json, which `fovea ladder --json` prints, and counters from
 ladder_profile_*.json, which `make profile-ladder PROFILE_FLAGS='--json auto'` writes. In a README of a rung they stand
 between `<!-- measured -->` and `<!-- end of measured -->`, in a page of docs/course between `<!-- measured: RUNG RUNG -->`
-and the same end. A reason is a paragraph of the rung's README that begins with `Longer than 200 lines:` or `Further than 60
+and the same end; peak bytes (`fovea ladder --memory --json`) between `<!-- peak memory: RUNG RUNG -->` and that end. A reason is a paragraph of the rung's README that begins with `Longer than 200 lines:` or `Further than 60
 lines:`.
 """
 import difflib
@@ -25,15 +25,15 @@ MOST_LINES, MOST_CHANGED = 200, 60
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu_ncu  # noqa: E402
-BLOCK = re.compile(r"(<!-- measured(?:: ([\w ]+))? -->\n)(.*?)(<!-- end of measured -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (measured|peak memory)(?:: ([\w ]+))? -->\n)(.*?)(<!-- end of measured -->)", re.DOTALL)
 SIZES = re.compile(r"(<!-- sizes -->\n)(.*?)(<!-- end of sizes -->)", re.DOTALL)
 QUANTITY = re.compile(r"(?<![\w.])\d[\d.,]*\s?(?:[TG]FLOP/s|[TG]B/s|ms|µs|us|ns)\b")
 NOT_YET = "_Not measured in this version of the tree._\n"
 
 
-def table(rows):
-    """Markdown: the first two columns to the left, the others to the right."""
-    line = ["---"] * 2 + ["---:"] * (len(rows[0]) - 2)
+def table(rows, texts=2):
+    """Markdown: the first columns, which are words, to the left, the others to the right."""
+    line = ["---"] * texts + ["---:"] * (len(rows[0]) - texts)
     return "".join("| " + " | ".join(cells) + " |\n" for cells in [rows[0], line, *rows[1:]])
 
 
@@ -89,6 +89,29 @@ def measured(root, rungs):
     return text.rstrip("\n") + "\n" if text else NOT_YET
 
 
+def peak_memory(root, rungs):
+    """A table for each file of peak bytes that has these rungs: a line for each length, a column for each rung and the library."""
+    text = ""
+    for result in results(root):
+        by_length = {}
+        for row in result.get("rows", []):
+            if row["rung"] in rungs and "peak_bytes" in row:
+                line = by_length.setdefault(row["shape"], {})
+                line[row["rung"]] = row["peak_bytes"]
+                if "library" in row:
+                    line["Fovea"] = row["library"]["peak_bytes"]
+        if not by_length:
+            continue
+        machine = result["gpu"] if "gpu" in result and not rungs[0].startswith("0") else result["host"]
+        text += f"{machine}, {result['date']} (`bench/results/{result['file']}`); MiB\n\n"
+        columns = [name for name in [*rungs, "Fovea"] if any(name in line for line in by_length.values())]
+        cells = [["shape", *(f"`{name}`" if name != "Fovea" else name for name in columns)]]
+        cells += [[shape, *(f"{line[name] / 2**20:,.1f}" if name in line else "-" for name in columns)]
+                  for shape, line in by_length.items()]
+        text += table(cells, texts=1) + "\n"
+    return text.rstrip("\n") + "\n" if text else NOT_YET
+
+
 def shares_of(row, column, peers):
     """How many times as fast as each of the peers."""
     shares = {column(peer): f"{peer['share']:.2f}" for peer in row.get("peers", [])}
@@ -135,10 +158,12 @@ def filled(root, page):
     text = page.read_text(encoding="utf-8")
 
     def block(match):
-        if match[2]:
-            return match[1] + measured(root, match[2].split()) + match[4]
-        found = counters(root, own)
-        return match[1] + measured(root, [own]) + ("\n" + found if found else "") + match[4]
+        before, kind, names, _, after = match.groups()
+        rungs = names.split() if names else [own]
+        if kind == "peak memory":
+            return before + peak_memory(root, rungs) + after
+        found = "" if names else counters(root, own)
+        return before + measured(root, rungs) + ("\n" + found if found else "") + after
 
     text = BLOCK.sub(block, text)
     return SIZES.sub(lambda m: m[1] + sizes_table(root) + m[3], text)
@@ -152,7 +177,7 @@ def complaints(root):
             yield f"{name}: not what its sources say; run ladder/pages.py"
         for quantity in QUANTITY.findall(BLOCK.sub("", text)):
             yield f"{name}: quotes {quantity} outside of what is generated from bench/results"
-        for rung in (word for m in BLOCK.finditer(text) if m[2] for word in m[2].split()):
+        for rung in (word for m in BLOCK.finditer(text) if m[3] for word in m[3].split()):
             if not (root / "ladder" / rung).is_dir():
                 yield f"{name}: there is no rung {rung}"
     for rung, lines, changed in sizes(root):
@@ -174,6 +199,7 @@ def complaints(root):
 def self_test():
     row = {"rung": "02_cpu_b", "shape": "1x2x3", "median_seconds": 0.00125, "spread": 0.1, "rate": 2.5, "unit": "GFLOP/s",
            "peers": [{"name": "fovea cpu_x", "seconds": 0.001, "share": 0.8}, {"name": "cuX", "seconds": 0.002, "share": 1.6}]}
+    weighed = {"rung": "02_cpu_b", "shape": "1x2x3", "peak_bytes": 3 * 2**19, "library": {"name": "fovea x", "peak_bytes": 2**20}}
     kernel = {"rung": "02_cpu_b", "shape": "1x2x3", "kernel": "multiply", "duration_ns": 1250.0, "registers": 77}
     readme = "# B\n\n<!-- measured -->\n<!-- end of measured -->\n"
     long_kernel = "".join(f"line {i};\n" for i in range(230))
@@ -191,9 +217,10 @@ def self_test():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             files = {"bench/results/ladder_x.json": json.dumps({"host": "a machine", "date": "2026-01-01", "rows": [row]}),
+                     "bench/results/ladder_memory_x.json": json.dumps({"host": "a host", "date": "2026-01-03", "rows": [weighed]}),
                      "bench/results/ladder_profile_x.json": json.dumps({"gpu": "a GPU", "date": "2026-01-02", "kernels": [kernel]}),
                      "ladder/README.md": "# Ladder\n", "ladder/01_cpu_a/README.md": readme, "ladder/01_cpu_a/kernel.cpp": "a;\n",
-                     "ladder/02_cpu_b/README.md": readme, "ladder/02_cpu_b/kernel.cpp": "b;\n", "docs/course/a.md": "# A\n"}
+                     "ladder/02_cpu_b/README.md": readme, "ladder/02_cpu_b/kernel.cpp": "b;\n", "docs/course/a.md": "# A\n<!-- peak memory: 01_cpu_a 02_cpu_b -->\n<!-- end of measured -->\n"}
             for name, text in files.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, encoding="utf-8")
@@ -205,6 +232,9 @@ def self_test():
                 if words not in page:
                     print(f"not on the page of the rung: {words}")
                     wrong += 1
+            if "| 1x2x3 | 1.5 | 1.0 |" not in (root / "docs/course/a.md").read_text(encoding="utf-8"):
+                print("the peak bytes are not on their page")
+                wrong += 1
             for name, text in changes.items():
                 (root / name).unlink() if text is None else (root / name).write_text(text, encoding="utf-8")
             found = list(complaints(root))
