@@ -306,9 +306,20 @@ def highlights(results: Results) -> list[tuple[str, str]]:
                 gain = rows[0]["median_seconds"] / rows[-1]["median_seconds"]
                 found.append((f"{gain:,.3g}×", f"as fast as {rows[0]['rung']}: {rows[-1]['rung']}, "
                                                f"{data.machine_of_group(result, group == 'cpu').split(',')[0]}"))  # fmt: skip
+            if share := peer_share(shapes):
+                found.append((f"{share[0]:.2f}×", f"as fast as {share[1]}: {rows[-1]['rung']}, {data.chip_of(result)}"))
     less = [(gain, words) for result in results.memory for gain, words in [least_memory(result)] if gain >= 2]
     found += [(f"{gain:.0f}×", words) for gain, words in less]
     return found
+
+
+def peer_share(shapes: dict[str, list[Row]]) -> tuple[float, str] | None:
+    """Of a group that is timed over the lengths: the last rung against FlashAttention-2, the geometric mean."""
+    if len(shapes) < 3:
+        return None
+    shares = [(peer["share"], peer["name"]) for rows in shapes.values() for peer in rows[-1].get("peers", [])
+              if peer["name"] == "FlashAttention-2"]  # fmt: skip
+    return (gpu_report.geometric_mean(share for share, _ in shares), shares[0][1]) if shares else None
 
 
 def least_memory(result: Row) -> tuple[float, str]:
@@ -402,7 +413,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     try:
         results = data.read(paths)
         if not results.all():
-            return fail(INPUT, f"no .json file in {', '.join(map(str, paths))}")
+            return fail(INPUT, f"no file of results in {', '.join(map(str, paths))}")
         resources = RESOURCES.read_text(encoding="utf-8") if RESOURCES.is_file() else None
         try:
             text = rendered(results, resources, args.title)
@@ -416,6 +427,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     except OSError as error:
         return fail(OUTPUT, f"{args.output}: {error.strerror}")
     print(f"wrote {args.output}: {len(results.all())} files of results, {len(text) / 1e6:.1f} MB")
+    for path in results.left_out:
+        print(f"left out {path}: of no kind that is drawn")
     return 0
 
 

@@ -25,6 +25,7 @@ class Results:
     gpu: list[Row] = field(default_factory=list)  # bench/gpu.py --json
     cpu: list[Row] = field(default_factory=list)  # bench/cpu.py --json
     python: list[Row] = field(default_factory=list)  # bench/python_call.py --json
+    left_out: list[Path] = field(default_factory=list)  # of a folder: JSON, but none of these
 
     def all(self) -> list[Row]:
         return [*self.ladder, *self.memory, *self.profile, *self.gpu, *self.cpu, *self.python]
@@ -50,22 +51,23 @@ def kind_of(result: Any) -> str | None:
     return None
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Folders stand for the .json files in them."""
-    found: list[Path] = []
+def files_of(paths: Iterable[Path]) -> dict[Path, bool]:
+    """Folders stand for the .json files in them. The value: whether the file itself was named."""
+    found: dict[Path, bool] = {}
     for path in paths:
         if path.is_dir():
-            found += sorted(path.glob("*.json"))
+            found |= {file: found.get(file, False) for file in sorted(path.glob("*.json"))}
         elif path.exists():
-            found.append(path)
+            found[path] = True
         else:
             raise WrongFile(f"{path}: no such file or folder")
     return found
 
 
 def read(paths: Iterable[Path]) -> Results:
+    """Raises WrongFile for what is not JSON, and for a named file that holds no results."""
     results = Results()
-    for path in files_of(paths):
+    for path, is_named in files_of(paths).items():
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -73,12 +75,15 @@ def read(paths: Iterable[Path]) -> Results:
         except json.JSONDecodeError as error:
             raise WrongFile(f"{path}: not JSON ({error})") from error
         kind = kind_of(result)
-        if kind is None:
+        if kind is not None:
+            getattr(results, kind).append(result | {"file": path.name})
+        elif is_named:
             raise WrongFile(
                 f"{path}: not a file of results; expected what --json of fovea ladder, or of bench/gpu.py, cpu.py, "
                 "python_call.py or gpu_profile.py --ladder writes"
             )
-        getattr(results, kind).append(result | {"file": path.name})
+        else:
+            results.left_out.append(path)
     return results
 
 

@@ -40,9 +40,17 @@ def test_each_kind_of_file_makes_a_page(tmp_path, kind):
     assert kind != "ladder" or "peers by torch 2.11, 2026-01-01" in page
 
 
-def test_committed_files_are_all_known():
-    results = data.read([ROOT / "bench" / "results"])
-    assert len(results.all()) == len(list((ROOT / "bench" / "results").glob("*.json")))
+def test_what_is_drawn_of_a_folder(tmp_path):
+    committed = ROOT / "bench" / "results"
+    results = data.read([committed])
+    assert len(results.all()) + len(results.left_out) == len(list(committed.glob("*.json")))
+    assert results.ladder and results.memory and results.cpu and results.python
+    # Other JSON in a folder is left out by name; the same file named is an error.
+    other = put(tmp_path, "other.json", {"a": 1})
+    put(tmp_path, "ladder.json", fixtures.ladder())
+    assert data.read([tmp_path]).left_out == [other]
+    with pytest.raises(data.WrongFile, match="other.json: not a file of results"):
+        data.read([tmp_path, other])
 
 
 def test_resources_of_the_library():
@@ -65,7 +73,7 @@ def test_what_cannot_be_read(tmp_path):
         ([put(tmp_path, "list.json", [1])], 3, "list.json: not a file of results"),
         ([put(tmp_path, "other.json", {"rows": [{"a": 1}], "host": "x"})], 3, "other.json: not a file of results"),
         ([put(tmp_path, "old.json", broken)], 3, "lacks what its kind has (KeyError: 'unit')"),
-        ([ROOT / "tests/report"], 3, "no .json file in"),
+        ([ROOT / "tests/report"], 3, "no file of results in"),
         ([ladder, "--output", tmp_path / "page.pdf"], 2, ".html"),
         ([ladder, "--output", tmp_path / "none" / "page.html"], 5, "No such file or directory"),
     ]
@@ -94,6 +102,9 @@ def test_memory_lines():
     assert not charts.keeps_matrix({512: 1.0})
     same = charts.alike({"a": line, "b": {n: y * 1.01 for n, y in line.items()}, "c": square})
     assert same == {"a": ["a", "b"], "c": ["c"]}
+    assert report.peer_share(data.group_rows(fixtures.ladder()["rows"][:3])["cpu"]) is None
+    tensor = data.group_rows(row for row in fixtures.ladder()["rows"] if row["group"] == "tensor")["tensor"]
+    assert report.peer_share(tensor) == (pytest.approx(0.9), "FlashAttention-2")
     gain, words = report.least_memory(fixtures.memory())
     assert gain > 30 and "30_attention_three_kernels at length 16,384" in words
 
