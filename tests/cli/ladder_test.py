@@ -54,7 +54,7 @@ class Ladder(ProgramTest):
         host = self.json("ladder", "--rung", "03", *self.few)["host"]
         file = self.folder / "peers.json"
         row = {"group": "cpu", "shape": "2x70x40", "peer": "another library", "median_seconds": 0.5}
-        rows = [row, row | {"shape": "2x71x40", "peer": "of another shape"}, row | {"group": "tensor"}]
+        rows = [row, {**row, "shape": "2x71x40", "peer": "of another shape"}, {**row, "group": "tensor"}]
         about = {"date": "2026-01-02", "software": {"torch": "2.11"}}
         file.write_text(json.dumps({"host": host, **about, "rows": rows}))
         told = self.json("ladder", "--rung", "03", *self.few, "--no-peer", "--peers", file)
@@ -68,7 +68,7 @@ class Ladder(ProgramTest):
         for told, says in (
             ({"host": "a machine elsewhere", "rows": []}, ["a machine elsewhere", "measure again"]),
             ({"gpu": "a GPU elsewhere", "rows": []}, ["a GPU elsewhere"]),
-            ({**about, "rows": [row | {"median_seconds": 0}]}, ["median_seconds", "more than 0"]),
+            ({**about, "rows": [{**row, "median_seconds": 0}]}, ["median_seconds", "more than 0"]),
             ({**about, "rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
             ([], ["ladder_peers.py"]),
         ):
