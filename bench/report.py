@@ -236,9 +236,10 @@ def kernel_blocks(results: Results, resources: str | None) -> Iterator[Block]:
         block.tables.append(Table(head, body, "Counters of the rungs"))
         yield block
     if resources:
-        block = Block("The library, by the compiler's report", "docs/kernels/resources.md")
-        block.note = ("Under an architecture: registers a thread, then how many blocks fit one SM and what limits them: "
-                      "registers, shared memory, warps or slots. PTX: compiled by the driver. Shared memory in bytes.")  # fmt: skip
+        block = Block("The library, by the compiler's report", f"{data.compiler(resources)} · docs/kernels/resources.md")
+        block.note = ("Under an architecture: registers a thread, then how many blocks fit one SM and what limits them: registers (r), "
+                      "shared memory (s), warps (w) or slots (c). PTX: compiled by the driver. A dash: more shared memory than there "
+                      "is. Shared memory in bytes.")  # fmt: skip
         for family, table in data.resources(resources):
             block.tables.append(Table(table[0], table[1:], f"{family} ({len(table) - 1})", folded=True))
         if block.tables:

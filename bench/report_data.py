@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,4 +180,16 @@ def resources(page: str) -> list[tuple[str, list[list[str]]]]:
             families.append((line[3:].strip(), []))
         elif line.startswith("|") and families and not line.startswith("|---"):
             families[-1][1].append([cell.strip() for cell in line.strip().strip("|").split("|")])
-    return [(family, table) for family, table in families if len(table) > 1]
+    return [(family, without_empty_columns(table)) for family, table in families if len(table) > 1]
+
+
+def without_empty_columns(table: list[list[str]]) -> list[list[str]]:
+    """A table with a head: its columns in which some row says something."""
+    used = [any(row[i] for row in table[1:]) for i in range(len(table[0]))]
+    return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in table]
+
+
+def compiler(page: str) -> str:
+    """That of the page, "nvcc 13.0.88"; empty where it does not say."""
+    found = re.search(r"^Compiler: (.+?)\.?$", page, re.MULTILINE)
+    return found[1] if found else ""

@@ -54,11 +54,15 @@ def test_what_is_drawn_of_a_folder(tmp_path):
 
 
 def test_resources_of_the_library():
-    families = dict(data.resources((ROOT / "docs/kernels/resources.md").read_text()))
+    page = (ROOT / "docs/kernels/resources.md").read_text()
+    assert data.compiler(page).startswith("nvcc 1")
+    families = dict(data.resources(page))
     assert {"fwd_sm90", "fwd_sm80", "bwd_sm80"} <= families.keys()
     head, first, *_ = families["fwd_sm80"]
     assert head[:3] == ["kernel", "threads", "shared memory"]
     assert first[0].startswith("fwd_sm80_")
+    assert "sm_75" not in head and "sm_80" in head  # nothing of it is compiled for the former
+    assert data.without_empty_columns([["a", "b", "c"], ["1", "", ""], ["", "", "2"]]) == [["a", "c"], ["1", ""], ["", "2"]]
 
 
 def test_what_cannot_be_read(tmp_path):
