@@ -82,13 +82,23 @@ def softmax_peers(shape: tuple[int, ...], device: str) -> list[Peer]:
     return [Peer("PyTorch softmax", run, lambda: distance(y[:SAMPLED], x[:SAMPLED].double().softmax(-1)), 1e-5)]
 
 
-def exact_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Over (n, d) matrices, as they come: float64 in, float64 out."""
-    return (q @ k.T * q.shape[-1] ** -0.5).softmax(-1) @ v
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """Over (n, d) matrices, as they come: float64 in, float64 out. Causal: row i of q sees keys 0 to i."""
+    scores = q @ k.T * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape, dtype=bool).triu(1), float("-inf"))
+    return scores.softmax(-1) @ v
 
 
 def attention_peers(
-    shape: tuple[int, ...], device: str, dtype: Any, backends: dict[str, Any], tolerance: float, backward: bool = False
+    shape: tuple[int, ...],
+    device: str,
+    dtype: Any,
+    backends: dict[str, Any],
+    tolerance: float,
+    *,
+    backward: bool = False,
+    causal: bool = False,
 ) -> list[Peer]:
     import torch
     from torch.nn.attention import sdpa_kernel
@@ -104,7 +114,7 @@ def attention_peers(
 
         def forward() -> Tensor:
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*inputs)
+                return scaled_dot_product_attention(*inputs, is_causal=causal)
 
         kept = forward() if backward else None
 
@@ -120,11 +130,11 @@ def attention_peers(
             for i, h in ((0, 0), (-1, -1)):  # the first and the last sequence
                 exact = [t[i, h].double().detach().requires_grad_(backward) for t in (q, k, v)]
                 if backward:
-                    expected = torch.autograd.grad(exact_attention(*exact), exact, d_o[i, h].double())
+                    expected = torch.autograd.grad(exact_attention(*exact, causal=causal), exact, d_o[i, h].double())
                     found += [distance(got[i, h], e) for got, e in zip(outputs, expected, strict=True)]
                 else:
                     sample = exact[0][:SAMPLED]
-                    found.append(distance(outputs[0][i, h, :SAMPLED], exact_attention(sample, *exact[1:])))
+                    found.append(distance(outputs[0][i, h, :SAMPLED], exact_attention(sample, *exact[1:], causal=causal)))
             return max(found)
 
         return Peer(name, run, error, tolerance)
@@ -137,8 +147,8 @@ def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[
     import torch
     from torch.nn.attention import SDPBackend as Backend
 
-    def attention(name: str, backend: Any, dtype: Any, tolerance: float, backward: bool = False) -> Any:
-        return lambda: attention_peers(shape, device, dtype, {name: backend}, tolerance, backward)
+    def attention(name: str, backend: Any, dtype: Any, tolerance: float, **options: bool) -> Any:
+        return lambda: attention_peers(shape, device, dtype, {name: backend}, tolerance, **options)
 
     if group == "cpu":
         return [attention("PyTorch", Backend.FLASH_ATTENTION, torch.float32, 1e-5)]
@@ -149,8 +159,9 @@ def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[
     if group == "attention":
         return [attention("PyTorch efficient", Backend.EFFICIENT_ATTENTION, torch.float32, 2e-3)]
     both = {"FlashAttention-2": Backend.FLASH_ATTENTION, "cuDNN": Backend.CUDNN_ATTENTION}
-    if group in ("tensor", "hopper", "backward"):
-        return [attention(name, backend, torch.bfloat16, 2e-2, group == "backward") for name, backend in both.items()]
+    if group in ("tensor", "hopper", "causal", "backward"):
+        options = {"backward": group == "backward", "causal": group == "causal"}
+        return [attention(name, backend, torch.bfloat16, 2e-2, **options) for name, backend in both.items()]
     return []
 
 

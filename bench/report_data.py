@@ -136,6 +136,7 @@ GROUPS = {
     "attention": "Attention on CUDA cores, float32",
     "tensor": "Attention on tensor cores, bfloat16",
     "hopper": "Attention on Hopper's tensor cores, bfloat16",
+    "causal": "Causal attention on tensor cores, bfloat16",
     "backward": "Gradients of attention, bfloat16 to float32",
 }
 

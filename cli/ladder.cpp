@@ -111,8 +111,7 @@ std::vector<const ladder::Rung*> chosen_rungs(const LadderOptions& options) {
 /// Lengths over which --memory looks at attention: one head on a CPU, where the textbook is slow, and eight
 /// on a GPU.
 std::vector<ladder::Shape> memory_shapes(const ladder::Group& group) {
-  if (group.family != ladder::Family::attention && group.family != ladder::Family::gradient)
-    return group.shapes;
+  if (group.family == ladder::Family::matmul || group.family == ladder::Family::softmax) return group.shapes;
   std::vector<ladder::Shape> shapes;
   for (int length = 512; length <= 16384; length *= 2)
     shapes.push_back({group.where == ladder::Where::cpu ? 1 : 8, length, group.shapes.front().c});

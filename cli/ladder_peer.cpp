@@ -33,7 +33,7 @@ class Memory {
 };
 
 bool is_of_library(const ladder::Group& group) {
-  return group.family == ladder::Family::attention || group.family == ladder::Family::gradient;
+  return group.family != ladder::Family::matmul && group.family != ladder::Family::softmax;
 }
 
 /// A problem of a group of attention as the library solves it, with its tensors in the memory of the device.
@@ -51,6 +51,7 @@ class LibraryCall {
       return Tensor(allocate(count * static_cast<size_t>(shape.c) * type.bits / 8), type, sizes).on(place);
     };
     Problem problem;
+    problem.causal = group.family == ladder::Family::causal;
     for (Tensor* t : {&problem.q, &problem.k, &problem.v, &problem.o}) *t = tensor();
     problem.lse = Tensor(static_cast<float*>(allocate(count * sizeof(float))), lse_sizes).on(place);
     if (group.family == ladder::Family::gradient) {

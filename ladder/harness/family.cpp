@@ -76,15 +76,16 @@ Rows softmax_row(Shape s, const std::vector<HostTensor>& t, int64_t row) {
   return {y};
 }
 
-Rows attention_row(Shape s, const std::vector<HostTensor>& t, int64_t row) {
+Rows attention_row(Shape s, const std::vector<HostTensor>& t, int64_t row, bool causal) {
   const int64_t first_key = row / s.b * s.b;
-  std::vector<double> weights(static_cast<size_t>(s.b)), o(static_cast<size_t>(s.c));
-  for (int j = 0; j < s.b; ++j)
+  const int keys = causal ? static_cast<int>(row - first_key) + 1 : s.b;
+  std::vector<double> weights(static_cast<size_t>(keys)), o(static_cast<size_t>(s.c));
+  for (int j = 0; j < keys; ++j)
     weights[static_cast<size_t>(j)] = scale_of(s) * dot(row_of(t[0], row), row_of(t[1], first_key + j), s.c);
   const double largest = *std::max_element(weights.begin(), weights.end());
   double sum = 0;
   for (double& w : weights) sum += w = std::exp(w - largest);
-  for (int j = 0; j < s.b; ++j) {
+  for (int j = 0; j < keys; ++j) {
     const float* v = row_of(t[2], first_key + j);
     const double w = weights[static_cast<size_t>(j)] / sum;
     for (int c = 0; c < s.c; ++c) o[static_cast<size_t>(c)] += w * static_cast<double>(v[c]);
@@ -141,6 +142,7 @@ const char* shape_words(Family family) {
     case Family::softmax:
       return "ROWSxCOLUMNS";
     case Family::attention:
+    case Family::causal:
     case Family::gradient:
       break;
   }
@@ -181,17 +183,18 @@ std::vector<HostTensor> make_tensors(Family family, Type type, Shape s, uint64_t
     case Family::softmax:
       return {input("x", s.a, s.b, type, seed), output("y", s.a, s.b, type)};
     case Family::attention:
+    case Family::causal:
     case Family::gradient:
       break;
   }
   std::vector<HostTensor> t = {input("q", rows, s.c, type, seed), input("k", rows, s.c, type, seed + 1),
                                input("v", rows, s.c, type, seed + 2), output("o", rows, s.c, type),
                                output("lse", rows, 1, Type::f32)};
-  if (family == Family::attention) return t;
+  if (family != Family::gradient) return t;
   t[3].values.resize(static_cast<size_t>(t[3].count()));
   t[4].values.resize(static_cast<size_t>(t[4].count()));
   parallel_for(rows, [&](int64_t row) {
-    const Rows forward = attention_row(s, t, row);
+    const Rows forward = attention_row(s, t, row, false);
     for (size_t c = 0; c < forward[0].size(); ++c) {
       const auto x = static_cast<float>(forward[0][c]);
       t[3].values[static_cast<size_t>(row * s.c) + c] = type == Type::bf16 ? round_to_bf16(x) : x;
@@ -212,7 +215,9 @@ std::vector<std::vector<double>> reference_row(Family family, Shape shape,
     case Family::softmax:
       return softmax_row(shape, tensors, row);
     case Family::attention:
-      return attention_row(shape, tensors, row);
+      return attention_row(shape, tensors, row, false);
+    case Family::causal:
+      return attention_row(shape, tensors, row, true);
     case Family::gradient:
       break;
   }
@@ -228,6 +233,8 @@ double flops_of(Family family, Shape s) {
       return 4 * product;
     case Family::attention:
       return 4 * product * s.b;
+    case Family::causal:
+      return 2 * product * (s.b + 1.0);
     case Family::gradient:
       break;
   }
@@ -242,6 +249,7 @@ double bytes_of(Family family, Type type, Shape s) {
     case Family::softmax:
       return element * 2 * a * b;
     case Family::attention:
+    case Family::causal:
       return element * 4 * a * b * c + 4 * a * b;
     case Family::gradient:
       break;

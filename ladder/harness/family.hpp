@@ -33,7 +33,8 @@ std::vector<HostTensor> make_tensors(Family family, Type type, Shape shape, uint
 std::vector<std::vector<double>> reference_row(Family family, Shape shape,
                                                const std::vector<HostTensor>& tensors, int64_t row);
 
-/// Floating-point operations: 2 m n k, 4 b n^2 d forward and 10 b n^2 d backward; softmax 4 a value.
+/// Floating-point operations: 2 m n k, 4 b n^2 d forward (causal: of pairs that are seen,
+/// 2 b n (n + 1) d) and 10 b n^2 d backward; softmax 4 a value.
 double flops_of(Family family, Shape shape);
 /// Bytes that have to be moved at least once.
 double bytes_of(Family family, Type type, Shape shape);

@@ -11,7 +11,8 @@
 
 namespace ladder {
 
-enum class Family : uint8_t { matmul, softmax, attention, gradient };
+/// causal: attention in which query i sees keys 0 to i.
+enum class Family : uint8_t { matmul, softmax, attention, causal, gradient };
 enum class Type : uint8_t { f32, bf16 };
 enum class Where : uint8_t { cpu, gpu };
 /// What bounds a rung at best, and what its share is told of.

@@ -41,6 +41,8 @@ void tensor_lazy(const AttentionBf16&);
 void tensor_tiles(const AttentionBf16&);
 void tensor_persistent(const AttentionBf16&);
 void tensor_tuned(const AttentionBf16&);
+void tensor_causal(const AttentionBf16&);
+void tensor_balanced(const AttentionBf16&);
 void hopper_tma(const AttentionBf16&);
 void hopper_wgmma(const AttentionBf16&);
 void hopper_specialised(const AttentionBf16&);
@@ -48,6 +50,7 @@ void hopper_pingpong(const AttentionBf16&);
 void hopper_overlap(const AttentionBf16&);
 void hopper_persistent(const AttentionBf16&);
 void hopper_queued(const AttentionBf16&);
+void hopper_causal(const AttentionBf16&);
 void backward_textbook(const GradientBf16&);
 void backward_recompute(const GradientBf16&);
 void backward_atomics(const GradientBf16&);
@@ -147,6 +150,17 @@ const std::array kGroups = {
            {64, 4096, 128},
            {32, 8192, 128},
            {16, 16384, 128}}},
+    Group{"causal",
+          "Causal attention on tensor cores, bfloat16",
+          Family::causal,
+          Type::bf16,
+          Where::gpu,
+          {{512, 512, 128},
+           {256, 1024, 128},
+           {128, 2048, 128},
+           {64, 4096, 128},
+           {32, 8192, 128},
+           {16, 16384, 128}}},
     Group{"backward",
           "Gradients of attention, bfloat16 to float32",
           Family::gradient,
@@ -156,7 +170,7 @@ const std::array kGroups = {
 };
 constexpr const Group *kCpu = &kGroups[0], *kMatmul = &kGroups[1], *kSoftmax = &kGroups[2],
                       *kAttention = &kGroups[3], *kTensor = &kGroups[4], *kHopper = &kGroups[5],
-                      *kBackward = &kGroups[6];
+                      *kCausal = &kGroups[6], *kBackward = &kGroups[7];
 
 constexpr double kF32 = 1e-5;    // a few roundings of sums of some thousand terms
 constexpr double kTf32 = 2e-3;   // operands of 11 bits
@@ -234,6 +248,11 @@ const std::array kRungs = {
     Rung{"50_tensor_tuned", "nothing checked in the loop", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
          is_128, k128, GPU(AttentionBf16, tensor_tuned)},
 
+    Rung{"51_tensor_causal", "causal: only what is seen", kCausal, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_causal)},
+    Rung{"52_tensor_balanced", "causal: long and short tiles", kCausal, Bound::gpu_bf16, kBf16, 80, nothing,
+         is_128, k128, GPU(AttentionBf16, tensor_balanced)},
+
     Rung{"60_hopper_tma", "tiles by TMA", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128, k128,
          HOPPER(hopper_tma), false},
     Rung{"61_hopper_wgmma", "products of warpgroups", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128,
@@ -248,6 +267,9 @@ const std::array kRungs = {
          is_128, k128, HOPPER(hopper_persistent), false},
     Rung{"66_hopper_queued", "three consumers, stale maxima", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
          is_128, k128, HOPPER(hopper_queued), false},
+
+    Rung{"67_hopper_causal", "causal: a diagonal for each consumer", kCausal, Bound::gpu_bf16, kBf16, 90,
+         nothing, is_128, k128, HOPPER(hopper_causal), false},
 
     Rung{"70_backward_textbook", "P and dS in memory", kBackward, Bound::gpu_f32, kExact, 75,
          [](Shape s) { return floats(1.0 * s.a * s.b * (1.0 + 2.0 * s.b)); }, batch_fits, kBatch,

@@ -400,6 +400,7 @@ class LadderPeers(unittest.TestCase):
         torch.manual_seed(1)
         found = {}
         for group, shape in (("cpu", (3, 70, 40)), ("matmul", (65, 70, 40)), ("softmax", (70, 40)), ("tensor", (16, 70, 128)),
+                             ("causal", (16, 70, 128)),
                              ("backward", (3, 70, 64))):  # fmt: skip
             for prepare in ladder_peers.peers_of(group, shape, "cpu"):
                 try:
@@ -413,6 +414,7 @@ class LadderPeers(unittest.TestCase):
                         self.assertLessEqual(peer.error(), peer.tolerance, peer.name)
         self.assertEqual(found["matmul"], ["cuBLAS fp32", "cuBLAS tf32", "cuBLAS bf16"])
         for group, name in (("cpu", "PyTorch"), ("softmax", "PyTorch softmax"), ("tensor", "FlashAttention-2"),
+                            ("causal", "FlashAttention-2"),
                             ("backward", "FlashAttention-2")):  # fmt: skip
             self.assertEqual(found[group], [name])
 

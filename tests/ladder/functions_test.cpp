@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <numeric>
+#include <vector>
 
 #include "ladder/harness/descriptor.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
+#include "ladder/harness/order.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
 #include "tile/wgmma_map.hpp"
@@ -162,6 +165,42 @@ TEST(DeviceFunctions, DescriptorsOfWgmma) {
     EXPECT_EQ(ptx::k_major(address), fovea::tile::wgmma_k_major(address, SwizzleMode::k128).encode());
     EXPECT_EQ(ptx::mn_major(address, 80 * 128),
               fovea::tile::wgmma_mn_major(address, SwizzleMode::k128, 80).encode());
+  }
+}
+
+/// Each tile once, those of a section from the longest on; no block has two of the longest tiles more to do
+/// than another, and all have the same where sequences are as many as blocks.
+TEST(CausalOrder, BlocksGetEqualWork) {
+  constexpr int kRows = 64, kMostBlocks = 7;
+  for (const int batch : {1, 2, 5, 7, 12, 14}) {
+    for (const int seqlen : {1, 64, 65, 300, 1000}) {
+      SCOPED_TRACE(testing::Message() << batch << " sequences of " << seqlen);
+      const CausalOrder order = causal_order(batch, seqlen, kRows, kMostBlocks);
+      std::vector<int> seen(static_cast<size_t>(order.tiles)), work(static_cast<size_t>(order.blocks));
+      int section = 0, before = INT_MAX;
+      for (int tile = 0; tile < order.tiles; ++tile) {
+        const auto [sequence, i0] = order.at(tile);
+        ASSERT_TRUE(sequence >= 0 && sequence < batch && i0 >= 0 && i0 < seqlen && i0 % kRows == 0);
+        ++seen[static_cast<size_t>(sequence * order.tiles_of_sequence + i0 / kRows)];
+        EXPECT_GE(sequence / order.section, section);
+        if (sequence / order.section > section) before = INT_MAX;
+        section = sequence / order.section;
+        EXPECT_LE(i0, before);
+        before = i0;
+      }
+      for (const int times : seen) EXPECT_EQ(times, 1);
+      std::fill(seen.begin(), seen.end(), 0);
+      for (int block = 0; block < order.blocks; ++block) {
+        for (int round = 0, tile = 0; (tile = order.tile(round, block)) < order.tiles; ++round) {
+          ++seen[static_cast<size_t>(tile)];
+          work[static_cast<size_t>(block)] += order.at(tile).i0 + kRows;
+        }
+      }
+      for (const int times : seen) EXPECT_EQ(times, 1);
+      const auto [least, most] = std::minmax_element(work.begin(), work.end());
+      const int longest = (order.tiles_of_sequence - 1) * kRows + kRows;
+      EXPECT_LE(*most - *least, batch % kMostBlocks == 0 ? 0 : 2 * longest);
+    }
   }
 }
 

@@ -95,6 +95,23 @@ TEST(LadderHarness, Bfloat16RoundsToNearestEven) {
   EXPECT_EQ(round_to_bf16(-1.0f - 0x1.1p-8f), -1.0f - 0x1p-7f);
 }
 
+/// Row i of causal attention is the last one of attention over the keys up to i.
+TEST(LadderHarness, CausalRowsSeeNoLaterKey) {
+  const Shape shape = {2, 6, 5};
+  const std::vector<HostTensor> t = make_tensors(Family::causal, Type::f32, shape, 3);
+  for (int64_t row = 6; row < 12; ++row) {
+    const auto keys = static_cast<int>(row - 6) + 1;
+    std::vector<HostTensor> seen = t;
+    for (size_t i = 0; i < 3; ++i) {
+      const auto begin = t[i].values.begin() + 6 * 5;
+      seen[i].values.assign(begin, begin + keys * 5);
+    }
+    EXPECT_EQ(reference_row(Family::causal, shape, t, row),
+              reference_row(Family::attention, {1, keys, 5}, seen, row - 6));
+  }
+  EXPECT_EQ(flops_of(Family::causal, {1, 3, 5}), 4 * 5 * (1 + 2 + 3));
+}
+
 /// By differences: the gradient of sum(o * d_o) by one element of q, k and v each.
 TEST(LadderHarness, TheReferenceOfTheGradientIsOne) {
   const Shape shape = {1, 7, 5};

@@ -22,6 +22,7 @@ inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
       return {{1, 1},    {3, 5},    {5, 32},   {2, 257},  {7, 512},
               {3, 1000}, {130, 31}, {2, 1024}, {1, 4097}, {1, 16384}};
     case Family::attention:
+    case Family::causal:
     case Family::gradient:
       break;
   }
@@ -31,8 +32,8 @@ inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
                         Shape{1, 15, 128}, Shape{2, 191, 128}, Shape{1, 193, 64}, Shape{1, 320, 64}}) {
     if (rung.accepts(s)) all.push_back(s);
   }
-  // For blocks that stay: more tiles than the emulated device runs at once.
-  if (!rung.newer_too) all.push_back({4, 300, 128});
+  // For blocks that stay: more tiles, and more sequences, than the emulated device runs blocks at once.
+  if (!rung.newer_too || rung.group->family == Family::causal) all.push_back({5, 300, 128});
   return all;
 }
 
@@ -60,13 +61,6 @@ inline std::vector<Rung> rungs_of(Where where) {
   for (const Rung& rung : rungs()) {
     if (rung.group->where == where) found.push_back(rung);
   }
-  return found;
-}
-
-inline std::vector<Rung> rungs_of(Where where, Family family, Type type) {
-  std::vector<Rung> found = rungs_of(where);
-  std::erase_if(found,
-                [=](const Rung& rung) { return rung.group->family != family || rung.group->type != type; });
   return found;
 }
 

@@ -1,0 +1,38 @@
+// In which order tiles of queries are taken under a causal mask, where a tile takes as long as it sees keys.
+#pragma once
+
+#include <algorithm>
+
+#include "ladder/harness/launch.cuh"
+
+namespace ladder {
+
+/// As many sequences at a time as there are blocks; of these the last queries come first, since they see
+/// most. So where there are enough sequences, a round has tiles of one length. Tiles of `tile_rows` queries.
+struct CausalOrder {
+  int blocks, tiles, tiles_of_sequence, section, batch, tile_rows;
+
+  struct Place {
+    int sequence, i0;  ///< and its first query
+  };
+  __device__ __forceinline__ Place at(int tile) const {
+    const int from = tile / (section * tiles_of_sequence) * section, inside = tile - from * tiles_of_sequence;
+    const int sequences = from + section < batch ? section : batch - from;
+    return {from + inside % sequences, (tiles_of_sequence - 1 - inside / sequences) * tile_rows};
+  }
+  /// The tile of a block in a round: every other round backwards, so that who had the longest of one gets the
+  /// shortest of the next. `tiles` or more: there is none, nor in later rounds.
+  __device__ __forceinline__ int tile(int round, int block) const {
+    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  }
+};
+
+/// For at most `most_blocks` blocks, which stay.
+inline CausalOrder causal_order(int batch, int seqlen, int tile_rows, int most_blocks) {
+  const int tiles_of_sequence = static_cast<int>(blocks_of(seqlen, tile_rows)),
+            tiles = batch * tiles_of_sequence;
+  const int blocks = std::min(tiles, most_blocks);
+  return {blocks, tiles, tiles_of_sequence, std::min(batch, blocks), batch, tile_rows};
+}
+
+}  // namespace ladder
