@@ -192,11 +192,22 @@ class DeviceProblem {
   std::unique_ptr<DeviceBytes> workspace_;
 };
 
-/// Calls test(backend, type, pass) for each backend, pass and type that it can do (`spec` says the rest).
+/// The same without the terms that only general kernels know.
+inline ProblemSpec without_terms(ProblemSpec spec) {
+  spec.bias = spec.dbias = spec.mask = spec.block_mask = spec.alibi = spec.rng_state = false;
+  spec.dropout = 0;
+  return spec;
+}
+
+/// Calls test(backend, type, pass) for each backend, pass and type that it can do (`all` says the rest;
+/// without_terms of it for a backend that can do nothing else).
 template <class Test>
-void for_each_backend(ProblemSpec spec, Test&& test) {
+void for_each_backend(const ProblemSpec& all, Test&& test) {
   for (const std::string& backend : cuda_backends()) {
     int done = 0;
+    ProblemSpec spec = all;
+    spec.type = Type::kF16;
+    if (backend == "cuda_sm90" && !DeviceProblem(spec, FOVEA_FORWARD, backend).plan()) spec = without_terms(all);
     for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
       for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
         spec.type = type;

@@ -44,15 +44,18 @@ void* moved(const void* pointer, int64_t bytes) {
 }
 
 TEST_F(CudaErrors, HostPointersAreRefused) {
-  for_each_backend(small(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass pass) {
+  for_each_backend(small(), [](DeviceProblem& x, const std::string&, const ProblemSpec& spec,
+                               fovea_pass pass) {
     OwnedProblem& host = x.host();
     const auto data = [&](Role role) { return host[role].data(); };
     expect_refusal(
         x, [&](fovea_buffers& b) { b.q = data(Role::kQ); }, "q", "memory of the CPU", "cuda:0");
     expect_refusal(
         x, [&](fovea_buffers& b) { b.v = data(Role::kV); }, "v", "memory of the CPU", "cuda:0");
-    expect_refusal(
-        x, [&](fovea_buffers& b) { b.bias = data(Role::kBias); }, "bias", "memory of the CPU", "cuda:0");
+    if (spec.bias) {
+      expect_refusal(
+          x, [&](fovea_buffers& b) { b.bias = data(Role::kBias); }, "bias", "memory of the CPU", "cuda:0");
+    }
     expect_refusal(
         x, [&](fovea_buffers& b) { b.sink = data(Role::kSink); }, "sink", "memory of the CPU", "cuda:0");
     if (pass == FOVEA_FORWARD) {

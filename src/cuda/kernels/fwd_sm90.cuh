@@ -29,6 +29,7 @@
 //   empty_q[w]           nobody reads Q, nor O in its place            4 warps of w -> planner w
 //   full_k[s] full_v[s]  the block is there                            loader, bytes -> consumers
 //   empty_k[s] empty_v[s]  nobody reads the block any more             4 warps a consumer -> loader
+//   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
 //   turn 1 + w           the consumer before has queued its products   consumer w - 1 -> consumer w
 //   own 8 + w            no warp of w reads Q: O may take its place    warps of w
 //
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   static_assert(sizeof(FwdSm90Place) <= Memory::kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
                 kDimV % 16 == 0);
   static_assert(Memory::kConfig.shared_bytes() <= Memory::kConfig.kMostShared / Memory::kConfig.min_ctas);
-  static_assert(!Memory::kConfig.row_sum_in_mma || kDimV % kStrip == 0,
-                "the ones stand in a strip of their own");
+  static_assert(!Memory::kConfig.row_sum_in_mma || kDimV == kStrip,
+                "a descriptor knows one distance between strips: from V to the ones");
 
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory memory{ptx::shared_address(shared), shared};
@@ -104,11 +105,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       ptx::mbarrier_init(memory.empty_k(s), 4 * kConsumers);
       ptx::mbarrier_init(memory.empty_v(s), 4 * kConsumers);
     }
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(memory.full_next(i), 1);
+      ptx::mbarrier_init(memory.empty_next(i), Memory::kConfig.planners());
+    }
     ptx::mbarrier_init_fence();
   }
   if constexpr (Memory::kConfig.row_sum_in_mma) {
     constexpr uint32_t kOnePair = std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u;
-    for (int i = thread; i < Memory::kConfig.kOnesBytes / 4; i += Memory::kConfig.threads())
+    for (int i = thread; i < Memory::kConfig.ones_bytes() / 4; i += Memory::kConfig.threads())
       ptx::st_shared_4(memory.ones() + 4 * i, kOnePair);
     ptx::async_proxy_fence();
   }
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     if (lane != 0) return;
     if (role == 0) {
       fwd_sm90_load_keys<Instance>(args, memory);
-    } else if (role <= kConsumers) {
+    } else if (role <= Memory::kConfig.planners()) {
       fwd_sm90_plan<Instance>(args, memory, role - 1);
     }
     return;
@@ -137,9 +142,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const uint32_t sQ = memory.q(w);
   const uint64_t q_descriptor = tile::wgmma_k_major(sQ, tile::SwizzleMode::k128).encode();
   const uint64_t k_descriptor = tile::wgmma_k_major(memory.k(0), tile::SwizzleMode::k128).encode();
-  const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128, kTileN).encode();
+  // Behind all stages of V stand as many ones: the next strip, for whoever sums rows by a product.
+  const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128,
+                                                     Memory::kConfig.row_sum_in_mma ? kStages * kTileN : kTileN)
+                                    .encode();
 
   float acc_o[kColumnsO / 2];
+  // wgmma cuts sums off at the 24th bit or so: over thousands of keys that is more than float32 may lose, so
+  // there each block has a sum of its own.
+  constexpr bool kOwnSums = kParts > 1;
+  static_assert(!kOwnSums || !Memory::kConfig.overlapped);
+  float acc_block[kOwnSums ? kColumnsO / 2 : 1];
   uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
   uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
   using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
@@ -188,18 +201,28 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));
       const int step = i % (kTileN / 16);
-      uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_bytes()) +
-                   tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
-      if constexpr (Memory::kConfig.row_sum_in_mma) {
-        // Behind the strip of V come the ones, the same for each step: the distance to them is another one
-        // each time.
-        const uint32_t at = memory.v(stage) + step * 16 * kRowBytes;
-        b = tile::WgmmaDescriptor{at, memory.ones() - at, 8 * kRowBytes, tile::SwizzleMode::k128, 0}.encode();
+      const uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_bytes()) +
+                         tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
+      using Product = ptx::Wgmma<kColumnsO>;
+      if constexpr (!kOwnSums) {
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step], b);
+      } else if (i == 0) {
+        Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, weights[part.a][step], b);
+      } else {
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_block, weights[part.a][step],
+                                                                                b);
       }
-      ptx::Wgmma<kColumnsO>::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
-          acc_o, weights[part.a][step], b);
     }
     ptx::wgmma_commit();
+  };
+  /// After the wait for them.
+  const auto outputs_done = [&] {
+    ptx::wgmma_done(acc_o);
+    if constexpr (kOwnSums) {
+      ptx::wgmma_done(acc_block);
+#pragma unroll
+      for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
+    }
   };
   /// After a wait for products or __syncwarp(): a lane that has not seen the phase that it waits for would
   /// miss it.
@@ -249,6 +272,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     if (masked) mask(acc_s, n);
     return masked;
   };
+  /// From Q K to weights; whether maxima were raised.
+  const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first) {
+    bool known = !terms(acc_s, n);  // whether each row has a maximum: it may have seen no key so far
+    if (first) rows.guess(acc_s);
+    if (!known || first) known = rows.all_have_a_maximum();
+    if (known && rows.weigh_stale(acc_s, weights)) return false;
+    const bool raised = rows.raise(acc_s);
+    rows.weigh(acc_s);
+    rows.pack_weights(acc_s, weights);
+    return raised;
+  };
   const auto rescale = [&] {
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
@@ -273,6 +307,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     const bool release_q_early = !Memory::kConfig.q_in_registers && Memory::kConfig.own_o();
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
+#pragma unroll
+    for (float& x : acc_block) x = 0.0f;
     rows.start();
 
     // --- mainloop ---
@@ -288,26 +324,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           pass_turn();
           ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
           ptx::wgmma_done(acc_s);
-          ptx::wgmma_done(acc_o);
+          outputs_done();
           release(memory.empty_k(ring.stage));
           if (n + 1 < end) release(memory.empty_v(ring.before()));
           if (release_q_early && n == begin) release(memory.empty_q(w));
-          bool raised;
-          if (terms(acc_s, n) || n + 1 == end) {  // rows may have seen no key so far
-            raised = rows.raise(acc_s);
-            rows.weigh(acc_s);
-            rows.pack_weights(acc_s, weights);
-          } else {
-            raised = rows.weigh_stale(acc_s, weights);
-          }
-          if (raised) rescale();
+          if (weigh(acc_s, n, n + 1 == end)) rescale();
           ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
           ptx::wgmma_fence();
           issue_outputs(ring.stage);
           ring.advance();
         }
         ptx::wgmma_wait<0>();
-        ptx::wgmma_done(acc_o);
+        outputs_done();
         release(memory.empty_v(ring.before()));
       } else {
         float acc_s[kTileN / 2];
@@ -319,10 +347,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::wgmma_wait<0>();
         ptx::wgmma_done(acc_s);
         release(memory.empty_k(ring.stage));
-        terms(acc_s, end - 1);
-        rows.raise(acc_s);  // O is 0: nothing to rescale
-        rows.weigh(acc_s);
-        rows.pack_weights(acc_s, weights);
+        weigh(acc_s, end - 1, true);  // O is 0: nothing to rescale
         for (int n = end - 2; n >= begin; --n) {
           const StageRing<kStages> before = ring;
           ring.advance();
@@ -340,7 +365,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           const bool raised = rows.raise(acc_s);
           rows.weigh(acc_s);
           ptx::wgmma_wait<0>();  // P V of the one before
-          ptx::wgmma_done(acc_o);
+          outputs_done();
           release(memory.empty_v(before.stage));
           if (raised) rescale();
           rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
@@ -350,7 +375,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::wgmma_fence();
         issue_outputs(ring.stage);
         ptx::wgmma_wait<0>();
-        ptx::wgmma_done(acc_o);
+        outputs_done();
         release(memory.empty_v(ring.stage));
         ring.advance();
       }

@@ -18,7 +18,7 @@ struct FwdSm90Config {
   /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
   /// but up to 1e-3 off for lse.
   bool row_sum_in_mma;
-  bool take_turns;  ///< consumers queue their products one after the other
+  bool take_turns;           ///< consumers queue their products one after the other
   bool q_in_registers;
   bool softcap;
   int min_ctas = 1;  ///< CTAs an SM
@@ -27,15 +27,17 @@ struct FwdSm90Config {
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
-  static constexpr int kOnesBytes = 16 * kRowBytes;   ///< a step of 16 keys
   static constexpr int kMostShared = 227 * 1024;
+
+  /// Threads that plan tiles; the fourth warp of the producers loads K and V.
+  constexpr int planners() const { return consumers < 3 ? consumers : 3; }
 
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int tile_m() const { return kRows * consumers; }
   /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producers can do
   /// with. Three consumers need 160, and float32's boxes of Q are three times as many.
   constexpr int producer_registers() const {
-    if (consumers == 3) return 32;
+    if (consumers >= 3) return 32;
     return consumers == 2 && parts == 1 ? 40 : 56;
   }
   constexpr int consumer_registers() const {
@@ -51,6 +53,8 @@ struct FwdSm90Config {
   constexpr int o_bytes() const { return parts > 1 ? 0 : strips(head_dim_v) * kRows * kRowBytes; }
   constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n * kRowBytes; }
   constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n * kRowBytes; }
+  /// As many as V: one distance then leads from any step of any stage to ones.
+  constexpr int ones_bytes() const { return row_sum_in_mma ? stages * v_bytes() : 0; }
   /// O has memory of its own, so that the next Q need not wait until it is stored.
   constexpr bool own_o() const {
     return bytes_without_o() + consumers * o_bytes() <= kMostShared / min_ctas - 1024 * (min_ctas - 1);
@@ -60,17 +64,18 @@ struct FwdSm90Config {
   constexpr int k_at() const { return consumers * rows_bytes(); }
   constexpr int v_at() const { return k_at() + stages * k_bytes(); }
   constexpr int ones_at() const { return v_at() + stages * v_bytes(); }
-  constexpr int o_at() const { return ones_at() + (row_sum_in_mma ? kOnesBytes : 0); }
+  constexpr int o_at() const { return ones_at() + ones_bytes(); }
   constexpr int barriers_at() const { return own_o() ? o_at() + consumers * o_bytes() : o_at(); }
-  constexpr int barriers() const { return 2 * consumers + 4 * stages; }
+  constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
   constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
-  constexpr int shared_bytes() const { return places_at() + 2 * consumers * kPlaceBytes; }
+  constexpr int next_at() const { return places_at() + 2 * consumers * kPlaceBytes; }
+  constexpr int shared_bytes() const { return next_at() + 2 * 4; }
   static constexpr int kPlaceBytes = 96;  ///< of FwdSm90Place
 
  private:
   constexpr int bytes_without_o() const {
     return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) + stages * (k_bytes() + v_bytes()) +
-           (row_sum_in_mma ? kOnesBytes : 0) + (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes;
+           ones_bytes() + (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes + 2 * 4;
   }
 };
 
@@ -130,6 +135,13 @@ struct FwdSm90Memory {
   __device__ __forceinline__ uint32_t full_v(int s) const { return full_k(s) + 8 * kConfig.stages; }
   __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(s) + 16 * kConfig.stages; }
   __device__ __forceinline__ uint32_t empty_v(int s) const { return full_k(s) + 24 * kConfig.stages; }
+
+  __device__ __forceinline__ uint32_t full_next(uint32_t turn) const {
+    return barrier(2 * kConfig.consumers + 4 * kConfig.stages + turn % 2);
+  }
+  __device__ __forceinline__ uint32_t empty_next(uint32_t turn) const { return full_next(turn) + 16; }
+  /// The index of the tile after the one of this turn.
+  __device__ __forceinline__ uint32_t next(uint32_t turn) const { return base + kConfig.next_at() + turn % 2 * 4; }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ FwdSm90Place* place(int w, uint32_t tile) const {

@@ -108,12 +108,20 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
       }
     }
   } else {
-    float factor[2];
+    float factor[2], sum[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + lane / 4 + 8 * half;
-      const float sum = Memory::kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
-      factor[half] = row < end_row ? finish_row(row, rows.base(half), sum, lane % 4 == 0) : 0.0f;
+    for (int half = 0; half < 2; ++half)
+      sum[half] = Memory::kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
+    if (f.num_splits == 1 && p.lse.data == nullptr && p.sink == nullptr) {  // the usual, and much shorter
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        factor[half] = warp_row + lane / 4 + 8 * half < used_row && sum[half] != 0.0f ? ptx::rcp(sum[half]) : 0.0f;
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + lane / 4 + 8 * half;
+        factor[half] = row < end_row ? finish_row(row, rows.base(half), sum[half], lane % 4 == 0) : 0.0f;
+      }
     }
     if (whole) {
       if constexpr (sizeof(T) == 2) {  // o_by_tma is false for float32

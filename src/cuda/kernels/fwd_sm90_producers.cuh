@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
 
 namespace fovea::cuda {
@@ -18,23 +19,47 @@ __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, c
 }
 
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the
-/// tiles of this CTA, the same for each producer.
-template <class Instance, class Visit>
-__device__ __forceinline__ void for_each_tile(const ForwardArgs& f, Visit&& visit) {
+/// tiles of this CTA, the same for each producer. Tiles of equal work are dealt out beforehand; of others
+/// each CTA takes one when it has loaded the one before: `kTakes` of it, who tells the planners.
+template <class Instance, bool kTakes, class Visit>
+__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const FwdSm90Memory<Instance>& memory,
+                                              Visit&& visit) {
   constexpr int kTileM = Instance::kConfig.tile_m(), kTileN = Instance::kConfig.tile_n;
+  const ForwardArgs& f = args.f;
   const tile::QueryTiles tiles = query_tiles(f, kTileM);
   const int count = static_cast<int>(tiles.count()), ctas = static_cast<int>(gridDim.x);
+  const auto next = [&](uint32_t turn) {
+    if (args.tile_counter == nullptr) {
+      // Backwards, the last CTAs may find an index behind the last one, and others still one before it: but
+      // then it is the last turn.
+      return tile::snake(static_cast<int>(turn) + 1, static_cast<int>(blockIdx.x), ctas);
+    }
+    const uint32_t parity = turn / 2 & 1;
+    int index;
+    if constexpr (kTakes) {
+      index = ctas + atomicAdd(args.tile_counter, 1);
+      ptx::mbarrier_wait(memory.empty_next(turn), parity ^ 1);  // all planners have read that of two turns ago
+      ptx::st_shared_4(memory.next(turn), static_cast<uint32_t>(index));
+      ptx::mbarrier_arrive(memory.full_next(turn));
+    } else {
+      ptx::mbarrier_wait(memory.full_next(turn), parity);
+      index = static_cast<int>(ptx::ld_shared_4(memory.next(turn)));
+      ptx::mbarrier_arrive(memory.empty_next(turn));
+    }
+    return index;
+  };
+  int index = static_cast<int>(blockIdx.x);
 #pragma unroll 1
-  for (int turn = 0; turn * ctas < count; ++turn) {
-    const int index = tile::snake(turn, static_cast<int>(blockIdx.x), ctas);
-    if (index >= count) continue;
+  for (uint32_t turn = 0; index < count; ++turn) {
     const tile::WorkTile work = tiles.at(index);
-    if (!work.valid) continue;
-    const tile::SequenceSpan span = tile::sequence_span(f.p, work.batch);
-    const int first_row = work.block * kTileM;
-    tile::KvBlocks loads = blocks_of_rows<kTileN>(f, span, first_row, kTileM);
-    if (f.num_splits > 1) loads = tile::split_blocks(loads, work.split, f.num_splits);
-    visit(work, span, first_row, loads);
+    if (work.valid) {
+      const tile::SequenceSpan span = tile::sequence_span(f.p, work.batch);
+      const int first_row = work.block * kTileM;
+      tile::KvBlocks loads = blocks_of_rows<kTileN>(f, span, first_row, kTileM);
+      if (f.num_splits > 1) loads = tile::split_blocks(loads, work.split, f.num_splits);
+      visit(work, span, first_row, loads);
+    }
+    index = next(turn);
   }
 }
 
@@ -49,7 +74,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   ptx::tma_prefetch(args.k);
   ptx::tma_prefetch(args.v);
   StageRing<Memory::kConfig.stages> ring;
-  for_each_tile<Instance>(args.f, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int,
+  for_each_tile<Instance, true>(args, memory, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int,
                                       const tile::KvBlocks& loads) {
     const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
     const int head =
@@ -75,36 +100,41 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   });
 }
 
-/// One thread for each consumer w.
+/// Plans for consumers `first`, first + kPlanners and so on: one thread.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
-                                              const FwdSm90Memory<Instance>& memory, int w) {
+                                              const FwdSm90Memory<Instance>& memory, int first) {
   using Memory = FwdSm90Memory<Instance>;
   constexpr int kRows = Memory::kConfig.kRows, kStripBytes = kRows * Memory::kConfig.kRowBytes;
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  for_each_tile<Instance>(f, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+  for_each_tile<Instance, false>(args, memory, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
                                  const tile::KvBlocks& loads) {
-    ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
-    const int row = first_row + w * kRows;
-    tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
-    blocks.begin = max(blocks.begin, loads.begin);
-    blocks.end = min(blocks.end, loads.end);
-    *memory.place(w, tile_count) = {
-        span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
-        blocks, loads.begin, loads.end, 0};
-    ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
-    const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
-    for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
-      ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
-                    row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+#pragma unroll 1
+    for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+      ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
+      const int row = first_row + w * kRows;
+      tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
+      blocks.begin = max(blocks.begin, loads.begin);
+      blocks.end = min(blocks.end, loads.end);
+      *memory.place(w, tile_count) = {
+          span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
+          blocks, loads.begin, loads.end, 0};
+      ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
+      const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
+      for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
+        ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
+                      row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+      }
     }
     ++tile_count;
   });
-  ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
-  memory.place(w, tile_count)->last = 1;
-  ptx::mbarrier_arrive(memory.full_q(w));
+  for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+    ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
+    memory.place(w, tile_count)->last = 1;
+    ptx::mbarrier_arrive(memory.full_q(w));
+  }
 }
 
 }  // namespace fovea::cuda

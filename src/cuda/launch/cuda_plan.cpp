@@ -207,6 +207,7 @@ CudaPlan::Variant CudaPlan::make_variant(Family family, const AttentionProblem& 
     v.split_q = layout.split_q;
     v.split_k = layout.split_k;
     v.split_v = layout.split_v;
+    v.tile_counter = layout.tile_counter;
     if (kernels.split != nullptr) add(v, *kernels.split, v.forward);
     add(v, *kernels.main, v.forward);
     if (kernels.split != nullptr) v.summary += std::string(", operands in parts by ") + kernels.split->name;
@@ -345,6 +346,14 @@ void CudaPlan::run(const Buffers& buffers) const {
     }
     if (v.tma != nullptr && !v.launches.empty()) {
       TmaForwardArgs with_maps = with_tensor_maps(args, dtype_, v.tma->tile_n, v.tma->name);
+      if (v.tile_counter >= 0) {
+        with_maps.tile_counter = reinterpret_cast<int*>(workspace + v.tile_counter);
+        if (const CUresult error = driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(with_maps.tile_counter), 0, 1,
+                                                             static_cast<CUstream>(buffers.stream));
+            error != CUDA_SUCCESS) {
+          throw_cuda("cuMemsetD32Async", error);
+        }
+      }
       launch(v, with_maps, buffers);
     } else {
       launch(v, args, buffers);

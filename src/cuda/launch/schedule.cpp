@@ -24,6 +24,11 @@ constexpr double kMergeSteps = 4, kPartSteps = 0.25;
 /// Parts of a row that the merge holds at a time: one a thread of its lanes.
 constexpr int64_t kMostSplits = 128;
 
+/// Whether tiles of queries can see different numbers of keys.
+bool tiles_differ(const AttentionProblem& p) {
+  return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) || p.has(Role::kSeqUsedK);
+}
+
 }  // namespace
 
 int64_t Parts::take(int64_t count, int64_t element_bytes) {
@@ -59,7 +64,8 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, const Devi
   // Start and end of a tile cost about as much as so many keys of it.
   constexpr double kFixedKeys = 200;
   const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / kernel.rate; };
-  double longest = static_cast<double>(p.seqlen_k), average = longest;
+  const auto blocks = static_cast<double>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
+  double longest = blocks * kernel.tile_n, average = longest;
   if (p.window_right >= 0) average = std::max(longest - static_cast<double>(p.seqlen_q) / 2, longest / 2);
   if (p.window_left >= 0) {
     const auto wide =
@@ -144,6 +150,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.split_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
     layout.split_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
   }
+  if (kernel.tma && ctas * args.num_splits > args.slots && tiles_differ(p)) layout.tile_counter = parts.take(1, 4);
   layout.workspace_size = parts.size();
   return layout;
 }

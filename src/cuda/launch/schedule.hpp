@@ -39,6 +39,7 @@ struct ForwardLayout {
   ForwardArgs args;                               ///< no pointers
   int64_t part_o = 0, part_lse = 0;               ///< offsets in the workspace; meaningless with one split
   int64_t split_q = 0, split_k = 0, split_v = 0;  ///< likewise, without parts of operands
+  int64_t tile_counter = -1;                      ///< see TmaForwardArgs; -1: there is none
   int64_t workspace_size = 0;
 };
 /// `ctas_per_sm`: how many CTAs of the kernel an SM runs at a time; `may_split`: there is a kernel that

@@ -6,6 +6,12 @@
 
 namespace fovea::cuda::ptx {
 
+/// 1 / x within 1 ulp; of subnormal x infinity (rcp.approx.ftz).
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 /// 2^x within 2 ulp; 2^-inf = 0, subnormal results are 0 (ex2.approx.ftz).
 __device__ __forceinline__ float ex2(float x) {
   float y;

@@ -79,6 +79,25 @@ struct OnlineRows {
     return true;
   }
 
+  /// A maximum for rows that have none: the largest of the block's first 32 keys, mostly close enough. (Of all
+  /// keys it costs as much as the weights.)
+  __device__ __forceinline__ void guess(const float (&acc_s)[kTileN / 2]) {
+    constexpr int kGuessed = kTileN < 32 ? kTileN : 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = fmaxf(acc_s[2 * half], acc_s[2 * half + 1]);
+#pragma unroll
+      for (int n8 = 1; n8 < kGuessed / 8; ++n8)
+        largest = fmaxf(largest, fmaxf(acc_s[4 * n8 + 2 * half], acc_s[4 * n8 + 2 * half + 1]));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      row_max[half] = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    }
+  }
+  /// Of the warp.
+  __device__ __forceinline__ bool all_have_a_maximum() const {
+    return __all_sync(0xffffffffu, row_max[0] != -INFINITY && row_max[1] != -INFINITY);
+  }
+
   /// Scores become weights, relative to the maxima.
   __device__ __forceinline__ void weigh(float (&acc_s)[kTileN / 2]) {
     const float bases[2] = {base(0), base(1)};
@@ -97,9 +116,9 @@ struct OnlineRows {
     for (int x = 0; x < kTileN / 4; ++x) set_weights<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
   }
 
-  /// Both at once, against the maxima of the blocks before; where a weight would exceed 2^kLazyGrowthLog2,
-  /// these are raised, and the weights taken again. Whether they were raised.
-  __device__ __forceinline__ bool weigh_stale(float (&acc_s)[kTileN / 2],
+  /// Both at once, against the maxima of the blocks before, and from other registers than `acc_s`; false where a
+  /// weight exceeds 2^kLazyGrowthLog2: then nothing has happened yet.
+  __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kTileN / 2],
                                               uint32_t (&to)[kParts][kTileN / 16][4]) {
     const float bases[2] = {base(0), base(1)};
     float sum[2] = {};
@@ -114,14 +133,9 @@ struct OnlineRows {
     }
     constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
     static_assert(kLazyGrowthLog2 == 8.0f);
-    if (!__any_sync(0xffffffffu, (largest & 0xffffu) > kBound || (largest >> 16) > kBound)) {
-      if constexpr (kSums) add(sum);
-      return false;
-    }
-    const bool raised = raise(acc_s);
-    weigh(acc_s);
-    pack_weights(acc_s, to);
-    return raised;
+    if (__any_sync(0xffffffffu, (largest & 0xffffu) > kBound || (largest >> 16) > kBound)) return false;
+    if constexpr (kSums) add(sum);
+    return true;
   }
 
  private:

@@ -8,6 +8,9 @@ namespace fovea::cuda::ptx {
 inline float flush_subnormal(float x) {
   return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
 }
+inline float rcp(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(INFINITY, x) : 1.0f / x;
+}
 inline float ex2(float x) {
   return flush_subnormal(std::exp2(flush_subnormal(x)));
 }
