@@ -219,7 +219,7 @@ void for_each_backend(const ProblemSpec& all, Test&& test) {
         if (testing::Test::HasFatalFailure()) return;
       }
     }
-    EXPECT_GT(done, 0) << backend << " can do nothing of " << describe(spec);
+    EXPECT_GT(done, 0) << backend << " can do nothing of " << describe(spec) << ": " << fovea_last_error();
   }
 }
 

@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   static_assert(sizeof(FwdSm90Place) <= Memory::kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
                 kDimV % 16 == 0);
   static_assert(Memory::kConfig.shared_bytes() <= Memory::kConfig.kMostShared / Memory::kConfig.min_ctas);
-  static_assert(!Memory::kConfig.row_sum_in_mma || kDimV == kStrip,
-                "a descriptor knows one distance between strips: from V to the ones");
+  static_assert(!Memory::kConfig.row_sum_in_mma || kDimV % kStrip == 0, "ones have a strip of their own");
 
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory memory{ptx::shared_address(shared), shared};
@@ -113,8 +112,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   }
   if constexpr (Memory::kConfig.row_sum_in_mma) {
     constexpr uint32_t kOnePair = std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u;
-    for (int i = thread; i < Memory::kConfig.ones_bytes() / 4; i += Memory::kConfig.threads())
-      ptx::st_shared_4(memory.ones() + 4 * i, kOnePair);
+    for (int s = 0; s < kStages; ++s) {
+      for (int i = thread; i < Memory::kConfig.ones_bytes() / 4; i += Memory::kConfig.threads())
+        ptx::st_shared_4(memory.v(s) + Memory::kConfig.v_bytes() + 4 * i, kOnePair);
+    }
     ptx::async_proxy_fence();
   }
   __syncthreads();  // the barriers are ready, and the ones
@@ -142,10 +143,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const uint32_t sQ = memory.q(w);
   const uint64_t q_descriptor = tile::wgmma_k_major(sQ, tile::SwizzleMode::k128).encode();
   const uint64_t k_descriptor = tile::wgmma_k_major(memory.k(0), tile::SwizzleMode::k128).encode();
-  // Behind all stages of V stand as many ones: the next strip, for whoever sums rows by a product.
-  const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128,
-                                                     Memory::kConfig.row_sum_in_mma ? kStages * kTileN : kTileN)
-                                    .encode();
+  const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128, kTileN).encode();
 
   float acc_o[kColumnsO / 2];
   // wgmma cuts sums off at the 24th bit or so: over thousands of keys that is more than float32 may lose, so
@@ -201,7 +199,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));
       const int step = i % (kTileN / 16);
-      const uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_bytes()) +
+      const uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_stage_bytes()) +
                          tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       using Product = ptx::Wgmma<kColumnsO>;
       if constexpr (!kOwnSums) {
@@ -318,11 +316,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         for (int n = end - 1; n >= begin; --n) {
           float acc_s[kTileN / 2];
           ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
-          wait_for_turn();
           ptx::wgmma_fence();
           issue_scores(acc_s, ring.stage);
-          pass_turn();
           ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
+          if (n + 1 < end) pass_turn();
           ptx::wgmma_done(acc_s);
           outputs_done();
           release(memory.empty_k(ring.stage));
@@ -330,11 +327,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           if (release_q_early && n == begin) release(memory.empty_q(w));
           if (weigh(acc_s, n, n + 1 == end)) rescale();
           ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
+          wait_for_turn();
           ptx::wgmma_fence();
           issue_outputs(ring.stage);
           ring.advance();
         }
         ptx::wgmma_wait<0>();
+        pass_turn();
         outputs_done();
         release(memory.empty_v(ring.before()));
       } else {

@@ -53,8 +53,9 @@ struct FwdSm90Config {
   constexpr int o_bytes() const { return parts > 1 ? 0 : strips(head_dim_v) * kRows * kRowBytes; }
   constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n * kRowBytes; }
   constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n * kRowBytes; }
-  /// As many as V: one distance then leads from any step of any stage to ones.
-  constexpr int ones_bytes() const { return row_sum_in_mma ? stages * v_bytes() : 0; }
+  /// One more strip of V, of ones.
+  constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
+  constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
   /// O has memory of its own, so that the next Q need not wait until it is stored.
   constexpr bool own_o() const {
     return bytes_without_o() + consumers * o_bytes() <= kMostShared / min_ctas - 1024 * (min_ctas - 1);
@@ -63,8 +64,7 @@ struct FwdSm90Config {
   constexpr int rows_bytes() const { return own_o() || q_bytes() > o_bytes() ? q_bytes() : o_bytes(); }
   constexpr int k_at() const { return consumers * rows_bytes(); }
   constexpr int v_at() const { return k_at() + stages * k_bytes(); }
-  constexpr int ones_at() const { return v_at() + stages * v_bytes(); }
-  constexpr int o_at() const { return ones_at() + ones_bytes(); }
+  constexpr int o_at() const { return v_at() + stages * v_stage_bytes(); }
   constexpr int barriers_at() const { return own_o() ? o_at() + consumers * o_bytes() : o_at(); }
   constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
   constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
@@ -74,8 +74,8 @@ struct FwdSm90Config {
 
  private:
   constexpr int bytes_without_o() const {
-    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) + stages * (k_bytes() + v_bytes()) +
-           ones_bytes() + (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes + 2 * 4;
+    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) + stages * (k_bytes() + v_stage_bytes()) +
+           (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes + 2 * 4;
   }
 };
 
@@ -125,9 +125,8 @@ struct FwdSm90Memory {
     return base + kConfig.k_at() + stage * kConfig.k_bytes();
   }
   __device__ __forceinline__ uint32_t v(int stage) const {
-    return base + kConfig.v_at() + stage * kConfig.v_bytes();
+    return base + kConfig.v_at() + stage * kConfig.v_stage_bytes();
   }
-  __device__ __forceinline__ uint32_t ones() const { return base + kConfig.ones_at(); }
 
   __device__ __forceinline__ uint32_t full_q(int w) const { return barrier(w); }
   __device__ __forceinline__ uint32_t empty_q(int w) const { return barrier(kConfig.consumers + w); }
