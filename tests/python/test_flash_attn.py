@@ -93,7 +93,10 @@ def test_dense(seed, device):
     assert lse.dtype == torch.float32 and out.dtype == d.dtype
     check_gradients((out, lse), expected, inputs, d.dtype)
     with torch.no_grad():
-        assert torch.equal(call(*inputs, **d.settings, alibi_slopes=d.alibi), out)
+        # Without lse another kernel may compute: o is the same but for rounding, and of equal calls it is the same.
+        alone = call(*inputs, **d.settings, alibi_slopes=d.alibi)
+        plain.assert_close(alone, expected[0], d.dtype)
+        assert torch.equal(call(*inputs, **d.settings, alibi_slopes=d.alibi), alone)
     check_gradients((call(*inputs, **d.settings, alibi_slopes=d.alibi),), expected, inputs, d.dtype)
 
 

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import fovea  # noqa: E402
+import fovea.flash_attn  # noqa: E402
 import fovea.torch as ft  # noqa: E402
 import plain  # noqa: E402
 from fovea import _core  # noqa: E402
@@ -348,3 +349,34 @@ def test_second_gpu(device):
     q = normal(1, 8, 2, 16, device="cuda:1")
     plain.assert_close(ft.attend(q, q, q), plain.attention(q, q, q)[0])
     assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("call", [ft.attend, ft.scaled_dot_product_attention, fovea.flash_attn.flash_attn_func])
+@pytest.mark.parametrize("form", ["dense", "transposed", "gaps", "columns", "narrow values"])
+def test_results_without_gradients_are_the_same(call, form, device):
+    """Calls without gradients take a shorter way: values, strides and shapes are those of the longer one."""
+    q, k, v = (torch.randn(2, 6, 6, 32, device=device, requires_grad=True) for _ in range(3))
+    change = {
+        "dense": lambda x: x,
+        "transposed": lambda x: x.transpose(1, 2),
+        "gaps": lambda x: x[..., :16],
+        "columns": lambda x: x.transpose(2, 3),
+        "narrow values": lambda x: x[..., :16] if x is v else x,
+    }[form]
+    long = call(*(change(x) for x in (q, k, v)))
+    with torch.no_grad():
+        short = call(*(change(x) for x in (q, k, v)))
+    assert long.requires_grad and not short.requires_grad
+    plain.assert_close(short, long)
+    if form in ("dense", "transposed"):
+        assert short.stride() == long.stride() == change(q).stride()
+
+
+def test_ranks_that_do_not_fit(device):
+    q, k = torch.randn(2, 5, 4, 32, device=device), torch.randn(5, 4, 32, device=device)
+    for grad in (False, True):
+        for arguments in ((q, k, k), (q, q, k), (q, k, q), (k, k, k), (k, q, q)):
+            given = [x.clone().requires_grad_(grad) for x in arguments]
+            for call in (ft.attend, fovea.flash_attn.flash_attn_func):
+                with pytest.raises(ValueError, match=r"^[qkv]\b"):
+                    call(*given)

@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -89,6 +90,11 @@ ArrayType& array_type(PyObject* object) {
       made->allocate = item(given.get(), 1);
       made->stream = item(given.get(), 2);
       made->describe_first = PyObject_IsTrue(PyTuple_GetItem(given.get(), 3)) == 1;
+      if (PyTuple_Size(given.get()) > 4) {
+        made->empty_like = item(given.get(), 4);
+        made->new_empty = item(given.get(), 5);
+        made->new_float32 = item(given.get(), 6);
+      }
     }
   }
   if (!made->describe_first) made->exchange = exchange_api(key);
@@ -169,6 +175,20 @@ void Array::from_dlpack(PyObject* object, const char* name, bool is_output) {
     if (managed == nullptr) throw PythonError();
     tensor_ = managed->tensor;
   }
+}
+
+void Array::transpose() {
+  const auto rank = static_cast<size_t>(tensor_.ndim);
+  for (size_t i = rank; i-- > 0;) {
+    const bool last = i + 1 == rank;
+    const int64_t dense = last ? 1 : strides_[i + 1] * tensor_.shape[i + 1];
+    strides_[i] = tensor_.strides == nullptr ? dense : tensor_.strides[i];
+  }
+  std::copy_n(tensor_.shape, rank, shape_.data());
+  std::swap(shape_[1], shape_[2]);
+  std::swap(strides_[1], strides_[2]);
+  tensor_.shape = shape_.data();
+  tensor_.strides = strides_.data();
 }
 
 void* Array::address() const {

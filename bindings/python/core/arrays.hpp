@@ -23,14 +23,18 @@ struct ArrayType {
   // (bytes, device id) -> (what keeps it alive, address), where `exchange` does not allocate; NULL or None:
   // fovea_workspace_create
   Ref allocate;
-  Ref stream;             // device id -> the current stream's address; NULL or None: the default stream
+  Ref stream;  // device id -> the current stream's address; NULL or None: the default stream
+  // array -> one as it, without contents; (array, shape) -> one of its type, and of float32. NULL: `attend`
+  // makes none.
+  Ref empty_like, new_empty, new_float32;
   bool versioned = true;  // whether its `__dlpack__` knows max_version
 };
 
 /// The type of `object`, found once for each type. `hook`: see set_hook.
 ArrayType& array_type(PyObject* object);
 
-/// Called for a type seen for the first time; returns None or (describe, allocate, stream).
+/// Called for a type seen for the first time; returns None or (describe, allocate, stream, describe_first),
+/// which (empty_like, new_empty, new_float32) may follow.
 void set_hook(PyObject* hook);
 
 /// A fovea_tensor over the memory of a Python array. Neither copied nor moved, as its tensor points into it.
@@ -46,6 +50,8 @@ class Array {
   const fovea_tensor& tensor() const { return tensor_; }
   const ArrayType& type() const { return *type_; }
   void* address() const;
+  /// Shape and strides of the array exchange their dimensions 1 and 2; it has both.
+  void transpose();
 
  private:
   void from_dlpack(PyObject* object, const char* name, bool is_output);

@@ -1,5 +1,6 @@
 // fovea._core: the C ABI for Python. It takes arrays and numbers by keyword, finds or makes a plan, and runs
 // it; what is asked, and where results lie, is decided by the Python code above.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -206,13 +207,8 @@ bool is_output(Tensor tensor, bool backward) {
   }
 }
 
-/// Reads the arguments; None stands for one that is left out.
-void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
-  if (positional != 0) {
-    PyErr_SetString(PyExc_TypeError, "arguments are given by keyword");
-    throw PythonError();
-  }
-  r.problem.pass = backward ? FOVEA_BACKWARD : FOVEA_FORWARD;
+/// Reads the arguments that are given by keyword; None stands for one that is left out.
+void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject* keywords) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
   size_t expected = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -225,6 +221,15 @@ void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positio
       set_number(r, at - kTensors, values[i]);
     }
   }
+}
+
+void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  if (positional != 0) {
+    PyErr_SetString(PyExc_TypeError, "arguments are given by keyword");
+    throw PythonError();
+  }
+  r.problem.pass = backward ? FOVEA_BACKWARD : FOVEA_FORWARD;
+  read_keywords(r, backward, values, keywords);
   if (!r.at(Tensor::q).present()) {
     PyErr_SetString(PyExc_TypeError, "q: got None; expected an array");
     throw PythonError();
@@ -232,13 +237,81 @@ void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positio
 }
 
 template <bool kBackward>
-PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+PyObject* compute(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     Request request;
     read(request, kBackward, values, positional, keywords);
     const std::shared_ptr<const Plan> plan = plan_for(request);
     run(*plan, request);
     Py_RETURN_NONE;
+  });
+}
+
+// ---- attend(q, k, v, need_lse, heads_first, **arguments of forward): results are made here
+
+/// Whether the elements of a row follow each other, as the library wants it.
+bool has_contiguous_rows(const fovea_tensor& t) {
+  if (t.strides == nullptr || t.strides[t.ndim - 1] == 1 || t.shape[t.ndim - 1] == 1) return true;
+  return std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
+}
+
+/// Memory for o: strides as q has them where it lies without gaps.
+Ref new_output(PyObject* q, const ArrayType& type, const fovea_tensor& of_q, const fovea_tensor& of_v) {
+  const int64_t* shape = of_q.shape;
+  const int64_t size = of_v.shape[of_v.ndim - 1];
+  if (size == shape[of_q.ndim - 1]) {
+    return checked(PyObject_CallFunctionObjArgs(type.empty_like.get(), q, nullptr));
+  }
+  return of_q.ndim == 3
+             ? checked(PyObject_CallFunction(type.new_empty.get(), "O(nnn)", q, shape[0], shape[1], size))
+             : checked(PyObject_CallFunction(type.new_empty.get(), "O(nnnn)", q, shape[0], shape[1], shape[2],
+                                             size));
+}
+
+PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    if (positional != 5) {
+      PyErr_SetString(PyExc_TypeError, "expected q, k, v, need_lse, heads_first and keywords");
+      throw PythonError();
+    }
+    Request request;
+    const auto array = [&](Tensor tensor) -> Array& { return request.arrays[static_cast<size_t>(tensor)]; };
+    PyObject* given_q = values[0];
+    const ArrayType& type = array_type(given_q);
+    for (int i = 0; i < 3; ++i) {
+      if (!array_type(values[i]).empty_like) Py_RETURN_NONE;
+    }
+    Array &q = array(Tensor::q), &k = array(Tensor::k), &v = array(Tensor::v);
+    q.describe(given_q, "q", false);
+    k.describe(values[1], "k", false);
+    v.describe(values[2], "v", false);
+    const bool need_lse = as_truth(values[3]) != 0;
+    const bool heads_first = as_truth(values[4]) != 0;
+    const int32_t rank = q.tensor().ndim;
+    const bool packed = rank == 3 && !heads_first;
+    if ((rank != 4 && !packed) || k.tensor().ndim != rank || v.tensor().ndim != rank) Py_RETURN_NONE;
+    if (!has_contiguous_rows(q.tensor()) || !has_contiguous_rows(k.tensor()) ||
+        !has_contiguous_rows(v.tensor())) {
+      Py_RETURN_NONE;
+    }
+    Ref o = new_output(given_q, type, q.tensor(), v.tensor());
+    array(Tensor::o).describe(o.get(), "o", true);
+    if (heads_first) {
+      for (Array* each : {&q, &k, &v, &array(Tensor::o)}) each->transpose();
+    }
+    Ref lse;
+    if (need_lse) {
+      const int64_t* shape = q.tensor().shape;
+      PyObject* maker = type.new_float32.get();
+      lse = checked(packed ? PyObject_CallFunction(maker, "O(nn)", given_q, shape[1], shape[0])
+                           : PyObject_CallFunction(maker, "O(nnn)", given_q, shape[0], shape[2], shape[1]));
+      array(Tensor::lse).describe(lse.get(), "lse", true);
+    }
+    request.problem.pass = FOVEA_FORWARD;
+    read_keywords(request, false, values + positional, keywords);
+    const std::shared_ptr<const Plan> plan = plan_for(request);
+    run(*plan, request);
+    return need_lse ? PyTuple_Pack(2, o.get(), lse.get()) : o.release();
   });
 }
 
@@ -381,9 +454,15 @@ PyCFunction as_method(Function* function) {
 }
 
 PyMethodDef methods[] = {
-    {"forward", as_method(attend<false>), METH_FASTCALL | METH_KEYWORDS, "Computes o, and lse where given."},
-    {"backward", as_method(attend<true>), METH_FASTCALL | METH_KEYWORDS,
+    {"forward", as_method(compute<false>), METH_FASTCALL | METH_KEYWORDS, "Computes o, and lse where given."},
+    {"backward", as_method(compute<true>), METH_FASTCALL | METH_KEYWORDS,
      "Computes dq, dk, dv, and more where given."},
+    {"attend", as_method(attend), METH_FASTCALL | METH_KEYWORDS,
+     "attend(q, k, v, need_lse, heads_first, **arguments of forward): o or (o, lse), made as q is; None "
+     "where a "
+     "rank is no expected one, a row is not contiguous, or arrays of this type are not made here. "
+     "heads_first: "
+     "(batch, heads, seqlen, size)."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
      "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},

@@ -11,8 +11,9 @@ _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _CPU, _CUDA = 1, 2
 
 
-def _on_new_type(cls: type) -> tuple[Any, Any, Any, bool] | None:
-    """(describe, allocate, stream, whether describe comes before `__dlpack__`) for arrays of `cls`, or None."""
+def _on_new_type(cls: type) -> tuple[Any, ...] | None:
+    """(describe, allocate, stream, whether describe comes before `__dlpack__`), and what makes results in the compiled
+    part, for arrays of `cls`, or None."""
     if cls is Form:
         return (_describe_form, None, None, True)
     torch = sys.modules.get("torch")

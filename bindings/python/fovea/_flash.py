@@ -12,7 +12,12 @@ from . import _core
 from .torch import _attend, _ops
 
 _is_compiling = torch.compiler.is_compiling
+_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_attend_now = _core.attend
+_attend_output = _attend.attend_output
 # How many columns of a value matrix the library takes (its largest head size).
 _MOST_COLUMNS = 576
 
@@ -46,37 +51,41 @@ def dense(
     need_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) without dropout and ALiBi: the way that has to be short."""
-    if _is_compiling():
-        return general(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, need_lse)
-    if _attend.is_plain(q, k, v) and softmax_scale != 0 and len(window_size) == 2:
+    if (
+        not _dynamo_compiling()
+        and type(q) is type(k) is type(v) is Tensor
+        and softmax_scale != 0
+        and len(window_size) == 2
+        and not _functorch_active()
+        and not _dispatch_modes()
+    ):
         left, right = window_size
-        if not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
-                q, k, v = (_ops.contiguous_rows(x) for x in (q, k, v))
-            o = _attend.new_output(q, v)
-            lse = _attend.new_lse(q) if need_lse else None
-            _core.forward(
-                q=q,
-                k=k,
-                v=v,
-                o=o,
-                lse=lse,
+        softcap = max(softcap, 0.0)
+        if not _is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
+            made = _attend_now(
+                q,
+                k,
+                v,
+                need_lse,
+                False,
                 scale=softmax_scale,
                 causal=causal,
                 window_left=left,
                 window_right=right,
-                softcap=softcap if softcap > 0 else None,
+                softcap=softcap,
             )
-            return o, lse
-        arguments = {
-            "scale": softmax_scale,
-            "causal": causal,
-            "window_left": left,
-            "window_right": right,
-            "softcap": softcap if softcap > 0 else None,
-            "deterministic": deterministic,
-        }
-        return _attend.Attend.apply(q, k, v, None, None, arguments)
+            if made is not None:
+                return made if need_lse else (made, None)
+        elif not need_lse:
+            arguments = {
+                "scale": softmax_scale,
+                "causal": causal,
+                "window_left": left,
+                "window_right": right,
+                "softcap": softcap,
+                "deterministic": deterministic,
+            }
+            return _attend_output(q, k, v, arguments), None
     return general(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, need_lse)
 
 

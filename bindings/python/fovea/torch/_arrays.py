@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,10 +45,14 @@ def _stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def on_new_type(cls: type) -> tuple[Any, Any, Any, bool]:
+def on_new_type(cls: type) -> tuple[Any, ...]:
     """Plain tensors are read through `__dlpack_c_exchange_api__` where this PyTorch has it, others by their attributes:
-    what a subclass holds (a fake tensor, say) may be no memory at all, and data_ptr says so."""
-    return (_describe, _allocate, _stream, cls not in PLAIN or not hasattr(cls, "__dlpack_c_exchange_api__"))
+    what a subclass holds (a fake tensor, say) may be no memory at all, and data_ptr says so. Results of plain tensors are
+    made by PyTorch itself and not through that table: Tensor.record_stream knows only memory of its own allocator."""
+    if cls not in PLAIN:
+        return (_describe, _allocate, _stream, True)
+    makers = (torch.empty_like, torch.Tensor.new_empty, partial(torch.Tensor.new_empty, dtype=torch.float32))
+    return (_describe, _allocate, _stream, not hasattr(cls, "__dlpack_c_exchange_api__"), *makers)
 
 
 class Results:

@@ -15,6 +15,10 @@ from ._arrays import PLAIN
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+# torch.compile folds it to True; what else compiles does it with tensors that is_plain refuses.
+_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_grad_enabled = torch.is_grad_enabled
 _empty_like = torch.empty_like
 _FLOAT32 = torch.float32
 
@@ -27,6 +31,15 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and (type(v) is Tensor or type(v) in PLAIN)
         and not _functorch_active()
         and not _dispatch_modes()
+    )
+
+
+def can_compute_now(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing but the compiled part is needed: no gradients, no casts, and what is_plain says."""
+    return (
+        is_plain(q, k, v)
+        and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not _autocast_enabled()
     )
 
 
@@ -43,13 +56,55 @@ def new_lse(q: Tensor) -> Tensor:
     return q.new_empty((shape[0], shape[2], shape[1]), dtype=_FLOAT32)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, arguments: dict[str, Any]) -> Tensor:
-    """o of plain tensors; a copy is made of those whose last dimension is not contiguous."""
-    if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str, Any]) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """(o or (o, lse), q, k, v) of plain tensors; those whose last dimension is not contiguous come back as copies."""
+    made = _core.attend(q, k, v, need_lse, False, **arguments)
+    if made is None:
+        output_shapes(q, v, arguments.get("cu_seqlens_q") is not None)
         q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
-    o = new_output(q, v)
-    _core.forward(q=q, k=k, v=v, o=o, lse=lse, **arguments)
-    return o
+        made = _core.attend(q, k, v, need_lse, False, **arguments)
+    if made is None:
+        raise ValueError(f"k: got shape {tuple(k.shape)}; expected {q.ndim} dimensions, as q; reshape it")
+    return made, q, k, v
+
+
+def _gradients(
+    ctx: Any, d_o: Tensor | None, dlse: Tensor | None, bias: Tensor | None, sink: Tensor | None, need_dbias: bool, need_dsink: bool
+) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv, dbias, dsink)"""
+    q, k, v, o, lse = ctx.saved_tensors[:5]
+    arguments = ctx.arguments
+    if torch.are_deterministic_algorithms_enabled():
+        arguments = arguments | {"deterministic": True}
+    d_o = torch.zeros_like(o) if d_o is None else _ops.contiguous_rows(d_o)
+    if torch.is_grad_enabled():  # create_graph=True: the operator refuses second derivatives, and says so
+        common = _common(arguments | {"bias": bias, "sink": sink})
+        seed = torch.tensor([arguments.get("seed", 0), arguments.get("offset", 0)], dtype=torch.int64)
+        dq, dk, dv, dbias, dsink = torch.ops.fovea.backward(
+            d_o, dlse, q, k, v, o, lse, seed, need_dbias, need_dsink, *common
+        )
+        return dq, dk, dv, dbias if need_dbias else None, dsink if need_dsink else None
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if need_dbias else None
+    dsink = _empty_like(sink) if need_dsink else None
+    _core.backward(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        lse=lse,
+        d_o=d_o,
+        dlse=dlse,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        dbias=dbias,
+        dsink=dsink,
+        bias=bias,
+        sink=sink,
+        **arguments,
+    )
+    return dq, dk, dv, dbias, dsink
 
 
 class Attend(torch.autograd.Function):
@@ -58,11 +113,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, arguments: dict[str, Any]) -> Any:
-        lse = new_lse(q)
-        if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
-            q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
-        o = new_output(q, v)
-        _core.forward(q=q, k=k, v=v, o=o, lse=lse, bias=bias, sink=sink, **arguments)
+        (o, lse), q, k, v = compute(q, k, v, True, {**arguments, "bias": bias, "sink": sink})
         ctx.save_for_backward(q, k, v, o, lse, bias, sink)
         ctx.arguments = arguments
         ctx.set_materialize_grads(False)
@@ -70,38 +121,27 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
-        q, k, v, o, lse, bias, sink = ctx.saved_tensors
-        arguments = ctx.arguments
-        if torch.are_deterministic_algorithms_enabled():
-            arguments = arguments | {"deterministic": True}
-        d_o = torch.zeros_like(o) if d_o is None else _ops.contiguous_rows(d_o)
-        if torch.is_grad_enabled():  # create_graph=True: the operator refuses second derivatives, and says so
-            common = _common(arguments | {"bias": bias, "sink": sink})
-            seed = torch.tensor([arguments.get("seed", 0), arguments.get("offset", 0)], dtype=torch.int64)
-            needs = ctx.needs_input_grad[3:5]
-            dq, dk, dv, dbias, dsink = torch.ops.fovea.backward(d_o, dlse, q, k, v, o, lse, seed, *needs, *common)
-            return dq, dk, dv, dbias if needs[0] else None, dsink if needs[1] else None, None
-        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[3] else None
-        dsink = _empty_like(sink) if ctx.needs_input_grad[4] else None
-        _core.backward(
-            q=q,
-            k=k,
-            v=v,
-            o=o,
-            lse=lse,
-            d_o=d_o,
-            dlse=dlse,
-            dq=dq,
-            dk=dk,
-            dv=dv,
-            dbias=dbias,
-            dsink=dsink,
-            bias=bias,
-            sink=sink,
-            **arguments,
-        )
-        return dq, dk, dv, dbias, dsink, None
+        bias, sink = ctx.saved_tensors[5:]
+        return (*_gradients(ctx, d_o, dlse, bias, sink, *ctx.needs_input_grad[3:5]), None)
+
+
+class _Output(torch.autograd.Function):
+    """o alone, without bias and sink: each tensor that a function takes, gives and keeps costs a part of a microsecond."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Any:
+        (o, lse), q, k, v = compute(q, k, v, True, arguments)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.arguments = arguments
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> Any:
+        return (*_gradients(ctx, d_o, None, None, None, False, False)[:3], None)
+
+
+# Function.apply without its Python part, which is about transforms of torch.func: is_plain has looked for them.
+attend_output = super(torch.autograd.Function, _Output).apply
 
 
 _DEFAULTS = {"scale": None, "causal": False, "window_left": -1, "window_right": -1, "deterministic": False, "backend": None}
@@ -139,10 +179,12 @@ def attend_any(
     bias, sink = arguments.get("bias"), arguments.get("sink")
     if needs_grad(q, k, v, bias, sink):
         rest = {name: value for name, value in arguments.items() if name not in ("bias", "sink")}
+        if not need_lse and bias is None and sink is None:
+            return attend_output(q, k, v, rest), None
         o, lse = Attend.apply(q, k, v, bias, sink, rest)
         return o, lse
-    lse = new_lse(q) if need_lse else None
-    return forward(q, k, v, lse, arguments), lse
+    made = compute(q, k, v, need_lse, arguments)[0]
+    return made if need_lse else (made, None)
 
 
 def _check_tensors(named: dict[str, Any]) -> None:
@@ -213,6 +255,30 @@ def attend(
     Under torch.autocast q, k and v are cast to its type. A tensor whose last dimension is not contiguous is copied; other
     strides are taken as they are. Raises as fovea.attend does.
     """
+    if (
+        not _dynamo_compiling()
+        and bias is mask is block_mask is alibi is sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
+        and dropout == 0
+        and scale != 0
+        and len(window) == 2
+        and can_compute_now(q, k, v)
+    ):
+        made = _core.attend(
+            q,
+            k,
+            v,
+            return_lse,
+            False,
+            scale=scale,
+            causal=causal,
+            window_left=window[0],
+            window_right=window[1],
+            softcap=softcap,
+            backend=backend,
+            num_threads=num_threads,
+        )
+        if made is not None:
+            return made
     settings = numbers(scale, causal, window, softcap, dropout, seed or 0, offset, block_size)
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "deterministic": deterministic}
     settings = {**settings, **lengths}  # Dynamo of PyTorch 2.4 knows neither | nor update

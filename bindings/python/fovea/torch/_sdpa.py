@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attend import attend_checked
+from .. import _core
+from ._attend import attend_checked, can_compute_now
 
 _NO_TENSORS = dict.fromkeys(
     ("bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -48,6 +49,11 @@ def scaled_dot_product_attention(
 
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
+    if not torch.compiler.is_dynamo_compiling() and attn_mask is None and dropout_p == 0 and scale != 0:
+        if can_compute_now(query, key, value) and query.shape == key.shape == value.shape:
+            o = _core.attend(query, key, value, False, True, scale=scale, causal=is_causal)
+            if o is not None:
+                return o
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim < 2:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}; expected (..., seqlen, size); reshape it")
