@@ -60,7 +60,6 @@ def dense(
         and not _dispatch_modes()
     ):
         left, right = window_size
-        softcap = max(softcap, 0.0)
         if not _is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
             made = _attend_now(
                 q,
@@ -72,7 +71,7 @@ def dense(
                 causal=causal,
                 window_left=left,
                 window_right=right,
-                softcap=softcap,
+                softcap=softcap if softcap > 0 else None,
             )
             if made is not None:
                 return made if need_lse else (made, None)
@@ -82,7 +81,7 @@ def dense(
                 "causal": causal,
                 "window_left": left,
                 "window_right": right,
-                "softcap": softcap,
+                "softcap": max(softcap, 0.0),
                 "deterministic": deterministic,
             }
             return _attend_output(q, k, v, arguments), None
