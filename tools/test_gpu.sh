@@ -102,7 +102,7 @@ if [[ -z $why_no_sanitizer ]]; then
       --print-limit 20 "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
   done
 fi
-sharded runs 4 "$bin/test_gpu"
+sharded runs 4 "$bin/test_gpu" '--gtest_filter=-Runs.AllocateNothing'
 sharded ladder 2 "$bin/test_ladder_gpu"
 if [[ -z $why_no_sanitizer ]]; then
   for tool in memcheck racecheck; do
@@ -120,6 +120,9 @@ sharded conformance.concurrency 1 "$bin/test_conformance" '--gtest_filter=Concur
 sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"
 sharded ptx_sm90 1 "$bin/test_ptx_sm90"
+wait
+# Alone: it looks at how much memory of the device is free.
+sharded memory 1 "$bin/test_gpu" '--gtest_filter=Runs.AllocateNothing'
 wait
 
 # What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.

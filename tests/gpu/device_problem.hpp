@@ -207,7 +207,8 @@ void for_each_backend(const ProblemSpec& all, Test&& test) {
     int done = 0;
     ProblemSpec spec = all;
     spec.type = Type::kF16;
-    if (backend == "cuda_sm90" && !DeviceProblem(spec, FOVEA_FORWARD, backend).plan()) spec = without_terms(all);
+    if (backend == "cuda_sm90" && !DeviceProblem(spec, FOVEA_FORWARD, backend).plan())
+      spec = without_terms(all);
     for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
       for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
         spec.type = type;

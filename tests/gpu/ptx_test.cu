@@ -498,20 +498,21 @@ TEST(Ptx, RedAddsOfManyThreadsAddUp) {
 
 // ---- special functions
 
-__global__ void special(const float* x, float* exponential, float* logarithm, int count) {
+__global__ void special(const float* x, float* exponential, float* logarithm, float* reciprocal, int count) {
   for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < count;
        i += static_cast<int>(gridDim.x * blockDim.x)) {
     exponential[i] = ptx::ex2(x[i]);
     logarithm[i] = ptx::lg2(x[i]);
+    reciprocal[i] = ptx::rcp(x[i]);
   }
 }
 struct SpecialResults {
-  std::vector<float> ex2, lg2;
+  std::vector<float> ex2, lg2, rcp;
 };
 SpecialResults special_of(const std::vector<float>& x) {
-  const DeviceArray<float> dx(x), e(x.size()), l(x.size());
-  special<<<264, 256>>>(dx.data(), e.data(), l.data(), static_cast<int>(x.size()));
-  return {e.values(), l.values()};
+  const DeviceArray<float> dx(x), e(x.size()), l(x.size()), r(x.size());
+  special<<<264, 256>>>(dx.data(), e.data(), l.data(), r.data(), static_cast<int>(x.size()));
+  return {e.values(), l.values(), r.values()};
 }
 
 TEST(Ptx, Ex2IsWithinTwoUlp) {
@@ -540,6 +541,21 @@ TEST(Ptx, Ex2OfSpecialValues) {
   EXPECT_TRUE(std::isnan(got[9]));
   EXPECT_EQ(got[10], 2);
   EXPECT_EQ(got[11], 0.5f);
+}
+
+TEST(Ptx, RcpIsWithinOneUlp) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  std::vector<float> x;
+  for (int exponent = -120; exponent <= 120; ++exponent) {
+    for (int i = 0; i < 2048; ++i) x.push_back(std::ldexp(1 + static_cast<float>(i) / 2048, exponent));
+  }
+  const auto got = special_of(x).rcp;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = 1 / static_cast<double>(x[i]);
+    const double ulp = std::exp2(std::floor(std::log2(expected)) - 23);
+    ASSERT_LE(std::abs(static_cast<double>(got[i]) - expected), 1.5 * ulp)
+        << "1 / " << x[i];  // 1, and its rounding
+  }
 }
 
 TEST(Ptx, Lg2IsAsExactAsItSays) {

@@ -203,12 +203,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                          tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       using Product = ptx::Wgmma<kColumnsO>;
       if constexpr (!kOwnSums) {
-        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step], b);
-      } else if (i == 0) {
-        Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, weights[part.a][step], b);
-      } else {
-        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_block, weights[part.a][step],
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step],
                                                                                 b);
+      } else if (i == 0) {
+        Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, weights[part.a][step],
+                                                                          b);
+      } else {
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_block,
+                                                                                weights[part.a][step], b);
       }
     }
     ptx::wgmma_commit();

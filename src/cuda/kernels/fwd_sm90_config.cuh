@@ -18,7 +18,7 @@ struct FwdSm90Config {
   /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
   /// but up to 1e-3 off for lse.
   bool row_sum_in_mma;
-  bool take_turns;           ///< consumers queue their products one after the other
+  bool take_turns;  ///< consumers queue their products one after the other
   bool q_in_registers;
   bool softcap;
   int min_ctas = 1;  ///< CTAs an SM
@@ -74,8 +74,9 @@ struct FwdSm90Config {
 
  private:
   constexpr int bytes_without_o() const {
-    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) + stages * (k_bytes() + v_stage_bytes()) +
-           (barriers() * 8 + 15) / 16 * 16 + 2 * consumers * kPlaceBytes + 2 * 4;
+    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) +
+           stages * (k_bytes() + v_stage_bytes()) + (barriers() * 8 + 15) / 16 * 16 +
+           2 * consumers * kPlaceBytes + 2 * 4;
   }
 };
 
@@ -140,7 +141,9 @@ struct FwdSm90Memory {
   }
   __device__ __forceinline__ uint32_t empty_next(uint32_t turn) const { return full_next(turn) + 16; }
   /// The index of the tile after the one of this turn.
-  __device__ __forceinline__ uint32_t next(uint32_t turn) const { return base + kConfig.next_at() + turn % 2 * 4; }
+  __device__ __forceinline__ uint32_t next(uint32_t turn) const {
+    return base + kConfig.next_at() + turn % 2 * 4;
+  }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ FwdSm90Place* place(int w, uint32_t tile) const {

@@ -115,7 +115,8 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
     if (f.num_splits == 1 && p.lse.data == nullptr && p.sink == nullptr) {  // the usual, and much shorter
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        factor[half] = warp_row + lane / 4 + 8 * half < used_row && sum[half] != 0.0f ? ptx::rcp(sum[half]) : 0.0f;
+        factor[half] =
+            warp_row + lane / 4 + 8 * half < used_row && sum[half] != 0.0f ? ptx::rcp(sum[half]) : 0.0f;
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -22,8 +22,8 @@ __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, c
 /// tiles of this CTA, the same for each producer. Tiles of equal work are dealt out beforehand; of others
 /// each CTA takes one when it has loaded the one before: `kTakes` of it, who tells the planners.
 template <class Instance, bool kTakes, class Visit>
-__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const FwdSm90Memory<Instance>& memory,
-                                              Visit&& visit) {
+__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
+                                              const FwdSm90Memory<Instance>& memory, Visit&& visit) {
   constexpr int kTileM = Instance::kConfig.tile_m(), kTileN = Instance::kConfig.tile_n;
   const ForwardArgs& f = args.f;
   const tile::QueryTiles tiles = query_tiles(f, kTileM);
@@ -38,7 +38,8 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
     int index;
     if constexpr (kTakes) {
       index = ctas + atomicAdd(args.tile_counter, 1);
-      ptx::mbarrier_wait(memory.empty_next(turn), parity ^ 1);  // all planners have read that of two turns ago
+      ptx::mbarrier_wait(memory.empty_next(turn),
+                         parity ^ 1);  // all planners have read that of two turns ago
       ptx::st_shared_4(memory.next(turn), static_cast<uint32_t>(index));
       ptx::mbarrier_arrive(memory.full_next(turn));
     } else {
@@ -74,30 +75,32 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   ptx::tma_prefetch(args.k);
   ptx::tma_prefetch(args.v);
   StageRing<Memory::kConfig.stages> ring;
-  for_each_tile<Instance, true>(args, memory, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int,
-                                      const tile::KvBlocks& loads) {
-    const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
-    const int head =
-        args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
-    int row = static_cast<int>(span.row_k) + loads.end * kTileN;
+  for_each_tile<Instance, true>(
+      args, memory,
+      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& loads) {
+        const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
+        const int head =
+            args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
+        int row = static_cast<int>(span.row_k) + loads.end * kTileN;
 #pragma unroll 1
-    for (int n = loads.end - 1; n >= loads.begin; --n) {
-      row -= kTileN;
-      const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full, uint32_t empty) {
-        ptx::mbarrier_wait(empty, ring.phase ^ 1);
-        ptx::mbarrier_arrive_expect(full, bytes);
-        for (int s = 0; s * kTileN * Memory::kConfig.kRowBytes < bytes; ++s) {
-          ptx::tma_load(to + s * kTileN * Memory::kConfig.kRowBytes, map, full, s * Memory::kConfig.kStrip,
-                        row, head, batch);
+        for (int n = loads.end - 1; n >= loads.begin; --n) {
+          row -= kTileN;
+          const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
+                                uint32_t empty) {
+            ptx::mbarrier_wait(empty, ring.phase ^ 1);
+            ptx::mbarrier_arrive_expect(full, bytes);
+            for (int s = 0; s * kTileN * Memory::kConfig.kRowBytes < bytes; ++s) {
+              ptx::tma_load(to + s * kTileN * Memory::kConfig.kRowBytes, map, full,
+                            s * Memory::kConfig.kStrip, row, head, batch);
+            }
+          };
+          load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
+               memory.empty_k(ring.stage));
+          load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
+               memory.empty_v(ring.stage));
+          ring.advance();
         }
-      };
-      load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
-           memory.empty_k(ring.stage));
-      load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
-           memory.empty_v(ring.stage));
-      ring.advance();
-    }
-  });
+      });
 }
 
 /// Plans for consumers `first`, first + kPlanners and so on: one thread.
@@ -109,27 +112,30 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  for_each_tile<Instance, false>(args, memory, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
-                                 const tile::KvBlocks& loads) {
+  for_each_tile<Instance, false>(
+      args, memory,
+      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+          const tile::KvBlocks& loads) {
 #pragma unroll 1
-    for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
-      ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
-      const int row = first_row + w * kRows;
-      tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
-      blocks.begin = max(blocks.begin, loads.begin);
-      blocks.end = min(blocks.end, loads.end);
-      *memory.place(w, tile_count) = {
-          span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
-          blocks, loads.begin, loads.end, 0};
-      ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
-      const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
-      for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
-        ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
-                      row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
-      }
-    }
-    ++tile_count;
-  });
+        for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+          ptx::mbarrier_wait(memory.empty_q(w),
+                             (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
+          const int row = first_row + w * kRows;
+          tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
+          blocks.begin = max(blocks.begin, loads.begin);
+          blocks.end = min(blocks.end, loads.end);
+          *memory.place(w, tile_count) = {
+              span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
+              blocks, loads.begin, loads.end, 0};
+          ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
+          const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
+          for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
+            ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
+                          row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+          }
+        }
+        ++tile_count;
+      });
   for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
     memory.place(w, tile_count)->last = 1;

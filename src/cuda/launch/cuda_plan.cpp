@@ -348,8 +348,9 @@ void CudaPlan::run(const Buffers& buffers) const {
       TmaForwardArgs with_maps = with_tensor_maps(args, dtype_, v.tma->tile_n, v.tma->name);
       if (v.tile_counter >= 0) {
         with_maps.tile_counter = reinterpret_cast<int*>(workspace + v.tile_counter);
-        if (const CUresult error = driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(with_maps.tile_counter), 0, 1,
-                                                             static_cast<CUstream>(buffers.stream));
+        if (const CUresult error =
+                driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(with_maps.tile_counter), 0, 1,
+                                          static_cast<CUstream>(buffers.stream));
             error != CUDA_SUCCESS) {
           throw_cuda("cuMemsetD32Async", error);
         }

@@ -113,7 +113,7 @@ std::string tensor_maps_cannot_because(const AttentionProblem& p, bool copies) {
   }
   for (const Role role : kLoaded) {
     const TensorDesc& t = p[role];
-    for (size_t i = 0; i < 3; ++i) {
+    for (size_t i = p.packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
       const int64_t bytes = t.stride[i] * size_of(t.dtype);
       if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
         return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +

@@ -26,7 +26,8 @@ constexpr int64_t kMostSplits = 128;
 
 /// Whether tiles of queries can see different numbers of keys.
 bool tiles_differ(const AttentionProblem& p) {
-  return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) || p.has(Role::kSeqUsedK);
+  return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
+         p.has(Role::kSeqUsedK);
 }
 
 }  // namespace
@@ -81,7 +82,10 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, const Devi
 }
 
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest) {
-  if (ctas <= 0 || steps <= 1 || slots <= 0) return 1;
+  // What the last wave leaves idle is worth the traffic of parts only where there are few waves. (With 10 of
+  // them, parts of a forward of 4 x 32 heads, d64, 4096 keys took a quarter longer on an H200.)
+  constexpr int64_t kMostWaves = 2;
+  if (ctas <= 0 || steps <= 1 || slots <= 0 || ctas > kMostWaves * slots) return 1;
   const auto cost = [&](int64_t splits) {
     const int64_t waves = ceil_div(ctas * splits, slots);
     const double each = static_cast<double>(ceil_div(steps, splits)) + kFixedSteps;
@@ -121,6 +125,13 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
   args.slots = device.sm_count * ctas_per_sm;
+  if (kernel.tma && !tiles_differ(p)) {
+    // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
+    // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
+    const int64_t blocks = m_blocks(p, args.pack_group, kernel.tile_m);
+    args.heads_at_once =
+        static_cast<int>(std::clamp<int64_t>(args.slots / (4 * blocks), 1, args.heads_at_once));
+  }
   const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
   const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *
                        (args.pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;
@@ -150,7 +161,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.split_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
     layout.split_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
   }
-  if (kernel.tma && ctas * args.num_splits > args.slots && tiles_differ(p)) layout.tile_counter = parts.take(1, 4);
+  if (kernel.tma && ctas * args.num_splits > args.slots && tiles_differ(p))
+    layout.tile_counter = parts.take(1, 4);
   layout.workspace_size = parts.size();
   return layout;
 }

@@ -79,8 +79,8 @@ struct OnlineRows {
     return true;
   }
 
-  /// A maximum for rows that have none: the largest of the block's first 32 keys, mostly close enough. (Of all
-  /// keys it costs as much as the weights.)
+  /// A maximum for rows that have none: the largest of the block's first 32 keys, mostly close enough. (Of
+  /// all keys it costs as much as the weights.)
   __device__ __forceinline__ void guess(const float (&acc_s)[kTileN / 2]) {
     constexpr int kGuessed = kTileN < 32 ? kTileN : 32;
 #pragma unroll
@@ -116,8 +116,8 @@ struct OnlineRows {
     for (int x = 0; x < kTileN / 4; ++x) set_weights<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
   }
 
-  /// Both at once, against the maxima of the blocks before, and from other registers than `acc_s`; false where a
-  /// weight exceeds 2^kLazyGrowthLog2: then nothing has happened yet.
+  /// Both at once, against the maxima of the blocks before, and from other registers than `acc_s`; false
+  /// where a weight exceeds 2^kLazyGrowthLog2: then nothing has happened yet.
   __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kTileN / 2],
                                               uint32_t (&to)[kParts][kTileN / 16][4]) {
     const float bases[2] = {base(0), base(1)};

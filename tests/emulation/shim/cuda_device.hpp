@@ -128,6 +128,12 @@ inline int __syncthreads_or(int vote) {
 inline void fovea_check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fovea::emulation::fail("a part of a warp: mask %#x is not emulated", mask);
 }
+/// CTAs run one after the other, and threads of one until they wait: nothing needs to be atomic.
+inline int atomicAdd(int* to, int x) {
+  const int before = *to;
+  *to += x;
+  return before;
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   fovea_check_mask(mask);
   fovea::emulation::collective<char>("__syncwarp", char{}, [](const char*, char*) {});
