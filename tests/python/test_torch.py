@@ -380,3 +380,28 @@ def test_ranks_that_do_not_fit(device):
             for call in (ft.attend, fovea.flash_attn.flash_attn_func):
                 with pytest.raises(ValueError, match=r"^[qkv]\b"):
                     call(*given)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"max_seqlen_q": 5},
+        {"block_size": (3, 3)},
+        {"block_size": 5},
+        {"window": 5},
+        {"window": (1,)},
+        {"dropout": -1.0},
+        {"softcap": -1.0},
+        {"backend": "none"},
+        {"scale": 0},
+    ],
+    ids=str,
+)
+def test_the_shorter_way_refuses_what_the_longer_does(argument, device):
+    q = torch.randn(1, 4, 1, 8, device=device)
+    messages = []
+    for grad in (False, True):
+        with pytest.raises(ValueError) as error:
+            ft.attend(q.clone().requires_grad_(grad), q, q, **argument)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and next(iter(argument)).split("_")[0] in messages[0]

@@ -458,11 +458,9 @@ PyMethodDef methods[] = {
     {"backward", as_method(compute<true>), METH_FASTCALL | METH_KEYWORDS,
      "Computes dq, dk, dv, and more where given."},
     {"attend", as_method(attend), METH_FASTCALL | METH_KEYWORDS,
-     "attend(q, k, v, need_lse, heads_first, **arguments of forward): o or (o, lse), made as q is; None "
-     "where a "
-     "rank is no expected one, a row is not contiguous, or arrays of this type are not made here. "
-     "heads_first: "
-     "(batch, heads, seqlen, size)."},
+     "attend(q, k, v, need_lse, heads_first, **arguments of forward): o or (o, lse), made as q is, or None "
+     "where a row is not contiguous, a rank is not that of attention, or arrays of this type are not made "
+     "here. heads_first: (batch, heads, seqlen, size)."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
      "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},

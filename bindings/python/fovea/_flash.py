@@ -35,7 +35,7 @@ def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: S
             raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor; convert it")
     if softmax_scale == 0:
         raise ValueError("softmax_scale: got 0; expected another number, or None for 1/sqrt(head size)")
-    if len(window_size) != 2:
+    if not isinstance(window_size, Sequence) or len(window_size) != 2:
         raise ValueError(f"window_size: got {window_size!r}; expected (left, right); -1 is unlimited")
 
 
@@ -55,6 +55,7 @@ def dense(
         not _dynamo_compiling()
         and type(q) is type(k) is type(v) is Tensor
         and softmax_scale != 0
+        and type(window_size) is tuple
         and len(window_size) == 2
         and not _functorch_active()
         and not _dispatch_modes()

@@ -263,7 +263,9 @@ def attend(
         and bias is mask is block_mask is alibi is sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
         and dropout == 0
         and scale != 0
+        and type(window) is tuple
         and len(window) == 2
+        and block_size == (0, 0)
         and can_compute_now(q, k, v)
     ):
         made = _core.attend(
@@ -277,6 +279,8 @@ def attend(
             window_left=window[0],
             window_right=window[1],
             softcap=softcap,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
             backend=backend,
             num_threads=num_threads,
         )
