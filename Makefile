@@ -14,7 +14,9 @@ REPORT_FLAGS ?=
 # $(call configure,PRESET): only when there is no build tree, CMAKE_FLAGS are given, or nvcc was installed since; ninja
 # reconfigures by itself.
 NEW_NVCC := build/cuda-toolkit/requirements-cuda.txt
-configure = if [[ ! -f build/$(1)/build.ninja || $(NEW_NVCC) -nt build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
+NEW_CUTE := build/cutlass/requirements-cute.txt
+configure = if [[ ! -f build/$(1)/build.ninja || $(NEW_NVCC) -nt build/$(1)/build.ninja || \
+                    $(NEW_CUTE) -nt build/$(1)/build.ninja || -n "$(CMAKE_FLAGS)" ]]; then \
               cmake --preset $(1) $(CMAKE_FLAGS) > build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; \
             fi
 # $(call build,PRESET,TARGETS)
@@ -57,6 +59,7 @@ test-setup:
 .PHONY: cuda-setup
 cuda-setup: test-setup
 	@tools/setup.sh cuda
+	@tools/setup.sh cute
 
 test-release: cuda-setup ## every test, optimised build with the CUDA kernels (nvcc is installed into build/ if need be)
 	@$(call configure,release)
@@ -75,6 +78,7 @@ test-python: test-setup ## the Python package, beside PyTorch, JAX and transform
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
 	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
 	  build/venv/bin/python -m pytest --quiet tests/python; \
+	  NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; \
 	fi
 
 test-report: ## the page of `fovea report`, in a real browser at two widths, light and dark

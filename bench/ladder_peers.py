@@ -1,4 +1,5 @@
-"""Times of other libraries for the problems of the ladder: cuBLAS, PyTorch's softmax, FlashAttention-2, cuDNN.
+"""Times of other libraries for the problems of the ladder: cuBLAS, PyTorch's softmax, FlashAttention-2, cuDNN; and of the
+rung in Python (33), where numba-cuda is installed.
 
     python3 bench/ladder_peers.py --json peers.json          on a GPU, where PyTorch is installed
     python3 bench/ladder_peers.py --device cpu --json peers.json
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import sys
@@ -28,6 +30,7 @@ from ladder_groups import PROGRAM, list_groups
 
 Tensor = Any
 CPU_WARMUPS, CPU_RUNS = 2, 11
+ROWS = 128  # of the outputs of a rung, as `fovea ladder` compares them
 SAMPLED = 64  # rows of an output, or queries of a sequence, that are compared with float64
 # Heads are entries of the batch in the ladder. Libraries are asked as they are used: this many heads where that divides.
 HEADS = 16
@@ -41,6 +44,8 @@ class Peer:
     run: Callable[[], None]
     error: Callable[[], float]
     tolerance: float  # as a share of the largest value
+    # Of a rung in Python: what its row in the table has and a peer's has not. `error` fills it.
+    rung: dict[str, Any] | None = None
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
@@ -142,6 +147,50 @@ def attention_peers(
     return [peer(name, backend) for name, backend in backends.items()]
 
 
+def numba_rung(shape: tuple[int, ...], device: str) -> list[Peer]:
+    """Rung 33, which is timed as the peers are and stands among the rungs."""
+    import torch
+
+    try:
+        from numba import cuda
+    except ImportError:
+        raise RuntimeError("rung 33 needs numba-cuda: pip install numba-cuda") from None
+    path = Path(__file__).resolve().parent.parent / "ladder/33_side_numba/kernel.py"
+    spec = importlib.util.spec_from_file_location("side_numba", path)
+    assert spec is not None and spec.loader is not None
+    side_numba = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(side_numba)
+    batch, n, d = shape
+    q, k, v = (torch.randn(shape, device=device) for _ in range(3))
+    o, lse = torch.full_like(q, torch.nan), torch.full((batch, n), torch.nan, device=device)
+    torch.cuda.synchronize()
+    arrays = [cuda.as_cuda_array(t, sync=False) for t in (q, k, v, o, lse)]
+    found: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            side_numba.attend(*arrays, cuda.external_stream(torch.cuda.current_stream().cuda_stream))
+        except Exception as error:  # those of numba and of CUDA's bindings have no class in common
+            raise RuntimeError(f"numba: {error}") from error
+
+    def error() -> float:
+        if not (o.isfinite().all() and lse.isfinite().all()):
+            return float("inf")
+        largest, expected = {"o": 0.0, "lse": 0.0}, {"o": 0.0, "lse": 0.0}
+        count = min(ROWS, batch * n)
+        for row in (i * (batch * n - 1) // max(count - 1, 1) for i in range(count)):
+            b, i = divmod(row, n)
+            scores = k[b].double() @ q[b, i].double() * d**-0.5
+            for name, got, exact in (("o", o[b, i], scores.softmax(0) @ v[b].double()), ("lse", lse[b, i], scores.logsumexp(0))):
+                largest[name] = max(largest[name], float((got.double() - exact).abs().max()))
+                expected[name] = max(expected[name], float(exact.abs().max()))
+        errors = {name: {"largest": largest[name], "relative": largest[name] / expected[name]} for name in largest}
+        found.update(rows_checked=count, errors=errors)
+        return max(each["relative"] for each in errors.values())
+
+    return [Peer("33_side_numba", run, error, 1e-5, found)]
+
+
 def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[], list[Peer]]]:
     """Of a group of the ladder: what prepares them, each alone, so that one which this machine lacks stops no other."""
     import torch
@@ -157,7 +206,8 @@ def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[
     if group == "softmax":
         return [lambda: softmax_peers(shape, device)]
     if group == "attention":
-        return [attention("PyTorch efficient", Backend.EFFICIENT_ATTENTION, torch.float32, 2e-3)]
+        return [attention("PyTorch efficient", Backend.EFFICIENT_ATTENTION, torch.float32, 2e-3),
+                lambda: numba_rung(shape, device)]  # fmt: skip
     both = {"FlashAttention-2": Backend.FLASH_ATTENTION, "cuDNN": Backend.CUDNN_ATTENTION}
     if group in ("tensor", "hopper", "causal", "backward"):
         options = {"backward": group == "backward", "causal": group == "causal"}
@@ -214,8 +264,11 @@ def measure(group: str, text: str, device: str) -> list[dict[str, Any]]:
                         print(f"{group} {text}: {peer.name} is wrong by {error:.1e}", file=sys.stderr)
                         continue
                     seconds, timer = time_on_gpu(peer.run, stream) if stream is not None else time_on_cpu(peer.run)
-                    rows.append({"group": group, "shape": text, "peer": peer.name, **summary(seconds), "timer": timer,
-                                 "error": float(f"{error:.2g}")})  # fmt: skip
+                    row = {"group": group, "shape": text, **summary(seconds), "timer": timer}
+                    if peer.rung is None:
+                        rows.append({**row, "peer": peer.name, "error": float(f"{error:.2g}")})
+                    else:
+                        rows.append({**row, "rung": peer.name, "fastest_seconds": min(seconds), **peer.rung})
                     median, spread = rows[-1]["median_seconds"], rows[-1]["spread"]
                     print(f"{group:10}{text:18}{peer.name:20}{median * 1e3:10.4f} ms  ±{spread / 2:.1%}", flush=True)
         except RuntimeError as error:

@@ -38,6 +38,7 @@ struct LadderRow {
   double peak = 0;
   std::vector<Peer> peers;
   std::optional<double> before;  ///< seconds of the rung before on the same shape
+  std::string timer;             ///< of a rung in Python, which bench/ladder_peers.py has timed
   bool profiled = false;         ///< with --profile
   size_t peak_bytes = 0;         ///< with --memory
   std::optional<LibraryMemory> library_memory;
@@ -138,6 +139,7 @@ std::string obstacle(const ladder::Rung& rung, ladder::Shape shape, const ladder
                      const std::string& no_device) {
   if (device == nullptr) return no_device + (rung.newer_too ? "" : "; needs " + rung.needs());
   if (rung.capability > 0 && !rung.runs_on(device->capability())) return "needs " + rung.needs();
+  if (rung.in_python) return "timed by bench/ladder_peers.py; --peers shows it";
   if (rung.run == nullptr) return "this build has no code of it";
   if (!rung.accepts(shape)) return fmt::format("takes {}", rung.accepted);
   return "";
@@ -219,7 +221,8 @@ class Runner {
       LadderRow row;
       row.rung = rung;
       row.shape = shape;
-      row.skipped = obstacle(*rung, shape, device, no_gpu_);
+      const StoredRung* stored = stored_rung(*rung, shape, device);
+      if (stored == nullptr) row.skipped = obstacle(*rung, shape, device, no_gpu_);
       if (row.skipped.empty()) {
         if (tensors.empty()) tensors = ladder::make_tensors(group.family, group.type, shape, 1);
         if (options_.memory) {
@@ -230,8 +233,12 @@ class Runner {
           if (peers.empty() && !options_.profile) peers = peers_of(*device, group, shape);
           row.peers = peers;
           row.before = before;
-          check_and_time(row, *device, tensors);
-          if (row.timed()) before = row.timing.median;
+          if (stored != nullptr) {
+            take(row, *stored, *device);
+          } else {
+            check_and_time(row, *device, tensors);
+            if (row.timed()) before = row.timing.median;
+          }
         }
       }
       rows.push_back(std::move(row));
@@ -245,6 +252,23 @@ class Runner {
     if (const auto library = time_library(device, group, shape, options_.protocol))
       peers.insert(peers.begin(), *library);
     return peers;
+  }
+
+  /// Of a rung in Python; null where it is not in the file of --peers, or not asked for.
+  const StoredRung* stored_rung(const ladder::Rung& rung, ladder::Shape shape,
+                                const ladder::Device* device) const {
+    if (!rung.in_python || device == nullptr || options_.memory || options_.profile) return nullptr;
+    return stored_peers_.rung(rung, shape);
+  }
+  static void take(LadderRow& row, const StoredRung& stored, ladder::Device& device) {
+    row.checked = stored.checked;
+    row.checked.right = std::all_of(
+        row.checked.errors.begin(), row.checked.errors.end(),
+        [&](const ladder::OutputError& error) { return error.relative <= row.rung->tolerance; });
+    if (!row.checked.right) return;
+    row.timing = stored.timing;
+    row.timer = stored.timer;
+    row.peak = device.peak(row.rung->bound);
   }
 
   void check_and_time(LadderRow& row, ladder::Device& device,
@@ -306,6 +330,7 @@ Json json_of(const LadderRow& row) {
   if (row.profiled) json["profiled"] = true;
   if (!row.timed()) return json;
   json["runs"] = row.timing.runs;
+  if (!row.timer.empty()) json["timer"] = "bench/ladder_peers.py, " + row.timer;
   json["median_seconds"] = row.timing.median;
   json["fastest_seconds"] = row.timing.fastest;
   json["spread"] = row.timing.spread;
@@ -423,6 +448,7 @@ void print_list(bool json) {
                       {"newer_too", rung.newer_too},
                       {"accepts", rung.accepted},
                       {"shapes", shape_texts(*rung.group)},
+                      {"in_python", rung.in_python},
                       {"in_this_build", rung.run != nullptr}});
     }
     print_json(list);
@@ -530,7 +556,7 @@ void add_ladder(CLI::App& program, Action& action) {
   command->add_option("--device", options->device,
                       "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
   command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
-  command->add_option("--peers", options->peers, "Times of other libraries, from bench/ladder_peers.py")
+  command->add_option("--peers", options->peers, "Times of other libraries and of rungs in Python, from bench/ladder_peers.py")
       ->type_name("FILE");
   CLI::Option* memory = command->add_flag(
       "--memory", options->memory, "Peak bytes in place of times; attention at lengths of 512 to 16384");

@@ -111,6 +111,24 @@ std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder:
   return memory;
 }
 
+namespace {
+
+/// Whether it is right is for the rung's tolerance to say.
+StoredRung read_rung(const Json& row) {
+  StoredRung stored;
+  stored.timing = {row.at("runs").get<int>(), row.at("median_seconds").get<double>(),
+                   row.at("fastest_seconds").get<double>(), row.at("spread").get<double>()};
+  stored.timer = safe_text(row.at("timer").get<std::string>());
+  stored.checked.rows = row.at("rows_checked").get<int64_t>();
+  for (const auto& [tensor, error] : row.at("errors").items()) {
+    stored.checked.errors.push_back(
+        {tensor, error.at("largest").get<double>(), error.at("relative").get<double>()});
+  }
+  return stored;
+}
+
+}  // namespace
+
 StoredPeers::StoredPeers(const std::filesystem::path& path, const ladder::Device& host,
                          const ladder::Device* gpu) {
   std::ifstream file(path);
@@ -136,6 +154,10 @@ StoredPeers::StoredPeers(const std::filesystem::path& path, const ladder::Device
     for (const Json& row : json.at("rows")) {
       const auto seconds = row.at("median_seconds").get<double>();
       if (!(seconds > 0)) throw wrong(fmt::format("median_seconds is {}, expected more than 0", seconds));
+      if (row.contains("rung")) {
+        rungs_.push_back({row.at("rung").get<std::string>(), row.at("shape").get<std::string>(), read_rung(row)});
+        continue;
+      }
       const Peer peer{safe_text(row.at("peer").get<std::string>()), false, seconds};
       rows_.push_back({row.at("group").get<std::string>(), row.at("shape").get<std::string>(), peer});
     }
@@ -151,6 +173,14 @@ std::vector<Peer> StoredPeers::of(const ladder::Group& group, ladder::Shape shap
       found.push_back(row.peer);
   }
   return found;
+}
+
+const StoredRung* StoredPeers::rung(const ladder::Rung& rung, ladder::Shape shape) const {
+  const std::string text = ladder::shape_text(rung.group->family, shape);
+  const auto found = std::find_if(rungs_.begin(), rungs_.end(), [&](const RungRow& row) {
+    return row.name == rung.name && row.shape == text;
+  });
+  return found != rungs_.end() ? &found->stored : nullptr;
 }
 
 }  // namespace fovea::cli

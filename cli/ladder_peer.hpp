@@ -29,7 +29,14 @@ struct LibraryMemory {
 std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder::Group& group,
                                            ladder::Shape shape);
 
-/// Times of other libraries, from a file that bench/ladder_peers.py wrote.
+/// A rung in Python: how bench/ladder_peers.py found it.
+struct StoredRung {
+  ladder::Summary timing;
+  ladder::Checked checked;
+  std::string timer;  ///< "graph", or "events" around launches one by one
+};
+
+/// Times of other libraries and of rungs in Python, from a file that bench/ladder_peers.py wrote.
 class StoredPeers {
  public:
   StoredPeers() = default;
@@ -38,6 +45,8 @@ class StoredPeers {
   StoredPeers(const std::filesystem::path& path, const ladder::Device& host, const ladder::Device* gpu);
 
   std::vector<Peer> of(const ladder::Group& group, ladder::Shape shape) const;
+  /// Null where the file has no time of it.
+  const StoredRung* rung(const ladder::Rung& rung, ladder::Shape shape) const;
   /// When and with which versions they were timed; null without a file.
   const Json& about() const { return about_; }
 
@@ -46,7 +55,12 @@ class StoredPeers {
     std::string group, shape;
     Peer peer;
   };
+  struct RungRow {
+    std::string name, shape;
+    StoredRung stored;
+  };
   std::vector<Row> rows_;
+  std::vector<RungRow> rungs_;
   Json about_;
 };
 

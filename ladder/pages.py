@@ -39,7 +39,7 @@ def table(rows, texts=2):
 
 def kernels(root):
     """[(rung, path)], in the order of the ladder."""
-    return sorted((path.parent.name, path) for path in root.glob("ladder/[0-9][0-9]_*/kernel.c*"))
+    return sorted((path.parent.name, path) for path in root.glob("ladder/[0-9][0-9]_*/kernel.*"))
 
 
 def changed_lines(before, after):

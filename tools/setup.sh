@@ -6,6 +6,7 @@
 #   tools/setup.sh build         compiler, CMake and the libraries of the library, command line, tests and benchmarks
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
 #   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
+#   tools/setup.sh cute          CuTe's headers from PyPI in build/cutlass (6 MB to load), for rung 34 of the ladder
 #   tools/setup.sh python        as build, and what the Python package is tested with, from PyPI in build/venv (2.3 GB)
 #   tools/setup.sh report        what `fovea report` draws with, from PyPI in build/report-venv (80 MB)
 #   tools/setup.sh report-test   the same and what its page is tested with in build/report-test-venv, and Chromium (on Debian)
@@ -30,7 +31,7 @@ case "${1:-}" in
   report) wanted=(python3 python3-venv) ;;
   report-test) wanted=(python3 python3-venv "${report_test[@]}") ;;
   arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
-  cuda) wanted=() ;;
+  cuda|cute) wanted=() ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac
 [[ -n "${FOVEA_NO_SETUP:-}" ]] && exit 0
@@ -48,6 +49,11 @@ if [[ "$1" == cuda ]]; then
     echo "tools/setup.sh: no nvcc here, and none to install for $(uname -sm): CUDA code is not compiled"
     exit 0
   fi
+  python3 -m pip --version >/dev/null 2>&1 || wanted=(python3-pip)
+fi
+
+if [[ "$1" == cute ]]; then
+  cmp --silent "$root/tools/requirements-cute.txt" "$root/build/cutlass/requirements-cute.txt" && exit 0
   python3 -m pip --version >/dev/null 2>&1 || wanted=(python3-pip)
 fi
 
@@ -92,6 +98,21 @@ install_nvcc() {
   exit 0
 }
 
+install_cute() {
+  local folder=$root/build/cutlass
+  echo "tools/setup.sh: installing CuTe's headers into build/cutlass"
+  rm -rf "$folder" "$folder.part"
+  mkdir -p "$root/build"
+  if ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+       --target "$folder.part" --requirement "$root/tools/requirements-cute.txt" 2>"$folder.log"; then
+    cat "$folder.log" >&2
+    echo "tools/setup.sh: CuTe's headers could not be installed" >&2
+    exit 1
+  fi
+  cp "$root/tools/requirements-cute.txt" "$folder.part/"
+  mv "$folder.part" "$folder"
+}
+
 # install_venv FOLDER WORDS LISTS: a Python of its own in build/FOLDER with what the lists in tools/ name; WORDS say what.
 install_venv() {
   local venv=$root/build/$1 words=$2 list wanted=$root/build/$1.txt
@@ -114,6 +135,7 @@ install_venv() {
 install_from_pypi() {
   case "$1" in
     cuda) install_nvcc ;;
+    cute) install_cute ;;
     python) install_venv venv "PyTorch, JAX and transformers" requirements-python.txt ;;
     report) install_venv report-venv "Plotly and Jinja2" requirements-report.txt ;;
     report-test) install_venv report-test-venv "Plotly, Jinja2 and Selenium" requirements-report.txt requirements-report-test.txt ;;

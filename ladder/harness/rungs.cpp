@@ -30,6 +30,7 @@ void softmax_registers(const Softmax&);
 void attention_three_kernels(const Attention<float>&);
 void attention_flash1(const Attention<float>&);
 void attention_flash2(const Attention<float>&);
+void side_cute(const Attention<float>&);
 void tensor_mma(const AttentionBf16&);
 void tensor_ldmatrix(const AttentionBf16&);
 void tensor_swizzle(const AttentionBf16&);
@@ -68,6 +69,12 @@ void backward_tensor(const GradientBf16&);
 #else
 #define HOPPER(kRun) nullptr
 #endif
+// Where CuTe's headers were found.
+#ifdef LADDER_CUTE
+#define CUTE(kRun) with<AttentionF32, kRun>
+#else
+#define CUTE(kRun) nullptr
+#endif
 
 namespace {
 
@@ -97,6 +104,10 @@ bool batch_fits(Shape s) {
   return s.a <= 65535;  // planes of a grid
 }
 constexpr const char* kBatch = "batches up to 65535";
+bool attention_fits(Shape s) {
+  return to_128(s) && batch_fits(s);
+}
+constexpr const char* kAttentionFits = "head sizes up to 128, batches up to 65535";
 bool is_128(Shape s) {
   return s.c == 128 && batch_fits(s);
 }
@@ -222,8 +233,11 @@ const std::array kRungs = {
          [](Shape s) { return floats(2.0 * s.a * s.b); }, to_128, kTo128,
          GPU(AttentionF32, attention_flash1)},
     Rung{"32_attention_flash2", "a block owns its queries", kAttention, Bound::gpu_f32, kF32, 75, nothing,
-         [](Shape s) { return to_128(s) && batch_fits(s); }, "head sizes up to 128, batches up to 65535",
-         GPU(AttentionF32, attention_flash2)},
+         attention_fits, kAttentionFits, GPU(AttentionF32, attention_flash2)},
+    Rung{"33_side_numba", "rung 32 in Python", kAttention, Bound::gpu_f32, kF32, 75, nothing, attention_fits,
+         kAttentionFits, nullptr, true, true},
+    Rung{"34_side_cute", "rung 32 in CuTe", kAttention, Bound::gpu_f32, kF32, 80, nothing, attention_fits,
+         kAttentionFits, CUTE(side_cute)},
 
     Rung{"40_tensor_mma", "two products on tensor cores", kTensor, Bound::gpu_bf16, kBf16, 80, nothing,
          is_128, k128, GPU(AttentionBf16, tensor_mma)},

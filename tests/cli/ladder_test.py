@@ -16,7 +16,7 @@ class Ladder(ProgramTest):
         rungs = self.json("ladder", "--list")
         names = [rung["rung"] for rung in rungs]
         self.assertEqual(names, sorted(names))
-        folders = [path.parent.name for path in (SAMPLE.parent.parent / "ladder").glob("[0-9]*/kernel.c*")]
+        folders = [path.parent.name for path in (SAMPLE.parent.parent / "ladder").glob("[0-9]*/kernel.*")]
         self.assertEqual(names, sorted(folders))
         for name in names:
             self.assertIn(name, self.ok("ladder", "--list"))
@@ -70,6 +70,7 @@ class Ladder(ProgramTest):
             ({"gpu": "a GPU elsewhere", "rows": []}, ["a GPU elsewhere"]),
             ({**about, "rows": [{**row, "median_seconds": 0}]}, ["median_seconds", "more than 0"]),
             ({**about, "rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
+            ({**about, "rows": [{"rung": "33_side_numba", "shape": "1x2x3"}]}, ["runs", "ladder_peers.py"]),
             ([], ["ladder_peers.py"]),
         ):
             file.write_text(json.dumps(told))
