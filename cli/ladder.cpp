@@ -262,9 +262,9 @@ class Runner {
   }
   static void take(LadderRow& row, const StoredRung& stored, ladder::Device& device) {
     row.checked = stored.checked;
-    row.checked.right = std::all_of(
-        row.checked.errors.begin(), row.checked.errors.end(),
-        [&](const ladder::OutputError& error) { return error.relative <= row.rung->tolerance; });
+    row.checked.right =
+        std::all_of(row.checked.errors.begin(), row.checked.errors.end(),
+                    [&](const ladder::OutputError& error) { return error.relative <= row.rung->tolerance; });
     if (!row.checked.right) return;
     row.timing = stored.timing;
     row.timer = stored.timer;
@@ -556,7 +556,9 @@ void add_ladder(CLI::App& program, Action& action) {
   command->add_option("--device", options->device,
                       "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
   command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
-  command->add_option("--peers", options->peers, "Times of other libraries and of rungs in Python, from bench/ladder_peers.py")
+  command
+      ->add_option("--peers", options->peers,
+                   "Times of other libraries and of rungs in Python, from bench/ladder_peers.py")
       ->type_name("FILE");
   CLI::Option* memory = command->add_flag(
       "--memory", options->memory, "Peak bytes in place of times; attention at lengths of 512 to 16384");

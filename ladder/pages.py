@@ -54,7 +54,8 @@ def sizes(root):
     for rung, path in kernels(root):
         lines = path.read_text(encoding="utf-8").splitlines()
         own_group = re.sub(r"^\d+_([a-z]+).*", r"\1", rung)
-        found.append((rung, len(lines), changed_lines(before, lines) if own_group == group else None))
+        is_next = own_group == group and own_group != "side"  # those are in another language each
+        found.append((rung, len(lines), changed_lines(before, lines) if is_next else None))
         before, group = lines, own_group
     return found
 

@@ -1,6 +1,6 @@
-// Rung 32 in CuTe: layouts say where things are, partitions say whose they are, and copies and products follow
-// from both. A block owns 64 queries; thread (r, c) of 8 x 16 sums rows r + 8 i, columns c + 16 j of both
-// products, so the 16 lanes of a row find its maximum among themselves.
+// Rung 32 in CuTe: layouts say where things are, partitions say whose they are, and copies and products
+// follow from both. A block owns 64 queries; thread (r, c) of 8 x 16 sums rows r + 8 i, columns c + 16 j of
+// both products, so the 16 lanes of a row find its maximum among themselves.
 #include <cute/tensor.hpp>
 
 #include "ladder/harness/launch.cuh"
@@ -26,7 +26,8 @@ struct Tile {
   using Q = Padded<kM, D>;
   using K = Padded<kN, D>;
   using P = Padded<kM, kN>;
-  using Columns = Layout<cute::Shape<Int<D>, Int<kN>>, Stride<_1, Int<D + 4>>>;  ///< V as (d, key), as it lies
+  using Columns =
+      Layout<cute::Shape<Int<D>, Int<kN>>, Stride<_1, Int<D + 4>>>;  ///< V as (d, key), as it lies
   static constexpr int kFloats = cosize_v<Q> + 2 * cosize_v<K> + cosize_v<P> + 12;  // each from 16 bytes on
 };
 
@@ -34,8 +35,9 @@ struct Tile {
 using Mma = decltype(make_tiled_mma(MMA_Atom<UniversalFMA<float>>{},
                                     Layout<cute::Shape<_8, _16, _1>, Stride<_16, _1, _0>>{}));
 /// A value a thread by cp.async, 4 rows of 32 columns at a time; 0 where the predicate does not hold.
-using Copy = decltype(make_tiled_copy(Copy_Atom<SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>, float>{},
-                                      Layout<cute::Shape<_4, _32>, Stride<_32, _1>>{}, Layout<cute::Shape<_1, _1>>{}));
+using Copy =
+    decltype(make_tiled_copy(Copy_Atom<SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>, float>{},
+                             Layout<cute::Shape<_4, _32>, Stride<_32, _1>>{}, Layout<cute::Shape<_1, _1>>{}));
 
 /// A tile of a matrix into shared memory; `places` are its coordinates, of which those in `shape` exist.
 template <class From, class To, class Places, class Limits>
@@ -75,7 +77,8 @@ __global__ void __launch_bounds__(kThreads) flash_cute(Attention<float> p) {
   const auto whole = make_shape(p.seqlen, p.head_dim);
   const auto matrix = [&](auto* from) {
     const int64_t first = static_cast<int64_t>(blockIdx.y) * p.seqlen * p.head_dim;
-    return make_tensor(make_gmem_ptr(from + first), whole, make_stride(static_cast<int64_t>(p.head_dim), _1{}));
+    return make_tensor(make_gmem_ptr(from + first), whole,
+                       make_stride(static_cast<int64_t>(p.head_dim), _1{}));
   };
   const auto tile_m = make_shape(Int<T::kM>{}, Int<D>{});
   const auto tile_n = make_shape(Int<T::kN>{}, Int<D>{});
