@@ -70,7 +70,7 @@ class Ladder(ProgramTest):
             ({"gpu": "a GPU elsewhere", "rows": []}, ["a GPU elsewhere"]),
             ({**about, "rows": [{**row, "median_seconds": 0}]}, ["median_seconds", "more than 0"]),
             ({**about, "rows": [{}]}, ["median_seconds", "ladder_peers.py"]),
-            ({**about, "rows": [{"rung": "33_side_numba", "shape": "1x2x3"}]}, ["runs", "ladder_peers.py"]),
+            ({**about, "rows": [{"rung": "33_side_numba", "shape": "1x2x3", "median_seconds": 1, "group": "attention"}]}, ["runs", "ladder_peers.py"]),
             ([], ["ladder_peers.py"]),
         ):
             file.write_text(json.dumps(told))
