@@ -72,7 +72,7 @@ __device__ __forceinline__ void multiply(const A& a, const B& b, Sums& sums, Cop
 }
 
 template <int D>
-__global__ void __launch_bounds__(kThreads) flash_cute(Attention<float> p) {
+__global__ void __launch_bounds__(kThreads, D > 32 ? 2 : 4) flash_cute(Attention<float> p) {
   using T = Tile<D>;
   const auto whole = make_shape(p.seqlen, p.head_dim);
   const auto matrix = [&](auto* from) {
