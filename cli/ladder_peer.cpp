@@ -155,7 +155,8 @@ StoredPeers::StoredPeers(const std::filesystem::path& path, const ladder::Device
       const auto seconds = row.at("median_seconds").get<double>();
       if (!(seconds > 0)) throw wrong(fmt::format("median_seconds is {}, expected more than 0", seconds));
       if (row.contains("rung")) {
-        rungs_.push_back({row.at("rung").get<std::string>(), row.at("shape").get<std::string>(), read_rung(row)});
+        rungs_.push_back(
+            {row.at("rung").get<std::string>(), row.at("shape").get<std::string>(), read_rung(row)});
         continue;
       }
       const Peer peer{safe_text(row.at("peer").get<std::string>()), false, seconds};
