@@ -249,9 +249,18 @@ def test_two_gpus():
     theirs = torch.autograd.grad(expected, inputs, torch.ones_like(expected))
     for a, b in zip(ours, theirs, strict=True):
         plain.assert_close(a, b, BF16, factor=4)
+    side = torch.cuda.Stream("cuda:1")
+    side.wait_stream(torch.cuda.current_stream("cuda:1"))
+    with torch.no_grad(), torch.cuda.stream(side):
+        q, k, v = inputs
+        plain.assert_close(ft.attend(q, k, v, causal=True), expected, BF16)
+        heads_first = [x.transpose(1, 2) for x in inputs]
+        got = ft.scaled_dot_product_attention(*heads_first, is_causal=True)
+        plain.assert_close(got.transpose(1, 2), expected, BF16)
     assert torch.cuda.current_device() == 0
-    with pytest.raises(ValueError, match="k: .*cuda:0"):
-        ft.attend(inputs[0], inputs[1].to("cuda:0"), inputs[2])
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError, match="k: .*cuda:0"):
+            ft.attend(inputs[0], inputs[1].to("cuda:0"), inputs[2])
 
 
 def test_cupy():
