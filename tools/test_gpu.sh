@@ -103,11 +103,11 @@ if [[ -z $why_no_sanitizer ]]; then
   done
 fi
 sharded runs 4 "$bin/test_gpu" '--gtest_filter=-Runs.AllocateNothing'
-sharded ladder 2 "$bin/test_ladder_gpu"
+sharded ladder 2 "$bin/test_ladder_gpu" '--gtest_filter=-LadderMemory.*'
 if [[ -z $why_no_sanitizer ]]; then
   for tool in memcheck racecheck; do
     sharded "sanitizer.ladder_$tool" 4 "$sanitizer" --tool "$tool" --error-exitcode 86 --print-limit 20 \
-      "$bin/test_ladder_gpu"
+      "$bin/test_ladder_gpu" '--gtest_filter=-LadderMemory.*'
   done
 fi
 sharded conformance.shapes 4 "$bin/test_conformance" \
@@ -121,8 +121,10 @@ sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"
 sharded ptx_sm90 1 "$bin/test_ptx_sm90"
 wait
-# Alone: it looks at how much memory of the device is free.
+# Alone, one after the other: they look at how much memory of the device is free.
 sharded memory 1 "$bin/test_gpu" '--gtest_filter=Runs.AllocateNothing'
+wait
+sharded ladder_memory 1 "$bin/test_ladder_gpu" '--gtest_filter=LadderMemory.*'
 wait
 
 # What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.
