@@ -368,6 +368,44 @@ TEST(Schedule, KeysAreSplitWhereSmsWouldIdle) {
   }
 }
 
+TEST(Schedule, ManyWavesAreNotSplit) {
+  // 10.3 waves: the last one is a third full, but parts of all of them would cost more.
+  EXPECT_EQ(best_num_splits(4096, 86, 396, 1000), 1);
+  EXPECT_GT(best_num_splits(400, 86, 396, 1000), 1) << "the second of two waves is nearly empty";
+}
+
+TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
+  Kernel stays = kPlain64;
+  stays.tma = true;
+  const auto layout = [&](const AttentionProblem& p) { return forward_layout(p, stays, hopper(), 1, true); };
+  const AttentionProblem dense = problem(4, 4096, 4096, 16, 16, 64);
+  EXPECT_EQ(layout(dense).tile_counter, -1) << "all tiles take as long";
+  AttentionProblem causal = dense;
+  causal.window_right = 0;
+  EXPECT_EQ(layout(causal).tile_counter, 0);
+  EXPECT_GE(layout(causal).workspace_size, 4);
+  EXPECT_EQ(forward_layout(causal, kPlain64, hopper(), 1, true).tile_counter, -1) << "a CTA for each tile";
+  AttentionProblem few = problem(1, 512, 512, 2, 2, 64);
+  few.window_right = 0;
+  EXPECT_EQ(layout(few).tile_counter, -1) << "a tile for each CTA at most";
+  AttentionProblem used = dense;
+  add(used, Role::kSeqUsedK);
+  EXPECT_EQ(layout(used).tile_counter, 0);
+  // A quarter of a wave of neighbours, where all take as long; else what fits the cache.
+  const int blocks = (4096 + stays.tile_m - 1) / stays.tile_m;
+  EXPECT_EQ(layout(dense).args.heads_at_once, std::max(1, hopper().sm_count / (4 * blocks)));
+  EXPECT_EQ(layout(causal).args.heads_at_once, heads_at_once(causal, false, hopper().l2_bytes));
+}
+
+TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
+  AttentionProblem p = problem(3, 512, 512, 4, 4, 64);
+  EXPECT_EQ(tensor_maps_cannot_because(p, false), "");
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = 0;
+  EXPECT_NE(tensor_maps_cannot_because(p, false), "") << "a batch that is expanded";
+  p.packed = true;
+  EXPECT_EQ(tensor_maps_cannot_because(p, false), "");
+}
+
 TEST(Schedule, PartsOfAForwardDoNotMeet) {
   const AttentionProblem p = problem(2, 1, 65536, 8, 2, 64);
   const ForwardLayout layout = forward_layout(p, kPlain64, hopper(), 2, true);
