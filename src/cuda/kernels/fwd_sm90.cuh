@@ -8,19 +8,20 @@
 // outputs of a row never leave the four lanes that hold it. While one consumer takes exponentials, the
 // tensor cores belong to the others:
 //
-//   queued      Q K(n) is queued behind P V(n + 1), and the softmax waits for both: with three consumers,
-//               or two that take turns, somebody always has products in flight.
+//   queued      Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
 //   overlapped  softmax(n) goes on while the consumer's own P V(n + 1) runs, too.
 //
 // The maximum m of a row is raised only where a weight would exceed 2^kLazyGrowthLog2, for all rows of a
 // warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). The queued
-// schedule goes on from there: blocks that need no mask take exponentials against the maximum so far before
-// anybody knows their own; what they exceed it by is read off the packed weights, half as many operations,
-// and not on the way to P V. A block that exceeds the bound is done again from S, still in registers.
+// schedule goes on from there: where each row has a maximum (in its first block a guess from some of the
+// keys), exponentials are taken against that before anybody knows the block's own; what they exceed it by is
+// read off the packed weights, half as many operations, and not on the way to P V. A block that exceeds the
+// bound is done again from S, still in registers.
 //
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each; O where there is room, else in place of Q. All in
-//   strips of 64 columns: rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode.
+//   strips of 64 columns: rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma
+//   each stage of V has one more strip, of ones.
 // Registers of a consumer's thread
 //   acc_o Dv / 2, acc_s kTileN / 2, P kTileN / 4, and about 30 more, of 65536 / threads, and what setmaxnreg
 //   takes from the producers.
@@ -30,7 +31,8 @@
 //   full_k[s] full_v[s]  the block is there                            loader, bytes -> consumers
 //   empty_k[s] empty_v[s]  nobody reads the block any more             4 warps a consumer -> loader
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
-//   turn 1 + w           the consumer before has queued its products   consumer w - 1 -> consumer w
+//   turn 1 + w           products of the consumer before are done      consumer w - 1 -> consumer w
+//                        (queued), or all of them queued (overlapped)
 //   own 8 + w            no warp of w reads Q: O may take its place    warps of w
 //
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
