@@ -18,7 +18,7 @@ struct FwdSm90Config {
   /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
   /// but up to 1e-3 off for lse.
   bool row_sum_in_mma;
-  bool take_turns;  ///< consumers queue their products one after the other
+  bool take_turns;  ///< products of one consumer at a time; overlapped: queued one after the other
   bool q_in_registers;
   bool softcap;
   int min_ctas = 1;  ///< CTAs an SM
