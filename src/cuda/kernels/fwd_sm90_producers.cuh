@@ -103,7 +103,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       });
 }
 
-/// Plans for consumers `first`, first + kPlanners and so on: one thread.
+/// Plans for consumers `first`, first + planners() and so on: one thread.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
                                               const FwdSm90Memory<Instance>& memory, int first) {

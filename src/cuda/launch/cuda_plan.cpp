@@ -120,6 +120,12 @@ std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
   return text;
 }
 
+/// `count` words of 32 bits at `to`, in the order of the stream.
+void set_words(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  if (const CUresult error = driver().memset_d32_async(to, value, count, stream); error != CUDA_SUCCESS)
+    throw_cuda("cuMemsetD32Async", error);
+}
+
 }  // namespace
 
 std::string CudaPlan::cannot_because(Family family, const AttentionProblem& problem) {
@@ -286,10 +292,7 @@ void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers
   const auto stream = static_cast<CUstream>(buffers.stream);
   if (no_sequences_ >= 0) {
     auto* bounds = reinterpret_cast<int32_t*>(static_cast<char*>(buffers.workspace) + no_sequences_);
-    if (const CUresult error = d.memset_d32_async(reinterpret_cast<CUdeviceptr>(bounds), 0, 2, stream);
-        error != CUDA_SUCCESS) {
-      throw_cuda("cuMemsetD32Async", error);
-    }
+    set_words(reinterpret_cast<CUdeviceptr>(bounds), 0, 2, stream);
     tile::AttentionParams& p = params_in(args);
     p.cu_seqlens_q = p.cu_seqlens_k = bounds;
     p.seqused_q = p.seqused_k = nullptr;
@@ -300,10 +303,7 @@ void CudaPlan::launch(const Variant& variant, Args& args, const Buffers& buffers
     const std::array<uint64_t, 2> numbers = {buffers.seed, buffers.offset};
     for (size_t word = 0; word < 4; ++word) {
       const auto value = static_cast<unsigned>(numbers[word / 2] >> (word % 2 * 32));
-      if (const CUresult error = d.memset_d32_async(state + word * 4, value, 1, stream);
-          error != CUDA_SUCCESS) {
-        throw_cuda("cuMemsetD32Async", error);
-      }
+      set_words(state + word * 4, value, 1, stream);
     }
   }
   std::array<void*, 1> parameters = {&args};
@@ -348,12 +348,8 @@ void CudaPlan::run(const Buffers& buffers) const {
       TmaForwardArgs with_maps = with_tensor_maps(args, dtype_, v.tma->tile_n, v.tma->name);
       if (v.tile_counter >= 0) {
         with_maps.tile_counter = reinterpret_cast<int*>(workspace + v.tile_counter);
-        if (const CUresult error =
-                driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(with_maps.tile_counter), 0, 1,
-                                          static_cast<CUstream>(buffers.stream));
-            error != CUDA_SUCCESS) {
-          throw_cuda("cuMemsetD32Async", error);
-        }
+        set_words(reinterpret_cast<CUdeviceptr>(with_maps.tile_counter), 0, 1,
+                  static_cast<CUstream>(buffers.stream));
       }
       launch(v, with_maps, buffers);
     } else {
