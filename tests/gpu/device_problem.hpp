@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -46,19 +47,31 @@ inline int gpus() {
 #define FOVEA_SKIP_WITHOUT_TWO_GPUS() \
   if (gpus() < 2) GTEST_SKIP() << "needs two GPUs, this machine has " << gpus()
 
-inline void cuda_ok(cudaError_t status) {
-  ASSERT_STREQ(cudaGetErrorString(status), "no error");
+inline void cuda_ok(cudaError_t status, const std::source_location& where = std::source_location::current()) {
+  ASSERT_STREQ(cudaGetErrorString(status), "no error") << where.file_name() << ":" << where.line();
 }
+
+/// `device` is the current one until the end of the scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    cuda_ok(cudaGetDevice(&before_));
+    cuda_ok(cudaSetDevice(device));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
 
 /// Device memory of one GPU, freed at the end of the scope.
 class DeviceBytes {
  public:
   explicit DeviceBytes(size_t size, int device = 0) {
-    int before = 0;
-    cuda_ok(cudaGetDevice(&before));
-    cuda_ok(cudaSetDevice(device));
+    const OnDevice scope(device);
     cuda_ok(cudaMalloc(&data_, size > 0 ? size : 1));
-    cuda_ok(cudaSetDevice(before));
   }
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
@@ -72,11 +85,8 @@ class DeviceBytes {
 class Stream {
  public:
   explicit Stream(int device = 0) {
-    int before = 0;
-    cuda_ok(cudaGetDevice(&before));
-    cuda_ok(cudaSetDevice(device));
+    const OnDevice scope(device);
     cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    cuda_ok(cudaSetDevice(before));
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -133,6 +143,7 @@ class DeviceProblem {
 
   /// Inputs as the host has them, outputs and workspace full of a pattern. Waits for the device.
   void upload() const {
+    const OnDevice scope(device_);
     for (size_t r = 0; r < kRoles; ++r) {
       if (!memory_[r]) continue;
       const auto role = static_cast<Role>(r);
@@ -144,6 +155,7 @@ class DeviceProblem {
   }
   /// The outputs' elements. Waits for the device.
   Bytes outputs() const {
+    const OnDevice scope(device_);
     cuda_ok(cudaDeviceSynchronize());
     Bytes bytes;
     for (size_t r = 0; r < kRoles; ++r) {
@@ -173,6 +185,7 @@ class DeviceProblem {
     EXPECT_EQ(status, FOVEA_OK) << fovea_last_error();
     plan_.reset(made);
     if (made && workspace_size() > 0) {
+      const OnDevice scope(device_);  // a large memset of another GPU's memory is an invalid argument
       workspace_ = std::make_unique<DeviceBytes>(workspace_size(), device_);
       cuda_ok(cudaMemset(workspace_->get(), kPattern, workspace_size()));
       cuda_ok(cudaDeviceSynchronize());

@@ -326,9 +326,7 @@ TEST_F(TwoGpus, GiveTheSameBits) {
           const DeviceProblem y(spec, pass, backend, 1);
           const Stream first(0), second(1);
           x.upload();
-          cuda_ok(cudaSetDevice(1));
           y.upload();
-          cuda_ok(cudaSetDevice(0));
           for (int repeat = 0; repeat < 5; ++repeat) {
             EXPECT_EQ(x.run(first.get()), FOVEA_OK) << fovea_last_error();
             EXPECT_EQ(y.run(second.get()), FOVEA_OK) << fovea_last_error();
