@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   static_assert((kParts == 3) == std::is_same_v<T, float>);
   constexpr int kProducts = products_of_parts(kParts);
   constexpr int kStrip = Memory::kConfig.kStrip, kRowBytes = Memory::kConfig.kRowBytes;
+  static_assert(!Memory::kConfig.overlapped || !Memory::kConfig.q_in_registers);
   constexpr int kColumnsO =
       kDimV + (Memory::kConfig.row_sum_in_mma ? 8 : 0);  ///< of P V: the sum stands in the last eight
   static_assert(sizeof(FwdSm90Place) <= Memory::kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // there each block has a sum of its own.
   constexpr bool kOwnSums = kParts > 1;
   static_assert(!kOwnSums || !Memory::kConfig.overlapped);
-  float acc_block[kOwnSums ? kColumnsO / 2 : 1];
+  float acc_block[kOwnSums ? kColumnsO / 2 : 1] = {};
   uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
   uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
   using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
@@ -194,8 +195,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
     ptx::wgmma_commit();
   };
-  /// O += P V, queued.
-  const auto issue_outputs = [&](int stage_of_lane) {
+  /// O += P V, or O = P V, queued.
+  const auto issue_outputs = [&](int stage_of_lane, bool accumulates) {
     const int stage = uniform(stage_of_lane);
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
@@ -205,8 +206,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                          tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       using Product = ptx::Wgmma<kColumnsO>;
       if constexpr (!kOwnSums) {
-        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step],
-                                                                                b);
+        Product::template rs_mn_if<Operand>(i > 0 || accumulates, acc_o, weights[part.a][step], b);
       } else if (i == 0) {
         Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, weights[part.a][step],
                                                                           b);
@@ -216,15 +216,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
     ptx::wgmma_commit();
-  };
-  /// After the wait for them.
-  const auto outputs_done = [&] {
-    ptx::wgmma_done(acc_o);
-    if constexpr (kOwnSums) {
-      ptx::wgmma_done(acc_block);
-#pragma unroll
-      for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
-    }
   };
   /// After a wait for products or __syncwarp(): a lane that has not seen the phase that it waits for would
   /// miss it.
@@ -264,21 +255,21 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
   };
-  /// From Q K to scores; whether the block needed a mask.
-  const auto terms = [&](float(&acc_s)[kTileN / 2], int n) {
+  const auto is_masked = [&](int n) { return n < here->blocks.full_begin || n >= here->blocks.full_end; };
+  /// From Q K to scores.
+  const auto terms = [&](float(&acc_s)[kTileN / 2], int n, bool masked) {
     if constexpr (Memory::kConfig.softcap) {
 #pragma unroll
       for (float& s : acc_s) s = p.softcap * tanh_of(s * (p.scale / p.softcap));
     }
-    const bool masked = n < here->blocks.full_begin || n >= here->blocks.full_end;
     if (masked) mask(acc_s, n);
-    return masked;
   };
   /// From Q K to weights; whether maxima were raised.
-  const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first) {
-    bool known = !terms(acc_s, n);  // whether each row has a maximum: it may have seen no key so far
+  const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
+    terms(acc_s, n, masked);
     if (first) rows.guess(acc_s);
-    if (!known || first) known = rows.all_have_a_maximum();
+    // A row may have seen no key so far.
+    const bool known = first || masked ? rows.all_have_a_maximum() : true;
     if (known && rows.weigh_stale(acc_s, weights)) return false;
     const bool raised = rows.raise(acc_s);
     rows.weigh(acc_s);
@@ -290,12 +281,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   };
 
-  if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
-  for (uint32_t tile_count = 0;; ++tile_count) {
-    ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
-    here = memory.place(w, tile_count);
-    if (here->last) break;
-    const int begin = here->blocks.begin, end = here->blocks.end;
+  const auto load_fragments = [&] {
     if constexpr (Memory::kConfig.q_in_registers) {
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
@@ -304,43 +290,102 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::ldmatrix_x4(q_fragments[step],
                          sQ + step / 4 * kRows * kRowBytes + r * kRowBytes + (chunk ^ r % 8) * 16);
       }
-      if (Memory::kConfig.own_o()) release(memory.empty_q(w));
     }
-    const bool release_q_early = !Memory::kConfig.q_in_registers && Memory::kConfig.own_o();
+  };
+  const auto write = [&](uint32_t tile) {
+    fwd_sm90_write<Instance>(args, *memory.place(w, tile), acc_o, rows);
+    __syncwarp();  // no lane reads the place of that tile any more
+  };
+
+  if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
+  if constexpr (!Memory::kConfig.overlapped) {
+    bool in_flight = false;  ///< P V of the block before
+    /// After a wait for all products.
+    const auto settled = [&] {
+      ptx::wgmma_done(acc_o);
+      ptx::wgmma_done(acc_block);
+      if (!in_flight) return;
+      if constexpr (kOwnSums) {
+#pragma unroll
+        for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
+      }
+      release(memory.empty_v(ring.before()));
+      in_flight = false;
+    };
+    const auto skip_blocks = [&](int count) {
+      if (count <= 0) return;
+      ptx::wgmma_wait<0>();
+      settled();  // else the loader could wait for a stage that waits for these blocks
+      for (int i = 0; i < count; ++i) skip();
+    };
+
+    // --- mainloop, queued: a turn for each block of each tile ---
+    uint32_t tile_count = 0;  ///< tiles begun
+    int n = -1, begin = 0;    ///< block, and the last one of its tile
+    for (;;) {
+      const bool first = n < begin;
+      if (first) {
+        ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
+        here = memory.place(w, tile_count);
+        load_fragments();
+        begin = uniform(here->blocks.begin);
+        n = uniform(here->blocks.end) - 1;
+        skip_blocks(uniform(here->load_end) - 1 - n);
+        if (n < begin) n = -1;  // no block at all: one that is masked out, so that all tiles take the same way
+      }
+      const bool exists = n >= 0;
+      const int stage = uniform(ring.stage);
+      float acc_s[kTileN / 2];
+      if (exists) ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+      ptx::wgmma_fence();
+      issue_scores(acc_s, stage);
+      const bool masked = is_masked(n);
+      ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
+      if (!first) pass_turn();
+      ptx::wgmma_done(acc_s);
+      if (exists) release(memory.empty_k(ring.stage));
+      settled();
+      if (first) {
+        if (tile_count > 0) write(tile_count - 1);
+        if (here->last) break;
+        ++tile_count;
+        rows.start();
+        if constexpr (kOwnSums) {
+#pragma unroll
+          for (float& x : acc_o) x = 0.0f;
+        }
+      }
+      if (Memory::kConfig.q_in_registers ? first : n <= begin) release(memory.empty_q(w));
+      if (weigh(acc_s, n, first, masked)) rescale();
+      if (exists) {
+        ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
+        wait_for_turn();
+      }
+      ptx::wgmma_fence();
+      issue_outputs(stage, !first);
+      if (exists) {
+        in_flight = true;
+        ring.advance();
+        if (n == begin) {
+          pass_turn();  // not later: what this consumer waits for next may need a turn of another
+          skip_blocks(begin - uniform(here->load_begin));
+        }
+      }
+      --n;
+    }
+  } else {
+  for (uint32_t tile_count = 0;; ++tile_count) {
+    ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
+    here = memory.place(w, tile_count);
+    if (here->last) break;
+    const int begin = here->blocks.begin, end = here->blocks.end;
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
-#pragma unroll
-    for (float& x : acc_block) x = 0.0f;
     rows.start();
 
     // --- mainloop ---
     for (int n = here->load_end - 1; n >= max(end, here->load_begin); --n) skip();
     if (begin < end) {
-      if constexpr (!Memory::kConfig.overlapped) {
-        for (int n = end - 1; n >= begin; --n) {
-          float acc_s[kTileN / 2];
-          ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
-          ptx::wgmma_fence();
-          issue_scores(acc_s, ring.stage);
-          ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
-          if (n + 1 < end) pass_turn();
-          ptx::wgmma_done(acc_s);
-          outputs_done();
-          release(memory.empty_k(ring.stage));
-          if (n + 1 < end) release(memory.empty_v(ring.before()));
-          if (release_q_early && n == begin) release(memory.empty_q(w));
-          if (weigh(acc_s, n, n + 1 == end)) rescale();
-          ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
-          wait_for_turn();
-          ptx::wgmma_fence();
-          issue_outputs(ring.stage);
-          ring.advance();
-        }
-        ptx::wgmma_wait<0>();
-        pass_turn();
-        outputs_done();
-        release(memory.empty_v(ring.before()));
-      } else {
         float acc_s[kTileN / 2];
         ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
         wait_for_turn();
@@ -350,7 +395,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::wgmma_wait<0>();
         ptx::wgmma_done(acc_s);
         release(memory.empty_k(ring.stage));
-        weigh(acc_s, end - 1, true);  // O is 0: nothing to rescale
+        weigh(acc_s, end - 1, true, is_masked(end - 1));  // O is 0: nothing to rescale
         for (int n = end - 2; n >= begin; --n) {
           const StageRing<kStages> before = ring;
           ring.advance();
@@ -359,42 +404,38 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           wait_for_turn();
           ptx::wgmma_fence();
           issue_scores(acc_s, ring.stage);
-          issue_outputs(before.stage);
+          issue_outputs(before.stage, true);
           pass_turn();
           ptx::wgmma_wait<1>();  // Q K of this block
           ptx::wgmma_done(acc_s);
           release(memory.empty_k(ring.stage));
-          terms(acc_s, n);
+          terms(acc_s, n, is_masked(n));
           const bool raised = rows.raise(acc_s);
           rows.weigh(acc_s);
           ptx::wgmma_wait<0>();  // P V of the one before
-          outputs_done();
+          ptx::wgmma_done(acc_o);
           release(memory.empty_v(before.stage));
           if (raised) rescale();
           rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
         }
-        if (release_q_early) release(memory.empty_q(w));
+        release(memory.empty_q(w));
         ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
         ptx::wgmma_fence();
-        issue_outputs(ring.stage);
+        issue_outputs(ring.stage, true);
         ptx::wgmma_wait<0>();
-        outputs_done();
+        ptx::wgmma_done(acc_o);
         release(memory.empty_v(ring.stage));
         ring.advance();
-      }
-    } else if (release_q_early) {
+    } else {
       __syncwarp();  // all lanes have seen the phase
       release(memory.empty_q(w));
     }
     for (int n = min(begin, here->load_end) - 1; n >= here->load_begin; --n) skip();
 
-    fwd_sm90_write<Instance>(args, memory, *here, w, acc_o, rows);
-    if (!Memory::kConfig.own_o() && lane == 0) ptx::tma_store_wait_read<0>();
-    __syncwarp();  // no lane reads the place of this tile any more, and O has left the place of Q
-    if (!Memory::kConfig.own_o()) release(memory.empty_q(w));
+    write(tile_count);
+  }
   }
   if (Memory::kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
-  if (lane == 0) ptx::tma_store_wait_read<0>();  // shared memory must outlive the stores
 }
 
 }  // namespace fovea::cuda

@@ -49,35 +49,19 @@ struct FwdSm90Config {
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
   constexpr int q_bytes() const { return parts * strips(head_dim) * kRows * kRowBytes; }
-  /// float32 goes from registers to global memory.
-  constexpr int o_bytes() const { return parts > 1 ? 0 : strips(head_dim_v) * kRows * kRowBytes; }
   constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n * kRowBytes; }
   constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n * kRowBytes; }
   /// One more strip of V, of ones.
   constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
-  /// O has memory of its own, so that the next Q need not wait until it is stored.
-  constexpr bool own_o() const {
-    return bytes_without_o() + consumers * o_bytes() <= kMostShared / min_ctas - 1024 * (min_ctas - 1);
-  }
-  /// Q, where O may take its place.
-  constexpr int rows_bytes() const { return own_o() || q_bytes() > o_bytes() ? q_bytes() : o_bytes(); }
-  constexpr int k_at() const { return consumers * rows_bytes(); }
+  constexpr int k_at() const { return consumers * q_bytes(); }
   constexpr int v_at() const { return k_at() + stages * k_bytes(); }
-  constexpr int o_at() const { return v_at() + stages * v_stage_bytes(); }
-  constexpr int barriers_at() const { return own_o() ? o_at() + consumers * o_bytes() : o_at(); }
+  constexpr int barriers_at() const { return v_at() + stages * v_stage_bytes(); }
   constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
   constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   constexpr int next_at() const { return places_at() + 2 * consumers * kPlaceBytes; }
   constexpr int shared_bytes() const { return next_at() + 2 * 4; }
   static constexpr int kPlaceBytes = 96;  ///< of FwdSm90Place
-
- private:
-  constexpr int bytes_without_o() const {
-    return consumers * (q_bytes() > o_bytes() ? q_bytes() : o_bytes()) +
-           stages * (k_bytes() + v_stage_bytes()) + (barriers() * 8 + 15) / 16 * 16 +
-           2 * consumers * kPlaceBytes + 2 * 4;
-  }
 };
 
 /// The products of parts of A and B that make one of `parts` parts each. For float32 six, the smallest
@@ -118,10 +102,7 @@ struct FwdSm90Memory {
   uint32_t base;
   unsigned char* bytes;
 
-  __device__ __forceinline__ uint32_t q(int w) const { return base + w * kConfig.rows_bytes(); }
-  __device__ __forceinline__ uint32_t o(int w) const {
-    return kConfig.own_o() ? base + kConfig.o_at() + w * kConfig.o_bytes() : q(w);
-  }
+  __device__ __forceinline__ uint32_t q(int w) const { return base + w * kConfig.q_bytes(); }
   __device__ __forceinline__ uint32_t k(int stage) const {
     return base + kConfig.k_at() + stage * kConfig.k_bytes();
   }

@@ -6,28 +6,34 @@
 #include <type_traits>
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/special.cuh"
-#include "cuda/ptx/stmatrix.cuh"
-#include "cuda/ptx/tma.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
 
 namespace fovea::cuda {
 
-/// Consumer w writes its tile: by TMA where whole boxes exist, else row by row; rows whose output is not
-/// finite again, and exactly. Stores by TMA may go on afterwards. `acc_o`: before normalisation, the row sum
-/// in the last eight columns with row_sum_in_mma.
+/// Of the terms of RowTerms those that this kernel has: few registers, since scores of the next tile are in
+/// some of them.
+template <bool kSoftcap>
+struct FwdSm90Terms {
+  static constexpr bool kDropout = false;
+  static __device__ __forceinline__ bool sees(const tile::AttentionParams&, int) { return true; }
+  static __device__ __forceinline__ float score(const tile::AttentionParams& p, float dot, int) {
+    const float s = dot * p.scale;
+    return kSoftcap ? p.softcap * tanhf(s / p.softcap) : s;
+  }
+};
+
+/// A consumer writes its tile from registers; rows whose output is not finite again, and exactly. `acc_o`:
+/// before normalisation, the row sum in the last eight columns with row_sum_in_mma; anything afterwards.
 template <class Instance, class Rows, int kRegsO>
 __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
-                                               const FwdSm90Memory<Instance>& memory,
-                                               const FwdSm90Place& place, int w, const float (&acc_o)[kRegsO],
+                                               const FwdSm90Place& place, float (&acc_o)[kRegsO],
                                                const Rows& rows) {
   using T = typename Instance::Element;
-  using Memory = FwdSm90Memory<Instance>;
-  constexpr int kDimV = Memory::kConfig.head_dim_v, kTileN = Memory::kConfig.tile_n;
-  constexpr int kRowBytes = Memory::kConfig.kRowBytes, kStripBytes = Memory::kConfig.kRows * kRowBytes;
+  constexpr FwdSm90Config kConfig = Instance::kConfig;
+  constexpr int kDimV = kConfig.head_dim_v, kTileN = kConfig.tile_n;
   const ForwardArgs& f = args.f;
   const tile::AttentionParams& p = f.p;
   const int thread = static_cast<int>(ptx::thread_index());  // asked for here: see the mainloop
@@ -73,12 +79,6 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
 #pragma unroll
   for (int i = 0; i < kDimV / 2; ++i) probe[i % 4] = fmaf(acc_o[i], 0.0f, probe[i % 4]);
   const bool odd = __any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f);
-  // Where this warp's rows go: by TMA as a whole, if all of them exist (or lie behind the tensor's end,
-  // where TMA writes nothing).
-  const bool whole = args.o_by_tma && !odd &&
-                     (warp_row + 16 <= end_row || (p.cu_seqlens_q == nullptr && warp_row < end_row));
-  if constexpr (!Memory::kConfig.own_o())
-    ptx::barrier_wait(8 + w, 128);  // no warp of this consumer reads Q any more
   if (odd) {
 #pragma unroll 1
     for (int r = 0; r < 16; ++r) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
       const auto* v =
           reinterpret_cast<const T*>(p.v.data) + p.v.offset(place.batch, place.span.row_k, head_kv);
       ExactRow<kDimV> exact;
-      exact.add(p, RowTerms<T>(p, place.span, place.batch, head, i), tile::Dropout(),
+      exact.add(p, FwdSm90Terms<kConfig.softcap>(), tile::Dropout(),
                 reinterpret_cast<const T*>(p.q.data) + p.q.offset(place.batch, place.span.row_q + i, head), k,
                 v, columns, row < used_row ? tile::keys_of(p, place.span, i) : tile::Span32{},
                 place.load_begin * kTileN, place.load_end * kTileN);
@@ -107,11 +107,13 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
         }
       }
     }
+#pragma unroll
+    for (float& x : acc_o) x = 0.0f;  // nobody needs them, and so they do not hold registers up to here
   } else {
     float factor[2], sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      sum[half] = Memory::kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
+      sum[half] = kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
     if (f.num_splits == 1 && p.lse.data == nullptr && p.sink == nullptr) {  // the usual, and much shorter
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -124,33 +126,25 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
         factor[half] = row < end_row ? finish_row(row, rows.base(half), sum[half], lane % 4 == 0) : 0.0f;
       }
     }
-    if (whole) {
-      if constexpr (sizeof(T) == 2) {  // o_by_tma is false for float32
-        if (lane == 0) ptx::tma_store_wait_read<0>();
-        __syncwarp();  // the O before this one has left shared memory
-        const int r = 16 * warp + lane % 16;
+    if (args.o_in_vectors) {
+      if constexpr (sizeof(T) == 2) {  // never for float32
+        // Neighbours of the four lanes of a row swap halves of two strips of 8 columns: each then has 4 columns
+        // side by side, and the four fill a sector.
+        const bool upper = lane % 2 != 0;
 #pragma unroll
-        for (int n16 = 0; n16 < kDimV / 16; ++n16) {
-          uint32_t x[4];
+        for (int half = 0; half < 2; ++half) {
+          const int row = warp_row + lane / 4 + 8 * half, first_column = lane % 2 * 8 + lane % 4 / 2 * 4;
+          T* const to = element_row(row) + first_column;
+          const int left = row < end_row ? columns - first_column : 0;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float* o = acc_o + n16 * 8 + i / 2 * 4 + i % 2 * 2;
-            x[i] = pack<T>(o[0] * factor[i % 2], o[1] * factor[i % 2]);
+          for (int n16 = 0; n16 < kDimV / 16; ++n16) {
+            const float* o = acc_o + n16 * 8 + 2 * half;
+            const uint32_t low = pack<T>(o[0] * factor[half], o[1] * factor[half]),
+                           high = pack<T>(o[4] * factor[half], o[5] * factor[half]);
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? low : high, 1);
+            if (n16 * 16 < left)
+              *reinterpret_cast<uint2*>(to + n16 * 16) = upper ? uint2{other, high} : uint2{low, other};
           }
-          const int chunk = n16 % 4 * 2 + lane / 16;
-          ptx::stmatrix_x4(memory.o(w) + n16 / 4 * kStripBytes + r * kRowBytes + (chunk ^ r % 8) * 16, x);
-        }
-        ptx::async_proxy_fence();
-        __syncwarp();  // all of the warp's rows are in shared memory, and TMA may see them
-        if (lane == 0) {
-          const int query = query_of_row(f, warp_row);
-          for (int s = 0; s * kStripBytes < Memory::kConfig.o_bytes(); ++s) {
-            ptx::tma_store(args.o, memory.o(w) + s * kStripBytes + 16 * warp * kRowBytes,
-                           s * Memory::kConfig.kStrip, warp_row - query * group,
-                           static_cast<int>(place.span.row_q) + query, place.head,
-                           p.cu_seqlens_q != nullptr ? 0 : place.batch);
-          }
-          ptx::tma_store_commit();
         }
       }
     } else {

@@ -124,6 +124,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
           blocks.begin = max(blocks.begin, loads.begin);
           blocks.end = min(blocks.end, loads.end);
+          if (blocks.empty()) blocks = {.begin = loads.begin, .end = loads.begin};
           *memory.place(w, tile_count) = {
               span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
               blocks, loads.begin, loads.end, 0};
@@ -138,7 +139,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
       });
   for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
-    memory.place(w, tile_count)->last = 1;
+    *memory.place(w, tile_count) = {.last = 1};
     ptx::mbarrier_arrive(memory.full_q(w));
   }
 }

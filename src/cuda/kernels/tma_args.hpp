@@ -8,21 +8,21 @@
 namespace fovea::cuda {
 
 /// Boxes are 64 columns wide, so that their rows fill the 128-byte swizzle.
-///   q, o   (D or Dv, group, rows, heads, batch): with pack_group the heads of a group are a dimension of
-///          their own, and `heads` those of k, so that a box holds rows of a packed tile; else group is 1.
-///          Boxes of kTmaRowsQ rows of q, kTmaRowsO of o.
+///   q      (D, group, rows, heads, batch): with pack_group the heads of a group are a dimension of their
+///          own, and `heads` those of k, so that a box of kTmaRowsQ rows holds those of a packed tile; else
+///          group is 1.
 ///   k, v   (D or Dv, rows, heads_kv, batch), boxes of the kernel's tile_n rows.
 /// Packed sequences: batch is 1, rows are all rows. Operands in parts: their copies, 3 split_columns wide.
 struct TmaForwardArgs {
   ForwardArgs f;
-  CUtensorMap q, k, v, o;
+  CUtensorMap q, k, v;
   /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
   /// each instruction that needs it, and takes no register.
   float scale_log2 = 0;
   /// Tiles given out so far, 0 at the start, or null: then CTAs take tiles in turn (tile::snake). For tiles
   /// of unequal work.
   int* tile_counter = nullptr;
-  bool o_by_tma = false;  ///< o is of the type of q, and the map is there
+  bool o_in_vectors = false;  ///< o is of the type of q, and may be written in vectors of up to 16 bytes
 };
 
 }  // namespace fovea::cuda

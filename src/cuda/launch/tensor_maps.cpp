@@ -89,13 +89,7 @@ TmaForwardArgs with_tensor_maps(const ForwardArgs& args, DType dtype, int tile_n
   all.q = encode_rows(q, columns, args, kTmaRowsQ, dtype, kernel);
   all.k = encode_keys(k, columns, p, tile_n, dtype, kernel);
   all.v = encode_keys(v, columns_v, p, tile_n, dtype, kernel);
-  const auto fits = [](int64_t size, int64_t stride) {
-    return size <= 1 || (stride > 0 && stride * kElementBytes < kTmaStrideLimit);
-  };
-  all.o_by_tma = args.num_splits == 1 && !p.o_is_f32 && (p.aligned16 & tile::kAlignedO) != 0 &&
-                 fits(p.heads_q, p.o.head) && fits(p.seqlen_q, p.o.row) &&
-                 fits(p.batch, p.o.batch == 0 ? 1 : p.o.batch);
-  if (all.o_by_tma) all.o = encode_rows(p.o, p.head_dim_v, args, kTmaRowsO, dtype, kernel);
+  all.o_in_vectors = args.num_splits == 1 && !p.o_is_f32 && (p.aligned16 & tile::kAlignedO) != 0;
   constexpr float kLog2e = 1.4426950408889634f;
   all.scale_log2 = p.softcap > 0 ? kLog2e : p.scale * kLog2e;
   return all;

@@ -122,18 +122,29 @@ struct OnlineRows {
                                               uint32_t (&to)[kParts][kTileN / 16][4]) {
     const float bases[2] = {base(0), base(1)};
     float sum[2] = {};
-    uint32_t largest = 0;  // of two weights
+    uint32_t largest = 0;  // of two weights, where nobody adds them up
 #pragma unroll
     for (int x = 0; x < kTileN / 4; ++x) {  // register x % 4 of step x / 4: of row x % 2
       const float low = ptx::ex2(fmaf(acc_s[2 * x], scale_log2, -bases[x % 2]));
       const float high = ptx::ex2(fmaf(acc_s[2 * x + 1], scale_log2, -bases[x % 2]));
-      if constexpr (kSums) sum[x % 2] += low + high;
       set_weights<T>(to, x, low, high);
-      largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
+      if constexpr (kSums) {
+        sum[x % 2] += low + high;
+      } else {
+        largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
+      }
     }
-    constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
+    // A sum bounds each of its weights; one that is NaN is within no bound.
+    bool within;
+    if constexpr (kSums) {
+      constexpr float kBound = 256.0f;
+      within = sum[0] <= kBound && sum[1] <= kBound;
+    } else {
+      constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
+      within = (largest & 0xffffu) <= kBound && (largest >> 16) <= kBound;
+    }
     static_assert(kLazyGrowthLog2 == 8.0f);
-    if (__any_sync(0xffffffffu, (largest & 0xffffu) > kBound || (largest >> 16) > kBound)) return false;
+    if (!__all_sync(0xffffffffu, within)) return false;
     if constexpr (kSums) add(sum);
     return true;
   }
