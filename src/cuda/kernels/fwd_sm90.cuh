@@ -154,14 +154,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr bool kOwnSums = kParts > 1;
   static_assert(!kOwnSums || !Memory::kConfig.overlapped);
   float acc_block[kOwnSums ? kColumnsO / 2 : 1] = {};
-  uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
+  uint32_t weights[kParts][kTileN / 16][4] = {};  // P as operand A
   uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
   using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
   Rows rows{.scale_log2 = args.scale_log2};
 
   // For the same reason the mainloop reads its place from shared memory.
   const FwdSm90Place* here = nullptr;
-  StageRing<kStages> ring;
+  StageRing<kStages> now, next;  ///< of the block whose P V comes, and of the one whose Q K comes
 
   /// Of the result of a shuffle the compiler knows that all lanes have the same: descriptors are then made in
   /// uniform registers, and products follow each other without a move between them.
@@ -228,18 +228,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const auto pass_turn = [&] {
     if constexpr (Memory::kConfig.take_turns) ptx::barrier_arrive(1 + (w + 1 == kConsumers ? 0 : w + 1), 256);
   };
-  /// Blocks that other consumers need.
-  const auto skip = [&] {
-    wait_for_turn();
-    pass_turn();
-    ptx::mbarrier_wait(memory.full_k(ring.stage),
-                       ring.phase);  // else the arrivals could count for an earlier block
-    ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
-    __syncwarp();  // all lanes have seen the phases
-    release(memory.empty_k(ring.stage));
-    release(memory.empty_v(ring.stage));
-    ring.advance();
-  };
   const auto mask = [&](float(&acc_s)[kTileN / 2], int n) {
     const int lane = lane_of_warp(), lane_row = 16 * warp_of_consumer() + lane / 4,
               lane_column = 2 * (lane % 4);
@@ -292,148 +280,95 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
   };
-  const auto write = [&](uint32_t tile) {
-    fwd_sm90_write<Instance>(args, *memory.place(w, tile), acc_o, rows);
+  const auto write = [&](uint32_t tile, const Rows& rows_of_tile) {
+    fwd_sm90_write<Instance>(args, *memory.place(w, tile), acc_o, rows_of_tile);
     __syncwarp();  // no lane reads the place of that tile any more
   };
+  /// Of blocks that other consumers need.
+  const auto skip = [&](int blocks) {
+    for (int i = 0; i < blocks; ++i) {
+      wait_for_turn();
+      pass_turn();
+      next.advance();
+    }
+  };
 
+  // --- mainloop: a turn a block. P V of one, Q K of the next, then the weights of that ---
   if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
-  if constexpr (!Memory::kConfig.overlapped) {
-    bool in_flight = false;  ///< P V of the block before
-    /// After a wait for all products.
-    const auto settled = [&] {
-      ptx::wgmma_done(acc_o);
-      ptx::wgmma_done(acc_block);
-      if (!in_flight) return;
+  uint32_t tiles = 0;              ///< begun
+  int n = -1, begin = 0;           ///< the next block, the last one of its tile
+  bool owed = false, adds = false;  ///< P V of the block before: there is one, and it is not its tile's first
+  for (;; --n) {
+    const bool first = n < begin;
+    if (first) {
+      if (tiles > 0) skip(uniform(begin - here->load_begin));
+      ptx::mbarrier_wait(memory.full_q(w), tiles & 1);
+      here = memory.place(w, tiles);
+      load_fragments();
+      begin = uniform(here->blocks.begin);
+      n = uniform(here->blocks.end) - 1;
+      skip(uniform(here->load_end) - 1 - n);
+    }
+    const bool exists = n >= begin;  // else no key is seen: a block that is masked out stands for none
+    if (owed) ptx::mbarrier_wait(memory.full_v(now.stage), now.phase);
+    if (exists) ptx::mbarrier_wait(memory.full_k(next.stage), next.phase);
+    const int stage_v = uniform(now.stage), stage_k = uniform(next.stage);
+    float acc_s[kTileN / 2];
+    if (exists) wait_for_turn();
+    ptx::wgmma_fence();
+    if constexpr (Memory::kConfig.overlapped) {
+      issue_scores(acc_s, stage_k);
+      issue_outputs(stage_v, adds);
+      if (exists) pass_turn();
+    } else {
+      issue_outputs(stage_v, adds);
+      issue_scores(acc_s, stage_k);
+    }
+    const bool masked = is_masked(n);
+    ptx::wgmma_wait<Memory::kConfig.overlapped ? 1 : 0>();  // Q K
+    if (!Memory::kConfig.overlapped && exists) pass_turn();
+    ptx::wgmma_done(acc_s);
+    if (exists) release(memory.empty_k(next.stage));
+
+    const Rows before = rows;
+    bool raised = false;
+    if constexpr (Memory::kConfig.overlapped) {
+      if (first) rows.start();
+      terms(acc_s, n, masked);
+      raised = rows.raise(acc_s);
+      rows.weigh(acc_s);
+      ptx::wgmma_wait<0>();  // P V of the block before
+    }
+    ptx::wgmma_done(acc_o);
+    if (owed) {
+      release(memory.empty_v(now.stage));
       if constexpr (kOwnSums) {
+        ptx::wgmma_done(acc_block);
 #pragma unroll
         for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
       }
-      release(memory.empty_v(ring.before()));
-      in_flight = false;
-    };
-    const auto skip_blocks = [&](int count) {
-      if (count <= 0) return;
-      ptx::wgmma_wait<0>();
-      settled();  // else the loader could wait for a stage that waits for these blocks
-      for (int i = 0; i < count; ++i) skip();
-    };
-
-    // --- mainloop, queued: a turn for each block of each tile ---
-    uint32_t tile_count = 0;  ///< tiles begun
-    int n = -1, begin = 0;    ///< block, and the last one of its tile
-    for (;;) {
-      const bool first = n < begin;
-      if (first) {
-        ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
-        here = memory.place(w, tile_count);
-        load_fragments();
-        begin = uniform(here->blocks.begin);
-        n = uniform(here->blocks.end) - 1;
-        skip_blocks(uniform(here->load_end) - 1 - n);
-        if (n < begin) n = -1;  // no block at all: one that is masked out, so that all tiles take the same way
-      }
-      const bool exists = n >= 0;
-      const int stage = uniform(ring.stage);
-      float acc_s[kTileN / 2];
-      if (exists) ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
-      ptx::wgmma_fence();
-      issue_scores(acc_s, stage);
-      const bool masked = is_masked(n);
-      ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
-      if (!first) pass_turn();
-      ptx::wgmma_done(acc_s);
-      if (exists) release(memory.empty_k(ring.stage));
-      settled();
-      if (first) {
-        if (tile_count > 0) write(tile_count - 1);
-        if (here->last) break;
-        ++tile_count;
-        rows.start();
-        if constexpr (kOwnSums) {
-#pragma unroll
-          for (float& x : acc_o) x = 0.0f;
-        }
-      }
-      if (Memory::kConfig.q_in_registers ? first : n <= begin) release(memory.empty_q(w));
-      if (weigh(acc_s, n, first, masked)) rescale();
-      if (exists) {
-        ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
-        wait_for_turn();
-      }
-      ptx::wgmma_fence();
-      issue_outputs(stage, !first);
-      if (exists) {
-        in_flight = true;
-        ring.advance();
-        if (n == begin) {
-          pass_turn();  // not later: what this consumer waits for next may need a turn of another
-          skip_blocks(begin - uniform(here->load_begin));
-        }
-      }
-      --n;
     }
-  } else {
-  for (uint32_t tile_count = 0;; ++tile_count) {
-    ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
-    here = memory.place(w, tile_count);
-    if (here->last) break;
-    const int begin = here->blocks.begin, end = here->blocks.end;
+    if (first) {
+      if (tiles > 0) write(tiles - 1, before);
+      if (here->last) break;
+      ++tiles;
+      if constexpr (kOwnSums) {
 #pragma unroll
-    for (float& x : acc_o) x = 0.0f;
-    rows.start();
-
-    // --- mainloop ---
-    for (int n = here->load_end - 1; n >= max(end, here->load_begin); --n) skip();
-    if (begin < end) {
-        float acc_s[kTileN / 2];
-        ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
-        wait_for_turn();
-        ptx::wgmma_fence();
-        issue_scores(acc_s, ring.stage);
-        pass_turn();
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_done(acc_s);
-        release(memory.empty_k(ring.stage));
-        weigh(acc_s, end - 1, true, is_masked(end - 1));  // O is 0: nothing to rescale
-        for (int n = end - 2; n >= begin; --n) {
-          const StageRing<kStages> before = ring;
-          ring.advance();
-          ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
-          ptx::mbarrier_wait(memory.full_v(before.stage), before.phase);
-          wait_for_turn();
-          ptx::wgmma_fence();
-          issue_scores(acc_s, ring.stage);
-          issue_outputs(before.stage, true);
-          pass_turn();
-          ptx::wgmma_wait<1>();  // Q K of this block
-          ptx::wgmma_done(acc_s);
-          release(memory.empty_k(ring.stage));
-          terms(acc_s, n, is_masked(n));
-          const bool raised = rows.raise(acc_s);
-          rows.weigh(acc_s);
-          ptx::wgmma_wait<0>();  // P V of the one before
-          ptx::wgmma_done(acc_o);
-          release(memory.empty_v(before.stage));
-          if (raised) rescale();
-          rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
-        }
-        release(memory.empty_q(w));
-        ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
-        ptx::wgmma_fence();
-        issue_outputs(ring.stage, true);
-        ptx::wgmma_wait<0>();
-        ptx::wgmma_done(acc_o);
-        release(memory.empty_v(ring.stage));
-        ring.advance();
+        for (float& x : acc_o) x = 0.0f;
+      }
+    }
+    if (Memory::kConfig.q_in_registers ? first : n <= begin) release(memory.empty_q(w));
+    if constexpr (Memory::kConfig.overlapped) {
+      rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
     } else {
-      __syncwarp();  // all lanes have seen the phase
-      release(memory.empty_q(w));
+      if (first) rows.start();
+      raised = weigh(acc_s, n, first, masked);
     }
-    for (int n = min(begin, here->load_end) - 1; n >= here->load_begin; --n) skip();
-
-    write(tile_count);
-  }
+    if (raised && !first) rescale();
+    owed = exists;
+    adds = !first;
+    now = next;
+    if (exists) next.advance();
   }
   if (Memory::kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
 }

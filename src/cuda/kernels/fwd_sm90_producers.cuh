@@ -103,6 +103,33 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       });
 }
 
+/// Lets go of the blocks of a tile that a consumer of planner `first` does not need: consumers take no notice of
+/// them. How many blocks the ring has passed stands in shared memory, since this thread has few registers.
+template <class Instance>
+__device__ __forceinline__ void fwd_sm90_skip(const FwdSm90Memory<Instance>& memory, int first,
+                                              uint32_t tile_count) {
+  using Memory = FwdSm90Memory<Instance>;
+  uint32_t passed = ptx::ld_shared_4(memory.passed(first));
+  const FwdSm90Place* const place = memory.place(first, tile_count);
+  const int begin = place->load_begin;
+#pragma unroll 1
+  for (int n = place->load_end - 1; n >= begin; --n, ++passed) {
+    const int stage = static_cast<int>(passed % Memory::kConfig.stages);
+    const uint32_t phase = passed / Memory::kConfig.stages & 1;
+#pragma unroll 1
+    for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+      const tile::KvBlocks& blocks = memory.place(w, tile_count)->blocks;
+      if (n >= blocks.begin && n < blocks.end) continue;
+      // Of this use of the stage: else the arrivals could count for the one before.
+      ptx::mbarrier_wait(memory.full_k(stage), phase);
+      ptx::mbarrier_arrive(memory.empty_k(stage), Memory::kConfig.kWarps);
+      ptx::mbarrier_wait(memory.full_v(stage), phase);
+      ptx::mbarrier_arrive(memory.empty_v(stage), Memory::kConfig.kWarps);
+    }
+  }
+  ptx::st_shared_4(memory.passed(first), passed);
+}
+
 /// Plans for consumers `first`, first + planners() and so on: one thread.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
@@ -112,6 +139,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
+  ptx::st_shared_4(memory.passed(first), 0);
   for_each_tile<Instance, false>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
@@ -135,6 +163,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
                           row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
           }
         }
+        fwd_sm90_skip<Instance>(memory, first, tile_count);
         ++tile_count;
       });
   for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
