@@ -195,6 +195,30 @@ TEST_F(Runs, OnTwoStreamsDoNotDisturbEachOther) {
                    });
 }
 
+/// A hundred runs beside a load that changes from one to the next: none, a little, more than the GPU holds at a
+/// time. Tiles are then taken in other orders, and by other CTAs.
+TEST_F(Runs, RepeatAHundredTimesUnderAChangingLoad) {
+  for (const ProblemSpec& kind : all_kinds()) {
+    for_each_backend(
+        kind, [](DeviceProblem& x, const std::string& backend, ProblemSpec spec, fovea_pass pass) {
+          const Bytes alone = x.outputs_alone();
+          spec.data_seed = 78;
+          const DeviceProblem load(spec, pass, backend);
+          constexpr int kStreams = 4;
+          const Stream stream, load_streams[kStreams];
+          for (int repeat = 0; repeat < 100; ++repeat) {
+            x.upload();
+            // Those of the load write the same outputs, which nobody looks at; a workspace would be shared.
+            const int others = load.workspace_size() > 0 ? repeat % 2 : repeat % 17;
+            for (int i = 0; i < others; ++i)
+              ASSERT_EQ(load.run(load_streams[i % kStreams].get()), FOVEA_OK) << fovea_last_error();
+            ASSERT_EQ(x.run(stream.get()), FOVEA_OK) << fovea_last_error();
+            ASSERT_EQ(x.outputs(), alone) << "run " << repeat << " beside " << others;
+          }
+        });
+  }
+}
+
 /// One plan, many host threads, each with buffers, workspace and stream of its own.
 TEST_F(Runs, OfOnePlanFromManyThreads) {
   for (const ProblemSpec& kind : {usual(), decode()}) {

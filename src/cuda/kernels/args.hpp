@@ -39,7 +39,7 @@ struct ForwardArgs {
 
 /// Rows of a box that TMA copies (tma_args.hpp): of q, what a warpgroup multiplies at a time; of o, what a
 /// warp stores.
-inline constexpr int kTmaRowsQ = 64, kTmaRowsO = 16;
+inline constexpr int kTmaRowsQ = 64;
 inline constexpr int kTmaColumns = 64;
 
 /// The query of a row: rows of the heads of a packed group lie side by side.

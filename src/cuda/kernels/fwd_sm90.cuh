@@ -19,7 +19,7 @@
 // bound is done again from S, still in registers.
 //
 // Shared memory (fwd_sm90_config.cuh)
-//   Q 64 rows a consumer; K and V `stages` blocks each; O where there is room, else in place of Q. All in
+//   Q 64 rows a consumer; K and V `stages` blocks each. All in
 //   strips of 64 columns: rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma
 //   each stage of V has one more strip, of ones.
 // Registers of a consumer's thread
@@ -27,13 +27,12 @@
 //   takes from the producers.
 // Barriers                                                             who arrives -> who waits
 //   full_q[w]            the place and Q of consumer w are there       planner w, bytes -> consumer w
-//   empty_q[w]           nobody reads Q, nor O in its place            4 warps of w -> planner w
+//   empty_q[w]           nobody reads Q any more                        4 warps of w -> planner w
 //   full_k[s] full_v[s]  the block is there                            loader, bytes -> consumers
 //   empty_k[s] empty_v[s]  nobody reads the block any more             4 warps a consumer -> loader
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
 //   turn 1 + w           products of the consumer before are done      consumer w - 1 -> consumer w
 //                        (queued), or all of them queued (overlapped)
-//   own 8 + w            no warp of w reads Q: O may take its place    warps of w
 //
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
 // with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
@@ -80,7 +79,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   static_assert((kParts == 3) == std::is_same_v<T, float>);
   constexpr int kProducts = products_of_parts(kParts);
   constexpr int kStrip = Memory::kConfig.kStrip, kRowBytes = Memory::kConfig.kRowBytes;
-  static_assert(!Memory::kConfig.overlapped || !Memory::kConfig.q_in_registers);
   constexpr int kColumnsO =
       kDimV + (Memory::kConfig.row_sum_in_mma ? 8 : 0);  ///< of P V: the sum stands in the last eight
   static_assert(sizeof(FwdSm90Place) <= Memory::kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
@@ -153,15 +151,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // there each block has a sum of its own.
   constexpr bool kOwnSums = kParts > 1;
   static_assert(!kOwnSums || !Memory::kConfig.overlapped);
-  float acc_block[kOwnSums ? kColumnsO / 2 : 1] = {};
-  uint32_t weights[kParts][kTileN / 16][4] = {};  // P as operand A
+  float acc_block[kOwnSums ? kColumnsO / 2 : 1];
+  uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
   uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
   using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
   Rows rows{.scale_log2 = args.scale_log2};
 
   // For the same reason the mainloop reads its place from shared memory.
   const FwdSm90Place* here = nullptr;
-  StageRing<kStages> now, next;  ///< of the block whose P V comes, and of the one whose Q K comes
+  StageRing<kStages> ring;
 
   /// Of the result of a shuffle the compiler knows that all lanes have the same: descriptors are then made in
   /// uniform registers, and products follow each other without a move between them.
@@ -195,8 +193,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
     ptx::wgmma_commit();
   };
-  /// O += P V, or O = P V, queued.
-  const auto issue_outputs = [&](int stage_of_lane, bool accumulates) {
+  /// O += P V, queued.
+  const auto issue_outputs = [&](int stage_of_lane) {
     const int stage = uniform(stage_of_lane);
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
@@ -206,7 +204,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                          tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       using Product = ptx::Wgmma<kColumnsO>;
       if constexpr (!kOwnSums) {
-        Product::template rs_mn_if<Operand>(i > 0 || accumulates, acc_o, weights[part.a][step], b);
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step],
+                                                                                b);
       } else if (i == 0) {
         Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, weights[part.a][step],
                                                                           b);
@@ -216,6 +215,15 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
     ptx::wgmma_commit();
+  };
+  /// After the wait for them.
+  const auto outputs_done = [&] {
+    ptx::wgmma_done(acc_o);
+    if constexpr (kOwnSums) {
+      ptx::wgmma_done(acc_block);
+#pragma unroll
+      for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
+    }
   };
   /// After a wait for products or __syncwarp(): a lane that has not seen the phase that it waits for would
   /// miss it.
@@ -227,6 +235,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
   const auto pass_turn = [&] {
     if constexpr (Memory::kConfig.take_turns) ptx::barrier_arrive(1 + (w + 1 == kConsumers ? 0 : w + 1), 256);
+  };
+  /// Blocks that other consumers need.
+  const auto skip = [&] {
+    wait_for_turn();
+    pass_turn();
+    ptx::mbarrier_wait(memory.full_k(ring.stage),
+                       ring.phase);  // else the arrivals could count for an earlier block
+    ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
+    __syncwarp();  // all lanes have seen the phases
+    release(memory.empty_k(ring.stage));
+    release(memory.empty_v(ring.stage));
+    ring.advance();
   };
   const auto mask = [&](float(&acc_s)[kTileN / 2], int n) {
     const int lane = lane_of_warp(), lane_row = 16 * warp_of_consumer() + lane / 4,
@@ -256,8 +276,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
     terms(acc_s, n, masked);
     if (first) rows.guess(acc_s);
-    // A row may have seen no key so far.
-    const bool known = first || masked ? rows.all_have_a_maximum() : true;
+    const bool known =
+        first || masked ? rows.all_have_a_maximum() : true;  // some may have seen no key so far
     if (known && rows.weigh_stale(acc_s, weights)) return false;
     const bool raised = rows.raise(acc_s);
     rows.weigh(acc_s);
@@ -269,7 +289,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   };
 
-  const auto load_fragments = [&] {
+  if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
+  for (uint32_t tile_count = 0;; ++tile_count) {
+    ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
+    here = memory.place(w, tile_count);
+    if (here->last) break;
+    const int begin = here->blocks.begin, end = here->blocks.end;
     if constexpr (Memory::kConfig.q_in_registers) {
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
@@ -278,97 +303,93 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::ldmatrix_x4(q_fragments[step],
                          sQ + step / 4 * kRows * kRowBytes + r * kRowBytes + (chunk ^ r % 8) * 16);
       }
+      release(memory.empty_q(w));
     }
-  };
-  const auto write = [&](uint32_t tile, const Rows& rows_of_tile) {
-    fwd_sm90_write<Instance>(args, *memory.place(w, tile), acc_o, rows_of_tile);
-    __syncwarp();  // no lane reads the place of that tile any more
-  };
-  /// Of blocks that other consumers need.
-  const auto skip = [&](int blocks) {
-    for (int i = 0; i < blocks; ++i) {
-      wait_for_turn();
-      pass_turn();
-      next.advance();
-    }
-  };
-
-  // --- mainloop: a turn a block. P V of one, Q K of the next, then the weights of that ---
-  if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
-  uint32_t tiles = 0;              ///< begun
-  int n = -1, begin = 0;           ///< the next block, the last one of its tile
-  bool owed = false, adds = false;  ///< P V of the block before: there is one, and it is not its tile's first
-  for (;; --n) {
-    const bool first = n < begin;
-    if (first) {
-      if (tiles > 0) skip(uniform(begin - here->load_begin));
-      ptx::mbarrier_wait(memory.full_q(w), tiles & 1);
-      here = memory.place(w, tiles);
-      load_fragments();
-      begin = uniform(here->blocks.begin);
-      n = uniform(here->blocks.end) - 1;
-      skip(uniform(here->load_end) - 1 - n);
-    }
-    const bool exists = n >= begin;  // else no key is seen: a block that is masked out stands for none
-    if (owed) ptx::mbarrier_wait(memory.full_v(now.stage), now.phase);
-    if (exists) ptx::mbarrier_wait(memory.full_k(next.stage), next.phase);
-    const int stage_v = uniform(now.stage), stage_k = uniform(next.stage);
-    float acc_s[kTileN / 2];
-    if (exists) wait_for_turn();
-    ptx::wgmma_fence();
-    if constexpr (Memory::kConfig.overlapped) {
-      issue_scores(acc_s, stage_k);
-      issue_outputs(stage_v, adds);
-      if (exists) pass_turn();
-    } else {
-      issue_outputs(stage_v, adds);
-      issue_scores(acc_s, stage_k);
-    }
-    const bool masked = is_masked(n);
-    ptx::wgmma_wait<Memory::kConfig.overlapped ? 1 : 0>();  // Q K
-    if (!Memory::kConfig.overlapped && exists) pass_turn();
-    ptx::wgmma_done(acc_s);
-    if (exists) release(memory.empty_k(next.stage));
-
-    const Rows before = rows;
-    bool raised = false;
-    if constexpr (Memory::kConfig.overlapped) {
-      if (first) rows.start();
-      terms(acc_s, n, masked);
-      raised = rows.raise(acc_s);
-      rows.weigh(acc_s);
-      ptx::wgmma_wait<0>();  // P V of the block before
-    }
-    ptx::wgmma_done(acc_o);
-    if (owed) {
-      release(memory.empty_v(now.stage));
-      if constexpr (kOwnSums) {
-        ptx::wgmma_done(acc_block);
+    constexpr bool kReleaseQ = !Memory::kConfig.q_in_registers;  // else it is let go already
 #pragma unroll
-        for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
-      }
-    }
-    if (first) {
-      if (tiles > 0) write(tiles - 1, before);
-      if (here->last) break;
-      ++tiles;
-      if constexpr (kOwnSums) {
+    for (float& x : acc_o) x = 0.0f;
 #pragma unroll
-        for (float& x : acc_o) x = 0.0f;
+    for (float& x : acc_block) x = 0.0f;
+    rows.start();
+
+    // --- mainloop ---
+    for (int n = here->load_end - 1; n >= max(end, here->load_begin); --n) skip();
+    if (begin < end) {
+      if constexpr (!Memory::kConfig.overlapped) {
+        for (int n = end - 1; n >= begin; --n) {
+          float acc_s[kTileN / 2];
+          ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+          ptx::wgmma_fence();
+          issue_scores(acc_s, ring.stage);
+          const bool masked = is_masked(n);
+          ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
+          if (n + 1 < end) pass_turn();
+          ptx::wgmma_done(acc_s);
+          outputs_done();
+          release(memory.empty_k(ring.stage));
+          if (n + 1 < end) release(memory.empty_v(ring.before()));
+          if (kReleaseQ && n == begin) release(memory.empty_q(w));
+          if (weigh(acc_s, n, n + 1 == end, masked)) rescale();
+          ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
+          wait_for_turn();
+          ptx::wgmma_fence();
+          issue_outputs(ring.stage);
+          ring.advance();
+        }
+        ptx::wgmma_wait<0>();
+        pass_turn();
+        outputs_done();
+        release(memory.empty_v(ring.before()));
+      } else {
+        float acc_s[kTileN / 2];
+        ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+        wait_for_turn();
+        ptx::wgmma_fence();
+        issue_scores(acc_s, ring.stage);
+        pass_turn();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_done(acc_s);
+        release(memory.empty_k(ring.stage));
+        weigh(acc_s, end - 1, true, is_masked(end - 1));  // O is 0: nothing to rescale
+        for (int n = end - 2; n >= begin; --n) {
+          const StageRing<kStages> before = ring;
+          ring.advance();
+          ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
+          ptx::mbarrier_wait(memory.full_v(before.stage), before.phase);
+          wait_for_turn();
+          ptx::wgmma_fence();
+          issue_scores(acc_s, ring.stage);
+          issue_outputs(before.stage);
+          pass_turn();
+          const bool masked = is_masked(n);
+          ptx::wgmma_wait<1>();  // Q K of this block
+          ptx::wgmma_done(acc_s);
+          release(memory.empty_k(ring.stage));
+          terms(acc_s, n, masked);
+          const bool raised = rows.raise(acc_s);
+          rows.weigh(acc_s);
+          ptx::wgmma_wait<0>();  // P V of the one before
+          outputs_done();
+          release(memory.empty_v(before.stage));
+          if (raised) rescale();
+          rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
+        }
+        if (kReleaseQ) release(memory.empty_q(w));
+        ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
+        ptx::wgmma_fence();
+        issue_outputs(ring.stage);
+        ptx::wgmma_wait<0>();
+        outputs_done();
+        release(memory.empty_v(ring.stage));
+        ring.advance();
       }
+    } else if (kReleaseQ) {
+      __syncwarp();  // all lanes have seen the phase
+      release(memory.empty_q(w));
     }
-    if (Memory::kConfig.q_in_registers ? first : n <= begin) release(memory.empty_q(w));
-    if constexpr (Memory::kConfig.overlapped) {
-      rows.pack_weights(acc_s, weights);  // nobody reads the registers of P any more
-    } else {
-      if (first) rows.start();
-      raised = weigh(acc_s, n, first, masked);
-    }
-    if (raised && !first) rescale();
-    owed = exists;
-    adds = !first;
-    now = next;
-    if (exists) next.advance();
+    for (int n = min(begin, here->load_end) - 1; n >= here->load_begin; --n) skip();
+
+    fwd_sm90_write<Instance>(args, *here, acc_o, rows);  // the place is overwritten two tiles later
   }
   if (Memory::kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
 }

@@ -25,7 +25,7 @@ struct FwdSm90Config {
   /// bfloat16 parts of an operand: 1, or 3 for float32, whose products are sums of six (part_pair).
   int parts = 1;
 
-  static constexpr int kRows = 64, kWarps = 4;        ///< of a consumer: the m of wgmma, a warpgroup
+  static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kMostShared = 227 * 1024;
 
@@ -60,8 +60,7 @@ struct FwdSm90Config {
   constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
   constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   constexpr int next_at() const { return places_at() + 2 * consumers * kPlaceBytes; }
-  constexpr int passed_at() const { return next_at() + 2 * 4; }
-  constexpr int shared_bytes() const { return passed_at() + planners() * 4; }
+  constexpr int shared_bytes() const { return next_at() + 2 * 4; }
   static constexpr int kPlaceBytes = 96;  ///< of FwdSm90Place
 };
 
@@ -80,12 +79,12 @@ constexpr PartPair part_pair(int parts, int i) {
 
 /// What a consumer does with a tile. Written by the producer before it signals full_q.
 struct alignas(16) FwdSm90Place {
-  tile::SequenceSpan span = {};
-  int batch = 0, head = 0, split = 0;   ///< `head` of q, or of k for a packed group
-  int first_row = 0, end_row = 0;       ///< of queries (times the heads of a packed group) that exist; may be none
-  tile::KvBlocks blocks = {};           ///< that its rows see
-  int load_begin = 0, load_end = 0;     ///< blocks that the producer loads: those of all consumers
-  int last = 0;                         ///< 1: there is no tile any more
+  tile::SequenceSpan span;
+  int batch, head, split;    ///< `head` of q, or of k for a packed group
+  int first_row, end_row;    ///< of queries (times the heads of a packed group) that exist; may be none
+  tile::KvBlocks blocks;     ///< that its rows see
+  int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
+  int last;                  ///< 1: there is no tile any more
 };
 
 /// CTAs of a launch: at most as many as the GPU holds at a time.
@@ -125,11 +124,6 @@ struct FwdSm90Memory {
   /// The index of the tile after the one of this turn.
   __device__ __forceinline__ uint32_t next(uint32_t turn) const {
     return base + kConfig.next_at() + turn % 2 * 4;
-  }
-
-  /// Blocks that the ring has passed, as planner `first` counts them.
-  __device__ __forceinline__ uint32_t passed(int first) const {
-    return base + kConfig.passed_at() + first * 4;
   }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.

@@ -13,24 +13,11 @@
 
 namespace fovea::cuda {
 
-/// Of the terms of RowTerms those that this kernel has: few registers, since scores of the next tile are in
-/// some of them.
-template <bool kSoftcap>
-struct FwdSm90Terms {
-  static constexpr bool kDropout = false;
-  static __device__ __forceinline__ bool sees(const tile::AttentionParams&, int) { return true; }
-  static __device__ __forceinline__ float score(const tile::AttentionParams& p, float dot, int) {
-    const float s = dot * p.scale;
-    return kSoftcap ? p.softcap * tanhf(s / p.softcap) : s;
-  }
-};
-
 /// A consumer writes its tile from registers; rows whose output is not finite again, and exactly. `acc_o`:
-/// before normalisation, the row sum in the last eight columns with row_sum_in_mma; anything afterwards.
+/// before normalisation, the row sum in the last eight columns with row_sum_in_mma.
 template <class Instance, class Rows, int kRegsO>
-__device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
-                                               const FwdSm90Place& place, float (&acc_o)[kRegsO],
-                                               const Rows& rows) {
+__device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args, const FwdSm90Place& place,
+                                               const float (&acc_o)[kRegsO], const Rows& rows) {
   using T = typename Instance::Element;
   constexpr FwdSm90Config kConfig = Instance::kConfig;
   constexpr int kDimV = kConfig.head_dim_v, kTileN = kConfig.tile_n;
@@ -90,7 +77,7 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
       const auto* v =
           reinterpret_cast<const T*>(p.v.data) + p.v.offset(place.batch, place.span.row_k, head_kv);
       ExactRow<kDimV> exact;
-      exact.add(p, FwdSm90Terms<kConfig.softcap>(), tile::Dropout(),
+      exact.add(p, RowTerms<T>(p, place.span, place.batch, head, i), tile::Dropout(),
                 reinterpret_cast<const T*>(p.q.data) + p.q.offset(place.batch, place.span.row_q + i, head), k,
                 v, columns, row < used_row ? tile::keys_of(p, place.span, i) : tile::Span32{},
                 place.load_begin * kTileN, place.load_end * kTileN);
@@ -107,8 +94,6 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
         }
       }
     }
-#pragma unroll
-    for (float& x : acc_o) x = 0.0f;  // nobody needs them, and so they do not hold registers up to here
   } else {
     float factor[2], sum[2];
 #pragma unroll
@@ -128,8 +113,8 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args,
     }
     if (args.o_in_vectors) {
       if constexpr (sizeof(T) == 2) {  // never for float32
-        // Neighbours of the four lanes of a row swap halves of two strips of 8 columns: each then has 4 columns
-        // side by side, and the four fill a sector.
+        // Neighbours of the four lanes of a row swap halves of two strips of 8 columns: each then has 4
+        // columns side by side, and the four fill a sector.
         const bool upper = lane % 2 != 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

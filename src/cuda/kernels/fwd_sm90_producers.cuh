@@ -103,33 +103,6 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       });
 }
 
-/// Lets go of the blocks of a tile that a consumer of planner `first` does not need: consumers take no notice of
-/// them. How many blocks the ring has passed stands in shared memory, since this thread has few registers.
-template <class Instance>
-__device__ __forceinline__ void fwd_sm90_skip(const FwdSm90Memory<Instance>& memory, int first,
-                                              uint32_t tile_count) {
-  using Memory = FwdSm90Memory<Instance>;
-  uint32_t passed = ptx::ld_shared_4(memory.passed(first));
-  const FwdSm90Place* const place = memory.place(first, tile_count);
-  const int begin = place->load_begin;
-#pragma unroll 1
-  for (int n = place->load_end - 1; n >= begin; --n, ++passed) {
-    const int stage = static_cast<int>(passed % Memory::kConfig.stages);
-    const uint32_t phase = passed / Memory::kConfig.stages & 1;
-#pragma unroll 1
-    for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
-      const tile::KvBlocks& blocks = memory.place(w, tile_count)->blocks;
-      if (n >= blocks.begin && n < blocks.end) continue;
-      // Of this use of the stage: else the arrivals could count for the one before.
-      ptx::mbarrier_wait(memory.full_k(stage), phase);
-      ptx::mbarrier_arrive(memory.empty_k(stage), Memory::kConfig.kWarps);
-      ptx::mbarrier_wait(memory.full_v(stage), phase);
-      ptx::mbarrier_arrive(memory.empty_v(stage), Memory::kConfig.kWarps);
-    }
-  }
-  ptx::st_shared_4(memory.passed(first), passed);
-}
-
 /// Plans for consumers `first`, first + planners() and so on: one thread.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
@@ -139,7 +112,6 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  ptx::st_shared_4(memory.passed(first), 0);
   for_each_tile<Instance, false>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
@@ -152,7 +124,6 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
           blocks.begin = max(blocks.begin, loads.begin);
           blocks.end = min(blocks.end, loads.end);
-          if (blocks.empty()) blocks = {.begin = loads.begin, .end = loads.begin};
           *memory.place(w, tile_count) = {
               span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
               blocks, loads.begin, loads.end, 0};
@@ -163,12 +134,11 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
                           row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
           }
         }
-        fwd_sm90_skip<Instance>(memory, first, tile_count);
         ++tile_count;
       });
   for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
-    *memory.place(w, tile_count) = {.last = 1};
+    memory.place(w, tile_count)->last = 1;
     ptx::mbarrier_arrive(memory.full_q(w));
   }
 }

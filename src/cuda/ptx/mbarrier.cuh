@@ -19,9 +19,9 @@ __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// `count` arrivals. What this thread did before becomes visible to those whose wait ends by them.
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t count = 1) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+/// What this thread did before becomes visible to those whose wait ends by this arrival.
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /// One arrival, of a phase that waits for `bytes` of copies besides.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {

@@ -35,26 +35,7 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap& map, ui
       : "memory");
 }
 
-/// Shared memory at `from` to the box at the coordinates; part of the issuing thread's open group of stores.
-__device__ __forceinline__ void tma_store(const CUtensorMap& map, uint32_t from, int c0, int c1, int c2,
-                                          int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
-          reinterpret_cast<uint64_t>(&map)),
-      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
-}
-__device__ __forceinline__ void tma_store_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/// Until all but `kPending` groups of this thread have read their shared memory, which may then be written
-/// again.
-template <int kPending>
-__device__ __forceinline__ void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-
-/// What this thread wrote to shared memory by ordinary stores becomes visible to tma_store and wgmma.
+/// What this thread wrote to shared memory by ordinary stores becomes visible to wgmma.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

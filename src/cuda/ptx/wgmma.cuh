@@ -72,12 +72,6 @@ struct Wgmma;
     static_assert(std::is_same_v<T, __nv_bfloat16>);                                       \
     FOVEA_WGMMA_ONE("bf16.bf16", n, placeholders, operands, direction, tail, __VA_ARGS__); \
   }
-#define FOVEA_WGMMA_IF_ONE(types, n, placeholders, operands, p0, p1, p2, p3, p4, p5, ...)                          \
-  asm volatile("{ .reg .pred accumulates; setp.ne.b32 accumulates, %" #p5 ", 0; wgmma.mma_async.sync.aligned.m64n" #n  \
-               "k16.f32." types " {" placeholders "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4                \
-               ", accumulates, 1, 1, 1; }"                                                                      \
-               : operands("+f")                                                                                 \
-               : __VA_ARGS__)
 // p0 .. p5: the numbers of the operands behind the n / 2 registers of D. In the tail: A, B, whether to
 // accumulate, signs of A and B, and which of A (from shared memory) and B are MN-major.
 #define FOVEA_WGMMA(n, placeholders, operands, p0, p1, p2, p3, p4, p5)                                  \
@@ -105,18 +99,6 @@ struct Wgmma;
         FOVEA_WGMMA_TYPED(n, placeholders, operands, "+f",                                              \
                           "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", 1, 1, 1, %" #p5 ";",     \
                           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kB))                  \
-      }                                                                                                 \
-    }                                                                                                   \
-    template <class T>                                                                                  \
-    __device__ static __forceinline__ void rs_mn_if(bool accumulates, float (&d)[n / 2],                \
-                                                    const uint32_t (&a)[4], uint64_t b) {               \
-      if constexpr (std::is_same_v<T, __half>) {                                                        \
-        FOVEA_WGMMA_IF_ONE("f16.f16", n, placeholders, operands, p0, p1, p2, p3, p4, p5, "r"(a[0]),     \
-                           "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulates)));   \
-      } else {                                                                                          \
-        static_assert(std::is_same_v<T, __nv_bfloat16>);                                                \
-        FOVEA_WGMMA_IF_ONE("bf16.bf16", n, placeholders, operands, p0, p1, p2, p3, p4, p5, "r"(a[0]),   \
-                           "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulates)));   \
       }                                                                                                 \
     }                                                                                                   \
   }

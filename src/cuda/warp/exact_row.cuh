@@ -19,18 +19,15 @@ struct ExactRow {
   float maximum = -INFINITY, sum = 0;  ///< natural units; the same in all lanes
 
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q`, and `k` and `v` at
-  /// key 0, point to the first element of a row; strides in elements. The whole warp takes part. `Terms`: as
-  /// RowTerms.
-  template <class Terms, class T>
-  __device__ __forceinline__ void add(const tile::AttentionParams& p, const Terms& terms,
+  /// key 0, point to the first element of a row; strides in elements. The whole warp takes part.
+  template <class T>
+  __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
                                       const tile::Dropout& dropout, const T* q, const T* k, const T* v,
                                       int columns, tile::Span32 seen, int begin, int end) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
       if (!terms.sees(p, j)) continue;
       float dot = 0;
-#pragma unroll 1
       for (int c = lane; c < p.head_dim; c += 32)
         dot = fmaf(to_float(q[c]), to_float(k[j * p.k.row + c]), dot);
 #pragma unroll
@@ -42,11 +39,9 @@ struct ExactRow {
       float weight = expf(score - now);
       maximum = now;
       sum = sum * rescale + weight;
-      if constexpr (Terms::kDropout) {
-        if (p.dropout_threshold != 0) {
-          const float2 keep = terms.keep_pair(dropout, j & ~1);
-          weight *= (j & 1) != 0 ? keep.y : keep.x;
-        }
+      if (p.dropout_threshold != 0) {
+        const float2 keep = terms.keep_pair(dropout, j & ~1);
+        weight *= (j & 1) != 0 ? keep.y : keep.x;
       }
 #pragma unroll
       for (int n = 0; n < kPerLane; ++n) {

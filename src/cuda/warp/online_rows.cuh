@@ -15,6 +15,9 @@ inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 /// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
 /// still.
 inline constexpr float kLazyGrowthLog2 = 8.0f;
+/// What a lane's weights of a block may add up to: 2^8 for each of 32. No weight then exceeds 2^13, which
+/// float16 holds.
+inline constexpr float kMostSum = 8192.0f;
 
 /// Two weights as operand A in kParts of T, each the rest of those before.
 template <class T, int kParts, int kSteps>
@@ -117,7 +120,7 @@ struct OnlineRows {
   }
 
   /// Both at once, against the maxima of the blocks before, and from other registers than `acc_s`; false
-  /// where a weight exceeds 2^kLazyGrowthLog2: then nothing has happened yet.
+  /// where weights exceed the bound: then nothing has happened yet.
   __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kTileN / 2],
                                               uint32_t (&to)[kParts][kTileN / 16][4]) {
     const float bases[2] = {base(0), base(1)};
@@ -134,16 +137,14 @@ struct OnlineRows {
         largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
       }
     }
-    // A sum bounds each of its weights; one that is NaN is within no bound.
     bool within;
-    if constexpr (kSums) {
-      constexpr float kBound = 256.0f;
-      within = sum[0] <= kBound && sum[1] <= kBound;
+    if constexpr (kSums) {  // no weight exceeds a sum of weights, and NaN is within no bound
+      within = sum[0] <= kMostSum && sum[1] <= kMostSum;
     } else {
       constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
+      static_assert(kLazyGrowthLog2 == 8.0f);
       within = (largest & 0xffffu) <= kBound && (largest >> 16) <= kBound;
     }
-    static_assert(kLazyGrowthLog2 == 8.0f);
     if (!__all_sync(0xffffffffu, within)) return false;
     if constexpr (kSums) add(sum);
     return true;

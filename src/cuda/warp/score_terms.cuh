@@ -31,7 +31,6 @@ __device__ __forceinline__ float load_either(const char* data, int64_t offset, b
 /// The terms of one query row of one head, resolved for the row: what is left is indexed by the key.
 template <class T>
 struct RowTerms {
-  static constexpr bool kDropout = true;
   int64_t bias = 0, mask = 0, block_mask = 0;  ///< element offsets of key 0
   float slope = 0;
   int diagonal = 0;  ///< key position at which the query stands: i + used_k - used_q

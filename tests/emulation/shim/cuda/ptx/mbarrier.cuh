@@ -10,8 +10,8 @@ inline void mbarrier_init(uint32_t barrier, int arrivals) {
   emulation::mbarrier_init(barrier, arrivals);
 }
 inline void mbarrier_init_fence() {}
-inline void mbarrier_arrive(uint32_t barrier, uint32_t count = 1) {
-  for (uint32_t i = 0; i < count; ++i) emulation::mbarrier_arrive(barrier, 0);
+inline void mbarrier_arrive(uint32_t barrier) {
+  emulation::mbarrier_arrive(barrier, 0);
 }
 inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   emulation::mbarrier_arrive(barrier, bytes);

@@ -18,17 +18,6 @@ inline void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, int 
   const int at[] = {c0, c1, c2, c3, c4};
   emulation::tma_load(to, map, barrier, at, 5);
 }
-inline void tma_store(const CUtensorMap& map, uint32_t from, int c0, int c1, int c2, int c3, int c4) {
-  const int at[] = {c0, c1, c2, c3, c4};
-  emulation::tma_store(map, from, at, 5);
-}
-inline void tma_store_commit() {
-  emulation::tma_store_commit();
-}
-template <int kPending>
-inline void tma_store_wait_read() {
-  emulation::tma_store_wait_read(kPending);
-}
 inline void async_proxy_fence() {}
 
 }  // namespace fovea::cuda::ptx

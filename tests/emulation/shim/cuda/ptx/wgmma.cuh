@@ -37,10 +37,6 @@ struct Wgmma {
     emulation::wgmma({d, a, 0, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
                       std::is_same_v<T, __half>});
   }
-  template <class T>
-  static void rs_mn_if(bool accumulates, float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b) {
-    emulation::wgmma({d, a, 0, b, kN, accumulates, true, std::is_same_v<T, __half>});
-  }
 };
 
 }  // namespace fovea::cuda::ptx
