@@ -28,12 +28,11 @@ constexpr bool later_keys_first(const AttentionParams& p) {
   return p.window_right < 0 && p.window_left >= 0;
 }
 
-/// Heads (of one sequence or many) that run side by side: as many as have keys and values that fit `l2_bytes`
-/// together, but whole groups of the `group` heads that share them. `kv_bytes` are those of one key head.
-constexpr int heads_of_section(int64_t kv_bytes, int64_t l2_bytes, int group, int64_t heads) {
-  const int64_t fitting = kv_bytes <= 0 ? heads : l2_bytes / kv_bytes;
-  const int64_t wanted = (fitting < 1 ? 1 : fitting) * group;
-  return static_cast<int>(wanted < heads ? wanted : heads);
+/// How many sections of `section` heads there are if the last one, which takes the heads that are left, is to
+/// have `last` of them or more: it ends the launch, and CTAs share the work of its longest tiles only if
+/// there is enough beside them.
+constexpr int whole_sections(int64_t heads, int64_t section, int64_t last) {
+  return heads > last ? static_cast<int>((heads - last) / section) : 0;
 }
 
 /// The blocks of all sequences of one length. An index goes section by section; inside a section block by
@@ -42,18 +41,17 @@ constexpr int heads_of_section(int64_t kv_bytes, int64_t l2_bytes, int group, in
 struct TileGrid {
   int blocks = 0, heads = 0, batch = 0;
   int splits = 1;
-  int section = 1;          ///< heads of a section, see heads_of_section
+  int section = 1;          ///< heads of a section, whose keys and values fit the L2 cache
+  int whole = 0;            ///< sections of so many; the heads that are left make the last one
   bool descending = false;  ///< the last block first
 
   constexpr int64_t count() const { return int64_t{blocks} * heads * batch * splits; }
 
   constexpr WorkTile at(int index) const {
-    const int planes = heads * batch;
     const int in_whole_section = section * splits * blocks;
-    const int first_plane = index / in_whole_section * section;
-    const int rest = index % in_whole_section;
-    // The last section may be smaller.
-    const int width = (planes - first_plane < section ? planes - first_plane : section) * splits;
+    const int before = index / in_whole_section, at = before < whole ? before : whole;
+    const int first_plane = at * section, rest = index - at * in_whole_section;
+    const int width = (at < whole ? section : heads * batch - first_plane) * splits;
     const int block = rest / width, plane = first_plane + rest % width / splits;
     return {descending ? blocks - 1 - block : block, plane % heads, plane / heads, rest % width % splits,
             true};
@@ -106,12 +104,12 @@ struct PackedGrid {
   PackedBlocks sequences;
   int heads = 0;
   int splits = 1;
-  int section = 1;
+  int section = 1, whole = 0;
 
   constexpr int64_t count() const { return int64_t{sequences.count()} * heads * splits; }
 
   constexpr WorkTile at(int index) const {
-    const WorkTile place = TileGrid{sequences.count(), heads, 1, splits, section, false}.at(index);
+    const WorkTile place = TileGrid{sequences.count(), heads, 1, splits, section, whole, false}.at(index);
     WorkTile tile = sequences.at(place.block);
     tile.head = place.head;
     tile.split = place.split;

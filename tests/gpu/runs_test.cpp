@@ -195,8 +195,8 @@ TEST_F(Runs, OnTwoStreamsDoNotDisturbEachOther) {
                    });
 }
 
-/// A hundred runs beside a load that changes from one to the next: none, a little, more than the GPU holds at a
-/// time. Tiles are then taken in other orders, and by other CTAs.
+/// A hundred runs beside a load that changes from one to the next: none, a little, more than the GPU holds at
+/// a time. Tiles are then taken in other orders, and by other CTAs.
 TEST_F(Runs, RepeatAHundredTimesUnderAChangingLoad) {
   for (const ProblemSpec& kind : all_kinds()) {
     for_each_backend(

@@ -395,6 +395,11 @@ TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   const int blocks = (4096 + stays.tile_m - 1) / stays.tile_m;
   EXPECT_EQ(layout(dense).args.heads_at_once, std::max(1, hopper().sm_count / (4 * blocks)));
   EXPECT_EQ(layout(causal).args.heads_at_once, heads_at_once(causal, false, hopper().l2_bytes));
+  // The last section of causal tiles: three for each CTA, or more.
+  const ForwardArgs args = layout(causal).args;
+  const int left = 4 * 16 - args.whole_sections * args.heads_at_once;
+  EXPECT_GE(left * blocks, 3 * hopper().sm_count);
+  EXPECT_LT((left - args.heads_at_once) * blocks, 3 * hopper().sm_count) << "no more than needed";
 }
 
 TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {

@@ -29,7 +29,8 @@ TEST(TileGrid, EveryTileOnce) {
         for (int splits = 1; splits <= 3; ++splits) {
           for (int section = 1; section <= heads * batch + 2; ++section) {
             for (const bool descending : {false, true}) {
-              const TileGrid grid{blocks, heads, batch, splits, section, descending};
+              const int last = 1 + section % 4, whole = whole_sections(heads * batch, section, last);
+              const TileGrid grid{blocks, heads, batch, splits, section, whole, descending};
               std::set<Key> seen;
               for (int index = 0; index < grid.count(); ++index) {
                 const WorkTile t = grid.at(index);
@@ -49,7 +50,7 @@ TEST(TileGrid, EveryTileOnce) {
 
 /// A section's heads and no others run until all of its blocks are done.
 TEST(TileGrid, SectionsComeOneAfterTheOther) {
-  const TileGrid grid{7, 6, 2, 2, 4, true};
+  const TileGrid grid{7, 6, 2, 2, 4, whole_sections(12, 4, 1), true};
   int last = 0;
   for (int index = 0; index < grid.count(); ++index) {
     const WorkTile t = grid.at(index);
@@ -73,7 +74,7 @@ TEST(TileGrid, LongestFirst) {
           s.used_q = used_q;
           s.used_k = used_k;
           const int tile_m = 4, tile_n = 6;
-          const TileGrid queries{ceil_div(used_q, tile_m), 2, 1, 1, 2, later_queries_first(p)};
+          const TileGrid queries{ceil_div(used_q, tile_m), 2, 1, 1, 2, 0, later_queries_first(p)};
           int last = queries.count() == 0 ? 0 : used_k + 1;
           for (int index = 0; index < queries.count(); ++index) {
             const int begin = queries.at(index).block * tile_m;
@@ -81,7 +82,7 @@ TEST(TileGrid, LongestFirst) {
             ASSERT_LE(count, last) << "used_q " << used_q << " used_k " << used_k << " edge " << edge;
             last = count;
           }
-          const TileGrid keys{ceil_div(used_k, tile_n), 2, 1, 1, 2, later_keys_first(p)};
+          const TileGrid keys{ceil_div(used_k, tile_n), 2, 1, 1, 2, 0, later_keys_first(p)};
           last = used_q + 1;
           for (int index = 0; index < keys.count(); ++index) {
             const int begin = keys.at(index).block * tile_n;
@@ -95,15 +96,20 @@ TEST(TileGrid, LongestFirst) {
   }
 }
 
-TEST(TileGrid, SectionsFitTheCache) {
-  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 1, 64), 4);
-  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 8, 64), 32);  // groups share keys
-  EXPECT_EQ(heads_of_section(64 << 20, 32 << 20, 8, 64), 8);  // one group at least
-  EXPECT_EQ(heads_of_section(1024, 32 << 20, 1, 64), 64);     // all fit
-  EXPECT_EQ(heads_of_section(0, 32 << 20, 1, 64), 64);
-  EXPECT_EQ(heads_of_section(8 << 20, 8 << 20, 4, 64), 4);
-  EXPECT_EQ(heads_of_section(8 << 20, 32 << 20, 8, 5), 5);  // no more than there are
-  EXPECT_EQ(heads_of_section(int64_t{1} << 40, 32 << 20, 1, 64), 1);
+TEST(TileGrid, TheLastSectionTakesWhatIsLeft) {
+  EXPECT_EQ(whole_sections(12, 4, 1), 2);  // and four heads more
+  EXPECT_EQ(whole_sections(12, 4, 4), 2);
+  EXPECT_EQ(whole_sections(12, 4, 5), 1);  // eight
+  EXPECT_EQ(whole_sections(12, 5, 3), 1);  // seven
+  EXPECT_EQ(whole_sections(12, 1, 12), 0);
+  EXPECT_EQ(whole_sections(12, 1, 50), 0);
+  EXPECT_EQ(whole_sections(0, 1, 1), 0);
+  const TileGrid grid{3, 7, 1, 1, 2, whole_sections(7, 2, 4), true};
+  for (int index = 0; index < 6; ++index) EXPECT_LT(grid.at(index).head, 2) << index;
+  for (int index = 6; index < 21; ++index) {
+    EXPECT_GE(grid.at(index).head, 2) << index;
+    EXPECT_EQ(grid.at(index).block, 2 - (index - 6) / 5) << index;
+  }
 }
 
 std::vector<int32_t> cumulate(const std::vector<int>& lengths) {
@@ -186,7 +192,8 @@ TEST(PackedGrid, EveryTileOfEveryHeadOnce) {
   for (int heads = 1; heads <= 4; ++heads) {
     for (int splits = 1; splits <= 2; ++splits) {
       for (int section = 1; section <= heads; ++section) {
-        const PackedGrid grid{{cu.data(), 4, cu.back(), 4, 1, true}, heads, splits, section};
+        const PackedGrid grid{
+            {cu.data(), 4, cu.back(), 4, 1, true}, heads, splits, section, whole_sections(heads, section, 1)};
         std::set<Key> seen;
         for (int index = 0; index < grid.count(); ++index) {
           const WorkTile t = grid.at(index);

@@ -21,6 +21,8 @@ struct ForwardArgs {
   /// Heads (of q, or of k with pack_group) whose tiles run at the same time: as many as have K and V that fit
   /// the L2 cache together. At least 1.
   int heads_at_once = 1;
+  /// Sections of so many heads; the heads that are left run at the same time after them.
+  int whole_sections = 0;
   /// Keys are divided among this many CTAs a query tile. With 1 the kernel writes o and lse; else float32
   /// parts:
   ///   part_o   (num_splits, batch, heads_q, rows, head_dim_v)     normalised within the split
@@ -37,8 +39,7 @@ struct ForwardArgs {
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
 };
 
-/// Rows of a box that TMA copies (tma_args.hpp): of q, what a warpgroup multiplies at a time; of o, what a
-/// warp stores.
+/// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.
 inline constexpr int kTmaRowsQ = 64;
 inline constexpr int kTmaColumns = 64;
 
@@ -61,11 +62,13 @@ constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m) {
                 p.batch,
                 args.num_splits,
                 args.heads_at_once,
+                args.whole_sections,
                 descending};
   tiles.packed_grid = {{p.cu_seqlens_q, p.batch, p.total_q, tile_m, group, descending},
                        heads,
                        args.num_splits,
-                       args.heads_at_once};
+                       args.heads_at_once,
+                       args.whole_sections};
   return tiles;
 }
 
