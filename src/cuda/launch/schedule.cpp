@@ -134,11 +134,19 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   }
   // Tiles of unequal work: three for each CTA that the GPU holds are left for the end. (Simulated at d256,
   // causal, 8,192 keys: sections of one head to the end keep 90 % of the GPU busy, three tiles a CTA 98 %.)
+  // Where CTAs do not stay, the grid has sections of one size only.
   constexpr int64_t kLastTilesPerSlot = 3;
   const int64_t planes = (args.pack_group ? p.heads_kv : p.heads_q) * (p.packed ? 1 : p.batch);
-  const int64_t last = tiles_differ(p) && !p.packed ? ceil_div(kLastTilesPerSlot * args.slots,
-                                                               m_blocks(p, args.pack_group, kernel.tile_m))
-                                                    : 1;
+  const int64_t group = args.pack_group ? 1 : p.group();  // of heads that share their keys
+  int64_t last = 1;
+  if (tiles_differ(p) && !p.packed) {
+    last = ceil_div(kLastTilesPerSlot * args.slots, m_blocks(p, args.pack_group, kernel.tile_m));
+    last = ceil_div(last, group) * group;
+  }
+  if (!kernel.tma) {
+    args.heads_at_once =
+        static_cast<int>(std::max<int64_t>(args.heads_at_once, std::min(last, std::max<int64_t>(planes, 1))));
+  }
   args.whole_sections = tile::whole_sections(planes, args.heads_at_once, last);
   const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
   const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *
