@@ -68,7 +68,10 @@ class Call:
 
 
 class OurCall(Call):
-    def __init__(self, library: Library, backend: str | None, deterministic: bool, inputs: Inputs) -> None:
+    def __init__(
+        self, library: Library, backend: str | None, deterministic: bool, inputs: Inputs, pattern: str = ""
+    ) -> None:
+        """`pattern`: of names of kernels that the pass which is measured may take."""
         shape = inputs.shape
         self._keep: list[Tensor] = [inputs]
         device = (CUDA, torch.cuda.current_device())
@@ -99,7 +102,8 @@ class OurCall(Call):
             "device": device,
             "allocate": allocate,
         }
-        plan = library.plan(FORWARD, tensors, **options)
+        with kernels("" if shape.backward else pattern):
+            plan = library.plan(FORWARD, tensors, **options)
         if shape.backward:
             plan.run(torch.cuda.current_stream().cuda_stream)
             self._keep += [o, lse]
@@ -109,7 +113,8 @@ class OurCall(Call):
             tensors["d_o"] = view(inputs.d_o)
             tensors |= {name: view(t) for name, t in gradients.items()}
             self._outputs = gradients
-            plan = library.plan(BACKWARD, tensors, deterministic=deterministic, **options)
+            with kernels(pattern):
+                plan = library.plan(BACKWARD, tensors, deterministic=deterministic, **options)
         self._plan = plan
         self.backend = plan.backend
         self.workspace_size = plan.workspace_size
@@ -318,8 +323,7 @@ def ours(library: Library, backends: list[str], shape: Shape, patterns: list[str
             for pattern in patterns:
 
                 def prepare_with(inputs: Inputs, pattern: str = pattern) -> Call:
-                    with kernels(pattern):
-                        return OurCall(library, None, shape.deterministic, inputs)
+                    return OurCall(library, None, shape.deterministic, inputs, pattern)
 
                 found[f"ours:{pattern}"] = prepare_with
         if shape.deterministic:
