@@ -169,6 +169,18 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
 
 // ---- pairs, thread_index
 
+__global__ void indices(uint32_t* out) {
+  out[threadIdx.x] = ptx::thread_index();
+}
+
+TEST(PtxSm90, ThreadIndexIsThatOfTheThread) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint32_t> out(96);
+  indices<<<1, 96>>>(out.data());
+  const auto got = out.values();
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
+}
+
 template <class T>
 __global__ void maxima(const uint32_t* a, const uint32_t* b, uint32_t* c) {
   c[threadIdx.x] = ptx::max_pair<T>(a[threadIdx.x], b[threadIdx.x]);
