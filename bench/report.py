@@ -132,13 +132,24 @@ def roofline_blocks(results: Results) -> Iterator[Block]:
     for result in results.ladder:
         for on_cpu in (True, False):
             chip = data.chip_of(result)
-            profile = library = None
+            counted: list[Row] = []
+            library: list[Row] = []
+            used = [result]
             if not on_cpu:
-                profile = next((found for found in results.profile if data.chip_of(found) == chip), None)
-                library = next((found for found in results.gpu if data.chip_of(found) == chip), None)
-            figure = charts().roofline(result, on_cpu, profile, library)
+                groups = {row["group"] for row in result["rows"]}
+                for found in results.profile:
+                    lines = [line for line in found["kernels"] if line["group"] in groups]
+                    if lines and data.chip_of(found) == chip:
+                        counted += lines
+                        used.append(found)
+                for found in results.gpu:
+                    rows = data.rows_like(found, result)
+                    if rows and data.chip_of(found) == chip:
+                        library += rows
+                        used.append(found)
+            figure = charts().roofline(result, on_cpu, counted, library)
             if figure is not None:
-                files = " · ".join(found["file"] for found in (result, profile, library) if found)
+                files = " · ".join(found["file"] for found in used)
                 block = Block(data.machine_of_group(result, on_cpu), f"{result['date']} · {files}")
                 block.pictures.append(picture("Roofline", figure))
                 yield block

@@ -182,8 +182,9 @@ def ladder_lengths(shapes: dict[str, list[Row]]) -> go.Figure:
 # ---- rooflines
 
 
-def roofline(result: Row, on_cpu: bool, profile: Row | None, library: Row | None) -> go.Figure | None:
-    """Of one chip: its ceilings, the rungs, kernels by their counters, and the library. None where no ceiling is known."""
+def roofline(result: Row, on_cpu: bool, profile: list[Row], library: list[Row]) -> go.Figure | None:
+    """Of one chip: its ceilings, the rungs, kernels by their counters (`profile`), and rows of bench/gpu.py with the library.
+    None where no ceiling is known."""
     peaks = [peak for peak in result.get("peaks", []) if (peak["where"] == "cpu") == on_cpu]
     ceilings = {peak["bound"]: peak["rate"] for peak in peaks if peak["unit"] == "GFLOP/s"}
     bandwidth = next((peak["rate"] for peak in peaks if peak["unit"] == "GB/s"), None)
@@ -195,14 +196,14 @@ def roofline(result: Row, on_cpu: bool, profile: Row | None, library: Row | None
             rate = row["flops"] / row["median_seconds"] * 1e-9
             text = f"{row['rung']}, {row['shape']}"
             groups.setdefault(row["group"], []).append((row["flops"] / row["bytes"], rate, text))
-    for row in (library or {"rows": []})["rows"]:
+    for row in library:
         entry = row["contenders"].get("ours", {})
-        if "ms" in entry and row["dtype"] != "fp32":
+        if "ms" in entry:
             point = (row["flops"] / row["bytes"], row["flops"] / entry["ms"] * 1e-6, row["name"])
             groups.setdefault("Fovea", []).append(point)
     counted = [
         (line["intensity"], line["flop"] / line["duration_ns"], f"{line['rung']}: {line['kernel']}")
-        for line in (profile or {"kernels": []})["kernels"]
+        for line in profile
         if line.get("flop", 0) > 0 and "intensity" in line
     ]
     if counted:

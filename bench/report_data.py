@@ -107,6 +107,14 @@ def chip_of(result: Row) -> str:
     return (gpu["name"] if isinstance(gpu, dict) else str(gpu)).split(",")[0] if gpu else ""
 
 
+def rows_like(gpu: Row, ladder: Row) -> list[Row]:
+    """Rows of bench/gpu.py of the passes and types of a file of the ladder: attention, so none beside other groups."""
+    types = {"float32": "fp32", "bfloat16": "bf16"}
+    kinds = {("bwd" if row["group"] == "backward" else "fwd", types.get(row["dtype"], "")) for row in ladder["rows"]
+             if row["group"] not in ("matmul", "softmax")}  # fmt: skip
+    return [row for row in gpu["rows"] if (row["pass"], row["dtype"]) in kinds]
+
+
 def version_of(result: Row) -> str:
     software = result.get("software")
     version = software.get("fovea") if isinstance(software, dict) else result.get("fovea", result.get("version"))

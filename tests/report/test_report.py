@@ -123,12 +123,23 @@ def test_rates_and_words():
     assert data.shape_words("softmax", "8x16384") == "8 rows of 16,384"
 
 
+def test_rooflines_have_rows_of_their_own_kind():
+    gpu = {"rows": [{"pass": p, "dtype": t} for p in ("fwd", "bwd", "bwd_det") for t in ("bf16", "fp32")]}
+    kinds = lambda group, dtype: [
+        (row["pass"], row["dtype"]) for row in data.rows_like(gpu, {"rows": [{"group": group, "dtype": dtype}]})
+    ]
+    assert kinds("hopper", "bfloat16") == [("fwd", "bf16")]
+    assert kinds("attention", "float32") == [("fwd", "fp32")]
+    assert kinds("backward", "bfloat16") == [("bwd", "bf16")]
+    assert kinds("matmul", "float32") == []
+
+
 def test_roofline_needs_its_ceilings():
     result = fixtures.ladder()
-    assert charts.roofline(result, False, None, None) is not None
-    assert charts.roofline(result | {"peaks": []}, False, None, None) is None
+    assert charts.roofline(result, False, [], []) is not None
+    assert charts.roofline(result | {"peaks": []}, False, [], []) is None
     only_memory = [peak for peak in result["peaks"] if peak["unit"] == "GB/s"]
-    assert charts.roofline(result | {"peaks": only_memory}, False, None, None) is None
+    assert charts.roofline(result | {"peaks": only_memory}, False, [], []) is None
 
 
 def test_bars_are_the_rates_of_the_file():
