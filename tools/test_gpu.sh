@@ -102,7 +102,8 @@ if [[ -z $why_no_sanitizer ]]; then
       --print-limit 20 "$bin/test_conformance" '--gtest_filter=Set/CudaCover.*'
   done
 fi
-sharded runs 4 "$bin/test_gpu" '--gtest_filter=-Runs.AllocateNothing'
+sharded runs 4 "$bin/test_gpu" '--gtest_filter=-Runs.AllocateNothing:Watchdog.*'
+sharded watchdog 1 "$bin/test_gpu" '--gtest_filter=Watchdog.*'
 sharded ladder 2 "$bin/test_ladder_gpu" '--gtest_filter=-LadderMemory.*'
 if [[ -z $why_no_sanitizer ]]; then
   for tool in memcheck racecheck; do

@@ -104,7 +104,7 @@ using Bytes = std::map<Role, std::vector<unsigned char>>;
 class DeviceProblem {
  public:
   DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend, int device = 0)
-      : x_(spec), pass_(pass), device_(device) {
+      : spec_(spec), x_(spec), pass_(pass), device_(device) {
     if (pass == FOVEA_BACKWARD) {
       // What the backward reads of a forward: the oracle's.
       const RunResult forward = run_pass(x_, FOVEA_FORWARD, {kOracle});
@@ -123,6 +123,7 @@ class DeviceProblem {
   /// Null where the backend cannot do the problem.
   const fovea_plan* plan() const { return plan_.get(); }
   OwnedProblem& host() { return x_; }
+  const ProblemSpec& spec() const { return spec_; }
   std::unique_ptr<OwnedProblem::Description> description() const {
     return x_.description(pass_, &addresses_, {FOVEA_CUDA, device_});
   }
@@ -196,6 +197,7 @@ class DeviceProblem {
     void operator()(fovea_plan* plan) const { fovea_plan_destroy(plan); }
   };
 
+  ProblemSpec spec_;
   OwnedProblem x_;
   fovea_pass pass_;
   int device_;

@@ -1,0 +1,108 @@
+// Thousands of shapes that a backend can do, one after the other, without an oracle: kernels whose warps wait
+// for each other must end whatever the lengths are, and give the same bits twice. What hangs is named, and
+// the program ends: nothing can be freed on a device that hangs.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "conformance/random_problem.hpp"
+#include "device_problem.hpp"
+
+namespace fovea_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// FOVEA_TEST_SHAPES: how many shapes for cuda_sm90, of which others get a tenth; 5,000 without it.
+uint64_t shapes_wanted() {
+  const char* const text = std::getenv("FOVEA_TEST_SHAPES");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 5000;
+}
+
+constexpr int64_t kMostElements = 2'000'000;
+
+/// No kernel of these sizes takes a hundredth of it, beside other programs either.
+constexpr auto kLongest = 30s;
+
+void expect_to_end(const Stream& stream, const std::string& what) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (cudaStreamQuery(stream.get()) == cudaErrorNotReady) {
+    if (std::chrono::steady_clock::now() - begin > kLongest) {
+      std::fprintf(stderr, "does not end: %s\n", what.c_str());
+      std::_Exit(1);
+    }
+    std::this_thread::yield();
+  }
+  stream.wait();
+}
+
+/// Lengths at the edges of tiles, one row, one key, none at all; more sequences than there are SMs, and one.
+ProblemSpec random_shape(Random& random, uint64_t index) {
+  ProblemSpec spec = without_terms(random_problem(random.bits(), index, kDeviceWork / 4));
+  spec.type = random.one_of({Type::kF16, Type::kBF16, Type::kBF16, Type::kF32});
+  spec.o_is_f32 = false;
+  spec.softcap = random.chance(0.1) ? 5.0 : 0.0;
+  spec.scale = 0;
+  spec.layout = Layout::kCompact;
+  spec.placement = Placement::kGuarded;
+  spec.keys = Keys::kNormal;
+  spec.logit = spec.magnitude = 1;
+  spec.head_dim =
+      random.one_of<int64_t>({64, 64, 96, 128, 128, 128, 192, 256, 256, 8 * random.between(1, 32)});
+  spec.head_dim_v = spec.head_dim == 192 && random.chance(0.5) ? 128 : spec.head_dim;
+  if (!spec.packed() && spec.used_q.empty() && spec.used_k.empty() && random.chance(0.5)) {
+    const auto edge = [&] {
+      return std::max<int64_t>(
+          1, random.one_of<int64_t>({64, 80, 96, 112, 128, 192, 256}) * random.between(1, 8) +
+                 random.between(-1, 1));
+    };
+    spec.seqlen_q = random.chance(0.2) ? random.between(1, 4) : edge();
+    spec.seqlen_k = random.chance(0.5) ? spec.seqlen_q : edge();
+    if (random.chance(0.1)) spec.batch = random.between(40, 150);
+    // Filled on the host: a million elements take milliseconds.
+    const auto elements = [&] {
+      return spec.batch * spec.heads_q * std::max(spec.seqlen_q, spec.seqlen_k) * spec.head_dim;
+    };
+    if (elements() > kMostElements) spec.heads_q = spec.heads_kv = 1;
+    while (elements() > kMostElements && spec.seqlen_q + spec.seqlen_k > 2) {
+      spec.seqlen_q = std::max<int64_t>(1, spec.seqlen_q / 2);
+      spec.seqlen_k = std::max<int64_t>(1, spec.seqlen_k / 2);
+    }
+  }
+  return spec;
+}
+
+TEST(Watchdog, EveryShapeEnds) {
+  FOVEA_SKIP_WITHOUT_CUDA_BACKEND();
+  for (const std::string& backend : cuda_backends()) {
+    // Only its warps wait for each other by more than barriers of a whole CTA.
+    const uint64_t shapes = backend == "cuda_sm90" ? shapes_wanted() : shapes_wanted() / 10;
+    Random random(20250);
+    const Stream stream;
+    uint64_t done = 0;
+    for (uint64_t index = 0; done < shapes && index < 20 * shapes; ++index) {
+      const DeviceProblem x(random_shape(random, index), FOVEA_FORWARD, backend);
+      if (x.plan() == nullptr) continue;
+      ++done;
+      const std::string what = backend + ", number " + std::to_string(index) + ": " + describe(x.spec());
+      Bytes first;
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        x.upload();
+        ASSERT_EQ(x.run(stream.get()), FOVEA_OK) << what << ": " << fovea_last_error();
+        expect_to_end(stream, what);
+        if (repeat == 0) {
+          first = x.outputs();
+        } else {
+          ASSERT_EQ(x.outputs(), first) << what;
+        }
+      }
+    }
+    EXPECT_EQ(done, shapes) << backend;
+    std::printf("%s: %llu shapes ended\n", backend.c_str(), static_cast<unsigned long long>(done));
+  }
+}
+
+}  // namespace
+}  // namespace fovea_test
