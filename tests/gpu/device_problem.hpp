@@ -186,7 +186,7 @@ class DeviceProblem {
     EXPECT_EQ(status, FOVEA_OK) << fovea_last_error();
     plan_.reset(made);
     if (made && workspace_size() > 0) {
-      const OnDevice scope(device_);  // a large memset of another GPU's memory is an invalid argument
+      const OnDevice scope(device_);
       workspace_ = std::make_unique<DeviceBytes>(workspace_size(), device_);
       cuda_ok(cudaMemset(workspace_->get(), kPattern, workspace_size()));
       cuda_ok(cudaDeviceSynchronize());

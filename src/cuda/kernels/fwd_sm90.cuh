@@ -14,14 +14,14 @@
 // The maximum m of a row is raised only where a weight would exceed 2^kLazyGrowthLog2, for all rows of a
 // warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). The queued
 // schedule goes on from there: where each row has a maximum (in its first block a guess from some of the
-// keys), exponentials are taken against that before anybody knows the block's own; what they exceed it by is
-// read off the packed weights, half as many operations, and not on the way to P V. A block that exceeds the
-// bound is done again from S, still in registers.
+// keys), exponentials are taken against that before anybody knows the block's own. Whether they grew too
+// large is seen from their sum (kMostSum), or, where tensor cores add them up, from the packed weights. Such
+// a block is done again from S, still in registers.
 //
 // Shared memory (fwd_sm90_config.cuh)
-//   Q 64 rows a consumer; K and V `stages` blocks each. All in
-//   strips of 64 columns: rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma
-//   each stage of V has one more strip, of ones.
+//   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
+//   swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma each stage of V has one more strip, of
+//   ones.
 // Registers of a consumer's thread
 //   acc_o Dv / 2, acc_s kTileN / 2, P kTileN / 4, and about 30 more, of 65536 / threads, and what setmaxnreg
 //   takes from the producers.
