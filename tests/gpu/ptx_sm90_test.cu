@@ -14,6 +14,7 @@
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "device_array.cuh"
@@ -167,7 +168,30 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
   }
 }
 
-// ---- pairs, thread_index
+// ---- stmatrix, pairs, thread_index
+
+__global__ void store_matrices(uint16_t* out) {
+  __shared__ alignas(16) uint16_t rows[32][8];
+  const int lane = static_cast<int>(ptx::thread_index());
+  uint32_t r[4];
+  for (int m = 0; m < 4; ++m) {
+    for (int half = 0; half < 2; ++half) {
+      const Coord at = Ldmatrix::at(lane, half, false);
+      r[m] = (half == 0 ? 0 : r[m]) | static_cast<uint32_t>(m * 64 + at.row * 8 + at.col) << (16 * half);
+    }
+  }
+  ptx::stmatrix_x4(ptx::shared_address(&rows[lane][0]), r);
+  __syncwarp();  // the matrices are there
+  for (int i = 0; i < 8; ++i) out[lane * 8 + i] = rows[lane][i];
+}
+
+TEST(PtxSm90, StmatrixStoresWhatLdmatrixLoads) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint16_t> out(256);
+  store_matrices<<<1, 32>>>(out.data());
+  const auto got = out.values();
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
+}
 
 __global__ void indices(uint32_t* out) {
   out[threadIdx.x] = ptx::thread_index();

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -494,6 +495,33 @@ TEST(Ptx, RedAddsOfManyThreadsAddUp) {
   const std::vector<float> expected = {
       1 + total, 10, 2 + total, 3 + 2 * total, 4 + total, 5 + 2 * total, 6 + 3 * total, 7 - total};
   EXPECT_EQ(sums.values(), expected);
+}
+
+// ---- flags between CTAs
+
+/// CTAs in turn change what all their threads have in memory: x becomes 3 x + number. The order shows.
+__global__ void take_turns(int* started, int* turn, uint32_t* x) {
+  __shared__ int number;
+  if (threadIdx.x == 0) {
+    number = atomicAdd(started, 1);
+    ptx::wait_for(turn, number);
+  }
+  __syncthreads();  // it is this CTA's turn
+  x[threadIdx.x] = 3 * x[threadIdx.x] + static_cast<uint32_t>(number);
+  __syncthreads();  // all have changed theirs
+  if (threadIdx.x == 0) ptx::st_release(turn, number + 1);
+}
+
+TEST(Ptx, AFlagHandsOverWhatAllThreadsHaveWritten) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  constexpr int kBlocks = 2000, kBlock = 96;
+  DeviceArray<int> started(std::vector<int>{0}), turn(std::vector<int>{0});
+  DeviceArray<uint32_t> x(std::vector<uint32_t>(kBlock, 1));
+  take_turns<<<kBlocks, kBlock>>>(started.data(), turn.data(), x.data());
+  uint32_t expected = 1;
+  for (uint32_t i = 0; i < kBlocks; ++i) expected = 3 * expected + i;
+  EXPECT_EQ(x.values(), std::vector<uint32_t>(kBlock, expected));
+  EXPECT_EQ(turn.values(), std::vector<int>{kBlocks});
 }
 
 // ---- special functions

@@ -435,18 +435,22 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
     const BackwardLayout layout = backward_layout(p, kernel, hopper(), 1, deterministic);
     EXPECT_EQ(layout.args.rows, 256);
     EXPECT_EQ(layout.args.dq_columns, 64);
-    const int64_t rows_of_all = 2 * 8 * 256, sums = deterministic ? layout.args.num_splits : 1;
-    std::array<std::array<int64_t, 2>, 3> parts = {{{layout.lse_log2, rows_of_all * 4},
-                                                    {layout.delta, rows_of_all * 4},
-                                                    {layout.dq_sum, sums * rows_of_all * 64 * 4}}};
+    const int64_t rows_of_all = 2 * 8 * 256;
+    std::vector<std::array<int64_t, 2>> parts = {{layout.lse_log2, rows_of_all * 4},
+                                                 {layout.delta, rows_of_all * 4},
+                                                 {layout.dq_sum, rows_of_all * 64 * 4}};
+    EXPECT_EQ(layout.turns >= 0, deterministic);
+    // The last turn, and the counters before the first.
+    if (deterministic) parts.push_back({layout.turns, (layout.args.turn_at(1, 7, 255, 1) + 1) * 4});
     std::sort(parts.begin(), parts.end());
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(parts[i][0] % kPartAlignment, 0);
       EXPECT_LE(parts[i][0] + parts[i][1], i + 1 < parts.size() ? parts[i + 1][0] : layout.workspace_size);
     }
-    // Non-deterministic: a CTA for each block of keys. Deterministic: enough to fill the SMs, and no more.
-    EXPECT_GE(layout.args.num_splits, deterministic ? 9 : 79);
-    EXPECT_LE(layout.args.num_splits, 79);
+    EXPECT_EQ(layout.args.key_blocks, 79);
+    // In turn, blocks of as many heads as there are CTAs for each tile of queries.
+    EXPECT_LE(layout.args.heads_at_once, deterministic ? 4 : 1);
+    EXPECT_GE(layout.args.heads_at_once, 1);
   }
   kernel.writes_dq = true;
   const BackwardLayout no_sums = backward_layout(p, kernel, hopper(), 1, true);

@@ -82,18 +82,29 @@ struct BackwardArgs {
   ///   delta     rowsum(dO * O) - dlse, 0 for rows that take no part
   float* lse_log2 = nullptr;
   float* delta = nullptr;
-  /// Float32 sums of dq before the factor `scale`, (num_splits, batch, heads_q, rows, head_dim padded to the
-  /// kernel's): the layout inside a tile belongs to the main kernel and bwd_finish alone.
+  /// Float32 sums of dq before the factor `scale`, (batch, heads_q, rows, head_dim padded to the kernel's):
+  /// the layout inside a tile belongs to the main kernel and bwd_finish alone.
   float* dq_sum = nullptr;
-  /// CTAs that share the key blocks of one (sequence, key head); CTA s takes blocks s, s + num_splits, ...
-  /// With `deterministic` each has sums of its own in dq_sum, added in order by bwd_finish; else all add to
-  /// the first.
-  int num_splits = 1;
-  bool deterministic = false;
+  /// Where a gradient is to have the same bits each time: whose turn it is to add to a tile of dq_sum
+  /// (turn_at), and before these the CTAs that have begun, for each of turn_columns() slices. 0 at first.
+  int* turns = nullptr;
+  int key_blocks = 1;  ///< of the longest sequence, a CTA each
+  /// Key heads whose blocks run at the same time. With `turns` as many as keep them from waiting: in a head
+  /// another block can begin for each tile of dQ that the one before it has left.
+  int heads_at_once = 1;
   int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
   int dq_columns = 0;  ///< head_dim as the main kernel pads it: the width of dq_sum
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel
+  /// One turn for so many rows and columns: the smallest tile of any main kernel.
+  static constexpr int kTurnRows = 32, kTurnColumns = 32;
+
+  constexpr int turn_columns() const { return dq_columns / kTurnColumns; }
+  /// Where in `turns` the tile stands whose first row is `row` of a (batch, head).
+  constexpr int64_t turn_at(int batch, int head, int row, int slice) const {
+    const int64_t rows_before = (int64_t{batch} * p.heads_q + head) * rows + row;
+    return (1 + rows_before / kTurnRows) * turn_columns() + slice;
+  }
 };
 
 }  // namespace fovea::cuda

@@ -1,6 +1,5 @@
 // After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments
-// (dq_fragment), the sums of splits added in order. Rows of dq beyond used_q, and of dk and dv beyond used_k,
-// become zeros.
+// (dq_fragment). Rows of dq beyond used_q, and of dk and dv beyond used_k, become zeros.
 //
 // Launch: grid (any number but 0, heads_q, batch), best ceil(seqlen_q / kFinishRows); block kFinishThreads;
 // no shared memory. dq_columns is a multiple of 32.
@@ -25,8 +24,6 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
   const tile::SequenceSpan span = tile::sequence_span(p, batch);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int g = lane >> 2, t = lane & 3;
-  const int copies = args.deterministic ? args.num_splits : 1;
-  const int64_t copy_stride = static_cast<int64_t>(p.batch) * p.heads_q * args.rows * columns;
   const float* const sums =
       args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
   const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
@@ -49,22 +46,13 @@ __global__ void __launch_bounds__(kFinishThreads) bwd_finish(const __grid_consta
     for (int column32 = warp; column32 < columns / 32; column32 += kFinishThreads / 32) {
       uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
       if (row16 * 16 < span.used_q) {
-        float4 sum[4];
-#pragma unroll
-        for (int f = 0; f < 4; ++f) sum[f] = make_float4(0, 0, 0, 0);
-        for (int copy = 0; copy < copies; ++copy) {
-#pragma unroll
-          for (int f = 0; f < 4; ++f) {
-            const int64_t at =
-                (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
-            const float4 x = __ldcs(reinterpret_cast<const float4*>(sums + copy * copy_stride + at));
-            sum[f].x += x.x, sum[f].y += x.y, sum[f].z += x.z, sum[f].w += x.w;
-          }
-        }
 #pragma unroll
         for (int f = 0; f < 4; ++f) {
-          words[0][f] = pack<T>(sum[f].x * p.scale, sum[f].y * p.scale);
-          words[1][f] = pack<T>(sum[f].z * p.scale, sum[f].w * p.scale);
+          const int64_t at =
+              (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+          const float4 sum = __ldcs(reinterpret_cast<const float4*>(sums + at));
+          words[0][f] = pack<T>(sum.x * p.scale, sum.y * p.scale);
+          words[1][f] = pack<T>(sum.z * p.scale, sum.w * p.scale);
         }
       }
       // Lane t of the four that hold a row gets fragment t, eight columns: 4x4 transposition by exclusive or

@@ -28,8 +28,9 @@
 //
 // Barriers of a step
 //   A  the block's Q, dO, lse, delta have arrived for everyone (each thread waited for its own copies), and
-//      nobody reads the last step's P, dS, Q, dO any more: their second stages take the next block
-//   B  P and dS of all warps can be read
+//      nobody reads the last step's P, dS, Q, dO any more: their second stages take the next block. All have
+//      added to the last step's dQ: the turn can be passed on
+//   B  P and dS of all warps can be read, and it is this CTA's turn to add to dQ
 //   C  nobody reads dO any more (only where Q has two stages and dO one)
 //   D  nobody reads Q (and dO) any more (only where Q has one stage)
 //
@@ -40,18 +41,20 @@
 // pair: pairs that take no part get dS = 0 by selection.
 //
 // Launch
-//   grid    bwd_mma_grid: (num_splits * heads_kv * batch, slices or 1, 1)
+//   grid    bwd_mma_grid: (key_blocks * heads_kv * batch, slices or 1, 1)
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum)
+//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum and turns)
 //   after   bwd_finish (dq; zeros in rows of dk, dv beyond used_k)
 //
-// CTA x has share x % num_splits of key head x / num_splits % heads_kv. Without `deterministic` num_splits is
-// the number of key blocks, ceil(longest used_k / kTileN), and all add to one dq_sum. With it each of
-// num_splits CTAs takes one block of every num_splits in turn (every other round in reverse: under causal all
-// then have the same work) and has a dq_sum of its own, so that the same thread adds to the same element in
-// program order. Key block 0, first in a head, has most queries under causal: longest first, and CTAs that
-// run together share a head's Q, dO and dq_sum in L2.
+// CTA x has key block x % key_blocks of key head x / key_blocks % heads_kv, so that CTAs that run together
+// share a head's Q, dO and dq_sum in L2. Key block 0, first in a head, has most queries under causal: longest
+// first.
+//
+// With `turns` key blocks add to a tile of dQ one after the other, from the last that sees it to the first:
+// the same bits each time. A CTA then takes its number when it begins, so that those that it waits for have
+// begun before it, in whatever order CTAs start. A head has room for one more block for each tile that the
+// one before has left: numbers go round as many heads as keep CTAs from waiting (heads_at_once).
 #pragma once
 
 #include <cstdint>
@@ -59,6 +62,7 @@
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/bwd_mma_config.cuh"
 #include "cuda/kernels/bwd_mma_weights.cuh"
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/warp/bwd_tiles.cuh"
 
@@ -95,17 +99,35 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   const tile::AttentionParams& p = args.p;
   const int thread = static_cast<int>(threadIdx.x);
+  // `thread` for what is not in every product's way: asked for anew, as registers are what limits this
+  // kernel.
+  const auto index_again = [] { return static_cast<int>(ptx::thread_index()); };
   if (thread == 0) {
-    const int head_index = static_cast<int>(blockIdx.x) / args.num_splits;
+    const bool in_turn = args.turns != nullptr;
+    const int number = in_turn ? atomicAdd(args.turns + blockIdx.y, 1) : static_cast<int>(blockIdx.x);
+    const int first_head = number / (args.heads_at_once * args.key_blocks) * args.heads_at_once;
+    const int heads = min(args.heads_at_once, p.heads_kv * p.batch - first_head);
+    const int place = number - first_head * args.key_blocks, head_index = first_head + place % heads;
     work.head_kv = head_index % p.heads_kv;
     work.batch = head_index / p.heads_kv;
-    work.share = static_cast<int>(blockIdx.x) % args.num_splits;
-    work.round = 0;
-    work.j0 = work.share * kN;
+    work.block = in_turn ? args.key_blocks - 1 - place / heads : place / heads;
+    work.j0 = work.block * kN;
     work.span = tile::sequence_span(p, work.batch);
+    const auto blocks_of_queries = [&](int j0) {
+      const tile::Span32 queries =
+          j0 < work.span.used_k ? tile::queries_of_any(p, work.span, j0, min(j0 + kN, work.span.used_k))
+                                : tile::Span32{};
+      return queries.empty() ? tile::Span32{} : tile::Span32{queries.begin / kM, (queries.end + kM - 1) / kM};
+    };
+    const tile::Span32 mine = blocks_of_queries(work.j0), before = blocks_of_queries(work.j0 + kN);
+    work.m_first = mine.begin, work.m_end = mine.end;
+    work.before_first = before.begin, work.before_end = before.end;
+    work.not_finite[0] = work.not_finite[1] = false;
+    work.turn[1] = nullptr;
     if constexpr (B::kC.general) work.dropout = tile::dropout_of(p);
   }
   __syncthreads();  // the work is known
+  if (work.j0 >= work.span.used_k) return;
 
   const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns,
                            uint32_t bit) {
@@ -127,309 +149,300 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   const float scale_log2 = p.scale * kLog2E;
-#pragma unroll 1
-  while (work.j0 < work.span.used_k) {
-    if (thread == 0) {
-      const tile::Span32 queries =
-          tile::queries_of_any(p, work.span, work.j0, min(work.j0 + kN, work.span.used_k));
-      const bool any = !queries.empty() && work.j0 < work.span.used_k;
-      work.m_first = any ? queries.begin / kM : 0;
-      work.m_end = any ? (queries.end + kM - 1) / kM : 0;
-      work.not_finite[0] = work.not_finite[1] = -1;
+  int head = work.head_kv * p.group, m_block = work.m_first;
+  const bool any_step = m_block < work.m_end;
+
+  // Q, dO, and a row's statistics of one step.
+  const auto load_q = [&](int head, int block, int stage) {
+    load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes,
+                               columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)),
+                               block * kM, index_again());
+  };
+  const auto load_do = [&](int head, int block, int stage) {
+    load_tile<TileDO, kThreads>(
+        s_do + stage * TileDO::kBytes,
+        columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)), block * kM,
+        index_again());
+  };
+  // lse_log2 of row `thread`, or delta of row `thread - kM`.
+  const auto load_statistics = [&](int head, int block, int parity) {
+    const int thread = index_again();
+    if (thread < 2 * kM) {
+      const float* const from = thread < kM ? args.lse_log2 : args.delta;
+      ptx::cp_async_4(
+          a_stats + static_cast<uint32_t>(parity * 2 * kM + thread) * 4,
+          from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows + block * kM + thread % kM,
+          true);
     }
-    __syncthreads();  // the blocks of queries are known
-    int head = work.head_kv * p.group, m_block = work.m_first;
-    const bool any_step = m_block < work.m_end;
+  };
 
-    // Q, dO, and a row's statistics of one step.
-    const auto load_q = [&](int head, int block, int stage) {
-      load_tile<TileQ, kThreads>(
-          s_q + stage * TileQ::kBytes,
-          columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)), block * kM, thread);
-    };
-    const auto load_do = [&](int head, int block, int stage) {
-      load_tile<TileDO, kThreads>(
-          s_do + stage * TileDO::kBytes,
-          columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)), block * kM,
-          thread);
-    };
-    // lse_log2 of row `thread`, or delta of row `thread - kM`.
-    const auto load_statistics = [&](int head, int block, int parity) {
-      if (thread < 2 * kM) {
-        const float* const from = thread < kM ? args.lse_log2 : args.delta;
-        ptx::cp_async_4(a_stats + static_cast<uint32_t>(parity * 2 * kM + thread) * 4,
-                        from + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows +
-                            block * kM + thread % kM,
-                        true);
-      }
-    };
+  if (any_step) {
+    load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)),
+                               work.j0, index_again());
+    load_q(head, m_block, 0);
+    if constexpr (B::kC.stream == 0) {
+      load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0, index_again());
+    }
+    load_do(head, m_block, 0);
+    load_statistics(head, m_block, 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    make_finite<T, TileK, kThreads>(s_k, thread);
+  }
 
-    if (any_step) {
-      load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)),
-                                 work.j0, thread);
-      load_q(head, m_block, 0);
-      if constexpr (B::kC.stream == 0) {
-        load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0, thread);
+  float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
+  clear(acc_dk);
+  clear(acc_dv);
+
+#pragma unroll 1
+  for (int parity = 0; any_step; parity ^= 1) {
+    const int stage_q = parity % B::kC.stages_q, stage_do = parity % B::kC.stages_do;
+    const int i0 = m_block * kM;
+    float* const s_lse = s_stats + parity * 2 * kM;
+    ptx::cp_async_wait<0>();
+    // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
+    if (const int row = index_again();
+        row < kM && !(fabsf(s_lse[row]) < INFINITY) && i0 + row < work.span.used_q) {
+      work.not_finite[parity] = true;
+    }
+    __syncthreads();  // A
+    if (args.turns != nullptr && index_again() == 0 && work.turn[parity ^ 1] != nullptr)
+      ptx::st_release(work.turn[parity ^ 1], work.block + 1);
+    if (work.not_finite[parity]) {
+      int first = index_again();
+      ptx::make_opaque(first);
+      for (int index = first; index < kM * (B::kD + B::kDv) / 8; index += kThreads) {
+        const int row = index % kM, c = index / kM;
+        if (fabsf(s_lse[row]) < INFINITY) continue;
+        unsigned char* const chunk =
+            c < B::kD / 8 ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
+                          : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
+        if constexpr (B::kC.general) {
+          // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
+          const uint4 words = *reinterpret_cast<const uint4*>(chunk);
+          NonFinite<T> bad;
+          bad.look(words.x), bad.look(words.y), bad.look(words.z), bad.look(words.w);
+          if (c < B::kD / 8 && bad.any()) s_lse[kM + row] = INFINITY;
+        }
+        *reinterpret_cast<uint4*>(chunk) = make_uint4(0, 0, 0, 0);
       }
-      load_do(head, m_block, 0);
-      load_statistics(head, m_block, 0);
+      __syncthreads();  // such rows are zeros for everyone, and all have read that there are any
+      if (index_again() == 0) work.not_finite[parity] = false;
+    }
+    // Where the step to come is; read anew from `work` behind each barrier, which keeps it out of the
+    // registers.
+    struct Step {
+      int head, block;
+      bool exists;
+    };
+    const auto next_step = [&] {
+      const bool wraps = m_block + 1 == work.m_end;
+      return Step{head + wraps, wraps ? work.m_first : m_block + 1,
+                  head + wraps < (work.head_kv + 1) * p.group};
+    };
+    if (const Step next = next_step(); next.exists) {
+      if constexpr (B::kC.stages_q > 1) load_q(next.head, next.block, (parity ^ 1) % B::kC.stages_q);
+      if constexpr (B::kC.stages_do > 1) load_do(next.head, next.block, (parity ^ 1) % B::kC.stages_do);
+      load_statistics(next.head, next.block, parity ^ 1);
       ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      make_finite<T, TileK, kThreads>(s_k, thread);
     }
 
-    float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
-    clear(acc_dk);
-    clear(acc_dv);
-
-#pragma unroll 1
-    for (int step = 0; any_step; ++step) {
-      const int parity = step & 1;
-      const int stage_q = step % B::kC.stages_q, stage_do = step % B::kC.stages_do;
-      const int i0 = m_block * kM;
-      float* const s_lse = s_stats + parity * 2 * kM;
-      ptx::cp_async_wait<0>();
-      // lse is finite but for rows that are NaN or take no part (those beyond used_q are 0 already).
-      if (thread < kM && !(fabsf(s_lse[thread]) < INFINITY) && i0 + thread < work.span.used_q) {
-        work.not_finite[parity] = step;
-      }
-      __syncthreads();  // A
-      if (work.not_finite[parity] == step) {
-        int first = thread;
-        ptx::make_opaque(first);
-        for (int index = first; index < kM * (B::kD + B::kDv) / 8; index += kThreads) {
-          const int row = index % kM, c = index / kM;
-          if (fabsf(s_lse[row]) < INFINITY) continue;
-          unsigned char* const chunk =
-              c < B::kD / 8 ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
-                            : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
-          if constexpr (B::kC.general) {
-            // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
-            const uint4 words = *reinterpret_cast<const uint4*>(chunk);
-            NonFinite<T> bad;
-            bad.look(words.x), bad.look(words.y), bad.look(words.z), bad.look(words.w);
-            if (c < B::kD / 8 && bad.any()) s_lse[kM + row] = INFINITY;
-          }
-          *reinterpret_cast<uint4*>(chunk) = make_uint4(0, 0, 0, 0);
-        }
-        __syncthreads();  // rows that are not finite are zeros for everyone
-      }
-      // Where the step to come is; read anew from `work` behind each barrier, which keeps it out of the
-      // registers.
-      struct Step {
-        int head, block;
-        bool exists;
-      };
-      const auto next_step = [&] {
-        const bool wraps = m_block + 1 == work.m_end;
-        return Step{head + wraps, wraps ? work.m_first : m_block + 1,
-                    head + wraps < (work.head_kv + 1) * p.group};
-      };
-      if (const Step next = next_step(); next.exists) {
-        if constexpr (B::kC.stages_q > 1) load_q(next.head, next.block, (step + 1) % B::kC.stages_q);
-        if constexpr (B::kC.stages_do > 1) load_do(next.head, next.block, (step + 1) % B::kC.stages_do);
-        load_statistics(next.head, next.block, parity ^ 1);
+    // acc += rows of `left` times rows of `right` over all columns, in chunks that pass through sV.
+    [[maybe_unused]] const auto stream = [&](auto& acc, const BwdRows& left, const BwdRows& right) {
+      using StreamN = typename B::StreamN;
+      using StreamM = typename B::StreamM;
+      const auto load = [&](int c) {
+        unsigned char* const to = s_v + (c & 1) * B::kC.stream_bytes();
+        load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), work.j0, index_again());
+        load_tile<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0, thread);
         ptx::cp_async_commit();
+      };
+      __syncthreads();  // nobody reads the chunks of the last product any more
+      load(0);
+      const int chunks = (left.columns + B::kStream - 1) / B::kStream;
+#pragma unroll 1
+      for (int c = 0; c < chunks; ++c) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // chunk c is here for everyone, chunk c - 1 has been read
+        if (c + 1 < chunks) load(c + 1);
+        const Place at(thread);
+        const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
+        const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
+        const auto b_operand =
+            BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
+        multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kStream / 16>(
+            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
+            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
       }
-
-      // acc += rows of `left` times rows of `right` over all columns, in chunks that pass through sV.
-      [[maybe_unused]] const auto stream = [&](auto& acc, const BwdRows& left, const BwdRows& right) {
-        using StreamN = typename B::StreamN;
-        using StreamM = typename B::StreamM;
-        const auto load = [&](int c) {
-          unsigned char* const to = s_v + (c & 1) * B::kC.stream_bytes();
-          load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), work.j0, thread);
-          load_tile<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0, thread);
-          ptx::cp_async_commit();
-        };
-        __syncthreads();  // nobody reads the chunks of the last product any more
-        load(0);
-        const int chunks = (left.columns + B::kStream - 1) / B::kStream;
+    };
+    // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
+    const auto front = [&] {
+      const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
 #pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-          ptx::cp_async_wait<0>();
-          __syncthreads();  // chunk c is here for everyone, chunk c - 1 has been read
-          if (c + 1 < chunks) load(c + 1);
+      for (int chunk = 0; chunk < B::kChunks; ++chunk) {
+        float acc_s[2][kChunkN8][4];
+        clear(acc_s);
+        if constexpr (B::kC.stream > 0) {
+          stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK),
+                 q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
+        } else {
           const Place at(thread);
-          const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
-          const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
-          const auto b_operand =
-              BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
-          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kStream / 16>(
-              acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
+          const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
+          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
+              acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
         }
-      };
-      // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
-      const auto front = [&] {
-        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes, do_tile = a_do + stage_do * TileDO::kBytes;
-#pragma unroll 1
-        for (int chunk = 0; chunk < B::kChunks; ++chunk) {
-          float acc_s[2][kChunkN8][4];
-          clear(acc_s);
-          if constexpr (B::kC.stream > 0) {
-            stream(acc_s, k_rows(p.k, p.head_dim, tile::kAlignedK),
-                   q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
-          } else {
-            const Place at(thread);
-            const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
-            const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
-            multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
-                acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-          }
 
-          // dP right behind S: its mma cover the exponentials.
-          float acc_dp[2][kChunkN8][4];
-          clear(acc_dp);
-          if constexpr (B::kC.stream > 0) {
-            stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV),
-                   q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
-          } else {
-            const Place at(thread);
-            const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
-            const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
-            multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
-                acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
-          }
+        // dP right behind S: its mma cover the exponentials.
+        float acc_dp[2][kChunkN8][4];
+        clear(acc_dp);
+        if constexpr (B::kC.stream > 0) {
+          stream(acc_dp, k_rows(p.v, p.head_dim_v, tile::kAlignedV),
+                 q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
+        } else {
+          const Place at(thread);
+          const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
+          multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
+              acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+        }
 
-          uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
-          uint32_t keep[(B::kC.chunk_m + 31) / 32];
-          if constexpr (B::kC.general) {
-            const Place at(thread);
-            bwd_weights_general<Instance>(args, typename B::Pairs(p, work.span), work, head,
-                                          i0 + at.column0(chunk), work.j0 + at.warp_n * 32,
-                                          s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
-          }
-          if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
-            bwd_weights<Instance, true>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s,
-                                        acc_dp, keep, rounded_p, rounded_ds);
-          } else {
-            bwd_weights<Instance, false>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s,
-                                         acc_dp, keep, rounded_p, rounded_ds);
-          }
+        uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
+        uint32_t keep[(B::kC.chunk_m + 31) / 32];
+        if constexpr (B::kC.general) {
+          const Place at(thread);
+          bwd_weights_general<Instance>(args, typename B::Pairs(p, work.span), work, head,
+                                        i0 + at.column0(chunk), work.j0 + at.warp_n * 32,
+                                        s_lse + at.column0(chunk), at.lane, acc_s, rounded_p, keep);
+        }
+        if (B::kC.general || !typename B::Pairs(p, work.span).all_see(i0, work.j0)) {
+          bwd_weights<Instance, true>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s, acc_dp,
+                                      keep, rounded_p, rounded_ds);
+        } else {
+          bwd_weights<Instance, false>(p, work, chunk, i0, scale_log2, s_lse, a_p, a_ds, thread, acc_s,
+                                       acc_dp, keep, rounded_p, rounded_ds);
+        }
 
-          if constexpr (!B::kC.exchanges_p()) {
-            const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
-              return [&source](uint32_t(&a)[4], int k, int m) {
-                a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
-                a[2] = source[m][2 * k + 1][0], a[3] = source[m][2 * k + 1][1];
-              };
+        if constexpr (!B::kC.exchanges_p()) {
+          const auto from_registers = [](const uint32_t(&source)[2][kChunkN8][2]) {
+            return [&source](uint32_t(&a)[4], int k, int m) {
+              a[0] = source[m][2 * k][0], a[1] = source[m][2 * k][1];
+              a[2] = source[m][2 * k + 1][0], a[3] = source[m][2 * k + 1][1];
             };
-            const Place at(thread);
-            const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
-            multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
-                acc_dv, from_registers(rounded_p), [&](uint32_t(&b)[4], int k, int n) {
-                  ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n));
-                });
-            const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
-            multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
-                acc_dk, from_registers(rounded_ds),
-                [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
-          }
+          };
+          const Place at(thread);
+          const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
+          multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
+              acc_dv, from_registers(rounded_p),
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
+          const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
+          multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
+              acc_dk, from_registers(rounded_ds),
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
         }
-      };
-      // What needs the P and dS of all warps.
-      const auto back = [&] {
-        if constexpr (B::kC.exchanges_p()) {
-          const uint32_t q_tile = a_q + stage_q * TileQ::kBytes;
-          const uint32_t do_tile = a_do + stage_do * TileDO::kBytes;
-          {
-            const Place at(thread);
-            const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
-            const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
-            multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
-                acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-                [&](uint32_t(&b)[4], int k, int n) {
-                  ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
-                });
-          }
-          if constexpr (B::kC.stages_do == 1 && B::kC.stages_q == 2) {
-            __syncthreads();  // C
-            if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
-            ptx::cp_async_commit();
-          }
-          {
-            const Place at(thread);
-            const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
-            const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
-            multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
-                acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-                [&](uint32_t(&b)[4], int k, int n) {
-                  ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
-                });
-          }
+      }
+    };
+    // What needs the P and dS of all warps.
+    const auto back = [&] {
+      if constexpr (B::kC.exchanges_p()) {
+        const uint32_t q_tile = a_q + stage_q * TileQ::kBytes;
+        const uint32_t do_tile = a_do + stage_do * TileDO::kBytes;
+        {
+          const Place at(index_again());
+          const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
+          multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
+              acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+              [&](uint32_t(&b)[4], int k, int n) {
+                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
+              });
         }
-        if constexpr (B::kC.stages_q == 1) {
-          if constexpr (B::kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
-          if (const Step next = next_step(); next.exists) {
-            load_q(next.head, next.block, 0);
-            if constexpr (B::kC.stages_do == 1) load_do(next.head, next.block, 0);
-          }
-          ptx::cp_async_commit();
-        } else if constexpr (B::kC.stages_do == 1 && !B::kC.exchanges_p()) {
+        if constexpr (B::kC.stages_do == 1 && B::kC.stages_q == 2) {
+          __syncthreads();  // C
           if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
           ptx::cp_async_commit();
         }
-
-        // dQ, added to the sums of this head.
-        const int64_t copy = args.deterministic ? work.share : 0;
-        float* const dq =
-            args.dq_sum + ((copy * p.batch + work.batch) * p.heads_q + head) * args.rows * args.dq_columns;
-#pragma unroll 1
-        for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
-          float acc[B::kDqM16][2 * B::kDqGroup][4];
-          clear(acc);
-          const Place at(thread);
-          const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
-          const auto right =
-              BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
-          multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
-              acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
+        {
+          const Place at(index_again());
+          const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
+          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
+          multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
+              acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
               [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
+                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
               });
+        }
+      }
+      if constexpr (B::kC.stages_q == 1) {
+        if constexpr (B::kC.exchanges_p()) __syncthreads();  // D; in registers dK and dV were done before B
+        if (const Step next = next_step(); next.exists) {
+          load_q(next.head, next.block, 0);
+          if constexpr (B::kC.stages_do == 1) load_do(next.head, next.block, 0);
+        }
+        ptx::cp_async_commit();
+      } else if constexpr (B::kC.stages_do == 1 && !B::kC.exchanges_p()) {
+        if (const Step next = next_step(); next.exists) load_do(next.head, next.block, 0);
+        ptx::cp_async_commit();
+      }
+
+      // dQ, added to the sums of this head.
+      float* const dq =
+          args.dq_sum + (static_cast<int64_t>(work.batch) * p.heads_q + head) * args.rows * args.dq_columns;
+#pragma unroll 1
+      for (int first = 0; first < B::kDqD16; first += B::kDqGroup) {
+        float acc[B::kDqM16][2 * B::kDqGroup][4];
+        clear(acc);
+        const Place at(index_again());
+        const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
+        const auto right =
+            BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
+        multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
+            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
+            [&](uint32_t(&b)[4], int k, int n) {
+              ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
+            });
 #pragma unroll
-          for (int m = 0; m < B::kDqM16; ++m) {
-            const int row16 = m_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
+        for (int m = 0; m < B::kDqM16; ++m) {
+          const int row16 = m_block * (kM / 16) + at.warp_dq_m * B::kDqM16 + m;
 #pragma unroll
-            for (int n = 0; n < 2 * B::kDqGroup; ++n) {
-              const int column8 =
-                  2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
-              if (B::kC.stream > 0 && column8 * 8 >= args.dq_columns)
-                continue;  // the last slice may be wider than the heads
-              ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0],
-                              acc[m][n][1], acc[m][n][2], acc[m][n][3]);
-            }
+          for (int n = 0; n < 2 * B::kDqGroup; ++n) {
+            const int column8 =
+                2 * (at.warp_dq_d + (first + n / 2) * B::kWarpsDqD) + n % 2 + slice_at(B::kD) / 8;
+            if (B::kC.stream > 0 && column8 * 8 >= args.dq_columns)
+              continue;  // the last slice may be wider than the heads
+            ptx::red_add_v4(dq + dq_fragment(row16, column8, args.dq_columns) + at.lane * 4, acc[m][n][0],
+                            acc[m][n][1], acc[m][n][2], acc[m][n][3]);
           }
         }
-      };
-      front();
-      __syncthreads();  // B
-      back();
-      const Step next = next_step();
-      if (!next.exists) break;
-      head = next.head, m_block = next.block;
+      }
+    };
+    front();
+    if (args.turns != nullptr && index_again() == 32) {
+      int* const turn =
+          args.turns + args.turn_at(work.batch, head, m_block * kM, static_cast<int>(blockIdx.y));
+      work.turn[parity] = turn;
+      if (m_block >= work.before_first && m_block < work.before_end) ptx::wait_for(turn, work.block + 2);
     }
-
-    __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV
-    stage_gradient<Instance, TileK>(acc_dk, a_k, p.scale, thread);
-    stage_gradient<Instance, TileV>(acc_dv, a_v, 1.0f, thread);
-    __syncthreads();  // the tiles of dK and dV are complete
-    store_tile<TileK, kThreads>(
-        s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)), work.j0, thread);
-    store_tile<TileV, kThreads>(
-        s_v, columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)), work.j0, thread);
-    __syncthreads();  // sK, sV and the work have been read: the next key block may come
-    if (thread == 0) {
-      ++work.round;
-      work.j0 =
-          (work.round * args.num_splits + (work.round & 1 ? args.num_splits - 1 - work.share : work.share)) *
-          kN;
-    }
-    __syncthreads();  // the next key block is known
+    __syncthreads();  // B
+    back();
+    const Step next = next_step();
+    if (!next.exists) break;
+    head = next.head, m_block = next.block;
   }
+
+  __syncthreads();  // nobody reads K, V, Q, dO any more: sK and sV become tiles of dK and dV; all have added
+  if (args.turns != nullptr && index_again() == 0 && work.m_first < work.m_end)
+    ptx::st_release(work.turn[((work.m_end - work.m_first) * p.group - 1) & 1], work.block + 1);
+  stage_gradient<Instance, TileK>(acc_dk, a_k, p.scale, index_again());
+  stage_gradient<Instance, TileV>(acc_dv, a_v, 1.0f, index_again());
+  __syncthreads();  // the tiles of dK and dV are complete
+  store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)),
+                              work.j0, index_again());
+  store_tile<TileV, kThreads>(s_v,
+                              columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)),
+                              work.j0, index_again());
 }
 
 }  // namespace fovea::cuda

@@ -16,10 +16,12 @@ namespace fovea::cuda {
 struct BwdWork {
   tile::SequenceSpan span;
   tile::Dropout dropout;
-  int batch, head_kv, share, round;
-  int j0;              ///< first key of the block
-  int m_first, m_end;  ///< blocks of queries that see the key block
-  int not_finite[2];   ///< the last step, of either parity, with rows that are not finite
+  int batch, head_kv;
+  int block, j0;                 ///< of keys, and its first
+  int m_first, m_end;            ///< blocks of queries that see the key block
+  int before_first, before_end;  ///< those that see the key block after it, which adds to dQ before it
+  int* turn[2];                  ///< of the tile of dQ that this CTA adds to in a step of either parity
+  bool not_finite[2];            ///< the step, of either parity, has rows that are not finite
 };
 
 struct BwdConfig {
@@ -61,7 +63,8 @@ struct BwdConfig {
            tile_m % (warps_q * chunk_m) == 0 && chunk_m % 16 == 0 && head_dim % (16 * warps_q) == 0 &&
            head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 &&
            tile_m % (16 * warps_dq_m) == 0 && head_dim % (16 * (num_warps() / warps_dq_m)) == 0 &&
-           BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() &&
+           BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() && stages_q <= 2 &&
+           stages_do <= 2 && tile_m % BackwardArgs::kTurnRows == 0 &&
            (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == warps_q * chunk_m &&
                             2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0));
   }
@@ -71,7 +74,7 @@ struct BwdConfig {
 /// 0.
 template <class Grid>
 constexpr Grid bwd_mma_grid(const BackwardArgs& args, const BwdConfig& config) {
-  const int64_t ctas = static_cast<int64_t>(args.num_splits) * args.p.heads_kv * args.p.batch;
+  const int64_t ctas = static_cast<int64_t>(args.key_blocks) * args.p.heads_kv * args.p.batch;
   if (config.stream == 0) return {ctas, 1, 1};
   const int slices = (args.p.head_dim + config.head_dim - 1) / config.head_dim;
   const int slices_v = (args.p.head_dim_v + config.head_dim_v - 1) / config.head_dim_v;

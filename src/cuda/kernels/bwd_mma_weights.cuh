@@ -8,6 +8,7 @@
 #include "cuda/kernels/bwd_mma_config.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/ptx/stmatrix.cuh"
 #include "cuda/warp/bwd_tiles.cuh"
 #include "cuda/warp/score_terms.cuh"
 
@@ -115,7 +116,14 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
   [[maybe_unused]] const int distance =
       work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
   [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
-  const uint32_t words = at.words(chunk);
+  [[maybe_unused]] const uint32_t words = at.words(chunk);
+  [[maybe_unused]] const auto strip =
+      BwdOperand<typename B::TileP>::by_16_rows(0, at.warp_n * 32, at.column0(chunk) / 8, at.lane);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr bool kHasStmatrix = false;
+#else
+  constexpr bool kHasStmatrix = true;
+#endif
 #pragma unroll
   for (int n = 0; n < kChunkN8; ++n) {
     [[maybe_unused]] const float2 lse = *reinterpret_cast<const float2*>(statistics + n * 8);
@@ -148,9 +156,20 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
           rounded_p[m][n][half] = pack<T>(acc_s[m][n][2 * half], acc_s[m][n][2 * half + 1]);
         }
         rounded_ds[m][n][half] = pack<T>(ds[2 * half], ds[2 * half + 1]);
-        const uint32_t word = B::Place::word(words, m, half, n);
-        if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
-        ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
+        if constexpr (!kHasStmatrix) {
+          const uint32_t word = B::Place::word(words, m, half, n);
+          if constexpr (B::kC.exchanges_p()) ptx::st_shared_4(a_p + word, rounded_p[m][n][half]);
+          ptx::st_shared_4(a_ds + word, rounded_ds[m][n][half]);
+        }
+      }
+      if constexpr (kHasStmatrix) {
+        if (n % 2 == 0) continue;
+        const auto store = [&](const uint32_t(&x)[2][kChunkN8][2], uint32_t tile) {
+          ptx::stmatrix_x4(tile + strip.at(m * 16, n - 1),
+                           {x[m][n - 1][0], x[m][n - 1][1], x[m][n][0], x[m][n][1]});
+        };
+        if constexpr (B::kC.exchanges_p()) store(rounded_p, a_p);
+        store(rounded_ds, a_ds);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Before the main kernel of the backward: statistics of the rows, and zeros where dq is summed.
+// Before the main kernel of the backward: statistics of the rows, and zeros where dq is summed and turns are
+// counted.
 //
 //   lse_log2 = lse log2(e)             +inf for rows that take no part: their weights become exp2(-inf) = 0;
 //   NaN for +inf delta    = rowsum(dO o O) - dlse   0 for rows that take no part
@@ -35,18 +36,18 @@ __global__ void __launch_bounds__(kPrepareThreads) bwd_prepare(const __grid_cons
   const bool wide = sizeof(T) == 2 && (p.aligned16 & tile::kAlignedO) != 0 &&
                     (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32;
 
+  if (args.turns != nullptr && blockIdx.x == 0 && head == 0 && batch == 0 && thread < args.turn_columns())
+    args.turns[thread] = 0;  // no CTA has begun
   for (int first = static_cast<int>(blockIdx.x) * kPrepareRows; first < padded;
        first += static_cast<int>(gridDim.x) * kPrepareRows) {
     // A multiple of 16 rows is contiguous in every layout of dq_sum.
-    const int64_t copy_stride = static_cast<int64_t>(p.batch) * p.heads_q * args.rows * columns;
-    const int copies = args.deterministic ? args.num_splits : 1;
-    for (int copy = 0; copy < copies; ++copy) {
-      auto* const sums =
-          reinterpret_cast<float4*>(args.dq_sum + copy * copy_stride + (statistics + first) * columns);
-      for (int index = thread; index < kPrepareRows * columns / 4; index += kPrepareThreads) {
-        sums[index] = make_float4(0, 0, 0, 0);
-      }
+    auto* const sums = reinterpret_cast<float4*>(args.dq_sum + (statistics + first) * columns);
+    for (int index = thread; index < kPrepareRows * columns / 4; index += kPrepareThreads) {
+      sums[index] = make_float4(0, 0, 0, 0);
     }
+    static_assert(kPrepareRows == BackwardArgs::kTurnRows);
+    if (args.turns != nullptr && thread < args.turn_columns())
+      args.turns[args.turn_at(batch, head, first, thread)] = 0;
 
     const int row = first + thread / kPrepareLanes;
     float sum = 0;

@@ -113,22 +113,32 @@ __device__ __forceinline__ void fwd_sm90_write(const TmaForwardArgs& args, const
     }
     if (args.o_in_vectors) {
       if constexpr (sizeof(T) == 2) {  // never for float32
-        // Neighbours of the four lanes of a row swap halves of two strips of 8 columns: each then has 4
-        // columns side by side, and the four fill a sector.
-        const bool upper = lane % 2 != 0;
+        // The four lanes of a row have two columns each of every 8. By swaps with one neighbour and then the
+        // other, a lane gets 8 columns side by side of every 32.
+        static_assert(kDimV % 32 == 0);
+        const bool odd_lane = lane % 2 != 0, upper = lane % 4 >= 2;
+        const int first_column = (upper ? 16 : 0) + (odd_lane ? 8 : 0);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = warp_row + lane / 4 + 8 * half, first_column = lane % 2 * 8 + lane % 4 / 2 * 4;
+          const int row = warp_row + lane / 4 + 8 * half;
           T* const to = element_row(row) + first_column;
           const int left = row < end_row ? columns - first_column : 0;
 #pragma unroll
-          for (int n16 = 0; n16 < kDimV / 16; ++n16) {
-            const float* o = acc_o + n16 * 8 + 2 * half;
-            const uint32_t low = pack<T>(o[0] * factor[half], o[1] * factor[half]),
-                           high = pack<T>(o[4] * factor[half], o[5] * factor[half]);
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? low : high, 1);
-            if (n16 * 16 < left)
-              *reinterpret_cast<uint2*>(to + n16 * 16) = upper ? uint2{other, high} : uint2{low, other};
+          for (int n32 = 0; n32 < kDimV / 32; ++n32) {
+            uint32_t words[2][2];  // of 16 columns each
+#pragma unroll
+            for (int n16 = 0; n16 < 2; ++n16) {
+              const float* o = acc_o + (2 * n32 + n16) * 8 + 2 * half;
+              const uint32_t low = pack<T>(o[0] * factor[half], o[1] * factor[half]),
+                             high = pack<T>(o[4] * factor[half], o[5] * factor[half]);
+              const uint32_t other = __shfl_xor_sync(0xffffffffu, odd_lane ? low : high, 1);
+              words[n16][0] = odd_lane ? other : low, words[n16][1] = odd_lane ? high : other;
+            }
+            const uint32_t x = __shfl_xor_sync(0xffffffffu, upper ? words[0][0] : words[1][0], 2),
+                           y = __shfl_xor_sync(0xffffffffu, upper ? words[0][1] : words[1][1], 2);
+            const uint4 out =
+                upper ? uint4{x, y, words[1][0], words[1][1]} : uint4{words[0][0], words[0][1], x, y};
+            if (n32 * 32 < left) *reinterpret_cast<uint4*>(to + n32 * 32) = out;
           }
         }
       }

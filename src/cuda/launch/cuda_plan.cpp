@@ -230,6 +230,7 @@ CudaPlan::Variant CudaPlan::make_variant(Family family, const AttentionProblem& 
   v.lse_log2 = layout.lse_log2;
   v.delta = layout.delta;
   v.dq_sum = layout.dq_sum;
+  v.turns = layout.turns;
   v.workspace_size = layout.workspace_size;
   std::string others;
   // Each reads what those before it wrote, in the order of the stream.
@@ -366,6 +367,7 @@ void CudaPlan::run(const Buffers& buffers) const {
     args.lse_log2 = part(v.lse_log2);
     args.delta = part(v.delta);
     args.dq_sum = part(v.dq_sum);
+    if (v.turns >= 0) args.turns = reinterpret_cast<int*>(workspace + v.turns);
     launch(v, args, buffers);
   }
 }

@@ -37,6 +37,7 @@ class CudaPlan final : public Prepared {
     int64_t split_q = 0, split_k = 0, split_v = 0;
     int64_t tile_counter = -1;  ///< of TmaForwardArgs; -1: without
     int64_t part_o = 0, part_lse = 0, lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
+    int64_t turns = -1;
     int64_t workspace_size = 0;
     bool aligned_only = false;
     const Kernel* tma = nullptr;  ///< the main kernel, where it copies by TMA

@@ -188,26 +188,26 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   BackwardLayout layout;
   BackwardArgs& args = layout.args;
   args.p = params_of(p);
-  args.deterministic = deterministic;
   args.rows = ceil_div(p.seqlen_q, BackwardArgs::kRowPadding) * BackwardArgs::kRowPadding;
   const int64_t padded_dim = kernel.writes_dq ? 0 : (kernel.head_dim > 0 ? kernel.head_dim : p.head_dim);
   args.dq_columns = static_cast<int>(padded_dim);
   const int64_t all_rows = saturating_product(p.batch * p.heads_q, args.rows);
-  const int64_t sum_bytes = saturating_product(all_rows, padded_dim * 4);
-  const int64_t steps = std::max<int64_t>(1, ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
-  if (!deterministic) {
-    args.num_splits = static_cast<int>(std::min<int64_t>(steps, int64_t{1} << 30));
-  } else {
-    // Each part of the keys has sums of its own: as few parts as fill the GPU.
-    const int64_t slots = int64_t{device.sm_count} * ctas_per_sm;
-    args.num_splits =
-        best_num_splits(p.batch * p.heads_kv, steps, slots, kMaxPartBytes / std::max<int64_t>(1, sum_bytes));
+  args.key_blocks = static_cast<int>(
+      std::clamp<int64_t>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)), 1, int64_t{1} << 30));
+  if (deterministic && !kernel.writes_dq) {
+    // As many heads as CTAs end, and others begin, while a tile of queries is worked on; in equal sections,
+    // as a last one of few heads would wait.
+    const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
+    const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_q, std::max(1, kernel.tile_m)) * p.group());
+    const int64_t wanted = ceil_div(int64_t{device.sm_count} * ctas_per_sm, tiles);
+    args.heads_at_once = static_cast<int>(ceil_div(heads, ceil_div(heads, std::max<int64_t>(1, wanted))));
   }
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
   layout.delta = parts.take(all_rows, 4);
-  layout.dq_sum =
-      parts.take(saturating_product(deterministic ? args.num_splits : 1, all_rows), padded_dim * 4);
+  layout.dq_sum = parts.take(all_rows, padded_dim * 4);
+  if (deterministic && !kernel.writes_dq)
+    layout.turns = parts.take(1 + all_rows / BackwardArgs::kTurnRows, args.turn_columns() * 4);
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -227,7 +227,7 @@ Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
             args.p.batch};
   }
   if (kernel.kind != KernelKind::kBackward) return {.x = -1};
-  return {saturating_product(int64_t{args.p.heads_kv} * args.p.batch, args.num_splits), 1, 1};
+  return {saturating_product(int64_t{args.p.heads_kv} * args.p.batch, args.key_blocks), 1, 1};
 }
 
 std::string grid_cannot_because(const Grid& grid) {

@@ -13,8 +13,8 @@ namespace fovea::cuda {
 /// Parts of the workspace start at multiples of this: the widest segment that the L2 cache fetches at once is
 /// 128 bytes, and cudaMalloc itself aligns to 256.
 inline constexpr int64_t kPartAlignment = 256;
-/// Bytes of parts (splits, deterministic sums) above which fewer splits are taken: they cost traffic, and a
-/// workspace that rivals the problem is no help.
+/// Bytes of parts above which fewer splits are taken: they cost traffic, and a workspace that rivals the
+/// problem is no help.
 inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
 
 /// Tiles of query rows of one head (of a group of heads when packed).
@@ -50,6 +50,7 @@ ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kern
 struct BackwardLayout {
   BackwardArgs args;                            ///< no pointers
   int64_t lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
+  int64_t turns = -1;                           ///< likewise; -1: there are none
   int64_t workspace_size = 0;
 };
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
@@ -57,7 +58,7 @@ BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& ke
 
 /// The grid of a kernel of which the family gives none:
 ///   kForward    (m_blocks * heads * batch, num_splits, value slices); heads of k where packed
-///   kBackward   (num_splits * heads_kv * batch, 1, 1)
+///   kBackward   (key_blocks * heads_kv * batch, 1, 1)
 ///   kPrepare, kFinish   (blocks of tile_m rows, heads_q, batch)
 /// The other kinds have no default: x is -1.
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args);

@@ -1,0 +1,16 @@
+// Emulated: see src/cuda/ptx for what the instructions do.
+#pragma once
+
+#include "cuda_device.hpp"
+
+namespace fovea::cuda::ptx {
+
+inline void st_release(int* flag, int value) {
+  *flag = value;
+}
+// CTAs run one after the other: what has not happened yet never will.
+inline void wait_for(const int* flag, int value) {
+  if (*flag != value) emulation::fail("waits for %d where another CTA has left %d", value, *flag);
+}
+
+}  // namespace fovea::cuda::ptx
