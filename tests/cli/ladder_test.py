@@ -83,12 +83,15 @@ class Ladder(ProgramTest):
         textbook, online = told["rows"]
         matrix, tensors = 2048 * 2048 * 4, 4 * 2048 * 64 * 4
         self.assertGreater(textbook["peak_bytes"], 0.9 * (matrix + tensors))
-        self.assertGreater(online["peak_bytes"], 0.9 * tensors)
         if not SANITIZED:  # sanitizers keep memory of their own
             self.assertLess(textbook["peak_bytes"], 1.2 * matrix + 2 * tensors)
             self.assertLess(online["peak_bytes"], 2 * tensors)
             self.assertLess(online["library"]["peak_bytes"], matrix / 2)
-        self.assertIn(online["library"]["name"], self.ok("ladder", "--rung", "03", "--memory", "--shape", "1x64x64"))
+        # Linux counts pages apart on each processor and adds 32 or more at a time (mm_counter): half a megabyte on two of
+        # them, before and after. Eight megabytes of tensors show all the same.
+        [online] = self.json("ladder", "--rung", "03", "--memory", "--shape", "8x512x128")["rows"]
+        self.assertGreater(online["peak_bytes"], 0.9 * 4 * 8 * 512 * 128 * 4)
+        self.assertIn(online["library"]["name"], self.ok("ladder", "--rung", "03", "--memory", "--shape", "1x2048x64"))
         self.fails(USAGE, "ladder", "--memory", "--profile", says=["--memory", "--profile"])
 
     def test_profile(self):
