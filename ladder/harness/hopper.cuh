@@ -170,7 +170,20 @@ __device__ __forceinline__ void wgmma(float (&d)[10][4], uint64_t a, uint64_t b)
     asm volatile(LADDER_WGMMA(80, LADDER_N40) "%40, %41, 1, 1, 1, 0, 0;" : LADDER_D10("+f") : "l"(a), "l"(b));
   }
 }
-/// A in registers, B in shared memory, MN-major.
+/// A in registers, B in shared memory, K-major.
+template <bool kFirst>
+__device__ __forceinline__ void wgmma_k_major(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (kFirst) {
+    asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 0, 1, 1, 0;"
+                 : LADDER_D16("=f")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+                 : LADDER_D16("+f")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
+/// The same, MN-major.
 __device__ __forceinline__ void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                : LADDER_D16("+f")

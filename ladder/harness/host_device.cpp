@@ -129,7 +129,8 @@ class Host final : public Device {
     const bool is_reset(reset << "5" << std::flush);  // the peak becomes what is resident now (man 5 proc)
     const size_t before = status_bytes("VmHWM:");
     work();
-    const size_t after = status_bytes("VmHWM:");  // less than before, by what Linux adds up late, if hardly any was taken
+    const size_t after =
+        status_bytes("VmHWM:");  // less than before, by what Linux adds up late, if hardly any was taken
     return is_reset && before > 0 && after > before ? after - before : 0;
   }
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
 
-/// As many sequences at a time as there are blocks; of these the last queries come first, since they see
-/// most. So where there are enough sequences, a round has tiles of one length. Tiles of `tile_rows` queries.
+/// `section` sequences at a time, whose keys the L2 cache is to hold; of these the last queries come first,
+/// since they see most. Tiles of `tile_rows` queries.
 struct CausalOrder {
   int blocks, tiles, tiles_of_sequence, section, batch, tile_rows;
 
@@ -27,12 +28,15 @@ struct CausalOrder {
   }
 };
 
-/// For at most `most_blocks` blocks, which stay.
+/// For at most `most_blocks` blocks, which stay. A section is the fewest sequences whose tiles are whole
+/// pairs of rounds. Then its size divides two rounds, and tile x of them and tile 2 blocks - 1 - x, which one
+/// block gets, are together as long for each x.
 inline CausalOrder causal_order(int batch, int seqlen, int tile_rows, int most_blocks) {
   const int tiles_of_sequence = static_cast<int>(blocks_of(seqlen, tile_rows)),
             tiles = batch * tiles_of_sequence;
   const int blocks = std::min(tiles, most_blocks);
-  return {blocks, tiles, tiles_of_sequence, std::min(batch, blocks), batch, tile_rows};
+  const int section = 2 * blocks / std::gcd(2 * blocks, tiles_of_sequence);
+  return {blocks, tiles, tiles_of_sequence, std::min(batch, section), batch, tile_rows};
 }
 
 }  // namespace ladder

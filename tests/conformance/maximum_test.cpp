@@ -81,6 +81,20 @@ TEST(Maximum, OneKeyIsInfiniteOrNan) {
   }
 }
 
+TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
+  // Row 0 sees keys 0 to block - 1, the others one more each: it has no maximum yet when its first block
+  // comes, and in that block nothing is masked. Scores far below 0, so that weights against anything else
+  // vanish.
+  for (const int64_t block : {64, 80, 96, 112, 128}) {
+    for (const int64_t head_dim : {64, 128, 192}) {
+      ProblemSpec spec = base(head_dim);
+      spec.seqlen_k = spec.seqlen_q + block - 1;
+      spec.causal = true;
+      expect_conformance_of_all_types(spec, forward_only(), scores_follow([](int64_t) { return -300.0; }));
+    }
+  }
+}
+
 TEST(Maximum, EachRowLeapsElsewhere) {
   // Neighbouring rows share the lanes of a warp: one raises its maximum by much, the other not at all.
   ProblemSpec spec = base(64);

@@ -142,9 +142,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const auto warp_of_consumer = [] { return static_cast<int>(ptx::thread_index() / 32 % 4); };
   const auto lane_of_warp = [] { return static_cast<int>(ptx::thread_index() % 32); };
   const uint32_t sQ = memory.q(w);
-  const uint64_t q_descriptor = tile::wgmma_k_major(sQ, tile::SwizzleMode::k128).encode();
-  const uint64_t k_descriptor = tile::wgmma_k_major(memory.k(0), tile::SwizzleMode::k128).encode();
-  const uint64_t v_descriptor = tile::wgmma_mn_major(memory.v(0), tile::SwizzleMode::k128, kTileN).encode();
 
   float acc_o[kColumnsO / 2];
   // wgmma cuts sums off at the 24th bit or so: over thousands of keys that is more than float32 may lose, so
@@ -157,24 +154,39 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
   Rows rows{.scale_log2 = args.scale_log2};
 
-  // For the same reason the mainloop reads its place from shared memory.
   const FwdSm90Place* here = nullptr;
   StageRing<kStages> ring;
 
-  /// Of the result of a shuffle the compiler knows that all lanes have the same: descriptors are then made in
-  /// uniform registers, and products follow each other without a move between them.
+  /// Of the result of a shuffle the compiler knows that all lanes have the same. What loops are bounded by
+  /// has to be such: then their counters, the ring, and the descriptors made of it are in uniform registers,
+  /// products follow each other without a move between them, and no branch needs a place where its lanes meet
+  /// again.
   const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
+  // In units of 16 bytes, as descriptors count. Behind a shuffle the compiler does not know how it was made:
+  // it would make it anew for each product, between the wait for a block and its first one.
+  const int base16 = uniform(static_cast<int>(memory.base / 16));
+  /// `at`: as if shared memory began at 0; `further`: tile::wgmma_start_step of what is to be added.
+  const auto descriptor = [&](const tile::WgmmaDescriptor& at, int further) {
+    const uint64_t encoded = at.encode();
+    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + further));
+  };
+  constexpr tile::WgmmaDescriptor kQ = tile::wgmma_k_major(0, tile::SwizzleMode::k128),
+                                  kK = tile::wgmma_k_major(Memory::kConfig.k_at(), tile::SwizzleMode::k128),
+                                  kV = tile::wgmma_mn_major(Memory::kConfig.v_at(), tile::SwizzleMode::k128,
+                                                            kTileN);
   /// S = Q K^T, queued.
-  const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage_of_lane) {
-    const int stage = uniform(stage_of_lane);
-    const uint64_t k = k_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.k_bytes());
+  const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage) {
+    const uint64_t q = descriptor(kQ,
+                                  w * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.q_bytes()))),
+                   k = descriptor(
+                       kK, stage * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.k_bytes())));
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
     for (int i = 0; i < kProducts * kDim / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kDim / 16));
       const int step = i % (kDim / 16), inside = step % 4 * 32;
       const uint64_t a =
-          q_descriptor + tile::wgmma_start_step((part.a * kStripsQ + step / 4) * kRows * kRowBytes + inside);
+          q + tile::wgmma_start_step((part.a * kStripsQ + step / 4) * kRows * kRowBytes + inside);
       const uint64_t b =
           k + tile::wgmma_start_step((part.b * kStripsQ + step / 4) * kTileN * kRowBytes + inside);
       if constexpr (Memory::kConfig.q_in_registers) {
@@ -194,14 +206,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::wgmma_commit();
   };
   /// O += P V, queued.
-  const auto issue_outputs = [&](int stage_of_lane) {
-    const int stage = uniform(stage_of_lane);
+  const auto issue_outputs = [&](int stage) {
+    const uint64_t v =
+        descriptor(kV, stage * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.v_stage_bytes())));
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));
       const int step = i % (kTileN / 16);
-      const uint64_t b = v_descriptor + stage * tile::wgmma_start_step(Memory::kConfig.v_stage_bytes()) +
-                         tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
+      const uint64_t b = v + tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
       using Product = ptx::Wgmma<kColumnsO>;
       if constexpr (!kOwnSums) {
         Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[part.a][step],
@@ -263,7 +275,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
     }
   };
-  const auto is_masked = [&](int n) { return n < here->blocks.full_begin || n >= here->blocks.full_end; };
   /// From Q K to scores.
   const auto terms = [&](float(&acc_s)[kTileN / 2], int n, bool masked) {
     if constexpr (Memory::kConfig.softcap) {
@@ -272,29 +283,35 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
     if (masked) mask(acc_s, n);
   };
-  /// From Q K to weights; whether maxima were raised.
-  const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
-    terms(acc_s, n, masked);
-    if (first) rows.guess(acc_s);
-    const bool known =
-        first || masked ? rows.all_have_a_maximum() : true;  // some may have seen no key so far
-    if (known && rows.weigh_stale(acc_s, weights)) return false;
-    const bool raised = rows.raise(acc_s);
-    rows.weigh(acc_s);
-    rows.pack_weights(acc_s, weights);
-    return raised;
-  };
   const auto rescale = [&] {
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
+  };
+  bool all_begun = false;  // each row of the warp has seen a key: it has a maximum
+  /// From Q K to weights. O is there already, or 0.
+  const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
+    terms(acc_s, n, masked);
+    if (first) rows.guess(acc_s);
+    if (!all_begun) all_begun = rows.all_have_a_maximum();
+    if (all_begun && rows.weigh_stale(acc_s, weights)) return;
+    if (rows.raise(acc_s)) rescale();
+    rows.weigh(acc_s);
+    rows.pack_weights(acc_s, weights);
   };
 
   if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
   for (uint32_t tile_count = 0;; ++tile_count) {
     ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
+    // A wait is a loop that each lane leaves for itself. An instruction that all lanes execute together
+    // (.aligned) tells the compiler that the warp is whole again; else nothing behind it could be in uniform
+    // registers.
+    ptx::wgmma_fence();
     here = memory.place(w, tile_count);
-    if (here->last) break;
-    const int begin = here->blocks.begin, end = here->blocks.end;
+    if (uniform(here->last)) break;
+    const int begin = uniform(here->blocks.begin), end = uniform(here->blocks.end),
+              full_begin = uniform(here->blocks.full_begin), full_end = uniform(here->blocks.full_end),
+              load_begin = uniform(here->load_begin), load_end = uniform(here->load_end);
+    const auto is_masked = [&](int n) { return n < full_begin || n >= full_end; };
     if constexpr (Memory::kConfig.q_in_registers) {
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
@@ -311,9 +328,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
     for (float& x : acc_block) x = 0.0f;
     rows.start();
+    all_begun = false;
 
     // --- mainloop ---
-    for (int n = here->load_end - 1; n >= max(end, here->load_begin); --n) skip();
+#pragma unroll 1
+    for (int n = load_end - 1; n >= max(end, load_begin); --n) skip();
     if (begin < end) {
       if constexpr (!Memory::kConfig.overlapped) {
         for (int n = end - 1; n >= begin; --n) {
@@ -329,7 +348,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           release(memory.empty_k(ring.stage));
           if (n + 1 < end) release(memory.empty_v(ring.before()));
           if (kReleaseQ && n == begin) release(memory.empty_q(w));
-          if (weigh(acc_s, n, n + 1 == end, masked)) rescale();
+          weigh(acc_s, n, n + 1 == end, masked);
           ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
           wait_for_turn();
           ptx::wgmma_fence();
@@ -350,7 +369,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         ptx::wgmma_wait<0>();
         ptx::wgmma_done(acc_s);
         release(memory.empty_k(ring.stage));
-        weigh(acc_s, end - 1, true, is_masked(end - 1));  // O is 0: nothing to rescale
+        weigh(acc_s, end - 1, true, is_masked(end - 1));
         for (int n = end - 2; n >= begin; --n) {
           const StageRing<kStages> before = ring;
           ring.advance();
@@ -387,7 +406,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       __syncwarp();  // all lanes have seen the phase
       release(memory.empty_q(w));
     }
-    for (int n = min(begin, here->load_end) - 1; n >= here->load_begin; --n) skip();
+#pragma unroll 1
+    for (int n = min(begin, load_end) - 1; n >= load_begin; --n) skip();
 
     fwd_sm90_write<Instance>(args, *here, acc_o, rows);  // the place is overwritten two tiles later
   }

@@ -52,6 +52,10 @@ template <bool kFirst, int kTiles>
 inline void wgmma(float (&d)[kTiles][4], uint64_t a, uint64_t b) {
   fovea::emulation::wgmma({d[0], nullptr, a, b, 8 * kTiles, !kFirst, false, false});
 }
+template <bool kFirst>
+inline void wgmma_k_major(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  fovea::emulation::wgmma({d[0], a, 0, b, 128, !kFirst, false, false});
+}
 template <int kTiles>
 inline void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
   fovea::emulation::wgmma({d[0], a, 0, b, 8 * kTiles, true, true, false});
