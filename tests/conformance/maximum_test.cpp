@@ -2,6 +2,7 @@
 // blocks, raised only now and then, or taken from the wrong rows.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -41,7 +42,7 @@ void expect_all_masks(int64_t head_dim, const Tweak& tweak) {
 }
 
 TEST(Maximum, RisesAndFalls) {
-  for (const int64_t head_dim : {64, 128}) {
+  for (const int64_t head_dim : {64, 128, 256}) {
     for (const double slope : {0.3, -0.3, 3.0}) {
       expect_all_masks(head_dim, scores_follow([=](int64_t j) { return slope * static_cast<double>(j); }));
     }
@@ -56,11 +57,12 @@ TEST(Maximum, Sawtooth) {
 }
 
 TEST(Maximum, OneKeyLeaps) {
+  constexpr std::array<int64_t, 3> head_dims = {64, 128, 256};
   // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.
   for (const int64_t leaping : {0, 63, 80, 95, 127, 192, 240, 299}) {
     for (const double height : {10.0, 256.0, std::ldexp(1.0, 100)}) {
       const Tweak leap = scores_follow([=](int64_t j) { return j == leaping ? height : 0.0; });
-      ProblemSpec spec = base(leaping % 2 == 0 ? 64 : 128);
+      ProblemSpec spec = base(head_dims[static_cast<size_t>(leaping % 3)]);
       expect_conformance_of_all_types(spec, forward_only(), leap);
       spec.causal = true;
       expect_conformance_of_all_types(spec, forward_only(), leap);
@@ -97,13 +99,14 @@ TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
 
 TEST(Maximum, EachRowLeapsElsewhere) {
   // Neighbouring rows share the lanes of a warp: one raises its maximum by much, the other not at all.
-  ProblemSpec spec = base(64);
-  expect_conformance_of_all_types(spec, forward_only(), [](OwnedProblem& x) {
-    for (int64_t i = 0; i < x.spec.seqlen_q; ++i)
-      x[Role::kQ].set({0, i, 0, 0}, i % 3 == 0 ? 1 : (i % 3 == 1 ? -1 : 0));
-    for (int64_t j = 0; j < x.spec.seqlen_k; ++j)
-      x[Role::kK].set({0, j, 0, 0}, 0.5 * static_cast<double>(j % 97));
-  });
+  for (const int64_t head_dim : {64, 192, 256}) {
+    expect_conformance_of_all_types(base(head_dim), forward_only(), [](OwnedProblem& x) {
+      for (int64_t i = 0; i < x.spec.seqlen_q; ++i)
+        x[Role::kQ].set({0, i, 0, 0}, i % 3 == 0 ? 1 : (i % 3 == 1 ? -1 : 0));
+      for (int64_t j = 0; j < x.spec.seqlen_k; ++j)
+        x[Role::kK].set({0, j, 0, 0}, 0.5 * static_cast<double>(j % 97));
+    });
+  }
 }
 
 }  // namespace

@@ -12,11 +12,11 @@
 //   overlapped  softmax(n) goes on while the consumer's own P V(n + 1) runs, too.
 //
 // The maximum m of a row is raised only where a weight would exceed 2^kLazyGrowthLog2, for all rows of a
-// warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). The queued
-// schedule goes on from there: where each row has a maximum (in its first block a guess from some of the
-// keys), exponentials are taken against that before anybody knows the block's own. Whether they grew too
-// large is seen from their sum (kMostSum), or, where tensor cores add them up, from the packed weights. Such
-// a block is done again from S, still in registers.
+// warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). And it may be
+// stale: where each row has a maximum (in its first block a guess from some of the keys), exponentials are
+// taken against that before anybody knows the block's own. Whether they grew too large is seen from their sum
+// (kMostSum), or, where tensor cores add them up, from the packed weights. Queued, such a block is done again
+// from S, still in registers; overlapped, weights have taken the place of S, and are made smaller themselves.
 //
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
@@ -385,8 +385,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           ptx::wgmma_done(acc_s);
           release(memory.empty_k(ring.stage));
           terms(acc_s, n, masked);
-          const bool raised = rows.raise(acc_s);
-          rows.weigh(acc_s);
+          bool raised;
+          if (all_begun) {
+            raised = rows.weigh_in_place(acc_s);
+          } else {
+            raised = rows.raise(acc_s);
+            rows.weigh(acc_s);
+            all_begun = rows.all_have_a_maximum();
+          }
           ptx::wgmma_wait<0>();  // P V of the one before
           outputs_done();
           release(memory.empty_v(before.stage));

@@ -150,6 +150,46 @@ struct OnlineRows {
     return true;
   }
 
+  /// Scores become weights against the maxima of the blocks before. Where these exceed the bound, they are
+  /// made smaller, and the maxima larger: then true, and what was summed up before is to be multiplied by
+  /// `factor`. (Beyond 2^127 outputs come to be NaN, and the row is computed again.)
+  __device__ __forceinline__ bool weigh_in_place(float (&acc_s)[kTileN / 2]) {
+    static_assert(kSums);
+    const float bases[2] = {base(0), base(1)};
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < kTileN / 2; i += 2) {
+      const int half = i / 2 % 2;
+      acc_s[i] = ptx::ex2(fmaf(acc_s[i], scale_log2, -bases[half]));
+      acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], scale_log2, -bases[half]));
+      sum[half] += acc_s[i] + acc_s[i + 1];
+    }
+    const bool within = __all_sync(0xffffffffu, sum[0] <= kMostSum && sum[1] <= kMostSum);
+    if (!within) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = 1.0f;
+#pragma unroll
+        for (int i = 2 * half; i < kTileN / 2; i += 4)
+          largest = fmaxf(largest, fmaxf(acc_s[i], acc_s[i + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const float now = row_max[half] + __fdividef(ptx::lg2(largest), scale_log2);
+        factor[half] = ptx::ex2((row_max[half] - now) * scale_log2);
+        row_max[half] = now;
+        row_sum[half] *= factor[half];
+        sum[half] *= factor[half];
+#pragma unroll
+        for (int i = 2 * half; i < kTileN / 2; i += 4) {
+          acc_s[i] *= factor[half];
+          acc_s[i + 1] *= factor[half];
+        }
+      }
+    }
+    add(sum);
+    return !within;
+  }
+
  private:
   __device__ __forceinline__ void add(const float (&sum)[2]) {
     row_sum[0] += sum[0];
