@@ -13,6 +13,7 @@ from typing import Any
 # Label -> metric of Nsight Compute. Those of tensor operations differ from chip to chip: what a chip lacks is left out.
 METRICS = {
     "duration_ns": "gpu__time_duration.sum",
+    "cycles": "sm__cycles_elapsed.max",
     "sm_pct": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "memory_pct": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
     "dram_pct": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ def last_lines(text: str, count: int = 12) -> str:
     return "\n".join("  " + line for line in text.strip().splitlines()[-count:])
 
 
-def profile(ncu: str, program: list[str]) -> tuple[str, str]:
-    """What a program prints that profiles runs of its own choice, and the raw page of its kernels as CSV. Raises Failed."""
+def profile(ncu: str, program: list[str], labels: Iterable[str] = gpu_ncu.METRICS) -> tuple[str, str]:
+    """What a program prints that profiles runs of its own choice, and the raw page of its kernels as CSV, with the
+    metrics of these labels. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
         report, log = str(Path(folder) / "report"), Path(folder) / "log"
         command = [
@@ -75,7 +77,7 @@ def profile(ncu: str, program: list[str]) -> tuple[str, str]:
             report,
             "--force-overwrite",
         ]
-        command += ["--metrics", ",".join(gpu_ncu.METRICS.values()), *program]
+        command += ["--metrics", ",".join(gpu_ncu.METRICS[label] for label in labels), *program]
         done = subprocess.run(command, capture_output=True, text=True)
         output = done.stdout + done.stderr + (log.read_text() if log.is_file() else "")
         if "ERR_NVGPUCTRPERM" in output:
@@ -95,17 +97,18 @@ def profile(ncu: str, program: list[str]) -> tuple[str, str]:
         return done.stdout, imported.stdout
 
 
-def find_tools(args: argparse.Namespace) -> str:
+def find_tools(given: str | None) -> str:
     """Nsight Compute; ends the program where it or a GPU is missing."""
-    ncu = find_ncu(args.ncu)
+    ncu = find_ncu(given)
+    program = Path(sys.argv[0]).name
     if ncu is None:
         sys.exit(
-            "gpu_profile.py: no ncu here. Install Nsight Compute (it is part of the CUDA toolkit; Debian: "
-            "nvidia-nsight-compute), or give --ncu PATH; --csv FILE reads a page made elsewhere"
+            f"{program}: no ncu here. Install Nsight Compute (it is part of the CUDA toolkit; Debian: "
+            "nvidia-nsight-compute), or give --ncu PATH; gpu_profile.py --csv FILE reads a page made elsewhere"
         )
     smi = shutil.which("nvidia-smi")
     if smi is None or subprocess.run([smi, "-L"], capture_output=True).returncode != 0:
-        sys.exit("gpu_profile.py: nvidia-smi sees no GPU here; --csv FILE reads a page made elsewhere")
+        sys.exit(f"{program}: nvidia-smi sees no GPU here; gpu_profile.py --csv FILE reads a page made elsewhere")
     return ncu
 
 
@@ -118,7 +121,7 @@ def profile_contenders(args: argparse.Namespace) -> tuple[str, list[str]]:
         program += ["--backend", args.backend]
     if args.lib:
         program += ["--lib", str(args.lib)]
-    printed, page = profile(find_tools(args), program)
+    printed, page = profile(find_tools(args.ncu), program)
     titles = RUN.findall(printed)
     if not titles:
         raise Failed(f"gpu.py profiled nothing\n{last_lines(printed)}")
@@ -135,7 +138,7 @@ def runs_of(text: str, titles: list[str]) -> list[tuple[str, list[gpu_ncu.Kernel
 
 def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
     """Counters of the rungs, a group after the other: in the form of bench/results/ladder_profile_*.json."""
-    ncu = find_tools(args)
+    ncu = find_tools(args.ncu)
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout.strip().splitlines()[-1:]
     result: dict[str, Any] = {}
     kernels: list[dict[str, Any]] = []

@@ -367,6 +367,63 @@ class LadderProfile(unittest.TestCase):
         self.assertIn("'cpu', expected one of softmax, tensor", self.profile("--group", "cpu").stderr)
 
 
+FAKE_NCU_OF_CYCLES = """#!{python}
+# Prints what gpu.py --once would, and a page of three runs; the cycles are larger for the library called now.so.
+import pathlib, sys
+arguments = sys.argv[1:]
+if "--import" in arguments:
+    print(pathlib.Path(arguments[arguments.index("--import") + 1]).read_text())
+    sys.exit()
+assert arguments[arguments.index("--metrics") + 1] == "sm__cycles_elapsed.max", arguments
+assert arguments[-4:] == ["--d", "128", "--kernels", "*80"], arguments
+for title in ("bf16_fwd, ours (cuda_sm90)", "bf16_fwd, ours:*80 (cuda_sm90)", "bf16_bwd, ours (cuda_sm80)"):
+    print("profile: " + title)
+print("bf16_bwd, ours:*80: left out: no such kernel")
+more = 1000 if any(word.endswith("now.so") for word in arguments) else 0
+kernels = [("spin_kernel", 7), ("fwd", 50000 + more), ("spin_kernel", 7), ("fwd", 40000), ("spin_kernel", 7),
+           ("prepare", 1000), ("bwd", 2000)]
+lines = ['"ID","Kernel Name","sm__cycles_elapsed.max"', '"","","cycle"']
+lines += [f'"{{i}}","{{name}}","{{cycles:,}}"' for i, (name, cycles) in enumerate(kernels)]
+pathlib.Path(arguments[arguments.index("--export") + 1] + ".ncu-rep").write_text("\\n".join(lines))
+"""
+
+
+class Cycles(unittest.TestCase):
+    """bench/gpu_cycles.py around a program that stands for ncu."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name, text in (("ncu", FAKE_NCU_OF_CYCLES.format(python=sys.executable)), ("nvidia-smi", "#!/bin/sh\necho A GPU\n"),
+                           ("before.so", ""), ("now.so", "")):  # fmt: skip
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+
+    def cycles(self, *arguments):
+        return run("gpu_cycles.py", "--ncu", str(self.folder / "ncu"), *arguments, "--", "--d", "128", "--kernels", "*80",
+                   env={"PATH": str(self.folder) + ":/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
+
+    def test_sums_and_table(self):
+        path = self.folder / "out.json"
+        path.write_text(json.dumps({"gpu": "old", "variants": {"kept": {"library": {"bf16_fwd": 1}}}}))
+        libraries = [f"--lib={name}={self.folder / name}.so" for name in ("before", "now")]
+        done = self.cycles(*libraries, "--json", str(path))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| bf16_fwd | 50 | 40 (0.800) | 51 (1.020) | 40 (0.800) |", done.stdout)
+        self.assertIn("| bf16_bwd | 3 | - | 3 (1.000) | - |", done.stdout)
+        self.assertIn("left out: no such kernel", done.stdout)
+        stored = json.loads(path.read_text())
+        self.assertEqual(stored["gpu"], "A GPU")
+        self.assertEqual(stored["variants"]["kept"], {"library": {"bf16_fwd": 1}})
+        self.assertEqual(stored["variants"]["now"], {"library": {"bf16_fwd": 51000, "bf16_bwd": 3000}, "*80": {"bf16_fwd": 40000}})
+
+    def test_usage(self):
+        done = self.cycles("--lib", "x=none.so")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("expected NAME=PATH of a library that exists", done.stderr)
+
+
 class LadderPeers(unittest.TestCase):
     """bench/ladder_peers.py without PyTorch; with one, its peers on the tensors of a CPU."""
 
