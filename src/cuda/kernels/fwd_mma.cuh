@@ -16,7 +16,10 @@
 //
 // The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp
 // at once: softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the
-// multiplication of acc_o is skipped in almost every block (the idea: FlashAttention-4).
+// multiplication of acc_o is skipped in almost every block (the idea: FlashAttention-4). And bfloat16 holds
+// what float holds: there, blocks without a mask do not look for their maximum at all. Weights are relative
+// to that of the blocks before, and only when a row's sum has become large, its maximum is raised by as much.
+// (Weights that exceed float come out as rows that are not finite: see below.)
 //
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
 // with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
@@ -45,6 +48,9 @@ namespace fovea::cuda {
 /// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
 /// still.
 inline constexpr float kLazyLog2 = 8.0f;
+/// What a lane's sum may reach before that of its row becomes 1 again: 2^60 leaves one block as much and
+/// more.
+inline constexpr float kLargeSum = 1152921504606846976.0f;
 
 /// An instance is a type that names its element type and its configuration:
 ///   struct Example { using Element = __half; static constexpr FwdMmaConfig kConfig = {...}; };
@@ -135,10 +141,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // fma, the general one has multiplied already.
   const float scale_log2 = kGeneral ? 1.0f : p.scale * kLog2e;
   const float lazy_growth = kLazyLog2 / scale_log2;
+  constexpr bool kStale = !kGeneral && std::is_same_v<T, __nv_bfloat16>;
   const tile::Dropout dropout = kGeneral ? tile::dropout_of(p) : tile::Dropout();
 
   float acc_o[kMTiles][kOTiles][4];
   float row_max[kMTiles][2], row_sum[kMTiles][2];  // row_sum: of this lane's columns, until the epilogue
+#pragma unroll
+  for (int mt = 0; mt < kMTiles; ++mt) {
+    row_max[mt][0] = row_max[mt][1] = -INFINITY;
+    row_sum[mt][0] = row_sum[mt][1] = 0.0f;
+  }
   // What the mainloop needs of its place it reads from shared memory: registers are what limits this kernel.
   const auto mask = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
     const Place& here = *sPlace;
@@ -232,7 +244,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   };
 
-  /// Raises row_max where it has to be, and with it rescales what has been summed up.
+  /// And with it rescales what has been summed up.
+  const auto set_maximum = [&](int mt, int half, float now) {
+    const float alpha = now == -INFINITY ? 1.0f : ptx::ex2((row_max[mt][half] - now) * scale_log2);
+    row_max[mt][half] = now;
+    row_sum[mt][half] *= alpha;
+#pragma unroll
+    for (int ot = 0; ot < kOTiles; ++ot) {
+      acc_o[mt][ot][2 * half] *= alpha;
+      acc_o[mt][ot][2 * half + 1] *= alpha;
+    }
+  };
+  /// Raises row_max where it has to be.
   const auto raise_maximum = [&](const float(&acc_s)[kMTiles][kSTiles][4]) {
     float block_max[kMTiles][2];
     bool raise = false;
@@ -255,17 +278,32 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
       for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float old = row_max[mt][half];
-          const float now = fmaxf(old, block_max[mt][half]);
-          const float alpha = now == -INFINITY ? 1.0f : ptx::ex2((old - now) * scale_log2);
-          row_max[mt][half] = now;
-          row_sum[mt][half] *= alpha;
+        for (int half = 0; half < 2; ++half)
+          set_maximum(mt, half, fmaxf(row_max[mt][half], block_max[mt][half]));
+      }
+    }
+  };
+  const auto all_have_a_maximum = [&] {
+    bool all = true;
 #pragma unroll
-          for (int ot = 0; ot < kOTiles; ++ot) {
-            acc_o[mt][ot][2 * half] *= alpha;
-            acc_o[mt][ot][2 * half + 1] *= alpha;
-          }
+    for (int mt = 0; mt < kMTiles; ++mt)
+      all = all && row_max[mt][0] != -INFINITY && row_max[mt][1] != -INFINITY;
+    return __all_sync(0xffffffffu, all) != 0;
+  };
+  /// Raises row_max of rows whose weights add up to much, by as much.
+  const auto raise_by_sum = [&] {
+    bool large = false;
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) large |= row_sum[mt][0] > kLargeSum || row_sum[mt][1] > kLargeSum;
+    if (__any_sync(0xffffffffu, large)) {
+#pragma unroll
+      for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float sum = row_sum[mt][half];
+          sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+          sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+          set_maximum(mt, half, row_max[mt][half] + fmaxf(ptx::lg2(sum), 0.0f) * (lazy_growth / kLazyLog2));
         }
       }
     }
@@ -279,9 +317,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     if constexpr (kGeneral) {
       apply_terms(acc_s, n);
     } else if constexpr (kMasked) {
-      mask(acc_s, n);
+      if (!kStale || n >= place.n_masked) mask(acc_s, n);
     }
-    raise_maximum(acc_s);
+    if constexpr (!kStale || kMasked) raise_maximum(acc_s);
     if constexpr (kStages == 1) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
@@ -341,14 +379,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         }
       }
     }
+    if constexpr (kStale && !kMasked) raise_by_sum();
   };
 
   // --- prologue ---
   copy_q();
 #pragma unroll
   for (int mt = 0; mt < kMTiles; ++mt) {
-    row_max[mt][0] = row_max[mt][1] = -INFINITY;
-    row_sum[mt][0] = row_sum[mt][1] = 0.0f;
 #pragma unroll
     for (int ot = 0; ot < kOTiles; ++ot) {
 #pragma unroll
@@ -364,8 +401,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // --- mainloop: from the last block to the first, those that need a mask before the others ---
   int n = place.n_end - 1;
   const auto steps_down_to = [&](int end, auto masked) {
+    // Each row has to have a maximum before it can be stale.
+    const auto lacks_a_maximum = [&] {
+      return kStale && decltype(masked)::value && n >= place.n_begin && !all_have_a_maximum();
+    };
 #pragma unroll 1
-    for (; n >= end; --n) {
+    for (; n >= end || lacks_a_maximum(); --n) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n
                         // + 1 any more
