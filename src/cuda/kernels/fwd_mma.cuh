@@ -38,7 +38,6 @@
 #include "cuda/kernels/fwd_mma_epilogue.cuh"
 #include "cuda/kernels/fwd_mma_place.cuh"
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
@@ -466,31 +465,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
   }
   if (__any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f)) {
-#pragma unroll 1
-    for (int r = 0; r < kConfig.warp_m(); ++r) {
-      const int row = here.first_row + warp * kConfig.warp_m() + r;
-      if (row >= here.end_row) break;
-      const int i = here.query_of(args, row), head = here.head_of(args, row);
-      ExactRow<kDimV> exact;
-      exact.add(p, RowTerms<T>(p, here.span, here.batch, head, i), dropout,
-                reinterpret_cast<const T*>(p.q.data) + p.q.offset(here.batch, here.span.row_q + i, head),
-                reinterpret_cast<const T*>(here.k), reinterpret_cast<const T*>(here.v), columns,
-                tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
-      const float factor =
-          finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
-#pragma unroll
-      for (int n32 = 0; n32 < ExactRow<kDimV>::kPerLane; ++n32) {
-        const int c = lane + 32 * n32;
-        if (c >= columns) break;
-        if (as_f32) {
-          f32_row(i, head)[c] = exact.o[n32] * factor;
-        } else {
-          reinterpret_cast<T*>(
-              p.o.data)[p.o.offset(here.batch, here.span.row_q + i, head) + here.first_column + c] =
-              static_cast<T>(exact.o[n32] * factor);
-        }
-      }
-    }
+    store_exact_rows<Instance>(args, here, dropout, warp, lane, columns, as_f32, f32_row, finish_row);
     return;
   }
 

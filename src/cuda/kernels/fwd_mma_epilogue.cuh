@@ -7,7 +7,9 @@
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/fwd_mma_place.cuh"
 #include "cuda/ptx/shared.cuh"
+#include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
 
 namespace fovea::cuda {
@@ -129,6 +131,45 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& args,
       *reinterpret_cast<uint4*>(to) = words;
     } else {
       store_elements(reinterpret_cast<char*>(to), words, left);
+    }
+  }
+}
+
+/// A warp's rows again, one after the other and without matrix products: as store_rows writes them.
+template <class Instance, class F32Row, class FinishRow>
+__device__ __forceinline__ void store_exact_rows(const ForwardArgs& args,
+                                                 const FwdMmaPlace<Instance::kConfig>& here,
+                                                 const tile::Dropout& dropout, int warp, int lane,
+                                                 int columns, bool as_f32, const F32Row& f32_row,
+                                                 const FinishRow& finish_row) {
+  using T = typename Instance::Element;
+  constexpr FwdMmaConfig kConfig = Instance::kConfig;
+  constexpr int kTileN = kConfig.tile_n;
+  constexpr float kLog2e = 1.4426950408889634f;
+  const tile::AttentionParams& p = args.p;
+#pragma unroll 1
+  for (int r = 0; r < kConfig.warp_m(); ++r) {
+    const int row = here.first_row + warp * kConfig.warp_m() + r;
+    if (row >= here.end_row) break;
+    const int i = here.query_of(args, row), head = here.head_of(args, row);
+    ExactRow<kConfig.value_slice> exact;
+    exact.add(p, RowTerms<T>(p, here.span, here.batch, head, i), dropout,
+              reinterpret_cast<const T*>(p.q.data) + p.q.offset(here.batch, here.span.row_q + i, head),
+              reinterpret_cast<const T*>(here.k), reinterpret_cast<const T*>(here.v), columns,
+              tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
+    const float factor =
+        finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
+#pragma unroll
+    for (int n32 = 0; n32 < ExactRow<kConfig.value_slice>::kPerLane; ++n32) {
+      const int c = lane + 32 * n32;
+      if (c >= columns) break;
+      if (as_f32) {
+        f32_row(i, head)[c] = exact.o[n32] * factor;
+      } else {
+        reinterpret_cast<T*>(
+            p.o.data)[p.o.offset(here.batch, here.span.row_q + i, head) + here.first_column + c] =
+            static_cast<T>(exact.o[n32] * factor);
+      }
     }
   }
 }

@@ -94,23 +94,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // uniform, as the compiler may then know
-  if (thread == 0) {
-    for (int w = 0; w < kConsumers; ++w) {
-      ptx::mbarrier_init(memory.full_q(w), 1);
-      ptx::mbarrier_init(memory.empty_q(w), 4);
-    }
-    for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(memory.full_k(s), 1);
-      ptx::mbarrier_init(memory.full_v(s), 1);
-      ptx::mbarrier_init(memory.empty_k(s), 4 * kConsumers);
-      ptx::mbarrier_init(memory.empty_v(s), 4 * kConsumers);
-    }
-    for (int i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(memory.full_next(i), 1);
-      ptx::mbarrier_init(memory.empty_next(i), Memory::kConfig.planners());
-    }
-    ptx::mbarrier_init_fence();
-  }
+  if (thread == 0) memory.init_barriers();
   if constexpr (Memory::kConfig.row_sum_in_mma) {
     constexpr uint32_t kOnePair = std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u;
     for (int s = 0; s < kStages; ++s) {
@@ -159,27 +143,21 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   /// Of the result of a shuffle the compiler knows that all lanes have the same. What loops are bounded by
   /// has to be such: then their counters, the ring, and the descriptors made of it are in uniform registers,
-  /// products follow each other without a move between them, and no branch needs a place where its lanes meet
+  /// products follow each other without a move between them, and no branch has a place where lanes meet
   /// again.
   const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-  // In units of 16 bytes, as descriptors count. Behind a shuffle the compiler does not know how it was made:
-  // it would make it anew for each product, between the wait for a block and its first one.
+  // In units of 16 bytes; but for the shuffle it would be made anew between each wait and its product.
   const int base16 = uniform(static_cast<int>(memory.base / 16));
-  /// `at`: as if shared memory began at 0; `further`: tile::wgmma_start_step of what is to be added.
-  const auto descriptor = [&](const tile::WgmmaDescriptor& at, int further) {
-    const uint64_t encoded = at.encode();
-    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + further));
+  /// Of consumer or stage number `i`, each of so many bytes; `first` is as if shared memory began at 0.
+  const auto descriptor = [&](const tile::WgmmaDescriptor& first, int i, int bytes) {
+    const uint64_t encoded = first.encode();
+    const int start = base16 + i * static_cast<int>(tile::wgmma_start_step(bytes));
+    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(start));
   };
-  constexpr tile::WgmmaDescriptor kQ = tile::wgmma_k_major(0, tile::SwizzleMode::k128),
-                                  kK = tile::wgmma_k_major(Memory::kConfig.k_at(), tile::SwizzleMode::k128),
-                                  kV = tile::wgmma_mn_major(Memory::kConfig.v_at(), tile::SwizzleMode::k128,
-                                                            kTileN);
   /// S = Q K^T, queued.
   const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage) {
-    const uint64_t q = descriptor(kQ,
-                                  w * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.q_bytes()))),
-                   k = descriptor(
-                       kK, stage * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.k_bytes())));
+    const uint64_t q = descriptor(Memory::first_q(), w, Memory::kConfig.q_bytes()),
+                   k = descriptor(Memory::first_k(), stage, Memory::kConfig.k_bytes());
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
     for (int i = 0; i < kProducts * kDim / 16; ++i) {
@@ -207,8 +185,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
   /// O += P V, queued.
   const auto issue_outputs = [&](int stage) {
-    const uint64_t v =
-        descriptor(kV, stage * static_cast<int>(tile::wgmma_start_step(Memory::kConfig.v_stage_bytes())));
+    const uint64_t v = descriptor(Memory::first_v(), stage, Memory::kConfig.v_stage_bytes());
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));
@@ -302,9 +279,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
   for (uint32_t tile_count = 0;; ++tile_count) {
     ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
-    // A wait is a loop that each lane leaves for itself. An instruction that all lanes execute together
-    // (.aligned) tells the compiler that the warp is whole again; else nothing behind it could be in uniform
-    // registers.
+    // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the
+    // warp for whole again: else nothing from here on could be in uniform registers.
     ptx::wgmma_fence();
     here = memory.place(w, tile_count);
     if (uniform(here->last)) break;

@@ -4,8 +4,10 @@
 #include <cstdint>
 
 #include "cuda/kernels/tma_args.hpp"
+#include "cuda/ptx/mbarrier.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
+#include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
 
@@ -110,6 +112,15 @@ struct FwdSm90Memory {
     return base + kConfig.v_at() + stage * kConfig.v_stage_bytes();
   }
 
+  /// Operands of products, of the first consumer or stage, as if shared memory began at 0.
+  static constexpr tile::WgmmaDescriptor first_q() { return tile::wgmma_k_major(0, tile::SwizzleMode::k128); }
+  static constexpr tile::WgmmaDescriptor first_k() {
+    return tile::wgmma_k_major(kConfig.k_at(), tile::SwizzleMode::k128);
+  }
+  static constexpr tile::WgmmaDescriptor first_v() {
+    return tile::wgmma_mn_major(kConfig.v_at(), tile::SwizzleMode::k128, kConfig.tile_n);
+  }
+
   __device__ __forceinline__ uint32_t full_q(int w) const { return barrier(w); }
   __device__ __forceinline__ uint32_t empty_q(int w) const { return barrier(kConfig.consumers + w); }
   __device__ __forceinline__ uint32_t full_k(int s) const { return barrier(2 * kConfig.consumers + s); }
@@ -124,6 +135,25 @@ struct FwdSm90Memory {
   /// The index of the tile after the one of this turn.
   __device__ __forceinline__ uint32_t next(uint32_t turn) const {
     return base + kConfig.next_at() + turn % 2 * 4;
+  }
+
+  /// One thread; the others see them behind a barrier of the CTA.
+  __device__ __forceinline__ void init_barriers() const {
+    for (int w = 0; w < kConfig.consumers; ++w) {
+      ptx::mbarrier_init(full_q(w), 1);
+      ptx::mbarrier_init(empty_q(w), 4);
+    }
+    for (int s = 0; s < kConfig.stages; ++s) {
+      ptx::mbarrier_init(full_k(s), 1);
+      ptx::mbarrier_init(full_v(s), 1);
+      ptx::mbarrier_init(empty_k(s), 4 * kConfig.consumers);
+      ptx::mbarrier_init(empty_v(s), 4 * kConfig.consumers);
+    }
+    for (uint32_t turn = 0; turn < 2; ++turn) {
+      ptx::mbarrier_init(full_next(turn), 1);
+      ptx::mbarrier_init(empty_next(turn), kConfig.planners());
+    }
+    ptx::mbarrier_init_fence();
   }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
