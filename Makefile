@@ -60,6 +60,7 @@ test-setup:
 cuda-setup: test-setup
 	@tools/setup.sh cuda
 	@tools/setup.sh cute
+	@tools/setup.sh disassembler
 
 test-release: cuda-setup ## every test, optimised build with the CUDA kernels (nvcc is installed into build/ if need be)
 	@$(call configure,release)

@@ -7,6 +7,7 @@
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
 #   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
 #   tools/setup.sh cute          CuTe's headers from PyPI in build/cutlass (6 MB to load), for rung 34 of the ladder
+#   tools/setup.sh disassembler  cuobjdump and nvdisasm from PyPI in build/disassembler (6 MB to load), for tests/sass
 #   tools/setup.sh python        as build, and what the Python package is tested with, from PyPI in build/venv (2.3 GB)
 #   tools/setup.sh report        what `fovea report` draws with, from PyPI in build/report-venv (80 MB)
 #   tools/setup.sh report-test   the same and what its page is tested with in build/report-test-venv, and Chromium (on Debian)
@@ -31,7 +32,7 @@ case "${1:-}" in
   report) wanted=(python3 python3-venv) ;;
   report-test) wanted=(python3 python3-venv "${report_test[@]}") ;;
   arm64) wanted=("${build[@]}" "${arm64[@]}") ;;
-  cuda|cute) wanted=() ;;
+  cuda|cute|disassembler) wanted=() ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac
 [[ -n "${FOVEA_NO_SETUP:-}" ]] && exit 0
@@ -52,10 +53,16 @@ if [[ "$1" == cuda ]]; then
   python3 -m pip --version >/dev/null 2>&1 || wanted=(python3-pip)
 fi
 
-if [[ "$1" == cute ]]; then
-  cmp --silent "$root/tools/requirements-cute.txt" "$root/build/cutlass/requirements-cute.txt" && exit 0
+# Without these something small is left out, so a machine without pip or a network does all else.
+case "$1" in
+  cute) folder=cutlass list=requirements-cute.txt words="CuTe's headers" without="rung 34 of the ladder is left out" ;;
+  disassembler) folder=disassembler list=requirements-disassembler.txt words="cuobjdump and nvdisasm"
+                without="no test looks at machine code" ;;
+esac
+if [[ -n "${folder:-}" ]]; then
+  cmp --silent "$root/tools/$list" "$root/build/$folder/$list" && exit 0
   if ! python3 -m pip --version >/dev/null 2>&1; then
-    echo "tools/setup.sh: no pip for python3, so no CuTe: rung 34 of the ladder is left out"
+    echo "tools/setup.sh: no pip for python3, so not $words: $without"
     exit 0
   fi
 fi
@@ -101,21 +108,20 @@ install_nvcc() {
   exit 0
 }
 
-# Without them one rung is left out, so a machine without a network builds all else.
-install_cute() {
-  local folder=$root/build/cutlass
-  echo "tools/setup.sh: installing CuTe's headers into build/cutlass"
-  rm -rf "$folder" "$folder.part"
+install_optional() {
+  local into=$root/build/$folder
+  echo "tools/setup.sh: installing $words into build/$folder"
+  rm -rf "$into" "$into.part"
   mkdir -p "$root/build"
   if ! python3 -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps --require-hashes \
-       --only-binary :all: --target "$folder.part" --requirement "$root/tools/requirements-cute.txt" 2>"$folder.log"; then
-    cat "$folder.log" >&2
-    echo "tools/setup.sh: CuTe's headers could not be installed; rung 34 of the ladder is left out" >&2
-    rm -rf "$folder.part"
+       --only-binary :all: --target "$into.part" --requirement "$root/tools/$list" 2>"$into.log"; then
+    cat "$into.log" >&2
+    echo "tools/setup.sh: $words could not be installed; $without" >&2
+    rm -rf "$into.part"
     return
   fi
-  cp "$root/tools/requirements-cute.txt" "$folder.part/"
-  mv "$folder.part" "$folder"
+  cp "$root/tools/$list" "$into.part/"
+  mv "$into.part" "$into"
 }
 
 # install_venv FOLDER WORDS LISTS: a Python of its own in build/FOLDER with what the lists in tools/ name; WORDS say what.
@@ -140,7 +146,7 @@ install_venv() {
 install_from_pypi() {
   case "$1" in
     cuda) install_nvcc ;;
-    cute) install_cute ;;
+    cute|disassembler) install_optional ;;
     python) install_venv venv "PyTorch, JAX and transformers" requirements-python.txt ;;
     report) install_venv report-venv "Plotly and Jinja2" requirements-report.txt ;;
     report-test) install_venv report-test-venv "Plotly, Jinja2 and Selenium" requirements-report.txt requirements-report-test.txt ;;
