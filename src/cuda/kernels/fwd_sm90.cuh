@@ -13,10 +13,12 @@
 //
 // The maximum m of a row is raised only where a weight would exceed 2^kLazyGrowthLog2, for all rows of a
 // warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). And it may be
-// stale: where each row has a maximum (in its first block a guess from some of the keys), exponentials are
-// taken against that before anybody knows the block's own. Whether they grew too large is seen from their sum
-// (kMostSum), or, where tensor cores add them up, from the packed weights. Queued, such a block is done again
-// from S, still in registers; overlapped, weights have taken the place of S, and are made smaller themselves.
+// stale: where each row has one (in its first block a guess from some of the keys), exponentials are taken
+// against that before anybody knows the block's own. In bfloat16, which holds what float holds, they may
+// become as large as they like: only when they have added up to 2^60 is the maximum raised by as much. In
+// float16 a block's sum (kMostSum), or, where tensor cores add it up, the packed weights tell whether they
+// are too large. Queued, such a block is done again from S, still in registers; overlapped, weights have
+// taken the place of S, and are made smaller themselves.
 //
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
@@ -53,9 +55,7 @@
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
-#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
-#include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "tile/wgmma_map.hpp"
@@ -68,23 +68,21 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   using T = typename Instance::Element;
   using Operand = std::conditional_t<std::is_same_v<T, float>, __nv_bfloat16, T>;  // of products
   using Memory = FwdSm90Memory<Instance>;
+  constexpr FwdSm90Config kConfig = Instance::kConfig;
   using ptx::WgmmaMajor;
   using ptx::WgmmaStart;
-  constexpr int kTileN = Memory::kConfig.tile_n, kRows = Memory::kConfig.kRows,
-                kConsumers = Memory::kConfig.consumers;
-  constexpr int kDim = Memory::kConfig.head_dim, kDimV = Memory::kConfig.head_dim_v,
-                kStages = Memory::kConfig.stages;
-  constexpr int kParts = Memory::kConfig.parts, kStripsQ = Memory::kConfig.strips(kDim),
-                kStripsV = Memory::kConfig.strips(kDimV);
+  constexpr int kTileN = kConfig.tile_n, kRows = kConfig.kRows, kConsumers = kConfig.consumers;
+  constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v, kStages = kConfig.stages;
+  constexpr int kStripsQ = kConfig.strips(kDim), kStripsV = kConfig.strips(kDimV), kParts = kConfig.parts;
   static_assert((kParts == 3) == std::is_same_v<T, float>);
   constexpr int kProducts = products_of_parts(kParts);
-  constexpr int kStrip = Memory::kConfig.kStrip, kRowBytes = Memory::kConfig.kRowBytes;
+  constexpr int kStrip = kConfig.kStrip, kRowBytes = kConfig.kRowBytes;
   constexpr int kColumnsO =
-      kDimV + (Memory::kConfig.row_sum_in_mma ? 8 : 0);  ///< of P V: the sum stands in the last eight
-  static_assert(sizeof(FwdSm90Place) <= Memory::kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
+      kDimV + (kConfig.row_sum_in_mma ? 8 : 0);  ///< of P V: the sum stands in the last eight
+  static_assert(sizeof(FwdSm90Place) <= kConfig.kPlaceBytes && kTileN % 16 == 0 && kDim % 16 == 0 &&
                 kDimV % 16 == 0);
-  static_assert(Memory::kConfig.shared_bytes() <= Memory::kConfig.kMostShared / Memory::kConfig.min_ctas);
-  static_assert(!Memory::kConfig.row_sum_in_mma || kDimV % kStrip == 0, "ones have a strip of their own");
+  static_assert(kConfig.shared_bytes() <= kConfig.kMostShared / kConfig.min_ctas);
+  static_assert(!kConfig.row_sum_in_mma || kDimV % kStrip == 0, "ones have a strip of their own");
 
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory memory{ptx::shared_address(shared), shared};
@@ -95,31 +93,25 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const int lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // uniform, as the compiler may then know
   if (thread == 0) memory.init_barriers();
-  if constexpr (Memory::kConfig.row_sum_in_mma) {
-    constexpr uint32_t kOnePair = std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u;
-    for (int s = 0; s < kStages; ++s) {
-      for (int i = thread; i < Memory::kConfig.ones_bytes() / 4; i += Memory::kConfig.threads())
-        ptx::st_shared_4(memory.v(s) + Memory::kConfig.v_bytes() + 4 * i, kOnePair);
-    }
-    ptx::async_proxy_fence();
-  }
+  if constexpr (kConfig.row_sum_in_mma)
+    memory.fill_ones(thread, std::is_same_v<Operand, __half> ? 0x3c003c00u : 0x3f803f80u);
   __syncthreads();  // the barriers are ready, and the ones
 
   if (warpgroup == 0) {
     // --- producers ---
-    ptx::setmaxnreg_dec<Memory::kConfig.producer_registers()>();
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
     if (lane != 0) return;
     if (role == 0) {
       fwd_sm90_load_keys<Instance>(args, memory);
-    } else if (role <= Memory::kConfig.planners()) {
+    } else if (role <= kConfig.planners()) {
       fwd_sm90_plan<Instance>(args, memory, role - 1);
     }
     return;
   }
 
   // --- consumers ---
-  ptx::setmaxnreg_inc<Memory::kConfig.consumer_registers()>();
+  ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
   const int w = warpgroup - 1;
   const bool leader = lane == 0;  // of its warp
   // Asked for again where they are used, rarely: registers are what limits this kernel.
@@ -131,11 +123,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // wgmma cuts sums off at the 24th bit or so: over thousands of keys that is more than float32 may lose, so
   // there each block has a sum of its own.
   constexpr bool kOwnSums = kParts > 1;
-  static_assert(!kOwnSums || !Memory::kConfig.overlapped);
+  static_assert(!kOwnSums || !kConfig.overlapped);
   float acc_block[kOwnSums ? kColumnsO / 2 : 1];
   uint32_t weights[kParts][kTileN / 16][4];  // P as operand A
-  uint32_t q_fragments[Memory::kConfig.q_in_registers ? kDim / 16 : 1][4];
-  using Rows = OnlineRows<Operand, kTileN, !Memory::kConfig.row_sum_in_mma, kParts>;
+  uint32_t q_fragments[kConfig.q_in_registers ? kDim / 16 : 1][4];
+  using Rows = OnlineRows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>;
   Rows rows{.scale_log2 = args.scale_log2};
 
   const FwdSm90Place* here = nullptr;
@@ -156,8 +148,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
   /// S = Q K^T, queued.
   const auto issue_scores = [&](float(&acc_s)[kTileN / 2], int stage) {
-    const uint64_t q = descriptor(Memory::first_q(), w, Memory::kConfig.q_bytes()),
-                   k = descriptor(Memory::first_k(), stage, Memory::kConfig.k_bytes());
+    const uint64_t q = descriptor(Memory::first_q(), w, kConfig.q_bytes()),
+                   k = descriptor(Memory::first_k(), stage, kConfig.k_bytes());
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
     for (int i = 0; i < kProducts * kDim / 16; ++i) {
@@ -185,7 +177,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
   /// O += P V, queued.
   const auto issue_outputs = [&](int stage) {
-    const uint64_t v = descriptor(Memory::first_v(), stage, Memory::kConfig.v_stage_bytes());
+    const uint64_t v = descriptor(Memory::first_v(), stage, kConfig.v_stage_bytes());
 #pragma unroll
     for (int i = 0; i < kProducts * kTileN / 16; ++i) {
       const PartPair part = part_pair(kParts, i / (kTileN / 16));
@@ -214,8 +206,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
     }
   };
-  /// After a wait for products or __syncwarp(): a lane that has not seen the phase that it waits for would
-  /// miss it.
+  /// After a wait for products or __syncwarp(): a lane that has not seen its phase yet would miss it.
   const auto release = [&](uint32_t barrier) {
     if (leader) ptx::mbarrier_arrive(barrier);
   };
@@ -225,12 +216,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const auto pass_turn = [&] {
     if constexpr (Memory::kConfig.take_turns) ptx::barrier_arrive(1 + (w + 1 == kConsumers ? 0 : w + 1), 256);
   };
-  /// Blocks that other consumers need.
+  /// Blocks that other consumers need. Not waited for, the arrivals could count for an earlier block.
   const auto skip = [&] {
     wait_for_turn();
     pass_turn();
-    ptx::mbarrier_wait(memory.full_k(ring.stage),
-                       ring.phase);  // else the arrivals could count for an earlier block
+    ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
     ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
     __syncwarp();  // all lanes have seen the phases
     release(memory.empty_k(ring.stage));
@@ -238,18 +228,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ring.advance();
   };
   const auto mask = [&](float(&acc_s)[kTileN / 2], int n) {
-    const int lane = lane_of_warp(), lane_row = 16 * warp_of_consumer() + lane / 4,
-              lane_column = 2 * (lane % 4);
+    const int lane = lane_of_warp(), lane_row = 16 * warp_of_consumer() + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = query_of_row(f, here->first_row + lane_row + 8 * half);
       const tile::Span32 seen = tile::keys_of(p, here->span, i);
-      const int first_key = n * kTileN + lane_column;
-#pragma unroll
-      for (int x = 0; x < kTileN / 4; ++x) {
-        const int j = first_key + x / 2 * 8 + x % 2;
-        if (j < seen.begin || j >= seen.end) acc_s[x / 2 * 4 + 2 * half + x % 2] = -INFINITY;
-      }
+      Rows::mask(acc_s, half, n * kTileN + 2 * (lane % 4), seen.begin, seen.end);
     }
   };
   /// From Q K to scores.
@@ -264,6 +248,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   };
+  /// This lane's sum of a row's weights: of all blocks so far, or of those whose P V is done.
+  const auto sum_so_far = [&](int half) {
+    return kConfig.row_sum_in_mma ? acc_o[kColumnsO / 2 - 4 + 2 * half] : rows.row_sum[half];
+  };
+  /// Where weights have no bound: whether they have added up to so much that maxima are to be raised by it.
+  const auto sums_are_large = [&] {
+    return !Rows::kBounded && Rows::are_large(sum_so_far(0), sum_so_far(1));
+  };
+  const auto raise_by_sums = [&] {
+    rows.raise_by({sum_so_far(0), sum_so_far(1)});
+    rescale();
+  };
   bool all_begun = false;  // each row of the warp has seen a key: it has a maximum
   /// From Q K to weights. O is there already, or 0.
   const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
@@ -276,7 +272,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     rows.pack_weights(acc_s, weights);
   };
 
-  if (Memory::kConfig.take_turns && w == kConsumers - 1) pass_turn();
+  if (kConfig.take_turns && w == kConsumers - 1) pass_turn();
   for (uint32_t tile_count = 0;; ++tile_count) {
     ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
     // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the
@@ -288,7 +284,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
               full_begin = uniform(here->blocks.full_begin), full_end = uniform(here->blocks.full_end),
               load_begin = uniform(here->load_begin), load_end = uniform(here->load_end);
     const auto is_masked = [&](int n) { return n < full_begin || n >= full_end; };
-    if constexpr (Memory::kConfig.q_in_registers) {
+    if constexpr (kConfig.q_in_registers) {
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
         const int lane = lane_of_warp(), r = 16 * warp_of_consumer() + lane % 16,
@@ -298,7 +294,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       }
       release(memory.empty_q(w));
     }
-    constexpr bool kReleaseQ = !Memory::kConfig.q_in_registers;  // else it is let go already
+    constexpr bool kReleaseQ = !kConfig.q_in_registers;  // else it is let go already
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
 #pragma unroll
@@ -310,20 +306,23 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll 1
     for (int n = load_end - 1; n >= max(end, load_begin); --n) skip();
     if (begin < end) {
-      if constexpr (!Memory::kConfig.overlapped) {
+      if constexpr (!kConfig.overlapped) {
         for (int n = end - 1; n >= begin; --n) {
           float acc_s[kTileN / 2];
           ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
           ptx::wgmma_fence();
           issue_scores(acc_s, ring.stage);
           const bool masked = is_masked(n);
+          bool large = !kConfig.row_sum_in_mma && sums_are_large();
           ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
           if (n + 1 < end) pass_turn();
           ptx::wgmma_done(acc_s);
           outputs_done();
+          if (kConfig.row_sum_in_mma) large = sums_are_large();
           release(memory.empty_k(ring.stage));
           if (n + 1 < end) release(memory.empty_v(ring.before()));
           if (kReleaseQ && n == begin) release(memory.empty_q(w));
+          if (large) raise_by_sums();
           weigh(acc_s, n, n + 1 == end, masked);
           ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
           wait_for_turn();
@@ -361,9 +360,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           ptx::wgmma_done(acc_s);
           release(memory.empty_k(ring.stage));
           terms(acc_s, n, masked);
-          bool raised;
+          bool raised = sums_are_large();  // then all have begun
+          if (raised) rows.raise_by(rows.row_sum);
           if (all_begun) {
-            raised = rows.weigh_in_place(acc_s);
+            raised |= rows.weigh_in_place(acc_s);
           } else {
             raised = rows.raise(acc_s);
             rows.weigh(acc_s);
@@ -390,10 +390,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
 #pragma unroll 1
     for (int n = min(begin, load_end) - 1; n >= load_begin; --n) skip();
+    if (sums_are_large()) raise_by_sums();
 
     fwd_sm90_write<Instance>(args, *here, acc_o, rows);  // the place is overwritten two tiles later
   }
-  if (Memory::kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
+  if (kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
 }
 
 }  // namespace fovea::cuda

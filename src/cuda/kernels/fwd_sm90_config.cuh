@@ -5,6 +5,8 @@
 
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 #include "tile/wgmma_map.hpp"
@@ -154,6 +156,15 @@ struct FwdSm90Memory {
       ptx::mbarrier_init(empty_next(turn), kConfig.planners());
     }
     ptx::mbarrier_init_fence();
+  }
+
+  /// The strips of ones behind V, by all threads; wgmma sees them behind a barrier of the CTA.
+  __device__ __forceinline__ void fill_ones(int thread, uint32_t pair) const {
+    for (int s = 0; s < kConfig.stages; ++s) {
+      for (int i = thread; i < kConfig.ones_bytes() / 4; i += kConfig.threads())
+        ptx::st_shared_4(v(s) + kConfig.v_bytes() + 4 * i, pair);
+    }
+    ptx::async_proxy_fence();
   }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
