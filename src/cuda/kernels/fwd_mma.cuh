@@ -400,7 +400,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   // --- mainloop: from the last block to the first, those that need a mask before the others ---
   int n = place.n_end - 1;
   const auto steps_down_to = [&](int end, auto masked) {
-    // Each row has to have a maximum before it can be stale.
+    // Each row has to have a maximum before it can be stale. Warps may find that at different blocks: in
+    // either loop a block is as many barriers.
     const auto lacks_a_maximum = [&] {
       return kStale && decltype(masked)::value && n >= place.n_begin && !all_have_a_maximum();
     };
