@@ -11,9 +11,9 @@ namespace {
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;                                           ///< head size
 constexpr int kConsumers = 3, kThreads = 128 * (kConsumers + 1);  ///< warpgroups; the first one loads
-constexpr int kTileM = 64 * kConsumers, kTileN = 80;              ///< queries of a block, keys of a step
+constexpr int kTileM = 64 * kConsumers, kTileN = 64;              ///< queries of a block, keys of a step
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
-constexpr int kStages = 3;
+constexpr int kStages = 4;
 // Barriers, one for each stage: loads done, and nobody reads it any more.
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kEmptyQ = kFullQ + kConsumers,
@@ -70,13 +70,12 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// Weights against the maxima of the blocks before, packed. False when one exceeds 2^kLazy: nothing else has
-/// changed then, and they are to be taken again. The largest is read off the packed weights, two at a time.
+/// Weights against the maxima of the blocks before, packed. False when one may exceed 2^kLazy: nothing else
+/// has changed then, and they are to be taken again. That shows in the sums, which are taken anyway.
 __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kSTiles][4],
                                             uint32_t (&weights)[kSTiles / 2][4], OnlineRow (&rows)[2],
                                             float scale_log2) {
   float sum[2] = {};
-  uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < 2 * kSTiles; ++i) {
     const float(&s)[4] = acc_s[i / 2];
@@ -86,10 +85,9 @@ __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kSTiles][4],
     const float right = ptx::ex2(fmaf(s[2 * half + 1], scale_log2, -base));
     sum[half] += left + right;
     weights[i / 4][i % 4] = pack_bf16(left, right);
-    largest = ptx::max_bf16(largest, weights[i / 4][i % 4]);
   }
-  constexpr uint32_t kBound = (127 + static_cast<int>(kLazy)) << 7;  // 2^kLazy as bfloat16
-  if (__any_sync(kWholeWarp, (largest & 0xffff) > kBound || largest >> 16 > kBound)) return false;
+  constexpr float kBound = kTileN / 4 << static_cast<int>(kLazy);  // 2^kLazy for each key of a lane
+  if (__any_sync(kWholeWarp, sum[0] > kBound || sum[1] > kBound)) return false;
   rows[0].sum += sum[0];
   rows[1].sum += sum[1];
   return true;

@@ -133,18 +133,17 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kTiles][4]) {
 
 // An asm statement names each of its operands.
 #define LADDER_D1(how, i) how(d[i][0]), how(d[i][1]), how(d[i][2]), how(d[i][3])
-#define LADDER_D5(how, i)                                                                 \
-  LADDER_D1(how, i), LADDER_D1(how, i + 1), LADDER_D1(how, i + 2), LADDER_D1(how, i + 3), \
-      LADDER_D1(how, i + 4)
-#define LADDER_D10(how) LADDER_D5(how, 0), LADDER_D5(how, 5)
-#define LADDER_D16(how) LADDER_D10(how), LADDER_D5(how, 10), LADDER_D1(how, 15)
-#define LADDER_N40                                                                                       \
+#define LADDER_D4(how, i) \
+  LADDER_D1(how, i), LADDER_D1(how, i + 1), LADDER_D1(how, i + 2), LADDER_D1(how, i + 3)
+#define LADDER_D8(how) LADDER_D4(how, 0), LADDER_D4(how, 4)
+#define LADDER_D16(how) LADDER_D8(how), LADDER_D4(how, 8), LADDER_D4(how, 12)
+#define LADDER_N32                                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
-#define LADDER_N64                                                                               \
-  LADDER_N40                                                                                     \
-  ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
-  "%58, %59, %60, %61, %62, %63"
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LADDER_N64                                                                                         \
+  LADDER_N32                                                                                               \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
+  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 // Behind the operands: whether D counts, signs of A and B, and which of A (in shared memory) and B are
 // MN-major.
 #define LADDER_WGMMA(n, operands) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" operands "}, "
@@ -163,27 +162,14 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], uint64_t a, uint64_t b)
   }
 }
 template <bool kFirst>
-__device__ __forceinline__ void wgmma(float (&d)[10][4], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void wgmma(float (&d)[8][4], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {
-    asm volatile(LADDER_WGMMA(80, LADDER_N40) "%40, %41, 0, 1, 1, 0, 0;" : LADDER_D10("=f") : "l"(a), "l"(b));
+    asm volatile(LADDER_WGMMA(64, LADDER_N32) "%32, %33, 0, 1, 1, 0, 0;" : LADDER_D8("=f") : "l"(a), "l"(b));
   } else {
-    asm volatile(LADDER_WGMMA(80, LADDER_N40) "%40, %41, 1, 1, 1, 0, 0;" : LADDER_D10("+f") : "l"(a), "l"(b));
+    asm volatile(LADDER_WGMMA(64, LADDER_N32) "%32, %33, 1, 1, 1, 0, 0;" : LADDER_D8("+f") : "l"(a), "l"(b));
   }
 }
-/// A in registers, B in shared memory, K-major.
-template <bool kFirst>
-__device__ __forceinline__ void wgmma_k_major(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (kFirst) {
-    asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 0, 1, 1, 0;"
-                 : LADDER_D16("=f")
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  } else {
-    asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-                 : LADDER_D16("+f")
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-}
-/// The same, MN-major.
+/// A in registers, B in shared memory, MN-major.
 __device__ __forceinline__ void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(LADDER_WGMMA(128, LADDER_N64) "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                : LADDER_D16("+f")
@@ -191,18 +177,11 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const uint32_t (&a)[4],
 }
 
 #undef LADDER_D1
-#undef LADDER_D5
-#undef LADDER_D10
+#undef LADDER_D4
+#undef LADDER_D8
 #undef LADDER_D16
-#undef LADDER_N40
+#undef LADDER_N32
 #undef LADDER_N64
 #undef LADDER_WGMMA
-
-/// The larger of each pair of bfloat16 (Half Precision Floating Point Instructions: max).
-__device__ __forceinline__ uint32_t max_bf16(uint32_t a, uint32_t b) {
-  uint32_t c;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-  return c;
-}
 
 }  // namespace ladder::ptx

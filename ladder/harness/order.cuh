@@ -9,7 +9,8 @@
 namespace ladder {
 
 /// `section` sequences at a time, whose keys the L2 cache is to hold; of these the last queries come first,
-/// since they see most. Tiles of `tile_rows` queries.
+/// since they see most. What is left joins the last section: too few sequences have too few short tiles to
+/// end with. Tiles of `tile_rows` queries.
 struct CausalOrder {
   int blocks, tiles, tiles_of_sequence, section, batch, tile_rows;
 
@@ -17,8 +18,9 @@ struct CausalOrder {
     int sequence, i0;  ///< and its first query
   };
   __device__ __forceinline__ Place at(int tile) const {
-    const int from = tile / (section * tiles_of_sequence) * section, inside = tile - from * tiles_of_sequence;
-    const int sequences = from + section < batch ? section : batch - from;
+    const int last = batch / section - 1, of_tile = tile / (section * tiles_of_sequence);
+    const int from = (of_tile < last ? of_tile : last) * section, inside = tile - from * tiles_of_sequence;
+    const int sequences = of_tile < last ? section : batch - from;
     return {from + inside % sequences, (tiles_of_sequence - 1 - inside / sequences) * tile_rows};
   }
   /// The tile of a block in a round: every other round backwards, so that who had the longest of one gets the

@@ -51,7 +51,6 @@ void hopper_pingpong(const AttentionBf16&);
 void hopper_overlap(const AttentionBf16&);
 void hopper_persistent(const AttentionBf16&);
 void hopper_queued(const AttentionBf16&);
-void hopper_registers(const AttentionBf16&);
 void hopper_causal(const AttentionBf16&);
 void backward_textbook(const GradientBf16&);
 void backward_recompute(const GradientBf16&);
@@ -282,11 +281,9 @@ const std::array kRungs = {
          is_128, k128, HOPPER(hopper_persistent), false},
     Rung{"66_hopper_queued", "three consumers, stale maxima", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
          is_128, k128, HOPPER(hopper_queued), false},
-    Rung{"67_hopper_registers", "Q in registers", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128, k128,
-         HOPPER(hopper_registers), false},
 
-    Rung{"68_hopper_causal", "causal: whole blocks on the diagonal", kCausal, Bound::gpu_bf16, kBf16, 90,
-         nothing, is_128, k128, HOPPER(hopper_causal), false},
+    Rung{"67_hopper_causal", "causal: a block on the diagonal", kCausal, Bound::gpu_bf16, kBf16, 90, nothing,
+         is_128, k128, HOPPER(hopper_causal), false},
 
     Rung{"70_backward_textbook", "P and dS in memory", kBackward, Bound::gpu_f32, kExact, 75,
          [](Shape s) { return floats(1.0 * s.a * s.b * (1.0 + 2.0 * s.b)); }, batch_fits, kBatch,

@@ -18,6 +18,11 @@
 // implementation too, so only few errors need the floor in full. Independent are the rows of queries, not the
 // elements: a mask or dropout may leave a row one weight, whose rounding all elements of the row then share.
 //
+// A weight of 1, all of its row, is a number of the type: there the plain implementation is spared not by
+// luck but by the maximum that it takes, the row's own, and any other one (of an earlier block, of another
+// part of the keys) leaves a weight that is rounded. So what the plain implementation made of weights that
+// needed no rounding counts with w = 1, in rows of several keys.
+//
 // lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must lie exactly where
 // the oracle has them, and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys
 // that nobody sees) must be exactly 0.
@@ -56,8 +61,8 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
     return message.str();
   };
 
-  double error = 0, plain_error = 0, size = 0, magnitude = 0;
-  double error2 = 0, plain_error2 = 0, size2 = 0, magnitude2 = 0;
+  double error = 0, plain_error = 0, size = 0, magnitude = 0, exact = 0;
+  double error2 = 0, plain_error2 = 0, size2 = 0, magnitude2 = 0, exact2 = 0;
   size_t worst = 0, count = 0;
   for (size_t place = 0; place < values.size(); ++place) {
     const double expected = oracle[place], value = values[place];
@@ -74,7 +79,7 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
       if (!overflows || std::signbit(value) != std::signbit(expected)) return fail(place, "infinite");
       continue;
     }
-    const double a = plain.magnitudes[place];
+    const double a = plain.magnitudes[place], a_exact = plain.exact.empty() ? 0 : plain.exact[place];
     if (!is_lse && a == 0 && value != 0) return fail(place, "nothing is summed here, so it must be 0");
     const double distance = std::abs(value - expected);
     double plain_distance = std::abs(plain.values[place] - expected);
@@ -84,10 +89,12 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
     plain_error = std::max(plain_error, plain_distance);
     size = std::max(size, std::abs(expected));
     magnitude = std::max(magnitude, a);
+    exact = std::max(exact, a_exact);
     error2 += distance * distance;
     plain_error2 += plain_distance * plain_distance;
     size2 += expected * expected;
     magnitude2 += a * a;
+    exact2 += a_exact * a_exact;
     ++count;
   }
   if (count == 0) return {};
@@ -97,15 +104,16 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
     return is_lse ? 1.0 : std::min(1.0, 4 / std::sqrt(independent));
   };
   const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * luck(implementation.rows);
+  const double of_exact = is_lse ? 0 : unit_roundoff(problem_type) - of_type;
   const double of_float =
       unit_roundoff(Type::kF32) * (2 + 8 * (1 + implementation.score_magnitude) * luck(implementation.rows));
-  const auto floor = [&](double x, double a, double step) {
-    return unit_roundoff(out) * x + (of_type + of_float) * a + step;
+  const auto floor = [&](double x, double a, double a_exact, double step) {
+    return unit_roundoff(out) * x + (of_type + of_float) * a + of_exact * a_exact + step;
   };
-  const double allowed = 2 * plain_error + floor(size, magnitude, smallest_step(out));
+  const double allowed = 2 * plain_error + floor(size, magnitude, exact, smallest_step(out));
   const double allowed_frobenius =
       2 * std::sqrt(plain_error2) +
-      floor(std::sqrt(size2), std::sqrt(magnitude2), smallest_step(out) * std::sqrt(n));
+      floor(std::sqrt(size2), std::sqrt(magnitude2), std::sqrt(exact2), smallest_step(out) * std::sqrt(n));
   if (margin) {
     margin->largest = std::max(margin->largest, error / allowed);
     margin->frobenius = std::max(margin->frobenius, std::sqrt(error2) / allowed_frobenius);

@@ -37,6 +37,8 @@ inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head
 struct PlainOutput {
   std::vector<double> values;      ///< as rounded to the type of the output
   std::vector<double> magnitudes;  ///< see above
+  /// Of these, what comes of weights that need no rounding in a row of several keys; all 0 when empty.
+  std::vector<double> exact = {};
 };
 
 class Plain {
@@ -65,26 +67,30 @@ class Plain {
   void forward() {
     o_.assign(static_cast<size_t>(x_[Role::kO].count()), 0.0f);
     o_magnitude_.assign(o_.size(), 0.0);
+    std::vector<double> o_exact(o_.size(), 0.0);
     lse_.assign(static_cast<size_t>(x_[Role::kLse].count()), -kInfinity);
     for_each_row([&](const Row& row) {
       load_row(row);
       ++rows;
       lse_[row.statistic] = row_lse_;
-      double bound = 0;
+      double bound = 0, exact = 0;
+      const bool rounds = (s_.type == Type::kF16 || s_.type == Type::kBF16) && seen_.size() > 1;
       std::vector<float> sum(size_v(), 0.0f);
       for (const Seen& seen : seen_) {
         if (seen.keep == 0) continue;
-        const float weight = to_type(seen.weight * seen.keep);
+        const float whole = seen.weight * seen.keep, weight = to_type(whole);
         add(weight, v_.data() + seen.row * size_v(), sum);
         bound += weight_bound(seen) * v_bound_[seen.row];
+        if (rounds && weight == whole) exact += static_cast<double>(weight) * v_bound_[seen.row];
       }
       for (size_t c = 0; c < size_v(); ++c) {
         o_[row.q * size_v() + c] =
             static_cast<float>(rounded(static_cast<double>(sum[c]), x_[Role::kO].type()));
         o_magnitude_[row.q * size_v() + c] = bound;
+        o_exact[row.q * size_v() + c] = exact;
       }
     });
-    outputs[Role::kO] = {{o_.begin(), o_.end()}, o_magnitude_};
+    outputs[Role::kO] = {{o_.begin(), o_.end()}, o_magnitude_, std::move(o_exact)};
     outputs[Role::kLse] = {{lse_.begin(), lse_.end()}, std::vector<double>(lse_.size(), 1.0)};
   }
 

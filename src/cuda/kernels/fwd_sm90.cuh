@@ -13,12 +13,10 @@
 //
 // The maximum m of a row is raised only where a weight would exceed 2^kLazyGrowthLog2, for all rows of a
 // warp at once (softmax does not depend on the maximum taken; the idea: FlashAttention-4). And it may be
-// stale: where each row has one (in its first block a guess from some of the keys), exponentials are taken
-// against that before anybody knows the block's own. In bfloat16, which holds what float holds, they may
-// become as large as they like: only when they have added up to 2^60 is the maximum raised by as much. In
-// float16 a block's sum (kMostSum), or, where tensor cores add it up, the packed weights tell whether they
-// are too large. Queued, such a block is done again from S, still in registers; overlapped, weights have
-// taken the place of S, and are made smaller themselves.
+// stale: where each row has a maximum (in its first block a guess from some of the keys), exponentials are
+// taken against that before anybody knows the block's own. Whether they grew too large is seen from their sum
+// (kMostSum), or, where tensor cores add them up, from the packed weights. Queued, such a block is done again
+// from S, still in registers; overlapped, weights have taken the place of S, and are made smaller themselves.
 //
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
@@ -248,18 +246,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   };
-  /// This lane's sum of a row's weights: of all blocks so far, or of those whose P V is done.
-  const auto sum_so_far = [&](int half) {
-    return kConfig.row_sum_in_mma ? acc_o[kColumnsO / 2 - 4 + 2 * half] : rows.row_sum[half];
-  };
-  /// Where weights have no bound: whether they have added up to so much that maxima are to be raised by it.
-  const auto sums_are_large = [&] {
-    return !Rows::kBounded && Rows::are_large(sum_so_far(0), sum_so_far(1));
-  };
-  const auto raise_by_sums = [&] {
-    rows.raise_by({sum_so_far(0), sum_so_far(1)});
-    rescale();
-  };
   bool all_begun = false;  // each row of the warp has seen a key: it has a maximum
   /// From Q K to weights. O is there already, or 0.
   const auto weigh = [&](float(&acc_s)[kTileN / 2], int n, bool first, bool masked) {
@@ -313,16 +299,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           ptx::wgmma_fence();
           issue_scores(acc_s, ring.stage);
           const bool masked = is_masked(n);
-          bool large = !kConfig.row_sum_in_mma && sums_are_large();
           ptx::wgmma_wait<0>();  // Q K of this block, and P V of the one before
           if (n + 1 < end) pass_turn();
           ptx::wgmma_done(acc_s);
           outputs_done();
-          if (kConfig.row_sum_in_mma) large = sums_are_large();
           release(memory.empty_k(ring.stage));
           if (n + 1 < end) release(memory.empty_v(ring.before()));
           if (kReleaseQ && n == begin) release(memory.empty_q(w));
-          if (large) raise_by_sums();
           weigh(acc_s, n, n + 1 == end, masked);
           ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
           wait_for_turn();
@@ -360,10 +343,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
           ptx::wgmma_done(acc_s);
           release(memory.empty_k(ring.stage));
           terms(acc_s, n, masked);
-          bool raised = sums_are_large();  // then all have begun
-          if (raised) rows.raise_by(rows.row_sum);
+          bool raised;
           if (all_begun) {
-            raised |= rows.weigh_in_place(acc_s);
+            raised = rows.weigh_in_place(acc_s);
           } else {
             raised = rows.raise(acc_s);
             rows.weigh(acc_s);
@@ -388,11 +370,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
       __syncwarp();  // all lanes have seen the phase
       release(memory.empty_q(w));
     }
+    // Blocks behind its last one a consumer skips when it has written, beside the others' products: the
+    // loader has stages left meanwhile. In float32 that would take registers that are not there.
+    const auto skip_rest = [&] {
 #pragma unroll 1
-    for (int n = min(begin, load_end) - 1; n >= load_begin; --n) skip();
-    if (sums_are_large()) raise_by_sums();
-
+      for (int n = min(begin, load_end) - 1; n >= load_begin; --n) skip();
+    };
+    if (kParts > 1) skip_rest();
     fwd_sm90_write<Instance>(args, *here, acc_o, rows);  // the place is overwritten two tiles later
+    if (kParts == 1) {
+      ptx::wgmma_fence();  // an .aligned instruction again: the stage is to stay in uniform registers
+      skip_rest();
+    }
   }
   if (kConfig.take_turns && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
 }

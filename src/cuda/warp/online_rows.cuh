@@ -18,10 +18,6 @@ inline constexpr float kLazyGrowthLog2 = 8.0f;
 /// What a lane's weights of a block may add up to: 2^8 for each of 32. No weight then exceeds 2^13, which
 /// float16 holds.
 inline constexpr float kMostSum = 8192.0f;
-/// Where weights are bfloat16, which holds what float holds, only the sum of a row is bounded, and late: 2^60
-/// leaves a block as much and more.
-inline constexpr float kLargeSum = 1152921504606846976.0f;
-
 /// Two weights as operand A in kParts of T, each the rest of those before.
 template <class T, int kParts, int kSteps>
 __device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], int x, float low, float high) {
@@ -39,7 +35,6 @@ __device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], i
 /// Row i of the two is half i of each pair of accumulators; `kTileN` keys a block.
 template <class T, int kTileN, bool kSums, int kParts = 1>
 struct OnlineRows {
-  static constexpr bool kBounded = std::is_same_v<T, __half>;  ///< weights, by 2^16
   const float&
       scale_log2;         ///< from scores to exponents of 2; positive. A parameter of the kernel: no register
   float row_max[2] = {};  ///< of scores
@@ -147,28 +142,26 @@ struct OnlineRows {
       set_weights<T>(to, x, low, high);
       if constexpr (kSums) {
         sum[x % 2] += low + high;
-      } else if constexpr (kBounded) {
+      } else {
         largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
       }
     }
-    if constexpr (kBounded) {
-      bool within;
-      if constexpr (kSums) {  // no weight exceeds a sum of weights, and NaN is within no bound
-        within = sum[0] <= kMostSum && sum[1] <= kMostSum;
-      } else {
-        constexpr uint32_t kBound = (15 + 8) << 10;  // 2^8 in float16
-        static_assert(kLazyGrowthLog2 == 8.0f);
-        within = (largest & 0xffffu) <= kBound && (largest >> 16) <= kBound;
-      }
-      if (!__all_sync(0xffffffffu, within)) return false;
+    bool within;
+    if constexpr (kSums) {  // no weight exceeds a sum of weights, and NaN is within no bound
+      within = sum[0] <= kMostSum && sum[1] <= kMostSum;
+    } else {
+      constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
+      static_assert(kLazyGrowthLog2 == 8.0f);
+      within = (largest & 0xffffu) <= kBound && (largest >> 16) <= kBound;
     }
+    if (!__all_sync(0xffffffffu, within)) return false;
     if constexpr (kSums) add(sum);
     return true;
   }
 
   /// Scores become weights against the maxima of the blocks before. Where these exceed the bound, they are
   /// made smaller, and the maxima larger: then true, and what was summed up before is to be multiplied by
-  /// `factor`.
+  /// `factor`. (Beyond 2^127 outputs come to be NaN, and the row is computed again.)
   __device__ __forceinline__ bool weigh_in_place(float (&acc_s)[kTileN / 2]) {
     static_assert(kSums);
     const float bases[2] = {base(0), base(1)};
@@ -180,7 +173,7 @@ struct OnlineRows {
       acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], scale_log2, -bases[half]));
       sum[half] += acc_s[i] + acc_s[i + 1];
     }
-    const bool within = !kBounded || __all_sync(0xffffffffu, sum[0] <= kMostSum && sum[1] <= kMostSum) != 0;
+    const bool within = __all_sync(0xffffffffu, sum[0] <= kMostSum && sum[1] <= kMostSum) != 0;
     if (!within) {
       raise_by(sum);
 #pragma unroll
@@ -192,12 +185,8 @@ struct OnlineRows {
     return !within;
   }
 
-  /// Of the warp: whether a row's sum so far is to become 1 again.
-  __device__ __forceinline__ static bool are_large(float sum0, float sum1) {
-    return __any_sync(0xffffffffu, sum0 > kLargeSum || sum1 > kLargeSum) != 0;
-  }
-  /// Raises maxima by what the four lanes of a row have in `sum`. (Beyond float all becomes NaN; rows that
-  /// are not finite are computed again.)
+  /// Maxima larger by as much as lanes' sums of weights are above 1, so that those become 1. Of a weight that
+  /// is all of its row it leaves 1, exactly, as the block's own maximum would.
   __device__ __forceinline__ void raise_by(const float (&sum)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -52,16 +51,9 @@ template <bool kFirst, int kTiles>
 inline void wgmma(float (&d)[kTiles][4], uint64_t a, uint64_t b) {
   fovea::emulation::wgmma({d[0], nullptr, a, b, 8 * kTiles, !kFirst, false, false});
 }
-template <bool kFirst>
-inline void wgmma_k_major(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  fovea::emulation::wgmma({d[0], a, 0, b, 128, !kFirst, false, false});
-}
 template <int kTiles>
 inline void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
   fovea::emulation::wgmma({d[0], a, 0, b, 8 * kTiles, true, true, false});
-}
-inline uint32_t max_bf16(uint32_t a, uint32_t b) {
-  return max_pair<__nv_bfloat16>(a, b);
 }
 
 }  // namespace ladder::ptx

@@ -1,8 +1,9 @@
-// Attention on Hopper, Q in registers: shared memory then delivers K and V alone, and two consumers with
-// blocks of 128 keys have what three with 80 had.
+// Causal attention on Hopper: query i sees keys 0 to i. A consumer has as many queries as a block has keys,
+// so it masks one block, its first, and leaves those behind it to others; tiles are dealt out as in rung 52.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
+#include "ladder/harness/order.cuh"
 #include "ladder/harness/ptx.cuh"
 
 namespace ladder {
@@ -10,16 +11,17 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 constexpr int kD = 128;                                           ///< head size
-constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);  ///< warpgroups; the first one loads
-constexpr int kTileM = 64 * kConsumers, kTileN = 128;             ///< queries of a block, keys of a step
+constexpr int kConsumers = 3, kThreads = 128 * (kConsumers + 1);  ///< warpgroups; the first one loads
+constexpr int kTileM = 64 * kConsumers, kTileN = 64;              ///< queries of a block, keys of a step
+static_assert(kTileN == 64);                                      // a consumer's first block is the diagonal
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
-constexpr int kStages = 2;
+constexpr int kStages = 4;
 // Barriers, one for each stage: loads done, and nobody reads it any more.
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kEmptyQ = kFullQ + kConsumers,
               kBarriers = kEmptyQ + kConsumers;  // Q: one for each consumer
-// 65,536 registers over 384 threads are 168 each; the producers' give 128 of theirs, the consumers' take 64.
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+// 65,536 registers over 512 threads are 128 each; the producers' give 96 of theirs, the consumers' take 32.
+constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
 constexpr uint32_t kRow = 128, kStrip = kTileN * kRow;         ///< bytes of a row of 64 columns, of all rows
 constexpr uint32_t kTile = 2 * kStrip;                         ///< of all columns
 constexpr uint32_t kQStrip = 64 * kRow, kQTile = 2 * kQStrip;  ///< of a consumer: Q, and O
@@ -48,24 +50,16 @@ __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, u
   ptx::tma_load(to + strip, map, barrier, 64, row, sequence);
 }
 
-/// Q of a warp as operand A: q[i] are its 16 rows, from sQ on, of columns 16 i to 16 i + 15.
-__device__ __forceinline__ void load_fragments(uint32_t (&q)[kD / 16][4], uint32_t sQ, int lane) {
+/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
+/// count in units of 16 bytes.
+__device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
+  const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
+  ptx::wgmma<true>(acc_s, q, k);
 #pragma unroll
-  for (int i = 0; i < kD / 16; ++i) {
-    const int r = lane % 16, chunk = i % 4 * 2 + lane / 16;
-    ptx::ldmatrix_x4(q[i], sQ + i / 4 * kQStrip + r * kRow + (chunk ^ r % 8) * 16);
+  for (int c = 16; c < kD; c += 16) {
+    const uint32_t inside = c % 64 * 2;
+    ptx::wgmma<false>(acc_s, q + (c / 64 * kQStrip + inside) / 16, k + (c / 64 * kStrip + inside) / 16);
   }
-}
-
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of K are 32 bytes of a strip. Descriptors count
-/// in units of 16 bytes.
-__device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], const uint32_t (&q)[kD / 16][4],
-                                         uint32_t sK) {
-  const uint64_t k = ptx::k_major(sK);
-  ptx::wgmma_k_major<true>(acc_s, q[0], k);
-#pragma unroll
-  for (int c = 16; c < kD; c += 16)
-    ptx::wgmma_k_major<false>(acc_s, q[c / 16], k + (c / 64 * kStrip + c % 64 * 2) / 16);
   ptx::wgmma_commit();
 }
 
@@ -137,16 +131,21 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUten
   }
 }
 
+/// Of the block's keys the row of this lane sees those up to `own`, and the row eight below it eight more.
+__device__ __forceinline__ void mask_causal(float (&acc_s)[kSTiles][4], int own, int lane) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSTiles; ++i) {
+    if (i / 4 * 8 + 2 * (lane % 4) + i % 2 > own + i / 2 % 2 * 8) acc_s[i / 4][i % 4] = -INFINITY;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
-    attention(const __grid_constant__ Maps maps, const Attention<Bf16> p, int tiles) {
+    attention(const __grid_constant__ Maps maps, const Attention<Bf16> p, const CausalOrder order) {
   const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>()), sO = sQ + kConsumers * kQTile,
                  sK = sO + kConsumers * kQTile, sV = sK + kStages * kTile, barriers = sV + kStages * kTile;
   const auto barrier = [&](int i) { return barriers + 8 * static_cast<uint32_t>(i); };
-  const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, block = static_cast<int>(blockIdx.x);
   const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
-  const int first_tile = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x),
-            tiles_of_sequence = (n + kTileM - 1) / kTileM;
-  const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
   if (thread == 0) {
     for (int i = 0; i < kBarriers; ++i)
       ptx::mbarrier_init(barrier(i), i >= kEmptyQ ? 4 : i >= kEmptyK && i < kFullQ ? 4 * kConsumers : 1);
@@ -157,26 +156,25 @@ __global__ void __launch_bounds__(kThreads)
 
   if (warpgroup == 0) {
     ptx::give_registers<kProducerRegisters>();
-    const auto load_q = [&](int tile, int w, uint32_t phase) {
+    const auto load_q = [&](CausalOrder::Place at, int w, uint32_t phase) {
       ptx::mbarrier_wait(barrier(kEmptyQ + w), phase ^ 1);
       ptx::mbarrier_arrive_expect(barrier(kFullQ + w), kQTile);
-      load_tile(sQ + w * kQTile, maps.q, barrier(kFullQ + w), kQStrip,
-                tile % tiles_of_sequence * kTileM + 64 * w, tile / tiles_of_sequence);
+      load_tile(sQ + w * kQTile, maps.q, barrier(kFullQ + w), kQStrip, at.i0 + 64 * w, at.sequence);
     };
     const auto load = [&](uint32_t to, const CUtensorMap& map, int full, int empty, int j0, int sequence) {
       ptx::mbarrier_wait(barrier(empty + ring.stage), ring.phase ^ 1);
       ptx::mbarrier_arrive_expect(barrier(full + ring.stage), kTile);
       load_tile(to + ring.stage * kTile, map, barrier(full + ring.stage), kStrip, j0, sequence);
     };
-    uint32_t phase = 0;
-    for (int tile = first_tile; tile < tiles; tile += blocks, phase ^= 1) {
+    for (int round = 0, tile; (tile = order.tile(round, block)) < order.tiles; ++round) {
+      const CausalOrder::Place at = order.at(tile);
       if (thread == 0) {
-        for (int j0 = last; j0 >= 0; j0 -= kTileN, ring.advance()) {
-          load(sK, maps.k, kFullK, kEmptyK, j0, tile / tiles_of_sequence);
-          load(sV, maps.v, kFullV, kEmptyV, j0, tile / tiles_of_sequence);
+        for (int j0 = at.i0 + kTileM - kTileN; j0 >= 0; j0 -= kTileN, ring.advance()) {
+          load(sK, maps.k, kFullK, kEmptyK, j0, at.sequence);
+          load(sV, maps.v, kFullV, kEmptyV, j0, at.sequence);
         }
       } else if (thread == 32) {
-        for (int w = 0; w < kConsumers; ++w) load_q(tile, w, phase);
+        for (int w = 0; w < kConsumers; ++w) load_q(at, w, round % 2);
       }
     }
     return;
@@ -188,14 +186,19 @@ __global__ void __launch_bounds__(kThreads)
   const auto release = [&](int empty) {  // behind a wait for products, which holds a warp together
     if (lane == 0) ptx::mbarrier_arrive(barrier(empty));
   };
-  uint32_t phase = 0;
-  for (int tile = first_tile; tile < tiles; tile += blocks, phase ^= 1) {
+  for (int round = 0, tile; (tile = order.tile(round, block)) < order.tiles; ++round) {
+    const CausalOrder::Place at = order.at(tile);
+    const int last = at.i0 + 64 * w;  // first of this consumer's queries, and key of its last block
+    for (int j0 = at.i0 + kTileM - kTileN; j0 > last; j0 -= kTileN, ring.advance()) {
+      ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
+      ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
+      __syncwarp();  // all lanes have seen the phases
+      release(kEmptyK + ring.stage);
+      release(kEmptyV + ring.stage);
+    }
     float acc_o[kOTiles][4] = {};
     OnlineRow rows[2];
-    uint32_t q[kD / 16][4];
-    ptx::mbarrier_wait(barrier(kFullQ + w), phase);
-    load_fragments(q, sQ + w * kQTile + warp * 16 * kRow, lane);
-    release(kEmptyQ + w);  // no need to wait for products
+    ptx::mbarrier_wait(barrier(kFullQ + w), round % 2);
     float factor[2];
     uint32_t weights[kSTiles / 2][4];
     Ring before;
@@ -203,13 +206,14 @@ __global__ void __launch_bounds__(kThreads)
       float acc_s[kSTiles][4];
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::wgmma_fence();
-      issue_qk(acc_s, q, sK + ring.stage * kTile);
+      issue_qk(acc_s, sQ + w * kQTile, sK + ring.stage * kTile);
       ptx::wgmma_wait<0>();  // for S of this block, and O of the one before
       ptx::wgmma_done(acc_s);
       ptx::wgmma_done(acc_o);
       release(kEmptyK + ring.stage);
       if (j0 < last) release(kEmptyV + before.stage);
-      if (j0 + kTileN > n) mask(acc_s, n - j0, lane);
+      if (j0 == 0) release(kEmptyQ + w);
+      if (j0 == last) mask_causal(acc_s, 16 * warp + lane / 4, lane);
       if (j0 == last || !weigh_stale(acc_s, weights, rows, scale_log2)) {
         if (raise_max(acc_s, rows, factor, scale_log2)) rescale(acc_o, factor);
         weigh(acc_s, rows, scale_log2);
@@ -223,21 +227,21 @@ __global__ void __launch_bounds__(kThreads)
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_o);
     release(kEmptyV + before.stage);
-    store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, tile / tiles_of_sequence,
-               tile % tiles_of_sequence * kTileM + 64 * w + 16 * warp, lane);
+    store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, at.sequence, last + 16 * warp,
+               lane);
   }
   if (lane == 0) ptx::tma_store_wait_read();  // shared memory must outlive the stores
 }
 
 }  // namespace
 
-void hopper_registers(const Attention<Bf16>& p) {
+void hopper_causal(const Attention<Bf16>& p) {
   const auto map = [&](const Bf16* x, int box_rows) {
     return tensor_map(x, p.batch, p.seqlen, kD, box_rows);
   };
-  const int tiles = p.batch * static_cast<int>(blocks_of(p.seqlen, kTileM));
-  launch(attention, {static_cast<unsigned>(tiles < sm_count() ? tiles : sm_count())}, kThreads, kBytes,
-         Maps{map(p.q, 64), map(p.k, kTileN), map(p.v, kTileN), map(p.o, 16)}, p, tiles);
+  const CausalOrder order = causal_order(p.batch, p.seqlen, kTileM, sm_count());
+  launch(attention, {static_cast<unsigned>(order.blocks)}, kThreads, kBytes,
+         Maps{map(p.q, 64), map(p.k, kTileN), map(p.v, kTileN), map(p.o, 16)}, p, order);
 }
 
 }  // namespace ladder
