@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -50,7 +51,14 @@ struct LadderRow {
                                                     : ladder::flops_of(group.family, shape);
   }
   double rate() const { return work() / timing.median; }
+  /// Times the peer.
+  double share(const Peer& peer) const {
+    return peer.seconds / (peer.beside > 0 ? peer.beside : timing.median);
+  }
 };
+
+/// Of a rung and the library, at most: for their ratio, which clocks move less than their times.
+constexpr int kTurns = 5;
 
 const char* unit_of(const ladder::Rung& rung) {
   return rung.bound == ladder::Bound::gpu_memory ? "GB/s" : "GFLOP/s";
@@ -214,7 +222,7 @@ class Runner {
                  Progress& progress) {
     ladder::Device* device = device_of(group);
     std::vector<ladder::HostTensor> tensors;
-    std::vector<Peer> peers;
+    std::unique_ptr<LibraryCall> library;
     std::optional<LibraryMemory> library_memory;
     std::optional<double> before;
     for (const ladder::Rung* rung : rungs) {
@@ -230,13 +238,19 @@ class Runner {
           row.library_memory = library_memory;
           weigh(row, *device, tensors);
         } else {
-          if (peers.empty() && !options_.profile) peers = peers_of(*device, group, shape);
-          row.peers = peers;
+          if (!options_.profile) {
+            row.peers = stored_peers_.of(group, shape);
+            if (library == nullptr && !options_.no_peer)
+              library = library_call(*device, group, shape, tensors);
+          }
           row.before = before;
           if (stored != nullptr) {
             take(row, *stored, *device);
+            if (row.timed() && library != nullptr)
+              add_library(row, *library, device->time({[&] { library->run(); }}, options_.protocol).front(),
+                          0);
           } else {
-            check_and_time(row, *device, tensors);
+            check_and_time(row, *device, tensors, library.get());
             if (row.timed()) before = row.timing.median;
           }
         }
@@ -244,14 +258,6 @@ class Runner {
       rows.push_back(std::move(row));
       progress.advance();
     }
-  }
-
-  std::vector<Peer> peers_of(ladder::Device& device, const ladder::Group& group, ladder::Shape shape) const {
-    std::vector<Peer> peers = stored_peers_.of(group, shape);
-    if (options_.no_peer) return peers;
-    if (const auto library = time_library(device, group, shape, options_.protocol))
-      peers.insert(peers.begin(), *library);
-    return peers;
   }
 
   /// Of a rung in Python; null where it is not in the file of --peers, or not asked for.
@@ -271,8 +277,13 @@ class Runner {
     row.peak = device.peak(row.rung->bound);
   }
 
-  void check_and_time(LadderRow& row, ladder::Device& device,
-                      const std::vector<ladder::HostTensor>& tensors) const {
+  static void add_library(LadderRow& row, const LibraryCall& library, const std::vector<double>& times,
+                          double beside) {
+    row.peers.insert(row.peers.begin(), {library.name(), true, ladder::summary(times).median, beside});
+  }
+  /// `library` then takes turns with the rung; null: it does not.
+  void check_and_time(LadderRow& row, ladder::Device& device, const std::vector<ladder::HostTensor>& tensors,
+                      LibraryCall* library) const {
     const ladder::Problem problem(device, *row.rung, row.shape, tensors);
     row.checked = problem.check(options_.rows);
     if (!row.checked.right) return;  // how fast it is wrong is of no interest
@@ -281,7 +292,15 @@ class Runner {
       row.profiled = true;
       return;  // under a profiler nothing is as fast as it is
     }
-    row.timing = ladder::summary(device.time([&] { problem.run(); }, options_.protocol));
+    const auto run = [&] { problem.run(); };
+    row.timing = ladder::summary(device.time({run}, options_.protocol).front());
+    if (library != nullptr) {
+      // Apart from the rung's own time, which is to be held against those of others that ran alone, too.
+      ladder::Protocol turns = options_.protocol;
+      turns.runs = std::min(turns.runs, kTurns);
+      const auto times = device.time({run, [&] { library->run(); }}, turns);
+      add_library(row, *library, times.back(), ladder::summary(times.front()).median);
+    }
     row.peak = device.peak(row.rung->bound);
   }
 
@@ -342,8 +361,7 @@ Json json_of(const LadderRow& row) {
   if (row.peak > 0) json["share_of_peak"] = row.rate() / row.peak;
   if (row.before) json["times_the_rung_before"] = *row.before / row.timing.median;
   for (const Peer& peer : row.peers) {
-    json["peers"].push_back(
-        {{"name", peer.name}, {"seconds", peer.seconds}, {"share", peer.seconds / row.timing.median}});
+    json["peers"].push_back({{"name", peer.name}, {"seconds", peer.seconds}, {"share", row.share(peer)}});
   }
   return json;
 }
@@ -372,8 +390,7 @@ std::vector<std::string> time_cells(const LadderRow& row, const std::vector<std:
     if (row.before) cells[4] = share_text(*row.before / row.timing.median);
     for (const Peer& peer : row.peers) {
       const auto at = std::find(peer_columns.begin(), peer_columns.end(), column_of(peer));
-      cells[static_cast<size_t>(5 + (at - peer_columns.begin()))] =
-          share_text(peer.seconds / row.timing.median);
+      cells[static_cast<size_t>(5 + (at - peer_columns.begin()))] = share_text(row.share(peer));
     }
   }
   cells.push_back(fmt::format("{:.1e}", error));
@@ -474,8 +491,8 @@ std::string protocol_text(const LadderOptions& options) {
   if (options.profile) return "one run between cudaProfilerStart and -Stop, behind a kernel `profile_marker`";
   return fmt::format(
       "{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
-      "it; inputs stay where they are, in caches too",
-      options.protocol.warmups, options.protocol.runs, options.protocol.seconds);
+      "it; the library in turns with each rung, {} runs at most; inputs stay where they are, in caches too",
+      options.protocol.warmups, options.protocol.runs, options.protocol.seconds, kTurns);
 }
 
 /// The day, as 2026-01-31.

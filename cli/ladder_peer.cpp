@@ -16,8 +16,8 @@ namespace {
 class Memory {
  public:
   Memory(ladder::Device& device, size_t bytes) : device_(device), data_(device.allocate(bytes)) {
-    // 0x3c3c is 0.0115 in bfloat16 and 0x3c3c3c3c is 0.0115 in float32: the time does not depend on the
-    // values. Piece by piece, as on a host the pattern itself would count in `weigh_library`.
+    // 0x3c3c is 0.0115 in bfloat16 and 0x3c3c3c3c is 0.0115 in float32. Piece by piece, as on a host the
+    // pattern itself would count in `weigh_library`.
     const std::vector<unsigned char> pattern(std::min(bytes, size_t{1} << 16), 0x3c);
     for (size_t at = 0; at < bytes; at += pattern.size())
       device.upload(static_cast<char*>(data_) + at, pattern.data(), std::min(pattern.size(), bytes - at));
@@ -36,10 +36,12 @@ bool is_of_library(const ladder::Group& group) {
   return group.family != ladder::Family::matmul && group.family != ladder::Family::softmax;
 }
 
-/// A problem of a group of attention as the library solves it, with its tensors in the memory of the device.
-class LibraryCall {
+/// A problem of a group of attention as the library solves it.
+class LibraryAttention final : public LibraryCall {
  public:
-  LibraryCall(ladder::Device& device, const ladder::Group& group, ladder::Shape shape) : device_(device) {
+  LibraryAttention(ladder::Device& device, const ladder::Group& group, ladder::Shape shape,
+                   const std::vector<ladder::HostTensor>& inputs)
+      : device_(device) {
     const bool gpu = group.where == ladder::Where::gpu;
     const fovea_dtype type = group.type == ladder::Type::f32 ? fovea_dtype{FOVEA_CODE_FLOAT, 32, 1}
                                                              : fovea_dtype{FOVEA_CODE_BFLOAT, 16, 1};
@@ -70,10 +72,18 @@ class LibraryCall {
                 .dk = problem.dk.data(),
                 .dv = problem.dv.data(),
                 .stream = device.stream()};
+    const std::pair<const char*, void*> places[] = {{"q", problem.q.data()},     {"k", problem.k.data()},
+                                                    {"v", problem.v.data()},     {"o", problem.o.data()},
+                                                    {"lse", problem.lse.data()}, {"d_o", problem.d_o.data()}};
+    for (const ladder::HostTensor& input : inputs) {
+      for (const auto& [name, to] : places) {
+        if (!input.is_output && input.name == name) ladder::upload(device, to, input);
+      }
+    }
   }
 
-  void run() { plan_->run(buffers_, *workspace_); }
-  std::string name() const { return "fovea " + std::string(plan_->backend()); }
+  void run() override { plan_->run(buffers_, *workspace_); }
+  std::string name() const override { return "fovea " + std::string(plan_->backend()); }
 
  private:
   void* allocate(size_t bytes) {
@@ -90,12 +100,11 @@ class LibraryCall {
 
 }  // namespace
 
-std::optional<Peer> time_library(ladder::Device& device, const ladder::Group& group, ladder::Shape shape,
-                                 const ladder::Protocol& protocol) {
-  if (!is_of_library(group)) return std::nullopt;
-  LibraryCall call(device, group, shape);
-  const auto times = device.time([&] { call.run(); }, protocol);
-  return Peer{call.name(), true, ladder::summary(times).median};
+std::unique_ptr<LibraryCall> library_call(ladder::Device& device, const ladder::Group& group,
+                                          ladder::Shape shape,
+                                          const std::vector<ladder::HostTensor>& inputs) {
+  if (!is_of_library(group)) return nullptr;
+  return std::make_unique<LibraryAttention>(device, group, shape, inputs);
 }
 
 std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder::Group& group,
@@ -103,7 +112,7 @@ std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder:
   if (!is_of_library(group)) return std::nullopt;
   LibraryMemory memory;
   memory.peak_bytes = device.peak_bytes([&] {
-    LibraryCall call(device, group, shape);
+    LibraryAttention call(device, group, shape, {});
     call.run();
     device.synchronize();
     memory.name = call.name();

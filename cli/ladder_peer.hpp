@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,11 +17,20 @@ struct Peer {
   std::string name;
   bool is_library = false;
   double seconds = 0;
+  double beside = 0;  ///< seconds of the rung in turns with it; 0: it was timed apart
 };
 
-/// The library's time for a problem of a group of attention; nothing for other groups.
-std::optional<Peer> time_library(ladder::Device& device, const ladder::Group& group, ladder::Shape shape,
-                                 const ladder::Protocol& protocol);
+/// The library on a problem of a group of attention, with tensors of its own in the memory of the device.
+class LibraryCall {
+ public:
+  virtual ~LibraryCall() = default;
+  virtual void run() = 0;
+  virtual std::string name() const = 0;  ///< and its backend
+};
+/// With the values of `inputs`, on which the power that products take depends, and with it the clock of a
+/// GPU. Null for groups that the library does nothing of.
+std::unique_ptr<LibraryCall> library_call(ladder::Device& device, const ladder::Group& group,
+                                          ladder::Shape shape, const std::vector<ladder::HostTensor>& inputs);
 /// The library's name there, and the most memory that its tensors, its workspace and one run held.
 struct LibraryMemory {
   std::string name;

@@ -182,13 +182,22 @@ __global__ void __launch_bounds__(kThreads)
   };
   uint32_t phase = 0;
   for (int tile = first_tile; tile < tiles; tile += blocks, phase ^= 1) {
+    const int i0 = tile % tiles_of_sequence * kTileM + 64 * w;  // first of this consumer's queries
+    const int first = i0 < n ? last : -kTileN;  // block of keys: none for queries behind the last
+    for (int j0 = last; j0 > first; j0 -= kTileN, ring.advance()) {
+      ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
+      ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
+      __syncwarp();  // all lanes have seen the phases
+      release(kEmptyK + ring.stage);
+      release(kEmptyV + ring.stage);
+    }
     float acc_o[kOTiles][4] = {};
     OnlineRow rows[2];
     ptx::mbarrier_wait(barrier(kFullQ + w), phase);
     float factor[2];
     uint32_t weights[kSTiles / 2][4];
     Ring before;
-    for (int j0 = last; j0 >= 0; j0 -= kTileN, ring.advance()) {
+    for (int j0 = first; j0 >= 0; j0 -= kTileN, ring.advance()) {
       float acc_s[kSTiles][4];
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::wgmma_fence();
@@ -197,10 +206,10 @@ __global__ void __launch_bounds__(kThreads)
       ptx::wgmma_done(acc_s);
       ptx::wgmma_done(acc_o);
       release(kEmptyK + ring.stage);
-      if (j0 < last) release(kEmptyV + before.stage);
+      if (j0 < first) release(kEmptyV + before.stage);
       if (j0 == 0) release(kEmptyQ + w);
       if (j0 + kTileN > n) mask(acc_s, n - j0, lane);
-      if (j0 == last || !weigh_stale(acc_s, weights, rows, scale_log2)) {
+      if (j0 == first || !weigh_stale(acc_s, weights, rows, scale_log2)) {
         if (raise_max(acc_s, rows, factor, scale_log2)) rescale(acc_o, factor);
         weigh(acc_s, rows, scale_log2);
         pack(acc_s, weights);
@@ -212,9 +221,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_o);
-    release(kEmptyV + before.stage);
+    release(first >= 0 ? kEmptyV + before.stage : kEmptyQ + w);
     store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, tile / tiles_of_sequence,
-               tile % tiles_of_sequence * kTileM + 64 * w + 16 * warp, lane);
+               i0 + 16 * warp, lane);
   }
   if (lane == 0) ptx::tma_store_wait_read();  // shared memory must outlive the stores
 }

@@ -139,6 +139,11 @@ __device__ __forceinline__ void mask_causal(float (&acc_s)[kSTiles][4], int own,
   }
 }
 
+/// First key of the last block that any query of a tile sees.
+__device__ __forceinline__ int last_block(int n, CausalOrder::Place at) {
+  return min(at.i0 + kTileM, (n + kTileN - 1) / kTileN * kTileN) - kTileN;
+}
+
 __global__ void __launch_bounds__(kThreads)
     attention(const __grid_constant__ Maps maps, const Attention<Bf16> p, const CausalOrder order) {
   const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>()), sO = sQ + kConsumers * kQTile,
@@ -169,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int round = 0, tile; (tile = order.tile(round, block)) < order.tiles; ++round) {
       const CausalOrder::Place at = order.at(tile);
       if (thread == 0) {
-        for (int j0 = at.i0 + kTileM - kTileN; j0 >= 0; j0 -= kTileN, ring.advance()) {
+        for (int j0 = last_block(p.seqlen, at); j0 >= 0; j0 -= kTileN, ring.advance()) {
           load(sK, maps.k, kFullK, kEmptyK, j0, at.sequence);
           load(sV, maps.v, kFullV, kEmptyV, j0, at.sequence);
         }
@@ -188,8 +193,9 @@ __global__ void __launch_bounds__(kThreads)
   };
   for (int round = 0, tile; (tile = order.tile(round, block)) < order.tiles; ++round) {
     const CausalOrder::Place at = order.at(tile);
-    const int last = at.i0 + 64 * w;  // first of this consumer's queries, and key of its last block
-    for (int j0 = at.i0 + kTileM - kTileN; j0 > last; j0 -= kTileN, ring.advance()) {
+    const int i0 = at.i0 + 64 * w;  // first of this consumer's queries, and key of its last block
+    const int first = i0 < p.seqlen ? i0 : -kTileN;  // none for queries behind the last
+    for (int j0 = last_block(p.seqlen, at); j0 > first; j0 -= kTileN, ring.advance()) {
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
       __syncwarp();  // all lanes have seen the phases
@@ -202,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
     float factor[2];
     uint32_t weights[kSTiles / 2][4];
     Ring before;
-    for (int j0 = last; j0 >= 0; j0 -= kTileN, ring.advance()) {
+    for (int j0 = first; j0 >= 0; j0 -= kTileN, ring.advance()) {
       float acc_s[kSTiles][4];
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::wgmma_fence();
@@ -211,10 +217,10 @@ __global__ void __launch_bounds__(kThreads)
       ptx::wgmma_done(acc_s);
       ptx::wgmma_done(acc_o);
       release(kEmptyK + ring.stage);
-      if (j0 < last) release(kEmptyV + before.stage);
+      if (j0 < first) release(kEmptyV + before.stage);
       if (j0 == 0) release(kEmptyQ + w);
-      if (j0 == last) mask_causal(acc_s, 16 * warp + lane / 4, lane);
-      if (j0 == last || !weigh_stale(acc_s, weights, rows, scale_log2)) {
+      if (j0 == first) mask_causal(acc_s, 16 * warp + lane / 4, lane);
+      if (j0 == first || !weigh_stale(acc_s, weights, rows, scale_log2)) {
         if (raise_max(acc_s, rows, factor, scale_log2)) rescale(acc_o, factor);
         weigh(acc_s, rows, scale_log2);
         pack(acc_s, weights);
@@ -226,9 +232,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_o);
-    release(kEmptyV + before.stage);
-    store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, at.sequence, last + 16 * warp,
-               lane);
+    release(first >= 0 ? kEmptyV + before.stage : kEmptyQ + w);
+    store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, at.sequence, i0 + 16 * warp, lane);
   }
   if (lane == 0) ptx::tma_store_wait_read();  // shared memory must outlive the stores
 }

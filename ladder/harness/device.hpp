@@ -34,8 +34,10 @@ class Device {
   virtual void download(void* to, const void* from, size_t bytes) = 0;
   /// Waits for what was launched; throws std::runtime_error when it failed.
   virtual void synchronize() = 0;
-  /// Seconds of single runs.
-  virtual std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) = 0;
+  /// Seconds of single runs of each of `contenders`, which take turns: a GPU's clock moves with the power
+  /// that it has drawn, by a tenth and more.
+  virtual std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
+                                                const Protocol& protocol) = 0;
   /// One run between the marks that profilers start and stop at, behind a kernel named `profile_marker`.
   virtual void profile(const std::function<void()>& run) = 0;
   /// The most bytes of this device's memory that `work` held at a time, beyond those in use before, as the

@@ -102,7 +102,8 @@ class Gpu final : public Device {
     note_use();  // of what others have allocated since
   }
 
-  std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) override {
+  std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
+                                        const Protocol& protocol) override {
     // A replay is long beside its start and the clock's tick of 0.5 us.
     constexpr double kReplaySeconds = 0.005;
     constexpr double kMostLaunches = 200;
@@ -110,16 +111,28 @@ class Gpu final : public Device {
     const auto since = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    run();
-    const double one = std::max(timed(run), 1e-6);
-    const int launches = static_cast<int>(std::clamp(std::ceil(kReplaySeconds / one), 1.0, kMostLaunches));
-    const cudaGraphExec_t graph = capture(run, launches);
-    const auto replay = [&] { demand(cudaGraphLaunch(graph, the_stream), "cudaGraphLaunch"); };
-    std::vector<double> times;
-    for (int i = 0; i < std::max(protocol.warmups, 1); ++i) timed(replay);
-    while (static_cast<int>(times.size()) < protocol.runs && (times.size() < 3 || since() < protocol.seconds))
-      times.push_back(timed(replay) / launches);
-    cudaGraphExecDestroy(graph);
+    struct Replayed {
+      cudaGraphExec_t graph;
+      int launches;
+    };
+    std::vector<Replayed> graphs;
+    for (const auto& run : contenders) {
+      run();
+      const double one = std::max(timed(run), 1e-6);
+      const int launches = static_cast<int>(std::clamp(std::ceil(kReplaySeconds / one), 1.0, kMostLaunches));
+      graphs.push_back({capture(run, launches), launches});
+    }
+    const auto replay = [&](const Replayed& x) {
+      return timed([&] { demand(cudaGraphLaunch(x.graph, the_stream), "cudaGraphLaunch"); }) / x.launches;
+    };
+    for (int i = 0; i < std::max(protocol.warmups, 1); ++i) {
+      for (const Replayed& x : graphs) replay(x);
+    }
+    std::vector<std::vector<double>> times(contenders.size());
+    for (int round = 0; round < protocol.runs && (round < 3 || since() < protocol.seconds); ++round) {
+      for (size_t i = 0; i < graphs.size(); ++i) times[i].push_back(replay(graphs[i]));
+    }
+    for (const Replayed& x : graphs) cudaGraphExecDestroy(x.graph);
     return times;
   }
 

@@ -108,15 +108,19 @@ class Host final : public Device {
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
-  std::vector<double> time(const std::function<void()>& run, const Protocol& protocol) override {
+  std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
+                                        const Protocol& protocol) override {
     const Clock::time_point begin = Clock::now();
-    for (int i = 0; i < protocol.warmups && (i == 0 || since(begin) < protocol.seconds); ++i) run();
-    std::vector<double> times;
-    while (static_cast<int>(times.size()) < protocol.runs &&
-           (times.size() < 3 || since(begin) < protocol.seconds)) {
-      const Clock::time_point start = Clock::now();
-      run();
-      times.push_back(since(start));
+    for (int i = 0; i < protocol.warmups && (i == 0 || since(begin) < protocol.seconds); ++i) {
+      for (const auto& run : contenders) run();
+    }
+    std::vector<std::vector<double>> times(contenders.size());
+    for (int round = 0; round < protocol.runs && (round < 3 || since(begin) < protocol.seconds); ++round) {
+      for (size_t i = 0; i < contenders.size(); ++i) {
+        const Clock::time_point start = Clock::now();
+        contenders[i]();
+        times[i].push_back(since(start));
+      }
     }
     return times;
   }

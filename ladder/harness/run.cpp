@@ -34,6 +34,14 @@ std::vector<int64_t> chosen_rows(int64_t rows, int64_t count) {
 
 }  // namespace
 
+void upload(Device& device, void* to, const HostTensor& tensor) {
+  if (tensor.type == Type::f32) {
+    device.upload(to, tensor.values.data(), bytes_of(tensor));
+  } else {
+    device.upload(to, encoded(tensor.values).data(), bytes_of(tensor));
+  }
+}
+
 Problem::Problem(Device& device, const Rung& rung, Shape shape, uint64_t seed)
     : device_(device),
       rung_(&rung),
@@ -52,12 +60,7 @@ void Problem::place(const std::vector<HostTensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const HostTensor& t = tensors[i];
     task_.tensors[i] = device_.allocate(bytes_of(t));
-    if (t.is_output) continue;
-    if (t.type == Type::f32) {
-      device_.upload(task_.tensors[i], t.values.data(), bytes_of(t));
-    } else {
-      device_.upload(task_.tensors[i], encoded(t.values).data(), bytes_of(t));
-    }
+    if (!t.is_output) upload(device_, task_.tensors[i], t);
   }
   workspace_bytes_ = rung_->workspace(shape_) * sizeof(float);
   if (workspace_bytes_ > 0) task_.workspace = static_cast<float*>(device_.allocate(workspace_bytes_));

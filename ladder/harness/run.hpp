@@ -22,6 +22,9 @@ struct Checked {
   bool right = false;
 };
 
+/// The values of an input, as the device holds them.
+void upload(Device& device, void* to, const HostTensor& tensor);
+
 /// The tensors of a problem in the memory of a device.
 class Problem {
  public:

@@ -2,6 +2,7 @@
 skipped where there is no GPU."""
 
 import threading
+import time
 
 import pytest
 
@@ -205,7 +206,11 @@ def test_nothing_is_left_allocated():
     for _ in range(200):
         calls()
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
+    # autograd's thread lets go of a call's last tensors a moment after it has told that they are there.
+    until = time.monotonic() + 5
+    while torch.cuda.memory_allocated() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert torch.cuda.memory_allocated() <= before
 
 
 def test_memory_of_the_other_kind_is_refused():

@@ -61,7 +61,10 @@ class Emulated final : public Device {
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void synchronize() override {}
-  std::vector<double> time(const std::function<void()>&, const Protocol&) override { return {}; }
+  std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
+                                        const Protocol&) override {
+    return std::vector<std::vector<double>>(contenders.size());
+  }
   void profile(const std::function<void()>& run) override { run(); }
   size_t peak_bytes(const std::function<void()>& work) override {
     const size_t before = most_in_use_ = in_use_;
