@@ -51,10 +51,10 @@ struct LadderRow {
                                                     : ladder::flops_of(group.family, shape);
   }
   double rate() const { return work() / timing.median; }
+  /// Of the rung, when the peer was timed.
+  double seconds_beside(const Peer& peer) const { return peer.beside > 0 ? peer.beside : timing.median; }
   /// Times the peer.
-  double share(const Peer& peer) const {
-    return peer.seconds / (peer.beside > 0 ? peer.beside : timing.median);
-  }
+  double share(const Peer& peer) const { return peer.seconds / seconds_beside(peer); }
 };
 
 /// Of a rung and the library, at most: for their ratio, which clocks move less than their times.
@@ -361,7 +361,10 @@ Json json_of(const LadderRow& row) {
   if (row.peak > 0) json["share_of_peak"] = row.rate() / row.peak;
   if (row.before) json["times_the_rung_before"] = *row.before / row.timing.median;
   for (const Peer& peer : row.peers) {
-    json["peers"].push_back({{"name", peer.name}, {"seconds", peer.seconds}, {"share", row.share(peer)}});
+    json["peers"].push_back({{"name", peer.name},
+                             {"seconds", peer.seconds},
+                             {"rung_seconds", row.seconds_beside(peer)},
+                             {"share", row.share(peer)}});
   }
   return json;
 }
