@@ -223,6 +223,14 @@ class Runner {
     ladder::Device* device = device_of(group);
     std::vector<ladder::HostTensor> tensors;
     std::unique_ptr<LibraryCall> library;
+    std::optional<double> library_alone;
+    const auto time_library_alone = [&] {
+      if (!library_alone) {
+        const auto times = device->time({[&] { library->run(); }}, options_.protocol);
+        library_alone = ladder::summary(times.front()).median;
+      }
+      return *library_alone;
+    };
     std::optional<LibraryMemory> library_memory;
     std::optional<double> before;
     for (const ladder::Rung* rung : rungs) {
@@ -246,13 +254,17 @@ class Runner {
           row.before = before;
           if (stored != nullptr) {
             take(row, *stored, *device);
-            if (row.timed() && library != nullptr)
-              add_library(row, *library, device->time({[&] { library->run(); }}, options_.protocol).front(),
-                          0);
           } else {
-            check_and_time(row, *device, tensors, library.get());
+            // Clocks of a GPU move with its load. On a CPU turns would only let threads of the one, which
+            // spin for a while when they have nothing to do, get in the way of the other's.
+            const bool in_turns = library != nullptr && device->capability() > 0;
+            if (library != nullptr && !in_turns) time_library_alone();  // before the first rung
+            check_and_time(row, *device, tensors, in_turns ? library.get() : nullptr);
             if (row.timed()) before = row.timing.median;
           }
+          const bool has_library = !row.peers.empty() && row.peers.front().is_library;
+          if (row.timed() && library != nullptr && !has_library)
+            add_library(row, *library, time_library_alone(), 0);
         }
       }
       rows.push_back(std::move(row));
@@ -277,9 +289,8 @@ class Runner {
     row.peak = device.peak(row.rung->bound);
   }
 
-  static void add_library(LadderRow& row, const LibraryCall& library, const std::vector<double>& times,
-                          double beside) {
-    row.peers.insert(row.peers.begin(), {library.name(), true, ladder::summary(times).median, beside});
+  static void add_library(LadderRow& row, const LibraryCall& library, double seconds, double beside) {
+    row.peers.insert(row.peers.begin(), {library.name(), true, seconds, beside});
   }
   /// `library` then takes turns with the rung; null: it does not.
   void check_and_time(LadderRow& row, ladder::Device& device, const std::vector<ladder::HostTensor>& tensors,
@@ -299,7 +310,7 @@ class Runner {
       ladder::Protocol turns = options_.protocol;
       turns.runs = std::min(turns.runs, kTurns);
       const auto times = device.time({run, [&] { library->run(); }}, turns);
-      add_library(row, *library, times.back(), ladder::summary(times.front()).median);
+      add_library(row, *library, ladder::summary(times.back()).median, ladder::summary(times.front()).median);
     }
     row.peak = device.peak(row.rung->bound);
   }
@@ -494,7 +505,9 @@ std::string protocol_text(const LadderOptions& options) {
   if (options.profile) return "one run between cudaProfilerStart and -Stop, behind a kernel `profile_marker`";
   return fmt::format(
       "{} warm-ups, {} runs (fewer, but 3 at least, after {:g} s); median, spread of the quartiles over "
-      "it; the library in turns with each rung, {} runs at most; inputs stay where they are, in caches too",
+      "it; on GPUs the library in turns with each rung, {} runs at most; inputs stay where they are, in "
+      "caches "
+      "too",
       options.protocol.warmups, options.protocol.runs, options.protocol.seconds, kTurns);
 }
 
