@@ -17,7 +17,8 @@
 set -euo pipefail
 
 build=(g++ cmake ninja-build pkg-config python3
-       libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev libgtest-dev)
+       libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev
+       libcairo2-dev libpango1.0-dev fonts-dejavu-core libgtest-dev)
 test=(clang clang-format)
 python=(python3-dev python3-venv)
 report_test=()
