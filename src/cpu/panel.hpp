@@ -8,12 +8,12 @@
 #include "cpu/ops.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/sequence.hpp"
+#include "tile/log2.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cpu {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
+using tile::kLn2, tile::kLog2e;
 
 /// One (sequence, key head): the query heads of its group share its keys, so they share its tiles. Row r of
 /// the group is query r / group of head r % group: neighbouring lanes see nearly the same keys.

@@ -19,6 +19,7 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -60,7 +61,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 /// T: the type of q, which o has unless it is float32.
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads, 8) fwd_combine(const __grid_constant__ ForwardArgs args) {
-  constexpr float kLog2E = 1.44269504088896340736f;
+  using tile::kLog2e;
   const tile::AttentionParams& p = args.p;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int rows = p.seqlen_q > 0 ? p.seqlen_q : 1;
@@ -95,11 +96,11 @@ __global__ void __launch_bounds__(kCombineThreads, 8) fwd_combine(const __grid_c
   for (int n = lane; n < args.num_splits; n += 32) {
     const float lse = part_lse[n * parts_apart];
     has_key = has_key || lse != -INFINITY;
-    sum += ptx::ex2((lse - reference) * kLog2E);
+    sum += ptx::ex2((lse - reference) * kLog2e);
   }
   has_key = __any_sync(~0u, has_key);
   sum = combine::warp_sum(sum);
-  if (p.sink != nullptr) sum += ptx::ex2((sink - reference) * kLog2E);
+  if (p.sink != nullptr) sum += ptx::ex2((sink - reference) * kLog2e);
   const float lse = has_key ? largest + logf(sum) : sink;
   const float inverse = has_key ? 1.0f / sum : 0.0f;
   if (lane == 0 && p.lse.data != nullptr) p.lse.data[p.lse.offset(batch, head, span.row_q + row)] = lse;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kCombineThreads, 8) fwd_combine(const __grid_c
     for (int first = 0; first < args.num_splits; first += 32) {
       float weight = 0;  // 0: the part is not read
       if (first + lane < args.num_splits) {
-        weight = ptx::ex2((part_lse[(first + lane) * parts_apart] - reference) * kLog2E) * inverse;
+        weight = ptx::ex2((part_lse[(first + lane) * parts_apart] - reference) * kLog2e) * inverse;
       }
       const int count = min(args.num_splits - first, 32);
 #pragma unroll 4

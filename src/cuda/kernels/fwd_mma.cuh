@@ -41,6 +41,7 @@
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
   constexpr int kStages = kConfig.stages;
   static_assert(kStages == 1 || kStages == 2);
-  constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  using tile::kLn2, tile::kLog2e;
   using TileQ = SharedTile<kTileM, kDim>;
   using TileK = SharedTile<kTileN, kDim>;
   using TileV = SharedTile<kTileN, kDimV>;

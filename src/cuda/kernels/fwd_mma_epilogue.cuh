@@ -11,6 +11,7 @@
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -145,7 +146,6 @@ __device__ __forceinline__ void store_exact_rows(const ForwardArgs& args,
   using T = typename Instance::Element;
   constexpr FwdMmaConfig kConfig = Instance::kConfig;
   constexpr int kTileN = kConfig.tile_n;
-  constexpr float kLog2e = 1.4426950408889634f;
   const tile::AttentionParams& p = args.p;
 #pragma unroll 1
   for (int r = 0; r < kConfig.warp_m(); ++r) {
@@ -158,7 +158,7 @@ __device__ __forceinline__ void store_exact_rows(const ForwardArgs& args,
               reinterpret_cast<const T*>(here.k), reinterpret_cast<const T*>(here.v), columns,
               tile::keys_of(p, here.span, i), here.n_begin * kTileN, here.n_end * kTileN);
     const float factor =
-        finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * kLog2e, exact.sum);
+        finish_row(i, head, exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e, exact.sum);
 #pragma unroll
     for (int n32 = 0; n32 < ExactRow<kConfig.value_slice>::kPerLane; ++n32) {
       const int c = lane + 32 * n32;

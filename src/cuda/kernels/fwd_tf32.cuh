@@ -42,6 +42,7 @@
 #include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/kv_blocks.hpp"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr int kThreads = kConfig.threads(), kDim = kConfig.head_dim;
   constexpr int kMTiles = kWarpM / 16;                     ///< m16 tiles of a warp
   constexpr int kSTiles = kTileN / 8, kOTiles = kDim / 8;  ///< n8 tiles of S and of O
-  constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  using tile::kLn2, tile::kLog2e;
   using TileQ = Tf32Tile<kTileM, kDim>;
   using TileK = Tf32Tile<kTileN, kDim>;
   using TileV = Tf32Tile<kTileN, kDim>;

@@ -5,6 +5,7 @@
 
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/params.hpp"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -90,8 +91,7 @@ TmaForwardArgs with_tensor_maps(const ForwardArgs& args, DType dtype, int tile_n
   all.k = encode_keys(k, columns, p, tile_n, dtype, kernel);
   all.v = encode_keys(v, columns_v, p, tile_n, dtype, kernel);
   all.o_in_vectors = args.num_splits == 1 && !p.o_is_f32 && (p.aligned16 & tile::kAlignedO) != 0;
-  constexpr float kLog2e = 1.4426950408889634f;
-  all.scale_log2 = p.softcap > 0 ? kLog2e : p.scale * kLog2e;
+  all.scale_log2 = p.softcap > 0 ? tile::kLog2e : p.scale * tile::kLog2e;
   return all;
 }
 

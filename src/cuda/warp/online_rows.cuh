@@ -8,10 +8,12 @@
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+using tile::kLn2, tile::kLog2e;
+
 /// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
 /// still.
 inline constexpr float kLazyGrowthLog2 = 8.0f;
