@@ -3,7 +3,8 @@
 
     check_pages.py REPOSITORY                 code blocks equal the example files that they name, links lead somewhere,
                                               code in backquotes that looks like a path of the tree is one, no line
-                                              holds an absolute path
+                                              holds an absolute path; docs/architecture.md names every folder of
+                                              include/, src/, src/cuda/, bindings/ and tests/, and cli, bench, ladder
     check_pages.py REPOSITORY --fovea PATH    runs the `fovea explain` and `fovea info` lines of the pages
     check_pages.py --self-test                checks that the checks catch what they should
 
@@ -21,7 +22,7 @@ PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "ladder"]
 QUOTED = re.compile(r"<!-- file: (\S+) -->\n+```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH_LIKE = re.compile(r"`((?:src|include|tests|docs|bench|cli|cmake|tools|data)/[\w./-]+)`")
+PATH_LIKE = re.compile(r"`((?:src|include|tests|docs|bench|bindings|cli|cmake|ladder|tools|data)/[\w./-]+)`")
 ABSOLUTE = re.compile(r"(?<![\w.~:/])/(?:home|work|tmp|root|usr|opt|Users)/")
 
 
@@ -70,8 +71,24 @@ def problems_of(root, page):
             yield f"{name}:{number}: an absolute path"
 
 
+def rooms(root):
+    """The folders that docs/architecture.md has to name."""
+    for parent in ("include", "src", "src/cuda", "bindings", "tests"):
+        for path in sorted((root / parent).glob("*/")):
+            name = path.relative_to(root).as_posix()
+            if name != "src/cuda" and any(file.is_file() and file.suffix != ".pyc" for file in path.rglob("*")):
+                yield name
+    yield from (name for name in ("cli", "bench", "ladder") if (root / name).is_dir())
+
+
+def missing_rooms(root):
+    page = root / "docs/architecture.md"
+    named = set(re.findall(r"`([\w./-]+?)/?`", page.read_text(encoding="utf-8"))) if page.exists() else set()
+    return [f"docs/architecture.md: does not name {room}, a folder of the tree" for room in rooms(root) if room not in named]
+
+
 def check(root):
-    found = [problem for page in pages(root) for problem in problems_of(root, page)]
+    found = [problem for page in pages(root) for problem in problems_of(root, page)] + missing_rooms(root)
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     for example in sorted((root / "docs/examples").glob("*")):
@@ -130,11 +147,19 @@ def self_test():
             if len(found) != expected:
                 print(f"expected {expected} problems, got {found} in:\n{page}")
                 wrong += 1
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder).resolve()
+        for name in ("src/core/a.hpp", "src/cuda/warp/a.cuh", "tests/host/a.cpp", "docs/architecture.md"):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_text("`src/core/` `tests/host`\n", encoding="utf-8")
+        if len(missing_rooms(root)) != 1 or "src/cuda/warp" not in missing_rooms(root)[0]:
+            print(f"rooms: {missing_rooms(root)}")
+            wrong += 1
     text = "```sh\nfovea info  # all\nbuild/release/bin/fovea explain --seqlen 4 \\\n  --causal\nmake\n```\n```\nfovea info\n```\n"
     if list(commands_of(text)) != [["info"], ["explain", "--seqlen", "4", "--causal"]]:
         print(f"commands: {list(commands_of(text))}")
         wrong += 1
-    print(f"{len(cases) + 1} cases, {wrong} wrong")
+    print(f"{len(cases) + 2} cases, {wrong} wrong")
     return wrong
 
 
