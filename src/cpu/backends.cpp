@@ -1,4 +1,4 @@
-// The CPU backends: one per instruction set, all running the same algorithms over their table of operations.
+// The list of CPU backends: one per instruction set. All run the same algorithms over a table of operations.
 #include "cpu/backends.hpp"
 
 #include <algorithm>

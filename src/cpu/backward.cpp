@@ -5,9 +5,9 @@
 //   dP^T = V dO^T, dS^T = P^T * (dP^T - delta),           delta = rowsum(dO * O) - dlse
 //   dV += P^T dO,  dK += dS^T Q,  dQ^T += K^T dS^T        (dK and dQ times scale at the end)
 //
-// A work item is one key head with a range of its keys: dK and dV belong to it alone; dQ is kept per range of
-// keys in float32 and summed in a fixed order afterwards. So the result is the same bits every time, for any
-// number of threads, and nothing is added atomically.
+// A work item is one key head with a range of its keys. It owns the dK and dV of those keys, and adds to a
+// float32 copy of dQ that belongs to its range; the copies are summed in order afterwards. Nothing is added
+// atomically, so each run gives the same bits, for any number of threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -58,7 +58,7 @@ void write_query_gradients(const Problem& a, int64_t panel) {
   const Lanes lanes(a.group, panel * kPanel);
   float* sum = a.shared.dq_of(a.group_index, 0, panel);
   for (int64_t range = 1; range < a.shared.schedule->ranges; ++range) {
-    if (range * a.shared.schedule->range_keys >= a.group.span.used_k) break;  // no item wrote there
+    if (range * a.shared.schedule->range_keys >= a.group.span.used_k) break;  // no work item wrote this range
     const float* part = a.shared.dq_of(a.group_index, range, panel);
     for (int64_t i = 0; i < s.d * kPanel; ++i) sum[i] += part[i];
   }
@@ -71,8 +71,8 @@ void write_query_gradients(const Problem& a, int64_t panel) {
   }
 }
 
-/// The bias gradient of one (batch, head, key block) of dbias: dS summed over what it broadcasts to. A pass
-/// of its own, so that each element has one owner and one order of additions.
+/// The bias gradient of one (batch, head, key block) of dbias: dS summed over the dimensions in which bias
+/// broadcasts. A separate pass, so that each element has one owner and one order of additions.
 void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProblem& p,
                    const ScoreTerms& terms, const Shared& shared, const ThreadScratch& t, int64_t bias_batch,
                    int64_t bias_head, int64_t first_key, int64_t last_key, RowTile& tile,
@@ -178,7 +178,7 @@ void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     return ThreadScratch(memory, staging, schedule);
   };
   if (p.batch == 0 && p.packed) {
-    // Rows without any sequence.
+    // Rows behind the last sequence.
     for (int64_t head = 0; head < p.heads_q; ++head) {
       clear_rows(staging, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
     }

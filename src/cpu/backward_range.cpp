@@ -66,8 +66,8 @@ bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes) {
   return true;
 }
 
-/// dQ, dK and dV of one panel and block, pair by pair, leaving out pairs whose weight is 0: masked pairs must
-/// not meet the NaN and Inf of operands that they do not see.
+/// Adds dQ, dK and dV of one panel and block, pair by pair, and skips pairs whose weight is 0, so that NaN
+/// and Inf of a masked key or query do not spread.
 void multiply_exactly(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, float* dq) {
   const Staging& s = a.s;
   const MatrixView keys = a.group.keys(Role::kK);
@@ -107,7 +107,7 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
   const int64_t pair = ops.word_elements, panel_words = kPanel / pair;
   const int64_t key_step = ops.k_multiple * pair;
   int64_t first = tile.panels, last = 0;  // panels whose p and ds are to be multiplied
-  bool skipped[kPanels] = {};             // those among them that multiply_exactly() has done
+  bool skipped[kPanels] = {};             // those of them that multiply_exactly() has done
   int64_t used_keys[kPanels] = {};        // keys of the block up to the last one that the panel sees
   for (int64_t x = 0; x < tile.panels; ++x) {
     const Lanes& lanes = tile.lanes[x];
@@ -198,7 +198,7 @@ void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exac
     stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv,
                 a.t.d_output_rows + x * panel_words * s.padded_dv);
     tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
-    // A row whose lse is NaN would make its masked weights NaN, too; only gradients_float() tells them apart.
+    // A row whose lse is NaN makes its masked weights NaN, too; only gradients_float() tells them apart.
     const float* lse2 = a.shared.lse2 + a.shared.stats_of(a.group_index, first_panel + x);
     for (int lane = 0; exact_checks && lane < lanes.count; ++lane) {
       if (std::isnan(lse2[lane])) tile.finite[x] = false;

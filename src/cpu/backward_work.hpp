@@ -1,4 +1,5 @@
-// What backward.cpp, which shares the work out, and backward_range.cpp, which does it, know of each other.
+// What backward.cpp (divides the work) and backward_range.cpp (computes one range of keys) share: the
+// schedule, the shared arrays, and the scratch of a thread.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +12,13 @@ namespace fovea::cpu::backward_pass {
 
 // Two score tiles (S and dP, 24 KB each at 128 keys) pass through the first-level cache once.
 inline constexpr int64_t kBlockKeys = 128;
-// Rows of a tile: 192, so that dV and dK are read and written once for a reduction of 192.
+// A tile has 192 rows: dV and dK are read and written once per reduction over 192 rows.
 inline constexpr int64_t kPanels = 4;
-// Keys that stay staged while the queries stream past: what packing Q and dO costs is spread over them; their
-// accumulators (512 KB at head size 128) still fit in a second-level cache.
+// Keys that stay staged while the tile goes through all queries. The cost of packing Q and dO is spread over
+// them; their accumulators (512 KB at head size 128) still fit in a second-level cache.
 inline constexpr int64_t kStagedKeys = 512;
-// Ranges of keys a head is divided into, so that 16 and more cores have work; each range costs a copy of dQ.
+// Work items wanted, so that 16 and more cores have work. Heads are divided into ranges of keys until there
+// are that many; each range costs a copy of dQ.
 inline constexpr int64_t kWantedItems = 32;
 inline constexpr int64_t kMaxQueryGradientBytes = int64_t{1} << 30;
 
@@ -53,7 +55,7 @@ inline int64_t count(const std::array<int64_t, 4>& held) {
   return held[0] * held[1] * held[2] * held[3];
 }
 
-/// Arrays that all threads share: dQ^T by (group, range, panel), and lse2 and delta by (group, row).
+/// Arrays that all threads share: dQ^T by (group, range, panel), lse2 (log2 units) and delta by (group, row).
 struct Shared {
   float *dq, *lse2, *delta, *dbias;
   const Schedule* schedule;
@@ -135,8 +137,8 @@ struct Problem {
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, int64_t x,
                            const float* lse2, const float* delta, float* dbias_tile);
 
-/// Stages `panels` panels of query rows. exact_checks: their rows may not see all keys, so look for NaN and
-/// Inf.
+/// Stages `panels` panels of query rows. With exact_checks some rows may not see all keys, so the rows are
+/// checked for NaN and Inf.
 void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile);
 
 /// Stages keys [begin, end) and clears their accumulators; returns the number of blocks.

@@ -7,10 +7,9 @@
 //     O^T = O^T * alpha + V^T P^T                   l = l * alpha + sum_j p_j
 //   O = O^T / l, lse = ln 2 * m + ln l
 //
-// Key blocks start at multiples of kBlockKeys whatever the tile, and every lane is computed by itself:
-// results do not depend on the number of threads or on the tile height. (Small problems split the keys by a
-// rule that looks at the whole problem, so the last bits may differ between a sequence alone and the same
-// sequence in a batch.)
+// Key blocks start at multiples of kBlockKeys in every tile, and no lane depends on another, so results do not
+// depend on the number of threads or on the tile height. (The number of splits depends on the whole problem,
+// so the last bits may differ between a sequence alone and the same sequence in a batch.)
 #include "cpu/forward.hpp"
 
 #include <algorithm>
@@ -31,11 +30,12 @@ constexpr int64_t kBlockKeys = 128;
 // Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
 // 128, fp32) leave room in a 1 MB second-level cache.
 constexpr int64_t kMaxPanels = 4;
-// Splits over keys start where tiles alone would leave cores idle. Independent of the thread count, so that
-// results are, too.
+// Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
+// does not depend on the thread count, so results do not either.
 constexpr int64_t kWantedItems = 64;
 constexpr int64_t kMinSplitKeys = 1024;
-// Up to this many rows, dot products along the head size read K at memory speed; beyond, lanes are well used.
+// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
+// queries are faster.
 constexpr int64_t kRowPathRows = 4;
 constexpr int64_t kTurnKeys = 32;
 // Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
@@ -44,8 +44,8 @@ constexpr double kMinFlopsPerThread = 1e6;
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
-  int64_t splits;      ///< parts of the keys
-  int64_t split_keys;  ///< keys a part, a multiple of kBlockKeys
+  int64_t splits;      ///< splits of the keys
+  int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
   int64_t groups;      ///< batch * heads_kv
   bool row_path;
   int64_t items() const { return groups * tiles * splits; }
@@ -65,13 +65,13 @@ struct Schedule {
     panels =
         std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
-    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // the first one also clears unused rows
+    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) ||
                                          p.has(Role::kBias) || p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
 };
 
-/// Unnormalised result of one panel over some keys.
+/// Unnormalised result of one panel over some of the keys.
 struct Partial {
   float* o;        ///< [padded_dv][kPanel]
   float* row_max;  ///< [kPanel], log2 units
@@ -107,8 +107,8 @@ struct ThreadScratch {
   }
 };
 
-/// O^T = O^T * alpha + V^T P^T where masked or dropped weights must not meet V's NaN and Inf: skips zero
-/// weights.
+/// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do
+/// not spread.
 void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights,
                         const float* alpha, float* o) {
   for (int64_t c = 0; c < s.d_v; ++c) {
@@ -182,8 +182,8 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
     const Operand values = s.stage_columns(block_values, n, s.d_v, t.values);
     for (int64_t x = 0; x < panels; ++x) {
-      // Keys past the last one that any lane sees are left out; those before the first are masked, so that
-      // the block's start stays aligned with the staged pairs. Whole reduction steps only: a step must not
+      // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
+      // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
       // reach beyond the keys that the mask and the check for NaN cover.
       if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin) continue;
       const int64_t used =
@@ -194,8 +194,8 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   }
 }
 
-/// A few rows against [first_key, last_key): dot products along the head size, K and V read once at memory
-/// speed.
+/// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
+/// the speed of memory.
 void rows_forward(const Staging& s, const Group& group, float factor, const Lanes& lanes, int64_t first_key,
                   int64_t last_key, float* partials, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
@@ -212,7 +212,7 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   const auto block_at = [&](int64_t j) {
     return tile::Range{j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
   };
-  // Scores of keys [from, to) of a block; meanwhile the rows of V beside them are asked for.
+  // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
     if (from >= to) return;
     ops.row_dots(
@@ -259,7 +259,7 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
         }
       }
     }
-    // The values of this block and the keys of the next in turns: two streams keep memory busier than one
+    // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
     // after the other (41 against 35 GB/s on one core).
     const tile::Range next = block_at(block.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
@@ -277,7 +277,7 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   }
 }
 
-/// Adds the partial result `part` to `sum`: both become relative to the larger maximum.
+/// Adds the partial result `part` to `sum`, both rescaled to the larger of their maxima.
 void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
   float keep[kPanel], add[kPanel];
   for (int x = 0; x < kPanel; ++x) {
@@ -290,7 +290,7 @@ void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
   }
   for (int64_t c = 0; c < s.d_v; ++c) {
     for (int x = 0; x < kPanel; ++x) {
-      // 0 * Inf: a part that another maximum outweighs completely contributes nothing.
+      // 0 * Inf is NaN: a part whose factor is 0 is skipped.
       const float older = keep[x] == 0 ? 0.0f : sum.o[c * kPanel + x] * keep[x];
       const float newer = add[x] == 0 ? 0.0f : part.o[c * kPanel + x] * add[x];
       sum.o[c * kPanel + x] = older + newer;
@@ -332,7 +332,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   }
 }
 
-/// Rows that the tensors hold beyond seqused_q: o = 0, lse = -inf.
+/// Clears the rows from seqused_q on: o = 0, lse = -inf.
 void write_unused_rows(const Group& group) {
   const AttentionProblem& p = *group.problem;
   const TensorDesc& o = p[Role::kO];
@@ -342,7 +342,7 @@ void write_unused_rows(const Group& group) {
   }
 }
 
-/// Where the parts of the keys leave their results: one Partial per (group, tile, panel, split).
+/// Results of the splits: one Partial per (group, tile, panel, split).
 struct SplitStore {
   float* base;
   int64_t partial_size;
@@ -388,7 +388,7 @@ void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
     state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
   }
   if (p.batch == 0 && p.packed) {
-    // Rows without any sequence.
+    // Rows behind the last sequence.
     for (int64_t head = 0; head < p.heads_q; ++head) {
       const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
       const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
@@ -415,7 +415,7 @@ void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
       const int64_t split = item % schedule.splits;
       const int64_t tile_index = item / schedule.splits;
       const int64_t group_index = tile_index / schedule.tiles;
-      // Last tiles first: under a causal mask they are the longest.
+      // Last tiles first: under a causal mask they see the most keys.
       const int64_t tile = schedule.tiles - 1 - tile_index % schedule.tiles;
       const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
       if (tile == 0 && split == 0) write_unused_rows(group);

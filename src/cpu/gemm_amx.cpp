@@ -1,6 +1,9 @@
-// The products on AMX tiles (AMX-BF16, Intel Sapphire Rapids and later): C[16][16] float32 += A[16][32]
-// B[32][16] bfloat16, B in pairs of rows, which is the layout that the pair operands have already. Everything
-// else of the table is that of AVX512-BF16.
+// The products on AMX tiles (AMX-BF16, Intel Sapphire Rapids and later):
+//
+//   C[16][16] float32 += A[16][32] B[32][16] bfloat16
+//
+// B lies in pairs of rows, the layout that the pair operands already have. The rest of the table is that of
+// AVX512-BF16.
 //
 // Tiles: 0-5 accumulators (2 row blocks x 3 column blocks = one panel), 6 left operand, 7 right operand. A
 // step of 32 elements runs 6 products (16 cycles each) on 7 loads (8 cycles each): the products are the
@@ -29,8 +32,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-/// All eight tiles are 16 rows of 64 bytes. A constant in memory: the intrinsic tells the compiler of its
-/// first bytes only, so stores to a local one could be dropped.
+/// All eight tiles have 16 rows of 64 bytes. The configuration is a constant in memory because the intrinsic
+/// declares 8 bytes of input only: the compiler may drop stores to the rest of a local one.
 constexpr TileConfig kConfig = [] {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -40,8 +43,8 @@ constexpr TileConfig kConfig = [] {
   return config;
 }();
 
-/// C[R * 16][C * 16]: the accumulators start from zero or from c, k words (a multiple of 16) are added. Tile
-/// numbers must be literals, hence the macros.
+/// C[R * 16][C * 16] over k words (a multiple of 16); the accumulators start from zero or from c. Tile numbers
+/// must be literals, hence the macros.
 template <int R, int C>
 FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* b, int64_t ldb, int64_t k,
                                  float* c, int64_t ldc, bool from_zero) {
@@ -76,7 +79,7 @@ FOVEA_AMX inline void tile_block(const float* a, int64_t a_stride, const float* 
       _tile_dpbf16ps(2, 6, 7);
     }
     if constexpr (R > 1) {
-      // Back through the columns: the last right operand is still loaded.
+      // Goes back through the columns: the last right operand is still loaded.
       _tile_loadd(6, a + kTile * a_stride + w, a_bytes);
       if constexpr (C > 2) {
         _tile_dpbf16ps(5, 6, 7);
@@ -149,8 +152,7 @@ FOVEA_AMX void accumulate(Operand a, const float* b, int64_t rows, int64_t k, fl
 
 FOVEA_AMX void update(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k, float* c,
                       int64_t ldc) {
-  // A reduction of a panel is 24 words; one and a half tiles. The half is read from a copy with zeros behind
-  // it.
+  // A reduction over a panel is 24 words, one and a half tiles. The half is read from a zero-padded copy.
   const int64_t whole = k / kTile * kTile;
   if (whole > 0) product(a, b, ldb, rows, cols, whole, c, ldc, false);
   if (whole == k) return;

@@ -1,4 +1,4 @@
-// Partial results over disjoint keys become one: o = sum_i exp(lse_i - lse) o_i, lse = log sum_i exp(lse_i).
+// Merges partial results over disjoint keys: o = sum_i exp(lse_i - lse) o_i, lse = log sum_i exp(lse_i).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -50,7 +50,7 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
         for (int64_t c = 0; c < o.shape[3]; ++c) {
           float value = 0;
           for (size_t i = 0; i < weight.size(); ++i) {
-            // A part without keys says nothing, whatever it holds.
+            // A part without keys (lse = -inf) contributes nothing, even when its o holds NaN.
             if (weight[i] != 0)
               value += weight[i] * load_element(o_at(o_parts[i], b, s, h), o_parts[i].dtype, c);
           }

@@ -1,8 +1,8 @@
-// The vector operations, written once with Highway and compiled for each instruction set: what this file
-// includes behind foreach_target.h, and its own namespaces, stand once for each.
+// The tables of vector operations. They are written once, with Highway, and compiled once per instruction set:
+// foreach_target.h includes this file again for each.
 #include "cpu/ops.hpp"
 
-// Targets that add nothing here over their neighbours are left out.
+// Leaves out targets that bring nothing over their neighbours here.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/ops.cpp"

@@ -5,8 +5,8 @@
 // tiles. Score tiles are stored transposed, S^T[key][lane], so that row maxima, sums and masks are lane-wise
 // operations without shuffles, and K and V rows are read as they lie, one broadcast element at a time.
 //
-// Products run over words of 32 bits along the reduction: one float, or a pair of bfloat16 (word_elements =
-// 2).
+// Products run over words of 32 bits along the reduction: one float, or a pair of bfloat16
+// (word_elements = 2).
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,7 @@ namespace fovea::cpu {
 
 inline constexpr int kPanel = 48;
 
-/// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride], one of the strides
-/// being 1.
+/// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride]. One of the strides is 1.
 struct Operand {
   const float* data = nullptr;
   int64_t row_stride = 1;
@@ -45,11 +44,10 @@ struct Ops {
   int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
   int row_multiple;    ///< left operands must have rows padded with zeros to a multiple of this
   int k_multiple;      ///< reductions must be padded with zeros to a multiple of this many words
-  bool values_by_row;  ///< accumulate() wants its left operand with k_stride 1 (V transposed), not row_stride
-                       ///< 1
+  bool values_by_row;  ///< left operand of accumulate(): true k_stride 1 (V transposed), false row_stride 1
 
-  /// c[rows][kPanel] = a b, with b[k][kPanel] words. column_max, when not null, becomes max(column_max, c) by
-  /// lane.
+  /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises column_max, when not null, to the maximum of c
+  /// by lane.
   void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
   /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1.
   void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha);
@@ -96,9 +94,11 @@ struct Ops {
   /// words[c] = the pair (a[c], b[c]) of 16-bit elements; b null = zeros.
   void (*interleave)(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* words);
 
-  /// Few queries: bound by reading k and v once. Each pass fetches the rows that the next pass will read
-  /// (`ahead`), so that memory is busy all the time. Dot products of float32 rows q[num_q][ldq] with n rows
-  /// of `k` (elements of `type`, row stride ldk): s[q][j], row stride lds.
+  // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
+  // that the next pass reads (`ahead`), so that memory is always busy.
+
+  /// s[q][j] = dot(q[q], k[j]): float32 rows q[num_q][ldq], n rows of `k` with elements of `type` and row
+  /// stride ldk; row stride of s lds.
   void (*row_dots)(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk,
                    int64_t n, int64_t d, float* s, int64_t lds, Ahead ahead);
   /// o[q][c] += sum_j p[q][j] * v[j][c].
@@ -109,7 +109,7 @@ struct Ops {
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
 };
 
-/// Tables of the instruction sets compiled in; null where this build has none. Running one needs the
+/// The table of each instruction set, null where this build has none. Calling its functions needs the
 /// processor.
 const Ops* generic_ops();
 const Ops* avx2_ops();

@@ -1,6 +1,6 @@
-// Products of words: scores, accumulate, update.
+// Products of the panel, over words: scores, accumulate, update.
 //
-// For each instruction set of ops.cpp once more, which is what the guard is about.
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_PRODUCTS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_OPS_PRODUCTS_INL_HPP
 #undef FOVEA_CPU_OPS_PRODUCTS_INL_HPP
@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Words of bfloat16 rows with odd strides start at odd halves of a word.
+/// Loads a word that may not be aligned: bfloat16 rows with odd strides start in the middle of a word.
 HWY_INLINE V broadcast_word(const float* word) {
   float value;
   std::memcpy(&value, word, sizeof(value));
@@ -29,8 +29,8 @@ struct FloatWords {
 };
 
 #if HWY_TARGET == HWY_AVX3
-/// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no target of its own; used only
-/// where CPUID reports AVX512_BF16.
+/// A pair of bfloat16 per word: VDPBF16PS. Written as asm so that it needs no compiler target of its own; runs
+/// only where CPUID reports AVX512_BF16.
 struct Bf16Words {
   static HWY_INLINE V multiply_add(V a, V b, V acc) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.raw) : "v"(a.raw), "v"(b.raw));
@@ -108,8 +108,8 @@ HWY_INLINE void column_strip(Operand a, const float* b, int64_t ldb, int64_t row
   }
 }
 
-/// Columns in strips of three vectors, and of two where a single one would be left (it would wait for its own
-/// latency).
+/// Columns in strips of three vectors; two strips of two where one vector would be left over, since a single
+/// one waits for its own latency.
 template <class Words, Into kInto, bool kUnitRow>
 HWY_INLINE void product(Operand a, const float* b, int64_t ldb, int64_t rows, int64_t cols, int64_t k,
                         float* c, int64_t ldc, float* extra) {

@@ -1,6 +1,6 @@
-// Few queries: products and softmax of single rows.
+// Operations for few queries: products and softmax of single rows.
 //
-// For each instruction set of ops.cpp once more, which is what the guard is about.
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_OPS_ROWS_INL_HPP
 #undef FOVEA_CPU_OPS_ROWS_INL_HPP
@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Asks for row r of `ahead`; 64 bytes a cache line. Only rows that do not follow each other: those that do
-/// are what the hardware's own prefetchers see coming.
+/// Prefetches row r of `ahead`, in cache lines of 64 bytes. Contiguous rows are left to the hardware's own
+/// prefetchers.
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
   if (r >= ahead.rows || ahead.stride_bytes == ahead.row_bytes) return;
   const char* row = ahead.data + r * ahead.stride_bytes;
@@ -27,8 +27,8 @@ HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
 }
 
 /// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no
-/// shuffles; the float32 operands beside them are de-interleaved to match, once a pass. Few instructions a
-/// cache line matter here: the out-of-order window must reach over the next page to keep memory busy.
+/// shuffles; the float32 operands are de-interleaved to match, once a pass. Few instructions per cache line
+/// let the out-of-order window reach over the next page, which keeps memory busy.
 template <class T>
 struct TwoVectors {
   static HWY_INLINE void values(const T* p, V& a, V& b) {

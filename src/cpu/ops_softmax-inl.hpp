@@ -1,6 +1,6 @@
 // Online softmax of a score tile, and its gradients.
 //
-// For each instruction set of ops.cpp once more, which is what the guard is about.
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_SOFTMAX_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_OPS_SOFTMAX_INL_HPP
 #undef FOVEA_CPU_OPS_SOFTMAX_INL_HPP
@@ -55,7 +55,7 @@ HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor,
     const int x = v * kLanes;
     const V before = hn::LoadU(d, state.row_max + x);
     const V raised = hn::Max(before, hn::Mul(hn::LoadU(d, column_max + x), scale));
-    // Against a maximum of -inf every difference would be NaN; against 0 the weights of such a row are 0.
+    // -inf - (-inf) is NaN; with 0 in place of a maximum of -inf the weights of the row are 0.
     const V subtract = hn::IfThenZeroElse(hn::Eq(raised, lowest), raised);
     const V alpha = exp2_fast<6>(hn::Sub(before, subtract));
     hn::StoreU(raised, d, state.row_max + x);

@@ -1,6 +1,6 @@
-// Masks and terms of a score tile; layouts and types of rows.
+// Masks and terms of a score tile; transposes and type conversions of rows.
 //
-// For each instruction set of ops.cpp once more, which is what the guard is about.
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_OPS_TILES_INL_HPP
 #undef FOVEA_CPU_OPS_TILES_INL_HPP
@@ -42,8 +42,8 @@ void column_max(const float* s, int64_t n, float* maxima) {
   }
 }
 
-/// tanh(|x|) = 1 - 2 / (exp(2|x|) + 1) loses all digits near 0, where the odd series to x^7 (error 2e-8 below
-/// 0.2) takes over.
+/// tanh(|x|) = 1 - 2 / (exp(2|x|) + 1). That loses all digits near 0, so below 0.2 the odd series to x^7 is
+/// used (error 2e-8).
 HWY_INLINE V tanh_fast(V x) {
   const D d;
   const V one = hn::Set(d, 1.0f);
@@ -112,7 +112,7 @@ HWY_INLINE V load_as_float(const float* p) {
 }
 HWY_INLINE V load_as_float(const F16* p) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-  // Highway's emulation knows no NaN and Inf of float16.
+  // Highway's emulation does not convert NaN and Inf of float16.
   float values[kLanes];
   for (int i = 0; i < kLanes; ++i) values[i] = to_float(p[i]);
   return hn::LoadU(D(), values);

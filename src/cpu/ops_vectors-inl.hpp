@@ -1,6 +1,6 @@
 // What all vector operations share: types, the register tile, and exponentials.
 //
-// For each instruction set of ops.cpp once more, which is what the guard is about.
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_VECTORS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_OPS_VECTORS_INL_HPP
 #undef FOVEA_CPU_OPS_VECTORS_INL_HPP
@@ -28,25 +28,24 @@ using D4 = hn::FixedTag<float, 4>;
 #endif
 
 // Vector width and the register tile of the products. 32 registers: 8 x 3 accumulators; 16 registers: 4 x 3.
-// Each leaves room for 3 right operands and a broadcast, and has at least 8 independent chains (latency 4 x 2
-// pipes).
+// Each leaves room for 3 right operands and a broadcast, and has at least the 8 independent chains that two
+// pipes with a latency of 4 cycles need.
 constexpr int kLanes = static_cast<int>(HWY_LANES(float));
 constexpr int kVectors = kPanel / kLanes;
 constexpr int kTileRows = (HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64) ? 8 : 4;
 static_assert(kPanel % (3 * kLanes) == 0 || kLanes == 1);
 
-/// 2^x for x <= 127: round to n + f, a minimax polynomial (relative error; our own Remez run) in f, then the
-/// exponent. Below -126 the result is 0, so that no subnormal slows the products down; NaN stays NaN. Degree
-/// 6 errs by 2e-9, less than the rounding of float; degree 5 by 8e-8, enough where the weights are rounded to
-/// bfloat16.
+/// 2^x for x <= 127: x = n + f with n whole, a minimax polynomial in f (relative error, our own Remez run), then
+/// the exponent n. Below -126 the result is 0, so that no subnormal slows the products down; NaN stays NaN.
+/// The relative error is 2e-9 at degree 6, less than the rounding of float, and 8e-8 at degree 5, enough where
+/// the weights are rounded to bfloat16 next.
 template <int kDegree>
 HWY_INLINE V exp2_fast(V x) {
   const D d;
 #if HWY_TARGET == HWY_AVX3
   const V safe = x;
 #else
-  // Without VSCALEF the exponent is added as an integer, which has neither NaN nor anything beyond the range
-  // of float.
+  // Without VSCALEF the exponent is added as an integer, which is right only inside the range of float.
   const auto in_range = hn::And(hn::Ge(x, hn::Set(d, -126.0f)), hn::Le(x, hn::Set(d, 127.0f)));
   const V safe = hn::IfThenElseZero(in_range, x);
 #endif

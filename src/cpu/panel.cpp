@@ -1,3 +1,4 @@
+// Lanes, score terms, scores of a panel, dropout factors, and the staging of operands: the definitions of panel.hpp.
 #include "cpu/panel.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ Lanes::Lanes(const Group& group, int64_t row) : first_row(row) {
 }
 
 ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b) {
-  // A scale that is not positive would turn the maximum of the products into a minimum of the scores.
+  // With a negative scale the largest product is the smallest score, so such a scale goes through apply_terms().
   any = p.softcap > 0 || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || p.has(Role::kMask) ||
         p.has(Role::kBlockMask);
   factor = any ? kLog2e : static_cast<float>(p.scale * 1.4426950408889634);
@@ -155,8 +156,7 @@ void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& t
   }
 }
 
-// ---- staging
-// -----------------------------------------------------------------------------------------------------
+// Staging
 
 Staging::Staging(const AttentionProblem& p, const Ops& table)
     : ops(&table), type(p.dtype), d(p.head_dim), d_v(p.head_dim_v) {
@@ -178,8 +178,8 @@ void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst)
 
 namespace {
 
-/// Rows further apart than this are copied together: each would need a TLB entry of its own in every pass
-/// over the block, and rows a power of two apart fall into the same few sets of the first-level cache.
+/// Rows further apart than this are copied together: each takes a TLB entry of its own in every pass over the
+/// block, and rows a power of two apart fall into the same few sets of the first-level cache.
 constexpr int64_t kFarRowBytes = 1024;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What forward and backward share: which query rows lie on the lanes of a panel, the terms of the score, and
-// how K, V and Q are staged for the products.
+// What forward and backward share: which query rows lie on the lanes of a panel (Group, Lanes), the terms of
+// the score (ScoreTerms), and how K, V and Q are staged for the products (Staging).
 #pragma once
 
 #include <cstdint>
@@ -58,11 +58,11 @@ struct Lanes {
   Lanes(const Group& group, int64_t row);
 };
 
-/// Everything in a score besides the product, the scale and the band.
+/// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, masks.
 struct ScoreTerms {
   bool any;  ///< the scores need apply_terms()
   bool dropout;
-  float factor;  ///< what multiplies the stored score to give units of log2
+  float factor;  ///< stored score times factor is in units of log2
   tile::Dropout stream;
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b);
@@ -73,9 +73,9 @@ struct ScoreTerms {
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
                  float* derivative);
 
-/// Scores of one panel against keys j0 .. j0+n-1, masked, with their column maxima raised into `maxima` when
-/// given. `keys` points at the first of the n keys. Returns true when some of the n x lanes pairs are masked
-/// by the band.
+/// Computes the masked scores of one panel against keys j0 .. j0+n-1, and raises `maxima`, when given, to
+/// their column maxima. `keys` points at the first of the n keys. Returns true when the band masks some of
+/// the n x lanes pairs.
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
                   Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
                   float* s, float* maxima, float* derivative);
@@ -90,7 +90,7 @@ float load_element(const char* row, DType type, int64_t c);
 /// True when all elements of rows [0, n) are finite.
 bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
 
-/// How the products of one problem read their operands.
+/// Copies operands of one problem into the layouts that the products read.
 struct Staging {
   const Ops* ops;
   DType type;
@@ -100,7 +100,7 @@ struct Staging {
 
   Staging(const AttentionProblem& p, const Ops& table);
 
-  /// Words that staging n keys as a left operand of scores() takes.
+  /// Words of n keys staged as left operand of scores().
   int64_t rows_size(int64_t n, int64_t words) const { return round_up(n, ops->row_multiple) * words; }
   /// Reduction words over n keys or queries.
   int64_t words_of(int64_t n) const { return round_up(ceil_div(n, ops->word_elements), ops->k_multiple); }

@@ -1,5 +1,5 @@
-// Worker threads of one run. OpenMP keeps a pool between runs; the std::thread variant exists for
-// ThreadSanitizer, which cannot see into libgomp.
+// Worker threads of one run, and the queue that hands them their work. OpenMP keeps a pool of threads between
+// runs; the std::thread variant is for ThreadSanitizer, which cannot see into libgomp.
 #pragma once
 
 #include <atomic>

@@ -1,15 +1,21 @@
-// The oracle. For query row i of one head and the keys j that it sees:
+// The oracle: attention and its gradients in float64, row by row.
 //
-//   z_j = scale * q_i . k_j           s_j = cap(z_j) - slope * |i + sk - sq - j| + bias_ij       cap(z) = c
-//   tanh(z / c) lse = log(exp(sink) + sum_j exp(s_j))               p_j = exp(s_j - lse) o   = sum_j p_j m_j
-//   v_j                              m_j = keep_j / (1 - dropout), or 1
+// For query row i of one head and the keys j that it sees:
 //
-//   dv_j += p_j m_j dO                dp_j = m_j dO . v_j           delta = dO . o - dlse
-//   ds_j = p_j (dp_j - delta)         dsink += -exp(sink - lse) delta          dbias_ij += ds_j
-//   dz_j = ds_j cap'(z_j)             dq_i += scale dz_j k_j        dk_j += scale dz_j q_i
+//   z_j  = scale * q_i . k_j
+//   s_j  = cap(z_j) - slope * |i + sk - sq - j| + bias_ij     cap(z) = c tanh(z / c), or z without softcap
+//   lse  = log(exp(sink) + sum_j exp(s_j))
+//   p_j  = exp(s_j - lse)
+//   m_j  = keep_j / (1 - dropout), or 1 without dropout
+//   o    = sum_j p_j m_j v_j
 //
-// A key that is masked, or whose score is -inf, is left out altogether: its K and V are not read into the
-// row, so no NaN of theirs can arrive there. The same holds for the V of a dropped key.
+//   dp_j  = m_j dO . v_j                    delta   = dO . o - dlse
+//   ds_j  = p_j (dp_j - delta)              dz_j    = ds_j cap'(z_j)
+//   dv_j += p_j m_j dO                      dq_i   += scale dz_j k_j         dk_j += scale dz_j q_i
+//   dbias_ij += ds_j                        dsink  -= exp(sink - lse) delta
+//
+// A key that is masked, or whose score is -inf, is left out: its K and V are not read into the row, so their
+// NaN cannot reach it. The same holds for the V of a dropped key.
 #include "cpu/reference.hpp"
 
 #include <algorithm>
@@ -71,7 +77,7 @@ struct Elements {
         x[static_cast<int64_t>(c) * stride] = from_double<T>(values[c]);
     });
   }
-  /// The elements as doubles: in place where they are, else copied to `scratch`.
+  /// The elements as doubles: in place when they are contiguous doubles, else copied to `scratch`.
   std::span<const double> read(std::vector<double>& scratch) const {
     if (dtype == DType::kF64 && stride == 1) return {reinterpret_cast<const double*>(data), scratch.size()};
     visit([&](auto* x) {
@@ -88,7 +94,7 @@ struct Elements {
   }
 };
 
-/// Four partial sums, so that the additions do not wait for each other.
+/// The dot product, in four partial sums so that the additions do not wait for each other.
 double dot(std::span<const double> a, std::span<const double> b) {
   double sums[4] = {0, 0, 0, 0};
   size_t c = 0;
@@ -103,7 +109,7 @@ void add_scaled(double factor, std::span<const double> x, std::span<double> sum)
   for (size_t c = 0; c < x.size(); ++c) sum[c] += factor * x[c];
 }
 
-/// What one key is to one query row.
+/// One key as one query row sees it.
 struct SeenKey {
   int64_t j = 0;
   double score = 0;
@@ -203,7 +209,7 @@ class Oracle {
     return std::span(matrix).subspan(static_cast<size_t>(row * columns), static_cast<size_t>(columns));
   }
 
-  /// Rows of packed tensors that no sequence holds.
+  /// Visits the rows of a packed tensor behind its last sequence.
   template <class Visit>
   void for_each_row_outside(Visit&& visit, Role cu_seqlens, int64_t total, int64_t heads) const {
     if (!p_.packed) return;
@@ -329,7 +335,7 @@ class Oracle {
     dsink -= sink_weight_ * delta;
   }
 
-  // dbias: summed in double over what bias broadcasts, in a compact tensor, then written.
+  // dbias is summed in double, in a compact tensor of the shape of bias, then written.
 
   void clear_dbias() {
     if (!p_.has(Role::kDBias)) return;
@@ -337,7 +343,7 @@ class Oracle {
     int64_t count = 1;
     for (size_t axis = 4; axis-- > 0;) {
       const bool broadcast = p_[Role::kDBias].stride[axis] == 0;
-      dbias_extent_[axis] = broadcast ? 1 : full[axis];  // 1 also where there is nothing to sum
+      dbias_extent_[axis] = broadcast ? 1 : full[axis];
       dbias_stride_[axis] = broadcast ? 0 : count;
       count *= dbias_extent_[axis];
     }

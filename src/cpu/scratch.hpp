@@ -1,5 +1,5 @@
-// Hands out 64-byte aligned pieces of a workspace. With a null base it only adds up sizes, so that one
-// function both plans and lays out.
+// Hands out 64-byte aligned pieces of a workspace. With a null base it only adds up their sizes, so the same
+// code computes the size of a workspace and its layout.
 #pragma once
 
 #include <cstddef>

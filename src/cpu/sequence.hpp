@@ -1,5 +1,5 @@
-// One (sequence, query head) of a problem: pointers and lengths resolved, so that kernels never see batches,
-// packing or broadcasting.
+// One sequence and one head of a problem, with pointers and lengths resolved: the algorithms see no batches, no
+// packing and no broadcasting.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace fovea::cpu {
 
-/// A matrix inside a tensor: element (row, column) at data + row * stride + column * column_stride (in
-/// elements).
+/// A matrix inside a tensor: element (row, column) at data + row * stride + column * column_stride, strides
+/// in elements.
 struct MatrixView {
   char* data = nullptr;
   int64_t stride = 0;
@@ -31,7 +31,7 @@ struct MatrixView {
 struct SequenceSpan {
   int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
   int64_t length_q = 0,
-          length_k = 0;  ///< rows that the tensors hold for it (the last packed one: all that follow)
+          length_k = 0;  ///< rows that the tensors hold for it (the last packed sequence: to the end)
   int64_t used_q = 0, used_k = 0;  ///< rows that take part (seqused)
 };
 
@@ -44,7 +44,7 @@ inline SequenceSpan sequence_span(const AttentionProblem& p, const Buffers& buff
   }
   const int64_t sequence_q = span.length_q, sequence_k = span.length_k;
   if (p.packed && batch + 1 == p.batch) {
-    // Rows of the tensors after the last sequence: nobody else would write their zeros.
+    // The last sequence takes the rows behind it, so that their zeros are written.
     span.length_q = p.total_q - span.row_q;
     span.length_k = p.total_k - span.row_k;
   }
