@@ -23,10 +23,6 @@ struct WorkTile {
 constexpr bool later_queries_first(const AttentionParams& p) {
   return p.window_right >= 0;
 }
-/// Whether later blocks of keys are seen by more queries than earlier ones (a left edge only).
-constexpr bool later_keys_first(const AttentionParams& p) {
-  return p.window_right < 0 && p.window_left >= 0;
-}
 
 /// How many sections of `section` heads there are if the last one, which takes the heads that are left, is to
 /// have `last` of them or more: it ends the launch, and CTAs share the work of its longest tiles only if

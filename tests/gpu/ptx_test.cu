@@ -224,8 +224,9 @@ constexpr int kMatrixElements = 64;
 
 /// Matrix m holds 64 m + 8 row + column. Rows lie in reverse order and apart, so that addresses are what
 /// decides.
-template <int kMatrices, bool kTrans>
+template <bool kTrans>
 __global__ void load_matrices(uint32_t* registers) {
+  constexpr int kMatrices = 4;
   constexpr int kPitch = 24;  // elements: 48 bytes, a multiple of 16
   __shared__ alignas(16) uint16_t rows[kMatrices * 8][kPitch];
   for (int i = static_cast<int>(threadIdx.x); i < kMatrices * kMatrixElements; i += kWarpLanes) {
@@ -233,29 +234,22 @@ __global__ void load_matrices(uint32_t* registers) {
   }
   __syncwarp();
   const int lane = static_cast<int>(threadIdx.x);
-  const int row = Ldmatrix::matrix_of_address(lane) % kMatrices * 8 + Ldmatrix::row_of_address(lane);
+  const int row = Ldmatrix::matrix_of_address(lane) * 8 + Ldmatrix::row_of_address(lane);
   const uint32_t address = ptx::shared_address(&rows[kMatrices * 8 - 1 - row][0]);
   uint32_t r[kMatrices];
-  if constexpr (kMatrices == 4) {
-    if constexpr (kTrans) {
-      ptx::ldmatrix_x4_trans(r, address);
-    } else {
-      ptx::ldmatrix_x4(r, address);
-    }
+  if constexpr (kTrans) {
+    ptx::ldmatrix_x4_trans(r, address);
   } else {
-    if constexpr (kTrans) {
-      ptx::ldmatrix_x2_trans(r, address);
-    } else {
-      ptx::ldmatrix_x2(r, address);
-    }
+    ptx::ldmatrix_x4(r, address);
   }
   for (int m = 0; m < kMatrices; ++m) registers[lane * kMatrices + m] = r[m];
 }
 
-template <int kMatrices, bool kTrans>
+template <bool kTrans>
 void test_ldmatrix() {
+  constexpr int kMatrices = 4;
   DeviceArray<uint32_t> registers(kWarpLanes * kMatrices);
-  load_matrices<kMatrices, kTrans><<<1, kWarpLanes>>>(registers.data());
+  load_matrices<kTrans><<<1, kWarpLanes>>>(registers.data());
   const auto got = registers.values();
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     for (int m = 0; m < kMatrices; ++m) {
@@ -269,21 +263,13 @@ void test_ldmatrix() {
   }
 }
 
-TEST(Ptx, LdmatrixX2) {
-  FOVEA_SKIP_WITHOUT_GPU();
-  test_ldmatrix<2, false>();
-}
-TEST(Ptx, LdmatrixX2Trans) {
-  FOVEA_SKIP_WITHOUT_GPU();
-  test_ldmatrix<2, true>();
-}
 TEST(Ptx, LdmatrixX4) {
   FOVEA_SKIP_WITHOUT_GPU();
-  test_ldmatrix<4, false>();
+  test_ldmatrix<false>();
 }
 TEST(Ptx, LdmatrixX4Trans) {
   FOVEA_SKIP_WITHOUT_GPU();
-  test_ldmatrix<4, true>();
+  test_ldmatrix<true>();
 }
 
 // ---- mma
@@ -481,7 +467,6 @@ TEST(Ptx, LdmatrixFeedsMma) {
 __global__ void add_up(float* sums) {
   const auto x = static_cast<float>(threadIdx.x % 4 + 1);
   ptx::red_add(sums, x);
-  ptx::red_add_v2(sums + 2, x, 2 * x);
   ptx::red_add_v4(sums + 4, x, 2 * x, 3 * x, -x);
 }
 
@@ -492,8 +477,8 @@ TEST(Ptx, RedAddsOfManyThreadsAddUp) {
   DeviceArray<float> sums(std::vector<float>{1, 10, 2, 3, 4, 5, 6, 7});
   add_up<<<kBlocks, kBlock>>>(sums.data());
   const float total = kBlocks * (kBlock / 4) * (1 + 2 + 3 + 4);
-  const std::vector<float> expected = {
-      1 + total, 10, 2 + total, 3 + 2 * total, 4 + total, 5 + 2 * total, 6 + 3 * total, 7 - total};
+  const std::vector<float> expected = {1 + total,     10,       2, 3, 4 + total, 5 + 2 * total,
+                                       6 + 3 * total, 7 - total};
   EXPECT_EQ(sums.values(), expected);
 }
 

@@ -93,7 +93,6 @@ struct BwdMma {
   static_assert(kC.valid());
   static constexpr int kD = kC.head_dim, kDv = kC.head_dim_v, kM = kC.tile_m, kN = kC.tile_n;
   static constexpr int kThreads = kC.threads();
-  static constexpr int kWarpN16 = 2;  ///< 32 keys a warp
   static constexpr int kChunkN8 = kC.chunk_m / 8;
   static constexpr int kSliceM = kM / kC.warps_q;
   static constexpr int kChunks = kSliceM / kC.chunk_m;

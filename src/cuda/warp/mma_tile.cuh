@@ -47,19 +47,4 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
-/// Whether any of the two elements is NaN or infinite: its exponent bits are all ones.
-template <class T>
-__device__ __forceinline__ bool any_nonfinite(uint32_t x) {
-  constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
-  return (x & kExponent) == kExponent || ((x >> 16) & kExponent) == kExponent;
-}
-/// The pair with NaN and infinity replaced by 0.
-template <class T>
-__device__ __forceinline__ uint32_t finite_or_zero(uint32_t x) {
-  constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
-  if ((x & kExponent) == kExponent) x &= 0xffff0000u;
-  if (((x >> 16) & kExponent) == kExponent) x &= 0x0000ffffu;
-  return x;
-}
-
 }  // namespace fovea::cuda

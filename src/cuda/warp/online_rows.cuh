@@ -1,5 +1,5 @@
 // Softmax of the two rows that four lanes hold of an accumulator of wgmma (or of m16n8 tiles side by side),
-// over blocks of keys: tile/online_softmax.hpp with the maximum raised lazily.
+// over blocks of keys, with the maximum raised lazily.
 #pragma once
 
 #include <cmath>

@@ -39,11 +39,5 @@ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address) {
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
   ldmatrix<4, true>(r, row_address);
 }
-inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t row_address) {
-  ldmatrix<2, false>(r, row_address);
-}
-inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t row_address) {
-  ldmatrix<2, true>(r, row_address);
-}
 
 }  // namespace fovea::cuda::ptx

@@ -14,10 +14,6 @@ inline void fovea_red_add(float* to, const float* x, int count) {
 inline void red_add(float* to, float x) {
   fovea_red_add(to, &x, 1);
 }
-inline void red_add_v2(float* to, float x, float y) {
-  const float all[] = {x, y};
-  fovea_red_add(to, all, 2);
-}
 inline void red_add_v4(float* to, float x, float y, float z, float w) {
   const float all[] = {x, y, z, w};
   fovea_red_add(to, all, 4);
