@@ -1,5 +1,6 @@
-// Which blocks of keys a block of queries visits, and which of them need no mask. Only causal and window masks
-// count here: bias, masks and block masks apply inside every block.
+// Which blocks of keys a block of queries visits (the forward), which blocks of queries a block of keys visits
+// (the backward), and which of them need no mask. Only causal and window masks count here: bias, masks and
+// block masks apply inside every block.
 #pragma once
 
 #include "tile/attention_params.hpp"
@@ -12,8 +13,8 @@ constexpr int ceil_div(int a, int b) {
 
 /// Indices of blocks: [begin, full_begin) need a mask, [full_begin, full_end) neither mask nor bounds check,
 /// [full_end, end) need a mask. begin <= full_begin <= full_end <= end; begin == end when nothing is visible.
-/// Without full blocks full_begin == full_end == begin, so the first part exists only where the window has a
-/// left edge.
+/// Without full blocks full_begin == full_end == begin, so the first part exists only where the window has an
+/// edge on that side (kv_blocks: window_left, q_blocks: window_right).
 struct KvBlocks {
   int begin = 0, full_begin = 0, full_end = 0, end = 0;
 
@@ -22,7 +23,7 @@ struct KvBlocks {
   constexpr bool is_full(int block) const { return full_begin <= block && block < full_end; }
 };
 
-/// Blocks of `tile` keys: visited when they touch `any`, full when they lie inside `all`.
+/// Blocks of `tile` rows: visited when they touch `any`, full when they lie inside `all`.
 constexpr KvBlocks blocks_of(Span32 any, Span32 all, int tile) {
   if (any.empty()) return {};
   KvBlocks blocks{any.begin / tile, 0, 0, ceil_div(any.end, tile)};
@@ -40,6 +41,22 @@ constexpr KvBlocks kv_blocks(const AttentionParams& p, const SequenceSpan& s, in
   if (query_begin >= query_end) return {};
   const Span32 first = keys_of(p, s, query_begin), last = keys_of(p, s, query_end - 1);
   return blocks_of({first.begin, last.end}, {last.begin, first.end}, tile_n);
+}
+
+/// Blocks of tile_m rows whose queries see any key of [key_begin, key_end); the caller clamps the keys to
+/// used_k. Rows count from the first query of the sequence; where tiles pack the heads of a group,
+/// `rows_per_query` is the size of the group.
+constexpr KvBlocks q_blocks(const AttentionParams& p, const SequenceSpan& s, int key_begin, int key_end,
+                            int tile_m, int rows_per_query = 1) {
+  if (key_begin >= key_end) return {};
+  const Span32 any = queries_of_any(p, s, key_begin, key_end);
+  // Queries that see all of the keys: an edge of the window moves by one key a query.
+  const int shift = s.used_k - s.used_q;
+  const auto clamp = [&](int x) { return x < 0 ? 0 : (x > s.used_q ? s.used_q : x); };
+  const Span32 all = {p.window_right < 0 ? 0 : clamp(key_end - 1 - p.window_right - shift),
+                      p.window_left < 0 ? s.used_q : clamp(key_begin + p.window_left + 1 - shift)};
+  return blocks_of({any.begin * rows_per_query, any.end * rows_per_query},
+                   {all.begin * rows_per_query, all.end * rows_per_query}, tile_m);
 }
 
 }  // namespace fovea::tile

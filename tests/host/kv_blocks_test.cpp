@@ -63,6 +63,27 @@ void check_kv(const Problem& problem, int begin, int end, int tile_n) {
   }
 }
 
+void check_q(const Problem& problem, int begin, int end, int tile_m, int group) {
+  const KvBlocks blocks = q_blocks(problem.p, problem.s, begin, end, tile_m, group);
+  const std::string text = problem.text() + " keys [" + std::to_string(begin) + ", " + std::to_string(end) +
+                           ") tile_m=" + std::to_string(tile_m) + " group=" + std::to_string(group);
+  expect_ordered(blocks, text);
+  for (int block = 0; block <= problem.s.used_q * group / tile_m + 1; ++block) {
+    bool any = false, all = begin < end;
+    for (int row = block * tile_m; row < (block + 1) * tile_m; ++row) {
+      for (int j = begin; j < end; ++j) {
+        any |= problem.sees(row / group, j);
+        all &= problem.sees(row / group, j);
+      }
+    }
+    ASSERT_EQ(blocks.begin <= block && block < blocks.end, any) << text << " block " << block;
+    ASSERT_EQ(blocks.is_full(block), all) << text << " block " << block;
+  }
+  if (problem.p.window_right < 0) {
+    ASSERT_EQ(blocks.full_begin, blocks.begin) << text;
+  }
+}
+
 TEST(KvBlocks, EverySmallProblem) {
   for (int used_q = 0; used_q <= 7; ++used_q) {
     for (int used_k = 0; used_k <= 7; ++used_k) {
@@ -72,6 +93,11 @@ TEST(KvBlocks, EverySmallProblem) {
           for (int tile = 1; tile <= 4; ++tile) {
             for (int begin = 0; begin <= used_q; ++begin) {
               for (int end = begin; end <= used_q; ++end) check_kv(problem, begin, end, tile);
+            }
+            for (int begin = 0; begin <= used_k; ++begin) {
+              for (int end = begin; end <= used_k; ++end) {
+                for (int group = 1; group <= 3; ++group) check_q(problem, begin, end, tile, group);
+              }
             }
           }
           if (HasFatalFailure()) return;
@@ -90,9 +116,11 @@ TEST(KvBlocks, RandomProblems) {
   for (int round = 0; round < 400; ++round) {
     const auto edge = [&] { return between(0, 2) == 0 ? between(0, 700) : between(0, 1) - 1; };
     const Problem problem(between(1, 500), between(1, 500), edge(), edge());
-    const int tile_m = 16 << between(0, 3), tile_n = 16 * between(1, 11);
+    const int tile_m = 16 << between(0, 3), tile_n = 16 * between(1, 11), group = between(1, 8);
     const int tile_begin = between(0, (problem.s.used_q - 1) / tile_m) * tile_m;
     check_kv(problem, tile_begin, std::min(tile_begin + tile_m, problem.s.used_q), tile_n);
+    const int keys_begin = between(0, (problem.s.used_k - 1) / tile_n) * tile_n;
+    check_q(problem, keys_begin, std::min(keys_begin + tile_n, problem.s.used_k), tile_m, group);
     if (HasFatalFailure()) return;
   }
 }
@@ -136,6 +164,11 @@ TEST(KvBlocks, CausalByHand) {
   EXPECT_EQ(third.full_end, 2);  // the block on the diagonal needs a mask
   EXPECT_EQ(third.end, 3);
   EXPECT_EQ(third.count(), 3);
+  const KvBlocks queries = q_blocks(causal.p, causal.s, 128, 192, 64);
+  EXPECT_EQ(queries.begin, 2);
+  EXPECT_EQ(queries.full_begin, 3);
+  EXPECT_EQ(queries.full_end, 4);
+  EXPECT_EQ(queries.end, 4);
   EXPECT_TRUE(kv_blocks(causal.p, causal.s, 64, 64, 64).empty());
   EXPECT_EQ(KvBlocks{}.count(), 0);
   // More queries than keys: the first of them see nothing.
