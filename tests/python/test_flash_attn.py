@@ -1,5 +1,6 @@
 """Every function of fovea.flash_attn and fovea.flash_attn_interface over random arguments, against the formula."""
 
+import functools
 import inspect
 import random
 
@@ -342,6 +343,47 @@ def test_signatures_are_those_of_the_packages():
             parameters = inspect.signature(getattr(module, name)).parameters.values()
             text = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
             assert text == wanted, name
+
+
+def calls_with_a_window(device):
+    """name -> call(window_size=...), for every function of both modules that takes one and computes."""
+    q = torch.randn(2, 9, 2, 16, device=device)
+    rows, cu = q.flatten(0, 1), starts([9, 9], device)
+    third = torch.stack((q, q, q), 2)
+    for name, module in (("fa2", fa2), ("fa3", fa3)):
+        arguments = {
+            "flash_attn_func": (q, q, q),
+            "flash_attn_qkvpacked_func": (third,),
+            "flash_attn_kvpacked_func": (q, third[:, :, 1:]),
+            "flash_attn_varlen_func": (rows, rows, rows, cu, cu, 9, 9),
+            "flash_attn_varlen_qkvpacked_func": (third.flatten(0, 1), cu, 9),
+            "flash_attn_varlen_kvpacked_func": (rows, third[:, :, 1:].flatten(0, 1), cu, cu, 9, 9),
+            "flash_attn_with_kvcache": (q, q, q),
+        }
+        for function, given in arguments.items():
+            if hasattr(module, function):
+                yield f"{name}.{function}", functools.partial(getattr(module, function), *given)
+
+
+def test_a_window_of_any_kind(device):
+    np = pytest.importorskip("numpy")
+    found = 0
+    for name, call in calls_with_a_window(device):
+        expected = call(window_size=(3, 2))
+        assert not torch.equal(expected, call()), name
+        forms = ([3, 2], torch.tensor([3, 2]), torch.Size([3, 2]), np.array([3, 2]), (np.int64(3), torch.tensor(2)))
+        for window in (*forms, torch.tensor([3, 2], device=device, dtype=torch.int32)):
+            assert torch.equal(call(window_size=window), expected), (name, window)
+        for wrong in ((3,), 3, None, [3, 2, 1], torch.tensor([3, 2, 1]), torch.tensor(3)):
+            with pytest.raises(ValueError, match="window_size: got "):
+                call(window_size=wrong)
+        with pytest.raises(TypeError, match="window"):
+            call(window_size=(1.5, 0))
+        found += 1
+    assert found == 11
+    q = torch.randn(1, 9, 2, 16, device=device, requires_grad=True)
+    plain.assert_close(fa2.flash_attn_func(q, q, q, window_size=[3, 2]), fa2.flash_attn_func(q, q, q, window_size=(3, 2)))
+    fa3.get_scheduler_metadata(1, 9, 9, 2, 2, 16, torch.tensor([9], device=device), window_size=[3, 2])
 
 
 def test_what_is_refused():

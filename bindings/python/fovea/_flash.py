@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _core
+from ._arguments import pair
 from .torch import _attend, _ops
 
 _is_compiling = torch.compiler.is_compiling
@@ -29,14 +30,14 @@ def refuse(**arguments: Any) -> None:
         raise NotImplementedError(f"fovea: got {', '.join(given)}, which Fovea does not have; leave it out")
 
 
-def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> None:
+def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> tuple[int, int]:
+    """window_size as two integers."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor; convert it")
     if softmax_scale == 0:
         raise ValueError("softmax_scale: got 0; expected another number, or None for 1/sqrt(head size)")
-    if not isinstance(window_size, Sequence) or len(window_size) != 2:
-        raise ValueError(f"window_size: got {window_size!r}; expected (left, right); -1 is unlimited")
+    return pair(window_size, "window_size")
 
 
 def dense(
@@ -102,12 +103,12 @@ def general(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse), in every way that Fovea has; `others` are named as the compiled part names them."""
-    _checked(q, k, v, softmax_scale, window_size)
+    left, right = _checked(q, k, v, softmax_scale, window_size)
     arguments = {
         "scale": softmax_scale,
         "causal": causal,
-        "window_left": window_size[0],
-        "window_right": window_size[1],
+        "window_left": left,
+        "window_right": right,
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
         **others,
@@ -136,12 +137,12 @@ def with_dropout(
         others |= {"dropout": dropout_p, "seed": _ops.draw_seed()}
         o, lse = general(q, k, v, *settings, return_attn_probs, **others)
     elif dropout_p > 0:
-        _checked(q, k, v, softmax_scale, window_size)
+        left, right = _checked(q, k, v, softmax_scale, window_size)
         arguments = {
             "scale": softmax_scale,
             "causal": causal,
-            "window_left": window_size[0],
-            "window_right": window_size[1],
+            "window_left": left,
+            "window_right": right,
             "softcap": max(softcap, 0.0),
             "deterministic": deterministic,
             "dropout": dropout_p,
@@ -232,7 +233,7 @@ def with_kvcache(
     alibi_slopes: Tensor | None,
     return_softmax_lse: bool,
 ) -> Any:
-    _checked(q, k_cache, v_cache, softmax_scale, window_size)
+    window_size = _checked(q, k_cache, v_cache, softmax_scale, window_size)
     if (k is None) != (v is None):
         raise ValueError("k, v: got one of the two; expected both or neither; give the new keys with their values")
     if (rotary_cos is None) != (rotary_sin is None):
@@ -258,7 +259,7 @@ def with_kvcache(
         places = used.long().unsqueeze(1) + torch.arange(added, device=q.device)
         if rotary_cos is not None:
             k = _rotate(k, rotary_cos[places], rotary_sin[places], rotary_interleaved)
-            if causal or tuple(window_size) != (-1, -1):
+            if causal or window_size != (-1, -1):
                 at = used.long().unsqueeze(1) + torch.arange(seqlen_q, device=q.device)
             else:
                 at = used.long().unsqueeze(1).expand(-1, seqlen_q)

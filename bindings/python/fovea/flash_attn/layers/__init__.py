@@ -1,0 +1,1 @@
+"""Layers of the package flash-attn that Fovea has: rotary."""

@@ -1,0 +1,1 @@
+"""Operations of the package flash-attn that Fovea has: triton.rotary."""

@@ -1,0 +1,1 @@
+"""Under the name that programs import; computed by PyTorch, without Triton."""
