@@ -114,20 +114,20 @@ test-gpu: cuda-setup ## the conformance suite on every CUDA backend, and compute
 	@$(call build,release,all)
 	@tools/test_gpu.sh build/release
 
-bench-gpu: cuda-setup ## speed of the CUDA backends, beside PyTorch's where it is installed (BENCH_FLAGS, see bench/gpu.py)
+bench-gpu: cuda-setup ## speed of the CUDA backends, beside PyTorch's where it is installed (BENCH_FLAGS, see bench/gpu/compare.py)
 	@$(call configure,release)
 	@$(call build,release,all)
-	python3 bench/gpu.py --lib build/release/lib/libfovea.so $(BENCH_FLAGS)
+	python3 bench/gpu/compare.py --lib build/release/lib/libfovea.so $(BENCH_FLAGS)
 
-profile: cuda-setup ## counters of the CUDA kernels by Nsight Compute, as a table (PROFILE_FLAGS, see bench/gpu_profile.py)
+profile: cuda-setup ## counters of the CUDA kernels by Nsight Compute, as a table (PROFILE_FLAGS, see bench/gpu/counters.py)
 	@$(call configure,release)
 	@$(call build,release,all)
-	python3 bench/gpu_profile.py --lib build/release/lib/libfovea.so $(PROFILE_FLAGS)
+	python3 bench/gpu/counters.py --lib build/release/lib/libfovea.so $(PROFILE_FLAGS)
 
 profile-ladder: cuda-setup ## counters, registers and spills of each rung of the ladder by Nsight Compute (PROFILE_FLAGS)
 	@$(call configure,release)
 	@$(call build,release,bin/fovea)
-	python3 bench/gpu_profile.py --ladder $(PROFILE_FLAGS)
+	python3 bench/gpu/counters.py --ladder $(PROFILE_FLAGS)
 
 resources: cuda-setup ## writes docs/kernels/resources.md from what the compiler says of each CUDA kernel
 	@$(call configure,release)
@@ -138,16 +138,16 @@ ladder: setup ## every rung of the ladder that this machine can run: checked, th
 	@$(call build,release,bin/fovea)
 	build/release/bin/fovea ladder $(LADDER_FLAGS)
 
-report: ## build/report.html: what was measured, drawn from the files in bench/results (REPORT_FLAGS, see bench/report.py)
+report: ## build/report.html: what was measured, drawn from the files in bench/results (REPORT_FLAGS, see bench/report/report.py)
 	@tools/setup.sh report
 	@mkdir -p build
 	@python=build/report-venv/bin/python; [[ -x $$python ]] || python=python3; \
-	$$python bench/report.py --output build/report.html $(REPORT_FLAGS)
+	$$python bench/report/report.py --output build/report.html $(REPORT_FLAGS)
 
 bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)
 	@$(call build,release,all)
-	python3 bench/cpu.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
+	python3 bench/cpu/compare.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
 
 asan: test-setup ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call configure,asan)

@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "cli/commands.hpp"
+#include "cli/commands/commands.hpp"
 #include "fovea/fovea.hpp"
 #include "io/file_error.hpp"
 

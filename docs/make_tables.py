@@ -7,7 +7,7 @@
                                         it those tables are left as they are
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
-`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu.py there, with `memory` from
+`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu/compare.py there, with `memory` from
 `fovea explain --json`.
 """
 
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "bench" / "gpu"))
 sys.dont_write_bytecode = True
-import gpu_report  # noqa: E402
+import tables  # noqa: E402
 
 PAGES = ["README.md", "docs/benchmarks.md", "docs/kernels/cpu.md", "docs/guide/attention.md"]
 TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -137,7 +137,7 @@ def bench_decode() -> str:
     return table(head, rows, 3) if rows else NO_RESULTS
 
 
-# ---- bench/results of bench/gpu.py
+# ---- bench/results of bench/gpu/compare.py
 
 
 def gpu_results() -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def gpu_summary() -> str:
     """A line a type, pass and opponent: geometric mean and least over the grid."""
     text = ""
     for result in gpu_results():
-        lines = gpu_report.summary_rows(result)
+        lines = tables.summary_rows(result)
         if lines:
             head = ["type", "pass", "Fovea over", "cells", "times as fast (geometric mean)", "least", "most"]
             text += gpu_title(result) + table(head, lines, 3) + "\n"
@@ -169,7 +169,7 @@ def gpu_summary() -> str:
 
 
 def gpu_ratios() -> str:
-    text = "".join(gpu_title(result) + "\n".join(gpu_report.ratio_tables(result)) + "\n\n" for result in gpu_results())
+    text = "".join(gpu_title(result) + "\n".join(tables.ratio_tables(result)) + "\n\n" for result in gpu_results())
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 

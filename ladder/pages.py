@@ -23,8 +23,8 @@ import tempfile
 
 MOST_LINES, MOST_CHANGED = 200, 60
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-import gpu_ncu  # noqa: E402
+sys.path.insert(0, str(ROOT / "bench" / "gpu"))
+import ncu  # noqa: E402
 BLOCK = re.compile(r"(<!-- (measured|peak memory)(?:: ([\w ]+))? -->\n)(.*?)(<!-- end of measured -->)", re.DOTALL)
 SIZES = re.compile(r"(<!-- sizes -->\n)(.*?)(<!-- end of sizes -->)", re.DOTALL)
 QUANTITY = re.compile(r"(?<![\w.])\d[\d.,]*\s?(?:[TG]FLOP/s|[TG]B/s|ms|µs|us|ns)\b")
@@ -133,8 +133,8 @@ def counters(root, rung):
         text += f"Counters by Nsight Compute, {result['gpu']}, {result['date']} (`bench/results/{result['file']}`)\n\n"
         cells = [["kernel", "shape", *COUNTERS]]
         for line in lines:
-            kernel = gpu_ncu.Kernel(line["kernel"], {label: line[label] for label in gpu_ncu.METRICS if label in line})
-            named = dict(zip(gpu_ncu.HEAD, gpu_ncu.cells(kernel)))
+            kernel = ncu.Kernel(line["kernel"], {label: line[label] for label in ncu.METRICS if label in line})
+            named = dict(zip(ncu.HEAD, ncu.cells(kernel)))
             cells.append([named["kernel"], line["shape"], *(named[column] for column in COUNTERS)])
         text += table(cells) + "\n"
     return text.rstrip("\n") + "\n" if text else ""

@@ -47,7 +47,7 @@ struct Rung {
   const char* accepted;      ///< in words
   void (*run)(const Task&);  ///< null where the build has no code of it
   bool newer_too = true;     ///< runs on newer GPUs as well; those of sm_90a do not
-  bool in_python = false;    ///< a kernel.py, which bench/ladder_peers.py checks and times; `run` is null
+  bool in_python = false;    ///< a kernel.py, which bench/gpu/ladder_peers.py checks and times; `run` is null
 
   /// Whether a GPU of that compute capability, times ten, has its instructions.
   bool runs_on(int gpu) const { return newer_too ? gpu >= capability : gpu == capability; }

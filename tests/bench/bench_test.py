@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The parts of bench/gpu*.py that need no GPU."""
+"""The parts of bench/gpu that need no GPU."""
 
 import contextlib
 import json
@@ -11,13 +11,13 @@ import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-BENCH = HERE.parent.parent / "bench"
+BENCH = HERE.parent.parent / "bench" / "gpu"
 sys.path.insert(0, str(BENCH))
 
-import gpu  # noqa: E402
-import gpu_ncu  # noqa: E402
-import gpu_report  # noqa: E402
-import gpu_shapes  # noqa: E402
+import compare  # noqa: E402
+import ncu  # noqa: E402
+import tables  # noqa: E402
+import shapes  # noqa: E402
 
 
 def run(script, *arguments, **more):
@@ -26,7 +26,7 @@ def run(script, *arguments, **more):
 
 class Shapes(unittest.TestCase):
     def test_grid_is_the_field_s(self):
-        rows = gpu_shapes.grid()
+        rows = shapes.grid()
         self.assertEqual(len(rows), 72)
         self.assertEqual(len({row.name for row in rows}), 72)
         for row in rows:
@@ -35,13 +35,13 @@ class Shapes(unittest.TestCase):
             self.assertEqual((row.s_q, row.h_q, row.d), (row.s_k, row.h_kv, row.d_v))
 
     def test_flops(self):
-        fwd, bwd = (gpu_shapes.parse(f"{p},b4,s4096,h16,d128") for p in ("fwd", "bwd"))
+        fwd, bwd = (shapes.parse(f"{p},b4,s4096,h16,d128") for p in ("fwd", "bwd"))
         self.assertEqual(fwd.flops, 4 * 4 * 16 * 4096**2 * 128)
         self.assertEqual(bwd.flops, 2.5 * fwd.flops)
-        self.assertEqual(gpu_shapes.parse("b4,s4096,h16,d128,causal").flops, fwd.flops / 2)
+        self.assertEqual(shapes.parse("b4,s4096,h16,d128,causal").flops, fwd.flops / 2)
         # Different sizes of values: 2 (d + d_v) and 6 d + 4 d_v a pair.
-        self.assertEqual(gpu_shapes.parse("s2,h1,d192,dv128").flops, 4 * 2 * (192 + 128))
-        self.assertEqual(gpu_shapes.parse("bwd,s2,h1,d192,dv128").flops, 4 * (6 * 192 + 4 * 128))
+        self.assertEqual(shapes.parse("s2,h1,d192,dv128").flops, 4 * 2 * (192 + 128))
+        self.assertEqual(shapes.parse("bwd,s2,h1,d192,dv128").flops, 4 * (6 * 192 + 4 * 128))
 
     def test_pairs_are_counted_where_no_convention_holds(self):
         def brute(shape):
@@ -53,40 +53,40 @@ class Shapes(unittest.TestCase):
             )
 
         for text in ("s9,d8,w3", "s9,d8,w3,causal", "s5,sk9,d8,causal", "s9,sk5,d8,causal", "s9,sk5,d8,w2,causal"):
-            shape = gpu_shapes.parse(text)
+            shape = shapes.parse(text)
             self.assertEqual(shape.pairs, brute(shape), text)
 
     def test_packed(self):
-        lengths = gpu_shapes.packed_lengths(16384, 64, 4096)
+        lengths = shapes.packed_lengths(16384, 64, 4096)
         self.assertEqual(sum(lengths), 16384)
         self.assertTrue(all(64 <= n <= 4096 + 64 for n in lengths))
-        self.assertEqual(lengths, gpu_shapes.packed_lengths(16384, 64, 4096))
-        shape = next(row for row in gpu_shapes.special() if row.lengths)
+        self.assertEqual(lengths, shapes.packed_lengths(16384, 64, 4096))
+        shape = next(row for row in shapes.special() if row.lengths)
         self.assertEqual(shape.sequences[0], (0, shape.lengths[0]))
         self.assertEqual(shape.sequences[-1][1], shape.s_q)
         self.assertEqual(shape.pairs, sum(n * n for n in shape.lengths) / 2)
 
     def test_special_rows(self):
-        names = [row.name for row in gpu_shapes.special()]
+        names = [row.name for row in shapes.special()]
         for name in ("fp32_fwd_b4_s4096_h32_d64", "fp32_fwd_b100_s4096_h1_d32", "bf16_fwd_b4_s4096_h32kv8_d128_causal",
                      "bf16_bwd_b1_s16384_h16_d128_causal_w1023", "bf16_fwd_b1_s1k65536_h32kv8_d128"):  # fmt: skip
             self.assertIn(name, names)
         self.assertEqual(len(set(names)), len(names))
-        self.assertFalse(any("_fwd_" in row.name for row in gpu_shapes.special(["bwd_det"])))
+        self.assertFalse(any("_fwd_" in row.name for row in shapes.special(["bwd_det"])))
 
     def test_parse_refuses(self):
         for text in ("b4,d64", "s64", "s64,d64,x3", "s64,d64,h3,hkv2", "s64,d64,full"):
             with self.assertRaises(ValueError, msg=text):
-                gpu_shapes.parse(text)
+                shapes.parse(text)
 
     def test_options_choose_rows(self):
         def names(*arguments):
-            return [row.name for row in gpu.shapes_of(gpu.parse_arguments(list(arguments)))]
+            return [row.name for row in compare.shapes_of(compare.parse_arguments(list(arguments)))]
 
         self.assertEqual(len(names()), 72)
         self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
                          ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
-        self.assertEqual(len(names("--rows", "all")), 72 + len(gpu_shapes.special()))
+        self.assertEqual(len(names("--rows", "all")), 72 + len(shapes.special()))
         self.assertEqual(len(names("--quick")), 24)
         self.assertEqual(names("--shape", "s64,d64"), ["bf16_fwd_b1_s64_h16_d64"])
         with self.assertRaises(ValueError):
@@ -95,18 +95,18 @@ class Shapes(unittest.TestCase):
 
 class Numbers(unittest.TestCase):
     def test_quantiles(self):
-        self.assertEqual(gpu_report.quantile([3, 1, 2], 0.5), 2)
-        self.assertEqual(gpu_report.quantile([4, 1, 2, 3], 0.5), 2.5)
-        self.assertEqual(gpu_report.quantile([7], 0.75), 7)
-        self.assertEqual([gpu_report.quantile(range(5), x) for x in (0, 0.25, 0.75, 1)], [0, 1, 3, 4])
+        self.assertEqual(tables.quantile([3, 1, 2], 0.5), 2)
+        self.assertEqual(tables.quantile([4, 1, 2, 3], 0.5), 2.5)
+        self.assertEqual(tables.quantile([7], 0.75), 7)
+        self.assertEqual([tables.quantile(range(5), x) for x in (0, 0.25, 0.75, 1)], [0, 1, 3, 4])
 
     def test_summary(self):
-        found = gpu_report.summary([1.0, 2.0, 3.0], flops=4e12, tensor_bytes=6e9)
+        found = tables.summary([1.0, 2.0, 3.0], flops=4e12, tensor_bytes=6e9)
         self.assertEqual((found["ms"], found["q1"], found["q3"], found["spread"]), (2, 1.5, 2.5, 0.5))
         self.assertEqual((found["tflops"], found["gb_s"]), (2000, 3000))
 
     def test_geometric_mean(self):
-        self.assertAlmostEqual(gpu_report.geometric_mean([2, 8]), 4)
+        self.assertAlmostEqual(tables.geometric_mean([2, 8]), 4)
 
 
 def row(s, d=64, causal=False, group="grid", pass_="fwd", **times):
@@ -137,7 +137,7 @@ class Tables(unittest.TestCase):
     }
 
     def test_ratios(self):
-        text = gpu_report.ratio_tables(self.results)
+        text = tables.ratio_tables(self.results)
         at = text.index("Forward, bf16: ours over FlashAttention-2 (PyTorch):")
         self.assertEqual(text[at + 2], "| d | causal | 512 | 1024 |")
         self.assertEqual(text[at + 4], "| 64 | no | 1.50 | 2.00 |")
@@ -149,7 +149,7 @@ class Tables(unittest.TestCase):
 
     def test_summary_rows(self):
         self.assertEqual(
-            gpu_report.summary_rows(self.results),
+            tables.summary_rows(self.results),
             [
                 ["bf16", "forward", "FlashAttention-2 (PyTorch)", "2", "1.73", "1.50", "2.00"],
                 ["bf16", "forward", "cuDNN (PyTorch)", "1", "1.25", "1.25", "1.25"],
@@ -158,41 +158,41 @@ class Tables(unittest.TestCase):
         )
 
     def test_best(self):
-        self.assertEqual(gpu_report.best_peer(self.results["rows"][0]), "cudnn")
-        self.assertEqual(gpu_report.best_peer(self.results["rows"][1]), "fa2")
-        self.assertIsNone(gpu_report.best_peer(row(1, ours=1.0)))
-        self.assertIsNone(gpu_report.ratio(self.results["rows"][2], "ours", "fa2"))
+        self.assertEqual(tables.best_peer(self.results["rows"][0]), "cudnn")
+        self.assertEqual(tables.best_peer(self.results["rows"][1]), "fa2")
+        self.assertIsNone(tables.best_peer(row(1, ours=1.0)))
+        self.assertIsNone(tables.ratio(self.results["rows"][2], "ours", "fa2"))
 
     def test_versions_of_ours_and_determinism(self):
         results = {"rows": [row(512, pass_="bwd_det", **{"ours": 2.0, "ours:fast": 1.9, "fa2": 3.0})]}
-        text = gpu_report.ratio_tables(results)
+        text = tables.ratio_tables(results)
         at = text.index("Backward, deterministic, bf16: ours over ours:fast:")
         self.assertEqual(text[at + 4], "| 64 | no | 0.95 |")
 
     def test_stored_ratios(self):
-        stored = gpu_report.stored_best_over_cudnn()
+        stored = tables.stored_best_over_cudnn()
         self.assertEqual(len(stored), 72)
         self.assertTrue(all(1 <= value < 2 for value in stored.values()))
         results = {"stored_best_over_cudnn": True, "rows": [row(16384, d=128, causal=True, ours=1.0, cudnn=1.258)]}
-        text = "\n".join(gpu_report.ratio_tables(results))
+        text = "\n".join(tables.ratio_tables(results))
         self.assertIn("taken as cuDNN in this run times the stored ratio", text)
         self.assertIn("| 128 | yes | 1.00 |", text)
         # Where the peer itself was timed, nothing is taken from the file.
         results["rows"][0]["contenders"]["fa3"] = {"ms": 1.0, "tflops": 1.0, "spread": 0}
-        self.assertNotIn("stored ratio", "\n".join(gpu_report.ratio_tables(results)))
+        self.assertNotIn("stored ratio", "\n".join(tables.ratio_tables(results)))
 
     def test_failures(self):
-        self.assertEqual(gpu_report.failures(self.results),
+        self.assertEqual(tables.failures(self.results),
                          ["cudnn: no such kernel (row_s1024_d64)", "ours: wrong: o (row_s512_d64_causal)"])  # fmt: skip
 
     def test_file(self):
-        text = gpu_report.dump(self.results)
+        text = tables.dump(self.results)
         self.assertEqual(json.loads(text), self.results)
         self.assertEqual(sum(line.startswith('  {"name"') for line in text.splitlines()), 4)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "r.json"
             path.write_text(text)
-            done = run("gpu.py", "--tables", str(path))
+            done = run("compare.py", "--tables", str(path))
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("| 64 | no | 1.25 | 2.00 |", done.stdout)
 
@@ -200,9 +200,9 @@ class Tables(unittest.TestCase):
         about = {"gpu": {"name": "G"}, "software": {}, "sources_sha256": "a", "protocol": {}}
         old = {**about, "rows": [row(1, ours=1.0), row(2, ours=1.0)]}
         new = {**about, "rows": [row(2, ours=9.0)]}
-        self.assertEqual([r["contenders"]["ours"]["ms"] for r in gpu_report.merged(old, new)["rows"]], [1.0, 9.0])
+        self.assertEqual([r["contenders"]["ours"]["ms"] for r in tables.merged(old, new)["rows"]], [1.0, 9.0])
         with self.assertRaisesRegex(ValueError, "sources_sha256"):
-            gpu_report.merged({**old, "sources_sha256": "b"}, new)
+            tables.merged({**old, "sources_sha256": "b"}, new)
 
 
 class Counters(unittest.TestCase):
@@ -210,7 +210,7 @@ class Counters(unittest.TestCase):
 
     def setUp(self):
         self.text = (HERE / "ncu_raw.csv").read_text()
-        self.kernels = gpu_ncu.read_csv(self.text)
+        self.kernels = ncu.read_csv(self.text)
 
     def test_read(self):
         self.assertEqual([k.name.split("<")[0] for k in self.kernels],
@@ -235,43 +235,43 @@ class Counters(unittest.TestCase):
         self.assertAlmostEqual(share, 0.379, places=2)
 
     def test_messages_before_the_table_are_skipped(self):
-        self.assertEqual(len(gpu_ncu.read_csv("==PROF== Connected to process 1\nhello\n" + self.text)), 4)
+        self.assertEqual(len(ncu.read_csv("==PROF== Connected to process 1\nhello\n" + self.text)), 4)
 
     def test_no_data(self):
-        kernels = gpu_ncu.read_csv(self.text.replace('"466,944"', '"no data"'))
+        kernels = ncu.read_csv(self.text.replace('"466,944"', '"no data"'))
         self.assertTrue(math.isnan(kernels[0].get("local_loads")))
-        self.assertIn("- / 464 k", "\n".join(gpu_ncu.table([("x", kernels)])))
+        self.assertIn("- / 464 k", "\n".join(ncu.table([("x", kernels)])))
 
     def test_wrong_files(self):
         with self.assertRaisesRegex(ValueError, "raw page"):
-            gpu_ncu.read_csv("==ERROR== nothing\n")
+            ncu.read_csv("==ERROR== nothing\n")
         with self.assertRaisesRegex(ValueError, "print-units base"):
-            gpu_ncu.read_csv(self.text.replace('"ns"', '"us"'))
+            ncu.read_csv(self.text.replace('"ns"', '"us"'))
 
     def test_markers(self):
-        marker = gpu_ncu.Kernel("spin_kernel")
+        marker = ncu.Kernel("spin_kernel")
         kernels = [marker, self.kernels[0], marker, *self.kernels[1:]]
-        runs = gpu_ncu.split_at_markers(kernels, ["forward", "backward"])
+        runs = ncu.split_at_markers(kernels, ["forward", "backward"])
         self.assertEqual([(title, len(part)) for title, part in runs], [("forward", 1), ("backward", 3)])
         with self.assertRaises(ValueError):
-            gpu_ncu.split_at_markers(kernels, ["forward"])
+            ncu.split_at_markers(kernels, ["forward"])
         with self.assertRaises(ValueError):
-            gpu_ncu.split_at_markers(self.kernels, [])
+            ncu.split_at_markers(self.kernels, [])
 
     def test_short_names(self):
-        self.assertEqual(gpu_ncu.short_name("void a::b::f<g(1), h<2>>(int, k<3>)"), "f<g(1), h<2>>")
-        self.assertEqual(gpu_ncu.short_name("fill(float*)"), "fill")
+        self.assertEqual(ncu.short_name("void a::b::f<g(1), h<2>>(int, k<3>)"), "f<g(1), h<2>>")
+        self.assertEqual(ncu.short_name("fill(float*)"), "fill")
         for unnamed in ("<unnamed>", "(anonymous namespace)"):
-            self.assertEqual(gpu_ncu.short_name(f"void a::{unnamed}::f<a::{unnamed}::g>(a::h)"), "f<a::g>")
+            self.assertEqual(ncu.short_name(f"void a::{unnamed}::f<a::{unnamed}::g>(a::h)"), "f<a::g>")
 
     def test_table_and_json(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "out.json"
-            done = run("gpu_profile.py", "--csv", str(HERE / "ncu_raw.csv"), "--json", str(path))
+            done = run("counters.py", "--csv", str(HERE / "ncu_raw.csv"), "--json", str(path))
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
             self.assertEqual(len(lines), 6)
-            self.assertTrue(all(line.count("|") == len(gpu_ncu.HEAD) + 1 for line in lines))
+            self.assertTrue(all(line.count("|") == len(ncu.HEAD) + 1 for line in lines))
             self.assertIn("| 107.1 | 51.3 | 50.4 | 5.2 | 51.3 |", lines[2])
             stored = json.loads(path.read_text())
             self.assertEqual(stored[0]["registers"], 255)
@@ -314,7 +314,7 @@ print(json.dumps({{"version": "0.1.0", "date": "2026-01-01", "host": "a host", "
 
 
 class LadderProfile(unittest.TestCase):
-    """The whole of gpu_profile.py --ladder around programs that stand for ncu, nvidia-smi and fovea."""
+    """The whole of counters.py --ladder around programs that stand for ncu, nvidia-smi and fovea."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -332,7 +332,7 @@ class LadderProfile(unittest.TestCase):
             (self.folder / name).chmod(0o755)
 
     def profile(self, *arguments):
-        return run("gpu_profile.py", "--ladder", "--ncu", str(self.folder / "ncu"), "--fovea", str(self.folder / "fovea"),
+        return run("counters.py", "--ladder", "--ncu", str(self.folder / "ncu"), "--fovea", str(self.folder / "fovea"),
                    *arguments, env={"PATH": str(self.folder) + ":/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
 
     def test_kernels_go_to_their_rungs(self):
@@ -361,14 +361,14 @@ class LadderProfile(unittest.TestCase):
                           ["--csv", "x"]):  # fmt: skip
             done = self.profile(*arguments)
             self.assertEqual(done.returncode, 2, arguments)
-            self.assertIn("gpu_profile.py: error: ", done.stderr)
-        self.assertEqual(run("gpu_profile.py", "--group", "tensor").returncode, 2)
+            self.assertIn("counters.py: error: ", done.stderr)
+        self.assertEqual(run("counters.py", "--group", "tensor").returncode, 2)
         self.assertIn("make build", self.profile("--fovea", str(self.folder / "none")).stderr)
         self.assertIn("'cpu', expected one of softmax, tensor", self.profile("--group", "cpu").stderr)
 
 
 FAKE_NCU_OF_CYCLES = """#!{python}
-# Prints what gpu.py --once would, and a page of three runs; the cycles are larger for the library called now.so.
+# Prints what compare.py --once would, and a page of three runs; the cycles are larger for the library called now.so.
 import pathlib, sys
 arguments = sys.argv[1:]
 if "--import" in arguments:
@@ -389,7 +389,7 @@ pathlib.Path(arguments[arguments.index("--export") + 1] + ".ncu-rep").write_text
 
 
 class Cycles(unittest.TestCase):
-    """bench/gpu_cycles.py around a program that stands for ncu."""
+    """bench/gpu/cycles.py around a program that stands for ncu."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -401,7 +401,7 @@ class Cycles(unittest.TestCase):
             (self.folder / name).chmod(0o755)
 
     def cycles(self, *arguments):
-        return run("gpu_cycles.py", "--ncu", str(self.folder / "ncu"), *arguments, "--", "--d", "128", "--kernels", "*80",
+        return run("cycles.py", "--ncu", str(self.folder / "ncu"), *arguments, "--", "--d", "128", "--kernels", "*80",
                    env={"PATH": str(self.folder) + ":/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
 
     def test_sums_and_table(self):
@@ -425,7 +425,7 @@ class Cycles(unittest.TestCase):
 
 
 class LadderPeers(unittest.TestCase):
-    """bench/ladder_peers.py without PyTorch; with one, its peers on the tensors of a CPU."""
+    """bench/gpu/ladder_peers.py without PyTorch; with one, its peers on the tensors of a CPU."""
 
     def test_usage(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -487,12 +487,12 @@ class WithoutGpu(unittest.TestCase):
     """What is missing is said, with a remedy, and the exit status is not 0."""
 
     def test_profile(self):
-        done = run("gpu_profile.py", "--ncu", str(HERE / "no-such-program"))
+        done = run("counters.py", "--ncu", str(HERE / "no-such-program"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("Install Nsight Compute", done.stderr)
 
     def test_profile_of_a_file_that_is_none(self):
-        done = run("gpu_profile.py", "--csv", str(HERE / "CMakeLists.txt"))
+        done = run("counters.py", "--csv", str(HERE / "CMakeLists.txt"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("raw page", done.stderr)
 
@@ -502,16 +502,16 @@ class WithoutGpu(unittest.TestCase):
             (pathlib.Path(folder) / "torch.py").write_text(
                 "class cuda:\n    is_available = staticmethod(lambda: False)\n"
             )
-            done = run("gpu.py", "--quick", env={"PYTHONPATH": folder, "PATH": ""})
+            done = run("compare.py", "--quick", env={"PYTHONPATH": folder, "PATH": ""})
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("sees no GPU", done.stderr)
 
     def test_usage(self):
-        self.assertEqual(run("gpu.py", "--list").returncode, 0)
+        self.assertEqual(run("compare.py", "--list").returncode, 0)
         for arguments in (["--pass", "sideways"], ["--s", "1000"], ["--name", "nothing-like-it"], ["--rounds", "0"]):
-            done = run("gpu.py", *arguments)
+            done = run("compare.py", *arguments)
             self.assertNotEqual(done.returncode, 0, arguments)
-            self.assertTrue(done.stderr.startswith(("gpu.py: ", "usage: ")), done.stderr)
+            self.assertTrue(done.stderr.startswith(("compare.py: ", "usage: ")), done.stderr)
 
 
 if __name__ == "__main__":

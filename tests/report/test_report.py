@@ -9,8 +9,8 @@ from pathlib import Path
 import fixtures
 import pytest
 import report
-import report_charts as charts
-import report_data as data
+import charts
+import data
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {"ladder": fixtures.ladder, "memory": fixtures.memory, "profile": fixtures.profile, "gpu": fixtures.gpu}
@@ -18,7 +18,7 @@ SECTIONS = {"ladder": {"ladder", "rooflines"}, "memory": {"memory"}, "profile": 
 
 
 def run(*arguments, **options):
-    return subprocess.run([sys.executable, str(ROOT / "bench/report.py"), *map(str, arguments)], capture_output=True, text=True,
+    return subprocess.run([sys.executable, str(ROOT / "bench/report/report.py"), *map(str, arguments)], capture_output=True, text=True,
                           **options)  # fmt: skip
 
 

@@ -1,0 +1,337 @@
+"""Who takes part in compare.py: ours through the C ABI, PyTorch's backends, FlashAttention-3 and -4 where installed.
+
+A contender prepares a call from inputs on the GPU. A call is put into the current stream by `run`, allocates what its
+interface allocates, and afterwards holds its outputs, in Fovea's layout: (batch, seqlen, heads, size), packed (total,
+heads, size).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from fovea_ctypes import BACKWARD, CUDA, FORWARD, Library, View
+from shapes import DTYPES, Shape
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+Tensor = Any
+Outputs = dict[str, Tensor]
+
+
+class NotSupported(RuntimeError):
+    """The contender has no way to do this shape; the text says what is missing."""
+
+
+class Inputs:
+    """Normal random q, k, v and, for a backward, d_o."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape = shape
+        generator = torch.Generator("cuda").manual_seed(seed)
+        dtype = getattr(torch, DTYPES[shape.dtype])
+
+        def normal(rows: int, heads: int, size: int) -> Tensor:
+            sizes = (rows, heads, size) if shape.lengths else (shape.b, rows, heads, size)
+            return torch.randn(sizes, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+
+        self.q = normal(shape.s_q, shape.h_q, shape.d)
+        self.k = normal(shape.s_k, shape.h_kv, shape.d)
+        self.v = normal(shape.s_k, shape.h_kv, shape.d_v)
+        self.d_o = normal(shape.s_q, shape.h_q, shape.d_v) if shape.backward else None
+        self.cu_seqlens = None
+        if shape.lengths:
+            ends = [0, *(end for _, end in shape.sequences)]
+            self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device="cuda")
+
+
+class Call:
+    """One run of a contender on one set of inputs."""
+
+    backend = ""
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def outputs(self) -> Outputs:
+        raise NotImplementedError
+
+    def poison(self) -> None:
+        """Fills outputs that the caller owns with NaN, so that an element nobody writes shows."""
+
+
+# ---- ours
+
+
+class OurCall(Call):
+    def __init__(
+        self, library: Library, backend: str | None, deterministic: bool, inputs: Inputs, pattern: str = ""
+    ) -> None:
+        """`pattern`: of names of kernels that the pass which is measured may take."""
+        shape = inputs.shape
+        self._keep: list[Tensor] = [inputs]
+        device = (CUDA, torch.cuda.current_device())
+
+        def view(t: Tensor) -> View:
+            return View(t.data_ptr(), str(t.dtype).removeprefix("torch."), tuple(t.shape), t.stride())
+
+        def allocate(size: int) -> int:
+            self._keep.append(torch.empty(max(size, 1), dtype=torch.uint8, device="cuda"))
+            return int(self._keep[-1].data_ptr())
+
+        rows = (shape.h_q, shape.s_q) if shape.lengths else (shape.b, shape.h_q, shape.s_q)
+        o = torch.empty((*inputs.q.shape[:-1], shape.d_v), dtype=inputs.q.dtype, device="cuda")
+        lse = torch.empty(rows, dtype=torch.float32, device="cuda")
+        self._outputs = {"o": o, "lse": lse}
+        tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, inputs.k, inputs.v, o), strict=True)}
+        if shape.lse or shape.backward:
+            tensors["lse"] = view(lse)
+        else:
+            del self._outputs["lse"]
+        if inputs.cu_seqlens is not None:
+            tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = view(inputs.cu_seqlens)
+        options: dict[str, Any] = {
+            "causal": shape.causal,
+            "window_left": shape.window,
+            "max_seqlen": max(shape.lengths, default=0),
+            "backend": backend,
+            "device": device,
+            "allocate": allocate,
+        }
+        with kernels("" if shape.backward else pattern):
+            plan = library.plan(FORWARD, tensors, **options)
+        if shape.backward:
+            plan.run(torch.cuda.current_stream().cuda_stream)
+            self._keep += [o, lse]
+            gradients = {
+                f"d{name}": torch.empty_like(t) for name, t in zip("qkv", (inputs.q, inputs.k, inputs.v), strict=True)
+            }
+            tensors["d_o"] = view(inputs.d_o)
+            tensors |= {name: view(t) for name, t in gradients.items()}
+            self._outputs = gradients
+            with kernels(pattern):
+                plan = library.plan(BACKWARD, tensors, deterministic=deterministic, **options)
+        self._plan = plan
+        self.backend = plan.backend
+        self.workspace_size = plan.workspace_size
+
+    def run(self) -> None:
+        self._plan.run(torch.cuda.current_stream().cuda_stream)
+
+    def outputs(self) -> Outputs:
+        return self._outputs
+
+    def poison(self) -> None:
+        for t in self._outputs.values():
+            t.fill_(float("nan"))
+
+
+# ---- theirs
+
+
+class TheirCall(Call):
+    """A function of q, k, v; its backward by torch.autograd.grad on a graph that is kept."""
+
+    def __init__(self, inputs: Inputs, forward: Callable[..., Tensor], backend: str) -> None:
+        self.backend = backend
+        self._forward, self._inputs = forward, (inputs.q, inputs.k, inputs.v)
+        self._d_o, self._outputs = inputs.d_o, {}
+        if inputs.shape.backward:
+            self._inputs = tuple(t.detach().requires_grad_() for t in self._inputs)
+            self._o = forward(*self._inputs)
+
+    def run(self) -> None:
+        if self._d_o is None:
+            with torch.no_grad():
+                self._outputs = {"o": self._forward(*self._inputs)}
+            return
+        gradients = torch.autograd.grad(self._o, self._inputs, self._d_o, retain_graph=True)
+        self._outputs = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+    def outputs(self) -> Outputs:
+        return self._outputs
+
+
+def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
+    """scaled_dot_product_attention, held to one of its backends."""
+    shape = inputs.shape
+    if shape.lengths:
+        raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
+    if shape.causal and shape.s_q != shape.s_k:
+        raise NotSupported("its causal mask is aligned top-left, not bottom-right")
+    options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.h_q != shape.h_kv}
+    if shape.window >= 0:
+        if backend != SDPBackend.EFFICIENT_ATTENTION:
+            raise NotSupported(
+                "scaled_dot_product_attention takes no window, and this backend no mask with the speed of one"
+            )
+        i = torch.arange(shape.s_q, device="cuda")[:, None] + shape.s_k - shape.s_q
+        j = torch.arange(shape.s_k, device="cuda")[None]
+        seen = j >= i - shape.window
+        if shape.causal:
+            seen &= j <= i
+        mask = torch.zeros(seen.shape, dtype=inputs.q.dtype, device="cuda").masked_fill_(~seen, float("-inf"))
+        options |= {"attn_mask": mask[None, None], "is_causal": False}
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            o = scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+        return o.transpose(1, 2)
+
+    return TheirCall(inputs, forward, f"SDPBackend.{backend.name}")
+
+
+class AtenFlashCall(Call):
+    """FlashAttention-2 inside of PyTorch by the operator under scaled_dot_product_attention, which takes windows and
+    packed sequences."""
+
+    backend = "aten::_flash_attention_forward"
+
+    def __init__(self, inputs: Inputs) -> None:
+        shape = inputs.shape
+        self._inputs, self._outputs = inputs, {}
+        longest_q, longest_k = (max(shape.lengths),) * 2 if shape.lengths else (shape.s_q, shape.s_k)
+        self._lengths = (inputs.cu_seqlens, inputs.cu_seqlens, longest_q, longest_k)
+        self._window = (
+            {"window_size_left": shape.window, "window_size_right": 0 if shape.causal else -1}
+            if shape.window >= 0
+            else {}
+        )
+        # With a window the operator takes the mask from it alone.
+        self._causal = shape.causal and shape.window < 0
+        if shape.backward:
+            self._kept = self._forward()
+
+    def _forward(self) -> tuple[Tensor, ...]:
+        i = self._inputs
+        return tuple(
+            torch.ops.aten._flash_attention_forward(
+                i.q, i.k, i.v, *self._lengths, 0.0, self._causal, False, **self._window
+            )
+        )
+
+    def run(self) -> None:
+        i = self._inputs
+        with torch.no_grad():
+            if not i.shape.backward:
+                self._outputs = {"o": self._forward()[0]}
+                return
+            o, lse, seed, offset = self._kept[:4]
+            gradients = torch.ops.aten._flash_attention_backward(
+                i.d_o, i.q, i.k, i.v, o, lse, *self._lengths, 0.0, self._causal, seed, offset, **self._window
+            )
+            self._outputs = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+    def outputs(self) -> Outputs:
+        return self._outputs
+
+
+def fa2_call(inputs: Inputs) -> Call:
+    if inputs.shape.lengths or inputs.shape.window >= 0:
+        return AtenFlashCall(inputs)
+    return sdpa_call(SDPBackend.FLASH_ATTENTION, inputs)
+
+
+def flash_call(module: Any, inputs: Inputs) -> Call:
+    """FlashAttention-3 (flash_attn_interface) or -4 (flash_attn.cute): the same functions."""
+    shape = inputs.shape
+    options: dict[str, Any] = {"causal": shape.causal}
+    if shape.window >= 0:
+        options["window_size"] = (shape.window, 0 if shape.causal else -1)
+    if shape.backward:
+        options["deterministic"] = shape.deterministic
+    function = module.flash_attn_func
+    if shape.lengths:
+        function, longest = module.flash_attn_varlen_func, max(shape.lengths)
+        options |= {"cu_seqlens_q": inputs.cu_seqlens, "cu_seqlens_k": inputs.cu_seqlens}
+        options |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = function(q, k, v, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    return TheirCall(inputs, forward, f"{module.__name__}.{function.__name__}")
+
+
+# ---- the list
+
+
+@contextlib.contextmanager
+def deterministic_torch() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    # Else every torch.empty would be filled with NaN, inside of what is timed.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+Prepare = Callable[[Inputs], Call]
+
+
+def peers(wanted: list[str]) -> dict[str, Prepare]:
+    """Of the contenders that this machine has, those in `wanted`."""
+    found: dict[str, Prepare] = {
+        "fa2": fa2_call,
+        "cudnn": lambda inputs: sdpa_call(SDPBackend.CUDNN_ATTENTION, inputs),
+        "efficient": lambda inputs: sdpa_call(SDPBackend.EFFICIENT_ATTENTION, inputs),
+    }
+    for name, module_name in (("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")):
+        if name not in wanted:
+            continue
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(module_name)
+            found[name] = lambda inputs, module=module: flash_call(module, inputs)  # type: ignore[misc]
+    return {name: prepare for name, prepare in found.items() if name in wanted}
+
+
+@contextlib.contextmanager
+def kernels(pattern: str) -> Iterator[None]:
+    """Plans that are made inside take a main kernel whose name matches, where the pattern is not empty."""
+    if not pattern:
+        yield
+        return
+    before = os.environ.get("FOVEA_KERNEL")
+    os.environ["FOVEA_KERNEL"] = pattern
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FOVEA_KERNEL"]
+        else:
+            os.environ["FOVEA_KERNEL"] = before
+
+
+def ours(library: Library, backends: list[str], shape: Shape, patterns: list[str]) -> dict[str, Prepare]:
+    """One contender a backend and, after them, a pattern of kernels; "" is the choice of the library. A deterministic
+    backward brings the fast one along."""
+    found: dict[str, Prepare] = {}
+    for number, backend in enumerate(backends):
+        name = "ours" if number == 0 else f"ours:{backend}"
+
+        def prepare(inputs: Inputs, backend: str = backend, deterministic: bool = shape.deterministic) -> Call:
+            return OurCall(library, backend or None, deterministic, inputs)
+
+        found[name] = prepare
+        if number == 0:
+            for pattern in patterns:
+
+                def prepare_with(inputs: Inputs, pattern: str = pattern) -> Call:
+                    return OurCall(library, None, shape.deterministic, inputs, pattern)
+
+                found[f"ours:{pattern}"] = prepare_with
+        if shape.deterministic:
+            found[name + ("_fast" if ":" in name else ":fast")] = lambda inputs, prepare=prepare: prepare(  # type: ignore[misc]
+                inputs, deterministic=False
+            )
+    return found

@@ -1,0 +1,187 @@
+"""The problems that compare.py times: the grid of the field, rows of special interest, and any shape written as text."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+# The grid on which attention kernels are compared: batches of 16,384 tokens, hidden size 2,048.
+GRID_TOKENS, GRID_HIDDEN = 16384, 2048
+GRID_HEAD_DIMS = (64, 128, 256)
+GRID_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# bwd_det: the backward that gives the same bits each time.
+PASSES = ("fwd", "bwd", "bwd_det")
+
+
+@dataclass(frozen=True)
+class Shape:
+    dtype: str
+    pass_: str
+    b: int
+    s_q: int
+    s_k: int
+    h_q: int
+    h_kv: int
+    d: int
+    d_v: int
+    causal: bool = False
+    window: int = -1  # keys seen to the left of the diagonal; -1: all
+    lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
+    lse: bool = False  # the forward is asked for lse; a backward's always is
+    group: str = "other"  # grid, special or other
+
+    @property
+    def backward(self) -> bool:
+        return self.pass_ != "fwd"
+
+    @property
+    def deterministic(self) -> bool:
+        return self.pass_ == "bwd_det"
+
+    @property
+    def name(self) -> str:
+        parts = [self.dtype, self.pass_]
+        parts.append(f"packed{len(self.lengths)}" if self.lengths else f"b{self.b}")
+        parts.append(f"s{self.s_q}" + (f"k{self.s_k}" if self.s_k != self.s_q else ""))
+        parts.append(f"h{self.h_q}" + (f"kv{self.h_kv}" if self.h_kv != self.h_q else ""))
+        parts.append(f"d{self.d}" + (f"v{self.d_v}" if self.d_v != self.d else ""))
+        if self.causal:
+            parts.append("causal")
+        if self.window >= 0:
+            parts.append(f"w{self.window}")
+        if self.lse:
+            parts.append("lse")
+        return "_".join(parts)
+
+    @property
+    def pairs(self) -> float:
+        """Queries times keys that count, of one head: by the field's convention half of them when causal; exact where
+        a window or unequal lengths leave that convention without a meaning."""
+        if self.lengths:
+            return sum(n * n for n in self.lengths) * (0.5 if self.causal else 1.0)
+        if self.window < 0 and (not self.causal or self.s_q == self.s_k):
+            return self.b * self.s_q * self.s_k * (0.5 if self.causal else 1.0)
+        kept = 0
+        for i in range(self.s_q):
+            diagonal = i + self.s_k - self.s_q
+            last = min(self.s_k, diagonal + 1) if self.causal else self.s_k
+            first = max(0, diagonal - self.window) if self.window >= 0 else 0
+            kept += max(0, last - first)
+        return float(self.b * kept)
+
+    @property
+    def flops(self) -> float:
+        """Two products in the forward, five in the backward (2.5 times as many when d = d_v)."""
+        d, d_v = self.d, self.d_v
+        return self.pairs * self.h_q * (6 * d + 4 * d_v if self.backward else 2 * d + 2 * d_v)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of q, k, v and o, and in the backward of their gradients too: what a run has to move at least once."""
+        elements = self.b * (self.s_q * self.h_q * (self.d + self.d_v) + self.s_k * self.h_kv * (self.d + self.d_v))
+        return elements * ELEMENT_BYTES[self.dtype] * (2 if self.backward else 1)
+
+    @property
+    def sequences(self) -> list[tuple[int, int]]:
+        """Half-open row ranges of the packed sequences."""
+        ends = list(itertools.accumulate(self.lengths))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def grid(
+    passes: Iterable[str] = ("fwd", "bwd"),
+    dtypes: Iterable[str] = ("bf16",),
+    head_dims: Iterable[int] = GRID_HEAD_DIMS,
+    causal: Iterable[bool] = (False, True),
+    lengths: Iterable[int] = GRID_LENGTHS,
+) -> list[Shape]:
+    passes, dtypes, head_dims, causal, lengths = map(tuple, (passes, dtypes, head_dims, causal, lengths))
+    for d in head_dims:
+        if GRID_HIDDEN % d:
+            raise ValueError(f"d: got {d}, expected a divisor of the hidden size, {GRID_HIDDEN}")
+    for s in lengths:
+        if GRID_TOKENS % s:
+            raise ValueError(f"s: got {s}, expected a divisor of the tokens of a batch, {GRID_TOKENS}")
+    return [
+        Shape(t, p, GRID_TOKENS // s, s, s, GRID_HIDDEN // d, GRID_HIDDEN // d, d, d, c, group="grid")
+        for p, t, d, c, s in itertools.product(passes, dtypes, head_dims, causal, lengths)
+    ]
+
+
+def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tuple[int, ...]:
+    """Random lengths that add up to `total`; the last is what is left."""
+    rng = random.Random(seed)
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > 0:
+        n = rng.randint(shortest, longest)
+        lengths.append(left if left - n < shortest else n)
+    return tuple(lengths)
+
+
+def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
+    """What the grid does not show: float32, grouped heads, a window, packed sequences, few tokens, many keys."""
+
+    def rows(allowed: Sequence[str], dtype: str, *sizes: int, **more: object) -> list[Shape]:
+        b, s_q, s_k, h_q, h_kv, d = sizes
+        return [
+            Shape(dtype, p, b, s_q, s_k, h_q, h_kv, d, d, group="special", **more)  # type: ignore[arg-type]
+            for p in passes
+            if p in allowed
+        ]
+
+    packed = packed_lengths(16384, 64, 4096)
+    found = [
+        *rows(PASSES, "fp32", 4, 4096, 4096, 32, 32, 64),
+        *rows(("fwd",), "fp32", 100, 4096, 4096, 1, 1, 32),
+        *rows(PASSES, "fp16", 4, 4096, 4096, 16, 16, 128, causal=True),
+        *rows(PASSES, "bf16", 4, 4096, 4096, 32, 8, 128, causal=True),
+        *rows(PASSES, "bf16", 1, 16384, 16384, 16, 16, 128, causal=True, window=1023),
+        *rows(PASSES, "bf16", 1, sum(packed), sum(packed), 16, 16, 128, causal=True, lengths=packed),
+        *rows(PASSES, "bf16", 1, 512, 512, 16, 16, 128),
+        *rows(PASSES, "bf16", 1, 2048, 2048, 16, 16, 128),
+        *rows(("fwd",), "bf16", 1, 1, 65536, 32, 8, 128),
+        *rows(("fwd",), "bf16", 4, 4096, 4096, 32, 32, 64, lse=True),
+        *rows(("fwd",), "bf16", 4, 4096, 4096, 10, 10, 192, causal=True),
+    ]
+    return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
+
+
+_NUMBER = re.compile(r"(b|sk|s|hkv|h|dv|d|w)(\d+)$")
+
+
+def parse(text: str) -> Shape:
+    """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d have to be there."""
+    words: dict[str, int] = {}
+    dtype, pass_, causal, lse = "bf16", "fwd", False, False
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        if word in DTYPES:
+            dtype = word
+        elif word in PASSES:
+            pass_ = word
+        elif word == "causal":
+            causal = True
+        elif word == "lse":
+            lse = True
+        elif match := _NUMBER.match(word):
+            words[match[1]] = int(match[2])
+        else:
+            raise ValueError(
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, lse, or a "
+                "number after b, s, sk, h, hkv, d, dv or w"
+            )
+    for needed in ("s", "d"):
+        if needed not in words:
+            raise ValueError(f"shape: '{text}' lacks {needed}, as in {needed}64")
+    s, h, d = words["s"], words.get("h", 16), words["d"]
+    shape = Shape(
+        dtype, pass_, words.get("b", 1), s, words.get("sk", s), h, words.get("hkv", h), d, words.get("dv", d), causal
+    )
+    if shape.h_q % shape.h_kv:
+        raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
+    return replace(shape, window=words.get("w", -1), lse=lse)

@@ -1,0 +1,139 @@
+"""Float64 attention of a few heads on the GPU, and how far a contender's outputs are from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from contenders import Inputs, Outputs
+from shapes import Shape
+
+Tensor = Any
+
+# Largest ||got - expected|| / ||expected|| of a tensor. Sixteen-bit types: unit roundoff is 2^-8 (bf16) and 2^-11
+# (fp16); the forward rounds P and O, the backward P, dS and the gradients, and reads a rounded O. float32: sums of
+# thousands of terms at 2^-24 each; what TF32 products leave, 3e-4, does not pass.
+TOLERANCE = {
+    ("bf16", "fwd"): 2 * 2.0**-8,
+    ("bf16", "bwd"): 4 * 2.0**-8,
+    ("fp16", "fwd"): 2 * 2.0**-11,
+    ("fp16", "bwd"): 4 * 2.0**-11,
+    ("fp32", "fwd"): 1e-5,
+    ("fp32", "bwd"): 2e-5,
+}
+# The worst row may be this many times as far away, over the larger of its own norm and the root mean square of all.
+ROW_FACTOR = 8
+LSE_TOLERANCE = {"bf16": 1e-3, "fp16": 1e-3, "fp32": 1e-5}
+# Query rows at a time: four float64 matrices of 2,048 x 16,384 are 1 GiB.
+ROWS = 2048
+
+
+def tolerance(shape: Shape) -> float:
+    return TOLERANCE[shape.dtype, "bwd" if shape.backward else "fwd"]
+
+
+class Slice:
+    """One key head of one sequence with the query heads that share it: outputs in float64."""
+
+    def __init__(self, inputs: Inputs, batch: int, head: int) -> None:
+        shape = inputs.shape
+        group = shape.h_q // shape.h_kv
+        self._batch, self._begin, self._end = batch, 0, shape.s_k
+        self._packed = bool(shape.lengths)
+        if self._packed:
+            self._begin, self._end = shape.sequences[batch]
+        self._heads = {"q": range(head * group, (head + 1) * group), "k": range(head, head + 1)}
+        k, v = self._cut(inputs.k, "k")[0].double(), self._cut(inputs.v, "k")[0].double()
+        self.expected: dict[str, Tensor] = {}
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        parts: dict[str, list[Tensor]] = {"o": [], "lse": [], "dq": []}
+        queries, d_os = self._cut(inputs.q, "q"), None if inputs.d_o is None else self._cut(inputs.d_o, "q")
+        length_q = queries.shape[1]
+        scale = 1 / math.sqrt(shape.d)
+        for h in range(group):
+            for name in parts:
+                parts[name].append([])  # type: ignore[arg-type]
+            for begin in range(0, length_q, ROWS):
+                q = queries[h, begin : begin + ROWS].double()
+                s = q @ k.T * scale
+                i = torch.arange(begin, begin + len(q), device="cuda")[:, None] + len(k) - length_q
+                j = torch.arange(len(k), device="cuda")[None]
+                if shape.causal:
+                    s.masked_fill_(j > i, -math.inf)
+                if shape.window >= 0:
+                    s.masked_fill_(j < i - shape.window, -math.inf)
+                lse = s.logsumexp(-1, keepdim=True)
+                p = s.sub_(lse).exp_()
+                o = p @ v
+                parts["o"][h].append(o)
+                parts["lse"][h].append(lse[:, 0])
+                if d_os is not None:
+                    d_o = d_os[h, begin : begin + ROWS].double()
+                    dv += p.T @ d_o
+                    d_s = (d_o @ v.T).sub_((d_o * o).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+                    parts["dq"][h].append(d_s @ k)
+                    dk += d_s.T @ q
+        names = ("o", "lse") if d_os is None else ("dq",)
+        for name in names:
+            self.expected[name] = torch.stack([torch.cat(blocks) for blocks in parts[name]])
+        if d_os is not None:
+            self.expected |= {"dk": dk[None], "dv": dv[None]}
+
+    def _cut(self, t: Tensor, side: str) -> Tensor:
+        """(heads, rows, size) of a (batch, rows, heads, size) or packed tensor."""
+        heads = self._heads[side]
+        rows = t[self._begin : self._end] if self._packed else t[self._batch]
+        return rows[:, heads.start : heads.stop].transpose(0, 1)
+
+    def cut(self, name: str, t: Tensor) -> Tensor:
+        if name == "lse":
+            heads = self._heads["q"]
+            rows = t[:, self._begin : self._end] if self._packed else t[self._batch]
+            return rows[heads.start : heads.stop]
+        return self._cut(t, "k" if name in ("dk", "dv") else "q")
+
+
+def slices(inputs: Inputs) -> list[Slice]:
+    """The first head of the first sequence and the last head of the last."""
+    shape = inputs.shape
+    places = [(0, 0), (max(len(shape.lengths), shape.b) - 1, shape.h_kv - 1)]
+    return [Slice(inputs, batch, head) for batch, head in dict.fromkeys(places)]
+
+
+def errors(expected: list[Slice], outputs: Outputs) -> dict[str, float]:
+    """The largest error of each output over the slices, and of its worst row (`o_row`); NaN stays NaN."""
+    found: dict[str, float] = {}
+
+    def keep(name: str, value: float) -> None:
+        if not found.get(name, 0.0) >= value or math.isnan(value):
+            found[name] = float(f"{value:.3g}")
+
+    for part in expected:
+        for name, reference in part.expected.items():
+            if name not in outputs:
+                continue
+            got = part.cut(name, outputs[name]).double()
+            difference = got - reference
+            if name == "lse":
+                keep("lse", float(difference.abs().max()))
+                continue
+            keep(name, float(difference.norm() / reference.norm()))
+            norms = reference.norm(dim=-1)
+            floor = norms.square().mean().sqrt()
+            keep(name + "_row", float((difference.norm(dim=-1) / norms.clamp_min(floor)).max()))
+    return found
+
+
+def wrong(shape: Shape, found: dict[str, float], outputs: Outputs) -> str:
+    """Empty when all is well, else what is wrong."""
+    for name, error in found.items():
+        allowed = (
+            LSE_TOLERANCE[shape.dtype] if name == "lse" else tolerance(shape) * (ROW_FACTOR if "row" in name else 1)
+        )
+        if not error <= allowed:
+            return f"wrong: {name} is {error:.1e} from float64, allowed {allowed:.1e}"
+    for name, t in outputs.items():
+        if not bool(torch.isfinite(t).all()):
+            return f"wrong: {name} has elements that are not finite"
+    return ""

@@ -1,0 +1,223 @@
+// `fovea attend`: attention over files, and its gradients.
+#include <fmt/core.h>
+
+#include <chrono>
+#include <memory>
+#include <set>
+
+#include "cli/commands/commands.hpp"
+#include "cli/data/inputs.hpp"
+#include "cli/data/output.hpp"
+#include "cli/options/options.hpp"
+#include "cli/terminal/text.hpp"
+
+namespace fovea::cli {
+namespace {
+
+struct AttendOptions {
+  InputFiles files;
+  Terms terms;
+  Execution execution;
+  std::string output, lse_output, grad, output_dtype;
+  bool json = false;
+};
+
+struct Step {
+  std::string pass, backend;
+  double seconds = 0, flops = 0;
+  size_t workspace = 0;
+};
+
+Step run_pass(const Problem& problem, const AttendOptions& options) {
+  const Plan plan(problem, options.execution.options());
+  Workspace workspace(plan);
+  const auto start = std::chrono::steady_clock::now();
+  plan.run({.q = problem.q.data(),
+            .k = problem.k.data(),
+            .v = problem.v.data(),
+            .o = problem.o.data(),
+            .lse = problem.lse.data(),
+            .d_o = problem.d_o.data(),
+            .dq = problem.dq.data(),
+            .dk = problem.dk.data(),
+            .dv = problem.dv.data(),
+            .dbias = problem.dbias.data(),
+            .dsink = problem.dsink.data(),
+            .bias = problem.bias.data(),
+            .mask = problem.mask.data(),
+            .block_mask = problem.block_mask.data(),
+            .alibi = problem.alibi.data(),
+            .sink = problem.sink.data(),
+            .cu_seqlens_q = problem.cu_seqlens_q.data(),
+            .cu_seqlens_k = problem.cu_seqlens_k.data(),
+            .seqused_q = problem.seqused_q.data(),
+            .seqused_k = problem.seqused_k.data(),
+            .seed = problem.seed},
+           workspace);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {problem.pass == Pass::forward ? "forward" : "backward", std::string(plan.backend()), seconds,
+          plan.flops(), plan.workspace_size()};
+}
+
+void check_outputs(const AttendOptions& options, const Paths& inputs) {
+  const bool gradients = !options.grad.empty();
+  check_output(
+      "--output", options.output,
+      gradients ? std::vector<std::string>{".safetensors"} : std::vector<std::string>{".safetensors", ".npy"},
+      inputs);
+  if (options.lse_output.empty()) return;
+  check_output("--lse-output", options.lse_output, {".npy"}, inputs);
+  std::error_code ignored;
+  const std::filesystem::path a = options.output, b = options.lse_output;
+  if (std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored)) {
+    throw Failure(Exit::usage, "--lse-output: got the same file as --output, expected another");
+  }
+}
+
+Exit run_attend(const AttendOptions& options) {
+  Inputs inputs = read_inputs(options.files);
+  std::optional<Array> d_o;
+  if (!options.grad.empty()) {
+    d_o = read_array("d_o", options.grad);
+    inputs.files.push_back(file_of(options.grad));
+    if (d_o->shape != inputs.o_shape_for_user() || !is_real(d_o->type)) {
+      throw Failure(
+          Exit::input,
+          fmt::format("--grad: got {} of shape {}, expected real numbers of shape {}, that of the output",
+                      type_name(d_o->type), shape_text(d_o->shape), shape_text(inputs.o_shape_for_user())));
+    }
+    d_o = converted(std::move(*d_o), inputs.q.type);
+  }
+  check_outputs(options, inputs.files);
+  const ElementType o_type =
+      options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
+
+  Problem problem = inputs.problem();
+  options.terms.apply(problem);
+  std::vector<Array> outputs;
+  // Shapes as the library wants them while it runs, and as the user gave q in the file.
+  const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
+    return outputs.emplace_back(io::make_array(name, type, shape));
+  };
+  outputs.reserve(8);
+  Array& o = output("o", o_type, inputs.o_shape_for_user());
+  Array& lse = output("lse", ElementType::f32, inputs.lse_shape_for_user());
+  problem.o = view(o, inputs.o_shape());
+  problem.lse = view(lse, inputs.lse_shape());
+  std::vector<Step> steps = {run_pass(problem, options)};
+  if (d_o) {
+    problem.pass = Pass::backward;
+    problem.d_o = view(*d_o, inputs.o_shape());
+    const auto gradient_of = [&](const char* name, const Array& array, const Tensor& tensor) {
+      return view(output(name, array.type, array.shape), tensor.shape());
+    };
+    problem.dq = gradient_of("dq", inputs.q, problem.q);
+    problem.dk = gradient_of("dk", inputs.k, problem.k);
+    problem.dv = gradient_of("dv", *inputs.v, problem.v);
+    if (inputs.bias) problem.dbias = gradient_of("dbias", *inputs.bias, problem.bias);
+    if (inputs.sink) problem.dsink = gradient_of("dsink", *inputs.sink, problem.sink);
+    steps.push_back(run_pass(problem, options));
+  }
+
+  const bool npy = std::filesystem::path(options.output).extension() == ".npy";
+  if (npy) {
+    write_npy_output(options.output, o, inputs.files);
+  } else {
+    io::Metadata metadata = {{"made_by", "fovea attend"}, {"version", std::string(version())}};
+    if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end())
+      metadata.insert(*tokens);
+    write_safetensors_output(options.output, outputs, metadata, inputs.files);
+  }
+  if (!options.lse_output.empty()) write_npy_output(options.lse_output, lse, inputs.files);
+
+  if (options.json) {
+    Json json = {{"q", {{"type", type_name(inputs.q.type)}, {"shape", inputs.q.shape}}},
+                 {"k", {{"type", type_name(inputs.k.type)}, {"shape", inputs.k.shape}}},
+                 {"v", {{"type", type_name(inputs.v->type)}, {"shape", inputs.v->shape}}},
+                 {"threads", options.execution.resolved_threads()},
+                 {"passes", Json::array()},
+                 {"outputs", Json::array()}};
+    for (const Step& step : steps) {
+      json["passes"].push_back({{"pass", step.pass},
+                                {"backend", step.backend},
+                                {"seconds", step.seconds},
+                                {"flops", step.flops},
+                                {"workspace_bytes", step.workspace}});
+    }
+    for (const Array& array : outputs) {
+      const bool is_lse = &array == &lse;
+      if (npy && is_lse && options.lse_output.empty()) continue;
+      json["outputs"].push_back({{"name", array.name},
+                                 {"type", type_name(array.type)},
+                                 {"shape", array.shape},
+                                 {"file", npy && is_lse ? options.lse_output : options.output}});
+    }
+    print_json(json);
+    return Exit::ok;
+  }
+  fmt::print("q {} k {} v {} {}\n", shape_text(inputs.q.shape), shape_text(inputs.k.shape),
+             shape_text(inputs.v->shape), type_name(inputs.q.type));
+  for (const Step& step : steps) {
+    fmt::print("{}: {}, {} threads, {}, {:.1f} GFLOP/s, workspace {}\n", step.pass, step.backend,
+               options.execution.resolved_threads(), seconds_text(step.seconds),
+               step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0,
+               bytes_text(static_cast<double>(step.workspace)));
+  }
+  std::string names;
+  for (const Array& array : outputs) {
+    if (npy && &array == &lse) continue;
+    names += fmt::format("{}{} {} {}", names.empty() ? "" : ", ", array.name, type_name(array.type),
+                         shape_text(array.shape));
+  }
+  fmt::print("wrote {}: {}\n", options.output, names);
+  if (!options.lse_output.empty())
+    fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(lse.shape));
+  return Exit::ok;
+}
+
+}  // namespace
+
+void add_attend(CLI::App& program, Action& action) {
+  const auto options = std::make_shared<AttendOptions>();
+  CLI::App* command =
+      program.add_subcommand("attend", "Attention over .npy and .safetensors files, and its gradients");
+  options->files.add_options(*command, true, true);
+  options->terms.add_options(*command, true);
+  options->execution.add_options(*command, true);
+  constexpr const char* kOutputs = "Outputs";
+  command
+      ->add_option("--output", options->output,
+                   "FILE.safetensors takes o and lse (and gradients), FILE.npy takes o")
+      ->type_name("FILE")
+      ->required()
+      ->group(kOutputs);
+  command
+      ->add_option("--lse-output", options->lse_output,
+                   "The lse (natural logarithm, float32) as a file of its own")
+      ->type_name("FILE.npy")
+      ->group(kOutputs);
+  command
+      ->add_option("--output-dtype", options->output_dtype, "Type of o: that of q (the default) or float32")
+      ->type_name("TYPE")
+      ->group(kOutputs);
+  command
+      ->add_option("--grad", options->grad,
+                   "The gradient that arrives at o; dq, dk, dv (dbias, dsink) are then written, too")
+      ->type_name("FILE")
+      ->group(kOutputs);
+  add_json_option(*command, options->json);
+  command->footer(
+      "A FILE to read is FILE.npy, FILE.safetensors (the tensor named as the option) or "
+      "FILE.safetensors:NAME.\n"
+      "o has the shape of q with the head size of v; lse is (seqlen), (heads, seqlen) or (batch, heads, "
+      "seqlen).\n"
+      "Outputs appear complete or not at all, and never over an input.\n"
+      "\n"
+      "Examples:\n"
+      "  fovea attend --input qkv.safetensors --causal --output o.safetensors\n"
+      "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
+      "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors");
+  command->callback([options, &action] { action = [options] { return run_attend(*options); }; });
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,223 @@
+// `fovea explain`: which backend would do a problem, and what rules out each other one.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "cli/commands/commands.hpp"
+#include "cli/data/inputs.hpp"
+#include "cli/options/options.hpp"
+#include "cli/options/shape_options.hpp"
+#include "cli/terminal/text.hpp"
+
+namespace fovea::cli {
+namespace {
+
+struct ExplainOptions {
+  InputFiles files;
+  ShapeOptions shape;
+  Terms terms;
+  Execution execution;
+  std::string pass = "fwd", device;
+  std::vector<std::string> with;
+  bool json = false;
+};
+
+/// Adds tensors without data for the names in --with.
+void add_described_terms(Problem& problem, const Shape& s, const std::vector<std::string>& names) {
+  constexpr int64_t kBlock = 64;
+  const auto blocks = [](int64_t length) { return (length + kBlock - 1) / kBlock; };
+  const std::array<int64_t, 4> scores = {s.batch, s.heads_q, s.seqlen_q, s.seqlen_k};
+  const std::array<int64_t, 4> block_grid = {s.batch, s.heads_q, blocks(s.seqlen_q), blocks(s.seqlen_k)};
+  const std::array<int64_t, 1> per_head = {s.heads_q}, per_sequence = {s.batch};
+  for (const std::string& name : names) {
+    if (name == "bias") {
+      problem.bias = described(ElementType::f32, scores);
+    } else if (name == "dbias") {
+      problem.bias = described(ElementType::f32, scores);
+      if (problem.pass == Pass::backward) problem.dbias = described(ElementType::f32, scores);
+    } else if (name == "mask") {
+      problem.mask = described(ElementType::boolean, scores);
+    } else if (name == "block_mask") {
+      problem.block_mask = described(ElementType::boolean, block_grid);
+      problem.block_q = problem.block_k = kBlock;
+    } else if (name == "alibi") {
+      problem.alibi = described(ElementType::f32, per_head);
+    } else if (name == "sink") {
+      problem.sink = described(ElementType::f32, per_head);
+    } else if (name == "seqused") {
+      problem.seqused_q = problem.seqused_k = described(ElementType::i32, per_sequence);
+    } else if (name == "packed") {
+      const std::array<int64_t, 1> starts = {s.batch + 1};
+      const auto packed = [&](std::array<int64_t, 4> shape) {
+        const std::array<int64_t, 3> total = {shape[0] * shape[1], shape[2], shape[3]};
+        return described(s.type, total);
+      };
+      problem.q = packed(s.q());
+      problem.k = packed(s.k());
+      problem.v = packed(s.v());
+      problem.o = packed(s.o());
+      const std::array<int64_t, 2> lse = {s.heads_q, s.batch * s.seqlen_q};
+      problem.lse = described(ElementType::f32, lse);
+      if (problem.pass == Pass::backward) {
+        problem.d_o = problem.o;
+        problem.dq = problem.q;
+        problem.dk = problem.k;
+        problem.dv = problem.v;
+      }
+      problem.cu_seqlens_q = problem.cu_seqlens_k = described(ElementType::i32, starts);
+      problem.max_seqlen_q = s.seqlen_q;
+      problem.max_seqlen_k = s.seqlen_k;
+    } else {
+      throw Failure(
+          Exit::usage,
+          "--with: got '" + name +
+              "', expected names out of bias, dbias, mask, block_mask, alibi, sink, seqused, packed");
+    }
+  }
+}
+
+/// The tensors that a run over these inputs would write, without data.
+void add_described_outputs(Problem& problem, const Inputs& inputs) {
+  problem.o = described(inputs.q.type, inputs.o_shape());
+  problem.lse = described(ElementType::f32, inputs.lse_shape());
+  if (problem.pass == Pass::forward) return;
+  problem.d_o = problem.o;
+  problem.dq = described(inputs.q.type, problem.q.shape());
+  problem.dk = described(inputs.q.type, problem.k.shape());
+  problem.dv = described(inputs.q.type, problem.v.shape());
+}
+
+/// The same problem for tensors of a GPU, without data.
+void move_to_gpu(Problem& p, int id) {
+  for (Tensor* tensor : {&p.q,
+                         &p.k,
+                         &p.v,
+                         &p.o,
+                         &p.lse,
+                         &p.d_o,
+                         &p.dlse,
+                         &p.dq,
+                         &p.dk,
+                         &p.dv,
+                         &p.dbias,
+                         &p.dsink,
+                         &p.bias,
+                         &p.mask,
+                         &p.block_mask,
+                         &p.alibi,
+                         &p.sink,
+                         &p.cu_seqlens_q,
+                         &p.cu_seqlens_k,
+                         &p.seqused_q,
+                         &p.seqused_k,
+                         &p.rng_state}) {
+    if (*tensor) *tensor = Tensor(nullptr, tensor->dtype(), tensor->shape()).on(cuda(id));
+  }
+}
+
+struct Verdict {
+  std::string backend, text;
+  bool chosen = false;
+};
+
+/// The lines of fovea_plan_reason: "> name: verdict" for the one chosen, "  name: verdict" for the others.
+std::vector<Verdict> verdicts(std::string_view reason) {
+  std::vector<Verdict> all;
+  while (!reason.empty()) {
+    const std::string_view line = reason.substr(0, reason.find('\n'));
+    reason.remove_prefix(std::min(line.size() + 1, reason.size()));
+    const size_t colon = line.find(": ");
+    if (line.size() < 2 || colon == std::string_view::npos) continue;
+    all.push_back(
+        {std::string(line.substr(2, colon - 2)), std::string(line.substr(colon + 2)), line[0] == '>'});
+  }
+  return all;
+}
+
+Exit run_explain(const ExplainOptions& options) {
+  Problem problem;
+  std::optional<Inputs> inputs;
+  const Pass pass = parse_pass(options.pass);
+  if (options.files.any()) {
+    if (options.shape.given() || !options.with.empty()) {
+      throw Failure(Exit::usage, "inputs: got both files and sizes, expected one or the other");
+    }
+    inputs = read_inputs(options.files);
+    problem = inputs->problem();
+    problem.pass = pass;
+    add_described_outputs(problem, *inputs);
+  } else {
+    const Shape shape = options.shape.shapes().front();
+    problem = described(shape, pass);
+    add_described_terms(problem, shape, options.with);
+  }
+  options.terms.apply(problem);
+  const std::optional<int> gpu = gpu_of(options.device, options.execution.backend);
+  if (gpu) move_to_gpu(problem, *gpu);
+  const Plan plan(problem, options.execution.options());
+
+  if (options.json) {
+    Json json = {{"pass", pass == Pass::forward ? "forward" : "backward"},
+                 {"q", problem.q.shape()},
+                 {"k", problem.k.shape()},
+                 {"v", problem.v.shape()},
+                 {"backend", plan.backend()},
+                 {"threads", options.execution.resolved_threads()},
+                 {"workspace_bytes", plan.workspace_size()},
+                 {"flops", plan.flops()},
+                 {"backends", Json::array()}};
+    for (const Verdict& verdict : verdicts(plan.reason())) {
+      json["backends"].push_back(
+          {{"name", verdict.backend}, {"chosen", verdict.chosen}, {"reason", verdict.text}});
+    }
+    print_json(json);
+    return Exit::ok;
+  }
+  fmt::print("{}: q {} k {} v {}\n\n", pass == Pass::forward ? "forward" : "backward",
+             shape_text(problem.q.shape()), shape_text(problem.k.shape()), shape_text(problem.v.shape()));
+  size_t widest = 0;
+  for (const Verdict& verdict : verdicts(plan.reason())) widest = std::max(widest, verdict.backend.size());
+  for (const Verdict& verdict : verdicts(plan.reason())) {
+    fmt::print("{} {:<{}}  {}\n", verdict.chosen ? '>' : ' ', verdict.backend, widest, verdict.text);
+  }
+  fmt::print("\n");
+  if (!gpu) fmt::print("threads    {}\n", options.execution.resolved_threads());
+  fmt::print("workspace  {}\nwork       {:.3g} GFLOP\n",
+             bytes_text(static_cast<double>(plan.workspace_size())), plan.flops() * 1e-9);
+  return Exit::ok;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& program, Action& action) {
+  const auto options = std::make_shared<ExplainOptions>();
+  CLI::App* command =
+      program.add_subcommand("explain", "Which backend would do a problem, and what rules out each other");
+  options->shape.add_options(*command, false);
+  options->terms.add_options(*command, true);
+  command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
+  command
+      ->add_option(
+          "--with", options->with,
+          "Further tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->group("Terms of the score");
+  options->execution.add_options(*command, true);
+  add_device_option(*command, options->device);
+  options->files.add_options(*command, true, true, false);
+  add_json_option(*command, options->json);
+  command->footer(
+      "The problem is told by sizes or read from files; nothing is computed.\n"
+      "\n"
+      "Examples:\n"
+      "  fovea explain --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --dtype bfloat16 --causal\n"
+      "  fovea explain --pass bwd --with bias,sink --backend cpu_generic\n"
+      "  fovea explain --device cuda --seqlen 4096 --heads 16 --head-dim 128 --with bias\n"
+      "  fovea explain --input qkv.safetensors --json");
+  command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
+}
+
+}  // namespace fovea::cli

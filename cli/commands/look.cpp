@@ -1,0 +1,139 @@
+// `fovea look`: one head's attention map as a picture, at any length.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "cli/commands/commands.hpp"
+#include "cli/data/output.hpp"
+#include "cli/measure/measure.hpp"
+#include "cli/picture/attention_map.hpp"
+#include "cli/picture/figure.hpp"
+#include "cli/terminal/text.hpp"
+
+namespace fovea::cli {
+namespace {
+
+struct LookOptions {
+  InputFiles files;
+  Terms terms;
+  Execution execution;
+  std::string output, pool = "max", queries, keys;
+  int64_t head = 0, batch_index = 0, size = 1024;
+  bool json = false;
+};
+
+constexpr int64_t kSmallest = 16, kLargest = 16384;
+
+Range parse_range(const char* option, const std::string& text, int64_t seqlen) {
+  if (text.empty()) return {0, seqlen};
+  const auto [first, last] = parse_pair(option, text, ':', "FIRST:LAST");
+  if (first < 0 || last <= first || last > seqlen) {
+    throw Failure(Exit::usage, fmt::format("{}: got {}, expected FIRST:LAST with 0 <= FIRST < LAST <= {}",
+                                           option, text, seqlen));
+  }
+  return {first, last};
+}
+
+Exit run_look(const LookOptions& options) {
+  if (options.pool != "max" && options.pool != "mean") {
+    throw Failure(Exit::usage, "--pool: got '" + options.pool + "', expected max or mean");
+  }
+  if (options.size < kSmallest || options.size > kLargest) {
+    throw Failure(Exit::usage,
+                  fmt::format("--size: got {}, expected {} to {} pixels", options.size, kSmallest, kLargest));
+  }
+  const Inputs inputs = read_inputs(options.files, false);
+  check_output("--output", options.output, {".png"}, inputs.files);
+  const AttentionMap map(inputs, options.terms, options.execution, options.batch_index, options.head);
+  if (map.seqlen_q() == 0 || map.seqlen_k() == 0) {
+    throw Failure(Exit::input, "q, k: got an empty sequence, expected tokens to look at");
+  }
+  Overview overview;
+  overview.queries = parse_range("--queries", options.queries, map.seqlen_q());
+  overview.keys = parse_range("--keys", options.keys, map.seqlen_k());
+  const bool max = options.pool == "max";
+  overview.grid = map.pooled(overview.queries, overview.keys, options.size, options.size,
+                             max ? Pooling::max : Pooling::mean, options.execution.resolved_threads());
+  const bool pooled =
+      overview.grid.rows < overview.queries.size() || overview.grid.columns < overview.keys.size();
+  overview.title = fmt::format("Attention of head {}", options.head);
+  overview.subtitle = fmt::format("{} queries, {} keys", overview.queries.size(), overview.keys.size());
+  if (pooled) {
+    overview.subtitle +=
+        fmt::format(", a pixel is the {} of {:.1f} x {:.1f} weights", max ? "largest" : "mean",
+                    static_cast<double>(overview.queries.size()) / static_cast<double>(overview.grid.rows),
+                    static_cast<double>(overview.keys.size()) / static_cast<double>(overview.grid.columns));
+  }
+  overview.unit = "weight";
+  const Canvas canvas = draw_overview(overview, options.size);
+  write_png_output(options.output, canvas, inputs.files);
+
+  if (options.json) {
+    print_json(
+        {{"file", options.output},
+         {"width", canvas.width()},
+         {"height", canvas.height()},
+         {"head", options.head},
+         {"batch_index", options.batch_index},
+         {"seqlen_q", map.seqlen_q()},
+         {"seqlen_k", map.seqlen_k()},
+         {"rows", overview.grid.rows},
+         {"columns", overview.grid.columns},
+         {"pool", options.pool},
+         {"backend", map.backend()},
+         {"largest_weight", *std::max_element(overview.grid.values.begin(), overview.grid.values.end())},
+         {"peak_process_bytes", peak_memory()}});
+  } else {
+    fmt::print("wrote {}: head {}, {} x {} weights in {} x {} cells; most memory held {}\n", options.output,
+               options.head, overview.queries.size(), overview.keys.size(), overview.grid.rows,
+               overview.grid.columns, bytes_text(peak_memory()));
+  }
+  return Exit::ok;
+}
+
+}  // namespace
+
+void add_look(CLI::App& program, Action& action) {
+  const auto options = std::make_shared<LookOptions>();
+  CLI::App* command = program.add_subcommand("look", "One head's attention map as a picture, at any length");
+  options->files.add_options(*command, false, false);
+  options->terms.add_options(*command, false);
+  options->execution.add_options(*command, false);
+  constexpr const char* kPicture = "Picture";
+  command->add_option("--output", options->output, "Where the picture goes")
+      ->type_name("FILE.png")
+      ->required()
+      ->group(kPicture);
+  command->add_option("--head", options->head, "Head of the queries, from 0 (the default)")
+      ->type_name("N")
+      ->group(kPicture);
+  command->add_option("--batch-index", options->batch_index, "Sequence of the batch, from 0 (the default)")
+      ->type_name("N")
+      ->group(kPicture);
+  command->add_option("--size", options->size, "Pixels of the map's longer side, at most (1024)")
+      ->type_name("N")
+      ->group(kPicture);
+  command
+      ->add_option("--pool", options->pool, "What a pixel of many weights shows: max (the default) or mean")
+      ->type_name("KIND")
+      ->group(kPicture);
+  command->add_option("--queries", options->queries, "Only these queries, LAST not included")
+      ->type_name("FIRST:LAST")
+      ->group(kPicture);
+  command->add_option("--keys", options->keys, "Only these keys; the weights stay those among all keys")
+      ->type_name("FIRST:LAST")
+      ->group(kPicture);
+  add_json_option(*command, options->json);
+  command->footer(
+      "The library gives the lse of each query; from it the weights are computed again, a tile at a time, "
+      "and pooled\n"
+      "into the picture's pixels: memory grows with the sequence, not with its square.\n"
+      "\n"
+      "Examples:\n"
+      "  fovea look --input qkv.safetensors --head 9 --output head9.png\n"
+      "  fovea look --q q.npy --k k.npy --causal --pool mean --size 2048 --output map.png");
+  command->callback([options, &action] { action = [options] { return run_look(*options); }; });
+}
+
+}  // namespace fovea::cli

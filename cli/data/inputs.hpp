@@ -1,0 +1,67 @@
+// Problems from files: which arrays are read, what they must be, and the library's problem over them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/data/elements.hpp"
+#include "cli/options/options.hpp"
+#include "fovea/fovea.hpp"
+#include "io/safetensors.hpp"
+
+namespace fovea::cli {
+
+/// Where arrays come from. An array is named as FILE.npy, FILE.safetensors (then the tensor that the option
+/// is named after) or FILE.safetensors:NAME.
+struct InputFiles {
+  std::string input, q, k, v;
+  std::string bias, mask, block_mask, alibi, sink;
+  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  std::string block_size;
+  std::string dtype;
+
+  /// `with_values`: v takes part. `with_sequences`: packed and partly used sequences do. `with_dtype`:
+  /// --dtype converts.
+  void add_options(CLI::App& command, bool with_values, bool with_sequences, bool with_dtype = true);
+  bool any() const { return !input.empty() || !q.empty() || !k.empty() || !v.empty(); }
+};
+
+/// One array by its name as above; `option` is the option's name without dashes.
+Array read_array(const std::string& option, const std::string& reference);
+/// The file part of such a name.
+std::filesystem::path file_of(const std::string& reference);
+
+/// What was read. q, k, v keep the rank that they came with.
+struct Inputs {
+  Array q, k;
+  std::optional<Array> v;
+  std::optional<Array> bias, mask, block_mask, alibi, sink;
+  std::optional<Array> cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  int64_t block_q = 0, block_k = 0;
+  io::Metadata metadata;
+  /// Every file that was read: none of them may become an output.
+  std::vector<std::filesystem::path> files;
+
+  bool packed() const { return cu_seqlens_q.has_value() || cu_seqlens_k.has_value(); }
+  /// The problem over these arrays, with every tensor in the rank that the library wants.
+  Problem problem() const;
+
+  /// Shapes of the results: as the library wants them, and as the user gave q.
+  std::vector<int64_t> o_shape() const;
+  std::vector<int64_t> lse_shape() const;
+  std::vector<int64_t> o_shape_for_user() const;
+  std::vector<int64_t> lse_shape_for_user() const;
+};
+
+/// Reads, converts to --dtype where it was given, and checks ranks and element types. The rest is the
+/// library's to validate.
+Inputs read_inputs(const InputFiles& files, bool with_values = true);
+
+/// (seq, d), (seq, heads, d) or (batch, seq, heads, d) as the library wants it: 4 dimensions, packed 3.
+std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed);
+
+}  // namespace fovea::cli

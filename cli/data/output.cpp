@@ -1,0 +1,61 @@
+#include "cli/data/output.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "cli/terminal/failure.hpp"
+#include "cli/terminal/text.hpp"
+#include "io/atomic_file.hpp"
+#include "io/file_error.hpp"
+#include "io/npy.hpp"
+#include "io/png.hpp"
+
+namespace fovea::cli {
+namespace {
+
+/// A fault of a file is, here, a fault of an output.
+template <class Write>
+void as_output(const Write& write) {
+  try {
+    write();
+  } catch (const io::FileError& error) {
+    throw Failure(Exit::output, error.what());
+  }
+}
+
+}  // namespace
+
+void check_output(const std::string& option, const std::filesystem::path& path,
+                  const std::vector<std::string>& extensions, const Paths& inputs) {
+  if (std::find(extensions.begin(), extensions.end(), path.extension().string()) == extensions.end()) {
+    std::string expected;
+    for (const std::string& extension : extensions) expected += (expected.empty() ? "" : " or ") + extension;
+    throw Failure(Exit::usage, fmt::format("{}: got '{}', expected a name that ends in {}", option,
+                                           safe_text(path.string()), expected));
+  }
+  std::error_code ignored;
+  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
+  if (!std::filesystem::is_directory(directory, ignored)) {
+    throw Failure(Exit::output, fmt::format("{}: there is no directory '{}'; create it first", option,
+                                            safe_text(directory.string())));
+  }
+  as_output([&] { io::refuse_input_as_output(path, inputs); });
+}
+
+void write_npy_output(const std::filesystem::path& path, const io::Array& array, const Paths& inputs) {
+  as_output([&] { io::write_npy(path, array, inputs); });
+}
+
+void write_safetensors_output(const std::filesystem::path& path, const std::vector<io::Array>& arrays,
+                              const io::Metadata& metadata, const Paths& inputs) {
+  as_output([&] { io::write_safetensors(path, arrays, metadata, inputs); });
+}
+
+void write_png_output(const std::filesystem::path& path, const Canvas& canvas, const Paths& inputs) {
+  const io::ImageView image{canvas.width(), canvas.height(), io::PixelFormat::rgb, canvas.bytes()};
+  as_output([&] { io::write_png(path, image, inputs); });
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/picture/canvas.hpp"
+#include "io/array.hpp"
+#include "io/safetensors.hpp"
+
+namespace fovea::cli {
+
+using Paths = std::vector<std::filesystem::path>;
+
+/// Before anything is computed: fails when `path` has another extension than `extensions` name, is one of the
+/// inputs, or lies in a directory that does not exist. `option` is for the message.
+void check_output(const std::string& option, const std::filesystem::path& path,
+                  const std::vector<std::string>& extensions, const Paths& inputs);
+
+// Each appears complete or not at all, and never over an input.
+void write_npy_output(const std::filesystem::path& path, const io::Array& array, const Paths& inputs);
+void write_safetensors_output(const std::filesystem::path& path, const std::vector<io::Array>& arrays,
+                              const io::Metadata& metadata, const Paths& inputs);
+void write_png_output(const std::filesystem::path& path, const Canvas& canvas, const Paths& inputs);
+
+}  // namespace fovea::cli

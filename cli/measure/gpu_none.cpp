@@ -1,0 +1,39 @@
+#include "cli/measure/gpu.hpp"
+#include "cli/terminal/failure.hpp"
+
+namespace fovea::cli {
+
+struct Gpu::Impl {};
+
+Gpu::Gpu(int) {
+  throw Failure(
+      Exit::problem,
+      "this program was built without CUDA; build it where nvcc is (see docs/dependencies.md), or ask for a "
+      "backend of the CPU");
+}
+Gpu::~Gpu() = default;
+
+// Nobody has a Gpu to call these of.
+fovea_device Gpu::device() const {
+  return cpu();
+}
+std::string Gpu::text() const {
+  return {};
+}
+void* Gpu::stream() const {
+  return nullptr;
+}
+void Gpu::synchronize() {}
+void* Gpu::allocate(size_t) {
+  return nullptr;
+}
+void Gpu::upload(void*, const Array&) {}
+void Gpu::download(Array&, const void*) {}
+Timing Gpu::measure(const std::function<void()>&, double, int) {
+  return {};
+}
+double Gpu::host_seconds(const std::function<void()>&) {
+  return 0;
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,65 @@
+#include "cli/measure/measure.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace fovea::cli {
+
+Timing summary(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const auto at = [&](double share) {
+    return times[static_cast<size_t>(share * static_cast<double>(times.size() - 1) + 0.5)];
+  };
+  return {static_cast<int>(times.size()), at(0.5), times.front(), (at(0.75) - at(0.25)) / at(0.5)};
+}
+
+Timing measure(const std::function<void()>& run, double seconds, int least_runs) {
+  using Clock = std::chrono::steady_clock;
+  constexpr size_t kMostRuns = 10'000;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  run();
+  std::vector<double> times;
+  const Clock::time_point begin = Clock::now();
+  while (times.size() < kMostRuns &&
+         (times.size() < static_cast<size_t>(least_runs) || since(begin) < seconds)) {
+    const Clock::time_point start = Clock::now();
+    run();
+    times.push_back(since(start));
+  }
+  return summary(std::move(times));
+}
+
+double peak_memory() {
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+#if defined(__APPLE__)
+  return static_cast<double>(usage.ru_maxrss);
+#else
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+#endif
+}
+
+ErrorSize error_between(std::span<const double> got, std::span<const double> expected) {
+  double largest = 0, errors = 0, size = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = std::abs(got[i] - expected[i]);
+    // std::max would lose a NaN.
+    if (std::isnan(error)) return {error, error};
+    largest = std::max(largest, error);
+    errors += error * error;
+    size += expected[i] * expected[i];
+  }
+  const double relative = errors == 0 ? 0
+                          : size == 0 ? std::numeric_limits<double>::infinity()
+                                      : std::sqrt(errors / size);
+  return {largest, relative};
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,120 @@
+#include "cli/options/options.hpp"
+
+#include <charconv>
+
+#include "cli/terminal/failure.hpp"
+
+namespace fovea::cli {
+namespace {
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+std::pair<int64_t, int64_t> parse_pair(const std::string& option, const std::string& text, char separator,
+                                       const std::string& expected) {
+  const size_t at = text.find(separator);
+  if (at != std::string::npos) {
+    const auto first = whole_number(std::string_view(text).substr(0, at));
+    const auto second = whole_number(std::string_view(text).substr(at + 1));
+    if (first && second) return {*first, *second};
+  }
+  throw Failure(Exit::usage, option + ": got '" + text + "', expected " + expected +
+                                 ", two whole numbers with '" + separator + "' between them");
+}
+
+ElementType parse_type(const std::string& option, const std::string& text) {
+  const auto type = type_from_option(text);
+  if (!type) {
+    throw Failure(Exit::usage, option + ": got '" + text +
+                                   "', expected one of float32, float16, bfloat16, float64 "
+                                   "(or f32, f16, bf16, f64)");
+  }
+  return *type;
+}
+
+void Terms::add_options(CLI::App& command, bool with_dropout) {
+  constexpr const char* kGroup = "Terms of the score";
+  command.add_flag("--causal", causal, "Query i sees key j when j <= i + seqlen_k - seqlen_q")->group(kGroup);
+  command
+      .add_option("--window", window,
+                  "Keys seen to the left and right of the diagonal, for example 128,0; -1 is unlimited")
+      ->type_name("LEFT,RIGHT")
+      ->group(kGroup);
+  command.add_option("--softcap", softcap, "s becomes C tanh(s / C); 0: none")->type_name("C")->group(kGroup);
+  command.add_option("--scale", scale, "What q k^T is multiplied by; 0: 1/sqrt(head size)")
+      ->type_name("FACTOR")
+      ->group(kGroup);
+  if (!with_dropout) return;
+  command.add_option("--dropout", dropout, "Probability of dropping a weight, in [0, 1)")
+      ->type_name("P")
+      ->group(kGroup);
+  command.add_option("--seed", seed, "Of the dropout: the same seed drops the same weights")
+      ->type_name("N")
+      ->group(kGroup);
+}
+
+void Terms::apply(Problem& problem) const {
+  problem.causal = causal;
+  if (!window.empty()) {
+    std::tie(problem.window_left, problem.window_right) = parse_pair("--window", window, ',', "LEFT,RIGHT");
+  }
+  problem.softcap = softcap;
+  problem.scale = scale;
+  problem.dropout = dropout;
+  problem.seed = seed;
+}
+
+void Execution::add_options(CLI::App& command, bool with_deterministic) {
+  constexpr const char* kGroup = "How to do it";
+  command
+      .add_option("--backend", backend,
+                  "One of the names that `fovea info` lists; left out: the first that can do the problem")
+      ->type_name("NAME")
+      ->group(kGroup);
+  command.add_option("--threads", threads, "0: all processors that the process may use")
+      ->type_name("N")
+      ->group(kGroup);
+  if (with_deterministic) {
+    command
+        .add_flag("--deterministic", deterministic, "Gradients that are the same, bit for bit, in each run")
+        ->group(kGroup);
+  }
+}
+
+void add_device_option(CLI::App& command, std::string& device) {
+  command
+      .add_option("--device", device,
+                  "cpu, cuda or cuda:N; left out: where the tensors of --backend lie, else cpu")
+      ->type_name("DEVICE")
+      ->group("How to do it");
+}
+
+std::optional<int> gpu_of(const std::string& device, const std::string& backend) {
+  if (device == "cpu") return std::nullopt;
+  if (device.empty()) {
+    for (const BackendInfo& info : backends()) {
+      if (info.name == backend && info.on_gpu) return 0;
+    }
+    return std::nullopt;
+  }
+  if (device == "cuda") return 0;
+  int id = 0;
+  const char* end = device.data() + device.size();
+  if (device.starts_with("cuda:")) {
+    const auto [stop, error] = std::from_chars(device.data() + 5, end, id);
+    if (error == std::errc() && stop == end && id >= 0) return id;
+  }
+  throw Failure(Exit::usage, "--device: got '" + device + "', expected cpu, cuda or cuda:N");
+}
+
+void add_json_option(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "Print one JSON value on stdout instead of text");
+}
+
+}  // namespace fovea::cli

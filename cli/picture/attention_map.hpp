@@ -1,0 +1,65 @@
+// The weights that attention gave, which the library never stores: computed again from q, k and lse, a tile
+// at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cli/data/inputs.hpp"
+#include "cli/options/options.hpp"
+
+namespace fovea::cli {
+
+enum class Pooling { max, mean };
+
+/// A picture of weights: row-major, from the first query down and the first key to the right.
+struct WeightGrid {
+  int64_t rows = 0, columns = 0;
+  std::vector<float> values;
+  float at(int64_t row, int64_t column) const { return values[static_cast<size_t>(row * columns + column)]; }
+};
+
+/// A range of tokens, `last` not included.
+struct Range {
+  int64_t first = 0, last = 0;
+  int64_t size() const { return last - first; }
+};
+
+/// The attention of one head of one sequence of a batch.
+class AttentionMap {
+ public:
+  /// Runs the library's forward for that head alone, for its lse. The arrays of `inputs` have to outlive
+  /// this. Fails when there is no such head or sequence.
+  AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution, int64_t batch_index,
+               int64_t head);
+
+  int64_t seqlen_q() const { return seqlen_q_; }
+  int64_t seqlen_k() const { return seqlen_k_; }
+  const std::string& backend() const { return backend_; }
+  size_t workspace_size() const { return workspace_size_; }
+
+  /// The weights of `queries` for `keys`, pooled to at most rows x columns cells: as many as there are tokens
+  /// when those are fewer. Memory is that of the grid and a tile for each thread.
+  WeightGrid pooled(Range queries, Range keys, int64_t rows, int64_t columns, Pooling pooling,
+                    int threads) const;
+
+ private:
+  /// Weights of up to kRowsAtOnce queries from `first_query`, for `keys`, row after row.
+  void weights(int64_t first_query, int64_t count, Range keys, float* out) const;
+  float element(const Array& array, int64_t query, int64_t key) const;
+
+  const Inputs& inputs_;
+  int64_t batch_index_, head_;
+  int64_t seqlen_q_ = 0, seqlen_k_ = 0, head_dim_ = 0;
+  double scale_ = 1, softcap_ = 0;
+  int64_t left_ = -1, right_ = -1;  ///< of the diagonal; -1 unlimited, the causal mask included
+  float slope_ = 0;
+  std::vector<float> q_;             ///< (seqlen_q, head_dim), times scale
+  std::vector<float> k_transposed_;  ///< (head_dim, seqlen_k): the inner loop runs over keys
+  std::vector<float> lse_;
+  std::string backend_;
+  size_t workspace_size_ = 0;
+};
+
+}  // namespace fovea::cli
