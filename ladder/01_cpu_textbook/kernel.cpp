@@ -1,4 +1,4 @@
-// Attention as the textbook has it: S = scale Q K^T, P = softmax(S), O = P V, one matrix after the other.
+// Attention as in the textbook: S = scale Q K^T, P = softmax(S), O = P V, one matrix after the other.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

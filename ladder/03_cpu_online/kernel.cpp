@@ -1,5 +1,5 @@
 // Online softmax: K and V pass once, and only a block of scores exists at a time. A row keeps its largest
-// score so far and the sum of exp(score - largest); when the largest grows, what was summed is multiplied by
+// score so far and the sum of exp(score - largest); when the largest grows, sum and output are multiplied by
 // exp(old - new).
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kRows = 32;  ///< queries that share a read of K and V
 constexpr int kKeys = 64;  ///< of K and V in the first-level cache
 
-/// One query against a block of keys: scores, the new maximum, and what it adds to the row.
+/// One query against a block of keys: scores, the new maximum, and the update of sum and output.
 void row_step(const float* q, const float* k, const float* v, int keys, int d, float scale, float& row_max,
               float& row_sum, float* o) {
   float weights[kKeys];

@@ -60,7 +60,7 @@ float exponentials(float* x, float shift) {
   return hn::GetLane(hn::SumOfLanes(lanes, sums));
 }
 
-/// One query against a block of keys: scores, the new maximum, and what it adds to the row.
+/// One query against a block of keys: scores, the new maximum, and the update of sum and output.
 void row_step(const float* q, const float* k, const float* v, int keys, int d, float scale, float& row_max,
               float& row_sum, float* o) {
   float weights[kKeys];

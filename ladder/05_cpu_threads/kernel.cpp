@@ -1,5 +1,5 @@
-// Online softmax with vectors, on every processor: blocks of queries depend on nothing but K and V, so
-// whoever is free takes the next one. Highway (a library) compiles this file once for each instruction set
+// Online softmax with vectors, on every processor: blocks of queries are independent, so a free thread takes
+// the next one. Highway (a library) compiles this file once for each instruction set
 // and picks the best when the program runs.
 #include "ladder/harness/vector.hpp"
 
@@ -63,7 +63,7 @@ float exponentials(float* x, float shift) {
   return hn::GetLane(hn::SumOfLanes(lanes, sums));
 }
 
-/// One query against a block of keys: scores, the new maximum, and what it adds to the row.
+/// One query against a block of keys: scores, the new maximum, and the update of sum and output.
 void row_step(const float* q, const float* k, const float* v, int keys, int d, float scale, float& row_max,
               float& row_sum, float* o) {
   float weights[kKeys];
@@ -114,7 +114,7 @@ void cpu_threads(const Attention<float>& p) {
   const auto work = [&] {
     for (int i = next++; i < all; i = next++) LADDER_BEST(query_block)(p, i / blocks, i % blocks * kRows);
   };
-  std::vector<std::jthread> others;  // they are waited for where the vector ends
+  std::vector<std::jthread> others;  // the vector's destructor joins them
   for (unsigned t = 1; t < std::thread::hardware_concurrency(); ++t) others.emplace_back(work);
   work();
 }

@@ -66,7 +66,7 @@ HWY_INLINE void multiply_tile(const float* a, int lda, const float* b, int ldb, 
   }
 }
 
-/// The weights of one row of scores, and the factor for what was summed before.
+/// The weights of one row of scores, and the factor that rescales earlier sums.
 float softmax_row(float* x, int keys, float scale, float& row_max, float& row_sum) {
   const D lanes;
   std::fill(x + keys, x + kKeys, -INFINITY);  // keys behind the last weigh exp(-inf) = 0

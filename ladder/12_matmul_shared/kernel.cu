@@ -1,5 +1,5 @@
-// C = A B over tiles in shared memory: what a block needs of A and B it reads once, and kTile threads use
-// each value.
+// C = A B over tiles in shared memory: a block reads its part of A and B once, and kTile threads use each
+// value.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(kTile* kTile) multiply(Matmul p) {
     const bool in_a = i < p.m && l0 + column < p.k, in_b = l0 + row < p.k && j < p.n;
     a[row][column] = in_a ? p.a[static_cast<int64_t>(i) * p.k + l0 + column] : 0.0f;
     b[row][column] = in_b ? p.b[static_cast<int64_t>(l0 + row) * p.n + j] : 0.0f;
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     for (int l = 0; l < kTile; ++l) sum += a[row][l] * b[l][column];
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all have read the tiles: they may be overwritten
   }
   if (i < p.m && j < p.n) p.c[static_cast<int64_t>(i) * p.n + j] = sum;
 }

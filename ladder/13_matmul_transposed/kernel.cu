@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
       const int l = at / kTile, j = at % kTile;
       b[l][j] = l0 + l < p.k && j0 + j < p.n ? p.b[static_cast<int64_t>(l0 + l) * p.n + j0 + j] : 0.0f;
     }
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     for (int l = 0; l < kStep; ++l) {
       const float value_b = b[l][column];
 #pragma unroll
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
         sums[r + 3] += values_a.w * value_b;
       }
     }
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all have read the tiles: they may be overwritten
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

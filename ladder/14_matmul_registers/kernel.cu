@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
     a[al + 2][ai] = x.z;
     a[al + 3][ai] = x.w;
     *reinterpret_cast<float4*>(&b[bl][bj]) = y;
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
 #pragma unroll
     for (int l = 0; l < kStep; ++l) {
       const float4 a0 = *reinterpret_cast<const float4*>(&a[l][row]);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
         for (int c = 0; c < kSide; ++c) sums[r][c] += values_a[r] * values_b[c];
       }
     }
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all have read the tiles: they may be overwritten
   }
 #pragma unroll
   for (int r = 0; r < kSide; ++r) {

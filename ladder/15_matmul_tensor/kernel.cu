@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
       *reinterpret_cast<uint4*>(&a[ai][al]) = to_tf32(x);
       *reinterpret_cast<uint4*>(&b[bl][bj]) = to_tf32(y);
     }
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
 #pragma unroll
     for (int l = 0; l < kStep; l += 8) {
       uint32_t fragment_a[kMTiles][4];
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) multiply(Matmul p) {
         for (int mt = 0; mt < kMTiles; ++mt) ptx::mma_tf32(sums[mt][nt], fragment_a[mt], b0, b1);
       }
     }
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all have read the tiles: they may be overwritten
   }
 #pragma unroll
   for (int mt = 0; mt < kMTiles; ++mt) {

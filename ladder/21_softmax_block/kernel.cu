@@ -1,5 +1,5 @@
-// Softmax of rows, a block for each row: neighbouring threads read neighbouring columns, and what they found
-// they put together in shared memory, in halves.
+// Softmax of rows, a block for each row: neighbouring threads read neighbouring columns, and combine their
+// partial results in shared memory, in halves.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// The largest, or the sum, of what the threads of the block bring; all of them get it.
+/// Maximum or sum of one value per thread of the block; all threads get the result.
 template <class Combine>
 __device__ __forceinline__ float reduce(float (&all)[kThreads], float mine, const Combine& combine) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -18,7 +18,7 @@ __device__ __forceinline__ float reduce(float (&all)[kThreads], float mine, cons
     __syncthreads();
   }
   const float result = all[0];
-  __syncthreads();  // before anyone writes to `all` again
+  __syncthreads();  // all have read the result: `all` may be overwritten
   return result;
 }
 

@@ -1,5 +1,5 @@
-// Softmax of rows, a warp for each row: largest and sum in one pass (online), four values an access, and the
-// lanes exchange what they found by shuffles. No shared memory, no barrier.
+// Softmax of rows, a warp for each row: maximum and sum in one pass (online), four values an access; lanes
+// combine partial results by shuffles. No shared memory, no barrier.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 

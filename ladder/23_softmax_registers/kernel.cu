@@ -1,6 +1,5 @@
 // Softmax of rows that are read once: a block keeps its row in registers, kHeld pieces of four values a
-// thread. Warps exchange what their lanes found by shuffles, and the block what its warps found in shared
-// memory.
+// thread. Lanes combine partial results by shuffles, warps in shared memory.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
@@ -9,7 +8,7 @@ namespace {
 
 constexpr int kHeld = 4;  ///< float4 of a thread: 16 registers
 
-/// Of the block: its kWarps warps first, then theirs. `slots`: one for each warp.
+/// Reduction over the block: over the lanes of each warp, then over the warps. `slots`: one for each warp.
 template <int kWarps, class Combine>
 __device__ __forceinline__ float reduce(float mine, float* slots, const Combine& combine) {
   mine = combine(mine);

@@ -1,6 +1,6 @@
 // FlashAttention-1: scores never leave the chip. One block does a whole entry of the batch: for each tile of
-// keys it walks over all queries, whose outputs O, sums l and maxima m are read from memory and written back
-// each time.
+// keys it loops over all queries, and reads and writes their outputs O, sums l and maxima m in memory each
+// time.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/warp.cuh"
 
@@ -23,7 +23,7 @@ struct Tile {
   static_assert(kKeys >= 32);
 };
 
-/// Rows [first, first + rows) of a matrix of n rows of d values into a tile; 0 where there are none.
+/// Rows [first, first + rows) of a matrix of n rows of d values into a tile; 0 behind the end.
 template <int D>
 __device__ __forceinline__ void load_tile(float* tile, const float* from, int first, int rows, int n, int d) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * D; at += kThreads) {
@@ -90,13 +90,13 @@ __global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
   float* weights = sP + warp * kRows * T::kKeys;  // of this warp
 
   for (int j0 = 0; j0 < n; j0 += T::kKeys) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile<D>(sK, p.k + first * d, j0, T::kKeys, n, d);
     load_tile<D>(sV, p.v + first * d, j0, T::kKeys, n, d);
     for (int i0 = 0; i0 < n; i0 += kTileM) {
-      __syncthreads();  // nobody reads the queries before any more
+      __syncthreads();  // all have read the queries before: they may be overwritten
       load_tile<D>(sQ, p.q + first * d, i0, kTileM, n, d);
-      __syncthreads();  // the tiles are there
+      __syncthreads();  // the tiles are complete and may be read
       float scores[kRows][T::kKeys / 32] = {}, o[kRows][D / 32] = {};
       multiply_qk<D>(scores, sQ + warp * kRows * T::kRow, sK, lane);
       OnlineRow blocks[kRows];  // of this tile of keys alone
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
         }
         blocks[r].sum = warp_sum(blocks[r].sum);
       }
-      __syncwarp();  // the weights are there for all lanes
+      __syncwarp();  // all lanes have written their weights
       multiply_pv<D>(o, weights, sV, lane);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
           if (lane + 32 * y >= d) continue;
           *to = ((j0 > 0 ? before * mine * *to : 0.0f) + theirs * o[r][y]) / row.sum;
         }
-        __syncwarp();  // all lanes have read m and l
+        __syncwarp();  // all lanes have read m and l: lane 0 may write
         if (lane == 0) {
           m[i] = row.max;
           l[i] = row.sum;

@@ -1,4 +1,4 @@
-// FlashAttention-2's order: a block owns kTileM queries and walks over the keys; what is summed stays in
+// FlashAttention-2's order: a block owns kTileM queries and loops over the keys; outputs and sums stay in
 // registers until the end. Scores never leave the chip, outputs are written once, and blocks of one sequence
 // run side by side.
 #include "ladder/harness/launch.cuh"
@@ -23,7 +23,7 @@ struct Tile {
   static_assert(kKeys >= 32);
 };
 
-/// Rows [first, first + rows) of a matrix of n rows of d values into a tile; 0 where there are none.
+/// Rows [first, first + rows) of a matrix of n rows of d values into a tile; 0 behind the end.
 template <int D>
 __device__ __forceinline__ void load_tile(float* tile, const float* from, int first, int rows, int n, int d) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * D; at += kThreads) {
@@ -92,10 +92,10 @@ __global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
   load_tile<D>(sQ, p.q + first * d, i0, kTileM, n, d);
 
   for (int j0 = 0; j0 < n; j0 += T::kKeys) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile<D>(sK, p.k + first * d, j0, T::kKeys, n, d);
     load_tile<D>(sV, p.v + first * d, j0, T::kKeys, n, d);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     float scores[kRows][T::kKeys / 32] = {};
     multiply_qk<D>(scores, sQ + warp * kRows * T::kRow, sK, lane);
 #pragma unroll
@@ -112,12 +112,12 @@ __global__ void __launch_bounds__(kThreads) flash(Attention<float> p) {
       for (int x = 0; x < T::kKeys / 32; ++x) {
         const float weight = expf(scores[r][x] - rows[r].max);
         weights[r * T::kKeys + lane + 32 * x] = weight;
-        rows[r].sum += weight;  // of this lane's keys, until the end
+        rows[r].sum += weight;  // of this lane's keys; summed over the lanes at the end
       }
 #pragma unroll
       for (int y = 0; y < D / 32; ++y) o[r][y] *= factor;
     }
-    __syncwarp();  // the weights are there for all lanes
+    __syncwarp();  // all lanes have written their weights
     multiply_pv<D>(o, weights, sV, lane);
   }
 #pragma unroll

@@ -115,12 +115,12 @@ __global__ void __launch_bounds__(kThreads, D > 32 ? 2 : 4) flash_cute(Attention
   load_tile(local_tile(matrix(p.q), tile_m, own), sQ, local_tile(places, tile_m, own), whole);
 
   for (int tile = 0; tile < size<2>(gK); ++tile) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile(gK(_, _, tile), sK, cK(_, _, tile), whole);
     load_tile(gV(_, _, tile), sV, cK(_, _, tile), whole);
     cp_async_fence();
     cp_async_wait<0>();
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     clear(scores);
     multiply(tQ, tK, scores, Vector{}, Vector{});
     CUTE_UNROLL
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, D > 32 ? 2 : 4) flash_cute(Attention
       for (int x = 0; x < size<2>(scores); ++x) {
         const float weight = expf(scores(0, r, x) - rows[r].max);
         weights(0, r, x) = weight;
-        rows[r].sum += weight;  // of this lane's keys, until the end
+        rows[r].sum += weight;  // of this lane's keys; summed over the lanes at the end
       }
       CUTE_UNROLL
       for (int y = 0; y < size<2>(o); ++y) o(0, r, y) *= factor;

@@ -1,6 +1,6 @@
 // Attention on tensor cores: FlashAttention-2's order, with both products as 16 x 8 x 16 pieces of mma. A
-// warp owns 16 queries; the accumulators of its scores are, rounded to bfloat16, the operand A of the second
-// product as they are.
+// warp owns 16 queries; the accumulators of its scores, rounded to bfloat16, are operand A of the second
+// product in the same lanes.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + column;
 }
 
-/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 where there are none.
+/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 behind the end.
 __device__ __forceinline__ void load_tile(Bf16* tile, const Bf16* from, int first, int rows, int n) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * kD / 8; at += kThreads) {
     const int r = at / (kD / 8), column = at % (kD / 8) * 8;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4], const fl
   }
 }
 
-/// Scores into weights; the rows' state and what was summed up follow. Of the tile's keys `keys` exist.
+/// Turns scores into weights, and updates the rows' state and the output. The tile has `keys` keys.
 __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                              OnlineRow (&rows)[2], int keys, float scale, int lane) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
       for (int e = 0; e < 2; ++e) {
         float& s = acc_s[nt][2 * half + e];
         s = expf(s - rows[half].max);
-        rows[half].sum += s;  // of this lane's keys, until the end
+        rows[half].sum += s;  // of this lane's keys; summed over the lanes at the end
       }
     }
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   load_tile(sQ, p.q + first * kD, i0, kTileM, n);
 
   for (int j0 = 0; j0 < n; j0 += kTileN) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile(sK, p.k + first * kD, j0, kTileN, n);
     load_tile(sV, p.v + first * kD, j0, kTileN, n);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     float acc_s[kSTiles][4] = {};
     multiply_qk(acc_s, sQ, warp * 16, sK, lane);
     softmax_step(acc_s, acc_o, rows, n - j0, p.scale, lane);

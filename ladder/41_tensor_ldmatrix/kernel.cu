@@ -1,5 +1,5 @@
-// Attention on tensor cores, with ldmatrix: one instruction brings four 8 x 8 matrices from shared memory
-// into the lanes that mma wants them in, transposed where that is asked for.
+// Attention on tensor cores, with ldmatrix: one instruction loads four 8 x 8 matrices from shared memory into
+// the lanes in which mma needs them, transposed on request.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
@@ -19,7 +19,7 @@ __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + column;
 }
 
-/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 where there are none.
+/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 behind the end.
 __device__ __forceinline__ void load_tile(Bf16* tile, const Bf16* from, int first, int rows, int n) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * kD / 8; at += kThreads) {
     const int r = at / (kD / 8), column = at % (kD / 8) * 8;
@@ -30,9 +30,9 @@ __device__ __forceinline__ void load_tile(Bf16* tile, const Bf16* from, int firs
   }
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n.
 __device__ __forceinline__ uint32_t down_first(const Bf16* tile, int row, int column, int lane) {
   return ptx::shared_address(tile + offset(row + lane % 16, column + lane / 16 * 8));
 }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4], const fl
   }
 }
 
-/// Scores into weights; the rows' state and what was summed up follow. Of the tile's keys `keys` exist.
+/// Turns scores into weights, and updates the rows' state and the output. The tile has `keys` keys.
 __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                              OnlineRow (&rows)[2], int keys, float scale, int lane) {
 #pragma unroll
@@ -98,7 +98,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
       for (int e = 0; e < 2; ++e) {
         float& s = acc_s[nt][2 * half + e];
         s = expf(s - rows[half].max);
-        rows[half].sum += s;  // of this lane's keys, until the end
+        rows[half].sum += s;  // of this lane's keys; summed over the lanes at the end
       }
     }
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -137,10 +137,10 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   load_tile(sQ, p.q + first * kD, i0, kTileM, n);
 
   for (int j0 = 0; j0 < n; j0 += kTileN) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile(sK, p.k + first * kD, j0, kTileN, n);
     load_tile(sV, p.v + first * kD, j0, kTileN, n);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     float acc_s[kSTiles][4] = {};
     multiply_qk(acc_s, sQ, warp * 16, sK, lane);
     softmax_step(acc_s, acc_o, rows, n - j0, p.scale, lane);

@@ -1,5 +1,5 @@
-// Attention on tensor cores, tiles swizzled: the 16-byte chunks of a row change places by the number of the
-// row, so that the eight rows of a matrix, which are 256 bytes apart, lie in different banks.
+// Attention on tensor cores, swizzled tiles: the number of a row permutes its 16-byte chunks, so that the eight
+// rows of a matrix, which are 256 bytes apart, lie in different banks.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
@@ -14,13 +14,13 @@ constexpr int kTileM = 16 * kWarps, kTileN = 64;       ///< queries of a block, 
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;  ///< accumulators of a warp: 16 x 8 each
 constexpr size_t kBytes = (kTileM + 2 * kTileN) * kD * sizeof(Bf16);
 
-/// Element (row, column) of a tile in shared memory: chunks of eight elements are exchanged by the row's last
-/// three bits.
+/// Element (row, column) of a tile in shared memory. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + (column ^ (row % 8 * 8));
 }
 
-/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 where there are none.
+/// Rows [first, first + rows) of a matrix of n rows into a tile, 16 bytes at a time; 0 behind the end.
 __device__ __forceinline__ void load_tile(Bf16* tile, const Bf16* from, int first, int rows, int n) {
   for (int at = static_cast<int>(threadIdx.x); at < rows * kD / 8; at += kThreads) {
     const int r = at / (kD / 8), column = at % (kD / 8) * 8;
@@ -31,10 +31,10 @@ __device__ __forceinline__ void load_tile(Bf16* tile, const Bf16* from, int firs
   }
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows. row and column are multiples of 16: they leave the swizzle of a lane's row as it is, so
-/// a lane keeps one offset.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n. row and column are multiples of 16 and do not change the
+/// swizzle of a lane's row, so a lane keeps one offset.
 __device__ __forceinline__ uint32_t down_first(const Bf16* tile, int row, int column, int lane) {
   return ptx::shared_address(tile + row * kD + (offset(lane % 16, lane / 16 * 8) ^ column));
 }
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4], const fl
   }
 }
 
-/// Scores into weights; the rows' state and what was summed up follow. Of the tile's keys `keys` exist.
+/// Turns scores into weights, and updates the rows' state and the output. The tile has `keys` keys.
 __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                              OnlineRow (&rows)[2], int keys, float scale, int lane) {
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
       for (int e = 0; e < 2; ++e) {
         float& s = acc_s[nt][2 * half + e];
         s = expf(s - rows[half].max);
-        rows[half].sum += s;  // of this lane's keys, until the end
+        rows[half].sum += s;  // of this lane's keys; summed over the lanes at the end
       }
     }
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   load_tile(sQ, p.q + first * kD, i0, kTileM, n);
 
   for (int j0 = 0; j0 < n; j0 += kTileN) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile(sK, p.k + first * kD, j0, kTileN, n);
     load_tile(sV, p.v + first * kD, j0, kTileN, n);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     float acc_s[kSTiles][4] = {};
     multiply_qk(acc_s, sQ, warp * 16, sK, lane);
     softmax_step(acc_s, acc_o, rows, n - j0, p.scale, lane);

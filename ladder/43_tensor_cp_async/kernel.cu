@@ -1,5 +1,5 @@
-// Attention on tensor cores, tiles copied by cp.async: from memory to shared memory without a register in
-// between, so that a thread can have all of its copies under way at once.
+// Attention on tensor cores, tiles copied by cp.async: from memory to shared memory without registers, so that
+// a thread has all of its copies in flight at once.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
@@ -14,14 +14,14 @@ constexpr int kTileM = 16 * kWarps, kTileN = 64;       ///< queries of a block, 
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;  ///< accumulators of a warp: 16 x 8 each
 constexpr size_t kBytes = (kTileM + 2 * kTileN) * kD * sizeof(Bf16);
 
-/// Element (row, column) of a tile in shared memory: chunks of eight elements are exchanged by the row's last
-/// three bits.
+/// Element (row, column) of a tile in shared memory. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + (column ^ (row % 8 * 8));
 }
 
-/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 where there are none. A
-/// thread keeps to one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
+/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 behind the end. A
+/// thread stays in one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
 /// one address serves all.
 __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int first, int rows, int n) {
   constexpr int kChunks = kD / 8, kStep = kThreads / kChunks;
@@ -35,10 +35,10 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int f
     ptx::cp_async_16(to + static_cast<uint32_t>(r * kD * 2), source + r * kD, first + r0 + r < n);
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows. row and column are multiples of 16: they leave the swizzle of a lane's row as it is, so
-/// a lane keeps one offset.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n. row and column are multiples of 16 and do not change the
+/// swizzle of a lane's row, so a lane keeps one offset.
 __device__ __forceinline__ uint32_t down_first(uint32_t tile, int row, int column, int lane) {
   const auto own = static_cast<uint32_t>(offset(lane % 16, lane / 16 * 8) * 2);
   return ((tile + own) ^ static_cast<uint32_t>(column % 64 * 2)) +
@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4], const fl
   }
 }
 
-/// Scores into weights; the rows' state and what was summed up follow. Of the tile's keys `keys` exist.
+/// Turns scores into weights, and updates the rows' state and the output. The tile has `keys` keys.
 __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                              OnlineRow (&rows)[2], int keys, float scale, int lane) {
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
       for (int e = 0; e < 2; ++e) {
         float& s = acc_s[nt][2 * half + e];
         s = expf(s - rows[half].max);
-        rows[half].sum += s;  // of this lane's keys, until the end
+        rows[half].sum += s;  // of this lane's keys; summed over the lanes at the end
       }
     }
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -136,8 +136,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float
 }
 
 __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
-  const uint32_t sQ =
-      ptx::shared_address(shared_memory<Bf16>());  // of bytes: nothing needs pointers any more
+  const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>());  // in bytes: addresses, not pointers
   const uint32_t sK = sQ + kTileM * kD * 2, sV = sK + kTileN * kD * 2;
   const int n = p.seqlen, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
@@ -148,12 +147,12 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   load_tile(sQ, p.q + first * kD, i0, kTileM, n);
 
   for (int j0 = 0; j0 < n; j0 += kTileN) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps have read the tiles before: they may be overwritten
     load_tile(sK, p.k + first * kD, j0, kTileN, n);
     load_tile(sV, p.v + first * kD, j0, kTileN, n);
     ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();  // this thread's copies are there
-    __syncthreads();          // everyone's are
+    ptx::cp_async_wait<0>();  // this thread's copies have arrived
+    __syncthreads();          // those of all threads have
     float acc_s[kSTiles][4] = {};
     multiply_qk(acc_s, sQ, warp * 16, sK, lane);
     softmax_step(acc_s, acc_o, rows, n - j0, p.scale, lane);

@@ -1,5 +1,5 @@
-// Attention on tensor cores, less rescaling: softmax is the same whatever is subtracted, so a row keeps its
-// maximum until it would grow by more than 2^8, and in almost every block nothing is multiplied (the idea is
+// Attention on tensor cores, less rescaling: the softmax does not depend on the number that is subtracted, so a
+// row keeps its maximum until a weight would exceed 2^8, and almost no block rescales the output (the idea is
 // FlashAttention-4's).
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
@@ -16,17 +16,17 @@ constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;  ///< accumulators of a wa
 constexpr uint32_t kStage = kTileN * kD * 2;           ///< bytes of a stage of K or of V
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLazy =
-    8.0f;  ///< a power of 2: weights stay below 2^8, far from what bfloat16 and sums can hold
+    8.0f;  ///< log2 of the largest weight: 2^8 is far below the range of bfloat16 and of the sums
 constexpr size_t kBytes = kTileM * kD * sizeof(Bf16) + 4 * kStage;
 
-/// Element (row, column) of a tile in shared memory: chunks of eight elements are exchanged by the row's last
-/// three bits.
+/// Element (row, column) of a tile in shared memory. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + (column ^ (row % 8 * 8));
 }
 
-/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 where there are none. A
-/// thread keeps to one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
+/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 behind the end. A
+/// thread stays in one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
 /// one address serves all.
 __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int first, int rows, int n) {
   constexpr int kChunks = kD / 8, kStep = kThreads / kChunks;
@@ -40,10 +40,10 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int f
     ptx::cp_async_16(to + static_cast<uint32_t>(r * kD * 2), source + r * kD, first + r0 + r < n);
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows. row and column are multiples of 16: they leave the swizzle of a lane's row as it is, so
-/// a lane keeps one offset.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n. row and column are multiples of 16 and do not change the
+/// swizzle of a lane's row, so a lane keeps one offset.
 __device__ __forceinline__ uint32_t down_first(uint32_t tile, int row, int column, int lane) {
   const auto own = static_cast<uint32_t>(offset(lane % 16, lane / 16 * 8) * 2);
   return ((tile + own) ^ static_cast<uint32_t>(column % 64 * 2)) +
@@ -98,8 +98,8 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4], const fl
   }
 }
 
-/// Scores into weights; the rows' state and what was summed up follow. Of the tile's keys `keys` exist, one
-/// at least. rows[].max is of the scores as they are, without the scale, and may be smaller than the largest.
+/// Turns scores into weights, and updates the rows' state and the output. The tile has `keys` keys, at least
+/// one. rows[].max is of unscaled scores, and may be smaller than the largest.
 __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                              OnlineRow (&rows)[2], int keys, float scale_log2, int lane) {
   float largest[2];
@@ -119,7 +119,7 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
   }
   const bool raise =
       (largest[0] - rows[0].max) * scale_log2 > kLazy || (largest[1] - rows[1].max) * scale_log2 > kLazy;
-  if (__any_sync(kWholeWarp, raise)) {  // for all rows of the warp at once
+  if (__any_sync(kWholeWarp, raise)) {  // a vote: all rows of the warp raise together
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float raised = fmaxf(rows[half].max, largest[half]);
@@ -142,13 +142,13 @@ __device__ __forceinline__ void softmax_step(float (&acc_s)[kSTiles][4], float (
       for (int e = 0; e < 2; ++e) {
         float& s = acc_s[nt][2 * half + e];
         s = ptx::ex2(fmaf(s, scale_log2, -base));
-        rows[half].sum += s;  // of this lane's keys, until the end
+        rows[half].sum += s;  // of this lane's keys; summed over the lanes at the end
       }
     }
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -165,8 +165,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float
 }
 
 __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
-  const uint32_t sQ =
-      ptx::shared_address(shared_memory<Bf16>());  // of bytes: nothing needs pointers any more
+  const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>());  // in bytes: addresses, not pointers
   const uint32_t sK = sQ + kTileM * kD * 2, sV = sK + 2 * kStage;
   const int n = p.seqlen, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   ptx::cp_async_commit();
   load_keys(0, 0);
   ptx::cp_async_wait<1>();
-  __syncthreads();  // Q is there
+  __syncthreads();  // Q may be read
   uint32_t q[kD / 16][4];
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step)
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) attention(Attention<Bf16> p) {
   uint32_t stage = 0;
   for (int j0 = 0; j0 < n; j0 += kTileN, stage ^= 1) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // block j0 is there for everyone, and nobody reads the block before any more
+    __syncthreads();  // block j0 may be read, and the stage of the block before may be overwritten
     if (j0 + kTileN < n) load_keys(j0 + kTileN, stage ^ 1);
     float acc_s[kSTiles][4] = {};
     multiply_qk(acc_s, q, sK + stage * kStage, lane);

@@ -1,6 +1,6 @@
-// Attention on tensor cores, tuned: blocks of keys from the last to the first, so that only the first one
-// walked has keys that do not exist, and the loop of the others checks nothing; exponentials between the
-// products that use them; and a limit of registers that lets two blocks share an SM.
+// Attention on tensor cores, tuned: blocks of keys from the last to the first, so that only the first step can
+// reach behind the end, and the loop over the others checks nothing; exponentials between the products that
+// use them; and a limit of registers that lets two blocks share an SM.
 #include <type_traits>
 
 #include "ladder/harness/launch.cuh"
@@ -19,17 +19,17 @@ constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;       ///< accumulators of
 constexpr uint32_t kStage = kTileN * kD * 2;                ///< bytes of a stage of K or of V
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLazy =
-    8.0f;  ///< a power of 2: weights stay below 2^8, far from what bfloat16 and sums can hold
+    8.0f;  ///< log2 of the largest weight: 2^8 is far below the range of bfloat16 and of the sums
 constexpr size_t kBytes = kTileM * kD * sizeof(Bf16) + 4 * kStage;
 
-/// Element (row, column) of a tile in shared memory: chunks of eight elements are exchanged by the row's last
-/// three bits.
+/// Element (row, column) of a tile in shared memory. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + (column ^ (row % 8 * 8));
 }
 
-/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 where there are none. A
-/// thread keeps to one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
+/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 behind the end. A
+/// thread stays in one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
 /// one address serves all.
 template <bool kMayEnd>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int first, int rows, int n) {
@@ -44,10 +44,10 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int f
     ptx::cp_async_16(to + static_cast<uint32_t>(r * kD * 2), source + r * kD, !kMayEnd || first + r0 + r < n);
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows. row and column are multiples of 16: they leave the swizzle of a lane's row as it is, so
-/// a lane keeps one offset.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n. row and column are multiples of 16 and do not change the
+/// swizzle of a lane's row, so a lane keeps one offset.
 __device__ __forceinline__ uint32_t down_first(uint32_t tile, int row, int column, int lane) {
   const auto own = static_cast<uint32_t>(offset(lane % 16, lane / 16 * 8) * 2);
   return ((tile + own) ^ static_cast<uint32_t>(column % 64 * 2)) +
@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_qk(float (&acc_s)[kMTiles][kSTiles][4],
   }
 }
 
-/// Keys of the tile that do not exist weigh nothing.
+/// Masks keys behind the end of the sequence.
 __device__ __forceinline__ void mask(float (&acc_s)[kSTiles][4], int keys, int lane) {
 #pragma unroll
   for (int nt = 0; nt < kSTiles; ++nt) {
@@ -91,8 +91,8 @@ __device__ __forceinline__ void mask(float (&acc_s)[kSTiles][4], int keys, int l
   }
 }
 
-/// Raises the maxima of 16 rows where they would grow by more than 2^kLazy, and with them rescales what was
-/// summed. rows[].max is of the scores as they are, without the scale, and may be smaller than the largest.
+/// Raises the maxima of 16 rows when a weight would exceed 2^kLazy, and rescales their sums and outputs.
+/// rows[].max is of unscaled scores, and may be smaller than the largest.
 __device__ __forceinline__ void raise_max(const float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                           OnlineRow (&rows)[2], float scale_log2) {
   float largest[2];
@@ -106,7 +106,7 @@ __device__ __forceinline__ void raise_max(const float (&acc_s)[kSTiles][4], floa
   }
   const bool raise =
       (largest[0] - rows[0].max) * scale_log2 > kLazy || (largest[1] - rows[1].max) * scale_log2 > kLazy;
-  if (!__any_sync(kWholeWarp, raise)) return;  // for all rows of the warp at once
+  if (!__any_sync(kWholeWarp, raise)) return;  // a vote: all rows of the warp raise together
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float raised = fmaxf(rows[half].max, largest[half]);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kMTiles][kOTiles][4],
         const float base = row.max * scale_log2;
         const float left = ptx::ex2(fmaf(s[r % 2 * 2], scale_log2, -base));
         const float right = ptx::ex2(fmaf(s[r % 2 * 2 + 1], scale_log2, -base));
-        row.sum += left + right;  // of this lane's keys, until the end
+        row.sum += left + right;  // of this lane's keys; summed over the lanes at the end
         weights[mt][r] = pack_bf16(left, right);
       }
     }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kMTiles][kOTiles][4],
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -172,8 +172,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float
 }
 
 __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, int tiles) {
-  const uint32_t sQ =
-      ptx::shared_address(shared_memory<Bf16>());  // of bytes: nothing needs pointers any more
+  const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>());  // in bytes: addresses, not pointers
   const uint32_t sK = sQ + kTileM * kD * 2, sV = sK + 2 * kStage;
   const int n = p.seqlen, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
@@ -199,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, int 
     OnlineRow rows[kMTiles][2];
     const auto step = [&](int j0, auto masked) {
       ptx::cp_async_wait<0>();
-      __syncthreads();  // block j0 is there for everyone, and nobody reads the block before any more
+      __syncthreads();  // block j0 may be read, and the stage of the block before may be overwritten
       if (j0 > 0) load_keys(first, j0 - kTileN, stage ^ 1, std::false_type{});
       float acc_s[kMTiles][kSTiles][4] = {};
       multiply_qk(acc_s, sQ, warp * 16 * kMTiles, sK + stage * kStage, lane);
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, int 
     };
     step(last, std::true_type{});
     for (int j0 = last - kTileN; j0 >= 0; j0 -= kTileN) step(j0, std::false_type{});
-    __syncthreads();  // nobody reads Q any more
+    __syncthreads();  // all warps have read Q: it may be overwritten
     const int next = tile + static_cast<int>(gridDim.x);
     if (next < tiles) load_first(next, stage);
     const int i0 = tile % tiles_of_row * kTileM + warp * 16 * kMTiles;
@@ -226,7 +225,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, int 
 
 void tensor_tuned(const Attention<Bf16>& p) {
   const int tiles = p.batch * static_cast<int>(blocks_of(p.seqlen, kTileM));
-  const int at_once = sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // by shared memory
+  const int at_once =
+      sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // limited by shared memory
   launch(attention, {static_cast<unsigned>(tiles < at_once ? tiles : at_once)}, kThreads, kBytes, p, tiles);
 }
 

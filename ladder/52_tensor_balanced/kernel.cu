@@ -1,6 +1,5 @@
-// Causal attention on tensor cores, balanced: a tile takes as long as it sees keys, so blocks get long and
-// short ones. The longest tiles come first, and each round is dealt in the other direction than the one
-// before.
+// Causal attention on tensor cores, balanced: the time of a tile grows with the keys that it sees. The longest
+// tiles come first, and each round is dealt in the opposite direction to the round before.
 #include <type_traits>
 
 #include "ladder/harness/launch.cuh"
@@ -20,18 +19,19 @@ constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;       ///< accumulators of
 constexpr uint32_t kStage = kTileN * kD * 2;                ///< bytes of a stage of K or of V
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLazy =
-    8.0f;  ///< a power of 2: weights stay below 2^8, far from what bfloat16 and sums can hold
-constexpr float kLowest = -1e30f;  ///< of rows that have seen no key: finite, as -inf - -inf would be NaN
+    8.0f;  ///< log2 of the largest weight: 2^8 is far below the range of bfloat16 and of the sums
+constexpr float kLowest =
+    -1e30f;  ///< maximum of a row that has seen no key: finite, because -inf - (-inf) is NaN
 constexpr size_t kBytes = kTileM * kD * sizeof(Bf16) + 4 * kStage;
 
-/// Element (row, column) of a tile in shared memory: chunks of eight elements are exchanged by the row's last
-/// three bits.
+/// Element (row, column) of a tile in shared memory. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ int offset(int row, int column) {
   return row * kD + (column ^ (row % 8 * 8));
 }
 
-/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 where there are none. A
-/// thread keeps to one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
+/// Starts copying rows [first, first + rows) of a matrix of n rows into a tile; 0 behind the end. A
+/// thread stays in one column of chunks and goes down eight rows at a time, after which the swizzle repeats:
 /// one address serves all.
 template <bool kMayEnd>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int first, int rows, int n) {
@@ -46,10 +46,10 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int f
     ptx::cp_async_16(to + static_cast<uint32_t>(r * kD * 2), source + r * kD, !kMayEnd || first + r0 + r < n);
 }
 
-/// The operand of 16 x 16 elements at (row, column). Matrices: down first (rows 0-7, 8-15, then columns
-/// 8-15), the order of operand A, and with .trans of two B whose k are rows; or across first, that of two B
-/// whose n are rows. row and column are multiples of 16: they leave the swizzle of a lane's row as it is, so
-/// a lane keeps one offset.
+/// Where this lane reads the operand of 16 x 16 elements at (row, column). Order of the four matrices: down
+/// first (rows 0-7, 8-15, then columns 8-15) for operand A and, with .trans, for two B whose rows are k;
+/// across first for two B whose rows are n. row and column are multiples of 16 and do not change the
+/// swizzle of a lane's row, so a lane keeps one offset.
 __device__ __forceinline__ uint32_t down_first(uint32_t tile, int row, int column, int lane) {
   const auto own = static_cast<uint32_t>(offset(lane % 16, lane / 16 * 8) * 2);
   return ((tile + own) ^ static_cast<uint32_t>(column % 64 * 2)) +
@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_qk(float (&acc_s)[kMTiles][kSTiles][4],
   }
 }
 
-/// Of the tile's keys the row of this lane sees those up to `own`, and the row eight below it eight more.
+/// Masks: the row of this lane sees the tile's keys up to `own`, the row eight below it eight more.
 __device__ __forceinline__ void mask(float (&acc_s)[kSTiles][4], int own, int lane) {
 #pragma unroll
   for (int nt = 0; nt < kSTiles; ++nt) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ void mask(float (&acc_s)[kSTiles][4], int own, int la
   }
 }
 
-/// Raises the maxima of 16 rows where they would grow by more than 2^kLazy, and with them rescales what was
-/// summed. rows[].max is of the scores as they are, without the scale, and may be smaller than the largest.
+/// Raises the maxima of 16 rows when a weight would exceed 2^kLazy, and rescales their sums and outputs.
+/// rows[].max is of unscaled scores, and may be smaller than the largest.
 __device__ __forceinline__ void raise_max(const float (&acc_s)[kSTiles][4], float (&acc_o)[kOTiles][4],
                                           OnlineRow (&rows)[2], float scale_log2) {
   float largest[2];
@@ -108,7 +108,7 @@ __device__ __forceinline__ void raise_max(const float (&acc_s)[kSTiles][4], floa
   }
   const bool raise =
       (largest[0] - rows[0].max) * scale_log2 > kLazy || (largest[1] - rows[1].max) * scale_log2 > kLazy;
-  if (!__any_sync(kWholeWarp, raise)) return;  // for all rows of the warp at once
+  if (!__any_sync(kWholeWarp, raise)) return;  // a vote: all rows of the warp raise together
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float raised = fmaxf(rows[half].max, largest[half]);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kMTiles][kOTiles][4],
         const float base = row.max * scale_log2;
         const float left = ptx::ex2(fmaf(s[r % 2 * 2], scale_log2, -base));
         const float right = ptx::ex2(fmaf(s[r % 2 * 2 + 1], scale_log2, -base));
-        row.sum += left + right;  // of this lane's keys, until the end
+        row.sum += left + right;  // of this lane's keys; summed over the lanes at the end
         weights[mt][r] = pack_bf16(left, right);
       }
     }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kMTiles][kOTiles][4],
   }
 }
 
-/// O and L of 16 queries from row i0 on.
+/// Stores O and L of 16 queries from row i0 on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -174,8 +174,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float
 }
 
 __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, CausalOrder order) {
-  const uint32_t sQ =
-      ptx::shared_address(shared_memory<Bf16>());  // of bytes: nothing needs pointers any more
+  const uint32_t sQ = ptx::shared_address(shared_memory<Bf16>());  // in bytes: addresses, not pointers
   const uint32_t sK = sQ + kTileM * kD * 2, sV = sK + 2 * kStage;
   const int n = p.seqlen, warp = static_cast<int>(threadIdx.x) / 32,
             lane = static_cast<int>(threadIdx.x) % 32;
@@ -208,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, Caus
     const int own = i0 + warp * 16 * kMTiles;
     const auto step = [&](int j0, auto masked) {
       ptx::cp_async_wait<0>();
-      __syncthreads();  // block j0 is there for everyone, and nobody reads the block before any more
+      __syncthreads();  // block j0 may be read, and the stage of the block before may be overwritten
       if (j0 > 0) load_keys(first, j0 - kTileN, stage ^ 1, std::false_type{});
       float acc_s[kMTiles][kSTiles][4] = {};
       multiply_qk(acc_s, sQ, warp * 16 * kMTiles, sK + stage * kStage, lane);
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, Caus
     int j0 = last_of(i0);
     for (; j0 >= 0 && j0 + kTileN - 1 > i0; j0 -= kTileN) step(j0, std::true_type{});
     for (; j0 >= 0; j0 -= kTileN) step(j0, std::false_type{});
-    __syncthreads();  // nobody reads Q any more
+    __syncthreads();  // all warps have read Q: it may be overwritten
     next = order.tile(round, block);
     if (next < order.tiles) load_first(next, stage);
 #pragma unroll
@@ -234,7 +233,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention(Attention<Bf16> p, Caus
 }  // namespace
 
 void tensor_balanced(const Attention<Bf16>& p) {
-  const int at_once = sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // by shared memory
+  const int at_once =
+      sm_count() * (shared_bytes_of_sm() >= 2 * (kBytes + 1024) ? 2 : 1);  // limited by shared memory
   const CausalOrder order = causal_order(p.batch, p.seqlen, kTileM, at_once);
   launch(attention, {static_cast<unsigned>(order.blocks)}, kThreads, kBytes, p, order);
 }

@@ -1,6 +1,6 @@
-// Attention on Hopper, first step: tiles come by TMA. One thread orders whole boxes, and a barrier in shared
-// memory counts their bytes; products are those of mma.sync still. Blocks of keys are walked from the last to
-// the first, so that the one with keys that do not exist comes first.
+// Attention on Hopper, first step: tiles come by TMA. One thread issues copies of whole boxes, and a barrier in
+// shared memory counts their bytes; products are still mma.sync. Blocks of keys go from the last to the first,
+// so that only the first step can reach behind the end.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
@@ -24,14 +24,14 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row,
                                           int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + kStrip, map, barrier, 64, row, sequence);
 }
 
-/// 16 x 16 elements at (row, column), multiples of 16, for ldmatrix: what a lane adds is the same for all.
+/// 16 x 16 elements at (row, column), multiples of 16, for ldmatrix: a lane adds one constant offset.
 __device__ __forceinline__ uint32_t operand(uint32_t tile, int row, int column, int lane_row,
                                             int lane_chunk) {
   const auto own = static_cast<uint32_t>(lane_row * 128 + (lane_chunk ^ lane_row % 8) * 16);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void multiply_pv(float (&acc_o)[kOTiles][4],
   }
 }
 
-/// O and L of this warp's queries, from row i0 of `first` on.
+/// Stores O and L of this warp's queries, from row i0 of `first` on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
     load_tile(sQ, maps.q, full_q, i0, sequence);
     load_keys(last, 0);
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   ptx::mbarrier_wait(full_q, 0);
 
   float acc_o[kOTiles][4] = {};
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t stage = 0, phase = 0;
   for (int j0 = last; j0 >= 0; j0 -= kTileN) {
     ptx::mbarrier_wait(full + 8 * stage, phase);
-    __syncthreads();  // nobody reads the block before any more
+    __syncthreads();  // all warps have read the block before: its stage may be overwritten
     if (thread == 0 && j0 > 0) load_keys(j0 - kTileN, stage ^ 1);
     float acc_s[kSTiles][4] = {}, factor[2];
     uint32_t weights[kSTiles / 2][4];

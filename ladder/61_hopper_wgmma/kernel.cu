@@ -23,15 +23,15 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row,
                                           int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + kStrip, map, barrier, 64, row, sequence);
 }
 
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
-/// count in units of 16 bytes.
+/// Issues S = Q K^T of a warpgroup's 64 queries. 16 columns are 32 bytes of a strip, two units of a
+/// descriptor.
 __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
   const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
   ptx::wgmma<true>(acc_s, q, k);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ
   ptx::wgmma_commit();
 }
 
-/// O += P V, issued.
+/// Issues O += P V.
 __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
                                          const uint32_t (&weights)[kSTiles / 2][4], uint32_t sV) {
   const uint64_t v = ptx::mn_major(sV, kStrip);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// O and L of this warp's queries, from row i0 of `first` on.
+/// Stores O and L of this warp's queries, from row i0 of `first` on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
                  sV = sK + kStages * kTile;
   const uint32_t full = sV + kStages * kTile, full_q = full + 8 * kStages;  // barriers
   const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
+  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // marks the value warp-uniform
   const int sequence = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * kTileM;
   const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
   const float scale_log2 = p.scale * kLog2e;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
     load_tile(sQ, maps.q, full_q, i0, sequence);
     load_keys(last, 0);
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   ptx::mbarrier_wait(full_q, 0);
 
   float acc_o[kOTiles][4] = {};
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t stage = 0, phase = 0;
   for (int j0 = last; j0 >= 0; j0 -= kTileN) {
     ptx::mbarrier_wait(full + 8 * stage, phase);
-    __syncthreads();  // nobody reads the block before any more
+    __syncthreads();  // all warps have read the block before: its stage may be overwritten
     if (thread == 0 && j0 > 0) load_keys(j0 - kTileN, stage ^ 1);
     float acc_s[kSTiles][4], factor[2];
     uint32_t weights[kSTiles / 2][4];

@@ -1,6 +1,6 @@
-// Attention on Hopper, ping-pong: consumers queue their products in turns, so that one takes exponentials
-// while the tensor cores belong to the other. A consumer's next scores are queued right behind the outputs of
-// this block.
+// Attention on Hopper, ping-pong: consumers queue their products in turns, so that one computes exponentials
+// while the tensor cores work for the other. A consumer queues its next scores right after the outputs of this
+// block.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
@@ -15,10 +15,10 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);  ///< warpgroup
 constexpr int kTileM = 64 * kConsumers, kTileN = 128;             ///< queries of a block, keys of a step
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
 constexpr int kStages = 2;
-// Barriers, one for each stage: loads done, and nobody reads it any more.
+// Barriers, two for each stage: full (loads are done), empty (all warps have read it).
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kBarriers = kFullQ + 1;
-// 65,536 registers over 384 threads are 168 each; the producer's give 144 of theirs, the consumers' take 72.
+// 65,536 registers over 384 threads are 168 each; a producer thread releases 144, a consumer thread takes 72.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr uint32_t kRow = 128, kStrip = kTileN * kRow;  ///< bytes of a row of 64 columns, of all rows
 constexpr uint32_t kQBytes = kTileM * kD * 2, kTile = 2 * kStrip;  ///< of all columns
@@ -29,7 +29,7 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-/// A walk over the stages, and the parity of the phase that it is in.
+/// The current stage of a ring, and the parity of its phase.
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -41,15 +41,15 @@ struct Ring {
   }
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row,
                                           int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + kStrip, map, barrier, 64, row, sequence);
 }
 
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
-/// count in units of 16 bytes.
+/// Issues S = Q K^T of a warpgroup's 64 queries. 16 columns are 32 bytes of a strip, two units of a
+/// descriptor.
 __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
   const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
   ptx::wgmma<true>(acc_s, q, k);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ
   ptx::wgmma_commit();
 }
 
-/// O += P V, issued.
+/// Issues O += P V.
 __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
                                          const uint32_t (&weights)[kSTiles / 2][4], uint32_t sV) {
   const uint64_t v = ptx::mn_major(sV, kStrip);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// O and L of this warp's queries, from row i0 of `first` on.
+/// Stores O and L of this warp's queries, from row i0 of `first` on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
                  sV = sK + kStages * kTile, barriers = sV + kStages * kTile;
   const auto barrier = [&](int i) { return barriers + 8 * static_cast<uint32_t>(i); };
   const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
+  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // marks the value warp-uniform
   const int sequence = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * kTileM;
   const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
   if (thread == 0) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::mbarrier_init(barrier(i), i >= kEmptyK && i < kFullQ ? 4 * kConsumers : 1);
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   Ring ring;
 
   if (warpgroup == 0) {
@@ -121,16 +121,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   ptx::take_registers<kConsumerRegisters>();
-  const int row = 64 * (warpgroup - 1);  // of the tile: the first of this consumer
+  const int row = 64 * (warpgroup - 1);  // first row of this consumer in the tile
   const float scale_log2 = p.scale * kLog2e;
-  const auto release = [&](int empty) {  // behind a wait for products, which holds a warp together
+  const auto release = [&](int empty) {  // after a wait for products, at which all lanes of a warp meet
     if (lane == 0) ptx::mbarrier_arrive(barrier(empty));
   };
   float acc_o[kOTiles][4] = {};
   OnlineRow rows[2];
   uint32_t weights[kSTiles / 2][4];  // products read them beyond the step that made them
-  const int mine = warpgroup, other = kConsumers + 1 - warpgroup;  // named barriers: the turn of a consumer
-  if (mine == 2) ptx::named_arrive(other, 256);                    // the first one begins
+  const int mine = warpgroup,
+            other = kConsumers + 1 - warpgroup;  // named barriers of ping-pong, one per consumer
+  if (mine == 2) ptx::named_arrive(other, 256);  // consumer 1 begins
   ptx::mbarrier_wait(barrier(kFullQ), 0);
   for (int j0 = last; j0 >= 0; j0 -= kTileN, ring.advance()) {
     float acc_s[kSTiles][4], factor[2];
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
     ptx::wgmma_fence();
     issue_qk(acc_s, sQ + row * kRow, sK + ring.stage * kTile);
     ptx::named_arrive(other, 256);
-    ptx::wgmma_wait<0>();  // for S of this block, and O of the one before
+    ptx::wgmma_wait<0>();  // S of this block and O of the one before are done
     ptx::wgmma_done(acc_s);
     ptx::wgmma_done(acc_o);
     release(kEmptyK + ring.stage);
@@ -154,7 +155,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   ptx::wgmma_wait<0>();
   ptx::wgmma_done(acc_o);
-  if (mine == 1) ptx::named_wait(mine, 256);  // the turn that nobody takes any more
+  if (mine == 1)
+    ptx::named_wait(mine, 256);  // takes the last turn, so that the barrier is left as it was found
   store_rows(p, acc_o, rows, static_cast<int64_t>(sequence) * n, i0 + row + thread / 32 % 4 * 16, lane);
 }
 

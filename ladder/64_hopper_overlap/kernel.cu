@@ -1,4 +1,4 @@
-// Attention on Hopper, overlap inside a warpgroup: the scores of the next block and the outputs of this one
+// Attention on Hopper, overlap within a warpgroup: the scores of the next block and the outputs of this one
 // are queued together, and the softmax of those scores runs while the outputs are still in the tensor cores.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
@@ -14,10 +14,10 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);  ///< warpgroup
 constexpr int kTileM = 64 * kConsumers, kTileN = 128;             ///< queries of a block, keys of a step
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
 constexpr int kStages = 2;
-// Barriers, one for each stage: loads done, and nobody reads it any more.
+// Barriers, two for each stage: full (loads are done), empty (all warps have read it).
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kBarriers = kFullQ + 1;
-// 65,536 registers over 384 threads are 168 each; the producer's give 144 of theirs, the consumers' take 72.
+// 65,536 registers over 384 threads are 168 each; a producer thread releases 144, a consumer thread takes 72.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr uint32_t kRow = 128, kStrip = kTileN * kRow;  ///< bytes of a row of 64 columns, of all rows
 constexpr uint32_t kQBytes = kTileM * kD * 2, kTile = 2 * kStrip;  ///< of all columns
@@ -28,7 +28,7 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-/// A walk over the stages, and the parity of the phase that it is in.
+/// The current stage of a ring, and the parity of its phase.
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -40,15 +40,15 @@ struct Ring {
   }
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row,
                                           int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + kStrip, map, barrier, 64, row, sequence);
 }
 
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
-/// count in units of 16 bytes.
+/// Issues S = Q K^T of a warpgroup's 64 queries. 16 columns are 32 bytes of a strip, two units of a
+/// descriptor.
 __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
   const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
   ptx::wgmma<true>(acc_s, q, k);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ
   ptx::wgmma_commit();
 }
 
-/// O += P V, issued.
+/// Issues O += P V.
 __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
                                          const uint32_t (&weights)[kSTiles / 2][4], uint32_t sV) {
   const uint64_t v = ptx::mn_major(sV, kStrip);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// O and L of this warp's queries, from row i0 of `first` on.
+/// Stores O and L of this warp's queries, from row i0 of `first` on.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const float (&acc_o)[kOTiles][4],
                                            const OnlineRow (&rows)[2], int64_t first, int i0, int lane) {
 #pragma unroll
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
                  sV = sK + kStages * kTile, barriers = sV + kStages * kTile;
   const auto barrier = [&](int i) { return barriers + 8 * static_cast<uint32_t>(i); };
   const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
+  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // marks the value warp-uniform
   const int sequence = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * kTileM;
   const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
   if (thread == 0) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::mbarrier_init(barrier(i), i >= kEmptyK && i < kFullQ ? 4 * kConsumers : 1);
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   Ring ring;
 
   if (warpgroup == 0) {
@@ -120,15 +120,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   ptx::take_registers<kConsumerRegisters>();
-  const int row = 64 * (warpgroup - 1);  // of the tile: the first of this consumer
+  const int row = 64 * (warpgroup - 1);  // first row of this consumer in the tile
   const float scale_log2 = p.scale * kLog2e;
-  const auto release = [&](int empty) {  // behind a wait for products, which holds a warp together
+  const auto release = [&](int empty) {  // after a wait for products, at which all lanes of a warp meet
     if (lane == 0) ptx::mbarrier_arrive(barrier(empty));
   };
   float acc_o[kOTiles][4] = {};
   OnlineRow rows[2];
-  const int mine = warpgroup, other = kConsumers + 1 - warpgroup;  // named barriers: the turn of a consumer
-  if (mine == 2) ptx::named_arrive(other, 256);                    // the first one begins
+  const int mine = warpgroup,
+            other = kConsumers + 1 - warpgroup;  // named barriers of ping-pong, one per consumer
+  if (mine == 2) ptx::named_arrive(other, 256);  // consumer 1 begins
   ptx::mbarrier_wait(barrier(kFullQ), 0);
   float acc_s[kSTiles][4], factor[2];
   uint32_t weights[kSTiles / 2][4];
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
     issue_qk(acc_s, sQ + row * kRow, sK + ring.stage * kTile);
     issue_pv(acc_o, weights, sV + before.stage * kTile);
     ptx::named_arrive(other, 256);
-    ptx::wgmma_wait<1>();  // for S; O is under way
+    ptx::wgmma_wait<1>();  // S is done; O may still be in flight
     ptx::wgmma_done(acc_s);
     release(kEmptyK + ring.stage);
     const bool raised = raise_max(acc_s, rows, factor, scale_log2);
@@ -163,14 +164,15 @@ __global__ void __launch_bounds__(kThreads)
     ptx::wgmma_done(acc_o);
     release(kEmptyV + before.stage);
     if (raised) rescale(acc_o, factor);
-    pack(acc_s, weights);  // nobody reads the weights of the block before any more
+    pack(acc_s, weights);  // P V of the block before has read its weights: they may be overwritten
   }
   ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
   ptx::wgmma_fence();
   issue_pv(acc_o, weights, sV + ring.stage * kTile);
   ptx::wgmma_wait<0>();
   ptx::wgmma_done(acc_o);
-  if (mine == 1) ptx::named_wait(mine, 256);  // the turn that nobody takes any more
+  if (mine == 1)
+    ptx::named_wait(mine, 256);  // takes the last turn, so that the barrier is left as it was found
   store_rows(p, acc_o, rows, static_cast<int64_t>(sequence) * n, i0 + row + thread / 32 % 4 * 16, lane);
 }
 

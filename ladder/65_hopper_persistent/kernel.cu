@@ -1,5 +1,5 @@
-// Attention on Hopper, persistent: a block stays on its SM and takes tile after tile. Loads of the next tile
-// go on while this one ends, each consumer has a place of its own for Q, and O leaves by TMA.
+// Attention on Hopper, persistent: a block stays on its SM and takes tile after tile. Loads of the next tile run
+// while this one ends, each consumer has its own buffer for Q, and TMA stores O.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
@@ -14,11 +14,11 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);  ///< warpgroup
 constexpr int kTileM = 64 * kConsumers, kTileN = 128;             ///< queries of a block, keys of a step
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
 constexpr int kStages = 2;
-// Barriers, one for each stage: loads done, and nobody reads it any more.
+// Barriers, two for each stage: full (loads are done), empty (all warps have read it).
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kEmptyQ = kFullQ + kConsumers,
               kBarriers = kEmptyQ + kConsumers;  // Q: one for each consumer
-// 65,536 registers over 384 threads are 168 each; the producers' give 128 of theirs, the consumers' take 64.
+// 65,536 registers over 384 threads are 168 each; a producer thread releases 128, a consumer thread takes 64.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr uint32_t kRow = 128, kStrip = kTileN * kRow;         ///< bytes of a row of 64 columns, of all rows
 constexpr uint32_t kTile = 2 * kStrip;                         ///< of all columns
@@ -29,7 +29,7 @@ struct Maps {
   CUtensorMap q, k, v, o;
 };
 
-/// A walk over the stages, and the parity of the phase that it is in.
+/// The current stage of a ring, and the parity of its phase.
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -41,15 +41,15 @@ struct Ring {
   }
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                           uint32_t strip, int row, int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + strip, map, barrier, 64, row, sequence);
 }
 
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
-/// count in units of 16 bytes.
+/// Issues S = Q K^T of a warpgroup's 64 queries. 16 columns are 32 bytes of a strip, two units of a
+/// descriptor.
 __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
   const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
   ptx::wgmma<true>(acc_s, q, k);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ
   ptx::wgmma_commit();
 }
 
-/// O += P V, issued.
+/// Issues O += P V.
 __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
                                          const uint32_t (&weights)[kSTiles / 2][4], uint32_t sV) {
   const uint64_t v = ptx::mn_major(sV, kStrip);
@@ -70,8 +70,8 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// O and L of this warp's queries, from row i0 of a sequence on: through its 16 rows of both strips at sO,
-/// then by TMA, which writes no rows that do not exist.
+/// Stores O and L of this warp's queries, from row i0 of a sequence on: into its 16 rows of both strips at sO,
+/// then by TMA, which skips rows behind the end.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUtensorMap& map,
                                            const float (&acc_o)[kOTiles][4], const OnlineRow (&rows)[2],
                                            uint32_t sO, int sequence, int i0, int lane) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUten
       p.lse[static_cast<int64_t>(sequence) * p.seqlen + i] = rows[half].max * p.scale + logf(sum);
   }
   if (lane == 0) ptx::tma_store_wait_read();
-  __syncwarp();  // the O before this one has left shared memory
+  __syncwarp();  // the store of the O before has read shared memory: it may be overwritten
 #pragma unroll
   for (int c = 0; c < kD; c += 16) {
     uint32_t x[4];
@@ -98,7 +98,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUten
     ptx::stmatrix_x4(sO + c / 64 * kQStrip + r * kRow + (chunk ^ r % 8) * 16, x);
   }
   ptx::async_proxy_fence();
-  __syncwarp();  // all rows are there, and TMA sees them
+  __syncwarp();  // all rows are written and visible to TMA
   if (lane == 0 && i0 < p.seqlen) {
     ptx::tma_store(map, sO, 0, i0, sequence);
     ptx::tma_store(map, sO + kQStrip, 64, i0, sequence);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads)
                  sK = sO + kConsumers * kQTile, sV = sK + kStages * kTile, barriers = sV + kStages * kTile;
   const auto barrier = [&](int i) { return barriers + 8 * static_cast<uint32_t>(i); };
   const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
+  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // marks the value warp-uniform
   const int first_tile = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x),
             tiles_of_sequence = (n + kTileM - 1) / kTileM;
   const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::mbarrier_init(barrier(i), i >= kEmptyQ ? 4 : i >= kEmptyK && i < kFullQ ? 4 * kConsumers : 1);
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   Ring ring;
 
   if (warpgroup == 0) {
@@ -154,11 +154,11 @@ __global__ void __launch_bounds__(kThreads)
   ptx::take_registers<kConsumerRegisters>();
   const int w = warpgroup - 1, warp = thread / 32 % 4;  // consumer, and warp of it
   const float scale_log2 = p.scale * kLog2e;
-  const auto release = [&](int empty) {  // behind a wait for products, which holds a warp together
+  const auto release = [&](int empty) {  // after a wait for products, at which all lanes of a warp meet
     if (lane == 0) ptx::mbarrier_arrive(barrier(empty));
   };
-  const int mine = 1 + w, other = 2 - w;         // named barriers: the turn of a consumer
-  if (mine == 2) ptx::named_arrive(other, 256);  // the first one begins
+  const int mine = 1 + w, other = 2 - w;         // named barriers of ping-pong, one per consumer
+  if (mine == 2) ptx::named_arrive(other, 256);  // consumer 1 begins
   uint32_t phase = 0;
   for (int tile = first_tile; tile < tiles; tile += blocks, phase ^= 1) {
     float acc_o[kOTiles][4] = {};
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads)
       issue_qk(acc_s, sQ + w * kQTile, sK + ring.stage * kTile);
       issue_pv(acc_o, weights, sV + before.stage * kTile);
       ptx::named_arrive(other, 256);
-      ptx::wgmma_wait<1>();  // for S; O is under way
+      ptx::wgmma_wait<1>();  // S is done; O may still be in flight
       ptx::wgmma_done(acc_s);
       release(kEmptyK + ring.stage);
       const bool raised = raise_max(acc_s, rows, factor, scale_log2);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::wgmma_done(acc_o);
       release(kEmptyV + before.stage);
       if (raised) rescale(acc_o, factor);
-      pack(acc_s, weights);  // nobody reads the weights of the block before any more
+      pack(acc_s, weights);  // P V of the block before has read its weights: they may be overwritten
     }
     release(kEmptyQ + w);
     ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kThreads)
     store_rows(p, maps.o, acc_o, rows, sO + w * kQTile + warp * 16 * kRow, tile / tiles_of_sequence,
                tile % tiles_of_sequence * kTileM + 64 * w + 16 * warp, lane);
   }
-  if (mine == 1) ptx::named_wait(mine, 256);  // the turn that nobody takes any more
+  if (mine == 1)
+    ptx::named_wait(mine, 256);  // takes the last turn, so that the barrier is left as it was found
   if (lane == 0) ptx::tma_store_wait_read();  // shared memory must outlive the stores
 }
 

@@ -1,5 +1,5 @@
-// Attention on Hopper, queued: three consumers, so that somebody always has products in flight without taking
-// turns, and exponentials against the maximum of the blocks before, which wait for no maximum of their own.
+// Attention on Hopper, queued: three consumers, so that one always has products in flight without ping-pong, and
+// exponentials against the maximum of earlier blocks, which need not wait for the maximum of their own.
 #include "ladder/harness/hopper.cuh"
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/online.cuh"
@@ -14,11 +14,11 @@ constexpr int kConsumers = 3, kThreads = 128 * (kConsumers + 1);  ///< warpgroup
 constexpr int kTileM = 64 * kConsumers, kTileN = 64;              ///< queries of a block, keys of a step
 constexpr int kSTiles = kTileN / 8, kOTiles = kD / 8;             ///< accumulators of a warp: 16 x 8 each
 constexpr int kStages = 4;
-// Barriers, one for each stage: loads done, and nobody reads it any more.
+// Barriers, two for each stage: full (loads are done), empty (all warps have read it).
 constexpr int kFullK = 0, kFullV = kStages, kEmptyK = 2 * kStages, kEmptyV = 3 * kStages,
               kFullQ = 4 * kStages, kEmptyQ = kFullQ + kConsumers,
               kBarriers = kEmptyQ + kConsumers;  // Q: one for each consumer
-// 65,536 registers over 512 threads are 128 each; the producers' give 96 of theirs, the consumers' take 32.
+// 65,536 registers over 512 threads are 128 each; a producer thread releases 96, a consumer thread takes 32.
 constexpr int kProducerRegisters = 32, kConsumerRegisters = 160;
 constexpr uint32_t kRow = 128, kStrip = kTileN * kRow;         ///< bytes of a row of 64 columns, of all rows
 constexpr uint32_t kTile = 2 * kStrip;                         ///< of all columns
@@ -29,7 +29,7 @@ struct Maps {
   CUtensorMap q, k, v, o;
 };
 
-/// A walk over the stages, and the parity of the phase that it is in.
+/// The current stage of a ring, and the parity of its phase.
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
@@ -41,15 +41,15 @@ struct Ring {
   }
 };
 
-/// Orders rows from `row` on of a sequence, a strip of 64 columns at a time; `barrier` counts their bytes.
+/// Loads rows from `row` on of a sequence, in strips of 64 columns; `barrier` counts their bytes.
 __device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                           uint32_t strip, int row, int sequence) {
   ptx::tma_load(to, map, barrier, 0, row, sequence);
   ptx::tma_load(to + strip, map, barrier, 64, row, sequence);
 }
 
-/// S = Q K^T of a warpgroup's 64 queries, issued: 16 columns of both are 32 bytes of a strip. Descriptors
-/// count in units of 16 bytes.
+/// Issues S = Q K^T of a warpgroup's 64 queries. 16 columns are 32 bytes of a strip, two units of a
+/// descriptor.
 __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ, uint32_t sK) {
   const uint64_t q = ptx::k_major(sQ), k = ptx::k_major(sK);
   ptx::wgmma<true>(acc_s, q, k);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void issue_qk(float (&acc_s)[kSTiles][4], uint32_t sQ
   ptx::wgmma_commit();
 }
 
-/// O += P V, issued.
+/// Issues O += P V.
 __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
                                          const uint32_t (&weights)[kSTiles / 2][4], uint32_t sV) {
   const uint64_t v = ptx::mn_major(sV, kStrip);
@@ -70,8 +70,8 @@ __device__ __forceinline__ void issue_pv(float (&acc_o)[kOTiles][4],
   ptx::wgmma_commit();
 }
 
-/// Weights against the maxima of the blocks before, packed. False when one may exceed 2^kLazy: nothing else
-/// has changed then, and they are to be taken again. That shows in the sums, which are taken anyway.
+/// Computes packed weights against the maxima of earlier blocks. False when one may exceed 2^kLazy, which their
+/// sums show: then nothing else has changed, and the caller computes them again.
 __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kSTiles][4],
                                             uint32_t (&weights)[kSTiles / 2][4], OnlineRow (&rows)[2],
                                             float scale_log2) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kSTiles][4],
   return true;
 }
 
-/// O and L of this warp's queries, from row i0 of a sequence on: through its 16 rows of both strips at sO,
-/// then by TMA, which writes no rows that do not exist.
+/// Stores O and L of this warp's queries, from row i0 of a sequence on: into its 16 rows of both strips at sO,
+/// then by TMA, which skips rows behind the end.
 __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUtensorMap& map,
                                            const float (&acc_o)[kOTiles][4], const OnlineRow (&rows)[2],
                                            uint32_t sO, int sequence, int i0, int lane) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUten
       p.lse[static_cast<int64_t>(sequence) * p.seqlen + i] = rows[half].max * p.scale + logf(sum);
   }
   if (lane == 0) ptx::tma_store_wait_read();
-  __syncwarp();  // the O before this one has left shared memory
+  __syncwarp();  // the store of the O before has read shared memory: it may be overwritten
 #pragma unroll
   for (int c = 0; c < kD; c += 16) {
     uint32_t x[4];
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store_rows(const Attention<Bf16>& p, const CUten
     ptx::stmatrix_x4(sO + c / 64 * kQStrip + r * kRow + (chunk ^ r % 8) * 16, x);
   }
   ptx::async_proxy_fence();
-  __syncwarp();  // all rows are there, and TMA sees them
+  __syncwarp();  // all rows are written and visible to TMA
   if (lane == 0 && i0 < p.seqlen) {
     ptx::tma_store(map, sO, 0, i0, sequence);
     ptx::tma_store(map, sO + kQStrip, 64, i0, sequence);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
                  sK = sO + kConsumers * kQTile, sV = sK + kStages * kTile, barriers = sV + kStages * kTile;
   const auto barrier = [&](int i) { return barriers + 8 * static_cast<uint32_t>(i); };
   const int n = p.seqlen, thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // the same for all lanes, and known to be
+  const int warpgroup = __shfl_sync(kWholeWarp, thread / 128, 0);  // marks the value warp-uniform
   const int first_tile = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x),
             tiles_of_sequence = (n + kTileM - 1) / kTileM;
   const int last = (n - 1) / kTileN * kTileN;  // first key of the last block
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::mbarrier_init(barrier(i), i >= kEmptyQ ? 4 : i >= kEmptyK && i < kFullQ ? 4 * kConsumers : 1);
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers exist
+  __syncthreads();  // the barriers are initialised
   Ring ring;
 
   if (warpgroup == 0) {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
   ptx::take_registers<kConsumerRegisters>();
   const int w = warpgroup - 1, warp = thread / 32 % 4;  // consumer, and warp of it
   const float scale_log2 = p.scale * kLog2e;
-  const auto release = [&](int empty) {  // behind a wait for products, which holds a warp together
+  const auto release = [&](int empty) {  // after a wait for products, at which all lanes of a warp meet
     if (lane == 0) ptx::mbarrier_arrive(barrier(empty));
   };
   uint32_t phase = 0;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j0 = last; j0 > first; j0 -= kTileN, ring.advance()) {
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::mbarrier_wait(barrier(kFullV + ring.stage), ring.phase);
-      __syncwarp();  // all lanes have seen the phases
+      __syncwarp();  // all lanes have seen the phases: lane 0 may arrive for the warp
       release(kEmptyK + ring.stage);
       release(kEmptyV + ring.stage);
     }
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
       ptx::mbarrier_wait(barrier(kFullK + ring.stage), ring.phase);
       ptx::wgmma_fence();
       issue_qk(acc_s, sQ + w * kQTile, sK + ring.stage * kTile);
-      ptx::wgmma_wait<0>();  // for S of this block, and O of the one before
+      ptx::wgmma_wait<0>();  // S of this block and O of the one before are done
       ptx::wgmma_done(acc_s);
       ptx::wgmma_done(acc_o);
       release(kEmptyK + ring.stage);

@@ -1,4 +1,4 @@
-// The gradients as the textbook has them, with the matrices P and dS in memory:
+// The gradients as in the textbook, with the matrices P and dS in memory:
 //   D_i = dO_i . O_i    P = exp(scale Q K^T - L)    dS = P (dO V^T - D)
 //   dQ = scale dS K     dK = scale dS^T Q           dV = P^T dO
 #include "ladder/harness/launch.cuh"
@@ -19,9 +19,9 @@ __device__ __forceinline__ float multiply(int depth, const A& a, const B& b) {
   for (int l0 = 0; l0 < depth; l0 += kTile) {
     tile_a[row][column] = a(row, l0 + column);
     tile_b[row][column] = b(l0 + row, column);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     for (int l = 0; l < kTile; ++l) sum += tile_a[row][l] * tile_b[l][column];
-    __syncthreads();  // nobody reads them any more
+    __syncthreads();  // all have read the tiles: they may be overwritten
   }
   return sum;
 }

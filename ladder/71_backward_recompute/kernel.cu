@@ -1,6 +1,6 @@
-// The gradients without matrices in memory: P and dS are computed again from L, tile by tile, and used where
-// they are. A block of one kernel owns 32 queries and walks over the keys for dQ; one of another owns 32 keys
-// and walks over the queries for dK and dV.
+// The gradients without matrices in memory: P and dS are computed again from L, tile by tile, and used at once.
+// A block of one kernel owns 32 queries and loops over the keys for dQ; a block of another owns 32 keys and
+// loops over the queries for dK and dV.
 #include "ladder/harness/launch.cuh"
 
 namespace ladder {
@@ -15,7 +15,7 @@ constexpr int kOwn =
 using Tile = float[kTile][kD + 1];
 using Square = float[kTile][kTile + 1];
 
-/// Rows [first, first + kTile) of a matrix of n rows of d values; 0 where there are none.
+/// Rows [first, first + kTile) of a matrix of n rows of d values; 0 behind the end.
 __device__ __forceinline__ void load_tile(Tile& tile, const __nv_bfloat16* from, int first, int n, int d) {
   for (int at = static_cast<int>(threadIdx.x); at < kTile * kD; at += kThreads) {
     const int r = at / kD, c = at % kD;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_tile(Tile& tile, const __nv_bfloat16* from,
   }
 }
 
-/// P and dS of a tile of queries against a tile of keys: recomputed from L, which is all the forward left
-/// behind.
+/// P and dS of a tile of queries against a tile of keys, recomputed from L, the only result kept from the
+/// forward besides O.
 __device__ __forceinline__ void recompute(Square& weights, Square& d_scores, const Tile& q, const Tile& k,
                                           const Tile& v, const Tile& d_o, const Problem& p, const float* dots,
                                           int64_t first, int i0, int j0) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) row_dots(Problem p, float* dots) {
   dots[row] = sum;
 }
 
-/// What all kernels below have in shared memory: 45 KiB with the squares.
+/// Shared memory of all kernels below: 45 KiB with the squares.
 struct Shared {
   Tile q, k, v, d_o;
   Square weights, d_scores;
@@ -67,12 +67,12 @@ __global__ void __launch_bounds__(kThreads) query_gradients(Problem p, const flo
   load_tile(s.q, p.q + first * d, i0, n, d);
   load_tile(s.d_o, p.d_o + first * d, i0, n, d);
   for (int j0 = 0; j0 < n; j0 += kTile) {
-    __syncthreads();  // nobody reads the keys before any more
+    __syncthreads();  // all have read the keys before: they may be overwritten
     load_tile(s.k, p.k + first * d, j0, n, d);
     load_tile(s.v, p.v + first * d, j0, n, d);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     recompute(s.weights, s.d_scores, s.q, s.k, s.v, s.d_o, p, dots, first, i0, j0);
-    __syncthreads();  // P and dS are there
+    __syncthreads();  // P and dS are complete and may be read
     for (int l = 0; l < kTile; ++l) {
 #pragma unroll
       for (int r = 0; r < kOwn; ++r) dq[r] += s.d_scores[row + r][l] * s.k[l][column];
@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(kThreads) key_gradients(Problem p, const float
   load_tile(s.k, p.k + first * d, j0, n, d);
   load_tile(s.v, p.v + first * d, j0, n, d);
   for (int i0 = 0; i0 < n; i0 += kTile) {
-    __syncthreads();  // nobody reads the queries before any more
+    __syncthreads();  // all have read the queries before: they may be overwritten
     load_tile(s.q, p.q + first * d, i0, n, d);
     load_tile(s.d_o, p.d_o + first * d, i0, n, d);
-    __syncthreads();  // the tiles are there
+    __syncthreads();  // the tiles are complete and may be read
     recompute(s.weights, s.d_scores, s.q, s.k, s.v, s.d_o, p, dots, first, i0, j0);
-    __syncthreads();  // P and dS are there
+    __syncthreads();  // P and dS are complete and may be read
     for (int l = 0; l < kTile; ++l) {
       const float value_q = s.q[l][column], value_do = s.d_o[l][column];
 #pragma unroll

@@ -1,6 +1,6 @@
-// The gradients on tensor cores: a block owns 64 keys, a warp 16 of them, and walks over the queries. With
-// keys as rows, the accumulators of P^T and dS^T are the operand A of dV += P^T dO and dK += dS^T Q as they
-// are; only dQ += dS K needs dS the other way round, which goes through shared memory.
+// The gradients on tensor cores: a block owns 64 keys, a warp 16 of them, and loops over the queries. With keys
+// as rows, the accumulators of P^T and dS^T are operand A of dV += P^T dO and dK += dS^T Q in the same lanes;
+// only dQ += dS K needs the transpose of dS^T, through shared memory.
 #include "ladder/harness/launch.cuh"
 #include "ladder/harness/ptx.cuh"
 #include "ladder/harness/warp.cuh"
@@ -16,12 +16,12 @@ constexpr uint32_t kTileBytes = kTile * kD * 2;  ///< K, V, Q, dO and dS^T: all 
 constexpr size_t kBytes = 5 * kTileBytes + 2 * kTile * sizeof(float);
 constexpr float kLog2e = 1.4426950408889634f;
 
-/// Byte of element (row, column) of a tile: chunks of eight elements are exchanged by the row's last three
-/// bits.
+/// Byte of element (row, column) of a tile. The row's last three bits permute its chunks of eight
+/// elements.
 __device__ __forceinline__ uint32_t offset(int row, int column) {
   return static_cast<uint32_t>(row * kD + (column ^ (row % 8 * 8))) * 2;
 }
-/// Rows [first, first + kTile) of a matrix of n rows; 0 where there are none.
+/// Rows [first, first + kTile) of a matrix of n rows; 0 behind the end.
 __device__ __forceinline__ void load_tile(uint32_t tile, const Bf16* from, int first, int n) {
   for (int at = static_cast<int>(threadIdx.x); at < kTile * kD / 8; at += kThreads) {
     const int r = at / (kD / 8), column = at % (kD / 8) * 8;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(32) row_dots(Problem p, float* dots) {
   if (threadIdx.x == 0) dots[blockIdx.x] = sum;
 }
 
-/// A gradient of 16 rows from row i0 on, times `factor`: stored, or added to what others add.
+/// Stores a gradient of 16 rows from row i0 on, times `factor`, or adds it atomically.
 template <bool kAdd>
 __device__ __forceinline__ void put_rows(float* to, const float (&acc)[kD / 8][4], int i0, int n,
                                          float factor, int lane) {
@@ -126,16 +126,16 @@ __global__ void __launch_bounds__(kThreads) gradients(Problem p, const float* do
   load_tile(sK, p.k + first * kD, j0, n);
   load_tile(sV, p.v + first * kD, j0, n);
   for (int i0 = 0; i0 < n; i0 += kTile) {
-    __syncthreads();  // nobody reads the queries or dS before any more
+    __syncthreads();  // all have read the queries and dS before: they may be overwritten
     load_tile(sQ, p.q + first * kD, i0, n);
     load_tile(sDO, p.d_o + first * kD, i0, n);
     ptx::cp_async_commit();
-    if (thread < kTile) {  // queries that do not exist get no weight: exp(-inf) = 0
+    if (thread < kTile) {  // queries behind the end get weight 0: exp(-inf)
       row_lse[thread] = i0 + thread < n ? p.lse[first + i0 + thread] * kLog2e : INFINITY;
       row_dot[thread] = i0 + thread < n ? dots[first + i0 + thread] : 0.0f;
     }
     ptx::cp_async_wait<0>();
-    __syncthreads();                                    // the tiles are there
+    __syncthreads();                                    // the tiles are complete and may be read
     float s[kTile / 8][4] = {}, dp[kTile / 8][4] = {};  // transposed: keys are rows
     multiply_rows(s, sK, own, sQ, lane);
     multiply_rows(dp, sV, own, sDO, lane);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) gradients(Problem p, const float* do
     multiply_weights(dv, weights, sDO, lane);
     pack(weights, dp);
     multiply_weights(dk, weights, sQ, lane);
-    __syncthreads();  // dS^T of all warps is there
+    __syncthreads();  // dS^T of all warps is complete and may be read
                       // This warp's 16 queries of dQ = dS K: operand A is dS, from its transpose.
 #pragma unroll
     for (int l = 0; l < kTile; l += 16)

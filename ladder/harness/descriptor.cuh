@@ -1,5 +1,5 @@
-// How wgmma is told where an operand lies in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions: shared memory matrix layout"): 64 bits, with addresses and distances in units of 16 bytes.
+// Descriptors of wgmma: where an operand lies in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions: shared memory matrix layout"). 64 bits, with addresses and strides in units of 16 bytes.
 //
 //   bits  0-13  where it begins                         16-29  the leading distance
 //        32-45  from eight rows to the next eight       62-63  1: rows of 128 bytes, swizzled (hopper.cuh)

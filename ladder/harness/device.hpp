@@ -1,4 +1,4 @@
-// Where rungs run: memory, and clocks.
+// The interface of a device on which rungs run: its memory, its peaks, and timing.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace ladder {
 
-/// How a rung is timed: `warmups` runs that do not count, then `runs` that do, fewer (but three at least)
-/// once `seconds` have passed.
+/// How a rung is timed: `warmups` runs that do not count, then `runs` that do; after `seconds` fewer, but at
+/// least three.
 struct Protocol {
   int warmups = 2, runs = 11;
   double seconds = 10;
@@ -24,29 +24,29 @@ class Device {
   virtual int capability() const = 0;    ///< of a GPU, times ten; 0 for the host
   virtual int id() const = 0;            ///< of a GPU
   virtual void* stream() const = 0;      ///< of a GPU: the cudaStream_t on which rungs run
-  virtual double peak(Bound bound) = 0;  ///< operations or bytes a second; 0 when nobody knows
+  virtual double peak(Bound bound) = 0;  ///< operations or bytes a second; 0 when unknown
 
-  /// Memory for `bytes` bytes, aligned to 256; throws std::bad_alloc. It goes with the device or by
-  /// `release`.
+  /// Memory for `bytes` bytes, aligned to 256; throws std::bad_alloc. `release` or the end of the device frees
+  /// it.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* memory) = 0;
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;
-  /// Waits for what was launched; throws std::runtime_error when it failed.
+  /// Waits for all launches; throws std::runtime_error when one failed.
   virtual void synchronize() = 0;
-  /// Seconds of single runs of each of `contenders`, which take turns: a GPU's clock moves with the power
-  /// that it has drawn, by a tenth and more.
+  /// Seconds of single runs of each of `contenders`, interleaved: a GPU's clock moves with the power that it
+  /// has drawn, by a tenth and more.
   virtual std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
                                                 const Protocol& protocol) = 0;
-  /// One run between the marks that profilers start and stop at, behind a kernel named `profile_marker`.
+  /// One run between the marks at which profilers start and stop, after a kernel named `profile_marker`.
   virtual void profile(const std::function<void()>& run) = 0;
-  /// The most bytes of this device's memory that `work` held at a time, beyond those in use before, as the
-  /// system tells; 0 where it does not.
+  /// Peak bytes of this device's memory that `work` held, beyond those in use before, as the system reports
+  /// them; 0 where it does not.
   virtual size_t peak_bytes(const std::function<void()>& work) = 0;
 };
 
 std::unique_ptr<Device> host_device();
-/// Null where there is no GPU, or no CUDA in this build: `why` tells.
+/// Null without a GPU, or without CUDA in this build; `why` says which.
 std::unique_ptr<Device> gpu_device(int id, std::string& why);
 
 }  // namespace ladder

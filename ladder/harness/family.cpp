@@ -1,3 +1,5 @@
+// Shapes, inputs, float64 references and costs of each family: the definitions of family.hpp.
+
 #include "ladder/harness/family.hpp"
 
 #include <algorithm>
@@ -11,7 +13,7 @@
 namespace ladder {
 namespace {
 
-/// Near enough to normal, of variance 1; the same numbers everywhere.
+/// Nearly normal numbers of variance 1, the same on every machine.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}

@@ -1,4 +1,4 @@
-// The problems of the ladder: their tensors, what they cost, and their solution in float64.
+// The problems of the ladder: their tensors, their costs, and their solution in float64.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct HostTensor {
 
 /// Names of the sizes of a shape, as in "100x4096x32".
 const char* shape_words(Family family);
-/// A text such as "100x4096x32", or for softmax "1024x1024". Throws std::invalid_argument.
+/// Reads a text such as "100x4096x32", or for softmax "1024x1024". Throws std::invalid_argument.
 Shape parse_shape(Family family, const std::string& text);
 std::string shape_text(Family family, Shape shape);
 
@@ -33,10 +33,10 @@ std::vector<HostTensor> make_tensors(Family family, Type type, Shape shape, uint
 std::vector<std::vector<double>> reference_row(Family family, Shape shape,
                                                const std::vector<HostTensor>& tensors, int64_t row);
 
-/// Floating-point operations: 2 m n k, 4 b n^2 d forward (causal: of pairs that are seen,
+/// Floating-point operations: 2 m n k, 4 b n^2 d forward (causal: of visible pairs,
 /// 2 b n (n + 1) d) and 10 b n^2 d backward; softmax 4 a value.
 double flops_of(Family family, Shape shape);
-/// Bytes that have to be moved at least once.
+/// The least bytes to move: each input and output once.
 double bytes_of(Family family, Type type, Shape shape);
 
 float round_to_bf16(float x);

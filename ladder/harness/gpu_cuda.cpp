@@ -1,4 +1,4 @@
-// A GPU as a device: runs are replays of CUDA graphs between two events, so that the host counts for nothing.
+// A GPU as a device: runs are replays of CUDA graphs between two events, so that host time does not count.
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
@@ -26,7 +26,7 @@ void demand(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-/// Operations of an SM in a clock, dense, with float32 sums: NVIDIA's white papers of the architectures.
+/// Operations of an SM per clock, dense, with float32 sums, from NVIDIA's white papers of the architectures.
 double operations_per_clock(Bound bound, int capability) {
   struct Known {
     int capability;
@@ -99,12 +99,12 @@ class Gpu final : public Device {
   }
   void synchronize() override {
     demand(cudaStreamSynchronize(the_stream), "the GPU");
-    note_use();  // of what others have allocated since
+    note_use();  // others may have allocated since
   }
 
   std::vector<std::vector<double>> time(const std::vector<std::function<void()>>& contenders,
                                         const Protocol& protocol) override {
-    // A replay is long beside its start and the clock's tick of 0.5 us.
+    // A replay takes much longer than its start and the clock's tick of 0.5 us.
     constexpr double kReplaySeconds = 0.005;
     constexpr double kMostLaunches = 200;
     const auto begin = std::chrono::steady_clock::now();
@@ -154,7 +154,7 @@ class Gpu final : public Device {
   }
 
  private:
-  /// Bytes of the GPU's memory that are taken, by whomever; the driver hands them out in blocks of 2 MiB.
+  /// Bytes of the GPU's memory in use by all processes; the driver allocates in blocks of 2 MiB.
   static size_t used() {
     size_t available = 0, total = 0;
     demand(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");

@@ -15,24 +15,24 @@ namespace ladder::ptx {
 
 // --- mbarrier: counts arrivals, and bytes of copies. Phases have parities 0, 1, 0, ... ---
 
-/// Each phase is to see `arrivals` of them.
+/// Each phase completes after `arrivals` arrivals.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-/// Behind the inits, by the same thread: TMA sees the barriers, too. Other threads need __syncthreads() on
-/// top.
+/// After the inits, by the same thread: makes the barriers visible to TMA. Other threads also need
+/// __syncthreads().
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// An arrival; the phase waits for `bytes` of copies on top.
+/// Arrives, and makes the phase also wait for `bytes` of copies.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-/// Until the phase of this parity is complete. Before the first one, that of parity 1 counts as complete.
+/// Waits until the phase of this parity is complete. On a new barrier that of parity 1 counts as complete.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -45,10 +45,10 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-// --- TMA (Data Movement: cp.async.bulk.tensor). One thread orders a whole box. ---
+// --- TMA (Data Movement: cp.async.bulk.tensor). One thread copies a whole box. ---
 
-/// The box that begins at (column, row) of a sequence; `barrier` counts its bytes, those outside of the
-/// matrix among them.
+/// Loads the box that begins at (column, row) of a sequence; `barrier` counts all of its bytes, those outside
+/// the matrix included.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, int column,
                                          int row, int sequence) {
   asm volatile(
@@ -57,7 +57,7 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap& map, ui
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(column), "r"(row), "r"(sequence)
       : "memory");
 }
-/// The other way round. Stores belong to the group that tma_store_commit() closes.
+/// Stores a box. Stores belong to the group that tma_store_commit() closes.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, uint32_t from, int column, int row,
                                           int sequence) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
@@ -68,15 +68,15 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, uint32_t from,
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Until this thread's stores have read shared memory.
+/// Waits until this thread's stores have read shared memory.
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-/// TMA and wgmma see what this thread has written to shared memory by ordinary stores (Membar: fence.proxy).
+/// Makes this thread's ordinary stores to shared memory visible to TMA and wgmma (Membar: fence.proxy).
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// ldmatrix the other way round: lanes 8 m to 8 m + 7 give the rows of matrix m, r[m] holds elements (g, 2t)
+/// The inverse of ldmatrix: lanes 8 m to 8 m + 7 give the rows of matrix m, r[m] holds elements (g, 2t)
 /// and (g, 2t+1) of it (Warp Level Matrix Instructions: stmatrix).
 __device__ __forceinline__ void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
@@ -86,8 +86,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t row_address, const uint32_t
 
 // --- Warpgroups: registers, and barriers of some of a block's warps ---
 
-/// All warps of a warpgroup set how many registers each of their threads has. Who wants more waits until
-/// others have given that many (Miscellaneous Instructions: setmaxnreg).
+/// All warps of a warpgroup set the registers of each of their threads. An increase waits until other
+/// warpgroups have released as many (Miscellaneous Instructions: setmaxnreg).
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -108,9 +108,9 @@ __device__ __forceinline__ void named_wait(int barrier, int threads) {
 
 // --- wgmma (Asynchronous Warpgroup Level Matrix Instructions): D (64 x N) += A (64 x 16) B (16 x N) by four
 // warps. d[i] of a lane are columns 8 i to 8 i + 7 of its warp's 16 rows, as mma_bf16 has them; so is A when
-// it comes from registers. Between the fence and the wait that covers a product nobody touches its registers.
+// it comes from registers. No code may touch the registers of a product between its fence and its wait.
 
-/// What was written to registers before is seen by the products behind it.
+/// Makes registers written before visible to the products that follow.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -118,12 +118,12 @@ __device__ __forceinline__ void wgmma_fence() {
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Until at most kPending groups are unfinished. Then wgmma_done() for each of their D.
+/// Waits until at most kPending groups are unfinished. Then call wgmma_done() for each D of the finished ones.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// To the compiler D is there once the product is issued. This makes it read D behind the wait.
+/// The compiler takes D as written once the product is issued. This makes it read D after the wait.
 template <int kTiles>
 __device__ __forceinline__ void wgmma_done(float (&d)[kTiles][4]) {
 #pragma unroll
@@ -144,11 +144,11 @@ __device__ __forceinline__ void wgmma_done(float (&d)[kTiles][4]) {
   LADDER_N32                                                                                               \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
   "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-// Behind the operands: whether D counts, signs of A and B, and which of A (in shared memory) and B are
+// After the operands: whether to add to D, the signs of A and B, and which of A (in shared memory) and B are
 // MN-major.
 #define LADDER_WGMMA(n, operands) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" operands "}, "
 
-/// A and B in shared memory, both K-major. kFirst: D = A B, and what D held before is of no interest.
+/// A and B in shared memory, both K-major. kFirst: D = A B, whatever D held before.
 template <bool kFirst>
 __device__ __forceinline__ void wgmma(float (&d)[16][4], uint64_t a, uint64_t b) {
   if constexpr (kFirst) {

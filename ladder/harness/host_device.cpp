@@ -1,9 +1,9 @@
-// The host as a device. Its peak is measured: chains of fused multiply-adds on all processors.
+// The host as a device. Its peak is measured, by chains of fused multiply-adds on all processors.
 #include "ladder/harness/vector.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ladder/harness/host_device.cpp"
-// Highway compiles what stands between here and HWY_AFTER_NAMESPACE once for each instruction set.
+// Highway compiles the code from here to HWY_AFTER_NAMESPACE once for each instruction set.
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
@@ -127,14 +127,13 @@ class Host final : public Device {
   void profile(const std::function<void()>& run) override { run(); }
   size_t peak_bytes(const std::function<void()>& work) override {
 #if defined(__GLIBC__)
-    malloc_trim(0);  // what malloc kept of freed memory would be taken again, and not show
+    malloc_trim(0);  // returns freed memory to the system, so that taking it again shows
 #endif
     std::ofstream reset("/proc/self/clear_refs");
     const bool is_reset(reset << "5" << std::flush);  // the peak becomes what is resident now (man 5 proc)
     const size_t before = status_bytes("VmHWM:");
     work();
-    const size_t after =
-        status_bytes("VmHWM:");  // less than before, by what Linux adds up late, if hardly any was taken
+    const size_t after = status_bytes("VmHWM:");  // may be less than before: Linux updates its counters late
     return is_reset && before > 0 && after > before ? after - before : 0;
   }
 
@@ -149,7 +148,7 @@ class Host final : public Device {
     return 0;
   }
 
-  /// Bytes read and written in a second by copies of all processors, 256 MiB each way: far larger than
+  /// Bytes read and written per second by copies on all processors, 256 MiB each way: far larger than the
   /// caches.
   double copy_rate() {
     if (copy_rate_ > 0) return copy_rate_;

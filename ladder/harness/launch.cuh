@@ -1,5 +1,5 @@
-// Launches of kernels, and what a rung asks of the machine. tests/ladder/emulated has the same names for a
-// machine without a GPU.
+// Launches of kernels, and properties of the GPU. tests/ladder/emulated has the same names for a machine
+// without a GPU.
 #pragma once
 
 #include <cuda_bf16.h>

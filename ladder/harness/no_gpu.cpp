@@ -1,4 +1,4 @@
-// Builds without CUDA.
+// The GPU device of builds without CUDA: there is none.
 #include "ladder/harness/device.hpp"
 
 namespace ladder {

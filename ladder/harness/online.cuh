@@ -1,6 +1,6 @@
 // The online softmax of rungs 46 and 47, for accumulators of any width: a lane holds columns 8 i + 2 t and
 // 8 i + 2 t + 1 (t = lane % 4) of its two rows, acc[i][2 half] and acc[i][2 half + 1]. `rows[half].max` is of
-// scores as they are, without the scale; `rows[half].sum` of this lane's keys, until the end.
+// unscaled scores; `rows[half].sum` is of this lane's keys, summed over the lanes at the end.
 #pragma once
 
 #include "ladder/harness/launch.cuh"
@@ -10,10 +10,10 @@
 namespace ladder {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
-/// A power of 2 that weights may reach before a maximum is raised: far from what bfloat16 and sums can hold.
+/// log2 of the largest weight before a maximum is raised: far below the range of bfloat16 and of the sums.
 inline constexpr float kLazy = 8.0f;
 
-/// Of the block's keys `keys` exist.
+/// Masks all but the first `keys` keys of the block.
 template <int kTiles>
 __device__ __forceinline__ void mask(float (&acc_s)[kTiles][4], int keys, int lane) {
 #pragma unroll
@@ -22,8 +22,8 @@ __device__ __forceinline__ void mask(float (&acc_s)[kTiles][4], int keys, int la
   }
 }
 
-/// Raises the maxima of all rows of the warp to those of the block, if any weight would exceed 2^kLazy;
-/// whether it did. What was summed before is then to be multiplied by `factor`.
+/// Raises the maxima of all rows of the warp to those of the block if any weight would exceed 2^kLazy, and
+/// returns whether it did. Earlier sums and outputs must then be multiplied by `factor`.
 template <int kTiles>
 __device__ __forceinline__ bool raise_max(const float (&acc_s)[kTiles][4], OnlineRow (&rows)[2],
                                           float (&factor)[2], float scale_log2) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void rescale(float (&acc_o)[kTiles][4], const float (
   for (int i = 0; i < 4 * kTiles; ++i) acc_o[i / 4][i % 4] *= factor[i / 2 % 2];
 }
 
-/// Scores into weights.
+/// Turns scores into weights.
 template <int kTiles>
 __device__ __forceinline__ void weigh(float (&acc_s)[kTiles][4], OnlineRow (&rows)[2], float scale_log2) {
 #pragma unroll
@@ -65,7 +65,7 @@ __device__ __forceinline__ void weigh(float (&acc_s)[kTiles][4], OnlineRow (&row
     row.sum += s;
   }
 }
-/// As operand A of products with 16 keys each.
+/// Packs weights as operand A of products with 16 keys each.
 template <int kTiles>
 __device__ __forceinline__ void pack(const float (&acc_s)[kTiles][4], uint32_t (&weights)[kTiles / 2][4]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no names for (PTX ISA, the chapter of each is named). tests/ladder/emulated
+// Instructions without a name in CUDA C++ (PTX ISA, the chapter of each is named). tests/ladder/emulated
 // has the same functions for a machine without a GPU. With g = lane / 4 and t = lane % 4:
 //
 //   mma_bf16  m16n8k16  A: a[0] (g, 2t..2t+1)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)
@@ -12,7 +12,7 @@
 
 namespace ladder::ptx {
 
-/// The address of shared memory as the instructions below take it: 32 bits.
+/// The 32-bit address of shared memory that the instructions below take.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -57,7 +57,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_addre
                : "r"(row_address)
                : "memory");
 }
-/// The same of the transposed matrices: elements (2t, g) and (2t+1, g).
+/// The same for the transposed matrices: elements (2t, g) and (2t+1, g).
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -75,7 +75,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Waits until at most kPending of this thread's groups are unfinished; other threads see the data behind a
+/// Waits until at most kPending of this thread's groups are unfinished; other threads see the data after a
 /// barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {

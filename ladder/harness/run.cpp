@@ -1,3 +1,5 @@
+// Memory of a problem on a device, the check against float64, and the timing of a rung: the definitions of run.hpp.
+
 #include "ladder/harness/run.hpp"
 
 #include <algorithm>
@@ -14,14 +16,14 @@ size_t bytes_of(const HostTensor& t) {
   return static_cast<size_t>(t.count()) * (t.type == Type::f32 ? 4 : 2);
 }
 
-/// As the device holds it.
+/// The values in the element type of the device.
 std::vector<uint16_t> encoded(const std::vector<float>& values) {
   std::vector<uint16_t> bits(values.size());
   std::transform(values.begin(), values.end(), bits.begin(), bf16_bits);
   return bits;
 }
 
-/// At most `count` rows of `rows`, spread evenly; the first and the last are among them.
+/// At most `count` rows of `rows`, evenly spread, the first and the last included.
 std::vector<int64_t> chosen_rows(int64_t rows, int64_t count) {
   std::vector<int64_t> chosen;
   if (count >= rows) {

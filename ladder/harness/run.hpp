@@ -1,4 +1,4 @@
-// A rung on a problem: memory, the check against float64, and the clock.
+// Runs a rung on a problem: memory, the check against float64, and the timing.
 #pragma once
 
 #include <optional>
@@ -13,31 +13,31 @@ namespace ladder {
 struct OutputError {
   std::string tensor;
   double largest = 0;   ///< max |got - expected|
-  double relative = 0;  ///< that over the largest expected value
+  double relative = 0;  ///< `largest` over the largest expected value
 };
 
 struct Checked {
   std::vector<OutputError> errors;
-  int64_t rows = 0;  ///< that were compared with float64; of all others it is checked that they are finite
+  int64_t rows = 0;  ///< rows compared with float64; all others are checked to be finite
   bool right = false;
 };
 
-/// The values of an input, as the device holds them.
+/// The values of an input in the element type of the device.
 void upload(Device& device, void* to, const HostTensor& tensor);
 
 /// The tensors of a problem in the memory of a device.
 class Problem {
  public:
   Problem(Device& device, const Rung& rung, Shape shape, uint64_t seed = 1);
-  /// With tensors that another rung of the group was given already.
+  /// Takes tensors that were made for another rung of the group.
   Problem(Device& device, const Rung& rung, Shape shape, const std::vector<HostTensor>& tensors);
   ~Problem();
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
   void run() const { rung_->run(task_); }
-  /// Outputs full of NaN, one run, and the comparison of at most `rows` rows spread over all, with the first
-  /// and the last among them.
+  /// Fills the outputs with NaN, runs once, and compares at most `rows` rows, evenly spread, the first and the
+  /// last included.
   Checked check(int64_t rows) const;
 
  private:

@@ -1,4 +1,4 @@
-// The one list of rungs: rungs.cpp fills it, the harness and `fovea ladder` go through it.
+// What the harness knows of a rung. rungs.cpp lists all rungs; the harness and `fovea ladder` go through them.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@ namespace ladder {
 enum class Family : uint8_t { matmul, softmax, attention, causal, gradient };
 enum class Type : uint8_t { f32, bf16 };
 enum class Where : uint8_t { cpu, gpu };
-/// What bounds a rung at best, and what its share is told of.
+/// The peak that a rung is compared with.
 enum class Bound : uint8_t {
   cpu_f32,     ///< fused multiply-adds of float32 on all processors
   cpu_memory,  ///< bytes from and to the host's memory, as fast as all processors copy
   gpu_f32,     ///< the same on CUDA cores
-  gpu_tf32,    ///< tensor cores, float32 operands of which 19 bits are read
+  gpu_tf32,    ///< tensor cores, float32 operands rounded to 19 bits
   gpu_bf16,    ///< tensor cores, bfloat16 operands
   gpu_memory   ///< bytes from and to memory, as fast as a copy
 };
 
-/// Rungs that solve the same problem, one better than the other.
+/// Rungs that solve the same problem, each faster than the one before.
 struct Group {
   const char* name;
   const char* title;
   Family family;
   Type type;
   Where where;
-  std::vector<Shape> shapes;  ///< that are timed when none are asked for
+  std::vector<Shape> shapes;  ///< timed by default
 };
 
 struct Rung {
@@ -45,13 +45,13 @@ struct Rung {
   size_t (*workspace)(Shape);  ///< in floats
   bool (*accepts)(Shape);
   const char* accepted;      ///< in words
-  void (*run)(const Task&);  ///< null where the build has no code of it
+  void (*run)(const Task&);  ///< null where the build has no code for it
   bool newer_too = true;     ///< runs on newer GPUs as well; those of sm_90a do not
   bool in_python = false;    ///< a kernel.py, which bench/gpu/ladder_peers.py checks and times; `run` is null
 
-  /// Whether a GPU of that compute capability, times ten, has its instructions.
+  /// Whether a GPU of that compute capability (times ten) can run it.
   bool runs_on(int gpu) const { return newer_too ? gpu >= capability : gpu == capability; }
-  /// What it needs of a GPU, in words; empty for those of CPUs.
+  /// Which GPU it needs, in words; empty for rungs of CPUs.
   std::string needs() const;
 };
 

@@ -1,16 +1,16 @@
-// All rungs, in the order of the ladder.
+// The list of all rungs, in the order of the ladder.
 #include <array>
 
 #include "ladder/harness/rung.hpp"
 
-struct __nv_bfloat16;  // CUDA's, which only kernels need to know
+struct __nv_bfloat16;  // CUDA's type, which only kernels use
 
 namespace ladder {
 
 using AttentionBf16 = Attention<__nv_bfloat16>;
 using GradientBf16 = AttentionGradient<__nv_bfloat16>;
 
-// Each in the kernel file of its folder.
+// Each is defined in the kernel file of its folder.
 void cpu_textbook(const Attention<float>&);
 void cpu_blocked(const Attention<float>&);
 void cpu_online(const Attention<float>&);
@@ -57,19 +57,19 @@ void backward_recompute(const GradientBf16&);
 void backward_atomics(const GradientBf16&);
 void backward_tensor(const GradientBf16&);
 
-// Rungs of GPUs are listed everywhere; a build without CUDA has no code for them.
+// Every build lists the rungs of GPUs; a build without CUDA has no code for them.
 #ifdef LADDER_CUDA
 #define GPU(Problem, kRun) with<Problem, kRun>
 #else
 #define GPU(Problem, kRun) nullptr
 #endif
-// Of sm_90a: a build for other chips alone has none of it.
+// sm_90a: a build for other chips has no code for them.
 #ifdef LADDER_HOPPER
 #define HOPPER(kRun) with<AttentionBf16, kRun>
 #else
 #define HOPPER(kRun) nullptr
 #endif
-// Where CuTe's headers were found.
+// Built where CuTe's headers were found.
 #ifdef LADDER_CUTE
 #define CUTE(kRun) with<AttentionF32, kRun>
 #else
@@ -273,8 +273,8 @@ const std::array kRungs = {
          k128, HOPPER(hopper_wgmma), false},
     Rung{"62_hopper_specialised", "producers and consumers", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
          is_128, k128, HOPPER(hopper_specialised), false},
-    Rung{"63_hopper_pingpong", "consumers take turns", kHopper, Bound::gpu_bf16, kBf16, 90, nothing, is_128,
-         k128, HOPPER(hopper_pingpong), false},
+    Rung{"63_hopper_pingpong", "ping-pong: consumers queue products in turns", kHopper, Bound::gpu_bf16,
+         kBf16, 90, nothing, is_128, k128, HOPPER(hopper_pingpong), false},
     Rung{"64_hopper_overlap", "softmax beside the own products", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
          is_128, k128, HOPPER(hopper_overlap), false},
     Rung{"65_hopper_persistent", "blocks that stay, O by TMA", kHopper, Bound::gpu_bf16, kBf16, 90, nothing,
@@ -290,7 +290,7 @@ const std::array kRungs = {
          GPU(GradientBf16, backward_textbook)},
     Rung{"71_backward_recompute", "P again from L", kBackward, Bound::gpu_f32, kExact, 75, a_float_a_row,
          to_64, kTo64, GPU(GradientBf16, backward_recompute)},
-    Rung{"72_backward_atomics", "one walk; dQ by atomics", kBackward, Bound::gpu_f32, kExact, 75,
+    Rung{"72_backward_atomics", "one loop; dQ by atomics", kBackward, Bound::gpu_f32, kExact, 75,
          a_float_a_row, to_64, kTo64, GPU(GradientBf16, backward_atomics)},
     Rung{"73_backward_tensor", "tensor cores", kBackward, Bound::gpu_bf16, kBf16, 80, a_float_a_row, is_64,
          k64, GPU(GradientBf16, backward_tensor)},

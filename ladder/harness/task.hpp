@@ -1,5 +1,5 @@
-// What a rung is asked to compute. All arrays are dense, rows one behind the other; a GPU's rungs get memory
-// of the GPU.
+// The arguments of a rung: its problem. All arrays are dense and row-major; rungs of GPUs get memory of the
+// GPU.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace ladder {
 
-/// Three sizes, whose names the family of the problem gives: (m, n, k), (rows, columns, -), (batch, length,
+/// Three sizes, named by the family of the problem: (m, n, k), (rows, columns, -), (batch, length,
 /// head size).
 struct Shape {
   int a = 1, b = 1, c = 1;
@@ -74,7 +74,7 @@ struct Attention {
         workspace(t.workspace) {}
 };
 
-/// The gradients of q, k, v, given that of o. dq, dk, dv are float32, whatever T is.
+/// The gradients of q, k, v, given that of o. dq, dk, dv are float32 for every T.
 template <class T>
 struct AttentionGradient {
   int batch, seqlen, head_dim;

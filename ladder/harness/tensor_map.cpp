@@ -1,5 +1,5 @@
-// Descriptions of matrices for TMA. Only the driver writes them; its function is found through the runtime,
-// so that nothing is linked with the driver.
+// Descriptions of matrices for TMA. Only the driver can write them; the runtime finds its function, so that
+// programs do not link the driver.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>

@@ -1,9 +1,9 @@
-// What rungs with vectors need around Highway: which instruction sets it compiles them for (to be included
-// before its foreach_target.h), and which of these this processor runs. Highway's headers suffice so, its
-// library is not linked.
+// The frame of rungs that use Highway: the instruction sets that it compiles them for (include this before its
+// foreach_target.h), and the choice of one that this processor runs. Only Highway's headers are needed, not
+// its library.
 #pragma once
 
-// Targets that add nothing here over their neighbours are left out.
+// Leaves out targets that bring nothing over their neighbours here.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 
 namespace ladder {
