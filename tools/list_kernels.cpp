@@ -2,7 +2,7 @@
 // tools/resources.py reads it.
 #include <cstdio>
 
-#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/kernel.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 2) {

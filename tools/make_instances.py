@@ -34,7 +34,8 @@ TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "
         "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink", "lse": "kTermLse"}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "tma", "parts", "writes_dq", "can_split", "can_pack", "aligned_only",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "parts", "writes_dq", "can_split", "can_pack",
+               "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
                  "config"}
@@ -148,6 +149,9 @@ def kernels_of(key, family):
                        ("family", f"Family::{BACKENDS[family['backend']]}"),
                        ("dtype", f"DType::{DTYPES[dtype][0]}") if dtype else ("any_dtype", "true"),
                        ("entry", f"reinterpret_cast<const void*>(&{expression(family['entry'])})")]
+            if "args" in family:
+                check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
+                members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
                 forward = family["kind"] in ("forward", "split", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
@@ -157,7 +161,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "aligned_only", "tma", "parts", "writes_dq", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "parts", "writes_dq", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
@@ -182,7 +186,7 @@ def kernels_of(key, family):
                     literals.append({"true": 1, "false": 0}.get(argument) if argument[0] in "tf" else int(argument))
             kernels.append({"name": name, "family": key, "chips": (first, last), "unit": name if family.get("split") else unit,
                             "config": config, "members": members, "header": family["header"],
-                            "config_type": family.get("config"), "dtype": dtype, "function": function,
+                            "config_type": family.get("config"), "args": family.get("args"), "dtype": dtype, "function": function,
                             "type": dtype if "T" in arguments else None, "literals": literals})
     return kernels
 
@@ -191,7 +195,9 @@ def unit_source(unit, kernels):
     lines = [GENERATED]
     lines += [f'#include "{kernels[0]["header"]}"', ""]
     lines += sorted(f"#include <{DTYPES[d][2]}>" for d in {k["dtype"] for k in kernels} if d and DTYPES[d][2])
-    lines += ["", '#include "cuda/launch/kernel_table.hpp"', "", "namespace fovea::cuda {"]
+    lines += ["", '#include "cuda/launch/kernel.hpp"', "", "namespace fovea::cuda {"]
+    if kernels[0]["args"]:
+        lines.append(f"extern const ArgsBinding {kernels[0]['args']}_args;")
     if kernels[0]["config_type"]:
         lines.append("namespace instances {")  # with linkage, so that the kernels' symbols bear their names
         for k in kernels:
@@ -212,7 +218,7 @@ def list_source(units):
     declarations = "\n".join(f"std::span<const Kernel> kernels_{u}();" for u in units)
     names = "\n".join(f"      &kernels_{u}," for u in units)
     return f"""{GENERATED}
-#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/kernel.hpp"
 
 namespace fovea::cuda {{
 {declarations}
@@ -290,6 +296,7 @@ entry = "forward<T, C>"
 config = "Config"
 fields = ["d", "general"]
 threads = "C.d"
+args = "tma_forward"
 oldest = 80
 code_paths = [80, 90]
 instances = [
@@ -330,6 +337,8 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
            "kConfig{.d = 64, .general = true};" in files["fwd_f16_d64.cu"])
     expect("element type", "&forward<__half, instances::fwd_f16_d64::kConfig>" in files["fwd_f16_d64.cu"] and
            "&forward<__nv_bfloat16, instances::fwd_bf16_d64::kConfig>" in files["fwd_bf16_d64.cu"])
+    expect("binding", "extern const ArgsBinding tma_forward_args;" in files["fwd_f16_d64.cu"] and
+           ".binding = &tma_forward_args" in files["fwd_f16_d64.cu"] and "ArgsBinding" not in files["old.cu"])
     expect("literals", "&plain<64, true>" in files["old.cu"] and ".shared_bytes = 64 * 4" in files["old.cu"])
     expect("literals for tools", json.loads(files["kernels.json"])[3]["literals"] == [64, 1])
     expect("chips of rows", '"-gencode=arch=compute_80,code=[sm_80,sm_86,sm_89]")\nset(fovea_kernels_new_from90' in
@@ -365,6 +374,7 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
         ("config = {d = 64, general = false}", "config = {d = 64}", "expected ['d', 'general']"),
         ('variant = "general", ', "", "names given twice"),
         ("threads = 128", "threads = 128\nwarps = 4", "unknown keys"),
+        ('args = "tma_forward"', 'args = "tma forward"', "name of a binding"),
         ("threads = 128", "", "missing keys"),
         ('"f16", "bf16"', '"f16", "bf17"', "dtype"),
         ("code_paths = [80, 90]", "code_paths = [86]", "code_paths"),

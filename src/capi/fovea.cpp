@@ -16,7 +16,8 @@
 #include "plan/make_plan.hpp"
 
 struct fovea_plan {
-  explicit fovea_plan(fovea::Plan made) : plan(std::move(made)), rules(plan.problem, plan.workspace_size) {}
+  explicit fovea_plan(fovea::Plan made)
+      : plan(std::move(made)), rules(plan.problem, plan.prepared->workspace_size) {}
 
   fovea::Plan plan;
   fovea::plan::BufferRules rules;
@@ -35,7 +36,7 @@ std::unique_ptr<fovea_plan> make_plan(const fovea_problem& problem, const fovea_
 
 void run(const fovea_plan& plan, const Buffers& buffers) {
   plan.rules.check(plan.plan.problem, buffers);
-  plan.plan.backend->run(plan.plan, buffers);
+  plan.plan.prepared->run(buffers);
 }
 
 void* allocate_on_host(size_t size) {
@@ -50,9 +51,9 @@ class CallWorkspace {
  public:
   CallWorkspace(const Plan& plan, void* stream)
       : memory_(plan.backend->memory), device_(plan.problem[Role::kQ].device_id), stream_(stream) {
-    if (plan.workspace_size == 0) return;
-    data_ = memory_ ? memory_->allocate(device_, plan.workspace_size, stream_)
-                    : allocate_on_host(plan.workspace_size);
+    const size_t size = plan.prepared->workspace_size;
+    if (size == 0) return;
+    data_ = memory_ ? memory_->allocate(device_, size, stream_) : allocate_on_host(size);
   }
   CallWorkspace(const CallWorkspace&) = delete;
   CallWorkspace& operator=(const CallWorkspace&) = delete;
@@ -86,7 +87,7 @@ void attend(const fovea_problem* given, const fovea_options* options, uint64_t s
   buffers.stream = read_options(options).stream;
   const CallWorkspace workspace(plan->plan, buffers.stream);
   buffers.workspace = workspace.data();
-  buffers.workspace_size = plan->plan.workspace_size;
+  buffers.workspace_size = plan->plan.prepared->workspace_size;
   run(*plan, buffers);
 }
 
@@ -147,7 +148,7 @@ void fovea_plan_destroy(fovea_plan* plan) noexcept {
 }
 
 size_t fovea_plan_workspace_size(const fovea_plan* plan) noexcept {
-  return plan ? plan->plan.workspace_size : 0;
+  return plan ? plan->plan.prepared->workspace_size : 0;
 }
 const char* fovea_plan_backend(const fovea_plan* plan) noexcept {
   return plan ? plan->plan.backend->name : "";

@@ -1,4 +1,4 @@
-// What a backend is to the plan: one predicate, a workspace and a run.
+// The protocol of backends: a backend prepares a problem or says why it cannot; what it prepared runs.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,33 @@
 
 namespace fovea {
 
-struct Plan;
-
-/// What a backend works out once for a plan: which kernels, how they are launched. Immutable.
-struct Prepared {
+/// A problem that a backend has taken, with all that depends on the problem alone worked out: kernels, grids, schedules,
+/// the layout of the workspace. Immutable, so any number of threads may run it at the same time.
+class Prepared {
+ public:
   Prepared() = default;
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
   virtual ~Prepared() = default;
 
-  size_t workspace_size = 0;
-  std::string summary;  ///< what `fovea explain` says behind "chosen"
+  /// Computes. The buffers are checked already (BufferRules); allocates nothing, takes no lock, reads no environment.
+  virtual void run(const Buffers& buffers) const = 0;
+
+  size_t workspace_size = 0;  ///< bytes that each run needs
+  std::string summary;        ///< what `fovea explain` says behind "chosen"; "" for nothing
+};
+
+/// How a problem is to be computed.
+struct PrepareOptions {
+  int num_threads = 1;  ///< CPU
+  bool deterministic = false;
+  double flops = 0;  ///< of the problem, as far as its lengths are known: small ones take fewer threads
+};
+
+/// The prepared problem, or the clause that fails ("computes float16, this problem is float32").
+struct Preparation {
+  std::unique_ptr<const Prepared> prepared;
+  std::string clause;
 };
 
 /// Memory of GPUs, for calls that bring no workspace of their own.
@@ -29,35 +45,25 @@ struct DeviceMemory {
   void (*release)(int device, void* memory, void* stream) noexcept;
 };
 
-/// One way of computing attention. `cannot_because` is the only place that knows what the backend can do: it
-/// decides support, choice and what `fovea explain` prints.
+/// One way of computing attention.
 struct Backend {
   const char* name;
-  /// "" when this machine has what the backend needs, else the missing piece.
+  /// "" when this machine has what the backend needs, else the missing piece. Nothing else is asked of a backend that
+  /// is unavailable.
   std::string (*unavailable_because)();
-  /// "" when the backend can do the problem, else the clause that fails.
-  std::string (*cannot_because)(const AttentionProblem& problem);
-  /// Bytes of workspace of one run. Not asked of a backend that prepares.
-  size_t (*workspace_size)(const AttentionProblem& problem, int num_threads);
-  /// Computes. The buffers are checked already; allocates nothing.
-  void (*run)(const Plan& plan, const Buffers& buffers);
-  /// Where the tensors must lie.
-  DeviceType device = DeviceType::kCpu;
-  /// Null for backends that have nothing to work out.
-  std::unique_ptr<const Prepared> (*prepare)(const AttentionProblem& problem, bool deterministic) = nullptr;
+  /// The only place that knows what the backend can do: it decides support, choice and what `fovea explain` prints.
+  Preparation (*try_prepare)(const AttentionProblem& problem, const PrepareOptions& options);
+  DeviceType device = DeviceType::kCpu;  ///< where the tensors must lie
   const DeviceMemory* memory = nullptr;  ///< null: that of the host
 };
 
-/// A problem with the backend that will do it. Immutable, so any number of threads may run it.
+/// A problem with the backend that does it. Immutable.
 struct Plan {
   AttentionProblem problem;
   const Backend* backend = nullptr;
-  int num_threads = 1;
-  bool deterministic = false;
-  size_t workspace_size = 0;
+  std::unique_ptr<const Prepared> prepared;
   double flops = 0;
-  std::string reason;                        ///< a line for each backend of the list
-  std::shared_ptr<const Prepared> prepared;  ///< of the backend, if it prepares
+  std::string reason;  ///< a line for each backend of the list
 };
 
 }  // namespace fovea

@@ -90,6 +90,8 @@ std::string generic_missing() {
   return missing(generic_ops(), true, "");
 }
 
+// What a backend cannot do, as the clause that fails; "" when it can.
+
 std::string needs_bf16(const AttentionProblem& p) {
   return p.dtype == DType::kBF16
              ? ""
@@ -99,30 +101,21 @@ std::string needs_float(const AttentionProblem& p) {
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
 }
 
-template <const Ops* (*kOps)()>
-size_t workspace(const AttentionProblem& p, int num_threads) {
-  return p.pass == Pass::kForward ? forward_workspace(p, *kOps(), num_threads)
-                                  : backward_workspace(p, *kOps(), num_threads);
-}
-template <const Ops* (*kOps)()>
-void run(const Plan& plan, const Buffers& buffers) {
-  if (plan.problem.pass == Pass::kForward) {
-    forward(plan, buffers, *kOps());
-  } else {
-    backward(plan, buffers, *kOps());
-  }
+template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
+Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
+  if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
+  return {
+      p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
+      ""};
 }
 
-constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, needs_bf16, workspace<amx_bf16_ops>,
-                              run<amx_bf16_ops>};
-constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing, needs_bf16,
-                                 workspace<avx512_bf16_ops>, run<avx512_bf16_ops>};
-constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, needs_float, workspace<avx512_ops>,
-                             run<avx512_ops>};
-constexpr Backend kAvx2 = {"cpu_avx2", avx2_missing, needs_float, workspace<avx2_ops>, run<avx2_ops>};
-constexpr Backend kNeon = {"cpu_neon", neon_missing, needs_float, workspace<neon_ops>, run<neon_ops>};
-constexpr Backend kGeneric = {"cpu_generic", generic_missing, needs_float, workspace<generic_ops>,
-                              run<generic_ops>};
+constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16>};
+constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing,
+                                 try_prepare<avx512_bf16_ops, needs_bf16>};
+constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, try_prepare<avx512_ops, needs_float>};
+constexpr Backend kAvx2 = {"cpu_avx2", avx2_missing, try_prepare<avx2_ops, needs_float>};
+constexpr Backend kNeon = {"cpu_neon", neon_missing, try_prepare<neon_ops, needs_float>};
+constexpr Backend kGeneric = {"cpu_generic", generic_missing, try_prepare<generic_ops, needs_float>};
 
 constexpr std::array<const Backend*, 7> kBackends = {&kAmxBf16, &kAvx512Bf16, &kAvx512,          &kAvx2,
                                                      &kNeon,    &kGeneric,    &kReferenceBackend};

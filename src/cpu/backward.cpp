@@ -156,106 +156,162 @@ int64_t shared_bytes(const Schedule& schedule, const AttentionProblem& p) {
   return count.used();
 }
 
-}  // namespace
-
-size_t backward_workspace(const AttentionProblem& p, const Ops& ops, int num_threads) {
-  const Staging staging(p, ops);
-  const Schedule schedule(p, staging);
-  return static_cast<size_t>(shared_bytes(schedule, p) + num_threads * thread_bytes(staging, schedule));
+int threads_for(const PrepareOptions& options, const Schedule& schedule) {
+  const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
+  const int64_t items = std::max(schedule.groups * schedule.ranges, schedule.groups);
+  return static_cast<int>(std::clamp<int64_t>(std::min(by_work, items), 1, std::max(1, options.num_threads)));
 }
 
-void backward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
-  const AttentionProblem& p = plan.problem;
-  const Staging staging(p, ops);
-  const Schedule schedule(p, staging);
-  const ScoreTerms terms(p, buffers);
-  char* workspace = static_cast<char*>(buffers.workspace);
-  Scratch common(workspace);
-  const Shared shared(common, schedule, p);
-  const int64_t per_thread = thread_bytes(staging, schedule);
-  const auto scratch_of = [&](int thread) {
-    Scratch memory(workspace + common.used() + thread * per_thread);
-    return ThreadScratch(memory, staging, schedule);
-  };
-  if (p.batch == 0 && p.packed) {
-    // Rows behind the last sequence.
-    for (int64_t head = 0; head < p.heads_q; ++head) {
-      clear_rows(staging, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
-    }
-    for (int64_t head = 0; head < p.heads_kv; ++head) {
-      clear_rows(staging, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
-      clear_rows(staging, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
-    }
+/// Gradients of the rows of a packed batch without any sequence: 0.
+void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers) {
+  for (int64_t head = 0; head < p.heads_q; ++head) {
+    clear_rows(s, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
   }
-  const bool banded = p.window_left >= 0 || p.window_right >= 0;
-  const bool exact_checks = banded || terms.any || terms.dropout;
-  const int64_t items = schedule.groups * schedule.ranges;
-  const int num_threads = static_cast<int>(
-      std::clamp<int64_t>(std::min<int64_t>(static_cast<int64_t>(plan.flops / kMinFlopsPerThread),
-                                            std::max(items, schedule.groups)),
-                          1, std::max(1, plan.num_threads)));
-  const int64_t all_panels = schedule.groups * schedule.panels;
+  for (int64_t head = 0; head < p.heads_kv; ++head) {
+    clear_rows(s, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
+    clear_rows(s, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
+  }
+}
 
-  WorkQueue statistics(all_panels), ranges(items), queries(all_panels);
-  run_threads(num_threads, [&](int) {
-    for (int64_t item; (item = statistics.next()) >= 0;) {
-      const int64_t group_index = item / schedule.panels, panel = item % schedule.panels;
-      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
+/// Gradients of rows that the tensors hold beyond those that take part: 0.
+void clear_unused_rows(const Staging& s, const Group& group) {
+  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
+    clear_rows(s, {group.row_data(Role::kDQ, row)}, 0, 1, s.d);
+  }
+  clear_rows(s, group.keys(Role::kDK), group.span.used_k, group.span.length_k, s.d);
+  clear_rows(s, group.keys(Role::kDV), group.span.used_k, group.span.length_k, s.d_v);
+}
+
+/// The tiled backward of one problem: three parallel steps, then the gradients of sinks and bias.
+class Backward final : public Prepared {
+ public:
+  Backward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
+      : problem_(p),
+        staging_(p, ops),
+        schedule_(p, staging_),
+        num_threads_(threads_for(options, schedule_)),
+        shared_bytes_(shared_bytes(schedule_, p)),
+        thread_bytes_(thread_bytes(staging_, schedule_)) {
+    workspace_size = static_cast<size_t>(shared_bytes_ + options.num_threads * thread_bytes_);
+  }
+
+  void run(const Buffers& buffers) const override {
+    const Run r{buffers, ScoreTerms(problem_, buffers), shared_in(buffers.workspace)};
+    if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(staging_, problem_, buffers);
+    row_statistics_of_all(r);
+    ranges_of_keys(r);
+    query_gradients(r);
+    if (problem_.has(Role::kDSink)) {
+      for (int64_t head = 0; head < problem_.heads_q; ++head)
+        sink_gradient(problem_, buffers, r.shared, head);
+    }
+    if (problem_.has(Role::kDBias)) bias_gradients(r);
+  }
+
+ private:
+  /// What the steps of one run share.
+  struct Run {
+    const Buffers& buffers;
+    ScoreTerms terms;
+    Shared shared;
+  };
+  Shared shared_in(void* workspace) const {
+    Scratch memory(workspace);
+    return {memory, schedule_, problem_};
+  }
+  ThreadScratch scratch_of(const Run& r, int thread) const {
+    Scratch memory(static_cast<char*>(r.buffers.workspace) + shared_bytes_ + thread * thread_bytes_);
+    return {memory, staging_, schedule_};
+  }
+  Group group_at(const Run& r, int64_t index) const {
+    return {problem_, r.buffers, index / problem_.heads_kv, index % problem_.heads_kv};
+  }
+  void row_statistics_of_all(const Run& r) const;
+  void ranges_of_keys(const Run& r) const;
+  void query_gradients(const Run& r) const;
+  void bias_gradients(const Run& r) const;
+
+  AttentionProblem problem_;
+  Staging staging_;
+  Schedule schedule_;
+  int num_threads_;
+  int64_t shared_bytes_, thread_bytes_;
+};
+
+void Backward::row_statistics_of_all(const Run& r) const {
+  WorkQueue panels(schedule_.groups * schedule_.panels);
+  run_threads(num_threads_, [&](int) {
+    for (int64_t item; (item = panels.next()) >= 0;) {
+      const int64_t group_index = item / schedule_.panels, panel = item % schedule_.panels;
+      const Group group = group_at(r, group_index);
       if (panel * kPanel >= group.rows()) continue;
-      const int64_t stats = shared.stats_of(group_index, panel);
-      row_statistics(staging, group, Lanes(group, panel * kPanel), shared.lse2 + stats, shared.delta + stats);
+      const int64_t stats = r.shared.stats_of(group_index, panel);
+      row_statistics(staging_, group, Lanes(group, panel * kPanel), r.shared.lse2 + stats,
+                     r.shared.delta + stats);
     }
   });
-  run_threads(num_threads, [&](int thread) {
-    const ThreadScratch t = scratch_of(thread);
+}
+
+/// dK, dV, and the part of dQ of each range of keys.
+void Backward::ranges_of_keys(const Run& r) const {
+  const bool banded = problem_.window_left >= 0 || problem_.window_right >= 0;
+  const bool exact_checks = banded || r.terms.any || r.terms.dropout;
+  WorkQueue items(schedule_.groups * schedule_.ranges);
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(r, thread);
     RowTile tile;
-    for (int64_t item; (item = ranges.next()) >= 0;) {
+    for (int64_t item; (item = items.next()) >= 0;) {
       // Early keys first: under a causal mask most queries see them.
-      const int64_t range = item / schedule.groups, group_index = item % schedule.groups;
-      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
-      if (range == 0) {
-        for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
-          clear_rows(staging, {group.row_data(Role::kDQ, row)}, 0, 1, p.head_dim);
-        }
-        clear_rows(staging, group.keys(Role::kDK), group.span.used_k, group.span.length_k, p.head_dim);
-        clear_rows(staging, group.keys(Role::kDV), group.span.used_k, group.span.length_k, p.head_dim_v);
-      }
-      const int64_t begin = range * schedule.range_keys;
-      const int64_t end = std::min(begin + schedule.range_keys, group.span.used_k);
+      const int64_t range = item / schedule_.groups, group_index = item % schedule_.groups;
+      const Group group = group_at(r, group_index);
+      if (range == 0) clear_unused_rows(staging_, group);
+      const int64_t begin = range * schedule_.range_keys;
+      const int64_t end = std::min(begin + schedule_.range_keys, group.span.used_k);
       if (range > 0 && begin >= end) continue;
-      range_backward({staging, group, terms, shared, t, group_index, range}, begin, end, exact_checks, tile);
+      range_backward({staging_, group, r.terms, r.shared, t, group_index, range}, begin, end, exact_checks,
+                     tile);
     }
   });
-  run_threads(num_threads, [&](int thread) {
-    const ThreadScratch t = scratch_of(thread);
-    for (int64_t item; (item = queries.next()) >= 0;) {
-      const int64_t group_index = item / schedule.panels, panel = item % schedule.panels;
-      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
+}
+
+/// dQ: the sum of its parts.
+void Backward::query_gradients(const Run& r) const {
+  WorkQueue panels(schedule_.groups * schedule_.panels);
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(r, thread);
+    for (int64_t item; (item = panels.next()) >= 0;) {
+      const int64_t group_index = item / schedule_.panels, panel = item % schedule_.panels;
+      const Group group = group_at(r, group_index);
       if (panel * kPanel < group.rows()) {
-        write_query_gradients({staging, group, terms, shared, t, group_index, 0}, panel);
+        write_query_gradients({staging_, group, r.terms, r.shared, t, group_index, 0}, panel);
       }
     }
   });
-  if (p.has(Role::kDSink)) {
-    for (int64_t head = 0; head < p.heads_q; ++head) sink_gradient(p, buffers, shared, head);
-  }
-  if (p.has(Role::kDBias)) {
-    const auto held = extents(p[Role::kDBias]);
-    std::fill_n(shared.dbias, count(held), 0.0f);
-    const int64_t key_blocks = held[3] == 1 ? 1 : std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
-    const int64_t block_keys = held[3] == 1 ? p.seqlen_k : kBlockKeys;
-    WorkQueue owners(held[0] * held[1] * key_blocks);
-    run_threads(num_threads, [&](int thread) {
-      const ThreadScratch t = scratch_of(thread);
-      RowTile tile;
-      for (int64_t item; (item = owners.next()) >= 0;) {
-        const int64_t key_block = item % key_blocks, owner = item / key_blocks;
-        bias_gradient(staging, buffers, p, terms, shared, t, owner / held[1], owner % held[1],
-                      key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
-      }
-    });
-    write_bias_gradient(ops, p, buffers, shared);
-  }
+}
+
+void Backward::bias_gradients(const Run& r) const {
+  const auto held = extents(problem_[Role::kDBias]);
+  std::fill_n(r.shared.dbias, count(held), 0.0f);
+  const int64_t key_blocks = held[3] == 1 ? 1 : std::max<int64_t>(1, ceil_div(problem_.seqlen_k, kBlockKeys));
+  const int64_t block_keys = held[3] == 1 ? problem_.seqlen_k : kBlockKeys;
+  WorkQueue owners(held[0] * held[1] * key_blocks);
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(r, thread);
+    RowTile tile;
+    for (int64_t item; (item = owners.next()) >= 0;) {
+      const int64_t key_block = item % key_blocks, owner = item / key_blocks;
+      bias_gradient(staging_, r.buffers, problem_, r.terms, r.shared, t, owner / held[1], owner % held[1],
+                    key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
+    }
+  });
+  write_bias_gradient(*staging_.ops, problem_, r.buffers, r.shared);
+}
+
+}  // namespace
+
+std::unique_ptr<const Prepared> prepare_backward(const AttentionProblem& problem, const Ops& ops,
+                                                 const PrepareOptions& options) {
+  return std::make_unique<Backward>(problem, ops, options);
 }
 
 }  // namespace fovea::cpu

@@ -352,12 +352,6 @@ struct SplitStore {
   }
 };
 
-int threads_for(const Plan& plan, const Schedule& schedule) {
-  const auto by_work = static_cast<int64_t>(plan.flops / kMinFlopsPerThread);
-  return static_cast<int>(
-      std::clamp<int64_t>(std::min(by_work, schedule.items()), 1, std::max(1, plan.num_threads)));
-}
-
 int64_t thread_bytes(const Staging& s, const Schedule& schedule) {
   Scratch count(nullptr);
   ThreadScratch(count, s, schedule);
@@ -369,95 +363,139 @@ int64_t split_bytes(const Staging& s, const Schedule& schedule) {
   return round_up(schedule.items() * schedule.panels * Partial::size(s) * 4, kAlignment);
 }
 
-}  // namespace
-
-size_t forward_workspace(const AttentionProblem& p, const Ops& ops, int num_threads) {
-  const Staging staging(p, ops);
-  const Schedule schedule(p, num_threads);
-  return static_cast<size_t>(num_threads * thread_bytes(staging, schedule) + split_bytes(staging, schedule));
+int threads_for(const PrepareOptions& options, const Schedule& schedule) {
+  const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
+  return static_cast<int>(
+      std::clamp<int64_t>(std::min(by_work, schedule.items()), 1, std::max(1, options.num_threads)));
 }
 
-void forward(const Plan& plan, const Buffers& buffers, const Ops& ops) {
-  const AttentionProblem& p = plan.problem;
-  const Staging staging(p, ops);
-  const Schedule schedule(p, plan.num_threads);
-  const ScoreTerms terms(p, buffers);
-  if (p.has(Role::kRngState)) {
-    auto* state = buffers.get<int64_t>(Role::kRngState);
-    state[0] = static_cast<int64_t>(buffers.seed);
-    state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
-  }
-  if (p.batch == 0 && p.packed) {
-    // Rows behind the last sequence.
-    for (int64_t head = 0; head < p.heads_q; ++head) {
-      const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
-      const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
-      for (int64_t i = 0; i < p.total_q; ++i) {
-        const int64_t bytes = size_of(p[Role::kO].dtype);
-        std::memset(o.data + i * o.stride * bytes, 0, static_cast<size_t>(p.head_dim_v * bytes));
-        if (lse) lse.at<float>(i, 0) = -std::numeric_limits<float>::infinity();
-      }
-    }
-    return;
-  }
-  char* workspace = static_cast<char*>(buffers.workspace);
-  const int64_t per_thread = thread_bytes(staging, schedule);
-  const int num_threads = threads_for(plan, schedule);
-  const SplitStore store{reinterpret_cast<float*>(workspace + plan.num_threads * per_thread),
-                         Partial::size(staging), &schedule};
+void write_rng_state(const AttentionProblem& p, const Buffers& buffers) {
+  if (!p.has(Role::kRngState)) return;
+  auto* state = buffers.get<int64_t>(Role::kRngState);
+  state[0] = static_cast<int64_t>(buffers.seed);
+  state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
+}
 
-  WorkQueue items(schedule.items()), merges(schedule.splits > 1 ? schedule.groups * schedule.tiles : 0);
-  run_threads(num_threads, [&](int thread) {
-    Scratch memory(workspace + thread * per_thread);
-    const ThreadScratch t(memory, staging, schedule);
-    Lanes lanes[kMaxPanels];
-    for (int64_t item; (item = items.next()) >= 0;) {
-      const int64_t split = item % schedule.splits;
-      const int64_t tile_index = item / schedule.splits;
-      const int64_t group_index = tile_index / schedule.tiles;
-      // Last tiles first: under a causal mask they see the most keys.
-      const int64_t tile = schedule.tiles - 1 - tile_index % schedule.tiles;
-      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
-      if (tile == 0 && split == 0) write_unused_rows(group);
-      const int64_t first_row = tile * schedule.panels * kPanel;
-      const int64_t panels = std::min(schedule.panels, ceil_div(group.rows() - first_row, kPanel));
-      if (panels <= 0) continue;
-      for (int64_t x = 0; x < panels; ++x) lanes[x] = Lanes(group, first_row + x * kPanel);
-      const int64_t first_key = split * schedule.split_keys;
-      const int64_t last_key = std::min(first_key + schedule.split_keys, group.span.used_k);
-      float* partials = schedule.splits > 1 ? store.at(tile_index, split) : t.partials;
-      if (schedule.row_path && !terms.any) {
-        rows_forward(staging, group, terms.factor, lanes[0], first_key, last_key, partials, t);
-      } else {
-        tile_forward(staging, group, terms, lanes, panels, first_key, last_key, partials, t);
-      }
-      if (schedule.splits > 1) continue;
-      for (int64_t x = 0; x < panels; ++x) {
-        write_panel(staging, group, lanes[x], Partial(partials + x * Partial::size(staging), staging),
-                    t.rows);
-      }
+/// Rows of a packed batch without any sequence: o = 0, lse = -inf.
+void write_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers) {
+  for (int64_t head = 0; head < p.heads_q; ++head) {
+    const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
+    const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
+    for (int64_t i = 0; i < p.total_q; ++i) {
+      const int64_t bytes = size_of(p[Role::kO].dtype);
+      std::memset(o.data + i * o.stride * bytes, 0, static_cast<size_t>(p.head_dim_v * bytes));
+      if (lse) lse.at<float>(i, 0) = -std::numeric_limits<float>::infinity();
     }
-  });
-  if (schedule.splits == 1) return;
-  run_threads(num_threads, [&](int thread) {
-    Scratch memory(workspace + thread * per_thread);
-    const ThreadScratch t(memory, staging, schedule);
-    for (int64_t tile_index; (tile_index = merges.next()) >= 0;) {
-      const int64_t group_index = tile_index / schedule.tiles;
-      const int64_t tile = schedule.tiles - 1 - tile_index % schedule.tiles;
-      const Group group(p, buffers, group_index / p.heads_kv, group_index % p.heads_kv);
-      const int64_t first_row = tile * schedule.panels * kPanel;
-      const int64_t panels = std::min(schedule.panels, ceil_div(group.rows() - first_row, kPanel));
-      for (int64_t x = 0; x < panels; ++x) {
-        const Partial sum(store.at(tile_index, 0) + x * Partial::size(staging), staging);
-        for (int64_t split = 1; split < schedule.splits; ++split) {
-          add_partial(staging, sum,
-                      Partial(store.at(tile_index, split) + x * Partial::size(staging), staging));
-        }
-        write_panel(staging, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
-      }
+  }
+}
+
+/// The tiled forward of one problem.
+class Forward final : public Prepared {
+ public:
+  Forward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
+      : problem_(p),
+        staging_(p, ops),
+        schedule_(p, options.num_threads),
+        num_threads_(threads_for(options, schedule_)),
+        thread_bytes_(thread_bytes(staging_, schedule_)),
+        split_offset_(options.num_threads * thread_bytes_) {
+    workspace_size = static_cast<size_t>(split_offset_ + split_bytes(staging_, schedule_));
+  }
+
+  void run(const Buffers& buffers) const override;
+
+ private:
+  /// The panels of one tile of one group.
+  struct Tile {
+    Group group;
+    int64_t first_row, panels;
+  };
+  Tile tile_at(const Buffers& buffers, int64_t tile_index, int64_t tile) const {
+    const int64_t group_index = tile_index / schedule_.tiles, first_row = tile * schedule_.panels * kPanel;
+    const Group group(problem_, buffers, group_index / problem_.heads_kv, group_index % problem_.heads_kv);
+    return {group, first_row, std::min(schedule_.panels, ceil_div(group.rows() - first_row, kPanel))};
+  }
+  /// Last tiles first: under a causal mask they see the most keys.
+  int64_t tile_of(int64_t tile_index) const { return schedule_.tiles - 1 - tile_index % schedule_.tiles; }
+  ThreadScratch scratch_of(char* workspace, int thread) const {
+    Scratch memory(workspace + thread * thread_bytes_);
+    return {memory, staging_, schedule_};
+  }
+  Partial panel_of(float* partials, int64_t x) const {
+    return {partials + x * Partial::size(staging_), staging_};
+  }
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
+                    const ThreadScratch& t, int64_t item) const;
+  void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
+                  int64_t tile_index) const;
+
+  AttentionProblem problem_;
+  Staging staging_;
+  Schedule schedule_;
+  int num_threads_;
+  int64_t thread_bytes_, split_offset_;
+};
+
+/// One tile against one split of the keys.
+void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
+                           const ThreadScratch& t, int64_t item) const {
+  const int64_t split = item % schedule_.splits, tile_index = item / schedule_.splits;
+  const int64_t tile = tile_of(tile_index);
+  const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile);
+  if (tile == 0 && split == 0) write_unused_rows(group);
+  if (panels <= 0) return;
+  Lanes lanes[kMaxPanels];
+  for (int64_t x = 0; x < panels; ++x) lanes[x] = Lanes(group, first_row + x * kPanel);
+  const int64_t first_key = split * schedule_.split_keys;
+  const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
+  float* partials = schedule_.splits > 1 ? store.at(tile_index, split) : t.partials;
+  if (schedule_.row_path && !terms.any) {
+    rows_forward(staging_, group, terms.factor, lanes[0], first_key, last_key, partials, t);
+  } else {
+    tile_forward(staging_, group, terms, lanes, panels, first_key, last_key, partials, t);
+  }
+  if (schedule_.splits > 1) return;
+  for (int64_t x = 0; x < panels; ++x) write_panel(staging_, group, lanes[x], panel_of(partials, x), t.rows);
+}
+
+/// Merges the splits of one tile in their order.
+void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
+                         int64_t tile_index) const {
+  const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile_of(tile_index));
+  for (int64_t x = 0; x < panels; ++x) {
+    const Partial sum = panel_of(store.at(tile_index, 0), x);
+    for (int64_t split = 1; split < schedule_.splits; ++split) {
+      add_partial(staging_, sum, panel_of(store.at(tile_index, split), x));
     }
+    write_panel(staging_, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
+  }
+}
+
+void Forward::run(const Buffers& buffers) const {
+  write_rng_state(problem_, buffers);
+  if (problem_.batch == 0 && problem_.packed) return write_rows_of_no_sequence(problem_, buffers);
+  const ScoreTerms terms(problem_, buffers);
+  char* workspace = static_cast<char*>(buffers.workspace);
+  const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
+                         &schedule_};
+  WorkQueue items(schedule_.items());
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(workspace, thread);
+    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, store, t, item);
   });
+  if (schedule_.splits == 1) return;
+  WorkQueue merges(schedule_.groups * schedule_.tiles);
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(workspace, thread);
+    for (int64_t tile; (tile = merges.next()) >= 0;) merge_tile(buffers, store, t, tile);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<const Prepared> prepare_forward(const AttentionProblem& problem, const Ops& ops,
+                                                const PrepareOptions& options) {
+  return std::make_unique<Forward>(problem, ops, options);
 }
 
 }  // namespace fovea::cpu

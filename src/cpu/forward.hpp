@@ -2,17 +2,19 @@
 // operations.
 #pragma once
 
+#include <memory>
+
 #include "core/backend.hpp"
 #include "cpu/ops.hpp"
 
 namespace fovea::cpu {
 
-/// Bytes of workspace of a forward; grows with the threads and, where keys are split, with the rows.
-size_t forward_workspace(const AttentionProblem& problem, const Ops& ops, int num_threads);
-void forward(const Plan& plan, const Buffers& buffers, const Ops& ops);
+/// The workspace grows with the threads and, where keys are split, with the rows.
+std::unique_ptr<const Prepared> prepare_forward(const AttentionProblem& problem, const Ops& ops,
+                                                const PrepareOptions& options);
 
-/// Bytes of workspace of a backward; grows with the query rows (float32 dQ).
-size_t backward_workspace(const AttentionProblem& problem, const Ops& ops, int num_threads);
-void backward(const Plan& plan, const Buffers& buffers, const Ops& ops);
+/// The workspace grows with the query rows (float32 dQ).
+std::unique_ptr<const Prepared> prepare_backward(const AttentionProblem& problem, const Ops& ops,
+                                                 const PrepareOptions& options);
 
 }  // namespace fovea::cpu

@@ -387,22 +387,25 @@ class Oracle {
   std::array<int64_t, 4> dbias_extent_{}, dbias_stride_{};
 };
 
+class Reference final : public Prepared {
+ public:
+  explicit Reference(const AttentionProblem& problem) : problem_(problem) {}
+  void run(const Buffers& buffers) const override { run_reference(problem_, buffers); }
+
+ private:
+  AttentionProblem problem_;
+};
+
 std::string always() {
   return {};
 }
-std::string can_do_everything(const AttentionProblem&) {
-  return {};
-}
-size_t no_workspace(const AttentionProblem&, int) {
-  return 0;
-}
-void run(const Plan& plan, const Buffers& buffers) {
-  run_reference(plan.problem, buffers);
+Preparation try_prepare(const AttentionProblem& problem, const PrepareOptions&) {
+  return {std::make_unique<Reference>(problem), ""};
 }
 
 }  // namespace
 
-const Backend kReferenceBackend = {"reference", always, can_do_everything, no_workspace, run};
+const Backend kReferenceBackend = {"reference", always, try_prepare};
 
 void run_reference(const AttentionProblem& problem, const Buffers& buffers) {
   Oracle oracle(problem, buffers);

@@ -37,14 +37,17 @@ double kept_pairs(const tile::Window& w) {
   return ends - begins;
 }
 
-/// "" when `backend` can do `problem` on this machine, else why not.
-std::string why_not(const Backend& backend, const AttentionProblem& problem) {
+/// The problem on `backend`, or why it cannot be done there on this machine.
+Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
+                        const PrepareOptions& options) {
   if (const TensorDesc& q = problem[Role::kQ]; q.device != backend.device) {
-    return std::string("computes on ") + (backend.device == DeviceType::kCpu ? "the CPU" : "a GPU") +
-           ", and the tensors are in memory of " + device_text(q.device, q.device_id);
+    return {nullptr, std::string("computes on ") +
+                         (backend.device == DeviceType::kCpu ? "the CPU" : "a GPU") +
+                         ", and the tensors are in memory of " + device_text(q.device, q.device_id)};
   }
-  const std::string unavailable = backend.unavailable_because();
-  return unavailable.empty() ? backend.cannot_because(problem) : unavailable;
+  if (std::string missing = backend.unavailable_because(); !missing.empty())
+    return {nullptr, std::move(missing)};
+  return backend.try_prepare(problem, options);
 }
 
 std::string names_of(std::span<const Backend* const> list) {
@@ -65,31 +68,29 @@ const Backend* find(std::string_view name) {
 }
 
 /// Fills in plan.backend, plan.prepared and plan.reason.
-void choose(Plan& plan, const char* named) {
+void choose(Plan& plan, const char* named, const PrepareOptions& options) {
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
-    const std::string clause = why_not(*backend, plan.problem);
+    Preparation attempt = try_backend(*backend, plan.problem, options);
     std::string verdict;
-    if (!clause.empty()) {
-      verdict = "passed over: " + clause;
+    if (!attempt.prepared) {
+      verdict = "passed over: " + attempt.clause;
     } else if (plan.backend) {
       verdict = "passed over: " + std::string(plan.backend->name) + " comes first";
     } else if (forced && backend != forced) {
       verdict = "passed over: " + std::string(forced->name) + " was asked for";
     } else {
       plan.backend = backend;
+      plan.prepared = std::move(attempt.prepared);
       verdict = forced ? "chosen, as asked for" : "chosen";
-      if (backend->prepare) {
-        plan.prepared = backend->prepare(plan.problem, plan.deterministic);
-        verdict += ": " + plan.prepared->summary;
-      }
+      if (!plan.prepared->summary.empty()) verdict += ": " + plan.prepared->summary;
     }
     if (!plan.reason.empty()) plan.reason += '\n';
     plan.reason += (backend == plan.backend ? "> " : "  ") + std::string(backend->name) + ": " + verdict;
-    if (backend == forced && !clause.empty()) {
+    if (backend == forced && plan.backend != forced) {
       throw RequestError(Status::kUnsupported, "backend",
                          "backend: got \"" + std::string(forced->name) +
-                             "\", which cannot do this problem: " + clause +
+                             "\", which cannot do this problem: " + attempt.clause +
                              "; leave it NULL to take the first that can");
     }
   }
@@ -116,6 +117,17 @@ void check_memory(const TensorDescs& tensors) {
                   "memory of " + device_text(t.device, t.device_id) + ", as the tensor says",
                   "set its device, or copy it");
   }
+}
+
+/// Takes the data pointers out of a problem: runs bring pointers of their own. Returns those that the host can read.
+Buffers take_data(AttentionProblem& problem) {
+  Buffers known;
+  for (size_t i = 0; i < problem.tensors.size(); ++i) {
+    TensorDesc& t = problem.tensors[i];
+    if (t.device == DeviceType::kCpu) known.data[i] = t.data;
+    t.data = nullptr;
+  }
+  return known;
 }
 
 int threads_of(int asked) {
@@ -162,25 +174,16 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
 }
 
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
-  Plan plan;
-  plan.num_threads = threads_of(options.num_threads);
-  plan.deterministic = options.deterministic;
+  PrepareOptions prepare = {.num_threads = threads_of(options.num_threads),
+                            .deterministic = options.deterministic};
   check_memory(description.tensors);
+  Plan plan;
   plan.problem = validate(description);
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
     cuda::check_device("q", q.device_id);
   }
-  choose(plan, options.backend);
-  plan.workspace_size = plan.prepared ? plan.prepared->workspace_size
-                                      : plan.backend->workspace_size(plan.problem, plan.num_threads);
-
-  Buffers known;
-  for (size_t i = 0; i < plan.problem.tensors.size(); ++i) {
-    TensorDesc& t = plan.problem.tensors[i];
-    if (t.device == DeviceType::kCpu) known.data[i] = t.data;
-    t.data = nullptr;  // runs bring pointers of their own
-  }
-  plan.flops = count_flops(plan.problem, known);
+  plan.flops = prepare.flops = count_flops(plan.problem, take_data(plan.problem));
+  choose(plan, options.backend, prepare);
   return plan;
 }
 

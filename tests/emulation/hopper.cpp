@@ -267,13 +267,14 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
       &wait, "mbarrier.try_wait");
 }
 
-CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
+CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                  const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   constexpr uint32_t kElementBytes = 2;
   TensorMap tensor{};
-  if (rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+  const bool of_16_bits = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (!of_16_bits || rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;

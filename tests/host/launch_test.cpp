@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/schedule.hpp"
@@ -121,11 +122,19 @@ void add(AttentionProblem& p, Role role) {
   p.tensors[index_of(role)].present = true;
 }
 
+std::string cannot(const Kernel& kernel, const AttentionProblem& p, const DeviceProperties& device,
+                   bool any_address = false) {
+  return cannot_because(kernel, KernelRequest(p, device, any_address));
+}
 const Kernel* chosen(Family family, const AttentionProblem& p, const DeviceProperties& device) {
-  return choose_kernel(kernel_table(), KernelKind::kForward, family, p, device).kernel;
+  return choose_kernel(kernel_table(), KernelKind::kForward, family,
+                       KernelRequest(p, device, false, kernel_name_pattern()))
+      .kernel;
 }
 std::string clause(Family family, const AttentionProblem& p, const DeviceProperties& device) {
-  return choose_kernel(kernel_table(), KernelKind::kForward, family, p, device).clause;
+  return choose_kernel(kernel_table(), KernelKind::kForward, family,
+                       KernelRequest(p, device, false, kernel_name_pattern()))
+      .clause;
 }
 
 TEST(KernelTable, IsInOrderOfPreference) {
@@ -173,7 +182,8 @@ std::vector<Kernel> tiles_of_three_sizes() {
   for (size_t i = 0; i < 3; ++i) {
     kernels[i].tile_m = static_cast<int>(192 - 64 * i);
     kernels[i].tile_n = 80;
-    kernels[i].tma = kernels[i].aligned_only = true;
+    kernels[i].tma = kernels[i].persistent = kernels[i].aligned_only = true;
+    kernels[i].group_divides = kTmaRowsQ;
   }
   kernels[0].rate = 100;
   kernels[1].rate = 95;
@@ -183,7 +193,9 @@ std::vector<Kernel> tiles_of_three_sizes() {
 int rows_of_chosen_tile(const AttentionProblem& p) {
   const std::vector<Kernel> kernels = tiles_of_three_sizes();
   const std::vector<const Kernel*> table = {&kernels[0], &kernels[1], &kernels[2]};
-  const Choice choice = choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, p, hopper());
+  const DeviceProperties device = hopper();
+  const Choice choice =
+      choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, KernelRequest(p, device));
   return choice.kernel ? choice.kernel->tile_m : 0;
 }
 
@@ -200,13 +212,13 @@ TEST(KernelTable, TilesAreChosenByTheTimeTheyWouldTake) {
 TEST(KernelTable, TmaTakesNoOddStridesAndNothingEmpty) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   AttentionProblem p = problem(2, 512, 512, 16, 16, 128);
-  EXPECT_EQ(cannot_because(kernel, p, hopper()), "");
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
   p.tensors[index_of(Role::kK)].stride[2] = 0;  // one head, broadcast
-  EXPECT_NE(cannot_because(kernel, p, hopper()).find("k has one of 0"), std::string::npos);
+  EXPECT_NE(cannot(kernel, p, hopper()).find("k has one of 0"), std::string::npos);
   p = problem(2, 512, 512, 16, 16, 128);
   p.tensors[index_of(Role::kQ)].stride[0] = int64_t{1} << 40;
-  EXPECT_NE(cannot_because(kernel, p, hopper()).find("strides of up to 2^40 bytes"), std::string::npos);
-  EXPECT_EQ(cannot_because(kernel, problem(2, 512, 0, 16, 16, 128), hopper()),
+  EXPECT_NE(cannot(kernel, p, hopper()).find("strides of up to 2^40 bytes"), std::string::npos);
+  EXPECT_EQ(cannot(kernel, problem(2, 512, 0, 16, 16, 128), hopper()),
             "copies by TMA, which takes no empty tensors");
 }
 
@@ -233,12 +245,12 @@ TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {
   Kernel aligned = kPlain64;
   aligned.aligned_only = true;
   AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
-  EXPECT_EQ(cannot_because(aligned, p, hopper()), "");
+  EXPECT_EQ(cannot(aligned, p, hopper()), "");
   const std::string clause = "needs rows of q, k and v that start at multiples of 16 bytes";
-  EXPECT_EQ(cannot_because(aligned, p, hopper(), true), clause);
-  EXPECT_EQ(cannot_because(kPlain64, p, hopper(), true), "");
+  EXPECT_EQ(cannot(aligned, p, hopper(), true), clause);
+  EXPECT_EQ(cannot(kPlain64, p, hopper(), true), "");
   p.tensors[index_of(Role::kK)].stride[1] += 1;
-  EXPECT_EQ(cannot_because(aligned, p, hopper()), clause);
+  EXPECT_EQ(cannot(aligned, p, hopper()), clause);
 }
 
 TEST(KernelTable, SaysWhatIsMissing) {
@@ -271,7 +283,7 @@ TEST(KernelTable, SupportAndChoiceAgree) {
         const Kernel* kernel = chosen(family, p, device);
         bool any = false;
         for (const Kernel* k : kernel_table()) {
-          if (k->family != family || !cannot_because(*k, p, device).empty()) continue;
+          if (k->family != family || !cannot(*k, p, device).empty()) continue;
           EXPECT_TRUE(any || k == kernel);
           any = true;
         }
@@ -376,7 +388,7 @@ TEST(Schedule, ManyWavesAreNotSplit) {
 
 TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   Kernel stays = kPlain64;
-  stays.tma = true;
+  stays.persistent = true;
   const auto layout = [&](const AttentionProblem& p) { return forward_layout(p, stays, hopper(), 1, true); };
   const AttentionProblem dense = problem(4, 4096, 4096, 16, 16, 64);
   EXPECT_EQ(layout(dense).tile_counter, -1) << "all tiles take as long";
@@ -404,11 +416,11 @@ TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
 
 TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
   AttentionProblem p = problem(3, 512, 512, 4, 4, 64);
-  EXPECT_EQ(tensor_maps_cannot_because(p, false), "");
+  EXPECT_EQ(tma_cannot_because(p, false), "");
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = 0;
-  EXPECT_NE(tensor_maps_cannot_because(p, false), "") << "a batch that is expanded";
+  EXPECT_NE(tma_cannot_because(p, false), "") << "a batch that is expanded";
   p.packed = true;
-  EXPECT_EQ(tensor_maps_cannot_because(p, false), "");
+  EXPECT_EQ(tma_cannot_because(p, false), "");
 }
 
 TEST(Schedule, PartsOfAForwardDoNotMeet) {

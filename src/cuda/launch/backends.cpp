@@ -2,27 +2,20 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
-#include <memory>
 
 #include "core/status.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/cuda_plan.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
+#include "cuda/launch/kernel_table.hpp"
 
 namespace fovea::cuda {
 namespace {
 
 template <Family kFamily>
-std::string cannot(const AttentionProblem& problem) {
-  return CudaPlan::cannot_because(kFamily, problem);
-}
-template <Family kFamily>
-std::unique_ptr<const Prepared> prepare(const AttentionProblem& problem, bool deterministic) {
-  return std::make_unique<CudaPlan>(kFamily, problem, deterministic);
-}
-void run(const Plan& plan, const Buffers& buffers) {
-  static_cast<const CudaPlan&>(*plan.prepared).run(buffers);
+Preparation try_prepare_family(const AttentionProblem& problem, const PrepareOptions& options) {
+  return try_prepare(kFamily, problem, options);
 }
 
 void* allocate(int device, size_t bytes, void* stream) {
@@ -47,9 +40,8 @@ constexpr DeviceMemory kMemory = {allocate, release};
 
 template <Family kFamily>
 const Backend& backend() {
-  static const Backend the_backend = {
-      backend_name(kFamily), unavailable_because, cannot<kFamily>, nullptr, run,
-      DeviceType::kCuda,     prepare<kFamily>,    &kMemory};
+  static const Backend the_backend = {backend_name(kFamily), unavailable_because, try_prepare_family<kFamily>,
+                                      DeviceType::kCuda, &kMemory};
   return the_backend;
 }
 

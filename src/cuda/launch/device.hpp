@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "core/problem.hpp"
-#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/device_properties.hpp"
+#include "cuda/launch/kernel.hpp"
 
 namespace fovea::cuda {
 

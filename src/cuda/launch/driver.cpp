@@ -109,4 +109,10 @@ void throw_cuda(const std::string& what, CUresult error) {
           : what + ": CUDA refused: " + error_text(error));
 }
 
+void set_words(void* to, unsigned value, size_t count, void* stream) {
+  const CUresult error = driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(to), value, count,
+                                                   static_cast<CUstream>(stream));
+  if (error != CUDA_SUCCESS) throw_cuda("cuMemsetD32Async", error);
+}
+
 }  // namespace fovea::cuda

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <string>
 
 #include "core/status.hpp"
@@ -48,6 +49,9 @@ bool is_of_earlier_work(CUresult error);
 /// Throws RequestError(kCudaError), which names `what` (a kernel, mostly) and tells earlier failures from its
 /// own.
 [[noreturn]] void throw_cuda(const std::string& what, CUresult error);
+
+/// Puts `count` words of 32 bits of `value` at `to` (device memory), in the order of the stream.
+void set_words(void* to, unsigned value, size_t count, void* stream);
 
 /// Makes a context current in this scope. Nothing happens where it is already.
 class ContextScope {

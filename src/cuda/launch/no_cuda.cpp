@@ -11,8 +11,7 @@ namespace {
 template <Family kFamily>
 const Backend& backend() {
   // A backend that is unavailable is asked nothing else.
-  static const Backend the_backend = {
-      backend_name(kFamily), unavailable_because, nullptr, nullptr, nullptr, DeviceType::kCuda, nullptr};
+  static const Backend the_backend = {backend_name(kFamily), unavailable_because, nullptr, DeviceType::kCuda};
   return the_backend;
 }
 

@@ -1,5 +1,5 @@
 // The kernels of a build without CUDA.
-#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/kernel.hpp"
 
 namespace fovea::cuda {
 

@@ -100,30 +100,6 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   return a;
 }
 
-std::string tensor_maps_cannot_because(const AttentionProblem& p, bool copies) {
-  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;  // coordinates are signed
-  const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
-  if (rows > kMostRows)
-    return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
-  constexpr std::array<Role, 3> kLoaded = {Role::kQ, Role::kK, Role::kV};
-  for (const Role role : kLoaded) {
-    for (size_t i = 0; i < 4; ++i) {
-      if (p[role].shape[i] == 0) return "copies by TMA, which takes no empty tensors";
-    }
-  }
-  for (const Role role : kLoaded) {
-    const TensorDesc& t = p[role];
-    for (size_t i = p.packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
-      const int64_t bytes = t.stride[i] * size_of(t.dtype);
-      if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
-        return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
-               name_of(role) + " has one of " + std::to_string(bytes);
-      }
-    }
-  }
-  return "";
-}
-
 void bind(tile::AttentionParams& a, const Buffers& buffers) {
   a.q.data = buffers.get<char>(Role::kQ);
   a.k.data = buffers.get<char>(Role::kK);

@@ -18,11 +18,4 @@ constexpr uint32_t input_bits(Pass pass) {
 /// Fills in what a run brings, and clears the bits of `aligned16` whose tensor starts elsewhere.
 void bind(tile::AttentionParams& params, const Buffers& buffers);
 
-/// Strides of tensors that TMA copies, in bytes, are below this (cuTensorMapEncodeTiled).
-inline constexpr int64_t kTmaStrideLimit = int64_t{1} << 40;
-/// "" when q, k and v can be copied by TMA as far as their sizes and strides go, else why not. Alignment is
-/// not looked at: kernels that use TMA are `aligned_only`.
-/// `copies`: TMA reads copies of them, whose strides are of our choice.
-std::string tensor_maps_cannot_because(const AttentionProblem& problem, bool copies);
-
 }  // namespace fovea::cuda

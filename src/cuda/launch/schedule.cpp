@@ -46,7 +46,7 @@ int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
-  if (kernel.tma && kTmaRowsQ % p.group() != 0) return false;
+  if (kernel.group_divides != 0 && kernel.group_divides % p.group() != 0) return false;
   // Rows are 32-bit in kernels, and so is row * group, by which query_magic divides.
   if (saturating_product(p.seqlen_q, p.group()) >= (int64_t{1} << 30) / p.group()) return false;
   // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the
@@ -125,7 +125,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
   args.slots = device.sm_count * ctas_per_sm;
-  if (kernel.tma && !tiles_differ(p)) {
+  if (kernel.persistent && !tiles_differ(p)) {
     // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
     // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
     const int64_t blocks = m_blocks(p, args.pack_group, kernel.tile_m);
@@ -143,7 +143,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     last = ceil_div(kLastTilesPerSlot * args.slots, m_blocks(p, args.pack_group, kernel.tile_m));
     last = ceil_div(last, group) * group;
   }
-  if (!kernel.tma) {
+  if (!kernel.persistent) {
     args.heads_at_once =
         static_cast<int>(std::max<int64_t>(args.heads_at_once, std::min(last, std::max<int64_t>(planes, 1))));
   }
@@ -177,7 +177,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.split_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
     layout.split_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
   }
-  if (kernel.tma && ctas * args.num_splits > args.slots && tiles_differ(p))
+  if (kernel.persistent && ctas * args.num_splits > args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   layout.workspace_size = parts.size();
   return layout;
@@ -210,6 +210,21 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     layout.turns = parts.take(1 + all_rows / BackwardArgs::kTurnRows, args.turn_columns() * 4);
   layout.workspace_size = parts.size();
   return layout;
+}
+
+void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
+  if (part_o >= 0) a.part_o = reinterpret_cast<float*>(workspace + part_o);
+  if (part_lse >= 0) a.part_lse = reinterpret_cast<float*>(workspace + part_lse);
+  if (split_q >= 0) a.split_q = workspace + split_q;
+  if (split_k >= 0) a.split_k = workspace + split_k;
+  if (split_v >= 0) a.split_v = workspace + split_v;
+}
+
+void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
+  a.lse_log2 = reinterpret_cast<float*>(workspace + lse_log2);
+  a.delta = reinterpret_cast<float*>(workspace + delta);
+  a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
+  if (turns >= 0) a.turns = reinterpret_cast<int*>(workspace + turns);
 }
 
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/launch/kernel_table.hpp"
+#include "core/problem.hpp"
+#include "cuda/launch/device_properties.hpp"
+#include "cuda/launch/kernel.hpp"
 
 namespace fovea::cuda {
 
@@ -35,23 +37,34 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
+/// A forward as it is laid out. Offsets are of parts of the workspace; -1: there is no such part.
 struct ForwardLayout {
-  ForwardArgs args;                               ///< no pointers
-  int64_t part_o = 0, part_lse = 0;               ///< offsets in the workspace; meaningless with one split
-  int64_t split_q = 0, split_k = 0, split_v = 0;  ///< likewise, without parts of operands
-  int64_t tile_counter = -1;                      ///< see TmaForwardArgs; -1: there is none
+  using Args = ForwardArgs;
+
+  Args args;                                         ///< no pointers
+  int64_t part_o = -1, part_lse = -1;                ///< results of splits
+  int64_t split_q = -1, split_k = -1, split_v = -1;  ///< operands in parts
+  int64_t tile_counter = -1;                         ///< of a persistent kernel; zeroed before each launch
   int64_t workspace_size = 0;
+
+  /// Sets the pointers of `args` into the workspace.
+  void point_into(char* workspace, Args& args) const;
 };
 /// `ctas_per_sm`: how many CTAs of the kernel an SM runs at a time; `may_split`: there is a kernel that
 /// merges.
 ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kernel,
                              const DeviceProperties& device, int ctas_per_sm, bool may_split);
 
+/// A backward as it is laid out; offsets likewise.
 struct BackwardLayout {
-  BackwardArgs args;                            ///< no pointers
-  int64_t lse_log2 = 0, delta = 0, dq_sum = 0;  ///< offsets in the workspace
-  int64_t turns = -1;                           ///< likewise; -1: there are none
+  using Args = BackwardArgs;
+
+  Args args;                                       ///< no pointers
+  int64_t lse_log2 = -1, delta = -1, dq_sum = -1;  ///< see BackwardArgs
+  int64_t turns = -1;
   int64_t workspace_size = 0;
+
+  void point_into(char* workspace, Args& args) const;
 };
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
                                const DeviceProperties& device, int ctas_per_sm, bool deterministic);

@@ -1,14 +1,34 @@
-// The tensors of a problem as TMA finds them (cuTensorMapEncodeTiled).
+// Tensor maps: tensors as TMA copies them (cuTensorMapEncodeTiled).
 #pragma once
 
-#include "core/problem.hpp"
-#include "cuda/kernels/tma_args.hpp"
+#include <cuda.h>
+
+#include <span>
+
+#include "core/dtype.hpp"
+#include "tile/attention_params.hpp"
 
 namespace fovea::cuda {
 
-/// The arguments of a launch: the maps of q, k, v, and of o where it can be stored by TMA. `args` has its
-/// pointers; `tile_n` keys a box. Throws RequestError(kCudaError) where the driver refuses, in the name of
-/// `kernel`.
-TmaForwardArgs with_tensor_maps(const ForwardArgs& args, DType dtype, int tile_n, const char* kernel);
+/// One dimension of a tensor and of the box that one instruction copies, in elements. The first dimension has stride 1.
+struct TmaDimension {
+  int64_t size, stride;
+  int box;
+};
+
+/// A map of up to five dimensions, the innermost first. Boxes lie in shared memory with `swizzle`; what is outside of
+/// the tensor reads as zeros. Throws RequestError(kCudaError) in the name of `kernel` where the driver refuses.
+CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimension> dimensions,
+                       const char* kernel, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B);
+
+/// Rows of queries (q, o, d_o, dq), in boxes of `box_columns` x `box_rows`:
+///   (columns, group, rows, heads / group, batch)
+/// With `group` > 1 the heads of a group are a dimension of their own, so that a box holds rows of a packed tile.
+/// Packed sequences: batch is 1, rows are all rows.
+CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p,
+                           int columns, int group, int box_columns, int box_rows, const char* kernel);
+/// Rows of keys (k, v, dk, dv): (columns, rows, heads_kv, batch), likewise.
+CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
+                        int box_columns, int box_rows, const char* kernel);
 
 }  // namespace fovea::cuda

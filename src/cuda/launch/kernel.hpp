@@ -1,0 +1,129 @@
+// One compiled kernel: what it can do, how it is launched, what its parameter is.
+//
+// Generated translation units (tools/make_instances.py) define the kernels, one unit for each family, element type
+// and head size. A unit includes the family's header from cuda/kernels and defines a function that lists its kernels:
+//
+//   namespace fovea::cuda {
+//   std::span<const Kernel> kernels_fwd_sm80_bf16_d128() {
+//     static const Kernel kernels[] = {
+//         {.name = "fwd_sm80_bf16_d128",
+//          .kind = KernelKind::kForward,
+//          .family = Family::kMmaSm80,
+//          .dtype = DType::kBF16,
+//          .entry = reinterpret_cast<const void*>(&fwd_mma<instances::fwd_sm80_bf16_d128>),
+//          ...},
+//     };
+//     return kernels;
+//   }
+//   }
+//
+// Another generated unit (plain C++) lists these functions: it defines kernel_units(). A build without CUDA has no
+// units and takes the empty kernel_units() of no_kernels.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/dtype.hpp"
+#include "cuda/kernels/args.hpp"
+
+namespace fovea::cuda {
+
+/// A family becomes a backend:
+///   kSm90     cuda_sm90   TMA and wgmma
+///   kMmaSm80  cuda_sm80   mma.sync, 16-bit types
+///   kTf32     cuda_tf32   mma.sync, float32
+///   kMmaSm75  cuda_sm75   mma.sync of Turing, float16
+///   kSimt     cuda_simt   CUDA cores
+///   kAny      (none)      kernels that serve every family: combine, dsink, ...
+/// The order is the order of preference.
+enum class Family : uint8_t { kSm90, kMmaSm80, kTf32, kMmaSm75, kSimt, kAny };
+inline constexpr int kFamilyCount = 5;  ///< without kAny
+
+/// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
+/// of them.
+enum class KernelKind : uint8_t {
+  kForward,   ///< o and lse, or the parts of splits
+  kSplit,     ///< forward: operands in parts, before kForward
+  kCombine,   ///< forward: merges the parts of splits
+  kBackward,  ///< dk, dv, sums of dq
+  kPrepare,   ///< backward: row statistics; zeros where sums are accumulated
+  kFinish,    ///< backward: dq from its sums
+  kDBias,     ///< backward: dbias
+  kDSink,     ///< backward: dsink
+};
+
+/// Terms that a kernel must know about to be right. What every kernel handles (window, causal, groups of heads,
+/// packed and partly used sequences, dlse, any strides) has no bit.
+enum Term : uint32_t {
+  kTermSoftcap = 1u << 0,
+  kTermAlibi = 1u << 1,
+  kTermBias = 1u << 2,
+  kTermMask = 1u << 3,
+  kTermBlockMask = 1u << 4,
+  kTermDropout = 1u << 5,
+  kTermSink = 1u << 6,
+  kTermNegativeScale = 1u << 7,  ///< scale <= 0 in float32
+  kTermLse = 1u << 8,            ///< the forward writes lse, or merges parts by it
+};
+inline constexpr uint32_t kNoTerms = 0;
+/// Terms that only enter the end of a row, and cost nearly every kernel nothing.
+inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
+inline constexpr uint32_t kAllTerms = (1u << 9) - 1;
+
+/// CTAs of a launch. Any of them 0: nothing is launched.
+struct Grid {
+  int64_t x = 0, y = 1, z = 1;
+};
+
+/// Makes a kernel's parameter from ForwardArgs or BackwardArgs (args_binding.hpp).
+struct ArgsBinding;
+
+struct Kernel {
+  const char* name = "";  ///< "fwd_sm80_bf16_d128": unique; errors and `fovea explain` say it
+  KernelKind kind = KernelKind::kForward;
+  Family family = Family::kAny;
+  DType dtype = DType::kF32;  ///< of q, k, v
+  bool any_dtype = false;     ///< reads no tensor of the problem's type (dsink)
+  /// The __global__ function. Null only in tests of the table.
+  const void* entry = nullptr;
+  /// Null: the kernel's parameter is ForwardArgs or BackwardArgs as it is.
+  const ArgsBinding* binding = nullptr;
+  /// CTAs of a launch, from a host function in the family's header. Called once, when a plan is made: sizes,
+  /// pack_group and num_splits of the arguments are set, pointers are not. Forward kinds set the first, backward
+  /// kinds the second; null takes default_grid (schedule.hpp).
+  Grid (*forward_grid)(const ForwardArgs& args) = nullptr;
+  Grid (*backward_grid)(const BackwardArgs& args) = nullptr;
+  int head_dim = 0;    ///< largest head size of q and k (smaller ones are padded); 0: any
+  int head_dim_v = 0;  ///< likewise of v and o; 0: any
+  /// Columns of v and o that one CTA computes; 0: all. The grid is larger by ceil(head_dim_v / value_slice).
+  int value_slice = 0;
+  uint32_t terms = kAllTerms;  ///< which terms it knows
+  bool can_split = true;       ///< forward: num_splits > 1
+  bool can_pack = true;        ///< forward: pack_group
+  int group_divides = 0;       ///< packs only groups whose size divides this; 0: any
+  /// Forward: a grid of at most as many CTAs as the GPU holds, each of which takes one tile after the other.
+  bool persistent = false;
+  /// Reads q, k, v and d_o in vectors of 16 bytes only. Plans then hold other kernels as well, for runs whose
+  /// pointers are no multiples of 16.
+  bool aligned_only = false;
+  bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
+  int parts = 1;     ///< forward: of an operand, made by a kSplit kernel before
+  bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
+  int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
+  int threads = 0;
+  size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
+  int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
+  /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems. Kernels that
+  /// have one are chosen by the time that their tiles would take: large tiles waste less, small ones fill more SMs.
+  int rate = 0;
+  int min_capability = 75;  ///< 10 * major + minor
+  int max_capability = 0;   ///< 0: no limit
+};
+
+using KernelUnit = std::span<const Kernel> (*)();
+/// Generated: every unit of this build.
+std::span<const KernelUnit> kernel_units();
+
+}  // namespace fovea::cuda

@@ -1,0 +1,237 @@
+#include "cuda/launch/kernel_choice.hpp"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/params.hpp"
+#include "cuda/launch/schedule.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// Positions, edges of windows and their sums are 32-bit in kernels: two lengths and a window add up to less
+/// than 2^32.
+constexpr int64_t kLongestSequence = int64_t{1} << 30;
+
+struct TermName {
+  Term term;
+  const char* name;
+};
+constexpr std::array<TermName, 9> kTermNames = {{{kTermSoftcap, "softcap"},
+                                                 {kTermAlibi, "alibi"},
+                                                 {kTermBias, "bias"},
+                                                 {kTermMask, "mask"},
+                                                 {kTermBlockMask, "block_mask"},
+                                                 {kTermDropout, "dropout"},
+                                                 {kTermSink, "sink"},
+                                                 {kTermNegativeScale, "a scale of 0 or less"},
+                                                 {kTermLse, "lse"}}};
+
+std::string names_of_terms(uint32_t terms) {
+  std::string names;
+  for (const TermName& term : kTermNames) {
+    if ((terms & term.term) == 0) continue;
+    if (!names.empty()) names += ", ";
+    names += term.name;
+  }
+  return names;
+}
+
+std::string text_of(const DeviceProperties& device) {
+  return "cuda:" + std::to_string(device.id) + " (" + device.name + ")";
+}
+
+// The conditions of a kernel, in the order in which they are looked at: each gives "" or the clause that fails.
+
+std::string name_clause(const Kernel& k, const KernelRequest& r) {
+  // The kernel for pointers that are not aligned is another one, whose name nobody asks for.
+  const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward;
+  if (r.name_pattern == nullptr || r.any_address || !main || fnmatch(r.name_pattern, k.name, 0) == 0)
+    return "";
+  return "is not of the name that the environment asks for (FOVEA_KERNEL=" + std::string(r.name_pattern) +
+         ")";
+}
+
+std::string capability_clause(const Kernel& k, const KernelRequest& r) {
+  const auto needs = [&](int capability, const char* bound) {
+    const auto text = [](int c) { return std::to_string(c / 10) + "." + std::to_string(c % 10); };
+    return "needs compute capability " + text(capability) + bound + ", " + text_of(r.device) + " has " +
+           text(r.device.capability);
+  };
+  if (r.device.capability < k.min_capability) return needs(k.min_capability, " or newer");
+  if (k.max_capability != 0 && r.device.capability > k.max_capability)
+    return needs(k.max_capability, " or older");
+  return "";
+}
+
+std::string dtype_clause(const Kernel& k, const KernelRequest& r) {
+  if (k.any_dtype || k.dtype == r.problem.dtype) return "";
+  return "computes " + std::string(name_of(k.dtype)) + ", this problem is " +
+         std::string(name_of(r.problem.dtype));
+}
+
+std::string length_clause(const Kernel&, const KernelRequest& r) {
+  const int64_t longest = std::max(r.problem.seqlen_q, r.problem.seqlen_k);
+  if (longest <= kLongestSequence) return "";
+  return "takes sequences up to " + std::to_string(kLongestSequence) + ", this problem has " +
+         std::to_string(longest);
+}
+
+std::string head_size_clause(const Kernel& k, const KernelRequest& r) {
+  const auto too_large = [](const char* tensor, int largest, int64_t size) -> std::string {
+    if (largest == 0 || size <= largest) return "";
+    return std::string("takes head sizes of ") + tensor + " up to " + std::to_string(largest) +
+           ", this problem has " + std::to_string(size);
+  };
+  std::string clause = too_large("q", k.head_dim, r.problem.head_dim);
+  return clause.empty() ? too_large("v", k.head_dim_v, r.problem.head_dim_v) : clause;
+}
+
+std::string terms_clause(const Kernel& k, const KernelRequest& r) {
+  const uint32_t missing = r.terms & ~k.terms;
+  return missing == 0 ? "" : "does not know " + names_of_terms(missing);
+}
+
+std::string keys_clause(const Kernel& k, const KernelRequest& r) {
+  if (r.problem.seqlen_k >= k.min_keys) return "";
+  return "is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
+         std::to_string(r.problem.seqlen_k);
+}
+
+std::string tma_clause(const Kernel& k, const KernelRequest& r) {
+  return k.tma ? tma_cannot_because(r.problem, k.parts > 1) : "";
+}
+
+std::string alignment_clause(const Kernel& k, const KernelRequest& r) {
+  const uint32_t inputs = input_bits(r.problem.pass);
+  if (!k.aligned_only || (!r.any_address && (r.aligned16 & inputs) == inputs)) return "";
+  return "needs rows of q, k and v that start at multiples of 16 bytes";
+}
+
+std::string shared_memory_clause(const Kernel& k, const KernelRequest& r) {
+  if (k.shared_bytes <= r.device.shared_per_cta) return "";
+  return "needs " + std::to_string(k.shared_bytes) + " bytes of shared memory, " + text_of(r.device) +
+         " gives a CTA " + std::to_string(r.device.shared_per_cta);
+}
+
+constexpr std::array kConditions = {name_clause,      capability_clause,   dtype_clause, length_clause,
+                                    head_size_clause, terms_clause,        keys_clause,  tma_clause,
+                                    alignment_clause, shared_memory_clause};
+
+/// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
+struct Verdict {
+  int passed = 0;
+  std::string clause;
+};
+
+Verdict judge(const Kernel& kernel, const KernelRequest& request) {
+  Verdict verdict;
+  for (const auto condition : kConditions) {
+    verdict.clause = condition(kernel, request);
+    if (!verdict.clause.empty()) break;
+    ++verdict.passed;
+  }
+  return verdict;
+}
+
+bool serves(const Kernel& k, KernelKind kind, Family family) {
+  return k.kind == kind && (k.family == family || k.family == Family::kAny);
+}
+
+/// Of the kernels with a rate and the head sizes of `first`, the one whose tiles would end soonest.
+const Kernel* fastest_like(const Kernel& first, std::span<const Kernel* const> table, Family family,
+                           const KernelRequest& request) {
+  const Kernel* fastest = &first;
+  double shortest = time_of_tiles(request.problem, first, request.device);
+  for (const Kernel* other : table) {
+    if (other->rate == 0 || !serves(*other, first.kind, family) || other->head_dim != first.head_dim ||
+        other->head_dim_v != first.head_dim_v || !cannot_because(*other, request).empty()) {
+      continue;
+    }
+    const double time = time_of_tiles(request.problem, *other, request.device);
+    if (time < shortest) {
+      shortest = time;
+      fastest = other;
+    }
+  }
+  return fastest;
+}
+
+}  // namespace
+
+KernelRequest::KernelRequest(const AttentionProblem& p, const DeviceProperties& d, bool any,
+                             const char* pattern)
+    : problem(p),
+      device(d),
+      any_address(any),
+      name_pattern(pattern),
+      terms(terms_of(p)),
+      aligned16(params_of(p).aligned16) {}
+
+const char* kernel_name_pattern() {
+  const char* pattern = std::getenv("FOVEA_KERNEL");
+  return pattern != nullptr && *pattern != '\0' ? pattern : nullptr;
+}
+
+uint32_t terms_of(const AttentionProblem& p) {
+  uint32_t terms = 0;
+  if (p.softcap > 0) terms |= kTermSoftcap;
+  if (p.has(Role::kAlibi)) terms |= kTermAlibi;
+  if (p.has(Role::kBias)) terms |= kTermBias;
+  if (p.has(Role::kMask)) terms |= kTermMask;
+  if (p.has(Role::kBlockMask)) terms |= kTermBlockMask;
+  if (p.dropout > 0 || (p.pass == Pass::kForward && p.has(Role::kRngState))) terms |= kTermDropout;
+  if (p.has(Role::kSink)) terms |= kTermSink;
+  if (!(static_cast<float>(p.scale) > 0)) terms |= kTermNegativeScale;
+  if (p.pass == Pass::kForward && p.has(Role::kLse)) terms |= kTermLse;
+  return terms;
+}
+
+std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
+  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;  // coordinates are signed
+  const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
+  if (rows > kMostRows)
+    return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
+  constexpr std::array<Role, 4> kLoaded = {Role::kQ, Role::kK, Role::kV, Role::kDO};
+  const auto loaded = std::span(kLoaded).first(p.pass == Pass::kForward ? 3 : 4);
+  for (const Role role : loaded) {
+    for (const int64_t size : p[role].shape) {
+      if (size == 0) return "copies by TMA, which takes no empty tensors";
+    }
+  }
+  for (const Role role : loaded) {
+    const TensorDesc& t = p[role];
+    for (size_t i = p.packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
+      const int64_t bytes = t.stride[i] * size_of(t.dtype);
+      if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
+        return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +
+               name_of(role) + " has one of " + std::to_string(bytes);
+      }
+    }
+  }
+  return "";
+}
+
+std::string cannot_because(const Kernel& kernel, const KernelRequest& request) {
+  return judge(kernel, request).clause;
+}
+
+Choice choose_kernel(std::span<const Kernel* const> table, KernelKind kind, Family family,
+                     const KernelRequest& request) {
+  Verdict closest{-1, ""};
+  for (const Kernel* k : table) {
+    if (!serves(*k, kind, family)) continue;
+    Verdict verdict = judge(*k, request);
+    if (verdict.clause.empty()) return {k->rate == 0 ? k : fastest_like(*k, table, family, request), ""};
+    // Of those that get equally far the last one says most: the table rises to the largest head sizes.
+    if (verdict.passed >= closest.passed) closest = std::move(verdict);
+  }
+  if (closest.passed < 0) return {nullptr, std::string("has no ") + name_of(kind) + " kernel in this build"};
+  return {nullptr, std::move(closest.clause)};
+}
+
+}  // namespace fovea::cuda

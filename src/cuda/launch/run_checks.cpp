@@ -1,0 +1,61 @@
+#include "cuda/launch/run_checks.hpp"
+
+#include <string>
+
+#include "core/status.hpp"
+#include "cuda/launch/cuda.hpp"
+#include "cuda/launch/driver.hpp"
+#include "cuda/launch/kernel_set.hpp"
+
+namespace fovea::cuda {
+
+RunChecks::RunChecks(const AttentionProblem& problem, CUcontext context)
+    : device_(problem[Role::kQ].device_id), context_(context) {
+  for (size_t i = 0; i < problem.tensors.size(); ++i) {
+    if (occupies_memory(problem.tensors[i])) tensors_.push_back(static_cast<Role>(i));
+  }
+}
+
+void RunChecks::check(const Buffers& buffers, bool uses_workspace) const {
+  for (const Role role : tensors_) {
+    if (const void* pointer = buffers.data[index_of(role)])
+      check_memory(name_of(role), pointer, "copy the tensor there, or make a plan for where it is");
+  }
+  if (uses_workspace)
+    check_memory("workspace", buffers.workspace, "take it from fovea_workspace_create, or cudaMalloc");
+  check_stream(static_cast<CUstream>(buffers.stream));
+}
+
+void RunChecks::check_memory(const char* name, const void* pointer, const char* remedy) const {
+  const cuda::Memory memory = memory_of(pointer);
+  if (memory.place == Place::kManaged || memory.place == Place::kUnknown) return;
+  if (memory.place == Place::kDevice && memory.device == device_) return;
+  throw_invalid(name, text_of(memory),
+                "memory of cuda:" + std::to_string(device_) + ", where the plan's tensors are", remedy);
+}
+
+void RunChecks::check_stream(CUstream stream) const {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+    return;  // of any device
+  const Driver& d = driver();
+  // The context first: to ask a capturing stream for its device would break the capture. Only streams of
+  // other contexts, green ones of this device among them, are asked further.
+  CUcontext context = nullptr;
+  const CUresult error = d.stream_get_ctx(stream, &context);
+  if (error == CUDA_SUCCESS && context == context_) return;
+  const auto refuse = [&](const std::string& got) {
+    throw_invalid("stream", got, "one of cuda:" + std::to_string(device_) + ", where the plan's tensors are",
+                  "make the stream while that device is current");
+  };
+  if (d.stream_get_device != nullptr) {
+    CUdevice owner = 0;
+    if (const CUresult device_error = d.stream_get_device(stream, &owner); device_error != CUDA_SUCCESS)
+      throw_cuda("stream", device_error);
+    if (owner == device_) return;
+    refuse("a stream of cuda:" + std::to_string(owner));
+  }
+  if (error != CUDA_SUCCESS) throw_cuda("stream", error);
+  refuse("a stream of another device or context");
+}
+
+}  // namespace fovea::cuda

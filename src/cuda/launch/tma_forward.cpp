@@ -1,0 +1,50 @@
+// The parameter of forward kernels that copy by TMA (TmaForwardArgs): tensor maps of q, k and v, and the tile counter.
+#include <new>
+
+#include "cuda/kernels/tma_args.hpp"
+#include "cuda/launch/args_binding.hpp"
+#include "cuda/launch/driver.hpp"
+#include "cuda/launch/tensor_maps.hpp"
+#include "tile/log2.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
+  static_assert(sizeof(TmaForwardArgs) <= kMaxArgsBytes);
+  const ForwardArgs& args = launch.args;
+  const tile::AttentionParams& p = args.p;
+  const char* kernel = launch.kernel.name;
+  auto& all = *new (to) TmaForwardArgs;
+  all.f = args;
+  DType dtype = launch.kernel.dtype;
+  tile::RowsView q = p.q, k = p.k, v = p.v;
+  int columns = p.head_dim, columns_v = p.head_dim_v;
+  if (args.split_columns > 0) {  // compact copies, the parts of a row side by side
+    columns = columns_v = 3 * args.split_columns;
+    dtype = DType::kBF16;
+    const auto view = [&](char* data, int64_t heads, int64_t length) {
+      return tile::RowsView{data, length * heads * columns, heads * columns, columns};
+    };
+    q = view(args.split_q, p.heads_q, p.seqlen_q);
+    k = view(args.split_k, p.heads_kv, p.seqlen_k);
+    v = view(args.split_v, p.heads_kv, p.seqlen_k);
+  }
+  const int group = args.pack_group ? p.group : 1, tile_n = launch.kernel.tile_n;
+  all.q = map_of_queries(q, dtype, p, columns, group, kTmaColumns, kTmaRowsQ, kernel);
+  all.k = map_of_keys(k, dtype, p, columns, kTmaColumns, tile_n, kernel);
+  all.v = map_of_keys(v, dtype, p, columns_v, kTmaColumns, tile_n, kernel);
+  all.o_in_vectors = args.num_splits == 1 && !p.o_is_f32 && (p.aligned16 & tile::kAlignedO) != 0;
+  all.scale_log2 = p.softcap > 0 ? tile::kLog2e : p.scale * tile::kLog2e;
+  if (launch.layout.tile_counter >= 0) {
+    all.tile_counter = reinterpret_cast<int*>(launch.workspace + launch.layout.tile_counter);
+    set_words(all.tile_counter, 0, 1, launch.stream);
+  }
+}
+
+}  // namespace
+
+extern const ArgsBinding tma_forward_args;
+const ArgsBinding tma_forward_args = {.forward = bind_forward};
+
+}  // namespace fovea::cuda
