@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Fails on an include against the order of the layers.
 
-    core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- {cli, bindings, bench}
+    core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- public headers
+    public headers <- {verify, io, bindings, bench}; {verify, io, ladder} <- cli; everything <- tests
 
-A file may include its own layer and those below it. src/io stands apart: it sees only itself. The command line, the
-bindings and the benchmarks see the public headers, and io, the command line the ladder too; the public headers see only each other; a rung of the ladder
-sees nothing of the library.
+A file may include its own layer and those that SEES lists. src/io sees only itself, the public headers see only each other, and a
+rung of the ladder sees nothing of the library. Nothing includes the tests.
 
     check_includes.py REPOSITORY     prints each violation, exit status 1 when there is any
     check_includes.py --self-test    checks that the rules catch what they should
@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 
-ORDERED = {  # layer -> layers of src/ that it may include, beside itself
+SEES = {  # layer -> layers that it may include, beside itself
     "core": [],
     "tile": ["core"],
     "cpu": ["core", "tile"],
@@ -25,68 +25,65 @@ ORDERED = {  # layer -> layers of src/ that it may include, beside itself
     "cuda/launch": ["core", "tile", "cuda/ptx", "cuda/warp", "cuda/kernels"],
     "plan": ["core", "tile", "cpu", "cuda/launch"],
     "distributed": ["core", "tile", "cpu", "cuda/launch", "plan"],
-    "capi": ["core", "tile", "cpu", "cuda/launch", "plan", "distributed"],
+    "capi": ["core", "tile", "cpu", "cuda/launch", "plan", "distributed", "include"],
+    "include": [],
     "io": [],
+    "verify": ["include"],
+    "ladder": [],
+    "bindings": ["include", "io"],
+    "bench": ["include", "io", "verify"],
+    "cli": ["include", "io", "verify", "ladder"],
 }
-OUTSIDE = {"cli": ["io"], "bindings": ["io"], "bench": ["io"], "ladder": [], "include": []}
-PUBLIC_HEADERS_FOR = {"capi", "cli", "bindings", "bench", "include"}
+SEES["tests"] = list(SEES)
+OUTSIDE_SRC = ["include", "ladder", "bindings", "bench", "cli", "tests"]
+NAMES = {"include": "the public headers"}
 SOURCES = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def layer_of_path(path):
-    """The layer that holds a repository path, or None (tests, tools)."""
+    """The layer that holds a path relative to the repository, or None (tools, for example)."""
     parts = path.parts
     if parts[0] == "src":
         if parts[1] == "cuda" and len(parts) > 3:
             return "cuda/" + parts[2]
         return parts[1] if len(parts) > 2 else None
-    return parts[0] if parts[0] in OUTSIDE else None
+    return parts[0] if parts[0] in OUTSIDE_SRC else None
 
 
-def layer_of_include(name):
-    """The layer of src/ that an include path such as "tile/kv_range.hpp" names, "public", or None."""
+def layer_of_include(root, file, name):
+    """The layer that an include of `file` leads to, or None (headers of the system and of other libraries)."""
+    if name.startswith("."):
+        beside = (file.parent / name).resolve()
+        return layer_of_path(beside.relative_to(root)) if beside.is_relative_to(root) else None
     if name.startswith("fovea/"):
-        return "public"
-    for layer in sorted(ORDERED, key=len, reverse=True):
+        return "include"
+    for layer in sorted(SEES, key=len, reverse=True):
         if name.startswith(layer + "/"):
             return layer
-    return None
+    return "tests" if (root / "tests" / name).is_file() else None
 
 
 def violations(root):
+    root = root.resolve()
     found = []
-    for top in ["src", *OUTSIDE]:
+    for top in ["src", *OUTSIDE_SRC]:
         for path in sorted((root / top).rglob("*")):
             if path.suffix not in SOURCES:
                 continue
             relative = path.relative_to(root)
             layer = layer_of_path(relative)
-            if layer is None or layer not in {**ORDERED, **OUTSIDE}:
+            if layer not in SEES:
                 found.append(f"{relative}: belongs to no layer that tools/check_includes.py knows")
                 continue
             text = path.read_text(encoding="utf-8")
             for match in INCLUDE.finditer(text):
-                name = match.group(1)
-                # A path with ../ is judged by where it leads, and one without by the folder it names.
-                if name.startswith("."):
-                    beside = (path.parent / name).resolve()
-                    target = layer_of_path(beside.relative_to(root.resolve())) if beside.is_relative_to(
-                        root.resolve()) else None
-                else:
-                    target = layer_of_include(name)
-                if target is None or target == layer:
+                target = layer_of_include(root, path, match.group(1))
+                if target in (None, layer, *SEES[layer]):
                     continue
-                allowed = ORDERED.get(layer, OUTSIDE.get(layer))
-                if target == "public":
-                    fine = layer in PUBLIC_HEADERS_FOR
-                else:
-                    fine = target in allowed
-                if not fine:
-                    line = text.count("\n", 0, match.start(1)) + 1
-                    found.append(f"{relative}:{line}: {layer} includes \"{name}\", but may see only "
-                                 f"{', '.join([layer, *allowed])}"
-                                 f"{' and the public headers' if layer in PUBLIC_HEADERS_FOR else ''}")
+                line = text.count("\n", 0, match.start(1)) + 1
+                sees = ", ".join(NAMES.get(seen, seen) for seen in [layer, *SEES[layer]])
+                found.append(f"{relative}:{line}: {layer} includes \"{match.group(1)}\", but may see only {sees}")
     return found
 
 
@@ -107,8 +104,24 @@ def self_test():
         ("cli/a.cpp", "io/npy.hpp", False),
         ("cli/a.cpp", "fovea/fovea.hpp", False),
         ("cli/a.cpp", "core/problem.hpp", True),
+        ("cli/a.cpp", "verify/check.hpp", False),
+        ("cli/a.cpp", "ladder/harness/run.hpp", False),
+        ("cli/a.cpp", "conformance/suite.hpp", True),
+        ("cli/a.cpp", "tests/conformance/suite.hpp", True),
+        ("cli/commands/a.cpp", "../../tests/conformance/suite.hpp", True),
+        ("src/verify/a.hpp", "fovea/fovea.h", False),
+        ("src/verify/a.hpp", "core/dtype.hpp", True),
+        ("src/verify/a.hpp", "conformance/suite.hpp", True),
+        ("src/cpu/a.cpp", "verify/check.hpp", True),
+        ("bench/a.cpp", "verify/check.hpp", False),
         ("bench/a.cpp", "cpu/backends.hpp", True),
+        ("bench/a.cpp", "cli/terminal/text.hpp", True),
+        ("tests/host/a.cpp", "cpu/backends.hpp", False),
+        ("tests/host/a.cpp", "conformance/suite.hpp", False),
+        ("tests/conformance/a.cpp", "verify/check.hpp", False),
+        ("tests/cli/a.cpp", "cli/terminal/text.hpp", False),
         ("ladder/01_naive/a.cu", "tile/layout.hpp", True),
+        ("ladder/01_naive/a.cu", "fovea/fovea.h", True),
         ("include/fovea/a.hpp", "core/problem.hpp", True),
         ("src/stray/a.cpp", "vector", True),
     ]
@@ -116,7 +129,9 @@ def self_test():
     for name, include, bad in cases:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            (root / name).parent.mkdir(parents=True)
+            (root / "tests" / "conformance").mkdir(parents=True)
+            (root / "tests" / "conformance" / "suite.hpp").write_text("", encoding="utf-8")
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(f'#include "{include}"\n', encoding="utf-8")
             if bool(violations(root)) != bad:
                 print(f"{name} including {include}: expected {'a violation' if bad else 'none'}")

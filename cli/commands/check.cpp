@@ -17,11 +17,11 @@
 #include "cli/options/options.hpp"
 #include "cli/terminal/progress.hpp"
 #include "cli/terminal/text.hpp"
-#include "conformance/check.hpp"
+#include "verify/check.hpp"
 #if defined(FOVEA_CLI_CUDA)
-#include "conformance/cuda_memory.hpp"
+#include "verify/cuda_memory.hpp"
 #endif
-#include "conformance/random_problem.hpp"
+#include "verify/random_problem.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -61,7 +61,7 @@ std::string command_for(const CheckOptions& options, uint64_t problem, const std
 
 std::vector<std::string> backends_to_check(const std::string& asked) {
   const std::vector<BackendInfo> all = backends();
-  if (asked.empty()) return conformance::available_backends();
+  if (asked.empty()) return verify::available_backends();
   for (const BackendInfo& backend : all) {
     if (backend.name != asked) continue;
     if (backend.unavailable_because.empty()) return {asked};
@@ -79,12 +79,12 @@ struct Tally {
 
 Exit run_check(const CheckOptions& options) {
 #if defined(FOVEA_CLI_CUDA)
-  conformance::use_cuda_memory();
+  verify::use_cuda_memory();
 #endif
   const std::vector<std::string> names = backends_to_check(options.backend);
   std::map<std::string, Tally> tallies;
   Json failures = Json::array();
-  std::map<conformance::Role, conformance::Margin> margins;
+  std::map<verify::Role, verify::Margin> margins;
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, on_stop);
   for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) std::signal(signal, on_crash);
 
@@ -101,15 +101,15 @@ Exit run_check(const CheckOptions& options) {
       const std::string preparing = command_for(options, index, names.front());
       preparing.copy(running, sizeof running - 1);
       running[std::min(preparing.size(), sizeof running - 1)] = '\0';
-      const conformance::ProblemSpec spec = conformance::random_problem(options.seed, index);
-      conformance::OwnedProblem problem(spec);
-      conformance::CheckOptions how;
+      const verify::ProblemSpec spec = verify::random_problem(options.seed, index);
+      verify::OwnedProblem problem(spec);
+      verify::CheckOptions how;
       how.backward = !options.forward_only;
       how.margins = &margins;
       // The number of threads belongs to the problem, so that a failure repeats.
       how.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
       if (options.threads > 0) how.threads = {options.threads, 1};
-      conformance::Checker checker(problem, how);
+      verify::Checker checker(problem, how);
       for (const std::string& backend : names) {
         std::string command = command_for(options, index, backend);
         if (options.threads > 0) command += fmt::format(" --threads {}", options.threads);
@@ -125,9 +125,9 @@ Exit run_check(const CheckOptions& options) {
         std::replace(failure.begin(), failure.end(), '\n', ' ');
         if (options.json) {
           failures.push_back(
-              {{"reproduce", command}, {"failure", failure}, {"problem", conformance::describe(spec)}});
+              {{"reproduce", command}, {"failure", failure}, {"problem", verify::describe(spec)}});
         } else {
-          fmt::print("{}: {} [{}]\n", command, failure, conformance::describe(spec));
+          fmt::print("{}: {} [{}]\n", command, failure, verify::describe(spec));
           std::fflush(stdout);
         }
       }
@@ -150,7 +150,7 @@ Exit run_check(const CheckOptions& options) {
                                   {"failures", tally.failures}});
     }
     for (const auto& [role, margin] : margins) {
-      json["largest_share_of_allowed_error"][conformance::name_of(role)] = margin.largest;
+      json["largest_share_of_allowed_error"][verify::name_of(role)] = margin.largest;
     }
     print_json(json);
   } else {

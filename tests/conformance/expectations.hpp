@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "conformance/check.hpp"
+#include "verify/check.hpp"
 
 namespace fovea::conformance {
+
+using namespace verify;
 
 /// Text of an environment variable, or `fallback`.
 std::string environment(const char* name, const std::string& fallback);

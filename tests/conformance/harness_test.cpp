@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "conformance/expectations.hpp"
-#include "conformance/random_problem.hpp"
+#include "verify/random_problem.hpp"
 
 namespace fovea::conformance {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "conformance/expectations.hpp"
 #if defined(FOVEA_TEST_CUDA)
-#include "conformance/cuda_memory.hpp"
+#include "verify/cuda_memory.hpp"
 #endif
 
 namespace fovea::conformance {

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "conformance/expectations.hpp"
-#include "conformance/random_problem.hpp"
+#include "verify/random_problem.hpp"
 
 namespace fovea::conformance {
 namespace {

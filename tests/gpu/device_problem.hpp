@@ -1,4 +1,4 @@
-// A problem of the conformance suite whose tensors stay in device memory: for tests of streams, graphs and
+// A problem of src/verify whose tensors stay in device memory: for tests of streams, graphs and
 // pointers, which need addresses that last. (The suite itself places tensors anew for each run.)
 #pragma once
 
@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "conformance/check.hpp"
 #include "fovea/fovea.h"
+#include "verify/check.hpp"
 
 namespace fovea_test {
 
-using namespace fovea::conformance;
+using namespace fovea::verify;
 
 /// CUDA backends that this machine can run, in the library's order.
 inline std::vector<std::string> cuda_backends() {

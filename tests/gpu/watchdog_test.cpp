@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <thread>
 
-#include "conformance/random_problem.hpp"
 #include "device_problem.hpp"
+#include "verify/random_problem.hpp"
 
 namespace fovea_test {
 namespace {

@@ -1,9 +1,9 @@
 // Device memory through the CUDA runtime. Compiled where the library's CUDA backends are.
 #pragma once
 
-#include "conformance/device_memory.hpp"
+#include "verify/device_memory.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// From now on tensors for CUDA backends lie on the GPU that FOVEA_TEST_DEVICE names (0).
 ///
@@ -13,4 +13,4 @@ namespace fovea::conformance {
 /// one allocation.
 void use_cuda_memory();
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

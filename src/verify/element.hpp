@@ -12,7 +12,7 @@
 
 #include "fovea/fovea.h"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 enum class Type : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
 
@@ -185,4 +185,4 @@ inline double rounded(double x, Type t) {
   return t == Type::kF32 ? static_cast<double>(static_cast<float>(x)) : x;
 }
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

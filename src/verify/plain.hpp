@@ -14,9 +14,9 @@
 #include <map>
 #include <vector>
 
-#include "conformance/owned_problem.hpp"
+#include "verify/owned_problem.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// The dropout decision, written from the description of the stream: Philox4x32-10, counter (j / 4, i, head,
 /// offset low), key (seed low, seed high ^ offset high), word j % 4 below p * 2^32 drops.
@@ -342,4 +342,4 @@ class Plain {
   float row_lse_ = 0;
 };
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/element.hpp"
+#include "verify/element.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -32,7 +32,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// Where a tensor lies: between guards, or flush against a page that cannot be touched.
 enum class Placement : uint8_t { kGuarded, kPageEnd };
@@ -234,4 +234,4 @@ class OwnedTensor {
   Memory memory_;
 };
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

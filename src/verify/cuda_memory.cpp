@@ -1,4 +1,4 @@
-#include "conformance/cuda_memory.hpp"
+#include "verify/cuda_memory.hpp"
 
 #include <cuda_runtime_api.h>
 
@@ -9,9 +9,9 @@
 #include <cstring>
 #include <string>
 
-#include "conformance/owned_tensor.hpp"
+#include "verify/owned_tensor.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 namespace {
 
 /// Before the first tensor, between any two, and behind the last. Wider than any vector that a kernel moves
@@ -29,7 +29,7 @@ bool exact_allocations() {
   return text && *text && std::strcmp(text, "0") != 0;
 }
 
-/// An error of the runtime ends the programme: after most of them the context is lost, and every later result
+/// An error of the runtime ends the program: after most of them the context is lost, and every later result
 /// would be an error of the same cause. (What is under test has said FOVEA_OK before its work gets here.)
 void demand(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -203,4 +203,4 @@ void use_cuda_memory() {
   open_device_memory = memory_of_this_thread;
 }
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

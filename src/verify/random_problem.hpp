@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "conformance/owned_problem.hpp"
+#include "verify/owned_problem.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// Work of a problem, in multiply-adds of one product: pairs * heads * (D + Dv), about.
 inline constexpr int64_t kHostWork = 900'000;  ///< a few milliseconds for the oracle and the plain loop
@@ -166,4 +166,4 @@ inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_w
   return s;
 }
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "conformance/owned_tensor.hpp"
 #include "fovea/fovea.h"
+#include "verify/owned_tensor.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 enum class Role : uint8_t {
   kQ,
@@ -633,4 +633,4 @@ class OwnedProblem {
   std::array<std::shared_ptr<OwnedTensor>, kRoles> tensors_;
 };
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

@@ -8,17 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "conformance/compare.hpp"
-#include "conformance/device_memory.hpp"
-#include "conformance/owned_problem.hpp"
-#include "conformance/plain.hpp"
 #include "fovea/fovea.h"
+#include "verify/compare.hpp"
+#include "verify/device_memory.hpp"
+#include "verify/owned_problem.hpp"
+#include "verify/plain.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 inline constexpr const char* kOracle = "reference";
 
-/// Backends that this machine has and that this programme has memory for, in the library's order.
+/// Backends that this machine has and that this program has memory for, in the library's order.
 inline std::vector<std::string> available_backends() {
   std::vector<std::string> names;
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
@@ -172,7 +172,7 @@ inline RunResult failed(const std::string& what) {
 /// numbers.
 inline RunResult run_pass(const OwnedProblem& x, fovea_pass pass, const RunOptions& how) {
   if (is_cuda(how.backend) && open_device_memory == nullptr) {
-    return failed("this programme has no device memory for " + how.backend);
+    return failed("this program has no device memory for " + how.backend);
   }
   RunMemory memory(x, pass, how.backend, how.without_lse);
   const auto description = memory.description();
@@ -361,4 +361,4 @@ class Checker {
   std::string oracle_failure_;
 };
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

@@ -35,10 +35,10 @@
 #include <string>
 #include <vector>
 
-#include "conformance/owned_problem.hpp"
-#include "conformance/plain.hpp"
+#include "verify/owned_problem.hpp"
+#include "verify/plain.hpp"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// How far an output was from what it may be: error / allowed, at most 1 when it is right.
 struct Margin {
@@ -134,4 +134,4 @@ inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
   return {};
 }
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify

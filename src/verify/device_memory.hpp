@@ -1,6 +1,6 @@
 // Where backends of a GPU find the tensors of a problem: for each run, mirrors of the host tensors in device
 // memory, between guards. The suite is written against this interface, so that it compiles without CUDA; the
-// programme that has CUDA sets `open_device_memory` (cuda_memory.hpp).
+// program that has CUDA sets `open_device_memory` (cuda_memory.hpp).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 #include "fovea/fovea.h"
 
-namespace fovea::conformance {
+namespace fovea::verify {
 
 /// Whether `backend` reads and writes memory of a GPU.
 inline bool is_cuda(std::string_view backend) {
@@ -47,8 +47,8 @@ class DeviceMemory {
   virtual std::string finish(const std::vector<Block>& blocks) = 0;
 };
 
-/// Gives the device memory of the calling thread; null in programmes without CUDA, which leave out backends
+/// Gives the device memory of the calling thread; null in programs without CUDA, which leave out backends
 /// of GPUs.
 inline DeviceMemory& (*open_device_memory)() = nullptr;
 
-}  // namespace fovea::conformance
+}  // namespace fovea::verify
