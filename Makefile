@@ -42,10 +42,16 @@ build: setup ## configure and build everything, preset release
 	@$(call configure,release)
 	@$(call build,release,all)
 
-run: setup ## attention of a real layer over a real text, as a picture: build/attention.png
-	@$(call configure,release)
-	@$(call build,release,bin/fovea)
-	build/release/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
+# Programs for this machine: no CUDA without a GPU, with one that chip's kernels only.
+.PHONY: programs
+programs:
+	@tools/setup.sh run
+	@mkdir -p build
+	@$(call configure,run)
+	@$(call build,run,bin/fovea)
+
+run: programs ## attention of a real layer over a real text, as a picture: build/attention.png
+	build/run/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
 
 test: test-setup test-release test-python test-report test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
 	@echo "make test: all passed"
@@ -133,10 +139,8 @@ resources: cuda-setup ## writes docs/kernels/resources.md from what the compiler
 	@$(call configure,release)
 	@$(call build,release,resources_page)
 
-ladder: setup ## every rung of the ladder that this machine can run: checked, then timed (LADDER_FLAGS, see fovea ladder --help)
-	@$(call configure,release)
-	@$(call build,release,bin/fovea)
-	build/release/bin/fovea ladder $(LADDER_FLAGS)
+ladder: programs ## every rung of the ladder that this machine can run: checked, then timed (LADDER_FLAGS, see fovea ladder --help)
+	build/run/bin/fovea ladder $(LADDER_FLAGS)
 
 report: ## build/report.html: what was measured, drawn from the files in bench/results (REPORT_FLAGS, see bench/report/report.py)
 	@tools/setup.sh report

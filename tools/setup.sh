@@ -3,7 +3,8 @@
 # for CUDA a compiler in the build folder.
 # Quiet and instant when nothing is missing; may be run any number of times.
 #
-#   tools/setup.sh build         compiler, CMake and the libraries of the library, command line, tests and benchmarks
+#   tools/setup.sh run           compiler, CMake and the libraries of the library and the command line
+#   tools/setup.sh build         the same, and what the CUDA build and the tests need
 #   tools/setup.sh test          the same, clang with its sanitizers and fuzzer, clang-format
 #   tools/setup.sh cuda          nvcc from PyPI in build/cuda-toolkit (x86-64, 290 MB), where no nvcc is found
 #   tools/setup.sh cute          CuTe's headers from PyPI in build/cutlass (6 MB to load), for rung 34 of the ladder
@@ -16,9 +17,9 @@
 # FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
 set -euo pipefail
 
-build=(g++ cmake ninja-build pkg-config python3
-       libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev
-       libcairo2-dev libpango1.0-dev fonts-dejavu-core libgtest-dev)
+run=(g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev
+     libcairo2-dev libpango1.0-dev fonts-dejavu-core)
+build=("${run[@]}" python3 libgtest-dev)
 test=(clang clang-format)
 python=(python3-dev python3-venv)
 report_test=()
@@ -27,6 +28,7 @@ grep -qs '^ID=debian' /etc/os-release && report_test=(chromium chromium-driver f
 arm64=(g++-aarch64-linux-gnu qemu-user googletest)
 
 case "${1:-}" in
+  run) wanted=("${run[@]}") ;;
   build) wanted=("${build[@]}") ;;
   test) wanted=("${build[@]}" "${test[@]}") ;;
   python) wanted=("${build[@]}" "${python[@]}") ;;
