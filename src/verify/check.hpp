@@ -1,4 +1,4 @@
-// One problem through one backend, forward and backward, and everything that must hold.
+// Checks one problem on one backend, forward and backward: accuracy, memory, workspace, repetition.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ namespace fovea::verify {
 
 inline constexpr const char* kOracle = "reference";
 
-/// Backends that this machine has and that this program has memory for, in the library's order.
+/// Backends that this machine has and for which this program has memory, in the library's order.
 inline std::vector<std::string> available_backends() {
   std::vector<std::string> names;
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
@@ -47,13 +47,13 @@ class RunMemory {
     }
   }
 
-  /// For fovea_plan_create: valid until the next call of any function.
+  /// The problem for fovea_plan_create, valid until the next call of any function.
   std::unique_ptr<OwnedProblem::Description> description() {
     if (device_) place(0, kPattern);
     auto description = x_.description(pass_, device_ ? &addresses_ : nullptr,
                                       device_ ? device_->device() : fovea_device{FOVEA_CPU, 0});
     if (device_ && x_.spec.data_seed % 2 == 1) {
-      // A plan is for any pointers: those of its runs may be less aligned than those that it was made with.
+      // A plan holds for any pointers: those of a run may be less aligned than those of the plan.
       for (fovea_tensor& t : description->tensors) {
         const auto address = reinterpret_cast<uintptr_t>(t.data);
         t.data = static_cast<char*>(t.data) - address % FOVEA_WORKSPACE_ALIGNMENT;
@@ -231,15 +231,14 @@ class Checker {
     }
   }
 
-  /// One line for the first thing that is wrong, "" when nothing is. `ran` counts the passes that the backend
-  /// could do.
+  /// One line for the first error, "" without any. `ran` counts the passes that the backend can do.
   std::string check(const std::string& backend, int* ran = nullptr) {
     if (!oracle_failure_.empty()) return oracle_failure_;
     std::string failure = check_pass(backend, FOVEA_FORWARD, ran);
     if (failure.empty() && options_.backward) failure = check_pass(backend, FOVEA_BACKWARD, ran);
     return failure.empty() ? failure : backend + ": " + failure;
   }
-  /// Where the margins of the next checks go.
+  /// Where the next checks store their margins.
   void count_margins_in(std::map<Role, Margin>* margins) { options_.margins = margins; }
 
  private:
@@ -257,8 +256,8 @@ class Checker {
     if (!result.failure.empty()) return name + result.failure;
     std::string wrong = compare_outputs(pass);
     if (!wrong.empty()) return name + wrong + with_threads(how.num_threads);
-    // What the next runs must give again, bit for bit. On GPUs only a backward may give other bits without
-    // `deterministic`; on CPUs the first run with it sets them.
+    // The bits that later runs must give again. On GPUs a backward without `deterministic` may give others; on
+    // CPUs the first run sets them.
     std::map<Role, std::vector<unsigned char>> first;
     const bool forward_on_device = pass == FOVEA_FORWARD && is_cuda(backend);
     if (forward_on_device) first = output_bytes(x_, pass);
@@ -317,8 +316,8 @@ class Checker {
     return {};
   }
 
-  /// Puts o, lse and rng_state of the backend's own forward (where it has one, else the oracle's) where the
-  /// backward reads them.
+  /// Writes o, lse and rng_state of the backend's own forward (or the oracle's, if the backend has none) to the
+  /// tensors that the backward reads.
   std::string provide_forward(const std::string& backend) {
     for (const std::string& name : {backend, std::string(kOracle)}) {
       RunOptions how{name};
@@ -335,7 +334,7 @@ class Checker {
     return compare(role, rounded_type ? x_.spec.type : Type::kF32, x_[role], oracle_[role].values(), plain_,
                    margin);
   }
-  /// Everything that is wrong with the outputs of a pass, in one line.
+  /// All errors of the outputs of a pass, in one line.
   std::string compare_outputs(fovea_pass pass) {
     std::string all;
     for (size_t r = 0; r < kRoles; ++r) {

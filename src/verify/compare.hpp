@@ -1,31 +1,28 @@
-// When a result is right. For every output, in the largest error over the tensor and in the Frobenius norm of
-// the errors:
+// The bound of a result. For every output, both for the largest error and for the Frobenius norm of the errors:
 //
 //   error  <=  2 * (error of the plain implementation)  +  floor
 //
-// where errors are distances from the float64 oracle. The floor is for what the plain implementation may have
-// been spared by luck. It is made of these roundings, with A = the plain implementation's magnitudes
-// (plain.hpp):
+// where errors are distances from the float64 oracle. The floor allows for roundings that the plain implementation
+// escapes by luck. It consists of these, with A = the plain implementation's magnitudes (plain.hpp):
 //
-//   u_out |X|      the output itself is rounded
-//   u_type A w(rows)  one factor of each product is rounded to the type of the problem
-//   u_f32 A (2 + 8 (1 + S) w(rows))
-//                  sums, exponentials and scores in float32; S = the largest magnitude of a score, since an
-//                  absolute error of a score, or of lse, is a relative error of weights
+//   u_out |X|                        the output itself is rounded
+//   u_type A w(rows)                 one factor of each product is rounded to the type of the problem
+//   u_f32 A (2 + 8 (1 + S) w(rows))  sums, exponentials and scores in float32; S = the largest magnitude of a
+//                                    score, because an absolute error of a score, or of lse, is a relative
+//                                    error of weights
 //   one smallest step of the output type
 //
 // w(n) = min(1, 4 / sqrt(n)): the largest of n independent errors is close to its worst case in the plain
-// implementation too, so only few errors need the floor in full. Independent are the rows of queries, not the
-// elements: a mask or dropout may leave a row one weight, whose rounding all elements of the row then share.
+// implementation too, so only few errors need the floor in full. The rows of queries are independent, not the
+// elements: a mask or dropout may leave a row one weight, and all elements of the row share its rounding.
 //
-// A weight of 1, all of its row, is a number of the type: there the plain implementation is spared not by
-// luck but by the maximum that it takes, the row's own, and any other one (of an earlier block, of another
-// part of the keys) leaves a weight that is rounded. So what the plain implementation made of weights that
-// needed no rounding counts with w = 1, in rows of several keys.
+// A row with one dominating key has a weight of exactly 1 in the plain implementation, because that uses the row's
+// own maximum. Against any other maximum (of an earlier block, of another split) the weight is rounded. So the
+// share of weights that needed no rounding counts with w = 1, in rows of several keys.
 //
-// lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must lie exactly where
-// the oracle has them, and an output whose magnitude is 0 (nothing is summed there: rows without keys, keys
-// that nobody sees) must be exactly 0.
+// lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must be exactly where the
+// oracle has them, and an output whose magnitude is 0 (an empty sum: a row without keys, a key that no query sees)
+// must be exactly 0.
 #pragma once
 
 #include <algorithm>
@@ -40,12 +37,12 @@
 
 namespace fovea::verify {
 
-/// How far an output was from what it may be: error / allowed, at most 1 when it is right.
+/// The margin of an output: error / allowed, at most 1 when the output is right.
 struct Margin {
   double largest = 0, frobenius = 0;
 };
 
-/// "" when `got` is right, else one line that says how it is not.
+/// "" when `got` is right, else one line with the error.
 inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
                            const std::vector<double>& oracle, const Plain& implementation,
                            Margin* margin = nullptr) {

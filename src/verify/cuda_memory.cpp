@@ -30,7 +30,7 @@ bool exact_allocations() {
 }
 
 /// An error of the runtime ends the program: after most of them the context is lost, and every later result
-/// would be an error of the same cause. (What is under test has said FOVEA_OK before its work gets here.)
+/// would be an error with the same cause. (The library has returned FOVEA_OK before its work gets here.)
 void demand(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
@@ -54,7 +54,7 @@ class CudaMemory final : public DeviceMemory {
     demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~CudaMemory() override {
-    // Late in the process the runtime may be gone; then so is the memory.
+    // At the end of the process the runtime may be gone, and with it the memory.
     release();
     cudaStreamDestroy(stream_);
   }
@@ -108,7 +108,7 @@ class CudaMemory final : public DeviceMemory {
       end = places_.back() + block.size;
     }
     workspace_size_ = workspace_size;
-    // FOVEA_WORKSPACE_ALIGNMENT and not a bit more: who wants more must see to it.
+    // Exactly FOVEA_WORKSPACE_ALIGNMENT: a kernel that needs more must align by itself.
     workspace_ = congruent(end + kDeviceGuard, 0);
     if (workspace_ % (2 * FOVEA_WORKSPACE_ALIGNMENT) == 0) workspace_ += FOVEA_WORKSPACE_ALIGNMENT;
     reserve(workspace_ + workspace_size + kDeviceGuard, workspace_ + kDeviceGuard);
@@ -185,7 +185,7 @@ class CudaMemory final : public DeviceMemory {
   std::vector<void*> allocations_;
 
   unsigned char* arena_ = nullptr;
-  unsigned char* host_ = nullptr;  ///< page-locked: what goes up, then what came back
+  unsigned char* host_ = nullptr;  ///< page-locked: the upload, then the download
   size_t arena_size_ = 0, host_size_ = 0;
   std::vector<size_t> places_;  ///< of the tensors in the arena
   size_t workspace_ = 0, workspace_size_ = 0;

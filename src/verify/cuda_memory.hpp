@@ -5,7 +5,7 @@
 
 namespace fovea::verify {
 
-/// From now on tensors for CUDA backends lie on the GPU that FOVEA_TEST_DEVICE names (0).
+/// Places the tensors of later runs of CUDA backends on the GPU that FOVEA_TEST_DEVICE names (default 0).
 ///
 /// FOVEA_TEST_EXACT=1 gives each tensor an allocation of its own that ends where the tensor ends, and leaves
 /// the workspace as allocated: slower, but compute-sanitizer then sees every access outside of a tensor

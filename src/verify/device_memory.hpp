@@ -1,6 +1,6 @@
-// Where backends of a GPU find the tensors of a problem: for each run, mirrors of the host tensors in device
-// memory, between guards. The suite is written against this interface, so that it compiles without CUDA; the
-// program that has CUDA sets `open_device_memory` (cuda_memory.hpp).
+// Device memory for the tensors of a problem: for each run mirrors of the host tensors, between guards. The checks
+// use this interface, so that they compile without CUDA; a program with CUDA sets `open_device_memory`
+// (cuda_memory.hpp).
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ inline bool is_cuda(std::string_view backend) {
 /// Device memory of one thread. One run at a time: place, (run), finish.
 class DeviceMemory {
  public:
-  /// Bytes of the host that are to be mirrored. The mirror starts at the same offset from a multiple of 64
+  /// Bytes of the host to mirror. The mirror starts at the same offset from a multiple of 64
   /// bytes, so that a kernel meets the alignment that the host tensor was given.
   struct Block {
     const char* name;
@@ -34,7 +34,7 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
 
   virtual fovea_device device() const = 0;
-  /// The stream that a run is to use.
+  /// The stream for runs.
   virtual void* stream() const = 0;
   /// Makes mirrors that hold what the host holds, and a workspace of exactly `workspace_size` bytes, each
   /// byte of it `workspace_fill`. What lies between holds the pattern of owned_tensor.hpp. Returns the
@@ -47,8 +47,8 @@ class DeviceMemory {
   virtual std::string finish(const std::vector<Block>& blocks) = 0;
 };
 
-/// Gives the device memory of the calling thread; null in programs without CUDA, which leave out backends
-/// of GPUs.
+/// Gives the device memory of the calling thread; null in programs without CUDA, which leave out CUDA
+/// backends.
 inline DeviceMemory& (*open_device_memory)() = nullptr;
 
 }  // namespace fovea::verify

@@ -1,4 +1,4 @@
-// Elements of tensors as numbers: written from the definitions of the formats, apart from the library's own
+// Elements of tensors as numbers: written from the definitions of the formats, independent of the library's own
 // conversions.
 #pragma once
 

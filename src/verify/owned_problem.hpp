@@ -1,5 +1,5 @@
-// A problem that owns its tensors: `ProblemSpec` says in plain numbers what to make, `OwnedProblem` holds it
-// and hands out the structs of fovea.h.
+// A problem that owns its tensors: `ProblemSpec` describes it in plain numbers, `OwnedProblem` holds it and gives
+// the structs of fovea.h.
 #pragma once
 
 #include <algorithm>
@@ -84,7 +84,7 @@ class Random {
   }
   double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
   bool chance(double probability) { return uniform() < probability; }
-  /// Near enough to normal, of variance 1: the sum of four uniform numbers.
+  /// Nearly normal, of variance 1: the sum of four uniform numbers.
   double normal() {
     const uint64_t x = bits();
     const uint64_t sum = (x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48);
@@ -172,7 +172,7 @@ struct ProblemSpec {
   double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
 };
 
-/// One line that tells all that matters.
+/// The spec in one line.
 inline std::string describe(const ProblemSpec& s) {
   std::ostringstream out;
   const auto list = [&](const char* name, const std::vector<int32_t>& values) {
@@ -229,7 +229,7 @@ class OwnedProblem {
   OwnedTensor& operator[](Role role) const { return *tensors_[static_cast<size_t>(role)]; }
   bool has(Role role) const { return tensors_[static_cast<size_t>(role)] != nullptr; }
 
-  /// The same problem in float64, compact: what the oracle is given.
+  /// The same problem in float64, compact, for the oracle.
   OwnedProblem in_float64() const {
     ProblemSpec s = spec;
     s.type = Type::kF64;
@@ -295,7 +295,7 @@ class OwnedProblem {
     return s;
   }
 
-  /// What fovea_plan_create is given. Points into this object.
+  /// The problem for fovea_plan_create. Points into this object.
   struct Description {
     fovea_problem problem = FOVEA_PROBLEM_INIT;
     std::array<fovea_tensor, kRoles> tensors{};
@@ -381,7 +381,7 @@ class OwnedProblem {
     b.seqused_q = at(Role::kSeqUsedQ);
     b.seqused_k = at(Role::kSeqUsedK);
     b.rng_state = at(Role::kRngState);
-    // With a state to read, a backward that looks at these two is wrong, and will be seen to be.
+    // A backward with rng_state must ignore these two; a wrong one gives wrong results.
     const bool from_state = pass == FOVEA_BACKWARD && spec.rng_state;
     b.seed = from_state ? ~spec.seed : spec.seed;
     b.offset = from_state ? ~spec.offset : spec.offset;
@@ -471,7 +471,7 @@ class OwnedProblem {
 
   void make_inputs() {
     const ProblemSpec& s = spec;
-    // q.k of normal numbers has deviation sqrt(D); q takes what makes the logits as large as asked.
+    // q.k of normal numbers has deviation sqrt(D); q gets the factor that makes the logits as large as wanted.
     const double q_deviation =
         s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.head_dim)));
     OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
@@ -547,8 +547,8 @@ class OwnedProblem {
     k.assign(values);
   }
 
-  /// Rows that take no part (spare rows of packed tensors, rows beyond seqused) hold NaN: nobody may look at
-  /// them.
+  /// Fills rows that take no part (spare rows of packed tensors, rows beyond seqused) with NaN, which must reach no
+  /// result.
   void spoil_unused_rows() {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     std::vector<bool> live_q(static_cast<size_t>(spec.packed() ? total(true) : spec.batch * spec.seqlen_q));

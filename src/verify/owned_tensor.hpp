@@ -1,4 +1,4 @@
-// A tensor with memory of its own, laid out so that every misuse shows: bytes that are no element of it (gaps
+// A tensor that owns its memory, laid out so that every misuse shows: bytes that are no element of it (gaps
 // between strides, guards before and behind) hold a NaN pattern, outputs start as that pattern, and half of
 // the tensors end where an unreadable page begins.
 #pragma once
@@ -34,7 +34,7 @@
 
 namespace fovea::verify {
 
-/// Where a tensor lies: between guards, or flush against a page that cannot be touched.
+/// Where a tensor lies: between guards, or ending at an unreadable page.
 enum class Placement : uint8_t { kGuarded, kPageEnd };
 
 inline constexpr unsigned char kPattern = 0xff;  ///< a NaN of every floating type
@@ -87,7 +87,7 @@ class Memory {
     return begin_;
   }
 
-  /// Makes AddressSanitizer report what touches the guards.
+  /// Makes AddressSanitizer report accesses to the guards.
   void forbid_guards(bool forbid) const {
 #if defined(FOVEA_CONFORMANCE_ASAN)
     const size_t end = begin_ + size_;
@@ -207,7 +207,7 @@ class OwnedTensor {
   }
 
   void poison() { std::memset(memory_.whole(), kPattern, memory_.whole_size()); }
-  /// "" when every element was written since poison() and nothing else was, else what is wrong.
+  /// "" when every element and nothing else was written since poison(), else the error.
   std::string check_written() const {
     const size_t size = size_of(type_);
     std::vector<unsigned char> rest(memory_.whole(), memory_.whole() + memory_.whole_size());

@@ -1,10 +1,10 @@
-// The plain implementation: the textbook loop in the precision that a user would write it in. It sets the
-// error that a backend is measured by. Arithmetic in float32; for 16-bit types P (and in the backward P and
+// The plain implementation: the textbook loop in the precision in which a user would write it. Its error sets the
+// bound for backends. Arithmetic in float32; for 16-bit types P (and in the backward P and
 // dS) is rounded to the type before it enters a product, and outputs are rounded once.
 //
-// Beside each output it adds up magnitudes in float64: what the output would be if every term of its sums had
-// the absolute value of a bound. An output whose magnitude is 0 has no terms at all, so it must be exactly 0;
-// else the magnitude times a unit roundoff is what one rounding of one factor can do to it.
+// Beside each output it adds up magnitudes in float64: the output with every term of its sums replaced by a bound
+// of its absolute value. An output whose magnitude is 0 has no terms, so it must be exactly 0; otherwise the
+// magnitude times a unit roundoff bounds the effect of one rounding of one factor.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head
 }
 
 struct PlainOutput {
-  std::vector<double> values;      ///< as rounded to the type of the output
-  std::vector<double> magnitudes;  ///< see above
+  std::vector<double> values;      ///< rounded to the type of the output
+  std::vector<double> magnitudes;  ///< see the head of this file
   /// Of these, what comes of weights that need no rounding in a row of several keys; all 0 when empty.
   std::vector<double> exact = {};
 };
@@ -59,7 +59,7 @@ class Plain {
   }
 
   std::map<Role, PlainOutput> outputs;
-  /// Largest sum of absolute terms of any score, which float32 rounding errors of the scores grow with.
+  /// Largest sum of absolute terms of any score: float32 rounding errors of scores grow with it.
   double score_magnitude = 0;
   /// Rows of queries that took part.
   double rows = 0;
@@ -142,7 +142,7 @@ class Plain {
           dbias_bound[seen.bias] += bound;
         }
         const float d_dot = to_type(seen.cap_slope * d_score);
-        // The slope of a cap is 1 - tanh^2: near the cap, what is left has few correct digits.
+        // The slope of a cap is 1 - tanh^2: near the cap the difference has few correct digits.
         const double d_dot_bound = std::abs(s_.resolved_scale()) * bound *
                                    std::min(1.0, static_cast<double>(seen.cap_slope) + 0x1p-8);
         add(d_dot, k_.data() + seen.row * size(), dq_row.data(), size());
@@ -287,7 +287,7 @@ class Plain {
                ? static_cast<float>(rounded(static_cast<double>(x), s_.type))
                : x;
   }
-  /// A weight, and what is lost when it falls below the smallest number of the type.
+  /// A weight, and its loss when it falls below the smallest number of the type.
   double weight_bound(const Seen& seen) const {
     const double weight = static_cast<double>(seen.weight) * static_cast<double>(std::max(seen.keep, 1.0f));
     return s_.type == Type::kF16 ? weight + 0x1p-14 : std::max(weight, 1e-40);

@@ -1,5 +1,5 @@
-// A stream of problems over everything that the library promises: problem `index` of `seed` is the same
-// everywhere, and so is it with more work a problem (the device's stream).
+// A stream of random problems over everything that the library promises. Problem `index` of `seed` is the same on
+// every machine, also with more work per problem (the stream for GPUs).
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace fovea::verify {
 
 /// Work of a problem, in multiply-adds of one product: pairs * heads * (D + Dv), about.
 inline constexpr int64_t kHostWork = 900'000;  ///< a few milliseconds for the oracle and the plain loop
-/// What it takes to fill several tiles of a GPU's kernels in every direction, at common head sizes.
+/// Fills several tiles of a GPU's kernels in every direction, at common head sizes.
 inline constexpr int64_t kDeviceWork = 8'000'000;
 
 namespace detail {
@@ -26,7 +26,7 @@ inline int64_t random_length(Random& random, int64_t limit) {
   } else {
     length = random.between(1, random.chance(0.3) ? 8 : 300);
   }
-  // A length that does not fit becomes any other: the limit itself is rarely an edge.
+  // A length above the limit becomes any other: the limit itself is rarely an edge.
   if (length > limit) length = random.between(1, std::max<int64_t>(limit, 1));
   return length;
 }
@@ -60,13 +60,13 @@ inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_w
   s.type = random.one_of({Type::kF32, Type::kF16, Type::kBF16, Type::kBF16});
   s.o_is_f32 = random.chance(0.15);
   detail::random_head_sizes(random, s);
-  // Few queries: the heads of a group share a tile, and the keys are divided among many.
+  // Few queries: the heads of a group share a tile, and the keys are split over many CTAs.
   const bool decode = random.chance(0.15);
   s.heads_kv = random.between(1, decode ? 2 : 3);
   s.heads_q = s.heads_kv * random.one_of<int64_t>({1, 1, 2, 3, 4, 8});
   s.batch = random.between(1, 3);
 
-  // What does not fit the work loses batch, heads, then length. Some problems get more of it, for long
+  // A problem above the limit of work loses batch, heads, then length. Some problems get a higher limit, for long
   // sequences.
   const int64_t work = random.chance(0.1) ? 5 * usual_work : usual_work;
   const int64_t per_pair = s.head_dim + s.head_dim_v;
@@ -158,7 +158,7 @@ inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_w
   }
   s.dlse = random.chance(0.25);
   s.plan_knows_data = random.chance(0.7);
-  // Kernels that copy 16 bytes at once do so where pointers and strides let them.
+  // Kernels copy 16 bytes at once where pointers and strides allow it.
   s.layout = random.one_of({Layout::kCompact, Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded,
                             Layout::kSliced, Layout::kMixed});
   s.aligned = random.chance(0.5);

@@ -1,4 +1,4 @@
-// The C++ face: what it adds to the C ABI.
+// The C++ face: everything that it adds to the C ABI.
 #include <gtest/gtest.h>
 
 #include <cmath>

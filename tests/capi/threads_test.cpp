@@ -1,5 +1,5 @@
-// One plan from eight threads at once, each with memory of its own, while others fail: results are those of
-// one thread, and each thread reads its own last error.
+// Eight threads run one plan at once, each with its own memory, while other threads fail: results are those of one
+// thread, and each thread reads its own last error.
 #include <atomic>
 #include <cstdio>
 #include <cstring>

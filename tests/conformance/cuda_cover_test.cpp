@@ -1,6 +1,6 @@
 // A covering set for compute-sanitizer, which slows kernels down by orders of magnitude: few and small
-// problems that between them take every path of every kernel family. Each tile size, head size class and pass
-// once; each feature once; several tiles in each direction, the last of them ragged.
+// problems that together take every path of every kernel family. Each tile size, head size class, pass and
+// feature once; several tiles in each direction, the last of them partial.
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -28,9 +28,8 @@ void sizes(ProblemSpec& s, int64_t size, int64_t size_v) {
 
 const std::vector<Cover>& covers() {
   static const std::vector<Cover> list = {
-      // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that no
-      // 16-byte copy
-      // fits, and those beyond 256.
+      // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that are no
+      // multiple of 16 bytes, and sizes beyond 256.
       {"d8", [](ProblemSpec& s) { sizes(s, 8, 8); }},
       {"d32", [](ProblemSpec& s) { sizes(s, 32, 32); }},
       {"d64", [](ProblemSpec& s) { sizes(s, 64, 64); }},
@@ -64,7 +63,7 @@ const std::vector<Cover>& covers() {
       {"d72_24", [](ProblemSpec& s) { sizes(s, 72, 24); }},
       {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
 
-      // Few queries: packed groups, and keys divided among CTAs.
+      // Few queries: packed groups, and keys split over CTAs.
       {"decode",
        [](ProblemSpec& s) {
          s.batch = 2;
@@ -167,8 +166,8 @@ TEST_P(CudaCover, Conform) {
   GetParam().make(spec);
   CheckOptions options;
   options.repeat = false;
-  // Each backend with one type: which memory a kernel touches does not depend on the type of its numbers. But
-  // for cuda_sm90, to which float32 is three operands.
+  // Each backend with one type, because the type does not change which memory a kernel touches; except for
+  // cuda_sm90, where a float32 is three operands (bf16x3).
   std::set<std::string> done;
   for (const Type type : {Type::kF32, Type::kBF16, Type::kF16}) {
     spec.type = type;

@@ -1,4 +1,4 @@
-// The suite itself, on GPUs: what is written outside of a tensor must not pass.
+// Tests of the suite itself, on GPUs: a write outside a tensor must be found.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

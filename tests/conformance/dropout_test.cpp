@@ -1,4 +1,4 @@
-// Which weights dropout keeps: read off the output, with V the identity, and compared with the stream itself.
+// Which weights dropout keeps: with V the identity the output shows them, and they are compared with the stream.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -51,7 +51,7 @@ TEST(Dropout, KeepsWhatTheStreamSays) {
   }
 }
 
-/// A state to write without dropout, and nothing but the state to tell the backward.
+/// rng_state is written even without dropout, and the backward takes seed and offset from it alone.
 TEST(Dropout, RngState) {
   ProblemSpec spec;
   spec.seqlen_q = 20;

@@ -1,4 +1,4 @@
-// What the tests share: which backends and problems to run, and how failures read.
+// What the tests share: which backends and problems to run, and the text of failures.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,28 +19,28 @@ std::string environment(const char* name, const std::string& fallback);
 /// The same as a number; anything else ends the program with a message.
 uint64_t environment_number(const char* name, uint64_t fallback);
 
-/// Whether FOVEA_TEST_BACKEND names a backend, which then may do less than all.
+/// Whether FOVEA_TEST_BACKEND names a backend. That backend need not support every problem.
 bool only_one_backend();
-/// That one; or all of GPUs that are available where it is "cuda"; or all of the CPU.
+/// The backend that it names; all available CUDA backends for "cuda"; without it all of the CPU.
 std::vector<std::string> backends_under_test();
-/// The CUDA backends that FOVEA_TEST_BACKEND leaves (all unless it names one), those that the machine has;
-/// and where there are none, why.
+/// The CUDA backends under test (all, unless FOVEA_TEST_BACKEND names one) that the machine has; if none, the
+/// reason.
 std::vector<std::string> cuda_backends_under_test();
 std::string why_no_cuda_backend();
 
-/// Names the problem that this thread is running, for the case that it ends the process.
+/// Records the problem that this thread runs, for the message if the process dies.
 void announce(const std::string& problem);
 
-/// Changes what the spec made, before anything runs.
+/// Changes the problem that was made from the spec, before anything runs.
 using Tweak = std::function<void(OwnedProblem&)>;
 
-/// The problem through every backend under test that can do it; at least one must.
+/// Checks the problem on every backend under test that can do it; at least one must.
 void expect_conformance(const ProblemSpec& spec, const CheckOptions& options = {}, const Tweak& tweak = {});
 /// The same for float32, float16 and bfloat16.
 void expect_conformance_of_all_types(ProblemSpec spec, const CheckOptions& options = {},
                                      const Tweak& tweak = {});
 
-/// Checks and counts, from any thread: what checker.check() says.
+/// Checks and counts, from any thread; returns the text of checker.check().
 std::string check_and_count(Checker& checker, const std::string& backend, int* ran);
 
 inline CheckOptions forward_only() {

@@ -15,7 +15,7 @@ struct Feature {
   void (*add)(ProblemSpec&);
 };
 
-/// Those that set sizes come first, then packing, which reads them, then what reads the lengths.
+/// Features that set sizes come first, then packing, which reads the sizes, then those that read lengths.
 const std::vector<Feature>& features() {
   static const std::vector<Feature> list = {
       {"more_queries",

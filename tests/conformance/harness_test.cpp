@@ -1,4 +1,4 @@
-// The suite itself: a result that is wrong in any of the ways it looks for must not pass.
+// Tests of the suite itself: every kind of wrong result that it looks for must be found.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ ProblemSpec small(Type type) {
   return spec;
 }
 
-/// What compare() says of o when the oracle's own result, rounded, is changed by `tamper`.
+/// The text of compare() for o when `tamper` changes the oracle's own rounded result.
 std::string verdict(Type type, const std::function<void(OwnedTensor&)>& tamper) {
   const OwnedProblem x(small(type));
   const OwnedProblem exact = x.in_float64();

@@ -20,8 +20,8 @@
 namespace fovea::conformance {
 namespace {
 
-/// What each thread runs now, where a signal handler can read it. A kernel that fails takes down the work of
-/// all threads, so all are told.
+/// What each thread runs now, where a signal handler can read it. A failed kernel ends the work of all threads,
+/// so the message names all.
 struct Running {
   std::atomic<bool> taken{false};
   char text[1024] = "";
@@ -29,7 +29,7 @@ struct Running {
 constexpr size_t kMostThreads = 256;
 std::array<Running, kMostThreads> running;
 
-/// The place of the calling thread, until it ends. Threads beyond the places share the last.
+/// The slot of the calling thread, until it ends. Threads beyond the number of slots share the last.
 class MyRunning {
  public:
   MyRunning() {
@@ -48,7 +48,7 @@ class MyRunning {
 #if defined(FOVEA_CONFORMANCE_PAGES) && !defined(FOVEA_CONFORMANCE_ASAN)
 void say(const char* text) {
   const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
-  static_cast<void>(written);  // there is nobody left to tell
+  static_cast<void>(written);  // nothing can be reported any more
 }
 void on_end(int signal) {
   say(signal == SIGTERM ? "stopped while running:\n"
@@ -70,7 +70,7 @@ void report_crashes() {
 void report_crashes() {}
 #endif
 
-/// What came of a backend's runs, of all threads.
+/// Results of a backend's runs, over all threads.
 struct Tally {
   int64_t passes = 0;
   std::map<Role, Margin> margins;
@@ -92,7 +92,7 @@ std::string margins_text(const std::map<Role, Margin>& margins) {
   return line;
 }
 
-/// Prints, at the end, what ran and how close the results came to what is allowed.
+/// Prints at the end what ran and how close the results came to the bounds.
 class PrintTallies : public testing::Environment {
  public:
   void TearDown() override {
@@ -110,8 +110,8 @@ bool is_available(const std::string& backend) {
   return false;
 }
 
-/// With FOVEA_TEST_BACKEND=cuda, or one of the CUDA backends, on a machine without: nothing runs, and that is
-/// no success. The line is what ctest and tools/test_gpu.sh take for "skipped".
+/// With FOVEA_TEST_BACKEND=cuda or a CUDA backend on a machine without a GPU nothing runs, which is not a success.
+/// ctest and tools/test_gpu.sh take this line for "skipped".
 class SkipWithoutGpu : public testing::Environment {
  public:
   void SetUp() override {

@@ -1,5 +1,5 @@
-// Scores that grow, fall and leap from key to key: what breaks a softmax whose maximum is that of earlier
-// blocks, raised only now and then, or taken from the wrong rows.
+// Scores that grow, fall and leap from key to key. They break a softmax whose maximum comes from earlier blocks, is
+// raised too seldom, or belongs to the wrong rows.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,8 +21,8 @@ ProblemSpec base(int64_t head_dim) {
   return spec;
 }
 
-/// Makes the score of key j profile(j), up to a part that is normal: column 0 of each query is 1, that of key
-/// j profile(j).
+/// Makes the score of key j profile(j) plus a normal number: column 0 is 1 in each query and profile(j) in key
+/// j.
 Tweak scores_follow(const std::function<double(int64_t)>& profile) {
   return [profile](OwnedProblem& x) {
     for (int64_t i = 0; i < x.spec.seqlen_q; ++i) x[Role::kQ].set({0, i, 0, 0}, 1);
@@ -84,9 +84,8 @@ TEST(Maximum, OneKeyIsInfiniteOrNan) {
 }
 
 TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
-  // Row 0 sees keys 0 to block - 1, the others one more each: it has no maximum yet when its first block
-  // comes, and in that block nothing is masked. Scores far below 0, so that weights against anything else
-  // vanish.
+  // Row 0 sees keys 0 to block - 1, each further row one more: it has no maximum when its first block comes, and
+  // nothing is masked in that block. Scores lie far below 0, so weights against any other maximum vanish.
   for (const int64_t block : {64, 80, 96, 112, 128}) {
     for (const int64_t head_dim : {64, 128, 192}) {
       ProblemSpec spec = base(head_dim);
@@ -98,7 +97,7 @@ TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
 }
 
 TEST(Maximum, EachRowLeapsElsewhere) {
-  // Neighbouring rows share the lanes of a warp: one raises its maximum by much, the other not at all.
+  // Neighbouring rows share the lanes of a warp: one raises its maximum a lot, the other not at all.
   for (const int64_t head_dim : {64, 192, 256}) {
     expect_conformance_of_all_types(base(head_dim), forward_only(), [](OwnedProblem& x) {
       for (int64_t i = 0; i < x.spec.seqlen_q; ++i)

@@ -40,7 +40,7 @@ Stream stream(const char* filter, int64_t work, uint64_t problems) {
   return s;
 }
 
-/// One problem through one backend after the other, until `enough(passes)`. The failures, one text each.
+/// Runs one problem on one backend after the other, until `enough(passes)`. Returns the failures, one text each.
 template <class Enough>
 std::vector<std::string> check_problem(const Stream& s, uint64_t index,
                                        const std::vector<std::string>& backends, int* ran, Enough&& enough) {
@@ -76,8 +76,7 @@ TEST_P(RandomProblems, Conform) {
   const std::vector<std::string> backends = backends_under_test();
   int ran = 0;
   for (uint64_t index = s.first; index < s.end; index += kShards) {
-    // Each problem goes through one backend, in turn: the first that can do it, from a start that moves with
-    // the index.
+    // Each problem runs on one backend: the first that can do it, beginning at a place that moves with the index.
     std::vector<std::string> in_turn = backends;
     const auto start = static_cast<std::ptrdiff_t>((index / kShards + index % kShards) % backends.size());
     std::rotate(in_turn.begin(), in_turn.begin() + start, in_turn.end());
@@ -92,9 +91,8 @@ TEST_P(RandomProblems, Conform) {
 
 INSTANTIATE_TEST_SUITE_P(Shard, RandomProblems, testing::Range(uint64_t{0}, kShards));
 
-/// The same on GPUs: each problem goes through every CUDA backend that can do it. The time goes to the
-/// oracle, on the host, so the problems are spread over its processors; kernels of several problems then run
-/// at the same time, in an order that nobody knows.
+/// The same on GPUs: each problem runs on every CUDA backend that can do it. The oracle on the host takes most of
+/// the time, so several problems run at a time, and their kernels meet on the device in any order.
 TEST(CudaRandomProblems, Conform) {
   const std::vector<std::string> backends = cuda_backends_under_test();
   if (backends.empty()) GTEST_SKIP() << why_no_cuda_backend();
@@ -122,7 +120,7 @@ TEST(CudaRandomProblems, Conform) {
   for (uint64_t t = 0; t < count; ++t) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
 
-  // The first tell enough, and the number of the others.
+  // Prints the first failures and the number of the others.
   constexpr size_t kShown = 40;
   for (size_t i = 0; i < std::min(failures.size(), kShown); ++i) ADD_FAILURE() << failures[i];
   EXPECT_TRUE(failures.empty()) << failures.size() << " failures";

@@ -46,7 +46,7 @@ TEST_P(HeadSizes, Conform) {
 }
 INSTANTIATE_TEST_SUITE_P(From, HeadSizes, testing::Range(int64_t{1}, int64_t{577}, int64_t{48}));
 
-/// Several blocks of everything, and threads that outnumber the work.
+/// Several blocks in each dimension, and more threads than work items.
 class ManyBlocks : public testing::TestWithParam<int64_t> {};
 
 TEST_P(ManyBlocks, Conform) {

@@ -112,7 +112,7 @@ TEST(Values, SinkThatOutweighsAllOrNothing) {
   }
 }
 
-/// Fills the row of K or V of one key (all heads) with `value`.
+/// Fills the row of one key in K or V (all heads) with `value`.
 Tweak spoil(Role role, std::vector<int64_t> keys, double value) {
   return [=](OwnedProblem& x) {
     OwnedTensor& t = x[role];
@@ -192,11 +192,11 @@ TEST_P(HiddenKeys, NanInVStaysAway) {
 }
 TEST_P(HiddenKeys, InfinityInVStaysAway) {
   ProblemSpec spec = base();
-  spec.logit = 0.3;  // weights that no type rounds to 0, which times infinity would be NaN
+  spec.logit = 0.3;  // no weight rounds to 0 in any type: 0 times infinity is NaN
   GetParam().hide(spec);
   expect_conformance_of_all_types(spec, forward_only(), spoil(Role::kV, GetParam().keys, kInfinity));
 }
-/// The hidden keys may be the only ones: rows that see nothing but NaN are NaN, rows that see nothing are 0.
+/// All keys are hidden from some rows: rows that see only NaN are NaN, rows that see nothing are 0.
 TEST_P(HiddenKeys, AllOfThemNan) {
   ProblemSpec spec = base();
   GetParam().hide(spec);
@@ -205,7 +205,7 @@ TEST_P(HiddenKeys, AllOfThemNan) {
   expect_conformance_of_all_types(spec, {}, spoil(Role::kK, all, kNan));
   expect_conformance_of_all_types(spec, {}, spoil(Role::kV, all, kNan));
 }
-/// Without any row that sees them, nothing at all may change.
+/// When no row sees the keys, no output may change.
 TEST_P(HiddenKeys, DecodeStep) {
   ProblemSpec spec = base();
   GetParam().hide(spec);

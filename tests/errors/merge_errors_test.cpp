@@ -1,4 +1,4 @@
-// What fovea_merge refuses.
+// Wrong requests to fovea_merge: status, argument, message, and no byte written.
 #include <array>
 
 #include "request.hpp"

@@ -1,4 +1,4 @@
-// What fovea_plan_create refuses, and that fovea_attend refuses it alike without writing anything.
+// Wrong requests to fovea_plan_create. fovea_attend refuses the same, and writes nothing.
 #include <array>
 #include <limits>
 
@@ -67,7 +67,7 @@ const Case kCases[] = {
      "dsink"},
     {"pass", kForward, [](Request& r) { r.problem.pass = 2; }, "pass", "2", "FOVEA_BACKWARD (1)"},
 
-    // What no tensor can be.
+    // Impossible tensors.
     {"rank_0", kForward, [](Request& r) { r["q"].c.ndim = 0; }, "q", "0 dimensions", "1 to 4"},
     {"rank_5", kForward, [](Request& r) { r["q"].c.ndim = 5; }, "q", "5 dimensions", "1 to 4"},
     {"rank_negative", kForward, [](Request& r) { r["k"].c.ndim = -1; }, "k", "-1 dimensions", "1 to 4"},
@@ -389,7 +389,7 @@ fovea_status create(Request& request) {
   return status;
 }
 
-/// The requests that the cases spoil are valid, or the cases would prove nothing.
+/// The requests are valid before the cases spoil them.
 TEST(PlanAccepts, UnspoiltRequests) {
   for (const Make make : {kForward, kBackward, kPacked}) {
     Request request = make();
@@ -479,7 +479,7 @@ TEST(PlanAccepts, PackedWithoutData) {
   EXPECT_EQ(create(request), FOVEA_OK) << fovea_last_error();
 }
 
-/// Counted pair by pair, as the definition in fovea.h says.
+/// Counted pair by pair, by the definition in fovea.h.
 double pairs_one_by_one(int64_t seqlen_q, int64_t seqlen_k, int64_t left, int64_t right) {
   double pairs = 0;
   for (int64_t i = 0; i < seqlen_q; ++i) {
@@ -540,8 +540,8 @@ TEST(PlanFlops, CountPackedAndUsedLengthsWhereKnown) {
   fovea_plan_destroy(plan);
 }
 
-/// The tensors of a forward, as if they lay on a GPU; without data, for the library would see that they do
-/// not.
+/// The tensors of a forward, described as on a GPU. Without data, because the library would see that it is not
+/// there.
 Request on_gpu(int id) {
   Request request = Request::forward();
   for (const char* name : {"q", "k", "v", "o", "lse"}) {

@@ -1,4 +1,4 @@
-// A small valid request of each kind, to be spoilt in one place by a test.
+// A small valid request of each kind, for tests that spoil it in one place.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline constexpr fovea_dtype kInt64{FOVEA_CODE_INT, 64, 1};
 inline constexpr fovea_dtype kUInt8{FOVEA_CODE_UINT, 8, 1};
 inline constexpr fovea_dtype kBool{FOVEA_CODE_BOOL, 8, 1};
 
-/// A tensor with room: its memory is larger than any valid shape of these tests needs.
+/// A tensor whose memory is larger than any valid shape of these tests needs.
 class TestTensor {
  public:
   TestTensor() : memory_(kRoom, 0) {}
@@ -103,7 +103,7 @@ class Request {
     return t;
   }
   void remove(const std::string& name) { tensors_.erase(name); }
-  /// Sets the type of the tensors named.
+  /// Sets the element type of the named tensors.
   void set_dtype(std::initializer_list<const char*> names, fovea_dtype dtype) {
     for (const char* name : names) tensors_.at(name).c.dtype = dtype;
   }
@@ -204,8 +204,8 @@ class AlignedMemory {
   std::vector<unsigned char> memory_;
 };
 
-/// The last error is of `argument` and reads "<argument>: got ..., expected ...; <remedy>" with the
-/// fragments.
+/// Checks that the last error names `argument`, reads "<argument>: got ..., expected ...; <remedy>", and
+/// contains the fragments.
 inline void expect_message(const std::string& argument, const std::string& got, const std::string& expected) {
   EXPECT_EQ(fovea_last_error_argument(), argument);
   const std::string message = fovea_last_error();

@@ -1,4 +1,4 @@
-// What fovea_run refuses before it writes anything.
+// Wrong requests to fovea_run, refused before it writes anything.
 
 #include "request.hpp"
 
@@ -44,7 +44,7 @@ TEST_P(RunErrors, AreReportedAndNothingIsWritten) {
   expect_message(c.argument, c.got, c.expected);
   EXPECT_TRUE(request.bytes() == before) << "bytes were written";
 
-  Request unspoilt = c.make();  // the plan itself is as good as before
+  Request unspoilt = c.make();  // the plan is valid
   fovea_buffers again = unspoilt.c_buffers();
   again.workspace = good.workspace;
   again.workspace_size = good.workspace_size;
@@ -89,7 +89,7 @@ const Case kCases[] = {
     {"o_is_cu_seqlens", kPacked, [](Request&, fovea_buffers& b) { b.o = const_cast<void*>(b.cu_seqlens_q); },
      "o", "overlaps cu_seqlens_q", "memory of its own"},
 
-    // What the sequences are may change from run to run.
+    // The contents of cu_seqlens and seqused may change from run to run.
     {"cu_seqlens_start", kPacked,
      [](Request& r, fovea_buffers&) {
        r["cu_seqlens_q"].fill<int32_t>({2, 2, 2, 6});

@@ -1,4 +1,4 @@
-// Writes small valid files, from which the fuzz targets start: fuzz_io_seeds DIRECTORY makes DIRECTORY/npy
+// Writes the small valid files from which the fuzz targets start: fuzz_io_seeds DIRECTORY makes DIRECTORY/npy
 // and DIRECTORY/safetensors.
 #include <cstdio>
 #include <exception>

@@ -1,6 +1,6 @@
 // libFuzzer target: whatever the bytes, parse_npy returns an array or throws FileError, and an array it
-// returns survives being written and read again. Run with a -malloc_limit_mb to see that a claimed size
-// allocates nothing.
+// returns survives being written and read again. With -malloc_limit_mb it also shows that a
+// size claimed by the file allocates nothing.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

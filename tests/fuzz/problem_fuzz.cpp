@@ -1,9 +1,8 @@
-// libFuzzer target: whatever the description, fovea_plan_create returns a status. A plan that it makes for a
-// small problem is run on memory that ends where the tensors end, so that AddressSanitizer sees every step
-// beyond.
+// libFuzzer target: fovea_plan_create returns a status for every description. A plan for a small problem is also
+// run, on memory that ends where the tensors end, so that AddressSanitizer sees every access beyond.
 //
-// The bytes choose sizes and features, from which a coherent problem is made; then they spoil it in a few
-// places. Descriptions of random bytes would be refused at the first check.
+// The bytes choose sizes and features of a valid problem, and then a few places where it is spoilt. Completely
+// random descriptions would all fail the first check.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -26,7 +25,7 @@ namespace {
   std::abort();
 }
 
-/// Numbers out of the input; zeros after its end.
+/// Reads numbers from the input; zeros after its end.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -104,12 +103,12 @@ fovea_dtype hostile_dtype(Bytes& in) {
   return in.below(4) == 0 ? in.raw<fovea_dtype>() : kTypes[static_cast<size_t>(in.below(kTypes.size()))];
 }
 
-/// One tensor and all that its fields point to.
+/// One tensor and everything that its fields point to.
 struct Tensor {
   fovea_tensor c{};
   std::array<int64_t, 8> shape{}, strides{};
   bool present = false, has_strides = false;
-  /// Of lengths: their values, as many as there were before spoiling.
+  /// For tensors of lengths: their values, as many as before spoiling.
   std::vector<int32_t> values;
 
   void make(fovea_dtype dtype, std::initializer_list<int64_t> sizes) {
@@ -153,7 +152,7 @@ struct Description {
   fovea_options options = FOVEA_OPTIONS_INIT;
   std::array<Tensor, kCount> tensors;
 
-  /// Points the problem at the tensors. (Not in a constructor: the addresses are those of this object.)
+  /// Points the problem at the tensors of this object. (Not in a constructor, since the object moves after it.)
   void connect() {
     const std::array<const fovea_tensor**, kCount> fields = {&problem.q,
                                                              &problem.k,
@@ -356,7 +355,7 @@ void spoil(Bytes& in, Description& d) {
   }
 }
 
-/// Bytes from the first to past the last element, or -1 when they are more than these runs want.
+/// Bytes from the first element to the end of the last, or -1 when they are too many for these runs.
 int64_t small_extent(const Tensor& t) {
   constexpr int64_t kLimit = 1 << 16;
   const auto rank = static_cast<size_t>(t.c.ndim);
@@ -373,7 +372,7 @@ int64_t small_extent(const Tensor& t) {
   return (last + 1) * (t.c.dtype.bits / 8);
 }
 
-/// The data of cu_seqlens, seqused and the like decides what is valid: what the plan reads must be there.
+/// The plan reads the data of cu_seqlens, seqused and similar tensors, so they need memory.
 void give_lengths(Bytes& in, Description& d) {
   for (const Index index : {kCuSeqlensQ, kCuSeqlensK, kSeqUsedQ, kSeqUsedK}) {
     Tensor& t = d.tensors[index];
@@ -414,7 +413,7 @@ void run(const Bytes& input, Description& d, const fovea_plan* plan) {
     const int64_t extent = small_extent(t);
     if (extent < 0) return;
     work += static_cast<double>(extent);
-    // Plain new aligns to 16 bytes, and a run past the end is a run past the allocation.
+    // Plain new aligns to 16 bytes, and an access past the end is one past the allocation.
     memory[i] = std::make_unique<unsigned char[]>(static_cast<size_t>(extent));
     p[i] = memory[i].get();
     if (static_cast<size_t>(extent) == t.values.size() * sizeof(int32_t)) {
@@ -466,7 +465,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   give_lengths(in, d);
   for (int i = 0; i < spoilt; ++i) spoil(in, d);
   for (Tensor& t : d.tensors) {
-    // That the memory is there is the caller's promise; only lengths are read in a plan.
+    // A plan reads only lengths; the caller promises that the other memory exists.
     if (t.shape[0] != static_cast<int64_t>(t.values.size()) || t.c.byte_offset != 0) t.c.data = nullptr;
   }
   d.connect();

@@ -1,4 +1,4 @@
-// Arrays of the device for tests of single instructions.
+// Arrays in device memory, for tests of single instructions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace fovea_test {
 
-/// "" when there is a GPU that these kernels run on, else why not.
+/// "" when a GPU can run these kernels, else the reason against it.
 inline const char* why_no_gpu() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -34,7 +34,7 @@ class DeviceArray {
   ~DeviceArray() { cudaFree(data_); }
 
   T* data() const { return data_; }
-  /// After all kernels; their errors are failures of the test.
+  /// Waits for all kernels; their errors fail the test.
   std::vector<T> values() const {
     std::vector<T> host(count_);
     EXPECT_STREQ(cudaGetErrorString(cudaDeviceSynchronize()), "no error");

@@ -1,5 +1,5 @@
-// A problem of src/verify whose tensors stay in device memory: for tests of streams, graphs and
-// pointers, which need addresses that last. (The suite itself places tensors anew for each run.)
+// A problem of src/verify whose tensors stay in device memory, for tests of streams, graphs and
+// pointers, which need lasting addresses. (The suite itself places tensors again for each run.)
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,7 +30,7 @@ inline std::vector<std::string> cuda_backends() {
   }
   return names;
 }
-/// The clause of the first CUDA backend, or that there is none.
+/// Why the first CUDA backend is unavailable, or that there is none.
 inline std::string why_no_cuda_backend() {
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
     if (is_cuda(fovea_backend_name(i))) return fovea_backend_unavailable_because(i);
@@ -51,7 +51,7 @@ inline void cuda_ok(cudaError_t status, const std::source_location& where = std:
   ASSERT_STREQ(cudaGetErrorString(status), "no error") << where.file_name() << ":" << where.line();
 }
 
-/// `device` is the current one until the end of the scope.
+/// Makes `device` current until the end of the scope.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -106,7 +106,7 @@ class DeviceProblem {
   DeviceProblem(const ProblemSpec& spec, fovea_pass pass, const std::string& backend, int device = 0)
       : spec_(spec), x_(spec), pass_(pass), device_(device) {
     if (pass == FOVEA_BACKWARD) {
-      // What the backward reads of a forward: the oracle's.
+      // The backward reads o and lse of the oracle's forward.
       const RunResult forward = run_pass(x_, FOVEA_FORWARD, {kOracle});
       EXPECT_EQ(forward.failure, "");
     }
@@ -142,7 +142,7 @@ class DeviceProblem {
     return fovea_run(plan(), &b);
   }
 
-  /// Inputs as the host has them, outputs and workspace full of a pattern. Waits for the device.
+  /// Copies the inputs from the host, and fills outputs and workspace with a pattern. Waits for the device.
   void upload() const {
     const OnDevice scope(device_);
     for (size_t r = 0; r < kRoles; ++r) {
@@ -154,7 +154,7 @@ class DeviceProblem {
     if (workspace_) cuda_ok(cudaMemset(workspace_->get(), kPattern, workspace_size()));
     cuda_ok(cudaDeviceSynchronize());
   }
-  /// The outputs' elements. Waits for the device.
+  /// The elements of the outputs. Waits for the device.
   Bytes outputs() const {
     const OnDevice scope(device_);
     cuda_ok(cudaDeviceSynchronize());
@@ -167,7 +167,7 @@ class DeviceProblem {
     }
     return bytes;
   }
-  /// Outputs of a run with nothing else on the device.
+  /// Outputs of a run that has the device to itself.
   Bytes outputs_alone() const {
     upload();
     EXPECT_EQ(run(nullptr), FOVEA_OK) << fovea_last_error();
@@ -207,15 +207,15 @@ class DeviceProblem {
   std::unique_ptr<DeviceBytes> workspace_;
 };
 
-/// The same without the terms that only general kernels know.
+/// The same without the terms that only general kernels support.
 inline ProblemSpec without_terms(ProblemSpec spec) {
   spec.bias = spec.dbias = spec.mask = spec.block_mask = spec.alibi = spec.rng_state = false;
   spec.dropout = 0;
   return spec;
 }
 
-/// Calls test(backend, type, pass) for each backend, pass and type that it can do (`all` says the rest;
-/// without_terms of it for a backend that can do nothing else).
+/// Calls test(backend, type, pass) for each backend, pass and type that the backend can do. `all` gives the
+/// rest of the problem, or without_terms(all) for a backend that supports no terms.
 template <class Test>
 void for_each_backend(const ProblemSpec& all, Test&& test) {
   for (const std::string& backend : cuda_backends()) {

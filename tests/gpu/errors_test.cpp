@@ -1,5 +1,5 @@
-// What a GPU adds to the ways of asking for something wrong: every one is refused before anything is
-// launched, with a message that names the argument, and no byte of any output changes.
+// Wrong requests that only exist with GPUs. Each is refused before anything is launched, with a message that
+// names the argument, and no byte of any output changes.
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -16,7 +16,7 @@ ProblemSpec small() {
   spec.heads_q = 4;
   spec.heads_kv = 2;
   spec.seqlen_q = 2;
-  spec.seqlen_k = 2000;  // few queries and many keys: there is a workspace in both passes
+  spec.seqlen_k = 2000;  // few queries and many keys: both passes need a workspace
   spec.head_dim = spec.head_dim_v = 64;
   spec.bias = spec.sink = true;
   return spec;
@@ -27,7 +27,7 @@ class CudaErrors : public testing::Test {
   void SetUp() override { FOVEA_SKIP_WITHOUT_CUDA_BACKEND(); }
 };
 
-/// Runs with buffers that `spoil` changed must be refused, and the outputs keep their pattern.
+/// Checks that runs with buffers changed by `spoil` are refused and that the outputs keep their pattern.
 void expect_refusal(DeviceProblem& x, const std::function<void(fovea_buffers&)>& spoil, const char* argument,
                     const char* got, const char* expected) {
   SCOPED_TRACE(std::string(argument) + " got " + got);
@@ -104,7 +104,7 @@ TEST_F(CudaErrors, ManagedMemoryIsFine) {
   });
 }
 
-/// The reverse: a plan of the CPU.
+/// The reverse: a plan for the CPU.
 TEST_F(CudaErrors, DevicePointersAreRefusedByPlansOfTheCpu) {
   ProblemSpec spec = small();
   const OwnedProblem x(spec);
@@ -177,9 +177,9 @@ TEST_F(CudaErrors, OverlappingTensorsAreRefused) {
   });
 }
 
-// ---- what plans refuse
+// ---- requests that plans refuse
 
-/// The status of a plan for `x` whose tensors `spoil` changed.
+/// The status of a plan for `x` with tensors changed by `spoil`.
 fovea_status plan_status(const DeviceProblem& x, const std::function<void(OwnedProblem::Description&)>& spoil,
                          const char* backend = nullptr) {
   const auto description = x.description();
@@ -233,8 +233,8 @@ TEST_F(CudaErrors, BackendsOfTheOtherDeviceCannot) {
   }
 }
 
-/// Left to choose, a plan for tensors of a GPU takes a CUDA backend, for every feature, and says which and
-/// why.
+/// Without a backend's name, a plan for tensors of a GPU takes a CUDA backend, for every feature, and says
+/// which and why.
 TEST_F(CudaErrors, PlansChooseABackendOfTheGpu) {
   for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
     for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
@@ -288,23 +288,23 @@ TEST_F(CudaErrors, OfAnotherGpu) {
   });
 }
 
-// ---- failures of the device itself: in a process of their own, since they end its context
+// ---- failures of the device: in a separate process, because they destroy its context
 
-/// Keys (or queries) of the second sequence lie, says cu_seqlens_k, far behind the tensor: an illegal
-/// address, which only the device sees. Then the next run is told, and so is whoever asks for a plan's
-/// workspace. Ends the process: 0 when all was as it should be.
+/// cu_seqlens_k places the keys (or queries) of the second sequence far behind the tensor: an illegal address
+/// that only the device sees. The next run and the next request for a workspace must report it. Ends the
+/// process: 0 when they do.
 void run_into_nowhere(const std::string& backend) {
   ProblemSpec spec = small();
   spec.bias = false;
   spec.lengths_q = {2, 2};
   spec.lengths_k = {50, 70};
-  int code = 2;  // the backend can do none of it
+  int code = 2;  // the backend supports none of these problems
   for (const Type type : {Type::kF32, Type::kF16}) {
     spec.type = type;
     DeviceProblem x(spec, FOVEA_FORWARD, backend);
     if (!x.plan()) continue;
     fovea_buffers b = x.buffers(nullptr);
-    // TMA reads nothing outside of a tensor; but rows of o that are no whole boxes are stored without it.
+    // TMA reads nothing outside a tensor; but rows of o that do not fill a box are stored without TMA.
     const void* spoilt = backend == "cuda_sm90" ? b.cu_seqlens_q : b.cu_seqlens_k;
     const int32_t starts[] = {0, 1 << 30, (1 << 30) + 70};
     cuda_ok(cudaMemcpy(const_cast<void*>(spoilt), starts, sizeof starts, cudaMemcpyHostToDevice));
@@ -319,7 +319,7 @@ void run_into_nowhere(const std::string& backend) {
 }
 
 TEST_F(CudaErrors, FailuresOfTheDeviceAreTold) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: a forked one has no CUDA
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: CUDA does not work in a forked one
   for (const std::string& backend : cuda_backends()) {
     EXPECT_EXIT(run_into_nowhere(backend), testing::ExitedWithCode(0), "told: .*(earlier|illegal)")
         << backend;

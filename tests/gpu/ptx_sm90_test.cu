@@ -1,5 +1,5 @@
-// The wrappers of sm_90a on a Hopper GPU, against the maps of src/tile and exact arithmetic: small whole
-// numbers, of which every product and sum is exact in bfloat16, float16 and float32.
+// The wrappers of sm_90a on a Hopper GPU, against the maps of src/tile and exact arithmetic: small
+// integers, whose products and sums are exact in bfloat16, float16 and float32.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -36,7 +36,7 @@ bool is_hopper() {
   FOVEA_SKIP_WITHOUT_GPU();         \
   if (!is_hopper()) GTEST_SKIP() << "an instruction of sm_90a, which this GPU has not"
 
-/// A number of -4 .. 4 for each index.
+/// An integer from -4 to 4 for each index.
 constexpr int number(int i) {
   return static_cast<int>(static_cast<uint32_t>(i) * 2654435761u >> 20) % 9 - 4;
 }
@@ -49,7 +49,7 @@ T element(int i) {
 
 constexpr int kRounds = 20;
 
-/// Thread 0 hands numbers to the other warp through one slot.
+/// Thread 0 passes numbers to the other warp through one slot.
 __global__ void hand_over(int* received) {
   __shared__ alignas(8) uint64_t barriers[2];
   __shared__ int slot;
@@ -59,10 +59,11 @@ __global__ void hand_over(int* received) {
     ptx::mbarrier_init(empty, 32);
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();  // the barriers are ready
+  __syncthreads();  // the barriers are initialised
   if (threadIdx.x == 0) {
     for (int round = 0; round < kRounds; ++round) {
-      ptx::mbarrier_wait(empty, round % 2 ^ 1);  // the slot was read; at first it is free
+      ptx::mbarrier_wait(
+          empty, round % 2 ^ 1);  // the slot has been read and may be overwritten; at first it is free
       for (const long long start = clock64(); round % 2 == 0 && clock64() - start < 3000;) {
       }
       slot = 100 + round;
@@ -111,8 +112,8 @@ struct Maps {
   CUtensorMap from4, from5;
 };
 
-/// Copies a box by the map of four dimensions, and by the map of five what lies one row further, of which a
-/// part is outside of the tensor.
+/// Copies a box with the map of four dimensions, and with the map of five the box one row further, which lies
+/// partly outside the tensor.
 __global__ void copy_boxes(const __grid_constant__ Maps maps, uint16_t* raw, int row) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ alignas(8) uint64_t barrier;
@@ -126,7 +127,7 @@ __global__ void copy_boxes(const __grid_constant__ Maps maps, uint16_t* raw, int
     ptx::tma_load(to, maps.from4, full, 0, row, 1, 0);
     ptx::tma_load(to + kBytes, maps.from5, full, 0, 0, row + 1, 1, 0);
   }
-  __syncthreads();  // the barrier is ready
+  __syncthreads();  // the barrier is initialised
   ptx::mbarrier_wait(full, 0);
   for (int i = static_cast<int>(threadIdx.x); i < 2 * kBytes / 2; i += 32)
     raw[i] = reinterpret_cast<uint16_t*>(memory)[i];
@@ -181,7 +182,7 @@ __global__ void store_matrices(uint16_t* out) {
     }
   }
   ptx::stmatrix_x4(ptx::shared_address(&rows[lane][0]), r);
-  __syncwarp();  // the matrices are there
+  __syncwarp();  // the matrices may be read
   for (int i = 0; i < 8; ++i) out[lane * 8 + i] = rows[lane][i];
 }
 
@@ -237,7 +238,7 @@ TEST(PtxSm90, LargerOfPairs) {
 
 // ---- setmaxnreg
 
-/// Half of the threads give registers away, the other half gets them, and all go on.
+/// Half of the threads release registers, the other half takes them, and all continue.
 __global__ void __launch_bounds__(256, 1) hand_registers(int* out) {
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<24>();
@@ -281,7 +282,7 @@ __global__ void multiply(const T* a, const T* b, float* d) {
         b[i]);
   }
   ptx::async_proxy_fence();
-  __syncthreads();  // the operands are there, and wgmma may see them
+  __syncthreads();  // the operands are complete and visible to wgmma
   uint32_t fragments[kK / 16][4];
   for (int step = 0; step < kK / 16; ++step) {
     for (int reg = 0; reg < 4; ++reg) {

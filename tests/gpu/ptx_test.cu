@@ -1,5 +1,5 @@
-// Every wrapper of src/cuda/ptx on a GPU: against the fragment maps of src/tile (which the host tests hold
-// against the tables of the PTX manual), and against exact arithmetic. Built twice: for the GPUs of the
+// Every wrapper of src/cuda/ptx on a GPU, against the fragment maps of src/tile (which host tests compare with the
+// tables of the PTX manual) and against exact arithmetic. Built twice: for the GPUs of the
 // library, and as PTX of sm_75, whose wrappers differ.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -66,7 +66,7 @@ __global__ void shared_accesses(uint4* wide, uint2* middle, uint32_t* narrow) {
   __shared__ uint4 words[kThreads];
   const auto t = static_cast<uint32_t>(threadIdx.x);
   ptx::st_shared_16(ptx::shared_address(&words[t]), make_uint4(t, t + 100, t + 200, t + 300));
-  __syncthreads();  // the words are there before others overwrite parts of them
+  __syncthreads();  // the words are written: other threads may overwrite parts of them
   if (t % 2 == 1) ptx::st_shared_4(ptx::shared_address(&words[kThreads - 1 - t]) + 4, 7);
   if (t % 4 == 2) ptx::st_shared_8(ptx::shared_address(&words[t]) + 8, make_uint2(8, 9));
   __syncthreads();  // all words have their final values
@@ -123,7 +123,7 @@ TEST(Ptx, OpaqueValuesStayWhatTheyAre) {
 
 constexpr int kRounds = 20;
 
-/// Warp 0 hands 32 numbers to warp 1, again and again through the same memory; each in turn is slow. Warp 2
+/// Warp 0 passes 32 numbers to warp 1, again and again through the same memory; each is slow in turn. Warp 2
 /// takes no part and ends at once.
 __global__ void hand_over(int* received) {
   constexpr int kFull = 1, kEmpty = 2, kParties = 64;
@@ -136,14 +136,14 @@ __global__ void hand_over(int* received) {
   };
   if (threadIdx.x < kWarpLanes) {
     for (int round = 0; round < kRounds; ++round) {
-      if (round > 0) ptx::barrier_wait(kEmpty, kParties);  // the slot was read
+      if (round > 0) ptx::barrier_wait(kEmpty, kParties);  // the slot has been read and may be overwritten
       dawdle(round % 2 == 0);
       slot[lane] = 100 * round + lane;
       ptx::barrier_arrive(kFull, kParties);
     }
   } else if (threadIdx.x < 2 * kWarpLanes) {
     for (int round = 0; round < kRounds; ++round) {
-      ptx::barrier_wait(kFull, kParties);  // the slot is written
+      ptx::barrier_wait(kFull, kParties);  // the slot has been written and may be read
       dawdle(round % 2 == 1);
       received[round * kWarpLanes + lane] = slot[kWarpLanes - 1 - lane];
       if (round + 1 < kRounds) ptx::barrier_arrive(kEmpty, kParties);
@@ -163,8 +163,8 @@ TEST(Ptx, NamedBarriersHandOver) {
 
 // ---- cp.async
 
-/// Thread t copies word t of `from` in stage 0, word 64 + t in stage 1 unless t is a multiple of 3: then it
-/// names no memory at all, and must read none. Reads stage 0 while stage 1 may be under way.
+/// Thread t copies word t of `from` to stage 0, and word 64 + t to stage 1 unless t is a multiple of 3: then it
+/// passes a null address, which must not be read. Reads stage 0 while stage 1 may be in flight.
 template <class Word>
 __global__ void async_copies(const Word* from, Word* first, Word* second) {
   __shared__ alignas(16) Word stages[2][kThreads];
@@ -178,7 +178,7 @@ __global__ void async_copies(const Word* from, Word* first, Word* second) {
   };
   std::memset(&stages[0][t], 0xff, sizeof(Word));
   std::memset(&stages[1][t], 0xff, sizeof(Word));
-  __syncthreads();  // the patterns are there before copies may overwrite those of other threads
+  __syncthreads();  // the patterns are written: copies of other threads may overwrite them
   const unsigned other = kThreads - 1 - t;
   copy(&stages[0][other], from + other, true);
   ptx::cp_async_commit();
@@ -222,8 +222,8 @@ TEST(Ptx, CpAsync4CopiesAndFillsWithZeros) {
 
 constexpr int kMatrixElements = 64;
 
-/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse order and apart, so that addresses are what
-/// decides.
+/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse order with gaps, so that only the addresses
+/// decide.
 template <bool kTrans>
 __global__ void load_matrices(uint32_t* registers) {
   constexpr int kMatrices = 4;
@@ -327,7 +327,7 @@ __global__ void product(const float* a, const float* b, float* d) {
   }
 }
 
-/// Whole numbers, so that every sum is exact in any order: a wrong place of any element shows.
+/// Integers, so that every sum is exact in any order and any misplaced element shows.
 template <class Map, class T>
 void test_product() {
   std::mt19937 random(7);
@@ -372,14 +372,13 @@ TEST(Ptx, MmaM16N8K8Tf32) {
   test_product<MmaM16N8K8Tf32, float>();
 }
 
-/// The claim of mma.cuh that splits of float32 rest on: the lower 13 bits of an operand are not looked at,
-/// not even to round.
+/// The splits of float32 rely on this: mma ignores the lower 13 bits of an operand and does not round them.
 TEST(Ptx, Tf32OperandsAreCutOff) {
   FOVEA_SKIP_WITHOUT_SM80();
   FOVEA_SKIP_WITHOUT_GPU();
   using Map = MmaM16N8K8Tf32;
   std::vector<float> a(Map::kM * Map::kK), b(Map::kK * Map::kN), d(Map::kM * Map::kN);
-  a[0] = 1 + 0x1p-10f + 0x1.fffp-11f;  // next to 1 + 2^-9, but cut off it is 1 + 2^-10
+  a[0] = 1 + 0x1p-10f + 0x1.fffp-11f;  // nearest to 1 + 2^-9, but truncated it is 1 + 2^-10
   b[0] = 1;
   const DeviceArray<float> da(a), db(b), dd(d);
   product<Map, float><<<1, kWarpLanes>>>(da.data(), db.data(), dd.data());
@@ -397,7 +396,7 @@ TEST(Ptx, MmaAccumulatesInFloat32) {
   for (const float x : dd.values()) EXPECT_EQ(x, 8 * 2 * operand + 0.5f);
 }
 
-/// P as it comes out of one product goes into the next without leaving the lane.
+/// P goes from the accumulators of one product into the next without leaving the lane.
 __global__ void accumulator_as_operand(float* wrong) {
   const int lane = static_cast<int>(threadIdx.x);
   wrong[lane] = 0;
@@ -470,7 +469,7 @@ __global__ void add_up(float* sums) {
   ptx::red_add_v4(sums + 4, x, 2 * x, 3 * x, -x);
 }
 
-/// Whole numbers below 2^24: the sum does not depend on the order.
+/// Integers below 2^24: the sum does not depend on the order.
 TEST(Ptx, RedAddsOfManyThreadsAddUp) {
   FOVEA_SKIP_WITHOUT_GPU();
   constexpr int kBlocks = 300, kBlock = 128;
@@ -484,16 +483,16 @@ TEST(Ptx, RedAddsOfManyThreadsAddUp) {
 
 // ---- flags between CTAs
 
-/// CTAs in turn change what all their threads have in memory: x becomes 3 x + number. The order shows.
+/// CTAs take turns to change the words of all their threads: x becomes 3 x + number, so the order shows.
 __global__ void take_turns(int* started, int* turn, uint32_t* x) {
   __shared__ int number;
   if (threadIdx.x == 0) {
     number = atomicAdd(started, 1);
     ptx::wait_for(turn, number);
   }
-  __syncthreads();  // it is this CTA's turn
+  __syncthreads();  // it is this CTA's turn: all threads may change their words
   x[threadIdx.x] = 3 * x[threadIdx.x] + static_cast<uint32_t>(number);
-  __syncthreads();  // all have changed theirs
+  __syncthreads();  // all have changed their words: thread 0 may pass the turn on
   if (threadIdx.x == 0) ptx::st_release(turn, number + 1);
 }
 

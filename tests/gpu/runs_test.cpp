@@ -1,5 +1,5 @@
-// How runs behave on a GPU, whatever they compute: streams, graphs, threads, load, several GPUs. Results are
-// compared bit for bit with those of a run that had the device for itself.
+// How runs behave on a GPU: streams, graphs, threads, load, several GPUs. Results are compared bit for bit with
+// those of a run that has the device to itself.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,7 +11,7 @@
 namespace fovea_test {
 namespace {
 
-/// Several tiles in each direction, two sequences, groups of heads; more than a row of CTAs.
+/// Several tiles in each direction, two sequences, groups of heads; more than one row of CTAs.
 ProblemSpec usual() {
   ProblemSpec spec;
   spec.batch = 2;
@@ -23,7 +23,7 @@ ProblemSpec usual() {
   spec.causal = true;
   return spec;
 }
-/// Few queries: keys are split among CTAs and parts are merged.
+/// Few queries: the keys are split over CTAs, and the splits merged.
 ProblemSpec decode() {
   ProblemSpec spec;
   spec.batch = 2;
@@ -100,7 +100,7 @@ TEST_F(Runs, CanBeCapturedAndReplayed) {
   }
 }
 
-/// A run returns while what comes before it in its stream has not even started.
+/// A run returns before earlier work of its stream has started.
 TEST_F(Runs, DoNotWaitForTheDevice) {
   for (const ProblemSpec& spec : all_kinds()) {
     for_each_backend(spec, [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass) {
@@ -130,7 +130,7 @@ TEST_F(Runs, DoNotWaitForTheDevice) {
   }
 }
 
-/// No memory is taken from the device by runs (nor kept, nor lost).
+/// Runs take no memory from the device.
 TEST_F(Runs, AllocateNothing) {
   for_each_backend(everything(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass) {
     x.outputs_alone();
@@ -143,7 +143,7 @@ TEST_F(Runs, AllocateNothing) {
   });
 }
 
-/// Runs are in the order of their stream: copies around them need no synchronisation.
+/// Runs keep the order of their stream: copies around them need no synchronisation.
 TEST_F(Runs, KeepTheOrderOfTheirStream) {
   for_each_backend(usual(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass pass) {
     const Bytes eager = x.outputs_alone();
@@ -159,7 +159,7 @@ TEST_F(Runs, KeepTheOrderOfTheirStream) {
     const DeviceBytes copy(result_size);
     cuda_ok(cudaMemset(v, kPattern, size));
     cuda_ok(cudaDeviceSynchronize());
-    // NaN for the first run, the right values for the second, NaN again behind it.
+    // NaN for the first run, the right values for the second, NaN again after it.
     EXPECT_EQ(fovea_run(x.plan(), &b), FOVEA_OK);
     cuda_ok(cudaMemcpyAsync(v, right.data(), size, cudaMemcpyHostToDevice, stream.get()));
     EXPECT_EQ(fovea_run(x.plan(), &b), FOVEA_OK);
@@ -195,8 +195,8 @@ TEST_F(Runs, OnTwoStreamsDoNotDisturbEachOther) {
                    });
 }
 
-/// A hundred runs beside a load that changes from one to the next: none, a little, more than the GPU holds at
-/// a time. Tiles are then taken in other orders, and by other CTAs.
+/// A hundred runs beside a changing load: none, a little, more than the GPU holds at a time. The load changes the
+/// order of tiles and which CTA takes them.
 TEST_F(Runs, RepeatAHundredTimesUnderAChangingLoad) {
   for (const ProblemSpec& kind : all_kinds()) {
     for_each_backend(
@@ -208,7 +208,7 @@ TEST_F(Runs, RepeatAHundredTimesUnderAChangingLoad) {
           const Stream stream, load_streams[kStreams];
           for (int repeat = 0; repeat < 100; ++repeat) {
             x.upload();
-            // Those of the load write the same outputs, which nobody looks at; a workspace would be shared.
+            // The runs of the load all write the same outputs, which are not read.
             const int others = load.workspace_size() > 0 ? repeat % 2 : repeat % 17;
             for (int i = 0; i < others; ++i)
               ASSERT_EQ(load.run(load_streams[i % kStreams].get()), FOVEA_OK) << fovea_last_error();
@@ -250,9 +250,8 @@ TEST_F(Runs, OfOnePlanFromManyThreads) {
   }
 }
 
-/// Races provoked: problems of very different sizes are launched in shuffled orders on many streams, so that
-/// their CTAs meet on the same SMs, start late and in other orders than alone, and find caches that others
-/// filled.
+/// Provokes races: launches problems of very different sizes in shuffled orders on many streams, so that their
+/// CTAs share SMs, start late and in other orders than alone, and find other data in the caches.
 TEST_F(Runs, GiveTheSameBitsInAnyLaunchOrder) {
   for (const std::string& backend : cuda_backends()) {
     std::vector<std::unique_ptr<DeviceProblem>> problems;

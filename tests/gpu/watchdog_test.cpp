@@ -1,6 +1,6 @@
-// Thousands of shapes that a backend can do, one after the other, without an oracle: kernels whose warps wait
-// for each other must end whatever the lengths are, and give the same bits twice. What hangs is named, and
-// the program ends: nothing can be freed on a device that hangs.
+// Runs thousands of shapes that a backend can do, one after the other, without an oracle. Kernels whose warps wait
+// for each other must end for all lengths and give the same bits twice. A run that hangs is named and ends the
+// program, because nothing can be freed on a device that hangs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// FOVEA_TEST_SHAPES: how many shapes for cuda_sm90, of which others get a tenth; 5,000 without it.
+/// FOVEA_TEST_SHAPES: the number of shapes for cuda_sm90 (default 5,000); other backends get a tenth.
 uint64_t shapes_wanted() {
   const char* const text = std::getenv("FOVEA_TEST_SHAPES");
   return text != nullptr ? std::strtoull(text, nullptr, 10) : 5000;
@@ -23,7 +23,7 @@ uint64_t shapes_wanted() {
 
 constexpr int64_t kMostElements = 2'000'000;
 
-/// No kernel of these sizes takes a hundredth of it, beside other programs either.
+/// Kernels of these sizes take less than a hundredth of this time, even beside other programs.
 constexpr auto kLongest = 30s;
 
 void expect_to_end(const Stream& stream, const std::string& what) {
@@ -74,13 +74,13 @@ ProblemSpec random_shape(Random& random, uint64_t index) {
   return spec;
 }
 
-/// Pairs of queries and keys, times the head size, that the oracle's forward, which a backward reads, does in
+/// Pairs of queries and keys, times the head size: the oracle's forward, which a backward needs, does as many in
 /// a twentieth of a second.
 constexpr int64_t kMostWorkOfOracle = 20'000'000;
 
 /// The same with fewer and shorter sequences.
 ProblemSpec within_oracle(ProblemSpec spec) {
-  if (spec.packed() || !spec.used_q.empty() || !spec.used_k.empty()) return spec;  // short as they are
+  if (spec.packed() || !spec.used_q.empty() || !spec.used_k.empty()) return spec;  // already short
   const auto work = [&] { return spec.batch * spec.heads_q * spec.seqlen_q * spec.seqlen_k * spec.head_dim; };
   while (work() > kMostWorkOfOracle && spec.batch > 1) spec.batch /= 2;
   if (work() > kMostWorkOfOracle) spec.heads_q = spec.heads_kv = 1;
@@ -91,7 +91,7 @@ ProblemSpec within_oracle(ProblemSpec spec) {
   return spec;
 }
 
-/// Runs `shapes` of what a backend can do twice each.
+/// Runs `shapes` problems that a backend can do, each twice.
 void run_shapes(const std::string& backend, fovea_pass pass, uint64_t shapes) {
   Random random(20250);
   const Stream stream;
@@ -122,7 +122,7 @@ void run_shapes(const std::string& backend, fovea_pass pass, uint64_t shapes) {
 TEST(Watchdog, EveryForwardEnds) {
   FOVEA_SKIP_WITHOUT_CUDA_BACKEND();
   for (const std::string& backend : cuda_backends()) {
-    // Only its warps wait for each other by more than barriers of a whole CTA.
+    // Only in this backend do warps wait for each other otherwise than at barriers of a whole CTA.
     run_shapes(backend, FOVEA_FORWARD, backend == "cuda_sm90" ? shapes_wanted() : shapes_wanted() / 10);
   }
 }

@@ -1,5 +1,4 @@
-// What kernels compute from AttentionParams is what the CPU computes from the problem: lengths, key ranges,
-// dropout.
+// Kernels compute the same lengths, key ranges and dropout from AttentionParams as the CPU from the problem.
 #include "tile/attention_params.hpp"
 
 #include <gtest/gtest.h>
@@ -79,7 +78,7 @@ TEST(AttentionParams, KeyAndQueryRangesAreThoseOfTheWindow) {
           tile::AttentionParams p;
           p.window_left = left;
           p.window_right = right;
-          const tile::SequenceSpan span{0, 0, 9, 9, sq, sk};  // used, not held, is what counts
+          const tile::SequenceSpan span{0, 0, 9, 9, sq, sk};  // the used lengths count
           for (int i = 0; i < sq; ++i) {
             const tile::Span32 keys = tile::keys_of(p, span, i);
             ASSERT_EQ((tile::Range{keys.begin, keys.end}), window.keys_of(i));
@@ -96,7 +95,7 @@ TEST(AttentionParams, KeyAndQueryRangesAreThoseOfTheWindow) {
   }
 }
 
-/// The longest sequences and widest windows that a launch lets pass: sums stay inside 32 bits.
+/// The longest sequences and widest windows that a launch accepts: sums stay within 32 bits.
 TEST(AttentionParams, RangesOfLongSequences) {
   tile::AttentionParams p;
   constexpr int kLong = 1 << 29;

@@ -84,7 +84,7 @@ TYPED_TEST(SixteenBits, RoundsToNearestEven) {
   for (uint32_t sign : {0u, 0x8000u}) {
     for (uint32_t magnitude = 0; magnitude < F::infinity; ++magnitude) {
       const double low = value_of(magnitude, F::exponent_bits, F::mantissa_bits);
-      // What follows the largest finite value, if exponents went on.
+      // The value after the largest finite one, if exponents continued.
       const double high = magnitude + 1 == F::infinity
                               ? low + (low - value_of(magnitude - 1, F::exponent_bits, F::mantissa_bits))
                               : value_of(magnitude + 1, F::exponent_bits, F::mantissa_bits);
@@ -104,7 +104,7 @@ TYPED_TEST(SixteenBits, InfinityAndNan) {
   EXPECT_EQ(from_float<TypeParam>(kFloatInfinity).bits, F::infinity);
   EXPECT_EQ(from_float<TypeParam>(-kFloatInfinity).bits, F::infinity | 0x8000u);
   EXPECT_EQ(from_float<TypeParam>(std::numeric_limits<float>::max()).bits, F::infinity);
-  // NaNs whose payload lies below what the 16 bits keep must not become infinities.
+  // A NaN whose payload lies in bits that are dropped must not become infinite.
   for (const uint32_t payload : {0x7f800001u, 0x7f801fffu, 0x7fc00000u, 0xff800001u, 0xffffffffu}) {
     EXPECT_TRUE(std::isnan(to_float(from_float<TypeParam>(std::bit_cast<float>(payload))))) << payload;
   }

@@ -1,5 +1,5 @@
-// A problem of the oracle with every tensor in float64 (also those that the C ABI keeps in float32), compact,
-// owned.
+// A problem of the oracle that owns its tensors, all compact and in float64 (also those that are float32 in the C
+// ABI).
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 namespace fovea::tile {
 namespace {
 
-/// The band as the header of the library states it.
+/// The band as defined in fovea.h.
 bool sees(const Window& w, int64_t i, int64_t j) {
   const int64_t position = i + w.seqlen_k - w.seqlen_q;
   return (w.left < 0 || j >= position - w.left) && (w.right < 0 || j <= position + w.right);
@@ -78,8 +78,7 @@ TEST(KvRange, KeysOfABlockOfQueries) {
   }
 }
 
-/// Not larger than needed either: the first and the last key of the range are seen, unless the band leaves
-/// the keys.
+/// The range is tight: its first and last keys are seen, unless the band lies outside the keys.
 TEST(KvRange, KeysOfABlockAreTight) {
   for (const Window& w : small_windows()) {
     for (int64_t begin = 0; begin < w.seqlen_q; ++begin) {

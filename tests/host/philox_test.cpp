@@ -1,4 +1,4 @@
-// The random stream of dropout: known answers, and the properties that backends rely on.
+// The random stream of dropout: known answers, and the properties on which backends rely.
 #include "tile/philox.hpp"
 
 #include <gtest/gtest.h>

@@ -30,7 +30,7 @@ struct Feature {
   std::function<Float64Problem()> make;
 };
 
-/// The problem most features are added to: GQA, Sq != Sk, D != Dv.
+/// The base problem: GQA, Sq != Sk, D != Dv.
 Float64Problem base() {
   return {2, 5, 7, 4, 2, 6, 3};
 }

@@ -1,4 +1,4 @@
-// The oracle against answers that are known without it.
+// The oracle against answers known by hand.
 #include "cpu/reference.hpp"
 
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// One head of size 1 whose scores are the keys (q = scale = 1) and whose output tells the weights: v has one
-/// column a key, with a 1 in it.
+/// One head of size 1 whose scores are the keys (q = scale = 1) and whose output is the weights: v is the
+/// identity.
 Float64Problem weights_problem(int64_t seqlen_q, const std::vector<double>& scores) {
   const auto keys = static_cast<int64_t>(scores.size());
   Float64Problem x(1, seqlen_q, keys, 1, 1, 1, keys);
@@ -207,7 +207,7 @@ TEST(Reference, LargeScoresDoNotOverflow) {
   EXPECT_NEAR(x[Role::kLse][0], 10000 + std::log(1.5), 1e-11);
 }
 
-/// Rows and keys that take no part get gradients of zero, whatever lies in their memory.
+/// Rows and keys that take no part get zero gradients, whatever their memory holds.
 TEST(Reference, GradientsOfWhatTakesNoPartAreZero) {
   Float64Problem x(1, 3, 4, 2, 1, 2, 2);
   x.add_integers(Role::kSeqUsedQ, {2});
@@ -248,7 +248,7 @@ TEST(Reference, RngStateIsWrittenByTheForwardAndReadByTheBackward) {
   cpu::run_reference(p, buffers);
   EXPECT_EQ(state, (std::vector<int64_t>{static_cast<int64_t>(x.seed), static_cast<int64_t>(x.offset)}));
 
-  buffers.seed = buffers.offset = 999;  // not looked at
+  buffers.seed = buffers.offset = 999;  // ignored: the backward reads rng_state
   p.pass = Pass::kBackward;
   cpu::run_reference(p, buffers);
   EXPECT_EQ(x[Role::kDV], expected);

@@ -1,4 +1,4 @@
-// Device functions of the harness, each by itself, on the emulated device.
+// Single device functions of the ladder's harness, on the emulated device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 using Lanes = std::array<float, 32>;
 
-/// `function` of what each lane holds, in a warp.
+/// Applies `function` to the value of each lane of a warp.
 template <class Function>
 Lanes in_a_warp(const Lanes& in, const Function& function) {
   Lanes out{};
@@ -159,7 +159,7 @@ TEST(DeviceFunctions, WeightsBecomeOperandA) {
   });
 }
 
-/// As the library's own arithmetic, which has tests against the manual's layouts, has them.
+/// Compared with the library's own arithmetic, which is tested against the manual's layouts.
 TEST(DeviceFunctions, DescriptorsOfWgmma) {
   using fovea::tile::SwizzleMode;
   for (const uint32_t address : {0x400u, 0x10800u, 0x37c00u}) {
@@ -169,8 +169,8 @@ TEST(DeviceFunctions, DescriptorsOfWgmma) {
   }
 }
 
-/// Each tile once, those of a section from the longest on; no block has two of the longest tiles more to do
-/// than another, and all have the same where all sections are whole.
+/// Each tile comes once, in a section the longest first. The work of two blocks differs by less than two of the
+/// longest tiles, and is equal when all sections are whole.
 TEST(CausalOrder, BlocksGetEqualWork) {
   constexpr int kRows = 64;
   int whole = 0;

@@ -42,8 +42,8 @@ std::vector<Rung> lazy_rungs() {
   return found;
 }
 
-/// Scores of keys in the middle exceed all others by more than float32 can hold of their exponential,
-/// whichever end a walk begins at: a maximum that lags too long shows.
+/// Scores of keys in the middle exceed all others by more than exponentials in float32 can hold, whichever end a
+/// loop begins at: a maximum that lags too long shows.
 class LazyRung : public GpuRung {};
 TEST_P(LazyRung, AgreesWithFloat64WhereScoresLeap) {
   const Rung& rung = GetParam();

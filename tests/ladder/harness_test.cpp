@@ -1,4 +1,4 @@
-// The ladder's harness: what it calls right and wrong, and its list of rungs.
+// The ladder's harness: which results it accepts and refuses, and its list of rungs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -112,7 +112,7 @@ TEST(LadderHarness, CausalRowsSeeNoLaterKey) {
   EXPECT_EQ(flops_of(Family::causal, {1, 3, 5}), 4 * 5 * (1 + 2 + 3));
 }
 
-/// By differences: the gradient of sum(o * d_o) by one element of q, k and v each.
+/// Finite differences: the gradient of sum(o * d_o) with respect to one element each of q, k and v.
 TEST(LadderHarness, TheReferenceOfTheGradientIsOne) {
   const Shape shape = {1, 7, 5};
   std::vector<HostTensor> t = make_tensors(Family::gradient, Type::f32, shape, 3);

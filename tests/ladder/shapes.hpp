@@ -32,7 +32,7 @@ inline std::vector<Shape> shapes_with_tails(const Rung& rung) {
                         Shape{1, 15, 128}, Shape{2, 191, 128}, Shape{1, 193, 64}, Shape{1, 320, 64}}) {
     if (rung.accepts(s)) all.push_back(s);
   }
-  // For blocks that stay: more tiles, and more sequences, than the emulated device runs blocks at once.
+  // For persistent blocks: more tiles, and more sequences, than the emulated device runs blocks at once.
   if (!rung.newer_too || rung.group->family == Family::causal) all.push_back({5, 300, 128});
   return all;
 }

@@ -1,4 +1,4 @@
-// The emulated device of tests/emulation as a device of the ladder.
+// The emulated device of tests/emulation, as a device of the ladder.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ int running_capability = 0;
 
 namespace {
 
-/// Memory ends where unmapped memory begins, so that accesses behind it end the process.
+/// Places unmapped memory behind each allocation, so that accesses beyond it end the process.
 class Emulated final : public Device {
  public:
   std::string text() const override { return "an emulated device"; }
