@@ -167,7 +167,7 @@ ERRORS = [
     (ValueError, r"scale", {"scale": float("nan")}),
     (ValueError, r"window", {"window": (1,)}),
     (ValueError, r"window", {"window": (-5, 0)}),
-    (TypeError, r"window_left: got 1.5", {"window": (1.5, 0)}),
+    (TypeError, r"window: got \(1.5, 0\)", {"window": (1.5, 0)}),
     (ValueError, r"dropout", {"dropout": 1.5}),
     (TypeError, r"dropout: got 'a'", {"dropout": "a"}),
     (ValueError, r"backend: .*nothing.*cpu_generic", {"backend": "nothing"}),

@@ -12,7 +12,7 @@ import fovea  # noqa: E402
 import fovea.flash_attn  # noqa: E402
 import fovea.torch as ft  # noqa: E402
 import plain  # noqa: E402
-from fovea import _core  # noqa: E402
+from fovea import _arguments, _core  # noqa: E402
 
 
 def normal(*shape, device="cpu", dtype=torch.float32, grad=False):
@@ -72,7 +72,7 @@ def _through_operator(q, k, v):
 
 def test_operator_is_sound(device):
     q, k, v = (normal(2, n, 2, 8, device=device, grad=True) for n in (3, 5, 5))
-    common = [None] * 9 + [None, True, -1, -1, 0.0, 0.0, 0, 0, 0, 0, 0, 0, False, None, 0]
+    common = _arguments.complete({"causal": True}).values()
     torch.library.opcheck(torch.ops.fovea.forward.default, (q, k, v, False, *common))
 
 
@@ -132,6 +132,25 @@ def test_compile_of_the_drop_in(device):
     q, k, v = (normal(2, 12, 2, 16, device=device) for _ in range(3))
     compiled = torch.compile(lambda *x: fa.flash_attn_func(*x, causal=True) + 1, fullgraph=True, backend="aot_eager")
     plain.assert_close(compiled(q, k, v), fa.flash_attn_func(q, k, v, causal=True) + 1)
+
+
+def test_compile_of_the_front_end(device):
+    torch._dynamo.reset()
+    q, k, v = (normal(2, 12, 2, 16, device=device) for _ in range(3))
+    call = lambda *x: fovea.attend(*x, causal=True, window=[4, 0]) + 1  # noqa: E731
+    plain.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), call(q, k, v))
+
+
+def test_options_that_need_gradients_are_not_computed_without(device):
+    q, k, v = (normal(1, 6, 2, 8, device=device) for _ in range(3))
+    bias, sink = normal(1, 2, 6, 6, device=device, grad=True), normal(2, device=device, grad=True)
+    for call in (ft.attend, fovea.attend):
+        assert call(q, k, v, bias=bias).requires_grad and call(q, k, v, sink=sink).requires_grad
+        assert not call(q, k, v, bias=bias.detach(), sink=sink.detach()).requires_grad
+        with torch.no_grad():
+            assert not call(q, k, v, bias=bias, sink=sink).requires_grad
+        with pytest.raises(TypeError, match="bias: got ndarray"):
+            call(q, k, v, bias=bias.detach().cpu().numpy())
 
 
 def test_vmap(device):

@@ -1,3 +1,4 @@
+// How arrays are read: by the exchange table of their type, by its own description, or by __dlpack__.
 #include "arrays.hpp"
 
 #include <algorithm>
@@ -78,8 +79,10 @@ void set_hook(PyObject* hook) {
 
 ArrayType& array_type(PyObject* object) {
   PyObject* key = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  static ArrayType* last = nullptr;  // the arrays of a call are mostly of one type
+  if (last != nullptr && last->type.get() == key) return *last;
   auto& types = known_types();
-  if (const auto found = types.find(key); found != types.end()) return *found->second;
+  if (const auto found = types.find(key); found != types.end()) return *(last = found->second.get());
 
   auto made = std::make_unique<ArrayType>();
   made->type = Ref::to(key);
@@ -115,6 +118,7 @@ void Array::describe(PyObject* object, const char* name, bool is_output) {
     from_dlpack(object, name, is_output);
   }
   type_ = &type;
+  object_ = object;
 }
 
 void Array::from_description(PyObject* object, const char* name, bool is_output) {

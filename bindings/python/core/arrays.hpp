@@ -49,6 +49,8 @@ class Array {
   bool present() const { return type_ != nullptr; }
   const fovea_tensor& tensor() const { return tensor_; }
   const ArrayType& type() const { return *type_; }
+  /// Borrowed: lives as long as the call's arguments. NULL where there is no array.
+  PyObject* object() const { return object_; }
   void* address() const;
   /// Shape and strides of the array exchange their dimensions 1 and 2; it has both.
   void transpose();
@@ -59,6 +61,7 @@ class Array {
 
   fovea_tensor tensor_{};
   const ArrayType* type_ = nullptr;
+  PyObject* object_ = nullptr;
   Ref capsule_;  // keeps what `__dlpack__` gave
   std::array<int64_t, kMaxRank> shape_, strides_;
 };

@@ -36,19 +36,18 @@ PyObject* guarded(const Body& body) {
 
 // ---- keyword arguments of forward, backward and plan
 
+/// In the order of fovea/_arguments.py.
 enum Number {
   scale,
   causal,
-  window_left,
-  window_right,
+  window,
   softcap,
   dropout,
-  seed,
-  offset,
-  block_q,
-  block_k,
+  block_size,
   max_seqlen_q,
   max_seqlen_k,
+  seed,
+  offset,
   deterministic,
   backend,
   num_threads,
@@ -61,16 +60,14 @@ constexpr std::array<const char*, kArguments> kNames = {
 #undef FOVEA_PYTHON_NAME
         "scale",
     "causal",
-    "window_left",
-    "window_right",
+    "window",
     "softcap",
     "dropout",
-    "seed",
-    "offset",
-    "block_q",
-    "block_k",
+    "block_size",
     "max_seqlen_q",
     "max_seqlen_k",
+    "seed",
+    "offset",
     "deterministic",
     "backend",
     "num_threads"};
@@ -79,9 +76,10 @@ constexpr std::array<const char*, kArguments> kNames = {
 std::array<PyObject*, kArguments> interned_names;
 
 size_t index_of(PyObject* name, size_t expected) {
-  for (size_t i = 0; i < kArguments; ++i) {
-    const size_t at =
-        (expected + i) % kArguments;  // callers name them in this order: the first guess is mostly right
+  for (size_t at = expected; at < kArguments; ++at) {  // callers name them in this order
+    if (interned_names[at] == name) return at;
+  }
+  for (size_t at = 0; at < expected; ++at) {
     if (interned_names[at] == name) return at;
   }
   for (size_t i = 0; i < kArguments; ++i) {
@@ -107,6 +105,22 @@ int64_t as_integer(PyObject* object, const char* name) {
     throw PythonError();
   }
   return value;
+}
+
+/// The two integers of a tuple, or of anything that can be made into one.
+void as_pair(PyObject* object, const char* name, int64_t& first, int64_t& second) {
+  const Ref tuple = PyTuple_Check(object) ? Ref::to(object) : Ref(PySequence_Tuple(object));
+  if (!tuple || PyTuple_Size(tuple.get()) != 2) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s: got %R; expected two integers; give them as a tuple", name, object);
+    throw PythonError();
+  }
+  first = PyLong_AsLongLong(PyTuple_GetItem(tuple.get(), 0));
+  if (!PyErr_Occurred()) second = PyLong_AsLongLong(PyTuple_GetItem(tuple.get(), 1));
+  if (PyErr_Occurred()) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; expected two integers; give them as a tuple", name, object);
+    throw PythonError();
+  }
 }
 
 int32_t as_count(PyObject* object, const char* name) {
@@ -139,15 +153,17 @@ void set_number(Request& r, size_t number, PyObject* value) {
   switch (number) {
     case scale:
       r.problem.scale = as_double(value, name);
+      if (r.problem.scale == 0) {  // to the C ABI it is the default
+        PyErr_SetString(PyExc_ValueError,
+                        "scale: got 0; expected another number, or None for 1/sqrt(head size)");
+        throw PythonError();
+      }
       break;
     case causal:
       r.problem.causal = as_truth(value);
       break;
-    case window_left:
-      r.problem.window_left = as_integer(value, name);
-      break;
-    case window_right:
-      r.problem.window_right = as_integer(value, name);
+    case window:
+      as_pair(value, name, r.problem.window_left, r.problem.window_right);
       break;
     case softcap:
       r.problem.softcap = as_double(value, name);
@@ -161,11 +177,8 @@ void set_number(Request& r, size_t number, PyObject* value) {
     case offset:
       r.offset = as_word(value, name);
       break;
-    case block_q:
-      r.problem.block_q = as_integer(value, name);
-      break;
-    case block_k:
-      r.problem.block_k = as_integer(value, name);
+    case block_size:
+      as_pair(value, name, r.problem.block_q, r.problem.block_k);
       break;
     case max_seqlen_q:
       r.problem.max_seqlen_q = as_integer(value, name);
@@ -247,7 +260,7 @@ PyObject* compute(PyObject*, PyObject* const* values, Py_ssize_t positional, PyO
   });
 }
 
-// ---- attend(q, k, v, need_lse, heads_first, **arguments of forward): results are made here
+// ---- attend(q, k, v, need_lse, heads_first, checks, **arguments of forward): results are made here
 
 /// Whether the elements of a row follow each other, as the library wants it.
 bool has_contiguous_rows(const fovea_tensor& t) {
@@ -268,18 +281,70 @@ Ref new_output(PyObject* q, const ArrayType& type, const fovea_tensor& of_q, con
                                              size));
 }
 
+/// What the caller's library has to be asked before memory of its arrays may be read and results without
+/// gradients may be made: functions without arguments.
+class Checks {
+ public:
+  /// `functions`: None, or a tuple. The first tells whether gradients are recorded; arrays have requires_grad
+  /// then. If one of the others gives true, nothing may be computed.
+  explicit Checks(PyObject* functions) : functions_(functions == Py_None ? nullptr : functions) {
+    if (functions_ != nullptr && (!PyTuple_Check(functions_) || PyTuple_Size(functions_) == 0)) {
+      PyErr_SetString(PyExc_TypeError, "checks: expected None, or a tuple of functions");
+      throw PythonError();
+    }
+  }
+
+  bool forbid() {
+    if (functions_ == nullptr) return false;
+    for (Py_ssize_t i = PyTuple_Size(functions_) - 1; i > 0; --i) {
+      if (is_true(i)) return true;
+    }
+    records_gradients_ = is_true(0);
+    return false;
+  }
+
+  /// After forbid().
+  bool forbid(PyObject* array) const {
+    if (!records_gradients_ || array == nullptr) return false;
+    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+    return as_truth(checked(PyObject_GetAttr(array, requires_grad)).get()) != 0;
+  }
+
+ private:
+  bool is_true(Py_ssize_t i) const {
+    return as_truth(checked(PyObject_CallNoArgs(PyTuple_GetItem(functions_, i))).get()) != 0;
+  }
+
+  PyObject* functions_;
+  bool records_gradients_ = false;
+};
+
 PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
-    if (positional != 5) {
-      PyErr_SetString(PyExc_TypeError, "expected q, k, v, need_lse, heads_first and keywords");
+    if (positional != 6) {
+      PyErr_SetString(PyExc_TypeError, "expected q, k, v, need_lse, heads_first, checks and keywords");
       throw PythonError();
+    }
+    PyObject* given_q = values[0];
+    const ArrayType& type = array_type(given_q);
+    if (!type.empty_like) Py_RETURN_NONE;
+    for (int i = 1; i < 3; ++i) {
+      if (array_type(values[i]).empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
+    }
+    Checks checks(values[5]);
+    if (checks.forbid()) Py_RETURN_NONE;
+    for (int i = 0; i < 3; ++i) {
+      if (checks.forbid(values[i])) Py_RETURN_NONE;
     }
     Request request;
     const auto array = [&](Tensor tensor) -> Array& { return request.arrays[static_cast<size_t>(tensor)]; };
-    PyObject* given_q = values[0];
-    const ArrayType& type = array_type(given_q);
-    for (int i = 0; i < 3; ++i) {
-      if (!array_type(values[i]).empty_like) Py_RETURN_NONE;
+    request.problem.pass = FOVEA_FORWARD;
+    read_keywords(request, false, values + positional, keywords);
+    for (const Array& given : request.arrays) {
+      if (given.present() && given.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
+    }
+    for (const Tensor each : {Tensor::bias, Tensor::sink}) {
+      if (checks.forbid(request.at(each).object())) Py_RETURN_NONE;
     }
     Array &q = array(Tensor::q), &k = array(Tensor::k), &v = array(Tensor::v);
     q.describe(given_q, "q", false);
@@ -307,8 +372,6 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
                            : PyObject_CallFunction(maker, "O(nnn)", given_q, shape[0], shape[2], shape[1]));
       array(Tensor::lse).describe(lse.get(), "lse", true);
     }
-    request.problem.pass = FOVEA_FORWARD;
-    read_keywords(request, false, values + positional, keywords);
     const std::shared_ptr<const Plan> plan = plan_for(request);
     run(*plan, request);
     return need_lse ? PyTuple_Pack(2, o.get(), lse.get()) : o.release();
@@ -458,9 +521,14 @@ PyMethodDef methods[] = {
     {"backward", as_method(compute<true>), METH_FASTCALL | METH_KEYWORDS,
      "Computes dq, dk, dv, and more where given."},
     {"attend", as_method(attend), METH_FASTCALL | METH_KEYWORDS,
-     "attend(q, k, v, need_lse, heads_first, **arguments of forward): o or (o, lse), made as q is, or None "
-     "where a row is not contiguous, a rank is not that of attention, or arrays of this type are not made "
-     "here. heads_first: (batch, heads, seqlen, size)."},
+     "attend(q, k, v, need_lse, heads_first, checks, **arguments of forward): o or (o, lse), made as q is; "
+     "or "
+     "None where a row is not contiguous, a rank is not that of attention, the arrays are not of one library "
+     "whose arrays are made here, or a check forbids it. heads_first: (batch, heads, seqlen, size). checks: "
+     "None, "
+     "or a tuple of functions: whether gradients are recorded (q, k, v, bias or sink with requires_grad "
+     "forbid it "
+     "then), and others that forbid it where they give true."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
      "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},

@@ -1,3 +1,4 @@
+// Keys of plans, the plans that are kept, and one run of a plan with its workspace.
 #include "plans.hpp"
 
 #include <algorithm>
@@ -23,6 +24,17 @@ using Plans = std::unordered_map<std::string, std::shared_ptr<const Plan>, KeyHa
 Plans& plans() {
   static auto* kept = new Plans;  // never destroyed: the CUDA driver may be gone before
   return *kept;
+}
+
+/// The last call's plan and its key: most calls repeat it, and comparing keys is faster than hashing one.
+struct LastPlan {
+  std::string key;
+  std::shared_ptr<const Plan> plan;
+};
+
+LastPlan& last_plan() {
+  static auto* last = new LastPlan;  // never destroyed, as above
+  return *last;
 }
 
 /// Bytes that decide the plan, in a buffer of fixed size.
@@ -213,12 +225,18 @@ std::shared_ptr<const Plan> plan_for(Request& request) {
 
   Key key;
   fill_key(key, request);
+  LastPlan& last = last_plan();
+  if (last.key == key.view()) return last.plan;
   Plans& kept = plans();
-  if (const auto found = kept.find(key.view()); found != kept.end()) return found->second;
-  auto made = make_plan(request);
-  if (kept.size() >= kMostPlans) kept.clear();
-  kept.emplace(std::string(key.view()), made);
-  return made;
+  auto found = kept.find(key.view());
+  if (found == kept.end()) {
+    auto made = make_plan(request);
+    if (kept.size() >= kMostPlans) kept.clear();
+    found = kept.emplace(std::string(key.view()), std::move(made)).first;
+  }
+  last.key = found->first;
+  last.plan = found->second;
+  return last.plan;
 }
 
 void run(const Plan& plan, const Request& request) {
@@ -249,6 +267,7 @@ size_t plan_count() {
 }
 void forget_plans() {
   plans().clear();
+  last_plan() = {};
 }
 
 }  // namespace fovea::python

@@ -1,9 +1,91 @@
-"""The arguments of attention, in one list, and what every front end asks of them. Imports nothing of the package."""
+"""The arguments of attention beside q, k and v: the one list of them, and what all front ends do with it.
+
+The list drives the signatures of the public functions, the schemas of PyTorch's operators, the call through XLA, and the tests of
+the documentation. The compiled part takes all of them by these names. This file imports nothing of the package.
+"""
 
 from __future__ import annotations
 
+import inspect
 import operator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Array = Any
+Pair = Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """Name and type of each; fovea.attend says what they mean. Numbers stand in the order of the call through XLA."""
+
+    bias: Array
+    mask: Array
+    block_mask: Array
+    alibi: Array
+    sink: Array
+    cu_seqlens_q: Array
+    cu_seqlens_k: Array
+    seqused_q: Array
+    seqused_k: Array
+    scale: float | None
+    causal: bool
+    window: Pair
+    softcap: float
+    dropout: float
+    block_size: Pair
+    max_seqlen_q: int
+    max_seqlen_k: int
+    seed: int
+    offset: int
+    deterministic: bool
+    backend: str | None
+    num_threads: int
+
+
+class Number(NamedTuple):
+    """An argument that is no array."""
+
+    schema: str
+    """Its type in the schema of an operator of PyTorch."""
+    default: Any
+
+
+_NUMBERS_OF_TYPES = {
+    float | None: Number("float?", None),
+    float: Number("float", 0.0),
+    bool: Number("bool", False),
+    int: Number("SymInt", 0),
+    Pair: Number("SymInt[2]", (0, 0)),
+    str | None: Number("str?", None),
+}
+_TYPES = get_type_hints(Options)
+TENSORS = tuple(name for name, kind in _TYPES.items() if kind is Array)
+NUMBERS = {name: _NUMBERS_OF_TYPES[kind] for name, kind in _TYPES.items() if kind is not Array}
+NUMBERS["window"] = Number("SymInt[2]", (-1, -1))  # unlimited
+DEFAULTS: dict[str, Any] = dict.fromkeys(TENSORS) | {name: number.default for name, number in NUMBERS.items()}
+PAIRS = tuple(name for name, number in NUMBERS.items() if number.schema == "SymInt[2]")
+
+# All tensors of a call, in the order of the compiled part.
+ROLES = ("q", "k", "v", "o", "lse", "d_o", "dlse", "dq", "dk", "dv", "dbias", "dsink", *TENSORS)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_options(function: Function) -> Function:
+    """Shows Options with their defaults in the signature of `function`, which takes them as **options."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named = {p.name for p in own}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in DEFAULTS.items()
+        if name not in named
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return function
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
@@ -18,3 +100,44 @@ def pair(value: Any, name: str) -> tuple[int, int]:
         return operator.index(first), operator.index(second)
     except TypeError:
         raise TypeError(f"{name}: got {value!r}; expected two integers; give them as a tuple") from None
+
+
+def complete(options: dict[str, Any]) -> dict[str, Any]:
+    """All options in the order of the list: those in `options`, and defaults for those that are left out or None.
+
+    Raises TypeError for a name that is not in the list, ValueError or TypeError for a wrong pair or scale.
+    """
+    for name in options:
+        if name not in DEFAULTS:
+            raise TypeError(f"unexpected argument {name!r}")
+    found = {}
+    for name, default in DEFAULTS.items():
+        value = options.get(name)
+        found[name] = default if value is None else value
+    for name in PAIRS:
+        found[name] = pair(found[name], name)
+    if found["scale"] == 0:  # to XLA's handler it is the default
+        raise ValueError("scale: got 0; expected another number, or None for 1/sqrt(head size)")
+    return found
+
+
+def shape_of(array: Any, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(array.shape)
+    except AttributeError:
+        raise TypeError(
+            f"{name}: got {type(array).__name__}; expected an array of numpy, PyTorch, JAX, CuPy, or another with "
+            "__dlpack__; convert it, for instance by numpy.asarray"
+        ) from None
+
+
+def output_shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of o and lse for arrays q and v. Raises ValueError where they have not the rank of attention."""
+    shape_q, shape_v = shape_of(q, "q"), shape_of(v, "v")
+    rank = 3 if packed else 4
+    if len(shape_q) != rank or len(shape_v) != rank:
+        name, shape = ("q", shape_q) if len(shape_q) != rank else ("v", shape_v)
+        expected = "(total, heads, size), as there is cu_seqlens" if packed else "(batch, seqlen, heads, size)"
+        raise ValueError(f"{name}: got shape {shape}; expected {expected}; reshape it")
+    o = (*shape_q[:-1], shape_v[-1])
+    return (o, (shape_q[1], shape_q[0])) if packed else (o, (shape_q[0], shape_q[2], shape_q[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import _core
@@ -23,9 +24,23 @@ def _on_new_type(cls: type) -> tuple[Any, ...] | None:
         return _arrays.on_new_type(cls)
     if cls.__module__.split(".")[0] == "cupy":
         return _cupy()
-    if any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in cls.__mro__):
-        return (_describe_numpy, None, None, False)
+    for base in cls.__mro__:
+        if base.__module__ == "numpy" and base.__name__ == "ndarray":
+            return (_describe_numpy, None, None, False, *(_makers_of_numpy() if base is cls else ()))
     return None
+
+
+def _makers_of_numpy() -> tuple[Any, ...]:
+    """What makes results: (array) -> one as it in C's order; (array, shape) -> one of its type; the same of float32."""
+    import numpy
+
+    def new_empty(like: Any, shape: tuple[int, ...]) -> Any:
+        return numpy.empty(shape, like.dtype)
+
+    def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
+        return numpy.empty(shape, numpy.float32)
+
+    return (partial(numpy.empty_like, order="C"), new_empty, new_float32)
 
 
 def _describe_numpy(array: Any) -> tuple[Any, ...]:
@@ -136,3 +151,13 @@ class Results:
 
     def done(self, array: Any) -> Any:
         return array if self._convert is None or array is None else self._convert(array)
+
+
+def results_like(array: Any) -> Any:
+    """What makes results beside `array`: a Results of its library."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        from .torch._arrays import Results as of_torch
+
+        return of_torch(array)
+    return Results(array)

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _core
+from . import _core, _rotary
 from ._arguments import pair
 from .torch import _attend, _ops
 
+# Found once: a look-up in a module costs a call about as much as a check does.
 _is_compiling = torch.compiler.is_compiling
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
-_is_grad_enabled = torch.is_grad_enabled
-_functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _attend_now = _core.attend
+_CHECKS = _attend.CHECKS_WITHOUT_AUTOCAST  # flash-attn casts nothing under torch.autocast
 _attend_output = _attend.attend_output
+_is_plain = _attend.is_plain
+_is_grad_enabled = torch.is_grad_enabled
 # How many columns of a value matrix the library takes (its largest head size).
 _MOST_COLUMNS = 576
 
@@ -31,7 +32,7 @@ def refuse(**arguments: Any) -> None:
 
 
 def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> tuple[int, int]:
-    """window_size as two integers."""
+    """window_size as two integers; raises ValueError or TypeError, by flash-attn's names of arguments."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor; convert it")
@@ -52,41 +53,30 @@ def dense(
     need_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) without dropout and ALiBi: the way that has to be short."""
-    if (
-        not _dynamo_compiling()
-        and type(q) is type(k) is type(v) is Tensor
-        and softmax_scale != 0
-        and type(window_size) is tuple
-        and len(window_size) == 2
-        and not _functorch_active()
-        and not _dispatch_modes()
-    ):
-        left, right = window_size
-        if not _is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
-            made = _attend_now(
-                q,
-                k,
-                v,
-                need_lse,
-                False,
-                scale=softmax_scale,
-                causal=causal,
-                window_left=left,
-                window_right=right,
-                softcap=softcap if softcap > 0 else None,
-            )
-            if made is not None:
-                return made if need_lse else (made, None)
-        elif not need_lse:
-            arguments = {
+    if not _dynamo_compiling() and softmax_scale != 0 and type(window_size) is tuple and len(window_size) == 2:
+        made = _attend_now(
+            q,
+            k,
+            v,
+            need_lse,
+            False,
+            _CHECKS,
+            scale=softmax_scale,
+            causal=causal,
+            window=window_size,
+            softcap=softcap if softcap > 0 else None,
+        )
+        if made is not None:
+            return made if need_lse else (made, None)
+        if not need_lse and _is_grad_enabled() and _is_plain(q, k, v) and (q.requires_grad or k.requires_grad or v.requires_grad):
+            options = {
                 "scale": softmax_scale,
                 "causal": causal,
-                "window_left": left,
-                "window_right": right,
+                "window": window_size,
                 "softcap": max(softcap, 0.0),
                 "deterministic": deterministic,
             }
-            return _attend_output(q, k, v, arguments), None
+            return _attend_output(q, k, v, options), None
     return general(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, need_lse)
 
 
@@ -100,20 +90,19 @@ def general(
     softcap: float,
     deterministic: bool,
     need_lse: bool,
+    draw_seed: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, lse), in every way that Fovea has; `others` are named as the compiled part names them."""
-    left, right = _checked(q, k, v, softmax_scale, window_size)
-    arguments = {
+    """(o, lse), in every way that Fovea has; `others` are options of fovea.attend."""
+    options = {
         "scale": softmax_scale,
         "causal": causal,
-        "window_left": left,
-        "window_right": right,
+        "window": _checked(q, k, v, softmax_scale, window_size),
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
         **others,
     }
-    return _attend.attend_any(q, k, v, arguments, need_lse=need_lse)
+    return _attend.attend_any(q, k, v, options, draw_seed=draw_seed, need_lse=need_lse)
 
 
 def with_dropout(
@@ -133,24 +122,14 @@ def with_dropout(
     settings = (softmax_scale, causal, window_size, softcap, deterministic)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: got {dropout_p}; expected a probability in [0, 1); 0 is none")
-    if dropout_p > 0 and (return_attn_probs or not _is_compiling()):
-        others |= {"dropout": dropout_p, "seed": _ops.draw_seed()}
-        o, lse = general(q, k, v, *settings, return_attn_probs, **others)
-    elif dropout_p > 0:
-        left, right = _checked(q, k, v, softmax_scale, window_size)
-        arguments = {
-            "scale": softmax_scale,
-            "causal": causal,
-            "window_left": left,
-            "window_right": right,
-            "softcap": max(softcap, 0.0),
-            "deterministic": deterministic,
-            "dropout": dropout_p,
-            **others,
-        }
-        o, lse = _attend.attend_any(q, k, v, arguments, draw_seed=True)
-    else:
-        o, lse = general(q, k, v, *settings, return_attn_probs, **others)
+    draw_seed = False
+    if dropout_p > 0:
+        others["dropout"] = dropout_p
+        # S_dmask is computed by further calls, which need the seed; a program that compiles cannot draw it here.
+        draw_seed = _is_compiling() and not return_attn_probs
+        if not draw_seed:
+            others["seed"] = _ops.draw_seed()
+    o, lse = general(q, k, v, *settings, return_attn_probs, draw_seed, **others)
     if not return_attn_probs:
         return o
     with torch.no_grad():
@@ -171,8 +150,8 @@ def _weights(q: Tensor, k: Tensor, settings: tuple[Any, ...], others: dict[str, 
         column = torch.arange(longest_k, device=q.device).expand(batch, -1)
     else:
         batch, longest_q, longest_k = len(starts_q) - 1, others["max_seqlen_q"], others["max_seqlen_k"]
-        sequence_k, column = _places(starts_k, k.shape[0])
-        sequence_q, row = _places(starts_q, q.shape[0])
+        sequence_k, column = _rotary.sequence_and_place(starts_k, k.shape[0])
+        sequence_q, row = _rotary.sequence_and_place(starts_q, q.shape[0])
     weights = q.new_zeros((batch, q.shape[-2], longest_q, longest_k))
     without = {name: value for name, value in others.items() if name not in ("dropout", "seed")}
     for first in range(0, longest_k, _MOST_COLUMNS):
@@ -190,28 +169,7 @@ def _weights(q: Tensor, k: Tensor, settings: tuple[Any, ...], others: dict[str, 
     return weights
 
 
-def _places(starts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each packed row its sequence and its place there; rows past the last sequence get the last one."""
-    rows = torch.arange(total, device=starts.device)
-    sequence = (torch.searchsorted(starts[1:].contiguous(), rows, right=True)).clamp(max=len(starts) - 2)
-    return sequence, rows - starts[sequence]
-
-
 # ---- key-value caches
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotary embedding of (batch, seqlen, heads, size) by (batch, seqlen, size of rotation / 2), in float32."""
-    size = 2 * cos.shape[-1]
-    turned, rest = x[..., :size].float(), x[..., size:]
-    cos, sin = cos.float().unsqueeze(2), sin.float().unsqueeze(2)
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-    else:
-        a, b = turned.chunk(2, -1)
-        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    return torch.cat((turned.to(x.dtype), rest), -1)
 
 
 @torch.no_grad()
@@ -233,54 +191,68 @@ def with_kvcache(
     alibi_slopes: Tensor | None,
     return_softmax_lse: bool,
 ) -> Any:
+    """o, or (o, lse): rotates q and k, writes k and v into the cache behind cache_seqlens, and attends over the cache.
+
+    Shapes are those of fovea.flash_attn.flash_attn_with_kvcache.
+    """
     window_size = _checked(q, k_cache, v_cache, softmax_scale, window_size)
+    _check_cache(k_cache, v_cache, k, v, rotary_cos, rotary_sin)
+    used = cache_seqlens
+    if isinstance(used, int):
+        used = torch.full((q.shape[0],), used, dtype=torch.int32, device=q.device)
+    if k is not None and k.shape[1] > 0:
+        used = _check_room(used, q.shape[0], k.shape[1], k_cache.shape[1])
+        if rotary_cos is not None:
+            every_row = causal or window_size != (-1, -1)
+            q = _rotate_behind(q, used, rotary_cos, rotary_sin, rotary_interleaved, every_row)
+            k = _rotate_behind(k, used, rotary_cos, rotary_sin, rotary_interleaved, True)
+        _append(k_cache, k, used, cache_batch_idx)
+        _append(v_cache, v, used, cache_batch_idx)
+        used = used + k.shape[1]
+    if cache_batch_idx is not None:
+        k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
+    settings = (softmax_scale, causal, window_size, softcap, False)
+    seqused_k = None if used is None else used.to(torch.int32)
+    o, lse = general(q, k_cache, v_cache, *settings, return_softmax_lse, alibi=alibi_slopes, seqused_k=seqused_k)
+    return (o, lse) if return_softmax_lse else o
+
+
+def _check_cache(
+    k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, cos: Tensor | None, sin: Tensor | None
+) -> None:
     if (k is None) != (v is None):
         raise ValueError("k, v: got one of the two; expected both or neither; give the new keys with their values")
-    if (rotary_cos is None) != (rotary_sin is None):
+    if (cos is None) != (sin is None):
         raise ValueError("rotary_cos, rotary_sin: got one of the two; expected both or neither")
-    if rotary_cos is not None and k is None:
+    if cos is not None and k is None:
         raise ValueError("rotary_cos: got a tensor without k and v; expected new keys to rotate; rotate q before the call")
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise ValueError("k_cache, v_cache: the last dimension is not contiguous; expected it to be; copy the cache")
-    batch, seqlen_q = q.shape[0], q.shape[1]
-    used = cache_seqlens
-    if isinstance(used, int):
-        used = torch.full((batch,), used, dtype=torch.int32, device=q.device)
-    added = 0 if k is None else k.shape[1]
-    if added:
-        if used is None:
-            raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
-        used = used.expand(batch)
-        if used.device.type == "cpu" and batch and int(used.max()) + added > k_cache.shape[1]:
-            raise ValueError(
-                f"k: got {added} new keys behind {int(used.max())}; expected at most {k_cache.shape[1]} together, the "
-                "size of the cache; make the cache larger"
-            )
-        places = used.long().unsqueeze(1) + torch.arange(added, device=q.device)
-        if rotary_cos is not None:
-            k = _rotate(k, rotary_cos[places], rotary_sin[places], rotary_interleaved)
-            if causal or window_size != (-1, -1):
-                at = used.long().unsqueeze(1) + torch.arange(seqlen_q, device=q.device)
-            else:
-                at = used.long().unsqueeze(1).expand(-1, seqlen_q)
-            q = _rotate(q, rotary_cos[at], rotary_sin[at], rotary_interleaved)
-        rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
-        k_cache[rows.unsqueeze(1), places] = k.to(k_cache.dtype)
-        v_cache[rows.unsqueeze(1), places] = v.to(v_cache.dtype)
-        used = used + added
-    if cache_batch_idx is not None:
-        k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
-    o, lse = general(
-        q,
-        k_cache,
-        v_cache,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        False,
-        return_softmax_lse,
-        alibi=alibi_slopes,
-        seqused_k=None if used is None else used.to(torch.int32),
-    )
-    return (o, lse) if return_softmax_lse else o
+
+
+def _check_room(used: Tensor | None, batch: int, added: int, size: int) -> Tensor:
+    """used (batch): how much of a cache of `size` rows is in use, where `added` rows fit behind."""
+    if used is None:
+        raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
+    used = used.expand(batch)
+    if used.device.type == "cpu" and batch and int(used.max()) + added > size:
+        raise ValueError(
+            f"k: got {added} new keys behind {int(used.max())}; expected at most {size} together, the "
+            "size of the cache; make the cache larger"
+        )
+    return used
+
+
+def _rotate_behind(x: Tensor, used: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, every_row: bool) -> Tensor:
+    """x (batch, rows, heads, size) turned by the positions behind `used`; not every_row: all rows by the first of them."""
+    position = used.long().unsqueeze(1)
+    if every_row:
+        position = position + torch.arange(x.shape[1], device=x.device)
+    return _rotary.rotate(x, cos[position], sin[position], interleaved)
+
+
+def _append(cache: Tensor, new: Tensor, used: Tensor, rows: Tensor | None) -> None:
+    """Writes new (batch, n, heads, size) into the rows of the cache (batch_cache, seqlen_cache, heads, size) behind `used`."""
+    rows = torch.arange(len(used), device=cache.device) if rows is None else rows.long()
+    places = used.long().unsqueeze(1) + torch.arange(new.shape[1], device=cache.device)
+    cache[rows.unsqueeze(1), places] = new.to(cache.dtype)

@@ -52,19 +52,10 @@ def attention_forward(
             mask = attention_mask
         else:
             bias = attention_mask if bias is None else bias + attention_mask
-    o = attend(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        scale=scaling,
-        causal=causal,
-        softcap=softcap or 0.0,
-        bias=bias,
-        mask=mask,
-        sink=None if s_aux is None else s_aux.float(),
-        dropout=dropout,
-    )
-    return o.contiguous(), None
+    options = {"bias": bias, "mask": mask, "sink": None if s_aux is None else s_aux.float(), "dropout": dropout or None}
+    given = {name: value for name, value in options.items() if value is not None}
+    rows = (x.transpose(1, 2) for x in (query, key, value))
+    return attend(*rows, scale=scaling, causal=causal, softcap=softcap or 0.0, **given).contiguous(), None
 
 
 def register(name: str = "fovea") -> None:

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._attend import numbers, output_shapes
+from .._arguments import TENSORS, Options, complete, output_shapes, takes_options
 from . import _ops, _transforms
 from ._arrays import PLAIN
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Found once: a look-up in a module costs a call about as much as a check does.
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 # torch.compile folds it to True; what else compiles does it with tensors that is_plain refuses.
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
-_autocast_enabled = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
+_attend_now = _core.attend
 _empty_like = torch.empty_like
 _FLOAT32 = torch.float32
+# What the compiled part asks before it computes plain tensors at once: see its attend.
+CHECKS = (_is_grad_enabled, _functorch_active, _dispatch_modes, torch._C._is_any_autocast_enabled)
+CHECKS_WITHOUT_AUTOCAST = CHECKS[:3]
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether memory of these can be read here and now: no subclass, no mode and no transform stands between."""
     return (
-        (type(q) is Tensor or type(q) in PLAIN)
-        and (type(k) is Tensor or type(k) in PLAIN)
-        and (type(v) is Tensor or type(v) in PLAIN)
+        type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
         and not _functorch_active()
         and not _dispatch_modes()
-    )
-
-
-def can_compute_now(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nothing but the compiled part is needed: no gradients, no casts, and what is_plain says."""
-    return (
-        is_plain(q, k, v)
-        and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and not _autocast_enabled()
     )
 
 
@@ -58,11 +55,11 @@ def new_lse(q: Tensor) -> Tensor:
 
 def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str, Any]) -> tuple[Any, Tensor, Tensor, Tensor]:
     """(o or (o, lse), q, k, v) of plain tensors; those whose last dimension is not contiguous come back as copies."""
-    made = _core.attend(q, k, v, need_lse, False, **arguments)
+    made = _attend_now(q, k, v, need_lse, False, None, **arguments)
     if made is None:
         output_shapes(q, v, arguments.get("cu_seqlens_q") is not None)
         q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
-        made = _core.attend(q, k, v, need_lse, False, **arguments)
+        made = _attend_now(q, k, v, need_lse, False, None, **arguments)
     if made is None:
         raise ValueError(f"k: got shape {tuple(k.shape)}; expected {q.ndim} dimensions, as q; reshape it")
     return made, q, k, v
@@ -78,7 +75,7 @@ def _gradients(
         arguments = arguments | {"deterministic": True}
     d_o = torch.zeros_like(o) if d_o is None else _ops.contiguous_rows(d_o)
     if torch.is_grad_enabled():  # create_graph=True: the operator refuses second derivatives, and says so
-        common = _common(arguments | {"bias": bias, "sink": sink})
+        common = complete(arguments | {"bias": bias, "sink": sink}).values()
         seed = torch.tensor([arguments.get("seed", 0), arguments.get("offset", 0)], dtype=torch.int64)
         dq, dk, dv, dbias, dsink = torch.ops.fovea.backward(
             d_o, dlse, q, k, v, o, lse, seed, need_dbias, need_dsink, *common
@@ -130,7 +127,7 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Any:
-        made = _core.attend(q, k, v, True, False, **arguments)
+        made = _attend_now(q, k, v, True, False, None, **arguments)
         if made is None:
             made, q, k, v = compute(q, k, v, True, arguments)
         o, lse = made
@@ -147,20 +144,8 @@ class _Output(torch.autograd.Function):
 attend_output = super(torch.autograd.Function, _Output).apply
 
 
-_DEFAULTS = {"scale": None, "causal": False, "window_left": -1, "window_right": -1, "deterministic": False, "backend": None}
-
-
-def _common(arguments: dict[str, Any]) -> list[Any]:
-    """The arguments of both operators, in their order."""
-    common = [arguments.get(name) for name in _ops.TENSORS]
-    for name in _ops.NUMBERS:
-        value = arguments.get(name)
-        common.append(_DEFAULTS.get(name, 0) if value is None else value)
-    return common
-
-
 def through_operator(q: Tensor, k: Tensor, v: Tensor, draw_seed: bool, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    common = _common(arguments)
+    common = complete(arguments).values()
     transformed = not torch.compiler.is_compiling() and _functorch_active()
     call = _transforms.Forward.apply if transformed else torch.ops.fovea.forward
     o, lse, _ = call(q, k, v, draw_seed, *common)
@@ -197,56 +182,35 @@ def _check_tensors(named: dict[str, Any]) -> None:
 
 
 def attend_checked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: dict[str, Any],
-    settings: dict[str, Any],
-    options: dict[str, Any],
-    *,
-    need_lse: bool,
-    draw_seed: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], *, need_lse: bool, draw_seed: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """attend_any of what a user gave: checked where the compiled part does not see it, and cast under autocast."""
-    _check_tensors({"q": q, "k": k, "v": v, **tensors})
-    output_shapes(q, v, tensors["cu_seqlens_q"] is not None)
+    _check_tensors({"q": q, "k": k, "v": v, **{name: options[name] for name in TENSORS if name in options}})
+    output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     if q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        bias = tensors["bias"]
+        bias = options.get("bias")
         if bias is not None and bias.dtype != dtype:
-            tensors = {**tensors, "bias": bias.float()}
-    return attend_any(q, k, v, {**tensors, **settings, **options}, draw_seed=draw_seed, need_lse=need_lse)
+            options = {**options, "bias": bias.float()}
+    return attend_any(q, k, v, options, draw_seed=draw_seed, need_lse=need_lse)
 
 
+def attend_options(
+    q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict[str, Any], draw_seed: bool = False
+) -> Any:
+    """attend of what a user gave: o, or (o, lse). draw_seed: the seed comes from PyTorch's generator."""
+    if not draw_seed and not _dynamo_compiling():
+        made = _attend_now(q, k, v, return_lse, False, CHECKS, **options)
+        if made is not None:
+            return made
+    o, lse = attend_checked(q, k, v, options, need_lse=return_lse, draw_seed=draw_seed)
+    return (o, lse) if return_lse else o
+
+
+@takes_options
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: Sequence[int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi: Tensor | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block_size: Sequence[int] = (0, 0),
-    sink: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    return_lse: bool = False,
-    deterministic: bool = False,
-    backend: str | None = None,
-    num_threads: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, seed: int | None = None, **options: Unpack[Options]
 ) -> Any:
     """fovea.attend for tensors, with gradients of q, k, v, bias and sink; lse is differentiable, too.
 
@@ -258,56 +222,6 @@ def attend(
     Under torch.autocast q, k and v are cast to its type. A tensor whose last dimension is not contiguous is copied; other
     strides are taken as they are. Raises as fovea.attend does.
     """
-    if (
-        not _dynamo_compiling()
-        and bias is mask is block_mask is alibi is sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
-        and dropout == 0
-        and scale != 0
-        and type(window) is tuple
-        and len(window) == 2
-        and block_size == (0, 0)
-        and can_compute_now(q, k, v)
-    ):
-        made = _core.attend(
-            q,
-            k,
-            v,
-            return_lse,
-            False,
-            scale=scale,
-            causal=causal,
-            window_left=window[0],
-            window_right=window[1],
-            softcap=softcap,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            backend=backend,
-            num_threads=num_threads,
-        )
-        if made is not None:
-            return made
-    settings = numbers(scale, causal, window, softcap, dropout, seed or 0, offset, block_size)
-    lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "deterministic": deterministic}
-    settings = {**settings, **lengths}  # Dynamo of PyTorch 2.4 knows neither | nor update
-    tensors = {
-        "bias": bias,
-        "mask": mask,
-        "block_mask": block_mask,
-        "alibi": alibi,
-        "sink": sink,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-    }
-    o, lse = attend_checked(
-        q,
-        k,
-        v,
-        tensors,
-        settings,
-        {"backend": backend, "num_threads": num_threads},
-        need_lse=return_lse,
-        draw_seed=seed is None and dropout > 0,
-    )
-    return (o, lse) if return_lse else o
+    if seed is not None:
+        return attend_options(q, k, v, return_lse, {**options, "seed": seed})
+    return attend_options(q, k, v, return_lse, options, bool(options.get("dropout")))

@@ -8,38 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._attend import output_shapes
+from .._arguments import NUMBERS, TENSORS, output_shapes
 
-# Optional tensors and numbers that both operators take, in this order, after their own.
-TENSORS = (
-    "bias",
-    "mask",
-    "block_mask",
-    "alibi",
-    "sink",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-)
-NUMBERS = {
-    "scale": "float?",
-    "causal": "bool",
-    "window_left": "SymInt",
-    "window_right": "SymInt",
-    "softcap": "float",
-    "dropout": "float",
-    "seed": "SymInt",
-    "offset": "SymInt",
-    "block_q": "SymInt",
-    "block_k": "SymInt",
-    "max_seqlen_q": "SymInt",
-    "max_seqlen_k": "SymInt",
-    "deterministic": "bool",
-    "backend": "str?",
-    "num_threads": "int",
-}
-_COMMON = ", ".join([f"Tensor? {name}" for name in TENSORS] + [f"{kind} {name}" for name, kind in NUMBERS.items()])
+# What both operators take after their own arguments.
+_COMMON = ", ".join([f"Tensor? {name}" for name in TENSORS] + [f"{number.schema} {name}" for name, number in NUMBERS.items()])
 
 _library = torch.library.Library("fovea", "DEF")
 # draw_seed: the seed comes from PyTorch's generator, else from `seed`. rng_state is (seed, offset) where there is dropout: on

@@ -82,8 +82,7 @@ def _settings(
     return {
         "scale": scale,
         "causal": causal,
-        "window_left": _window(left),
-        "window_right": _window(right),
+        "window": (_window(left), _window(right)),
         "dropout": dropout,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
@@ -239,7 +238,7 @@ def _cpu_arguments(
     if is_causal:
         # PyTorch's diagonal begins at the first key; Fovea's ends at the last one.
         difference = query.shape[2] - key.shape[2]
-        settings |= {"causal": True} if difference == 0 else {"window_right": difference}
+        settings |= {"causal": True} if difference == 0 else {"window": (-1, difference)}
     if attn_mask is not None:
         mask = attn_mask
         while mask.ndim < 4:

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from ._attend import attend_checked, can_compute_now
-
-_NO_TENSORS = dict.fromkeys(
-    ("bias", "mask", "block_mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-)
-
+from ._attend import CHECKS, attend_checked
 
 def _with_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """(..., heads, seqlen, size) as (batch, seqlen, heads, size) without a copy where strides allow."""
@@ -50,8 +45,8 @@ def scaled_dot_product_attention(
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
     if not torch.compiler.is_dynamo_compiling() and attn_mask is None and dropout_p == 0 and scale != 0:
-        if can_compute_now(query, key, value) and query.shape == key.shape == value.shape:
-            o = _core.attend(query, key, value, False, True, scale=scale, causal=is_causal)
+        if query.shape == key.shape == value.shape:
+            o = _core.attend(query, key, value, False, True, CHECKS, scale=scale, causal=is_causal)
             if o is not None:
                 return o
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -75,17 +70,16 @@ def scaled_dot_product_attention(
     leading = batch or (1,)
     q, k, v = (_with_batch(x, leading) for x in (query, key, value))
 
-    settings: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
-    tensors: dict[str, Any] = dict(_NO_TENSORS)
+    options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
     if is_causal:
         # Fovea's diagonal ends at the last key; PyTorch's begins at the first.
         if seqlen_k > seqlen_q:
             k, v = k[:, :seqlen_q], v[:, :seqlen_q]
-            settings["causal"] = True
+            options["causal"] = True
         elif seqlen_k == seqlen_q:
-            settings["causal"] = True
+            options["causal"] = True
         else:
-            settings["window_right"] = seqlen_q - seqlen_k
+            options["window"] = (-1, seqlen_q - seqlen_k)
     elif attn_mask is not None:
         shape = (*batch, query.shape[-3], seqlen_q, seqlen_k)
         while attn_mask.ndim < 4:
@@ -93,15 +87,15 @@ def scaled_dot_product_attention(
         if len(batch) > 1:
             attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
         if attn_mask.dtype == torch.bool:
-            tensors["mask"] = attn_mask
+            options["mask"] = attn_mask
         elif attn_mask.is_floating_point():
-            tensors["bias"] = attn_mask
+            options["bias"] = attn_mask
         else:
             raise TypeError(
                 f"attn_mask: got {attn_mask.dtype}; expected bool or a floating-point type, broadcastable to {shape}; "
                 "convert it"
             )
-    o, _ = attend_checked(q, k, v, tensors, settings, {}, need_lse=False, draw_seed=dropout_p > 0)
+    o, _ = attend_checked(q, k, v, options, need_lse=False, draw_seed=dropout_p > 0)
     o = o.transpose(1, 2)
     if rank == 2:
         return o[0, 0]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import TENSORS
 from . import _ops
-from ._ops import TENSORS, named
+from ._ops import named
 
 _PER_BATCH = ("bias", "mask", "block_mask")
 
