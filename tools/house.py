@@ -6,6 +6,7 @@
     house.py REPOSITORY --write       writes the tables into docs/architecture.md, between its markers
     house.py REPOSITORY --check       exit status 1 when those tables are stale: a name differs, or a number is off by over
                                       10 %. Seconds are not checked: they come from bench/results/house.json, a measurement.
+    house.py REPOSITORY --heads       exit status 1 when a file of src/ does not begin with a comment that says what it holds
     house.py --self-test              checks the counting of functions on small sources
 
 A function is counted from the line of its name to the line of its closing brace. Lambdas count as part of the function around them.
@@ -120,6 +121,14 @@ def rooms(root):
     return [room for room in ROOMS if (root / room).is_dir()]
 
 
+def without_head(root):
+    """Files of src/ whose first line, but for #pragma once, is no comment."""
+    for path in files_of(root, "src", SOURCES):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and line != "#pragma once"]
+        if not lines or not lines[0].startswith("//"):
+            yield path.relative_to(root).as_posix()
+
+
 def tables(root):
     """The Markdown of both tables, without the markers."""
     kernels = sorted(row for room in ("ptx", "warp", "kernels") for row in longest(root, "src/cuda/" + room))[-1:]
@@ -170,8 +179,10 @@ def close(written, measured):
 def stale(written, measured):
     """The rows of the measured tables that the written ones miss."""
     rows = written.splitlines(), measured.splitlines()
-    if len(rows[0]) != len(rows[1]):
-        return [f"{len(rows[0])} rows, expected {len(rows[1])}"]
+    first = [[row.split("|")[1] if "|" in row else row for row in side] for side in rows]
+    if first[0] != first[1]:
+        differing = sorted(set(first[0]) ^ set(first[1]))
+        return [f"rows of the table and of the tree differ: {', '.join(cell.strip() for cell in differing) or 'their order'}"]
     return [f"has {a!r}, measured {b!r}" for a, b in zip(*rows) if not close(a, b)]
 
 
@@ -228,6 +239,11 @@ def main():
     elif sys.argv[2] == "--functions" and len(sys.argv) == 4:
         for lines, path, line, name in longest(root, "src")[:int(sys.argv[3])]:
             print(f"{lines:5}  {path}:{line}  {name}")
+    elif sys.argv[2:] == ["--heads"]:
+        found = list(without_head(root))
+        for path in found:
+            print(f"{path}: does not begin with a comment that says what the file holds")
+        return bool(found)
     elif sys.argv[2:] in (["--write"], ["--check"]):
         page = root / PAGE
         before, block, after = block_of(page.read_text(encoding="utf-8"))

@@ -1,3 +1,4 @@
+// The bandwidth of reading memory, on any number of threads.
 #include "read_memory.hpp"
 
 #include <algorithm>

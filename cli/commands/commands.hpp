@@ -1,3 +1,4 @@
+// The subcommands of `fovea`: each function adds one, with its options.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// Names of element types, and conversions: the definitions of elements.hpp.
 #include "cli/data/elements.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads arrays from files and checks them against a problem: the definitions of inputs.hpp.
 #include "cli/data/inputs.hpp"
 
 #include <fmt/core.h>

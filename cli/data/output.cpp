@@ -1,3 +1,4 @@
+// Checks output paths, and writes arrays: the definitions of output.hpp.
 #include "cli/data/output.hpp"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Output files: checked before anything is computed, written complete or not at all.
 #pragma once
 
 #include <filesystem>

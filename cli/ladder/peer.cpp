@@ -1,3 +1,4 @@
+// Times the library beside a rung, and reads the times of other libraries: the definitions of peer.hpp.
 #include "cli/ladder/peer.hpp"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Prints the rows of `fovea ladder`, as a table and as JSON.
 #include "cli/ladder/rows.hpp"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// A GPU through the CUDA runtime: memory, a stream, and times of CUDA graphs.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
 

@@ -1,3 +1,4 @@
+// The GPU of builds without CUDA: making one fails, with the reason.
 #include "cli/measure/gpu.hpp"
 #include "cli/terminal/failure.hpp"
 

@@ -1,3 +1,4 @@
+// Times, peak memory and errors: the definitions of measure.hpp.
 #include "cli/measure/measure.hpp"
 
 #include <sys/resource.h>

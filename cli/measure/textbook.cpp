@@ -1,3 +1,4 @@
+// The textbook loop: all scores of a head in memory, one thread.
 #include "cli/measure/textbook.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Attention as the textbook writes it, in float32: what `fovea demo` compares the library with.
 #pragma once
 
 #include <cstdint>

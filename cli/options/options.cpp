@@ -1,3 +1,4 @@
+// Options that several subcommands share: the definitions of options.hpp.
 #include "cli/options/options.hpp"
 
 #include <charconv>

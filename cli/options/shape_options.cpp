@@ -1,3 +1,4 @@
+// Options for the sizes and features of a problem: the definitions of shape_options.hpp.
 #include "cli/options/shape_options.hpp"
 
 #include <algorithm>

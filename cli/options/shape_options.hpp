@@ -1,3 +1,4 @@
+// Options for the sizes of problems without tensors: single values, or lists of which every combination is made.
 #pragma once
 
 #include <CLI/CLI.hpp>

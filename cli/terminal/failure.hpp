@@ -1,3 +1,4 @@
+// Failure: an error with a message for the user and an exit status.
 #pragma once
 
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// Draws the progress bar.
 #include "cli/terminal/progress.hpp"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// A progress bar on the terminal.
 #pragma once
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// Formats numbers, sizes and tables: the definitions of text.hpp.
 #include "cli/terminal/text.hpp"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// Reads the structs of fovea.h into C++: the definitions of convert.hpp.
 #include "capi/convert.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The message of the last error of each thread, in memory that is never allocated.
 #include "capi/last_error.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// fovea_merge: checks its tensors, then merges on the CPU.
 #include "capi/merge.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The message of an invalid argument: argument, got, expected, remedy.
 #include "core/status.hpp"
 
 namespace fovea {

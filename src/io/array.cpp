@@ -1,3 +1,4 @@
+// Sizes and names of element types: the definitions of array.hpp.
 #include "io/array.hpp"
 
 #include <algorithm>

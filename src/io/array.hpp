@@ -1,3 +1,4 @@
+// An array as files hold it: name, element type, shape, bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Writes to a temporary file in the same folder, then renames it.
 #include "io/atomic_file.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// A file that appears complete or not at all.
 #pragma once
 
 #include <cstddef>

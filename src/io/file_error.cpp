@@ -1,3 +1,4 @@
+// Messages of file errors, and text from files made safe to print.
 #include "io/file_error.hpp"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// FileError: a file that cannot be read or written, with its name.
 #pragma once
 
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// Reads and writes the .npy format of numpy: the definitions of npy.hpp.
 #include "io/npy.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The .npy format of numpy: one array per file.
 #pragma once
 
 #include <cstddef>

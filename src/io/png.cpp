@@ -1,3 +1,4 @@
+// Writes pictures by libpng.
 #include "io/png.hpp"
 
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// Pictures as .png files.
 #pragma once
 
 #include <cstdint>

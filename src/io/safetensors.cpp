@@ -1,3 +1,4 @@
+// Reads and writes the .safetensors format: the definitions of safetensors.hpp.
 #include "io/safetensors.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The .safetensors format: named arrays behind a header in JSON.
 #pragma once
 
 #include <cstddef>

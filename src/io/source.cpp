@@ -1,3 +1,4 @@
+// Reads bytes and arrays from files and from memory.
 #include "io/source.hpp"
 
 #include <fcntl.h>

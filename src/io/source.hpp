@@ -1,3 +1,4 @@
+// Bytes of known length for the readers of file formats: a file, or memory.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Checks the pointers of one run: presence, alignment, overlaps, contents of lengths.
 #include "plan/buffers.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Makes a plan: asks each backend in turn, and collects the reasons.
 #include "plan/make_plan.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Shapes, types and numbers as text for messages.
 #include "plan/text.hpp"
 
 #include <array>

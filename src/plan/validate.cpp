@@ -1,3 +1,4 @@
+// Checks every field of a problem and rewrites it into the form that backends get.
 #include "plan/validate.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Mirrors of tensors in device memory, between guards: the definitions of cuda_memory.hpp.
 #include "verify/cuda_memory.hpp"
 
 #include <cuda_runtime_api.h>

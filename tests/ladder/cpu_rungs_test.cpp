@@ -1,3 +1,4 @@
+// Every CPU rung against float64, over shapes with tails.
 #include "ladder/shapes.hpp"
 
 namespace ladder {

@@ -1,3 +1,4 @@
+// Prepares a problem on one family of kernels, and runs it: the definitions of cuda_plan.hpp.
 #include "cuda/launch/cuda_plan.hpp"
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// Properties, contexts and loaded kernels of the GPUs of this machine.
 #include "cuda/launch/device.hpp"
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// Finds the entry points of the CUDA driver.
 #include "cuda/launch/driver.hpp"
 
 #include <cuda_runtime_api.h>

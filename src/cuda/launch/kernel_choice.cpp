@@ -1,3 +1,4 @@
+// The clauses against a kernel, one after the other, and the choice of the first kernel without one.
 #include "cuda/launch/kernel_choice.hpp"
 
 #include <fnmatch.h>

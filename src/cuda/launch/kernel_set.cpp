@@ -1,3 +1,4 @@
+// Collects the kernels of a pass: main, and those before and after it.
 #include "cuda/launch/kernel_set.hpp"
 
 #include "cuda/launch/device.hpp"

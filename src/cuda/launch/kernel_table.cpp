@@ -1,3 +1,4 @@
+// Gathers the kernels of all generated units and sorts them.
 #include "cuda/launch/kernel_table.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Fills AttentionParams from a problem, and the pointers of a run into it.
 #include "cuda/launch/params.hpp"
 
 #include <algorithm>

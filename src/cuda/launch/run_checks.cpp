@@ -1,3 +1,4 @@
+// Checks where the pointers and the stream of a run belong.
 #include "cuda/launch/run_checks.hpp"
 
 #include <string>

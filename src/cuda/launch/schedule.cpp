@@ -1,3 +1,4 @@
+// Packing of query heads, splits over keys, sections of heads, and the layout of the workspace.
 #include "cuda/launch/schedule.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Encodes tensor maps through the driver.
 #include "cuda/launch/tensor_maps.hpp"
 
 #include <algorithm>
