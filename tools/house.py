@@ -179,7 +179,7 @@ def close(written, measured):
 def stale(written, measured):
     """The rows of the measured tables that the written ones miss."""
     rows = written.splitlines(), measured.splitlines()
-    first = [[row.split("|")[1] if "|" in row else row for row in side] for side in rows]
+    first = [["make" if "make " in row else row.split("|")[1] if "|" in row else row for row in side] for side in rows]
     if first[0] != first[1]:
         differing = sorted(set(first[0]) ^ set(first[1]))
         return [f"rows of the table and of the tree differ: {', '.join(cell.strip() for cell in differing) or 'their order'}"]
