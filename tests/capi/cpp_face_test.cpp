@@ -31,7 +31,7 @@ TEST(CppFace, ThreeLinesAttend) {
     EXPECT_NEAR(d.o[c], d.v[c], 1e-6);  // the first query sees the first key only
 }
 
-TEST(CppFace, PlanIsTheSameAsOneCall) {
+TEST(CppFace, PlanAndRunEqualOneCall) {
   Data one, planned;
   fovea::attend({one.q.data(), kShape}, {one.k.data(), kShape}, {one.v.data(), kShape},
                 {one.o.data(), kShape}, {.lse = {one.lse.data(), {1, 2, 4}}, .window_left = 1, .softcap = 5});
@@ -80,7 +80,7 @@ TEST(CppFace, BackwardFillsTheGradients) {
   EXPECT_NEAR(sum, 4 * 2 * 8, 1e-4);
 }
 
-TEST(CppFace, MergeOfHalvesIsTheWhole) {
+TEST(CppFace, MergedHalvesEqualTheWhole) {
   Data whole, first, second;
   const auto attend_keys = [](Data& d, int64_t begin, int64_t end) {
     const std::initializer_list<int64_t> keys = {1, end - begin, 2, 8};

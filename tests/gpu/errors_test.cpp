@@ -88,7 +88,7 @@ TEST_F(CudaErrors, PageLockedPointersAreRefused) {
   });
 }
 
-TEST_F(CudaErrors, ManagedMemoryIsFine) {
+TEST_F(CudaErrors, ManagedMemoryIsAccepted) {
   for_each_backend(small(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass) {
     const Bytes alone = x.outputs_alone();
     const size_t size = x.host()[Role::kQ].memory().size();
@@ -105,7 +105,7 @@ TEST_F(CudaErrors, ManagedMemoryIsFine) {
 }
 
 /// The reverse: a plan for the CPU.
-TEST_F(CudaErrors, DevicePointersAreRefusedByPlansOfTheCpu) {
+TEST_F(CudaErrors, CpuPlansRefuseDevicePointers) {
   ProblemSpec spec = small();
   const OwnedProblem x(spec);
   const auto description = x.description(FOVEA_FORWARD);
@@ -193,7 +193,7 @@ fovea_status plan_status(const DeviceProblem& x, const std::function<void(OwnedP
   return status;
 }
 
-TEST_F(CudaErrors, DevicesThatAreNotThereAreRefused) {
+TEST_F(CudaErrors, UnknownDevicesAreRefused) {
   DeviceProblem x(small(), FOVEA_FORWARD, "cuda_sm80");
   for (const int id : {-1, gpus(), 1000}) {
     EXPECT_EQ(plan_status(x,
@@ -219,7 +219,7 @@ TEST_F(CudaErrors, TensorsOfTwoDevicesAreRefused) {
   expect_message("k", "memory of cpu", "memory of cuda:0");
 }
 
-TEST_F(CudaErrors, BackendsOfTheOtherDeviceCannot) {
+TEST_F(CudaErrors, BackendsOfTheOtherDeviceAreRefused) {
   DeviceProblem x(small(), FOVEA_FORWARD, "cuda_sm80");
   const auto untouched = [](OwnedProblem::Description&) {};
   EXPECT_EQ(plan_status(x, untouched, "reference"), FOVEA_UNSUPPORTED);
@@ -254,7 +254,7 @@ TEST_F(CudaErrors, PlansChooseABackendOfTheGpu) {
   }
 }
 
-TEST_F(CudaErrors, WorkspacesComeFromTheLibraryToo) {
+TEST_F(CudaErrors, TheLibraryMakesWorkspaces) {
   for_each_backend(small(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass) {
     const Bytes alone = x.outputs_alone();
     void* workspace = nullptr;
@@ -318,7 +318,7 @@ void run_into_nowhere(const std::string& backend) {
   std::_Exit(code);
 }
 
-TEST_F(CudaErrors, FailuresOfTheDeviceAreTold) {
+TEST_F(CudaErrors, DeviceFailuresAreReported) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: CUDA does not work in a forked one
   for (const std::string& backend : cuda_backends()) {
     EXPECT_EXIT(run_into_nowhere(backend), testing::ExitedWithCode(0), "told: .*(earlier|illegal)")

@@ -198,7 +198,7 @@ __global__ void indices(uint32_t* out) {
   out[threadIdx.x] = ptx::thread_index();
 }
 
-TEST(PtxSm90, ThreadIndexIsThatOfTheThread) {
+TEST(PtxSm90, ThreadIndexIsThreadIdx) {
   FOVEA_SKIP_WITHOUT_HOPPER();
   DeviceArray<uint32_t> out(96);
   indices<<<1, 96>>>(out.data());
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(256, 1) hand_registers(int* out) {
     out[threadIdx.x] = 2;
   }
 }
-TEST(PtxSm90, RegistersChangeHands) {
+TEST(PtxSm90, SetmaxnregMovesRegisters) {
   FOVEA_SKIP_WITHOUT_HOPPER();
   DeviceArray<int> out(256);
   hand_registers<<<1, 256>>>(out.data());

@@ -111,7 +111,7 @@ __global__ void hide(const char* text, char* out) {
   out[i] = from[u];
 }
 
-TEST(Ptx, OpaqueValuesStayWhatTheyAre) {
+TEST(Ptx, OpaqueValuesAreUnchanged) {
   FOVEA_SKIP_WITHOUT_GPU();
   const std::vector<char> text = {'a', 'b', 'c', 'd'};
   const DeviceArray<char> from(text), to(text.size());
@@ -373,7 +373,7 @@ TEST(Ptx, MmaM16N8K8Tf32) {
 }
 
 /// The splits of float32 rely on this: mma ignores the lower 13 bits of an operand and does not round them.
-TEST(Ptx, Tf32OperandsAreCutOff) {
+TEST(Ptx, Tf32OperandsAreTruncated) {
   FOVEA_SKIP_WITHOUT_SM80();
   FOVEA_SKIP_WITHOUT_GPU();
   using Map = MmaM16N8K8Tf32;
@@ -408,7 +408,7 @@ __global__ void accumulator_as_operand(float* wrong) {
     }
   }
 }
-TEST(Ptx, MapsAreTheSameOnTheDevice) {
+TEST(Ptx, MapsAgreeOnTheDevice) {
   FOVEA_SKIP_WITHOUT_GPU();
   DeviceArray<float> wrong(kWarpLanes);
   accumulator_as_operand<<<1, kWarpLanes>>>(wrong.data());
@@ -470,7 +470,7 @@ __global__ void add_up(float* sums) {
 }
 
 /// Integers below 2^24: the sum does not depend on the order.
-TEST(Ptx, RedAddsOfManyThreadsAddUp) {
+TEST(Ptx, RedAddsOfManyThreadsSumUp) {
   FOVEA_SKIP_WITHOUT_GPU();
   constexpr int kBlocks = 300, kBlock = 128;
   DeviceArray<float> sums(std::vector<float>{1, 10, 2, 3, 4, 5, 6, 7});
@@ -496,7 +496,7 @@ __global__ void take_turns(int* started, int* turn, uint32_t* x) {
   if (threadIdx.x == 0) ptx::st_release(turn, number + 1);
 }
 
-TEST(Ptx, AFlagHandsOverWhatAllThreadsHaveWritten) {
+TEST(Ptx, AFlagPublishesTheWritesOfAllThreads) {
   FOVEA_SKIP_WITHOUT_GPU();
   constexpr int kBlocks = 2000, kBlock = 96;
   DeviceArray<int> started(std::vector<int>{0}), turn(std::vector<int>{0});
@@ -570,7 +570,7 @@ TEST(Ptx, RcpIsWithinOneUlp) {
   }
 }
 
-TEST(Ptx, Lg2IsAsExactAsItSays) {
+TEST(Ptx, Lg2IsWithinTheBoundOfTheManual) {
   FOVEA_SKIP_WITHOUT_GPU();
   std::vector<float> x;
   for (int exponent = -125; exponent <= 126; ++exponent) {

@@ -174,7 +174,7 @@ TEST_F(Runs, KeepTheOrderOfTheirStream) {
 }
 
 /// Two problems at the same time, each with a stream of its own.
-TEST_F(Runs, OnTwoStreamsDoNotDisturbEachOther) {
+TEST_F(Runs, OnTwoStreamsDoNotInterfere) {
   for_each_backend(usual(),
                    [](DeviceProblem& a, const std::string& backend, ProblemSpec spec, fovea_pass pass) {
                      spec.data_seed = 77;
@@ -297,7 +297,7 @@ TEST_F(Runs, GiveTheSameBitsInAnyLaunchOrder) {
 }
 
 /// The default stream, and one call that does everything.
-TEST_F(Runs, AttendInOneCall) {
+TEST_F(Runs, FromOneCallOfAttend) {
   for (const ProblemSpec& kind : all_kinds()) {
     for_each_backend(kind, [](DeviceProblem& x, const std::string& backend, const ProblemSpec&, fovea_pass) {
       const Bytes alone = x.outputs_alone();
@@ -318,7 +318,7 @@ TEST_F(Runs, AttendInOneCall) {
   }
 }
 
-TEST_F(Runs, LeaveTheCurrentDeviceAlone) {
+TEST_F(Runs, KeepTheCurrentDevice) {
   for_each_backend(usual(), [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass) {
     for (int device = 0; device < gpus(); ++device) {
       cuda_ok(cudaSetDevice(device));

@@ -32,7 +32,7 @@ TEST(Philox, DropoutUsesTheDocumentedCounterAndKey) {
   }
 }
 
-TEST(Philox, KeepScaleUndoesTheDropping) {
+TEST(Philox, KeepScaleKeepsTheMean) {
   EXPECT_EQ(Dropout(0.5, 1, 2).keep_scale, 2.0f);
   EXPECT_EQ(Dropout(0.75, 1, 2).keep_scale, 4.0f);
   EXPECT_FLOAT_EQ(Dropout(0.1, 1, 2).keep_scale, 1.0f / 0.9f);

@@ -158,7 +158,7 @@ TEST(Reference, GroupsOfQueryHeadsShareAKeyHead) {
   EXPECT_EQ(x[Role::kO], (std::vector<double>{5, 5, 7, 7}));
 }
 
-TEST(Reference, DropoutKeepsWhatPhiloxSaysAndLeavesLse) {
+TEST(Reference, DropoutFollowsPhiloxAndLeavesLse) {
   constexpr int64_t kKeys = 40;
   Float64Problem x = weights_problem(2, std::vector<double>(kKeys, 0.0));
   x.problem.dropout = 0.5;
@@ -177,7 +177,7 @@ TEST(Reference, DropoutKeepsWhatPhiloxSaysAndLeavesLse) {
   EXPECT_DOUBLE_EQ(x[Role::kLse][0], std::log(40.0));
 }
 
-TEST(Reference, KeysThatARowDoesNotSeeCannotHarmIt) {
+TEST(Reference, HiddenKeysDoNotChangeARow) {
   Float64Problem x = weights_problem(2, {0, kNan, 0});
   for (size_t c = 0; c < 3; ++c) x[Role::kV][3 + c] = kInfinity;
   x.add_mask(Role::kMask, {1, 1, 2, 3}, 1.0) = {1, 0, 1, 1, 1, 1};
@@ -208,7 +208,7 @@ TEST(Reference, LargeScoresDoNotOverflow) {
 }
 
 /// Rows and keys that take no part get zero gradients, whatever their memory holds.
-TEST(Reference, GradientsOfWhatTakesNoPartAreZero) {
+TEST(Reference, RowsAndKeysThatTakeNoPartGetZeroGradients) {
   Float64Problem x(1, 3, 4, 2, 1, 2, 2);
   x.add_integers(Role::kSeqUsedQ, {2});
   x.add_integers(Role::kSeqUsedK, {3});

@@ -38,10 +38,10 @@ void textbook(const Task& task) {
 TEST(LadderHarness, TheTextbookIsRight) {
   EXPECT_TRUE(is_called_right(textbook));
 }
-TEST(LadderHarness, WhatWritesNothingIsWrong) {
+TEST(LadderHarness, ARungThatWritesNothingIsWrong) {
   EXPECT_FALSE(is_called_right([](const Task&) {}));
 }
-TEST(LadderHarness, OneElementThatIsOffIsWrong) {
+TEST(LadderHarness, OneWrongElementIsWrong) {
   EXPECT_FALSE(is_called_right([](const Task& task) {
     textbook(task);
     task.tensor<float>(3)[40 * 16 + 3] += 1e-3f;
@@ -60,7 +60,7 @@ TEST(LadderHarness, AWrongLseIsWrong) {
   }));
 }
 
-TEST(LadderHarness, FewRowsAreStillAllFinite) {
+TEST(LadderHarness, RowsThatAreNotComparedMustBeFinite) {
   const auto device = host_device();
   const Rung rung = with_kernel("01_cpu_textbook", [](const Task& task) {
     textbook(task);
@@ -113,7 +113,7 @@ TEST(LadderHarness, CausalRowsSeeNoLaterKey) {
 }
 
 /// Finite differences: the gradient of sum(o * d_o) with respect to one element each of q, k and v.
-TEST(LadderHarness, TheReferenceOfTheGradientIsOne) {
+TEST(LadderHarness, TheGradientReferenceAgreesWithDifferences) {
   const Shape shape = {1, 7, 5};
   std::vector<HostTensor> t = make_tensors(Family::gradient, Type::f32, shape, 3);
   const auto loss = [&] {
@@ -153,7 +153,7 @@ TEST(LadderHarness, RungsAreInOrderAndHaveAGroup) {
   }
 }
 
-TEST(LadderHarness, PeakBytesAreThoseOfTheLargestMoment) {
+TEST(LadderHarness, PeakBytesAreTheMaximumOverTime) {
   const auto device = host_device();
   constexpr size_t kMiB = size_t{1} << 20;
   const auto take = [&](size_t bytes) {
