@@ -4,9 +4,14 @@
 // k), of B (k, n), of C and D (m, n); accumulators are float32, one a register.
 #pragma once
 
-#include "tile/layout.hpp"
+#include <cstdint>
 
 namespace fovea::tile {
+
+struct Coord {
+  int row = 0, col = 0;
+  friend constexpr bool operator==(const Coord&, const Coord&) = default;
+};
 
 inline constexpr int kWarpLanes = 32;
 
@@ -58,8 +63,7 @@ struct MmaM16N8K8Tf32 {
   static constexpr Slot b_slot(int k, int n) { return {n * 4 + k % 4, k / 4, 0}; }
 };
 
-/// ldmatrix.x1, .x2, .x4: register r gets matrix r, whose eight rows of 16 bytes lie where lanes 8 r .. 8 r +
-/// 7 say (addresses of the lanes beyond are not looked at).
+/// ldmatrix.x4: register r gets matrix r, whose eight rows of 16 bytes lie where lanes 8 r .. 8 r + 7 say.
 struct Ldmatrix {
   static constexpr int matrix_of_address(int lane) { return lane / 8; }
   static constexpr int row_of_address(int lane) { return lane % 8; }
@@ -72,26 +76,41 @@ struct Ldmatrix {
   static constexpr Coord at32(int lane) { return {lane / 4, lane % 4}; }
 };
 
-/// Which (row, chunk) of a tile's corner a lane gives to ldmatrix.x4, the two orders of four matrices in a
-/// square of 16 rows and 2 chunks:
-///
-///   down first   0 2      A, m16 x k16, from rows m;    B, k16 x n16, from rows k by .trans
-///                1 3
-///   across first 0 1      B, k16 x n16, from rows n;    A, m16 x k16, from rows k by .trans
-///                2 3
-///
-/// Registers are then the fragment of A, or for B: 0, 1 that of n 0..7 and 2, 3 that of n 8..15. The same
-/// holds for tf32 with k8 (chunks of four elements) where there is no .trans. x2 takes the first two
-/// matrices.
+/// The order of the four matrices of ldmatrix.x4 in a square of 16 rows and 2 chunks, that is, which matrix
+/// comes out in which register. A product takes B from two neighbouring registers, so the order decides whether
+/// they need moving. tf32 with k8 (chunks of four elements) has the same orders, without .trans.
+enum class LdmatrixOrder : uint8_t {
+  /// 0 2    A, m16 x k16, from rows m;  B, k16 x n16, from rows k by .trans: registers 0, 1 are the first n8,
+  /// 1 3    2, 3 the second
+  kDownFirst,
+  /// 0 1    B, k16 x n16, from rows n (registers as above);  A, m16 x k16, from rows k by .trans
+  /// 2 3
+  kAcrossFirst,
+};
 struct ChunkCoord {
   int row = 0, chunk = 0;
   friend constexpr bool operator==(const ChunkCoord&, const ChunkCoord&) = default;
 };
+/// Which (row, chunk) of the square a lane gives to ldmatrix.x4.
 constexpr ChunkCoord ldmatrix_down_first(int lane) {
-  return {lane % 16, lane / 16};
+  return {lane & 15, lane >> 4};
 }
 constexpr ChunkCoord ldmatrix_across_first(int lane) {
-  return {lane % 8 + lane / 16 * 8, lane / 8 % 2};
+  return {(lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1};
+}
+constexpr ChunkCoord ldmatrix_chunk(LdmatrixOrder order, int lane) {
+  return order == LdmatrixOrder::kDownFirst ? ldmatrix_down_first(lane) : ldmatrix_across_first(lane);
+}
+
+/// Where a lane reads 16 bytes of a float32 tile for tf32 fragments: four neighbours in memory are elements of
+/// four fragments, as a product does not mind in which order its k runs.
+///   along the rows (k along them): chunk t of row g
+///   down the rows (k down them): chunk g of row 2 t, and of row 2 t + 1
+constexpr ChunkCoord tf32_chunk_along_rows(int lane) {
+  return {lane / 4, lane % 4};
+}
+constexpr ChunkCoord tf32_chunk_down_rows(int lane, int odd) {
+  return {lane % 4 * 2 + odd, lane / 4};
 }
 
 /// P as operand A of the second product, without leaving the lane: element (reg, half) of A (k16) comes from

@@ -14,8 +14,8 @@
 
 namespace fovea::tile {
 
-inline constexpr int kChunkBytes =
-    16;  ///< widest access of a lane, and a row of an 8x8 matrix of 16-bit elements
+/// Widest access of a lane, and a row of an 8x8 matrix of 16-bit elements.
+inline constexpr int kChunkBytes = 16;
 inline constexpr int kBankedChunks = 8;  ///< chunks that cover the 32 banks once
 
 /// Chunks that the swizzle of a row of `row_bytes` permutes among themselves: 8, 4, 2 or 1.
@@ -30,12 +30,14 @@ constexpr int swizzle_of_row(int row_bytes, int row) {
   const int group = swizzle_group(row_bytes);
   return (row / (kBankedChunks / group)) & (group - 1);
 }
-
-/// Physical chunk of a logical one in its row, and the other way round (it is an involution).
-template <int kRowBytes>
-constexpr int swizzled_chunk(int row, int chunk) {
-  static_assert(kRowBytes > 0 && kRowBytes % kChunkBytes == 0);
-  return chunk ^ swizzle_of_row(kRowBytes, row);
+/// The same for rows of multiples of 128 bytes that lanes read 16 bytes at a time (tf32_chunk_along_rows,
+/// tf32_chunk_down_rows). A phase of eight lanes is two values of g = lane / 4, 2 m and 2 m + 1, with t = 0..3.
+///   along the rows: chunks t of rows g. The swizzles of rows 2 m and 2 m + 1 differ by 4, so one row covers the
+///     lower four of eight places and the other the upper.
+///   down the rows: chunks g of rows 2 t. The swizzle of row 2 t is 2 t: t sets bits 1 and 2, g bit 0. Rows
+///     2 t + 1: the same ^ 4.
+constexpr int swizzle_of_pairs(int row) {
+  return (row & 6) ^ ((row & 1) << 2);
 }
 
 /// The swizzle modes of TMA boxes and wgmma descriptors.

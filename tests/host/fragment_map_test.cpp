@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ptx_fragment_tables.hpp"
-#include "tile/layout.hpp"
+#include "tile/shared_tile.hpp"
 
 namespace fovea::tile {
 namespace {
@@ -128,7 +128,8 @@ Registers load_x4(const std::vector<int>& memory, int first_row, int first_chunk
   std::array<int, kWarpLanes> addresses{};
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     const ChunkCoord at = chunk_of(lane);
-    addresses[static_cast<size_t>(lane)] = Layout::chunk_offset(first_row + at.row, first_chunk + at.chunk);
+    addresses[static_cast<size_t>(lane)] =
+        static_cast<int>(Layout::offset(first_row + at.row, first_chunk + at.chunk));
   }
   return simulate_ldmatrix_x4(memory, addresses, trans);
 }
@@ -142,7 +143,7 @@ std::vector<int> numbered_tile() {
   std::vector<int> memory(static_cast<size_t>(Layout::kBytes / 2));
   for (int row = 0; row < Layout::kRows; ++row) {
     for (int col = 0; col < Layout::kColumns; ++col) {
-      memory[static_cast<size_t>(Layout::offset(row, col) / 2)] = element_id(row, col);
+      memory[static_cast<size_t>(Layout::element(row, col) / 2)] = element_id(row, col);
     }
   }
   return memory;
@@ -184,13 +185,13 @@ void check_ldmatrix_is_mma_operand() {
 }
 
 TEST(FragmentMap, LdmatrixGivesTheOperandsOfMma) {
-  check_ldmatrix_is_mma_operand<TileLayout<64, 16, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 32, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 64, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 96, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 128, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 192, 2>>();
-  check_ldmatrix_is_mma_operand<TileLayout<64, 256, 2>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 16>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 32>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 64>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 96>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 128>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 192>>();
+  check_ldmatrix_is_mma_operand<SharedTile<64, 256>>();
 }
 
 /// With tf32, a chunk is four elements and an 8x8 matrix of pairs an 8x4 one: the same addresses give k8.
@@ -276,16 +277,16 @@ void simulate_mma_m16n8k16(Accumulators& d, const Registers& a, const Registers&
 /// ldmatrix from swizzled tiles, P straight from the accumulators.
 TEST(FragmentMap, ATileOfAttentionByASimulatedWarp) {
   constexpr int kQueries = 16, kKeys = 32, kColumns = 64;
-  using Queries = TileLayout<kQueries, kColumns, 2>;
-  using Keys = TileLayout<kKeys, kColumns, 2>;
+  using Queries = SharedTile<kQueries, kColumns>;
+  using Keys = SharedTile<kKeys, kColumns>;
   const auto q_at = [](int i, int c) { return (i * 7 + c * 3) % 11 - 5; };
   const auto k_at = [](int j, int c) { return (j * 5 + c * 2) % 13 - 6; };
   const auto v_at = [](int j, int c) { return (j * 3 + c * 11) % 7 - 3; };
   std::vector<int> q(Queries::kBytes / 2), k(Keys::kBytes / 2), v(Keys::kBytes / 2);
   for (int c = 0; c < kColumns; ++c) {
-    for (int i = 0; i < kQueries; ++i) q[static_cast<size_t>(Queries::offset(i, c) / 2)] = q_at(i, c);
-    for (int j = 0; j < kKeys; ++j) k[static_cast<size_t>(Keys::offset(j, c) / 2)] = k_at(j, c);
-    for (int j = 0; j < kKeys; ++j) v[static_cast<size_t>(Keys::offset(j, c) / 2)] = v_at(j, c);
+    for (int i = 0; i < kQueries; ++i) q[static_cast<size_t>(Queries::element(i, c) / 2)] = q_at(i, c);
+    for (int j = 0; j < kKeys; ++j) k[static_cast<size_t>(Keys::element(j, c) / 2)] = k_at(j, c);
+    for (int j = 0; j < kKeys; ++j) v[static_cast<size_t>(Keys::element(j, c) / 2)] = v_at(j, c);
   }
 
   std::array<Accumulators, kKeys / 8> scores{};

@@ -1,5 +1,6 @@
-// Swizzled layouts in a simulation of the banks of shared memory: the number of conflicts of each access
-// pattern is asserted, with the swizzle and, for contrast, without.
+// Swizzles in a simulation of the banks of shared memory: the number of conflicts of each access pattern is
+// asserted, with the swizzle and, for contrast, without; and the tiles of the kernels (SharedTile) with the
+// addresses that their copies, ldmatrix and loads of tf32 fragments use.
 #include "tile/swizzle.hpp"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 
 #include "shared_memory_banks.hpp"
 #include "tile/fragment_map.hpp"
-#include "tile/layout.hpp"
+#include "tile/shared_tile.hpp"
 
 namespace fovea::tile {
 namespace {
@@ -132,7 +133,7 @@ TEST(Swizzle, LdmatrixX4) {
   }
 }
 
-/// cp.async and st.shared of 16 bytes, lanes in the order of TileLayout::copied_chunk: no conflict with the
+/// cp.async and st.shared of 16 bytes, lane after lane: no conflict with the
 /// swizzle, and none without: it costs the copies nothing.
 TEST(Swizzle, CopiesOfRows) {
   for (int chunks = 1; chunks <= kLargestRow; ++chunks) {
@@ -192,97 +193,186 @@ TEST(Swizzle, StoresOfFloat32Accumulators) {
   }
 }
 
-/// tf32 operands read as words. K: lanes are 8 rows n by 4 columns k. V: lanes are 4 rows k by 8 columns n,
-/// where the rows of the register are the keys 2t (or 2t + 1) that go with accumulators, or t (or t + 4).
-TEST(Swizzle, LoadsOfTf32Operands) {
-  struct {
-    int bytes, v_by_pairs, v_in_order;
-  } constexpr kCases[] = {{64, 1, 1},  {128, 0, 1}, {256, 0, 1}, {384, 0, 1},
-                          {512, 0, 1}, {768, 0, 1}, {1024, 0, 1}};
-  for (const auto& c : kCases) {
-    for (int first_row = 0; first_row < 64; first_row += 8) {
-      for (int col = 0; col < c.bytes / 4; col += 8) {
-        for (int reg = 0; reg < 2; ++reg) {
-          std::vector<int> k, v_by_pairs, v_in_order;
-          const auto address = [&](int row, int column) {
-            return swizzled_address_of(c.bytes, first_row + row, (col + column) / 4) + (col + column) % 4 * 4;
-          };
-          for (int lane = 0; lane < 32; ++lane) {
-            const Coord b = MmaM16N8K8Tf32::b(lane, reg, 0);
-            k.push_back(address(b.col, b.row));
-            v_by_pairs.push_back(address(tf32_key_of_k(b.row), b.col));
-            v_in_order.push_back(address(b.row, b.col));
+template <class Tile>
+void check_tile() {
+  SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
+  std::vector<bool> taken(static_cast<size_t>(Tile::kBytes / Tile::kElementBytes));
+  for (int row = 0; row < Tile::kRows; ++row) {
+    for (int col = 0; col < Tile::kColumns; ++col) {
+      const uint32_t offset = Tile::element(row, col);
+      ASSERT_LT(offset, uint32_t{Tile::kBytes});
+      ASSERT_EQ(offset % Tile::kElementBytes, 0u);
+      ASSERT_FALSE(taken[offset / Tile::kElementBytes]);
+      taken[offset / Tile::kElementBytes] = true;
+    }
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const int expected = Tile::kElementBytes == 2
+                               ? swizzled_address_of(Tile::kRowBytes, row, chunk)
+                               : row * Tile::kRowBytes + (chunk ^ swizzle_of_pairs(row)) * kChunkBytes;
+      ASSERT_EQ(Tile::offset(row, chunk), static_cast<uint32_t>(expected));
+      ASSERT_EQ(Tile::offset(row, chunk), Tile::element(row, chunk * Tile::kChunkElements));
+      ASSERT_EQ(Tile::offset(row, chunk),
+                static_cast<uint32_t>(Tile::index(row, chunk) * Tile::kElementBytes));
+    }
+  }
+}
+
+TEST(SharedTile, ElementsAndOffsetsAreOneToOne) {
+  // 16-bit heads, among them those that no kernel pads to.
+  check_tile<SharedTile<64, 16>>();
+  check_tile<SharedTile<64, 24>>();
+  check_tile<SharedTile<64, 32>>();
+  check_tile<SharedTile<64, 40>>();
+  check_tile<SharedTile<64, 48>>();
+  check_tile<SharedTile<64, 64>>();
+  check_tile<SharedTile<64, 80>>();
+  check_tile<SharedTile<64, 96>>();
+  check_tile<SharedTile<64, 128>>();
+  check_tile<SharedTile<64, 160>>();
+  check_tile<SharedTile<64, 192>>();
+  check_tile<SharedTile<64, 256>>();
+  // float32 heads.
+  check_tile<SharedTile<32, 32, 4>>();
+  check_tile<SharedTile<32, 64, 4>>();
+  check_tile<SharedTile<32, 96, 4>>();
+  check_tile<SharedTile<32, 128, 4>>();
+  check_tile<SharedTile<32, 192, 4>>();
+  check_tile<SharedTile<32, 256, 4>>();
+  static_assert(SharedTile<64, 64>::element(3, 9) == 3 * 128 + (1 ^ 3) * 16 + 2);
+}
+
+/// Kernels keep one address a lane and reach the others by moved(): everywhere in the tile, from every start
+/// that shares no bit with the step, at every place that a tile may begin at.
+template <class Tile>
+void check_moved() {
+  SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
+  for (const uint32_t base : {0u, 128u, 1152u}) {
+    for (int row = 0; row < 8; ++row) {
+      for (int from = 0; from < Tile::kChunks; ++from) {
+        for (int chunks = 0; from + chunks < Tile::kChunks; ++chunks) {
+          if ((from & chunks & (Tile::kGroup - 1)) != 0) continue;
+          for (int rows = 0; row + rows < Tile::kRows; rows += 8) {
+            ASSERT_EQ(Tile::moved(base + Tile::offset(row, from), rows, chunks),
+                      base + Tile::offset(row + rows, from + chunks));
           }
-          ASSERT_EQ(bank_conflicts(k, 4), 0) << c.bytes;
-          ASSERT_EQ(bank_conflicts(v_by_pairs, 4), c.v_by_pairs) << c.bytes;
-          ASSERT_EQ(bank_conflicts(v_in_order, 4), c.v_in_order) << c.bytes;
         }
       }
     }
   }
 }
 
-template <class Layout>
-void check_layout() {
-  SCOPED_TRACE(std::to_string(Layout::kRowBytes) + " bytes a row");
-  std::vector<bool> taken(static_cast<size_t>(Layout::kBytes / Layout::kElementBytes));
-  for (int row = 0; row < Layout::kRows; ++row) {
-    for (int col = 0; col < Layout::kColumns; ++col) {
-      const int offset = Layout::offset(row, col);
-      ASSERT_GE(offset, 0);
-      ASSERT_LT(offset, Layout::kBytes);
-      ASSERT_EQ(offset % Layout::kElementBytes, 0);
-      ASSERT_FALSE(taken[static_cast<size_t>(offset / Layout::kElementBytes)]);
-      taken[static_cast<size_t>(offset / Layout::kElementBytes)] = true;
-      ASSERT_EQ(Layout::at(offset), (Coord{row, col}));
-    }
-    for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
-      ASSERT_EQ(Layout::chunk_offset(row, chunk), swizzled_address_of(Layout::kRowBytes, row, chunk));
-      ASSERT_EQ(Layout::chunk_offset(row, chunk), Layout::offset(row, chunk * Layout::kChunkElements));
-      // What kernels count on that keep one address and add constants to it.
-      if (row + 8 < Layout::kRows) {
-        ASSERT_EQ(Layout::chunk_offset(row + 8, chunk),
-                  Layout::chunk_offset(row, chunk) + 8 * Layout::kRowBytes);
+TEST(SharedTile, OneAddressReachesTheOthers) {
+  check_moved<SharedTile<32, 32>>();
+  check_moved<SharedTile<64, 64>>();
+  check_moved<SharedTile<64, 96>>();
+  check_moved<SharedTile<64, 128>>();
+  check_moved<SharedTile<64, 192>>();
+  check_moved<SharedTile<64, 256>>();
+  check_moved<SharedTile<32, 64, 4>>();
+}
+
+/// Fragments of 16 x 16 by ldmatrix: the address of each step is that of its chunk, and no phase meets a bank
+/// twice. The backward's fragments begin at rows and chunks of the warp's own.
+template <class Tile, LdmatrixOrder kOrder>
+void check_fragments() {
+  SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
+  for (int first_row = 0; first_row + 16 <= Tile::kRows; first_row += 16) {
+    for (int first_chunk = 0; first_chunk < Tile::kChunks; first_chunk += 2) {
+      for (int rows = 0; first_row + rows + 16 <= Tile::kRows; rows += 16) {
+        for (int step = 0; first_chunk + 2 * step < Tile::kChunks; ++step) {
+          if ((first_chunk & (2 * step) & (Tile::kGroup - 1)) != 0) continue;
+          std::vector<int> lanes;
+          for (int lane = 0; lane < kWarpLanes; ++lane) {
+            const ChunkCoord at = ldmatrix_chunk(kOrder, lane);
+            const uint32_t address =
+                FragmentAddresses<Tile, kOrder>(lane, first_row, first_chunk).at(1024, rows, step);
+            ASSERT_EQ(address,
+                      1024 + Tile::offset(first_row + rows + at.row, first_chunk + 2 * step + at.chunk));
+            lanes.push_back(static_cast<int>(address));
+          }
+          ASSERT_EQ(bank_conflicts(lanes, 16), 0);
+        }
       }
-      const int group = swizzle_group(Layout::kRowBytes);
-      if (chunk + group < Layout::kChunks) {
-        ASSERT_EQ(Layout::chunk_offset(row, chunk + group),
-                  Layout::chunk_offset(row, chunk) + group * kChunkBytes);
-      }
-      ASSERT_EQ(swizzled_chunk<Layout::kRowBytes>(row, chunk),
-                swizzled_chunk<Layout::kRowBytes>(row, 0) ^ chunk);
     }
-  }
-  for (int index = 0; index < Layout::kRows * Layout::kChunks; ++index) {
-    const Coord chunk = Layout::copied_chunk(index);
-    ASSERT_EQ(chunk.row * Layout::kChunks + chunk.col, index);
-    ASSERT_LT(chunk.col, Layout::kChunks);
   }
 }
 
-TEST(TileLayout, ElementsAndOffsetsAreOneToOne) {
-  // 16-bit heads, among them those that no kernel pads to.
-  check_layout<TileLayout<64, 16, 2>>();
-  check_layout<TileLayout<64, 24, 2>>();
-  check_layout<TileLayout<64, 32, 2>>();
-  check_layout<TileLayout<64, 40, 2>>();
-  check_layout<TileLayout<64, 48, 2>>();
-  check_layout<TileLayout<64, 64, 2>>();
-  check_layout<TileLayout<64, 80, 2>>();
-  check_layout<TileLayout<64, 96, 2>>();
-  check_layout<TileLayout<64, 128, 2>>();
-  check_layout<TileLayout<64, 160, 2>>();
-  check_layout<TileLayout<64, 192, 2>>();
-  check_layout<TileLayout<64, 256, 2>>();
-  // 32-bit heads.
-  check_layout<TileLayout<32, 16, 4>>();
-  check_layout<TileLayout<32, 32, 4>>();
-  check_layout<TileLayout<32, 64, 4>>();
-  check_layout<TileLayout<32, 96, 4>>();
-  check_layout<TileLayout<32, 128, 4>>();
-  check_layout<TileLayout<32, 192, 4>>();
-  check_layout<TileLayout<32, 256, 4>>();
-  static_assert(TileLayout<64, 64, 2>::offset(3, 9) == 3 * 128 + (1 ^ 3) * 16 + 2);
+TEST(SharedTile, FragmentsMeetNoBankTwice) {
+  const auto check = []<class Tile>(Tile) {
+    check_fragments<Tile, LdmatrixOrder::kDownFirst>();
+    check_fragments<Tile, LdmatrixOrder::kAcrossFirst>();
+  };
+  check(SharedTile<64, 32>());
+  check(SharedTile<128, 64>());
+  check(SharedTile<64, 96>());
+  check(SharedTile<128, 128>());
+  check(SharedTile<32, 192>());
+  check(SharedTile<32, 256>());
+}
+
+/// Fragments of tf32, 16 bytes a lane: all rows, steps and blocks, along the rows and down them.
+template <class Tile>
+void check_tf32_fragments() {
+  SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
+  for (int row = 0; row < Tile::kRows; row += 8) {
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += 4) {
+      std::vector<int> along, even, odd;
+      for (int lane = 0; lane < kWarpLanes; ++lane) {
+        const auto address = [&](ChunkCoord at) {
+          return static_cast<int>(Tile::offset(row + at.row, chunk + at.chunk));
+        };
+        along.push_back(address(tf32_chunk_along_rows(lane)));
+        if (chunk % 8 != 0) continue;  // a block is eight chunks wide
+        even.push_back(address(tf32_chunk_down_rows(lane, 0)));
+        odd.push_back(address(tf32_chunk_down_rows(lane, 1)));
+      }
+      ASSERT_EQ(bank_conflicts(along, 16), 0);
+      ASSERT_EQ(bank_conflicts(even, 16), 0);
+      ASSERT_EQ(bank_conflicts(odd, 16), 0);
+    }
+  }
+}
+
+TEST(SharedTile, Tf32FragmentsMeetNoBankTwice) {
+  check_tf32_fragments<SharedTile<64, 32, 4>>();
+  check_tf32_fragments<SharedTile<32, 64, 4>>();
+  check_tf32_fragments<SharedTile<16, 128, 4>>();
+  check_tf32_fragments<SharedTile<16, 256, 4>>();
+}
+
+/// The threads of a CTA copy each chunk of a tile once, and no phase of a step meets a bank twice.
+template <class Tile, int kThreads>
+void check_copies() {
+  SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row, " + std::to_string(kThreads) + " threads");
+  using Share = CopyShare<Tile, kThreads>;
+  std::vector<int> copies(static_cast<size_t>(Tile::kRows * Tile::kChunks));
+  for (int step = 0; step < Share::kSteps; ++step) {
+    for (int first = 0; first < kThreads; first += 8) {
+      std::vector<int> lanes;
+      for (int thread = first; thread < first + 8; ++thread) {
+        const Share share(thread);
+        if (!share.exists() || !share.has(step)) continue;
+        const int row = share.row + step * Share::kRowsAtOnce;
+        ++copies[static_cast<size_t>(row * Tile::kChunks + share.chunk)];
+        lanes.push_back(static_cast<int>(Tile::offset(row, share.chunk)));
+      }
+      ASSERT_EQ(bank_conflicts(lanes, 16), 0);
+    }
+  }
+  for (const int count : copies) ASSERT_EQ(count, 1);
+}
+
+TEST(SharedTile, CopiesTakeEachChunkOnce) {
+  check_copies<SharedTile<64, 32>, 128>();
+  check_copies<SharedTile<128, 64>, 128>();
+  check_copies<SharedTile<64, 96>, 128>();
+  check_copies<SharedTile<128, 96>, 256>();
+  check_copies<SharedTile<128, 128>, 256>();
+  check_copies<SharedTile<32, 192>, 128>();
+  check_copies<SharedTile<64, 256>, 256>();
+  check_copies<SharedTile<64, 576>, 128>();
+  check_copies<SharedTile<32, 64, 4>, 128>();
+  check_copies<SharedTile<16, 128, 4>, 128>();
 }
 
 /// The modes of TMA bit by bit: 128B xors address bits 4, 5, 6 with 7, 8, 9; 64B 4, 5 with 7, 8; 32B 4
@@ -314,14 +404,14 @@ TEST(SwizzleMode, IsTheSwizzleOfRowsOfItsLength) {
     for (int row = 0; row < Layout::kRows; ++row) {
       for (int col = 0; col < Layout::kColumns; ++col) {
         const auto logical = static_cast<uint32_t>(row * Layout::kRowBytes + col * 2);
-        ASSERT_EQ(static_cast<uint32_t>(Layout::offset(row, col)), swizzled_address(mode, logical));
+        ASSERT_EQ(Layout::element(row, col), swizzled_address(mode, logical));
       }
     }
   };
-  check(TileLayout<64, 64, 2>{}, SwizzleMode::k128);
-  check(TileLayout<64, 32, 2>{}, SwizzleMode::k64);
-  check(TileLayout<64, 16, 2>{}, SwizzleMode::k32);
-  check(TileLayout<64, 8, 2>{}, SwizzleMode::kNone);
+  check(SharedTile<64, 64>{}, SwizzleMode::k128);
+  check(SharedTile<64, 32>{}, SwizzleMode::k64);
+  check(SharedTile<64, 16>{}, SwizzleMode::k32);
+  check(SharedTile<64, 8>{}, SwizzleMode::kNone);
   EXPECT_EQ(swizzle_atom_bytes(SwizzleMode::k128), 1024);
   EXPECT_EQ(swizzle_atom_bytes(SwizzleMode::k64), 512);
   EXPECT_EQ(swizzle_atom_bytes(SwizzleMode::k32), 256);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "shared_memory_banks.hpp"
-#include "tile/layout.hpp"
+#include "tile/shared_tile.hpp"
 
 namespace fovea::tile {
 namespace {
@@ -159,7 +159,7 @@ TEST(WgmmaDescriptor, ExamplesOfTheManual) {
   }
 }
 
-/// What TMA (and TileLayout) writes is what the descriptors read: rows of 64, 32 or 16 elements of 16 bits.
+/// What TMA (and SharedTile) writes is what the descriptors read: rows of 64, 32 or 16 elements of 16 bits.
 template <class Layout>
 void check_tile(SwizzleMode mode) {
   constexpr uint32_t kStart = 96 * 1024;
@@ -168,7 +168,7 @@ void check_tile(SwizzleMode mode) {
   const WgmmaDescriptor mn_major = wgmma_mn_major(kStart, mode, Layout::kRows);
   for (int row = 0; row < Layout::kRows; ++row) {
     for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
-      const uint32_t expected = kStart + static_cast<uint32_t>(Layout::chunk_offset(row, chunk));
+      const uint32_t expected = kStart + Layout::offset(row, chunk);
       ASSERT_EQ(wgmma_k_major_address(k_major, row, chunk), expected);    // Q, K: rows are m or n
       ASSERT_EQ(wgmma_mn_major_address(mn_major, row, chunk), expected);  // V: rows are k
       // The next tile to the right, for head sizes of several.
@@ -215,10 +215,10 @@ void check_tile(SwizzleMode mode) {
 }
 
 TEST(WgmmaDescriptor, ReadsWhatTmaWrites) {
-  check_tile<TileLayout<64, 64, 2>>(SwizzleMode::k128);
-  check_tile<TileLayout<176, 64, 2>>(SwizzleMode::k128);
-  check_tile<TileLayout<64, 32, 2>>(SwizzleMode::k64);
-  check_tile<TileLayout<64, 16, 2>>(SwizzleMode::k32);
+  check_tile<SharedTile<64, 64>>(SwizzleMode::k128);
+  check_tile<SharedTile<176, 64>>(SwizzleMode::k128);
+  check_tile<SharedTile<64, 32>>(SwizzleMode::k64);
+  check_tile<SharedTile<64, 16>>(SwizzleMode::k32);
 }
 
 /// Without swizzle a core matrix is 128 bytes in a row.

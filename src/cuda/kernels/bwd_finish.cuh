@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
-#include "cuda/warp/bwd_tiles.cuh"
+#include "cuda/warp/mma_tile.cuh"
 
 namespace fovea::cuda {
 

@@ -64,7 +64,9 @@
 #include "cuda/kernels/bwd_mma_weights.cuh"
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/red.cuh"
-#include "cuda/warp/bwd_tiles.cuh"
+#include "cuda/warp/finite_tile.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/shared_tile.cuh"
 
 namespace fovea::cuda {
 
@@ -85,8 +87,6 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr float kLog2E = 1.4426950408889634f;
 
   extern __shared__ __align__(1024) unsigned char shared[];
-  unsigned char* const s_k = shared + B::kC.offset_k();
-  unsigned char* const s_v = shared + B::kC.offset_v();
   unsigned char* const s_q = shared + B::kC.offset_q();
   unsigned char* const s_do = shared + B::kC.offset_do();
   float* const s_stats = reinterpret_cast<float*>(shared + B::kC.offset_stats());  // [2][lse_log2, delta][kM]
@@ -131,11 +131,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   const auto rows_of = [&](const tile::RowsView& view, int64_t row, int head, int used, int columns,
                            uint32_t bit) {
-    return BwdRows{view.data + view.offset(work.batch, row, head) * 2, view.row, used, columns,
-                   (p.aligned16 & bit) != 0};
+    return RowTarget{view.data + view.offset(work.batch, row, head) * 2, view.row * 2, used, columns,
+                     (p.aligned16 & bit) != 0};
   };
   // Columns from `first` on: those of this CTA's slice, or a chunk that is streamed.
-  const auto columns_from = [](BwdRows rows, int first) {
+  const auto columns_from = [](RowTarget rows, int first) {
     rows.data += first * 2;
     rows.columns -= first;
     return rows;
@@ -154,13 +154,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 
   // Q, dO, and a row's statistics of one step.
   const auto load_q = [&](int head, int block, int stage) {
-    load_tile<TileQ, kThreads>(s_q + stage * TileQ::kBytes,
-                               columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)),
-                               block * kM, index_again());
+    copy_tile_either<TileQ, kThreads>(
+        a_q + stage * TileQ::kBytes,
+        columns_from(q_rows(p.q, head, p.head_dim, tile::kAlignedQ), slice_at(B::kD)), block * kM,
+        index_again());
   };
   const auto load_do = [&](int head, int block, int stage) {
-    load_tile<TileDO, kThreads>(
-        s_do + stage * TileDO::kBytes,
+    copy_tile_either<TileDO, kThreads>(
+        a_do + stage * TileDO::kBytes,
         columns_from(q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO), slice_at(B::kDv)), block * kM,
         index_again());
   };
@@ -177,17 +178,18 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   if (any_step) {
-    load_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)),
-                               work.j0, index_again());
+    copy_tile_either<TileK, kThreads>(
+        a_k, columns_from(k_rows(p.k, p.head_dim, tile::kAlignedK), slice_at(B::kD)), work.j0, index_again());
     load_q(head, m_block, 0);
     if constexpr (B::kC.stream == 0) {
-      load_tile<TileV, kThreads>(s_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0, index_again());
+      copy_tile_either<TileV, kThreads>(a_v, k_rows(p.v, p.head_dim_v, tile::kAlignedV), work.j0,
+                                        index_again());
     }
     load_do(head, m_block, 0);
     load_statistics(head, m_block, 0);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
-    make_finite<T, TileK, kThreads>(s_k, thread);
+    make_finite<T, TileK, kThreads>(a_k, index_again());
   }
 
   float acc_dk[2][2 * B::kOwnD16][4], acc_dv[2][2 * B::kOwnDv16][4];
@@ -215,8 +217,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         const int row = index % kM, c = index / kM;
         if (fabsf(s_lse[row]) < INFINITY) continue;
         unsigned char* const chunk =
-            c < B::kD / 8 ? s_q + stage_q * TileQ::kBytes + TileQ::chunk(row, c)
-                          : s_do + stage_do * TileDO::kBytes + TileDO::chunk(row, c - B::kD / 8);
+            c < B::kD / 8 ? s_q + stage_q * TileQ::kBytes + TileQ::offset(row, c)
+                          : s_do + stage_do * TileDO::kBytes + TileDO::offset(row, c - B::kD / 8);
         if constexpr (B::kC.general) {
           // A bias of -inf does not take a key out of a row whose q is NaN: the scores are NaN, not -inf.
           const uint4 words = *reinterpret_cast<const uint4*>(chunk);
@@ -248,13 +250,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     }
 
     // acc += rows of `left` times rows of `right` over all columns, in chunks that pass through sV.
-    [[maybe_unused]] const auto stream = [&](auto& acc, const BwdRows& left, const BwdRows& right) {
+    [[maybe_unused]] const auto stream = [&](auto& acc, const RowTarget& left, const RowTarget& right) {
       using StreamN = typename B::StreamN;
       using StreamM = typename B::StreamM;
       const auto load = [&](int c) {
-        unsigned char* const to = s_v + (c & 1) * B::kC.stream_bytes();
-        load_tile<StreamN, kThreads>(to, columns_from(left, c * B::kStream), work.j0, index_again());
-        load_tile<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0, thread);
+        const uint32_t to = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
+        copy_tile_either<StreamN, kThreads>(to, columns_from(left, c * B::kStream), work.j0, index_again());
+        copy_tile_either<StreamM, kThreads>(to + StreamN::kBytes, columns_from(right, c * B::kStream), i0,
+                                            index_again());
         ptx::cp_async_commit();
       };
       __syncthreads();  // nobody reads the chunks of the last product any more
@@ -267,12 +270,13 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         if (c + 1 < chunks) load(c + 1);
         const Place at(thread);
         const uint32_t from = a_v + static_cast<uint32_t>((c & 1) * B::kC.stream_bytes());
-        const auto a_operand = BwdOperand<StreamN>::by_16_rows(from, at.warp_n * 32, 0, at.lane);
-        const auto b_operand =
-            BwdOperand<StreamM>::by_8_rows(from + StreamN::kBytes, at.column0(0), 0, at.lane);
+        const FragmentAddresses<StreamN, LdmatrixOrder::kDownFirst> a_operand(at.lane, at.warp_n * 32, 0);
+        const FragmentAddresses<StreamM, LdmatrixOrder::kAcrossFirst> b_operand(at.lane, at.column0(0), 0);
         multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kStream / 16>(
-            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(m * 16, 2 * k)); },
-            [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, b_operand.at(n * 16, 2 * k)); });
+            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, a_operand.at(from, m * 16, k)); },
+            [&](uint32_t(&b)[4], int k, int n) {
+              ptx::ldmatrix_x4(b, b_operand.at(from + StreamN::kBytes, n * 16, k));
+            });
       }
     };
     // S, dP, P, dS of this step; dV and dK where they need no others' P and dS.
@@ -287,11 +291,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                  q_rows(p.q, head, p.head_dim, tile::kAlignedQ));
         } else {
           const Place at(thread);
-          const auto left = BwdOperand<TileK>::by_16_rows(a_k, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileQ>::by_8_rows(q_tile, at.column0(chunk), 0, at.lane);
+          const FragmentAddresses<TileK, LdmatrixOrder::kDownFirst> left(at.lane, at.warp_n * 32, 0);
+          const FragmentAddresses<TileQ, LdmatrixOrder::kAcrossFirst> right(at.lane, at.column0(chunk), 0);
           multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kD / 16>(
-              acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+              acc_s, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(a_k, m * 16, k)); },
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(q_tile, n * 16, k)); });
         }
 
         // dP right behind S: its mma cover the exponentials.
@@ -302,11 +306,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
                  q_rows(p.d_o, head, p.head_dim_v, tile::kAlignedDO));
         } else {
           const Place at(thread);
-          const auto left = BwdOperand<TileV>::by_16_rows(a_v, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileDO>::by_8_rows(do_tile, at.column0(chunk), 0, at.lane);
+          const FragmentAddresses<TileV, LdmatrixOrder::kDownFirst> left(at.lane, at.warp_n * 32, 0);
+          const FragmentAddresses<TileDO, LdmatrixOrder::kAcrossFirst> right(at.lane, at.column0(chunk), 0);
           multiply<T, B::kC.mma, 2, kChunkN8 / 2, B::kDv / 16>(
-              acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(n * 16, 2 * k)); });
+              acc_dp, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(a_v, m * 16, k)); },
+              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4(b, right.at(do_tile, n * 16, k)); });
         }
 
         uint32_t rounded_p[2][kChunkN8][2], rounded_ds[2][kChunkN8][2];
@@ -333,14 +337,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
             };
           };
           const Place at(thread);
-          const auto right_do = BwdOperand<TileDO>::by_16_rows(do_tile, at.column0(chunk), 0, at.lane);
+          const FragmentAddresses<TileDO, LdmatrixOrder::kDownFirst> right_do(at.lane, at.column0(chunk), 0);
           multiply<T, B::kC.mma, 2, B::kOwnDv16, kChunkN8 / 2>(
-              acc_dv, from_registers(rounded_p),
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_do.at(k * 16, 2 * n)); });
-          const auto right_q = BwdOperand<TileQ>::by_16_rows(q_tile, at.column0(chunk), 0, at.lane);
+              acc_dv, from_registers(rounded_p), [&](uint32_t(&b)[4], int k, int n) {
+                ptx::ldmatrix_x4_trans(b, right_do.at(do_tile, k * 16, n));
+              });
+          const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> right_q(at.lane, at.column0(chunk), 0);
           multiply<T, B::kC.mma, 2, B::kOwnD16, kChunkN8 / 2>(
-              acc_dk, from_registers(rounded_ds),
-              [&](uint32_t(&b)[4], int k, int n) { ptx::ldmatrix_x4_trans(b, right_q.at(k * 16, 2 * n)); });
+              acc_dk, from_registers(rounded_ds), [&](uint32_t(&b)[4], int k, int n) {
+                ptx::ldmatrix_x4_trans(b, right_q.at(q_tile, k * 16, n));
+              });
         }
       }
     };
@@ -351,12 +357,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         const uint32_t do_tile = a_do + stage_do * TileDO::kBytes;
         {
           const Place at(index_again());
-          const auto left = BwdOperand<TileP>::by_16_rows(a_p, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileDO>::by_16_rows(do_tile, 0, 2 * at.warp_q, at.lane);
+          const FragmentAddresses<TileP, LdmatrixOrder::kDownFirst> left(at.lane, at.warp_n * 32, 0);
+          const FragmentAddresses<TileDO, LdmatrixOrder::kDownFirst> right(at.lane, 0, 2 * at.warp_q);
           multiply<T, B::kC.mma, 2, B::kOwnDv16, kM / 16>(
-              acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+              acc_dv, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(a_p, m * 16, k)); },
               [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
+                ptx::ldmatrix_x4_trans(b, right.at(do_tile, k * 16, B::kC.warps_q * n));
               });
         }
         if constexpr (B::kC.stages_do == 1 && B::kC.stages_q == 2) {
@@ -366,12 +372,12 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         }
         {
           const Place at(index_again());
-          const auto left = BwdOperand<TileP>::by_16_rows(a_ds, at.warp_n * 32, 0, at.lane);
-          const auto right = BwdOperand<TileQ>::by_16_rows(q_tile, 0, 2 * at.warp_q, at.lane);
+          const FragmentAddresses<TileP, LdmatrixOrder::kDownFirst> left(at.lane, at.warp_n * 32, 0);
+          const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> right(at.lane, 0, 2 * at.warp_q);
           multiply<T, B::kC.mma, 2, B::kOwnD16, kM / 16>(
-              acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(m * 16, 2 * k)); },
+              acc_dk, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4(a, left.at(a_ds, m * 16, k)); },
               [&](uint32_t(&b)[4], int k, int n) {
-                ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kC.warps_q * n));
+                ptx::ldmatrix_x4_trans(b, right.at(q_tile, k * 16, B::kC.warps_q * n));
               });
         }
       }
@@ -395,13 +401,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         float acc[B::kDqM16][2 * B::kDqGroup][4];
         clear(acc);
         const Place at(index_again());
-        const auto left = BwdOperand<TileP>::by_8_rows(a_ds, 0, at.warp_dq_m * (2 * B::kDqM16), at.lane);
-        const auto right =
-            BwdOperand<TileK>::by_16_rows(a_k, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD), at.lane);
+        const FragmentAddresses<TileP, LdmatrixOrder::kAcrossFirst> left(at.lane, 0,
+                                                                         at.warp_dq_m * (2 * B::kDqM16));
+        const FragmentAddresses<TileK, LdmatrixOrder::kDownFirst> right(
+            at.lane, 0, 2 * (at.warp_dq_d + first * B::kWarpsDqD));
         multiply<T, B::kC.mma, B::kDqM16, B::kDqGroup, kN / 16>(
-            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(k * 16, 2 * m)); },
+            acc, [&](uint32_t(&a)[4], int k, int m) { ptx::ldmatrix_x4_trans(a, left.at(a_ds, k * 16, m)); },
             [&](uint32_t(&b)[4], int k, int n) {
-              ptx::ldmatrix_x4_trans(b, right.at(k * 16, 2 * B::kWarpsDqD * n));
+              ptx::ldmatrix_x4_trans(b, right.at(a_k, k * 16, B::kWarpsDqD * n));
             });
 #pragma unroll
         for (int m = 0; m < B::kDqM16; ++m) {
@@ -438,9 +445,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   stage_gradient<Instance, TileK>(acc_dk, a_k, p.scale, index_again());
   stage_gradient<Instance, TileV>(acc_dv, a_v, 1.0f, index_again());
   __syncthreads();  // the tiles of dK and dV are complete
-  store_tile<TileK, kThreads>(s_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)),
+  store_tile<TileK, kThreads>(a_k, columns_from(k_rows(p.dk, p.head_dim, tile::kAlignedDK), slice_at(B::kD)),
                               work.j0, index_again());
-  store_tile<TileV, kThreads>(s_v,
+  store_tile<TileV, kThreads>(a_v,
                               columns_from(k_rows(p.dv, p.head_dim_v, tile::kAlignedDV), slice_at(B::kDv)),
                               work.j0, index_again());
 }

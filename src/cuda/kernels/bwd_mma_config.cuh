@@ -6,7 +6,8 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/warp/bwd_tiles.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/shared_tile.cuh"
 #include "tile/kv_range.hpp"
 
 namespace fovea::cuda {
@@ -108,14 +109,14 @@ struct BwdMma {
                                   : kDqD16 % 2 == 0 && 2 * kDqM16 <= kDqRoom ? 2
                                                                              : 1;
 
-  using TileK = BwdTile<kN, kD>;
-  using TileV = BwdTile<kN, kDv>;
-  using TileQ = BwdTile<kM, kD>;
-  using TileDO = BwdTile<kM, kDv>;
-  using TileP = BwdTile<kN, kM>;
+  using TileK = SharedTile<kN, kD>;
+  using TileV = SharedTile<kN, kDv>;
+  using TileQ = SharedTile<kM, kD>;
+  using TileDO = SharedTile<kM, kDv>;
+  using TileP = SharedTile<kN, kM>;
   static constexpr int kStream = kC.stream > 0 ? kC.stream : 32;  // 32: unused
-  using StreamN = BwdTile<kN, kStream>;
-  using StreamM = BwdTile<kM, kStream>;
+  using StreamN = SharedTile<kN, kStream>;
+  using StreamM = SharedTile<kM, kStream>;
 
   /// Where a thread stands. Made anew in each phase: kept over a step, what is derived from it would cost 30
   /// registers.
@@ -148,12 +149,10 @@ struct BwdMma {
     }
     /// Where this lane's words of a chunk lie in sP^T and sdS^T: fragment (m, n), row g or g + 8.
     __device__ __forceinline__ uint32_t words(int chunk) const {
-      return TileP::chunk(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
+      return TileP::offset(warp_n * 32 + g, column0(chunk) / 8) + static_cast<uint32_t>(t) * 4;
     }
     static __device__ __forceinline__ uint32_t word(uint32_t words, int m, int half, int n) {
-      return (words ^ static_cast<uint32_t>((n % TileP::kChunks) << 4)) +
-             static_cast<uint32_t>((n / TileP::kChunks) * TileP::kPanelBytes +
-                                   (m * 16 + half * 8) * TileP::kPitch);
+      return TileP::moved(words, m * 16 + half * 8, n);
     }
   };
 

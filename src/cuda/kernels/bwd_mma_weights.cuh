@@ -9,8 +9,9 @@
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
-#include "cuda/warp/bwd_tiles.cuh"
+#include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/shared_tile.cuh"
 
 namespace fovea::cuda {
 
@@ -117,8 +118,8 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
       work.j0 + at.warp_n * 32 + at.g - (i0 + at.column0(chunk) + 2 * at.t) - pairs.shift;
   [[maybe_unused]] const int keys_left = pairs.used_k - (work.j0 + at.warp_n * 32 + at.g);
   [[maybe_unused]] const uint32_t words = at.words(chunk);
-  [[maybe_unused]] const auto strip =
-      BwdOperand<typename B::TileP>::by_16_rows(0, at.warp_n * 32, at.column0(chunk) / 8, at.lane);
+  [[maybe_unused]] const FragmentAddresses<typename B::TileP, LdmatrixOrder::kDownFirst> strip(
+      at.lane, at.warp_n * 32, at.column0(chunk) / 8);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   constexpr bool kHasStmatrix = false;
 #else
@@ -165,7 +166,7 @@ __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, cons
       if constexpr (kHasStmatrix) {
         if (n % 2 == 0) continue;
         const auto store = [&](const uint32_t(&x)[2][kChunkN8][2], uint32_t tile) {
-          ptx::stmatrix_x4(tile + strip.at(m * 16, n - 1),
+          ptx::stmatrix_x4(strip.at(tile, m * 16, n / 2),
                            {x[m][n - 1][0], x[m][n - 1][1], x[m][n][0], x[m][n][1]});
         };
         if constexpr (B::kC.exchanges_p()) store(rounded_p, a_p);
@@ -182,17 +183,14 @@ __device__ __forceinline__ void stage_gradient(const float (&acc)[2][kN8][4], ui
   using B = BwdMma<Instance>;
   using T = typename Instance::Element;
   const typename B::Place at(thread);
-  const uint32_t word = tile + Tile::chunk(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
+  const uint32_t word = tile + Tile::offset(at.warp_n * 32 + at.g, 2 * at.warp_q) + at.t * 4;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
     for (int n = 0; n < kN8; ++n) {
       const int c = 2 * B::kC.warps_q * (n / 2) + n % 2;
-      const uint32_t to =
-          (word ^ static_cast<uint32_t>((c % Tile::kChunks) << 4)) +
-          static_cast<uint32_t>((c / Tile::kChunks) * Tile::kPanelBytes + m * 16 * Tile::kPitch);
-      ptx::st_shared_4(to, pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
-      ptx::st_shared_4(to + 8 * Tile::kPitch, pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
+      ptx::st_shared_4(Tile::moved(word, m * 16, c), pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
+      ptx::st_shared_4(Tile::moved(word, m * 16 + 8, c), pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
     }
   }
 }

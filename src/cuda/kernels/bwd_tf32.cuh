@@ -60,14 +60,14 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
   constexpr int kMTiles = kWarpM / 16, kNTiles = kTileN / 8, kOTiles = kDim / 8;
   constexpr int kVTiles = kByKeys ? kOTiles : 1;  ///< a query has no gradient of v
   constexpr float kLog2e = 1.4426950408889634f;
-  using RowTile = Tf32Tile<kTileM, kDim>;
-  using ColumnTile = Tf32Tile<kTileN, kDim>;
+  using RowTile = SharedTile<kTileM, kDim, 4>;
+  using ColumnTile = SharedTile<kTileN, kDim, 4>;
   static_assert(BackwardArgs::kRowPadding % kTileM == 0 && BackwardArgs::kRowPadding % kTileN == 0,
                 "statistics are read without a look at their number");
   static_assert(2 * kTileN <= kThreads, "a thread copies one statistic of a block");
 
   float* const s_rows = reinterpret_cast<float*>(shared);  // K or Q, then V or dO
-  float* const s_rows_v = s_rows + RowTile::kFloats;
+  float* const s_rows_v = s_rows + RowTile::kBytes / 4;
   float* const s_columns =
       reinterpret_cast<float*>(shared + kConfig.offset_columns());  // a stage: Q or K, then dO or V
   float* const s_statistics =
@@ -120,20 +120,20 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
 
   // One head's rows of a tensor, of keys or of queries.
   const auto source = [&](const tile::RowsView& view, bool keys, int head, int columns, uint32_t bit) {
-    return Tf32Rows{reinterpret_cast<const float*>(view.data) +
-                        view.offset(place.batch, keys ? place.span.row_k : place.span.row_q, head),
-                    view.row, columns, opaque((p.aligned16 & bit) != 0)};
+    const int64_t row = keys ? place.span.row_k : place.span.row_q;
+    return RowSource{view.data + view.offset(place.batch, row, head) * 4, view.row * 4,
+                     keys ? place.span.used_k : place.span.used_q, columns, opaque((p.aligned16 & bit) != 0)};
   };
   const auto key_head = [&](int head_q) { return static_cast<int>(static_cast<unsigned>(head_q) / p.group); };
   const auto copy_columns = [&](int head, int n, int stage) {
-    float* const to = s_columns + stage * 2 * ColumnTile::kFloats;
-    const uint32_t to_qk = ptx::shared_address(to), to_v = ptx::shared_address(to + ColumnTile::kFloats);
+    float* const to = s_columns + stage * 2 * ColumnTile::kBytes / 4;
+    const uint32_t to_qk = ptx::shared_address(to), to_v = ptx::shared_address(to + ColumnTile::kBytes / 4);
     const int first = n * kTileN;
     if constexpr (kByKeys) {
-      copy_tf32_rows<ColumnTile, kThreads>(to_qk, source(p.q, false, head, p.head_dim, tile::kAlignedQ),
-                                           first, place.span.used_q, opaque(thread));
-      copy_tf32_rows<ColumnTile, kThreads>(to_v, source(p.d_o, false, head, p.head_dim_v, tile::kAlignedDO),
-                                           first, place.span.used_q, opaque(thread));
+      copy_tile_either<ColumnTile, kThreads>(to_qk, source(p.q, false, head, p.head_dim, tile::kAlignedQ),
+                                             first, opaque(thread));
+      copy_tile_either<ColumnTile, kThreads>(to_v, source(p.d_o, false, head, p.head_dim_v, tile::kAlignedDO),
+                                             first, opaque(thread));
       if (thread < 2 * kTileN) {
         const float* const from = thread < kTileN ? args.lse_log2 : args.delta;
         ptx::cp_async_4(ptx::shared_address(s_statistics + stage * 2 * kTileN + thread),
@@ -142,12 +142,10 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
                         true);
       }
     } else {
-      copy_tf32_rows<ColumnTile, kThreads>(to_qk,
-                                           source(p.k, true, key_head(head), p.head_dim, tile::kAlignedK),
-                                           first, place.span.used_k, opaque(thread));
-      copy_tf32_rows<ColumnTile, kThreads>(to_v,
-                                           source(p.v, true, key_head(head), p.head_dim_v, tile::kAlignedV),
-                                           first, place.span.used_k, opaque(thread));
+      copy_tile_either<ColumnTile, kThreads>(
+          to_qk, source(p.k, true, key_head(head), p.head_dim, tile::kAlignedK), first, opaque(thread));
+      copy_tile_either<ColumnTile, kThreads>(
+          to_v, source(p.v, true, key_head(head), p.head_dim_v, tile::kAlignedV), first, opaque(thread));
     }
     ptx::cp_async_commit();
   };
@@ -155,14 +153,12 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
   // --- prologue ---
   const int first_head = kByKeys ? place.head * p.group : place.head;
   {
-    const Tf32Rows rows = source(kByKeys ? p.k : p.q, kByKeys, place.head, p.head_dim,
-                                 kByKeys ? tile::kAlignedK : tile::kAlignedQ);
-    const Tf32Rows rows_v = source(kByKeys ? p.v : p.d_o, kByKeys, place.head, p.head_dim_v,
-                                   kByKeys ? tile::kAlignedV : tile::kAlignedDO);
-    copy_tf32_rows<RowTile, kThreads>(ptx::shared_address(s_rows), rows, place.first, place.end,
-                                      opaque(thread));
-    copy_tf32_rows<RowTile, kThreads>(ptx::shared_address(s_rows_v), rows_v, place.first, place.end,
-                                      opaque(thread));
+    const RowSource rows = source(kByKeys ? p.k : p.q, kByKeys, place.head, p.head_dim,
+                                  kByKeys ? tile::kAlignedK : tile::kAlignedQ);
+    const RowSource rows_v = source(kByKeys ? p.v : p.d_o, kByKeys, place.head, p.head_dim_v,
+                                    kByKeys ? tile::kAlignedV : tile::kAlignedDO);
+    copy_tile_either<RowTile, kThreads>(ptx::shared_address(s_rows), rows, place.first, opaque(thread));
+    copy_tile_either<RowTile, kThreads>(ptx::shared_address(s_rows_v), rows_v, place.first, opaque(thread));
   }
   int head = first_head, n = place.begin;
   if (n < place.until) copy_columns(head, n, 0);
@@ -301,10 +297,10 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
               hi = p.window_right < 0 ? 1 << 30 : p.window_right;
     if (farthest < lo || nearest > hi) continue;
 
-    const int at = stage * 2 * ColumnTile::kFloats;
+    const int at = stage * 2 * ColumnTile::kBytes / 4;
     Pairs acc_s, acc_dp;
     multiply_rows(acc_s, rows, columns.moved(at), p.head_dim);
-    multiply_rows(acc_dp, rows_v, columns.moved(at + ColumnTile::kFloats), p.head_dim_v);
+    multiply_rows(acc_dp, rows_v, columns.moved(at + ColumnTile::kBytes / 4), p.head_dim_v);
     const float* const statistics = s_statistics + stage * 2 * kTileN;
     if constexpr (kConfig.general) {
       weigh_general(acc_s, acc_dp, this_head, this_n, statistics);
@@ -315,7 +311,7 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
       weigh(acc_s, acc_dp, this_n, statistics, std::true_type());
     }
     if constexpr (kByKeys) {
-      multiply_weights(acc_v, acc_s, down.moved(at + ColumnTile::kFloats), p.head_dim_v, add);
+      multiply_weights(acc_v, acc_s, down.moved(at + ColumnTile::kBytes / 4), p.head_dim_v, add);
     }
     multiply_weights(acc_qk, acc_dp, down.moved(at), p.head_dim, add);
   }

@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   constexpr int kMTiles = kWarpM / 16;                     ///< m16 tiles of a warp
   constexpr int kSTiles = kTileN / 8, kOTiles = kDim / 8;  ///< n8 tiles of S and of O
   using tile::kLn2, tile::kLog2e;
-  using TileQ = Tf32Tile<kTileM, kDim>;
-  using TileK = Tf32Tile<kTileN, kDim>;
-  using TileV = Tf32Tile<kTileN, kDim>;
+  using TileQ = SharedTile<kTileM, kDim, 4>;
+  using TileK = SharedTile<kTileN, kDim, 4>;
+  using TileV = SharedTile<kTileN, kDim, 4>;
 
   extern __shared__ __align__(128) unsigned char shared[];
   float* const sQ = reinterpret_cast<float*>(shared);
@@ -136,25 +136,24 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   };
 
   const auto copy_q = [&] {
-    gather_tf32_rows<TileQ, kThreads>(
+    gather_tile<TileQ, kThreads>(
         ptx::shared_address(sQ), p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0, thread,
-        [&](int r) -> const float* {
+        [&](int r) -> const char* {
           const int row = place.work.m_block * kTileM + r;
           if (row >= place.end_row) return nullptr;
-          return reinterpret_cast<const float*>(p.q.data) +
-                 p.q.offset(place.work.batch, place.span.row_q + query_of(row), head_of(row));
+          return p.q.data + p.q.offset(place.work.batch, place.span.row_q + query_of(row), head_of(row)) * 4;
         });
   };
   const auto copy_k = [&](int n) {
-    const Tf32Rows rows = {place.k, p.k.row, p.head_dim, opaque((p.aligned16 & tile::kAlignedK) != 0)};
-    copy_tf32_rows<TileK, kThreads>(ptx::shared_address(sK), rows, n * kTileN, place.span.used_k,
-                                    opaque(thread));
+    const RowSource rows = {reinterpret_cast<const char*>(place.k), p.k.row * 4, place.span.used_k,
+                            p.head_dim, opaque((p.aligned16 & tile::kAlignedK) != 0)};
+    copy_tile_either<TileK, kThreads>(ptx::shared_address(sK), rows, n * kTileN, opaque(thread));
     ptx::cp_async_commit();
   };
   const auto copy_v = [&](int n) {
-    const Tf32Rows rows = {place.v, p.v.row, p.head_dim_v, opaque((p.aligned16 & tile::kAlignedV) != 0)};
-    copy_tf32_rows<TileV, kThreads>(ptx::shared_address(sV), rows, n * kTileN, place.span.used_k,
-                                    opaque(thread));
+    const RowSource rows = {reinterpret_cast<const char*>(place.v), p.v.row * 4, place.span.used_k,
+                            p.head_dim_v, opaque((p.aligned16 & tile::kAlignedV) != 0)};
+    copy_tile_either<TileV, kThreads>(ptx::shared_address(sV), rows, n * kTileN, opaque(thread));
     ptx::cp_async_commit();
   };
 

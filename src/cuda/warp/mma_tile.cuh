@@ -47,4 +47,38 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
   }
 }
 
+template <int kM16, int kN8>
+__device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
+#pragma unroll
+  for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0;
+    }
+  }
+}
+
+/// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `load_a`, `load_b` get (k, m
+/// or pair of n) and fill a fragment: all of a step before its products, which then follow each other.
+template <class T, MmaShape kShape, int kM16, int kN16, int kK16, class LoadA, class LoadB>
+__device__ __forceinline__ void multiply(float (&acc)[kM16][2 * kN16][4], LoadA&& load_a, LoadB&& load_b) {
+#pragma unroll
+  for (int k = 0; k < kK16; ++k) {
+    uint32_t a[kM16][4], b[kN16][4];
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) load_a(a[m], k, m);
+#pragma unroll
+    for (int n = 0; n < kN16; ++n) load_b(b[n], k, n);
+#pragma unroll
+    for (int n = 0; n < kN16; ++n) {
+#pragma unroll
+      for (int m = 0; m < kM16; ++m) {
+        mma<T, kShape>(acc[m][2 * n], a[m], b[n][0], b[n][1]);
+        mma<T, kShape>(acc[m][2 * n + 1], a[m], b[n][2], b[n][3]);
+      }
+    }
+  }
+}
+
 }  // namespace fovea::cuda
