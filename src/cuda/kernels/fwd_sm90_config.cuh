@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -14,24 +15,26 @@
 namespace fovea::cuda {
 
 struct FwdSm90Config {
-  int head_dim, head_dim_v;  ///< padded to multiples of 16
-  int tile_n;                ///< a multiple of 16: a step of P V
-  int consumers;             ///< warpgroups of 64 rows
-  int stages;                ///< of K, and of V
-  bool overlapped;           ///< else queued
-  /// l by the tensor cores, from columns of ones beside V. It is that of the rounded weights: right for O,
-  /// but up to 1e-3 off for lse.
-  bool row_sum_in_mma;
-  bool take_turns;  ///< products of one consumer at a time; overlapped: queued one after the other
-  bool q_in_registers;
-  bool softcap;
-  int min_ctas = 1;  ///< CTAs an SM
-  /// bfloat16 parts of an operand: 1, or 3 for float32, whose products are sums of six (part_pair).
-  int parts = 1;
+  int head_dim, head_dim_v;              ///< padded to multiples of 16
+  int tile_n;                            ///< a multiple of 16: a step of P V
+  int consumers;                         ///< warpgroups of 64 rows
+  int stages;                            ///< of K, and of V
+  bool intra_warpgroup_overlap = false;  ///< the overlapped schedule, else the queued one
+  /// The row sum by the tensor cores, from columns of ones beside V. It is the sum of the rounded weights: right
+  /// for O, but up to 1e-3 off for lse. Worth 3 % of d64 at 512 to 4,096 tokens (docs/kernels/fwd_sm90.md, Tiles).
+  bool row_sum_in_mma = false;
+  bool ping_pong = false;  ///< products of one consumer at a time; overlapped: queued one after the other
+  /// Q as operand A from registers: a quarter less of shared memory's bandwidth at d128, where blocks of 128
+  /// keys read it often. It takes head_dim / 4 registers.
+  bool q_in_registers = false;
+  bool softcap = false;
+  bool bf16x3 = false;  ///< float32: operands in three bfloat16 parts, products are sums of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kMostShared = 227 * 1024;
+
+  constexpr int parts() const { return bf16x3 ? 3 : 1; }  ///< of an operand
 
   /// Threads that plan tiles; the fourth warp of the producers loads K and V.
   constexpr int planners() const { return consumers < 3 ? consumers : 3; }
@@ -42,19 +45,19 @@ struct FwdSm90Config {
   /// with. Three consumers need 160, and float32's boxes of Q are three times as many.
   constexpr int producer_registers() const {
     if (consumers >= 3) return 32;
-    return consumers == 2 && parts == 1 ? 40 : 56;
+    return consumers == 2 && !bf16x3 ? 40 : 56;
   }
   constexpr int consumer_registers() const {
-    const int each = 65536 / min_ctas / threads() / 8 * 8;
+    const int each = 65536 / threads() / 8 * 8;
     const int all = (each < 256 ? each : 248) * (consumers + 1);
     const int rest = (all - producer_registers()) / consumers / 8 * 8;
     return rest < 240 ? rest : 240;
   }
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
-  constexpr int q_bytes() const { return parts * strips(head_dim) * kRows * kRowBytes; }
-  constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n * kRowBytes; }
-  constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n * kRowBytes; }
+  constexpr int q_bytes() const { return parts() * strips(head_dim) * kRows * kRowBytes; }
+  constexpr int k_bytes() const { return parts() * strips(head_dim) * tile_n * kRowBytes; }
+  constexpr int v_bytes() const { return parts() * strips(head_dim_v) * tile_n * kRowBytes; }
   /// One more strip of V, of ones.
   constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
@@ -62,10 +65,10 @@ struct FwdSm90Config {
   constexpr int v_at() const { return k_at() + stages * k_bytes(); }
   constexpr int barriers_at() const { return v_at() + stages * v_stage_bytes(); }
   constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
-  constexpr int places_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
-  constexpr int next_at() const { return places_at() + 2 * consumers * kPlaceBytes; }
+  constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
+  constexpr int next_at() const { return work_tiles_at() + 2 * consumers * kWorkTileBytes; }
   constexpr int shared_bytes() const { return next_at() + 2 * 4; }
-  static constexpr int kPlaceBytes = 96;  ///< of FwdSm90Place
+  static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
 };
 
 /// The products of parts of A and B that make one of `parts` parts each. For float32 six, the smallest
@@ -81,11 +84,9 @@ constexpr PartPair part_pair(int parts, int i) {
   return parts == 3 ? PartPair{0x010120 >> 4 * i & 3, 0x001102 >> 4 * i & 3} : PartPair{0, 0};
 }
 
-/// What a consumer does with a tile. Written by the producer before it signals full_q.
-struct alignas(16) FwdSm90Place {
-  tile::SequenceSpan span;
-  int batch, head, split;    ///< `head` of q, or of k for a packed group
-  int first_row, end_row;    ///< of queries (times the heads of a packed group) that exist; may be none
+/// What a consumer does with a tile: its 64 rows, and blocks of keys. The planner writes it before it signals
+/// full_q. Rows up to end_row exist; those from used_q on get zeros.
+struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
   tile::KvBlocks blocks;     ///< that its rows see
   int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
   int last;                  ///< 1: there is no tile any more
@@ -168,8 +169,8 @@ struct FwdSm90Memory {
   }
 
   /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
-  __device__ __forceinline__ FwdSm90Place* place(int w, uint32_t tile) const {
-    return reinterpret_cast<FwdSm90Place*>(bytes + kConfig.places_at()) + 2 * w + (tile & 1);
+  __device__ __forceinline__ FwdSm90WorkTile* work_tile(int w, uint32_t tile) const {
+    return reinterpret_cast<FwdSm90WorkTile*>(bytes + kConfig.work_tiles_at()) + 2 * w + (tile & 1);
   }
 
  private:

@@ -119,14 +119,17 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
 #pragma unroll 1
         for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
           ptx::mbarrier_wait(memory.empty_q(w),
-                             (tile_count & 1) ^ 1);  // Q is free, and the place of two tiles ago
+                             (tile_count & 1) ^ 1);  // Q is free, and the work tile of two tiles ago
           const int row = first_row + w * kRows;
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
           blocks.begin = max(blocks.begin, loads.begin);
           blocks.end = min(blocks.end, loads.end);
-          *memory.place(w, tile_count) = {
-              span,   work.batch,  work.head, work.split, row, min(row + kRows, span.length_q * group),
-              blocks, loads.begin, loads.end, 0};
+          *memory.work_tile(w, tile_count) = {
+              {span, work.batch, work.head, work.split, row, min(row + kRows, span.length_q * group)},
+              blocks,
+              loads.begin,
+              loads.end,
+              0};
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
           const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
           for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
@@ -138,7 +141,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
       });
   for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
-    memory.place(w, tile_count)->last = 1;
+    memory.work_tile(w, tile_count)->last = 1;
     ptx::mbarrier_arrive(memory.full_q(w));
   }
 }
