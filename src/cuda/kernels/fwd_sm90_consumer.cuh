@@ -10,12 +10,12 @@
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
+#include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/warp/online_rows.cuh"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -51,7 +51,7 @@ struct FwdSm90Consumer {
   static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.kStrip == 0, "ones have a strip of their own");
 
   using AccS = float[kTileN / 2];
-  using Rows = OnlineRows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>;
+  using Rows = FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>;
 
   const TmaForwardArgs& args;
   const Memory& memory;
@@ -77,7 +77,7 @@ struct FwdSm90Consumer {
         leader(lane == 0),
         base16(uniform(static_cast<int>(memory_.base / 16))),
         q16(uniform(static_cast<int>(memory_.q(w_) / 16))),
-        rows{.scale_log2 = args_.scale_log2} {}
+        rows(args_.scale_log2) {}
 
   /// Takes tiles until the planner says that there are no more.
   __device__ __forceinline__ void run() {
@@ -282,7 +282,7 @@ struct FwdSm90Consumer {
     for (int half = 0; half < 2; ++half) {
       const int i = query_of_row(args.f, work->first_row + lane_row + 8 * half);
       const tile::Span32 seen = tile::keys_of(args.f.p, work->span, i);
-      Rows::mask(acc_s, half, n * kTileN + 2 * (lane % 4), seen.begin, seen.end);
+      mask_row(acc_s, half, n * kTileN + 2 * (lane % 4), seen);
     }
   }
 
@@ -306,7 +306,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, bool masked) {
     apply_terms(acc_s, n, masked);
     if (first) rows.guess(acc_s);
-    if (!all_begun) all_begun = rows.all_have_a_maximum();
+    if (!all_begun) all_begun = rows.all_have_maxima();
     if (all_begun && rows.weigh_stale(acc_s, weights)) return;
     if (rows.raise(acc_s)) rescale_o();
     rows.weigh(acc_s);
@@ -323,7 +323,7 @@ struct FwdSm90Consumer {
     } else {
       raised = rows.raise(acc_s);
       rows.weigh(acc_s);
-      all_begun = rows.all_have_a_maximum();
+      all_begun = rows.all_have_maxima();
     }
     return raised;
   }

@@ -86,7 +86,7 @@ struct FwdSm90Epilogue {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      sum[half] = kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : rows.sum_of_row(half);
+      sum[half] = kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : row_total(rows.row_sum[half]);
     if (f.num_splits == 1 && f.p.lse.data == nullptr && f.p.sink == nullptr) {  // usual, and much shorter
       const int used_row = work.span.used_q * packed_heads(f);
 #pragma unroll

@@ -1,211 +1,140 @@
-// Softmax of the two rows that four lanes hold of an accumulator of wgmma (or of m16n8 tiles side by side),
-// over blocks of keys, with the maximum raised lazily.
+// Online softmax of the two rows that four lanes share of a 16-row accumulator, over blocks of keys: the state
+// and the steps that the mma, tf32 and wgmma forwards have in common, and the end of a row.
+//
+// An accumulator is float[kTiles][4] (m16n8 tiles side by side) or float[4 * kTiles] (wgmma): in both, elements
+// 0 and 1 of tile n belong to the first row (half 0), 2 and 3 to the one eight rows below (half 1), and a lane
+// has columns 8 n + 2 (lane % 4) and the next.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/score_terms.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
-using tile::kLn2, tile::kLog2e;
-
-/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
-/// still.
+/// How far, as a power of 2, weights may exceed 1 before the maximum is raised: float16 holds 2^8 * 2^-24.
 inline constexpr float kLazyGrowthLog2 = 8.0f;
-/// What a lane's weights of a block may add up to: 2^8 for each of 32. No weight then exceeds 2^13, which
-/// float16 holds.
-inline constexpr float kMostSum = 8192.0f;
-/// Two weights as operand A in kParts of T, each the rest of those before.
-template <class T, int kParts, int kSteps>
-__device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], int x, float low, float high) {
+
+/// Element e of tile n of an accumulator.
+template <int kTiles>
+__device__ __forceinline__ float& element(float (&acc)[kTiles][4], int n, int e) {
+  return acc[n][e];
+}
+template <int kTiles>
+__device__ __forceinline__ const float& element(const float (&acc)[kTiles][4], int n, int e) {
+  return acc[n][e];
+}
+template <int kFloats>
+__device__ __forceinline__ float& element(float (&acc)[kFloats], int n, int e) {
+  return acc[4 * n + e];
+}
+template <int kFloats>
+__device__ __forceinline__ const float& element(const float (&acc)[kFloats], int n, int e) {
+  return acc[4 * n + e];
+}
+/// Tiles of 8 columns of an accumulator.
+template <class Acc>
+inline constexpr int kTilesOf = sizeof(Acc) / (4 * sizeof(float));
+
+/// Largest value, or sum, over the four lanes of a row.
+__device__ __forceinline__ float row_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float row_total(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  x += __shfl_xor_sync(0xffffffffu, x, 2);
+  return x;
+}
+
+/// Largest score of row `half` among the first kTiles * 8 keys of the block.
+template <int kTiles, class Acc>
+__device__ __forceinline__ float largest_of(const Acc& acc_s, int half) {
+  float largest = fmaxf(element(acc_s, 0, 2 * half), element(acc_s, 0, 2 * half + 1));
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const uint32_t pair = to[part][x / 4][x % 4] = pack<T>(low, high);
-    if (part + 1 < kParts) {
-      const float2 taken = unpack<T>(pair);
-      low -= taken.x;
-      high -= taken.y;
+  for (int n = 1; n < kTiles; ++n)
+    largest = fmaxf(largest, fmaxf(element(acc_s, n, 2 * half), element(acc_s, n, 2 * half + 1)));
+  return row_maximum(largest);
+}
+
+/// Scores of row `half` outside of the keys `seen` become -inf; this lane's first key is `first_key`.
+template <class Acc>
+__device__ __forceinline__ void mask_row(Acc& acc_s, int half, int first_key, tile::Span32 seen) {
+#pragma unroll
+  for (int n = 0; n < kTilesOf<Acc>; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int j = first_key + n * 8 + e;
+      if (j < seen.begin || j >= seen.end) element(acc_s, n, 2 * half + e) = -INFINITY;
     }
   }
 }
 
-/// Row i of the two is half i of each pair of accumulators; `kTileN` keys a block.
-template <class T, int kTileN, bool kSums, int kParts = 1>
+/// From q.k of row `half` to exponents of 2 with every term of the score; -inf for keys that the row does not
+/// see.
+template <class T, class Acc>
+__device__ __forceinline__ void apply_terms(Acc& acc_s, int half, int first_key, tile::Span32 seen,
+                                            const tile::AttentionParams& p, const RowTerms<T>& terms) {
+#pragma unroll
+  for (int n = 0; n < kTilesOf<Acc>; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int j = first_key + n * 8 + e;
+      float& s = element(acc_s, n, 2 * half + e);
+      s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * tile::kLog2e
+                                                              : -INFINITY;
+    }
+  }
+}
+
+/// Dropout of the weights of row `half`; `first_key` is even.
+template <class T, class Acc>
+__device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key, const RowTerms<T>& terms,
+                                             const tile::Dropout& dropout) {
+#pragma unroll
+  for (int n = 0; n < kTilesOf<Acc>; ++n) {
+    const float2 keep = terms.keep_pair(dropout, first_key + n * 8);
+    element(acc_s, n, 2 * half) *= keep.x;
+    element(acc_s, n, 2 * half + 1) *= keep.y;
+  }
+}
+
+/// The two rows. `scale_log2` takes scores to exponents of 2; it is positive, and the same in every call.
 struct OnlineRows {
-  const float&
-      scale_log2;         ///< from scores to exponents of 2; positive. A parameter of the kernel: no register
-  float row_max[2] = {};  ///< of scores
-  float row_sum[2] = {};  ///< of this lane's columns; with kSums
-  float factor[2] = {};   ///< of the last raise: what was summed up before is to be multiplied by it
+  float row_max[2];      ///< of scores; -inf before the row's first key
+  float row_sum[2];      ///< of weights relative to row_max, of this lane's columns
+  float factor[2] = {};  ///< of the last raise: multiplies what was summed before
 
   __device__ __forceinline__ void start() {
     row_max[0] = row_max[1] = -INFINITY;
     row_sum[0] = row_sum[1] = 0.0f;
   }
   /// What exponents are relative to; 0 for a row that has seen no key.
-  __device__ __forceinline__ float base(int half) const {
+  __device__ __forceinline__ float base(int half, float scale_log2) const {
     return row_max[half] == -INFINITY ? 0.0f : row_max[half] * scale_log2;
   }
-  /// The sum over all four lanes.
-  __device__ __forceinline__ float sum_of_row(int half) const {
-    float sum = row_sum[half];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    return sum;
+  /// Whether both rows have seen a key.
+  __device__ __forceinline__ bool have_maxima() const {
+    return row_max[0] != -INFINITY && row_max[1] != -INFINITY;
   }
-
-  /// Keys outside of [begin, end) take no part; this lane's first one is `first_key`.
-  __device__ __forceinline__ static void mask(float (&acc_s)[kTileN / 2], int half, int first_key, int begin,
-                                              int end) {
-#pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x) {
-      const int j = first_key + x / 2 * 8 + x % 2;
-      if (j < begin || j >= end) acc_s[x / 2 * 4 + 2 * half + x % 2] = -INFINITY;
-    }
+  /// Whether a score of `largest` would have a weight above 2^kLazyGrowthLog2.
+  __device__ __forceinline__ bool outgrown(int half, float largest, float scale_log2) const {
+    return largest * scale_log2 > fmaf(row_max[half], scale_log2, kLazyGrowthLog2);
   }
-
-  /// Raises the maxima to those of the block if any row of the warp needs it; whether it did.
-  __device__ __forceinline__ bool raise(const float (&acc_s)[kTileN / 2]) {
-    float largest[2] = {fmaxf(acc_s[0], acc_s[1]), fmaxf(acc_s[2], acc_s[3])};
-#pragma unroll
-    for (int x = 4; x < kTileN / 2; x += 2)
-      largest[x / 2 % 2] = fmaxf(largest[x / 2 % 2], fmaxf(acc_s[x], acc_s[x + 1]));
-    bool grows = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 1));
-      largest[half] = fmaxf(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
-      grows |= largest[half] * scale_log2 > fmaf(row_max[half], scale_log2, kLazyGrowthLog2);
-    }
-    if (!__any_sync(0xffffffffu, grows)) return false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float now = fmaxf(row_max[half], largest[half]);
-      factor[half] = now == -INFINITY ? 1.0f : ptx::ex2((row_max[half] - now) * scale_log2);
-      row_max[half] = now;
-      row_sum[half] *= factor[half];
-    }
-    return true;
+  /// Raises row_max to `now`, and sets `factor`.
+  __device__ __forceinline__ void raise_to(int half, float now, float scale_log2) {
+    factor[half] = now == -INFINITY ? 1.0f : ptx::ex2((row_max[half] - now) * scale_log2);
+    row_max[half] = now;
+    row_sum[half] *= factor[half];
   }
-
-  /// A maximum for rows that have none: the largest of the block's first 32 keys, mostly close enough. (Of
-  /// all keys it costs as much as the weights.)
-  __device__ __forceinline__ void guess(const float (&acc_s)[kTileN / 2]) {
-    constexpr int kGuessed = kTileN < 32 ? kTileN : 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = fmaxf(acc_s[2 * half], acc_s[2 * half + 1]);
-#pragma unroll
-      for (int n8 = 1; n8 < kGuessed / 8; ++n8)
-        largest = fmaxf(largest, fmaxf(acc_s[4 * n8 + 2 * half], acc_s[4 * n8 + 2 * half + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-      row_max[half] = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    }
-  }
-  /// Of the warp.
-  __device__ __forceinline__ bool all_have_a_maximum() const {
-    return __all_sync(0xffffffffu, row_max[0] != -INFINITY && row_max[1] != -INFINITY);
-  }
-
-  /// Scores become weights, relative to the maxima.
-  __device__ __forceinline__ void weigh(float (&acc_s)[kTileN / 2]) {
-    const float bases[2] = {base(0), base(1)};
-    float sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < kTileN / 2; ++i) {
-      acc_s[i] = ptx::ex2(fmaf(acc_s[i], scale_log2, -bases[i / 2 % 2]));
-      if constexpr (kSums) sum[i / 2 % 2] += acc_s[i];
-    }
-    if constexpr (kSums) add(sum);
-  }
-  /// Weights as operand A of the next product.
-  __device__ __forceinline__ static void pack_weights(const float (&acc_s)[kTileN / 2],
-                                                      uint32_t (&to)[kParts][kTileN / 16][4]) {
-#pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x) set_weights<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
-  }
-
-  /// Both at once, against the maxima of the blocks before, and from other registers than `acc_s`; false
-  /// where weights exceed the bound: then nothing has happened yet.
-  __device__ __forceinline__ bool weigh_stale(const float (&acc_s)[kTileN / 2],
-                                              uint32_t (&to)[kParts][kTileN / 16][4]) {
-    const float bases[2] = {base(0), base(1)};
-    float sum[2] = {};
-    uint32_t largest = 0;  // of two weights, where nobody adds them up
-#pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x) {  // register x % 4 of step x / 4: of row x % 2
-      const float low = ptx::ex2(fmaf(acc_s[2 * x], scale_log2, -bases[x % 2]));
-      const float high = ptx::ex2(fmaf(acc_s[2 * x + 1], scale_log2, -bases[x % 2]));
-      set_weights<T>(to, x, low, high);
-      if constexpr (kSums) {
-        sum[x % 2] += low + high;
-      } else {
-        largest = ptx::max_pair<T>(largest, to[0][x / 4][x % 4]);
-      }
-    }
-    bool within;
-    if constexpr (kSums) {  // no weight exceeds a sum of weights, and NaN is within no bound
-      within = sum[0] <= kMostSum && sum[1] <= kMostSum;
-    } else {
-      constexpr uint32_t kBound = std::is_same_v<T, __half> ? (15 + 8) << 10 : (127 + 8) << 7;  // 2^8 in T
-      static_assert(kLazyGrowthLog2 == 8.0f);
-      within = (largest & 0xffffu) <= kBound && (largest >> 16) <= kBound;
-    }
-    if (!__all_sync(0xffffffffu, within)) return false;
-    if constexpr (kSums) add(sum);
-    return true;
-  }
-
-  /// Scores become weights against the maxima of the blocks before. Where these exceed the bound, they are
-  /// made smaller, and the maxima larger: then true, and what was summed up before is to be multiplied by
-  /// `factor`. (Beyond 2^127 outputs come to be NaN, and the row is computed again.)
-  __device__ __forceinline__ bool weigh_in_place(float (&acc_s)[kTileN / 2]) {
-    static_assert(kSums);
-    const float bases[2] = {base(0), base(1)};
-    float sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < kTileN / 2; i += 2) {
-      const int half = i / 2 % 2;
-      acc_s[i] = ptx::ex2(fmaf(acc_s[i], scale_log2, -bases[half]));
-      acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], scale_log2, -bases[half]));
-      sum[half] += acc_s[i] + acc_s[i + 1];
-    }
-    const bool within = __all_sync(0xffffffffu, sum[0] <= kMostSum && sum[1] <= kMostSum) != 0;
-    if (!within) {
-      raise_by(sum);
-#pragma unroll
-      for (int i = 0; i < kTileN / 2; ++i) acc_s[i] *= factor[i / 2 % 2];
-      sum[0] *= factor[0];
-      sum[1] *= factor[1];
-    }
-    add(sum);
-    return !within;
-  }
-
-  /// Maxima larger by as much as lanes' sums of weights are above 1, so that those become 1. Of a weight that
-  /// is all of its row it leaves 1, exactly, as the block's own maximum would.
-  __device__ __forceinline__ void raise_by(const float (&sum)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float whole = sum[half];
-      whole += __shfl_xor_sync(0xffffffffu, whole, 1);
-      whole += __shfl_xor_sync(0xffffffffu, whole, 2);
-      const float now = row_max[half] + __fdividef(fmaxf(ptx::lg2(whole), 0.0f), scale_log2);
-      factor[half] = ptx::ex2((row_max[half] - now) * scale_log2);
-      row_max[half] = now;
-      row_sum[half] *= factor[half];
-    }
-  }
-
- private:
-  __device__ __forceinline__ void add(const float (&sum)[2]) {
-    row_sum[0] += sum[0];
-    row_sum[1] += sum[1];
+  /// Raises row_max by log2 of a lane's `sum` of weights, over all four lanes, so that they sum to 1. A weight
+  /// that is all of its row becomes exactly 1, as against the block's own maximum.
+  __device__ __forceinline__ void raise_by(int half, float sum, float scale_log2) {
+    const float growth = fmaxf(ptx::lg2(row_total(sum)), 0.0f);
+    raise_to(half, row_max[half] + __fdividef(growth, scale_log2), scale_log2);
   }
 };
 
@@ -214,20 +143,20 @@ __device__ __forceinline__ float tanh_of(float x) {
   const float square = x * x;
   const float series =
       x * fmaf(square, fmaf(square, fmaf(square, -0.05396825397f, 0.13333333333f), -0.33333333333f), 1.0f);
-  const float whole = 1.0f - __fdividef(2.0f, 1.0f + ptx::ex2(x * (2 * kLog2e)));
+  const float whole = 1.0f - __fdividef(2.0f, 1.0f + ptx::ex2(x * (2 * tile::kLog2e)));
   return square < 0.04f ? series : whole;
 }
 
-/// How a row ends: weights relative to 2^base add up to `sum`; a sink (times log2(e), -inf without) is one
-/// more key, without a value.
+/// The end of a row.
 struct RowEnd {
-  float factor = 0;            ///< of the summed values
-  float lse_log2 = -INFINITY;  ///< to base 2
+  float factor = 0;            ///< normalises the weighted sum of values
+  float lse_log2 = -INFINITY;  ///< log-sum-exp to base 2
 };
+/// `sum` of weights relative to 2^base; `sink`, times log2(e), is one more key without a value, -inf for none.
 __device__ __forceinline__ RowEnd end_of_row(float base, float sum, float sink) {
   if (sum == 0.0f) return {0.0f, sink};
   if (sink == -INFINITY) return {1.0f / sum, base + log2f(sum)};
-  const float top = fmaxf(base, sink);
+  const float top = fmaxf(base, sink);  // so that neither exponential overflows
   const float part = exp2f(base - top), whole = sum * part + exp2f(sink - top);
   return {part / whole, top + log2f(whole)};
 }
