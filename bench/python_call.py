@@ -42,6 +42,8 @@ def contenders(device: str) -> dict[str, Callable[[], object]]:
         "fovea.flash_attn.flash_attn_func": lambda: ours(q, k, v),
         "fovea.flash_attn.flash_attn_func, causal": lambda: ours(q, k, v, causal=True),
         "fovea.flash_attn.flash_attn_func, gradients": lambda: ours(*trained),
+        "fovea.attend": lambda: fovea.attend(q, k, v),
+        "fovea.attend, causal": lambda: fovea.attend(q, k, v, causal=True),
         "fovea.torch.attend": lambda: fovea.torch.attend(q, k, v),
         "fovea.torch.scaled_dot_product_attention": lambda: fovea.torch.scaled_dot_product_attention(*turned),
         "PyTorch's scaled_dot_product_attention": lambda: sdpa(*turned),

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import fovea.flash_attn as fa2  # noqa: E402
 import fovea.flash_attn_interface as fa3  # noqa: E402
 import plain  # noqa: E402
+from fovea.flash_attn import flash_attn_interface as interface  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -343,6 +344,39 @@ def test_signatures_are_those_of_the_packages():
             parameters = inspect.signature(getattr(module, name)).parameters.values()
             text = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
             assert text == wanted, name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_two_passes_one_by_one(packed, dropout, device):
+    q, k, v = (torch.randn(2, 9, 2, 16, device=device) for _ in range(3))
+    cu = (starts([9, 9], device), starts([9, 9], device), 9, 9) if packed else ()
+    if packed:
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    alibi = torch.rand(2, device=device)
+    settings = (dropout, 0.3, True, 5, 0, 2.0, alibi)
+    forward, backward = (
+        (interface._flash_attn_varlen_forward, interface._flash_attn_varlen_backward)
+        if packed
+        else (interface._flash_attn_forward, interface._flash_attn_backward)
+    )
+    call = fa2.flash_attn_varlen_func if packed else fa2.flash_attn_func
+    torch.manual_seed(5)
+    out, lse, mask, rng_state = forward(q, k, v, *cu, *settings, True)
+    torch.manual_seed(5)
+    trained = [x.clone().requires_grad_() for x in (q, k, v)]
+    named = {"softmax_scale": 0.3, "causal": True, "window_size": (5, 0), "softcap": 2.0, "alibi_slopes": alibi}
+    expected = call(*trained, *cu, dropout_p=dropout, **named, return_attn_probs=True)
+    for got, wanted in zip((out, lse, mask), expected, strict=True):
+        assert torch.equal(got, wanted) and not got.requires_grad
+    d_o = torch.randn_like(out)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    assert backward(d_o, q, k, v, out, lse, *gradients, *cu, *settings, False, rng_state).numel() == 0
+    for got, wanted in zip(gradients, torch.autograd.grad(expected[0], trained, d_o), strict=True):
+        plain.assert_close(got, wanted)
+    if dropout:
+        with pytest.raises(ValueError, match="rng_state: got None"):
+            backward(d_o, q, k, v, out, lse, *gradients, *cu, *settings, False)
 
 
 def calls_with_a_window(device):

@@ -1,5 +1,6 @@
 """fovea.flash_attn's bert_padding, layers.rotary and ops.triton.rotary, against plain formulas in float64."""
 
+import inspect
 import random
 
 import pytest
@@ -8,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import plain  # noqa: E402
 from fovea.flash_attn import bert_padding  # noqa: E402
+from fovea.flash_attn import flash_attn_interface as interface  # noqa: E402
 from fovea.flash_attn.layers import rotary  # noqa: E402
 from fovea.flash_attn.ops.triton.rotary import apply_rotary  # noqa: E402
 
@@ -259,3 +261,37 @@ def test_rows_by_index(device):
     assert torch.equal(put[indices], x[:3]) and not put[[1, 2, 3, 6, 7]].any()
     rows, same = bert_padding.index_first_axis_residual(x, indices)
     assert torch.equal(rows, x[indices]) and torch.equal(same, x)
+
+
+def test_signatures_are_those_of_the_package():
+    """Names, order and defaults, as documented by flash-attn 2.8.4."""
+    turned = "seqlen_offsets=0, cu_seqlens=None, max_seqlen=None"
+    window = "window_size_left, window_size_right, softcap, alibi_slopes"
+    starts = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
+    gradients = "dout, q, k, v, out, softmax_lse, dq, dk, dv"
+    expected = {
+        apply_rotary: f"x, cos, sin, {turned}, interleaved=False, inplace=False, conjugate=False",
+        rotary.apply_rotary_emb: f"x, cos, sin, interleaved=False, inplace=False, {turned}",
+        rotary.apply_rotary_emb_func: f"x, cos, sin, interleaved=False, inplace=False, {turned}",
+        rotary.apply_rotary_emb_torch: "x, cos, sin, interleaved=False",
+        rotary.apply_rotary_emb_qkv_: "qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, "
+        "num_heads_q=None",
+        rotary.apply_rotary_emb_kv_: "kv, cos, sin, interleaved=False, seqlen_offsets=0",
+        rotary.RotaryEmbedding: "dim, base=10000.0, interleaved=False, scale_base=None, device=None",
+        rotary.RotaryEmbedding.forward: "self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None",
+        bert_padding.unpad_input: "hidden_states, attention_mask, unused_mask=None",
+        bert_padding.unpad_input_for_concatenated_sequences: "hidden_states, attention_mask_in_length",
+        bert_padding.pad_input: "hidden_states, indices, batch, seqlen",
+        interface._flash_attn_forward: f"q, k, v, dropout_p, softmax_scale, causal, {window}, return_softmax",
+        interface._flash_attn_backward: f"{gradients}, dropout_p, softmax_scale, causal, {window}, deterministic, "
+        "rng_state=None",
+        interface._flash_attn_varlen_forward: f"q, k, v, {starts}, dropout_p, softmax_scale, causal, window_size_left=-1, "
+        "window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, "
+        "seqused_k=None, zero_tensors=False, num_splits=0",
+        interface._flash_attn_varlen_backward: f"{gradients}, {starts}, dropout_p, softmax_scale, causal, {window}, "
+        "deterministic, rng_state=None, zero_tensors=False",
+    }
+    for function, wanted in expected.items():
+        parameters = inspect.signature(function).parameters.values()
+        text = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
+        assert text == wanted, function

@@ -169,6 +169,68 @@ def _weights(q: Tensor, k: Tensor, settings: tuple[Any, ...], others: dict[str, 
     return weights
 
 
+# ---- the two passes one by one: what programs that join attention over several GPUs call
+
+
+def forward_pass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    return_softmax: bool,
+    **others: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(out, softmax_lse, S_dmask, rng_state) without autograd. rng_state: (2,) int64 on the CPU, for backward_pass."""
+    settings = (softmax_scale, causal, window_size, softcap, False)
+    seed = 0
+    if dropout_p > 0:
+        seed = _ops.draw_seed()
+        others |= {"dropout": dropout_p, "seed": seed}
+    with torch.no_grad():
+        o, lse = general(q, k, v, *settings, True, **others)
+        mask = _weights(q, k, settings, others) if return_softmax and dropout_p > 0 else q.new_empty(0)
+    return o, lse, mask, torch.tensor([seed, 0])
+
+
+def backward_pass(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    deterministic: bool,
+    rng_state: Tensor | None,
+    **others: Any,
+) -> Tensor:
+    """Writes into `gradients` (dq, dk, dv). Returns softmax_d without elements: Fovea keeps it to itself."""
+    options = {
+        "scale": softmax_scale,
+        "causal": causal,
+        "window": _checked(q, k, v, softmax_scale, window_size),
+        "softcap": max(softcap, 0.0),
+        "deterministic": deterministic,
+        **others,
+    }
+    if dropout_p > 0:
+        if rng_state is None:
+            raise ValueError("rng_state: got None beside dropout; expected what the forward returned; give it")
+        options |= {"dropout": dropout_p, "seed": int(rng_state[0])}
+    with torch.no_grad():
+        _attend.backward_pass(dout, q, k, v, out, softmax_lse, options, gradients)
+    return softmax_lse.new_empty(0)
+
+
 # ---- key-value caches
 
 

@@ -276,3 +276,170 @@ def flash_attn_with_kvcache(
         alibi_slopes,
         return_softmax_lse,
     )
+
+
+# ---- the two passes one by one: ring attention and the like call them by these names
+
+
+def maybe_contiguous(x: Tensor | None) -> Tensor | None:
+    """x, or a copy of it whose last dimension is contiguous."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """flash_attn_func without autograd: (out, softmax_lse, S_dmask, rng_state); rng_state is for _flash_attn_backward."""
+    window = (window_size_left, window_size_right)
+    return _flash.forward_pass(
+        q, k, v, dropout_p, softmax_scale, causal, window, softcap, return_softmax, alibi=alibi_slopes
+    )
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    """Writes the gradients of _flash_attn_forward into dq, dk and dv. Returns softmax_d without elements."""
+    return _flash.backward_pass(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        softmax_lse,
+        (dq, dk, dv),
+        dropout_p,
+        softmax_scale,
+        causal,
+        (window_size_left, window_size_right),
+        softcap,
+        deterministic,
+        rng_state,
+        alibi=alibi_slopes,
+    )
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """_flash_attn_forward of packed sequences, as flash_attn_varlen_func takes them. block_table and leftpad_k are
+    refused; zero_tensors and num_splits are hints that Fovea does not need."""
+    _flash.refuse(block_table=block_table, leftpad_k=leftpad_k)
+    return _flash.forward_pass(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        (window_size_left, window_size_right),
+        softcap,
+        return_softmax,
+        alibi=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_k=int(max_seqlen_k),
+        seqused_k=seqused_k,
+    )
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    """Writes the gradients of _flash_attn_varlen_forward into dq, dk and dv. Returns softmax_d without elements."""
+    return _flash.backward_pass(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        softmax_lse,
+        (dq, dk, dv),
+        dropout_p,
+        softmax_scale,
+        causal,
+        (window_size_left, window_size_right),
+        softcap,
+        deterministic,
+        rng_state,
+        alibi=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_k=int(max_seqlen_k),
+    )
+
+
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward

@@ -65,6 +65,24 @@ def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str
     return made, q, k, v
 
 
+def backward_pass(
+    d_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    options: dict[str, Any],
+    into: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) without autograd, of what a forward gave; `into`: memory for them."""
+    q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
+    dq, dk, dv = (_empty_like(x) if made is None else made for x, made in zip((q, k, v), into, strict=True))
+    d_o = _ops.contiguous_rows(d_o)
+    _core.backward(q=q, k=k, v=v, o=o, lse=lse.contiguous(), d_o=d_o, dq=dq, dk=dk, dv=dv, **options)
+    return dq, dk, dv
+
+
 def _gradients(
     ctx: Any, d_o: Tensor | None, dlse: Tensor | None, bias: Tensor | None, sink: Tensor | None, need_dbias: bool, need_dsink: bool
 ) -> tuple[Tensor | None, ...]:
@@ -76,7 +94,7 @@ def _gradients(
     d_o = torch.zeros_like(o) if d_o is None else _ops.contiguous_rows(d_o)
     if torch.is_grad_enabled():  # create_graph=True: the operator refuses second derivatives, and says so
         common = complete(arguments | {"bias": bias, "sink": sink}).values()
-        seed = torch.tensor([arguments.get("seed", 0), arguments.get("offset", 0)], dtype=torch.int64)
+        seed = torch.tensor([arguments.get("seed") or 0, arguments.get("offset") or 0], dtype=torch.int64)
         dq, dk, dv, dbias, dsink = torch.ops.fovea.backward(
             d_o, dlse, q, k, v, o, lse, seed, need_dbias, need_dsink, *common
         )

@@ -94,21 +94,8 @@ def _settings(
 def _backward(
     d_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, settings: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _core.backward(
-        q=q,
-        k=k,
-        v=v,
-        o=o,
-        lse=lse.contiguous(),
-        d_o=_ops.contiguous_rows(d_o),
-        dq=dq,
-        dk=dk,
-        dv=dv,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-        **settings,
-    )
-    return dq, dk, dv
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _attend.backward_pass(d_o, q, k, v, o, lse, settings | {"deterministic": deterministic})
 
 
 def _flash_forward(
@@ -170,7 +157,6 @@ def _flash_backward(
     settings = _settings(scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k)
     if dropout_p > 0:
         settings["seed"] = int(rng_state.view(torch.int64)[0])
-    query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))
     return _backward(grad_out, query, key, value, out, logsumexp, settings)
 
 
@@ -280,7 +266,7 @@ def _cpu_backward(
 ) -> tuple[Tensor, ...]:
     seen = min(key.shape[2], query.shape[2]) if is_causal else key.shape[2]
     used_key, used_value = key[:, :, :seen], value[:, :, :seen]
-    q, k, v = (_ops.contiguous_rows(x.transpose(1, 2)) for x in (query, used_key, used_value))
+    q, k, v = (x.transpose(1, 2) for x in (query, used_key, used_value))
     settings = _cpu_arguments(query, used_key, attn_mask, is_causal, scale)
     dq, dk, dv = _backward(grad_out.transpose(1, 2), q, k, v, out.transpose(1, 2), logsumexp, settings)
     if seen < key.shape[2]:
