@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 SEES = {  # layer -> layers that it may include, beside itself
-    "core": [],
+    "core": ["include"],
     "tile": ["core"],
     "cpu": ["core", "tile"],
     "cuda/ptx": ["core", "tile"],

@@ -58,8 +58,7 @@ typedef enum fovea_status {
   FOVEA_STATUS_WIDTH = 0x7fffffff /* no status: makes the enum as wide as int in every language */
 } fovea_status;
 
-/* ---- tensors
- * ------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 /* The three type fields, the device and the order of fovea_tensor are those of DLPack 0.8 (dlpack.h,
  * DLTensor): a DLTensor* may be passed where a fovea_tensor* is expected. */
@@ -94,8 +93,7 @@ typedef struct fovea_tensor {
   uint64_t byte_offset;
 } fovea_tensor;
 
-/* ---- the problem
- * --------------------------------------------------------------------------------------------- */
+/* ---- the problem ---- */
 
 typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
 
@@ -162,6 +160,35 @@ typedef struct fovea_problem {
   int64_t max_seqlen_q, max_seqlen_k; /* packed only; 0 = read from cu_seqlens, or the total when it has no
                                          data. Runs with a longer sequence are refused */
 } fovea_problem;
+
+/* What a pass does with a tensor. */
+typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } fovea_access;
+
+/* The tensors of a problem, once, for code that goes through all of them: X(field, Name, forward, backward) with the
+ * field of fovea_problem and fovea_buffers, the name in CamelCase, and the fovea_access of each pass. */
+#define FOVEA_TENSORS(X)                              \
+  X(q, Q, FOVEA_READ, FOVEA_READ)                     \
+  X(k, K, FOVEA_READ, FOVEA_READ)                     \
+  X(v, V, FOVEA_READ, FOVEA_READ)                     \
+  X(o, O, FOVEA_WRITE, FOVEA_READ)                    \
+  X(lse, Lse, FOVEA_WRITE, FOVEA_READ)                \
+  X(d_o, DO, FOVEA_ABSENT, FOVEA_READ)                \
+  X(dlse, DLse, FOVEA_ABSENT, FOVEA_READ)             \
+  X(dq, DQ, FOVEA_ABSENT, FOVEA_WRITE)                \
+  X(dk, DK, FOVEA_ABSENT, FOVEA_WRITE)                \
+  X(dv, DV, FOVEA_ABSENT, FOVEA_WRITE)                \
+  X(dbias, DBias, FOVEA_ABSENT, FOVEA_WRITE)          \
+  X(dsink, DSink, FOVEA_ABSENT, FOVEA_WRITE)          \
+  X(bias, Bias, FOVEA_READ, FOVEA_READ)               \
+  X(mask, Mask, FOVEA_READ, FOVEA_READ)               \
+  X(block_mask, BlockMask, FOVEA_READ, FOVEA_READ)    \
+  X(alibi, Alibi, FOVEA_READ, FOVEA_READ)             \
+  X(sink, Sink, FOVEA_READ, FOVEA_READ)               \
+  X(cu_seqlens_q, CuSeqlensQ, FOVEA_READ, FOVEA_READ) \
+  X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ) \
+  X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ)      \
+  X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ)      \
+  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ)
 
 #if defined(__cplusplus)
 static inline fovea_problem fovea_problem_defaults() noexcept {
@@ -230,8 +257,7 @@ static inline fovea_buffers fovea_buffers_defaults() noexcept {
 #endif
 #define FOVEA_WORKSPACE_ALIGNMENT 64
 
-/* ---- plans
- * --------------------------------------------------------------------------------------------------- */
+/* ---- plans ---- */
 
 typedef struct fovea_plan fovea_plan;
 
@@ -286,8 +312,7 @@ FOVEA_API fovea_status fovea_merge(int32_t num_parts, const fovea_tensor* const*
                                    const fovea_tensor* const* lse_parts, const fovea_tensor* o,
                                    const fovea_tensor* lse) FOVEA_NOEXCEPT;
 
-/* ---- the library and the machine
- * ----------------------------------------------------------------------------- */
+/* ---- the library and the machine ---- */
 
 /* "major.minor.patch". */
 FOVEA_API const char* fovea_version(void) FOVEA_NOEXCEPT;

@@ -40,8 +40,7 @@
 namespace fovea {
 inline namespace v0 {
 
-// ---- errors
-// --------------------------------------------------------------------------------------------------------
+// ---- errors ----
 
 /// A failed call: what() says which argument, what came, what was expected, and what to do.
 class Error : public std::runtime_error {
@@ -65,8 +64,7 @@ inline void check(fovea_status status) {
 }
 }  // namespace detail
 
-// ---- types
-// ---------------------------------------------------------------------------------------------------------
+// ---- types ----
 
 /// Storage of one bfloat16 or float16 element. Arrays of any 16-bit type may be viewed as these by
 /// reinterpret_cast.
@@ -190,8 +188,7 @@ class Tensor {
   std::array<int64_t, kMaxRank> shape_{}, strides_{};
 };
 
-// ---- what is asked
-// -------------------------------------------------------------------------------------------------
+// ---- what is asked ----
 
 enum class Pass : int32_t { forward = FOVEA_FORWARD, backward = FOVEA_BACKWARD };
 
@@ -232,28 +229,10 @@ class CProblem {
   explicit CProblem(const Problem& p) {
     const bool backward = p.pass == Pass::backward;
     c_.pass = static_cast<int32_t>(p.pass);
-    c_.q = input(p.q);
-    c_.k = input(p.k);
-    c_.v = input(p.v);
-    c_.o = backward ? input(p.o) : output("o", p.o);
-    c_.lse = backward ? input(p.lse) : output("lse", p.lse);
-    c_.d_o = input(p.d_o);
-    c_.dlse = input(p.dlse);
-    c_.dq = output("dq", p.dq);
-    c_.dk = output("dk", p.dk);
-    c_.dv = output("dv", p.dv);
-    c_.dbias = output("dbias", p.dbias);
-    c_.dsink = output("dsink", p.dsink);
-    c_.bias = input(p.bias);
-    c_.mask = input(p.mask);
-    c_.block_mask = input(p.block_mask);
-    c_.alibi = input(p.alibi);
-    c_.sink = input(p.sink);
-    c_.cu_seqlens_q = input(p.cu_seqlens_q);
-    c_.cu_seqlens_k = input(p.cu_seqlens_k);
-    c_.seqused_q = input(p.seqused_q);
-    c_.seqused_k = input(p.seqused_k);
-    c_.rng_state = backward ? input(p.rng_state) : output("rng_state", p.rng_state);
+#define FOVEA_SET_TENSOR(field, Name, forward, backward_access) \
+  c_.field = tensor(#field, p.field, backward ? backward_access : forward);
+    FOVEA_TENSORS(FOVEA_SET_TENSOR)
+#undef FOVEA_SET_TENSOR
     c_.scale = p.scale;
     c_.causal = p.causal;
     c_.window_left = p.window_left;
@@ -268,24 +247,26 @@ class CProblem {
   CProblem(const CProblem&) = delete;
   CProblem& operator=(const CProblem&) = delete;
 
-  const fovea_problem* get() const { return &c_; }
+  const fovea_problem* get() const {
+    return &c_;
+  }
 
  private:
-  const fovea_tensor* input(const Tensor& tensor) {
-    if (!tensor) return nullptr;
-    tensors_[used_] = tensor.c_tensor();
-    return &tensors_[used_++];
-  }
-  const fovea_tensor* output(const char* name, const Tensor& tensor) {
-    if (tensor.read_only()) {
+  const fovea_tensor* tensor(const char* name, const Tensor& given, fovea_access access) {
+    if (!given) return nullptr;
+    if (access == FOVEA_WRITE && given.read_only()) {
       throw Error(FOVEA_INVALID_ARGUMENT, name,
                   std::string(name) + ": got a pointer to const, expected memory to write; it is an output");
     }
-    return input(tensor);
+    tensors_[used_] = given.c_tensor();
+    return &tensors_[used_++];
   }
 
   fovea_problem c_ = FOVEA_PROBLEM_INIT;
-  std::array<fovea_tensor, 22> tensors_{};
+#define FOVEA_COUNT_TENSOR(field, Name, forward, backward) +1
+  std::array<fovea_tensor, 0 FOVEA_TENSORS(FOVEA_COUNT_TENSOR)> tensors_{};
+#undef FOVEA_COUNT_TENSOR
+
   size_t used_ = 0;
 };
 
@@ -300,8 +281,7 @@ inline fovea_options c_options(const Options& options) {
 
 }  // namespace detail
 
-// ---- plans
-// ---------------------------------------------------------------------------------------------------------
+// ---- plans ----
 
 class Workspace;
 
@@ -348,28 +328,9 @@ class Plan {
   /// With workspace memory of the caller's, aligned to FOVEA_WORKSPACE_ALIGNMENT.
   void run(const Buffers& b, void* workspace, size_t workspace_size) const {
     fovea_buffers c = FOVEA_BUFFERS_INIT;
-    c.q = b.q;
-    c.k = b.k;
-    c.v = b.v;
-    c.o = b.o;
-    c.lse = b.lse;
-    c.d_o = b.d_o;
-    c.dlse = b.dlse;
-    c.dq = b.dq;
-    c.dk = b.dk;
-    c.dv = b.dv;
-    c.dbias = b.dbias;
-    c.dsink = b.dsink;
-    c.bias = b.bias;
-    c.mask = b.mask;
-    c.block_mask = b.block_mask;
-    c.alibi = b.alibi;
-    c.sink = b.sink;
-    c.cu_seqlens_q = b.cu_seqlens_q;
-    c.cu_seqlens_k = b.cu_seqlens_k;
-    c.seqused_q = b.seqused_q;
-    c.seqused_k = b.seqused_k;
-    c.rng_state = b.rng_state;
+#define FOVEA_SET_POINTER(field, Name, forward, backward) c.field = b.field;
+    FOVEA_TENSORS(FOVEA_SET_POINTER)
+#undef FOVEA_SET_POINTER
     c.seed = b.seed;
     c.offset = b.offset;
     c.workspace = workspace;
@@ -378,7 +339,9 @@ class Plan {
     detail::check(fovea_run(plan_.get(), &c));
   }
 
-  const fovea_plan* c_plan() const noexcept { return plan_.get(); }
+  const fovea_plan* c_plan() const noexcept {
+    return plan_.get();
+  }
 
  private:
   struct Destroy {
@@ -413,8 +376,7 @@ inline void Plan::run(const Buffers& buffers, Workspace& workspace) const {
   run(buffers, workspace.data(), workspace.size());
 }
 
-// ---- one call
-// ------------------------------------------------------------------------------------------------------
+// ---- one call ----
 
 /// Plan, workspace and run in one call, on the data of the tensors in `problem`, in the direction of
 /// problem.pass.
@@ -473,8 +435,7 @@ inline void merge(std::initializer_list<Part> parts, const Part& into) {
   merge(std::span(parts.begin(), parts.size()), into);
 }
 
-// ---- the library and the machine
-// -----------------------------------------------------------------------------------
+// ---- the library and the machine ----
 
 inline std::string_view version() noexcept {
   return fovea_version();

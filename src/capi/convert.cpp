@@ -2,6 +2,8 @@
 #include "capi/convert.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -39,22 +41,36 @@ void require(const char* argument, const Struct* given) {
 }
 
 DType to_dtype(const char* argument, fovea_dtype type) {
-  const auto is = [&](int code, int bits) {
-    return type.code == code && type.bits == bits && type.lanes == 1;
-  };
-  if (is(FOVEA_CODE_FLOAT, 32)) return DType::kF32;
-  if (is(FOVEA_CODE_FLOAT, 16)) return DType::kF16;
-  if (is(FOVEA_CODE_BFLOAT, 16)) return DType::kBF16;
-  if (is(FOVEA_CODE_FLOAT, 64)) return DType::kF64;
-  if (is(FOVEA_CODE_INT, 32)) return DType::kI32;
-  if (is(FOVEA_CODE_INT, 64)) return DType::kI64;
-  if (is(FOVEA_CODE_UINT, 8)) return DType::kU8;
-  if (is(FOVEA_CODE_BOOL, 8)) return DType::kBool;
+  for (const DTypeInfo& known : kDTypes) {
+    if (type.code == known.code && type.bits == known.bits && type.lanes == 1) return known.type;
+  }
+  std::string names;
+  for (size_t i = 0; i < kDTypes.size(); ++i) {
+    names += i == 0 ? "" : i + 1 == kDTypes.size() ? " or " : ", ";
+    names += kDTypes[i].name;
+  }
   throw_invalid(argument,
                 "dtype code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits, " +
                     std::to_string(type.lanes) + " lanes",
-                "float16, bfloat16, float32, float64, int32, int64, uint8 or bool, 1 lane",
-                "convert the tensor");
+                names + ", 1 lane", "convert the tensor");
+}
+
+// Where the pointers of each role lie in the structs.
+struct Fields {
+  size_t problem, buffers;
+};
+constexpr std::array<Fields, kRoleCount> kFields = {{
+#define FOVEA_ROLE_FIELDS(field, Name, forward, backward) \
+  {offsetof(fovea_problem, field), offsetof(fovea_buffers, field)},
+    FOVEA_TENSORS(FOVEA_ROLE_FIELDS)
+#undef FOVEA_ROLE_FIELDS
+}};
+
+template <class Pointer, class Struct>
+Pointer pointer_at(const Struct& s, size_t offset) {
+  Pointer pointer = nullptr;
+  std::memcpy(&pointer, reinterpret_cast<const char*>(&s) + offset, sizeof pointer);
+  return pointer;
 }
 
 }  // namespace
@@ -84,31 +100,8 @@ Buffers read_buffers(const fovea_buffers* buffers) {
     buffers = &copy;
   }
   const fovea_buffers& b = *buffers;
-  const auto writable = [](const void* p) { return const_cast<void*>(p); };
   Buffers out;
-  // In the order of Role.
-  out.data = {writable(b.q),
-              writable(b.k),
-              writable(b.v),
-              b.o,
-              b.lse,
-              writable(b.d_o),
-              writable(b.dlse),
-              b.dq,
-              b.dk,
-              b.dv,
-              b.dbias,
-              b.dsink,
-              writable(b.bias),
-              writable(b.mask),
-              writable(b.block_mask),
-              writable(b.alibi),
-              writable(b.sink),
-              writable(b.cu_seqlens_q),
-              writable(b.cu_seqlens_k),
-              writable(b.seqused_q),
-              writable(b.seqused_k),
-              b.rng_state};
+  for (size_t i = 0; i < kRoleCount; ++i) out.data[i] = pointer_at<void*>(b, kFields[i].buffers);
   out.seed = b.seed;
   out.offset = b.offset;
   out.workspace = b.workspace;
@@ -118,53 +111,7 @@ Buffers read_buffers(const fovea_buffers* buffers) {
 }
 
 const fovea_tensor* tensor_of(const fovea_problem& p, Role role) {
-  switch (role) {
-    case Role::kQ:
-      return p.q;
-    case Role::kK:
-      return p.k;
-    case Role::kV:
-      return p.v;
-    case Role::kO:
-      return p.o;
-    case Role::kLse:
-      return p.lse;
-    case Role::kDO:
-      return p.d_o;
-    case Role::kDLse:
-      return p.dlse;
-    case Role::kDQ:
-      return p.dq;
-    case Role::kDK:
-      return p.dk;
-    case Role::kDV:
-      return p.dv;
-    case Role::kDBias:
-      return p.dbias;
-    case Role::kDSink:
-      return p.dsink;
-    case Role::kBias:
-      return p.bias;
-    case Role::kMask:
-      return p.mask;
-    case Role::kBlockMask:
-      return p.block_mask;
-    case Role::kAlibi:
-      return p.alibi;
-    case Role::kSink:
-      return p.sink;
-    case Role::kCuSeqlensQ:
-      return p.cu_seqlens_q;
-    case Role::kCuSeqlensK:
-      return p.cu_seqlens_k;
-    case Role::kSeqUsedQ:
-      return p.seqused_q;
-    case Role::kSeqUsedK:
-      return p.seqused_k;
-    case Role::kRngState:
-      return p.rng_state;
-  }
-  return nullptr;
+  return pointer_at<const fovea_tensor*>(p, kFields[index_of(role)].problem);
 }
 
 TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {

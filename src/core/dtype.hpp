@@ -1,7 +1,9 @@
 // Element types and the conversions of single values. Rounding is to nearest even, NaN stays NaN.
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -10,44 +12,40 @@ namespace fovea {
 
 enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
 
-constexpr int64_t size_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kU8:
-    case DType::kBool:
-      return 1;
-  }
-  return 0;
+/// What each type is called, and how DLPack tells it (fovea_dtype_code).
+struct DTypeInfo {
+  DType type;
+  std::string_view name;
+  int code, bits;
+};
+/// In the order in which messages list them.
+inline constexpr std::array<DTypeInfo, 8> kDTypes = {{{DType::kF32, "float32", 2, 32},
+                                                      {DType::kF16, "float16", 2, 16},
+                                                      {DType::kBF16, "bfloat16", 4, 16},
+                                                      {DType::kF64, "float64", 2, 64},
+                                                      {DType::kI32, "int32", 0, 32},
+                                                      {DType::kI64, "int64", 0, 64},
+                                                      {DType::kBool, "bool", 6, 8},
+                                                      {DType::kU8, "uint8", 1, 8}}};
+
+constexpr const DTypeInfo& info_of(DType t) {
+  size_t i = 0;
+  while (i + 1 < kDTypes.size() && kDTypes[i].type != t) ++i;
+  return kDTypes[i];
+}
+constexpr std::string_view name_of(DType t) {
+  return info_of(t).name;
 }
 
-constexpr std::string_view name_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return "float64";
-    case DType::kF32:
-      return "float32";
-    case DType::kF16:
-      return "float16";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kI64:
-      return "int64";
-    case DType::kI32:
-      return "int32";
-    case DType::kU8:
-      return "uint8";
-    case DType::kBool:
-      return "bool";
-  }
-  return "?";
+inline constexpr std::array<uint8_t, kDTypes.size()> kDTypeSizes = [] {
+  std::array<uint8_t, kDTypes.size()> sizes{};
+  for (const DTypeInfo& info : kDTypes)
+    sizes[static_cast<size_t>(info.type)] = static_cast<uint8_t>(info.bits / 8);
+  return sizes;
+}();
+/// Bytes of an element.
+constexpr int64_t size_of(DType t) {
+  return kDTypeSizes[static_cast<size_t>(t)];
 }
 
 /// Storage of the 16-bit types; arithmetic happens in float.

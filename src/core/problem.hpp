@@ -7,68 +7,11 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "core/roles.hpp"
 
 namespace fovea {
 
-enum class Pass : uint8_t { kForward, kBackward };
 enum class DeviceType : uint8_t { kCpu, kCuda };
-
-/// The tensors of a problem. The order is the order in which errors are looked for.
-enum class Role : uint8_t {
-  kQ,
-  kK,
-  kV,
-  kO,
-  kLse,
-  kDO,
-  kDLse,
-  kDQ,
-  kDK,
-  kDV,
-  kDBias,
-  kDSink,
-  kBias,
-  kMask,
-  kBlockMask,
-  kAlibi,
-  kSink,
-  kCuSeqlensQ,
-  kCuSeqlensK,
-  kSeqUsedQ,
-  kSeqUsedK,
-  kRngState
-};
-inline constexpr int kRoleCount = 22;
-inline constexpr std::array<const char*, kRoleCount> kRoleNames = {"q",
-                                                                   "k",
-                                                                   "v",
-                                                                   "o",
-                                                                   "lse",
-                                                                   "d_o",
-                                                                   "dlse",
-                                                                   "dq",
-                                                                   "dk",
-                                                                   "dv",
-                                                                   "dbias",
-                                                                   "dsink",
-                                                                   "bias",
-                                                                   "mask",
-                                                                   "block_mask",
-                                                                   "alibi",
-                                                                   "sink",
-                                                                   "cu_seqlens_q",
-                                                                   "cu_seqlens_k",
-                                                                   "seqused_q",
-                                                                   "seqused_k",
-                                                                   "rng_state"};
-constexpr size_t index_of(Role r) {
-  return static_cast<size_t>(r);
-}
-constexpr const char* name_of(Role r) {
-  return kRoleNames[index_of(r)];
-}
-
-inline constexpr int kMaxRank = 4;
 
 /// Shape and strides (in elements) of one tensor; `data` is known for descriptions that came with memory.
 struct TensorDesc {

@@ -7,7 +7,6 @@
 #include "core/status.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "plan/layout.hpp"
-#include "plan/roles.hpp"
 #include "plan/validate.hpp"
 
 namespace fovea::plan {
@@ -34,7 +33,7 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
     if (!t.present) {
       absent_ |= uint32_t{1} << i;
     } else if (has_memory(t)) {
-      rules_.push_back({role, traits_of(role, problem.pass).output, static_cast<uint8_t>(size_of(t.dtype)),
+      rules_.push_back({role, is_output(role, problem.pass), static_cast<uint8_t>(size_of(t.dtype)),
                         extent_bytes(t).value()});
     }
   }

@@ -86,7 +86,7 @@ const Case kCases[] = {
     {"q_rank", kForward, [](Request& r) { r["q"].set_shape({3, 4, 8}); }, "q", "3 dimensions", "4 dimensions"},
     {"k_rank", kForward, [](Request& r) { r["k"].set_shape({5, 2, 8}); }, "k", "3 dimensions", "4 dimensions"},
     {"packed_q_with_batch", kPacked, [](Request& r) { r["q"].set_shape({1, 6, 4, 8}); }, "q", "4 dimensions",
-     "3 dimensions (total, heads, size)"},
+     "3 dimensions (total_q, heads_q, head size of q)"},
     {"packed_v_with_batch", kPacked, [](Request& r) { r["v"].set_shape({1, 6, 2, 6}); }, "v", "4 dimensions",
      "3 dimensions"},
     {"lse_rank", kForward, [](Request& r) { r["lse"].set_shape({4, 3}); }, "lse", "2 dimensions", "3 dimensions"},

@@ -1,9 +1,9 @@
 // Fills AttentionParams from a problem, and the pointers of a run into it.
 #include "cuda/launch/params.hpp"
 
-#include <algorithm>
 #include <array>
-#include <string>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "tile/philox.hpp"
@@ -23,14 +23,48 @@ constexpr std::array<std::pair<Role, uint32_t>, 8> kAlignedBits = {{{Role::kQ, t
                                                                     {Role::kDK, tile::kAlignedDK},
                                                                     {Role::kDV, tile::kAlignedDV}}};
 
-tile::RowsView rows(const TensorDesc& t) {
-  return {nullptr, t.stride[0], t.stride[1], t.stride[2]};
+// AttentionParams has a field for each role, with its name: a pointer, followed by the strides that kernels step along
+// (all but that of a contiguous last dimension).
+
+struct View {
+  size_t offset;   ///< of the pointer in AttentionParams
+  size_t strides;  ///< behind it
+};
+
+/// Strides in a field of AttentionParams: 0 for a plain pointer.
+template <class Field>
+constexpr size_t strides_in() {
+  constexpr size_t kWord = sizeof(int64_t);
+  static_assert(sizeof(void*) == kWord && sizeof(Field) % kWord == 0);
+  return sizeof(Field) / kWord - 1;
 }
-tile::StatsView stats(const TensorDesc& t) {
-  return {nullptr, t.stride[0], t.stride[1], t.stride[2]};
+
+constexpr std::array<View, kRoleCount> kViews = [] {
+  std::array<View, kRoleCount> views = {{
+#define FOVEA_VIEW(field, Name, forward, backward) \
+  {offsetof(tile::AttentionParams, field), strides_in<decltype(tile::AttentionParams::field)>()},
+      FOVEA_TENSORS(FOVEA_VIEW)
+#undef FOVEA_VIEW
+  }};
+  views[index_of(Role::kAlibi)].strides = 2;  // alibi_batch and alibi_head
+  return views;
+}();
+static_assert(offsetof(tile::AttentionParams, alibi_batch) ==
+                  offsetof(tile::AttentionParams, alibi) + sizeof(float*) &&
+              offsetof(tile::AttentionParams, alibi_head) ==
+                  offsetof(tile::AttentionParams, alibi_batch) + sizeof(int64_t));
+
+constexpr bool has_the_strides_of_the_table() {
+  for (const TensorSpec& spec : tensor_table::kTable) {
+    const int strides = spec.dims.rank() - (spec.contiguous ? 1 : 0);
+    if (kViews[index_of(spec.role)].strides != static_cast<size_t>(strides)) return false;
+  }
+  return true;
 }
-tile::PairsView pairs(const TensorDesc& t) {
-  return {nullptr, t.stride[0], t.stride[1], t.stride[2], t.stride[3]};
+static_assert(has_the_strides_of_the_table(), "kernels step along the dimensions of the table of roles");
+
+char* field_of(tile::AttentionParams& params, Role role) {
+  return reinterpret_cast<char*>(&params) + kViews[index_of(role)].offset;
 }
 
 /// Whether every row starts at a multiple of 16 bytes from the first and is a multiple of 16 bytes long; and
@@ -50,21 +84,11 @@ bool rows_are_vectors(const TensorDesc& t) {
 
 tile::AttentionParams params_of(const AttentionProblem& p) {
   tile::AttentionParams a;
-  a.q = rows(p[Role::kQ]);
-  a.k = rows(p[Role::kK]);
-  a.v = rows(p[Role::kV]);
-  a.o = rows(p[Role::kO]);
-  a.lse = stats(p[Role::kLse]);
-  a.d_o = rows(p[Role::kDO]);
-  a.dq = rows(p[Role::kDQ]);
-  a.dk = rows(p[Role::kDK]);
-  a.dv = rows(p[Role::kDV]);
-  a.dlse = stats(p[Role::kDLse]);
-
-  a.bias = pairs(p[Role::kBias]);
-  a.dbias = pairs(p[Role::kDBias]);
-  a.mask = pairs(p[Role::kMask]);
-  a.block_mask = pairs(p[Role::kBlockMask]);
+  for (size_t i = 0; i < kRoleCount; ++i) {
+    const auto role = static_cast<Role>(i);
+    std::memcpy(field_of(a, role) + sizeof(void*), p[role].stride.data(),
+                kViews[i].strides * sizeof(int64_t));
+  }
   a.bias_is_f32 = p[Role::kBias].dtype == DType::kF32;
   a.dbias_is_f32 = p[Role::kDBias].dtype == DType::kF32;
   a.o_is_f32 = p[Role::kO].dtype == DType::kF32;
@@ -72,8 +96,6 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
     a.block_q = static_cast<int>(p.block_q);
     a.block_k = static_cast<int>(p.block_k);
   }
-  a.alibi_batch = p[Role::kAlibi].stride[0];
-  a.alibi_head = p[Role::kAlibi].stride[1];
 
   a.seqlen_q = static_cast<int>(p.seqlen_q);
   a.seqlen_k = static_cast<int>(p.seqlen_k);
@@ -102,28 +124,9 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
 }
 
 void bind(tile::AttentionParams& a, const Buffers& buffers) {
-  a.q.data = buffers.get<char>(Role::kQ);
-  a.k.data = buffers.get<char>(Role::kK);
-  a.v.data = buffers.get<char>(Role::kV);
-  a.o.data = buffers.get<char>(Role::kO);
-  a.lse.data = buffers.get<float>(Role::kLse);
-  a.d_o.data = buffers.get<char>(Role::kDO);
-  a.dq.data = buffers.get<char>(Role::kDQ);
-  a.dk.data = buffers.get<char>(Role::kDK);
-  a.dv.data = buffers.get<char>(Role::kDV);
-  a.dlse.data = buffers.get<float>(Role::kDLse);
-  a.bias.data = buffers.get<char>(Role::kBias);
-  a.dbias.data = buffers.get<char>(Role::kDBias);
-  a.mask.data = buffers.get<char>(Role::kMask);
-  a.block_mask.data = buffers.get<char>(Role::kBlockMask);
-  a.alibi = buffers.get<float>(Role::kAlibi);
-  a.sink = buffers.get<float>(Role::kSink);
-  a.dsink = buffers.get<float>(Role::kDSink);
-  a.cu_seqlens_q = buffers.get<int32_t>(Role::kCuSeqlensQ);
-  a.cu_seqlens_k = buffers.get<int32_t>(Role::kCuSeqlensK);
-  a.seqused_q = buffers.get<int32_t>(Role::kSeqUsedQ);
-  a.seqused_k = buffers.get<int32_t>(Role::kSeqUsedK);
-  a.rng_state = buffers.get<int64_t>(Role::kRngState);
+  for (size_t i = 0; i < kRoleCount; ++i) {
+    std::memcpy(reinterpret_cast<char*>(&a) + kViews[i].offset, &buffers.data[i], sizeof(void*));
+  }
   a.seed = buffers.seed;
   a.offset = buffers.offset;
   for (const auto& [role, bit] : kAlignedBits) {

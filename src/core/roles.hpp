@@ -1,0 +1,264 @@
+// The tensors of a problem: what each is, once. FOVEA_TENSORS (fovea.h) has their names and which pass reads or writes
+// them; the table below says the rest. Validation, the common form, the checks of a run, the conversion of the C
+// structs and the parameters of GPU kernels follow from both.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/dtype.hpp"
+#include "fovea/fovea.h"
+
+namespace fovea {
+
+enum class Pass : uint8_t { kForward, kBackward };
+
+/// kQ, kK, ... in the order in which errors are looked for.
+enum class Role : uint8_t {
+#define FOVEA_ROLE(field, Name, forward, backward) k##Name,
+  FOVEA_TENSORS(FOVEA_ROLE)
+#undef FOVEA_ROLE
+};
+#define FOVEA_COUNT_ROLE(field, Name, forward, backward) +1
+inline constexpr size_t kRoleCount = 0 FOVEA_TENSORS(FOVEA_COUNT_ROLE);
+#undef FOVEA_COUNT_ROLE
+static_assert(kRoleCount <= 32, "sets of roles are 32-bit masks");
+
+constexpr size_t index_of(Role r) {
+  return static_cast<size_t>(r);
+}
+
+/// A size that dimensions of tensors have.
+enum class Size : uint8_t {
+  kNone,
+  kBatch,
+  kSeqlenQ,
+  kSeqlenK,
+  kTotalQ,
+  kTotalK,
+  kHeadsQ,
+  kHeadsKv,
+  kHeadDim,
+  kHeadDimV,
+  kBlocksQ,
+  kBlocksK,
+  kStarts,  ///< batch + 1
+  kTwo
+};
+inline constexpr std::array<const char*, 14> kSizeNames = {"",
+                                                           "batch",
+                                                           "seqlen_q",
+                                                           "seqlen_k",
+                                                           "total_q",
+                                                           "total_k",
+                                                           "heads_q",
+                                                           "heads_kv",
+                                                           "head size of q",
+                                                           "head size of v",
+                                                           "ceil(seqlen_q / block_q)",
+                                                           "ceil(seqlen_k / block_k)",
+                                                           "batch + 1",
+                                                           "2"};
+constexpr const char* name_of(Size size) {
+  return kSizeNames[static_cast<size_t>(size)];
+}
+
+inline constexpr int kMaxRank = 4;
+
+/// The dimensions of a tensor, the slowest first.
+struct Dims {
+  std::array<Size, kMaxRank> sizes{};
+  int broadcast = 0;  ///< bit i: dimension i may be 1 instead, and then stands for all
+
+  constexpr int rank() const {
+    int n = 0;
+    while (n < kMaxRank && sizes[static_cast<size_t>(n)] != Size::kNone) ++n;
+    return n;
+  }
+  constexpr bool broadcasts(size_t i) const { return (broadcast >> i & 1) != 0; }
+};
+
+/// Element types that a tensor may have: those of `set`, and that of `as`.
+struct Types {
+  uint32_t set = 0;  ///< bit i: the DType of that number
+  Role as = Role::kQ;
+  bool also_as = false;
+
+  constexpr bool has(DType type) const { return (set >> static_cast<int>(type) & 1) != 0; }
+};
+
+/// When a problem must have the tensor.
+enum class Need : uint8_t { kOptional, kBackward, kAlways };
+
+struct TensorSpec {
+  Role role;
+  const char* meaning;
+  Dims dims;          ///< where sequences have one length each
+  Dims packed = {};   ///< with cu_seqlens; no rank: as dims
+  Dims shorter = {};  ///< allowed as well; no rank: nothing is
+  Types types;
+  Need need = Need::kOptional;
+  bool contiguous = false;  ///< the last dimension has stride 1: read in vectors, or indexed directly
+  Role with = Role::kQ;     ///< the tensor without which this one means nothing
+  bool same_shape = false;  ///< as `with`
+  const char* remedy = "";  ///< for a wrong number of dimensions
+};
+
+namespace tensor_table {
+
+constexpr Types one_of(std::initializer_list<DType> types) {
+  Types t;
+  for (const DType type : types) t.set |= uint32_t{1} << static_cast<int>(type);
+  return t;
+}
+constexpr Types as(Role role) {
+  return {.as = role, .also_as = true};
+}
+constexpr Types as_or_f32(Role role) {
+  return {.set = one_of({DType::kF32}).set, .as = role, .also_as = true};
+}
+
+inline constexpr const char* kRowsRemedy =
+    "add the missing dimensions, or pass cu_seqlens_q and cu_seqlens_k for packed sequences";
+
+/// Rows of heads of queries.
+constexpr TensorSpec queries(Role role, const char* meaning, Size columns, Types types, Need need) {
+  return {.role = role,
+          .meaning = meaning,
+          .dims = {{Size::kBatch, Size::kSeqlenQ, Size::kHeadsQ, columns}},
+          .packed = {{Size::kTotalQ, Size::kHeadsQ, columns}},
+          .types = types,
+          .need = need,
+          .contiguous = true,
+          .remedy = kRowsRemedy};
+}
+/// Rows of heads of keys.
+constexpr TensorSpec keys(Role role, const char* meaning, Size columns, Types types, Need need) {
+  return {.role = role,
+          .meaning = meaning,
+          .dims = {{Size::kBatch, Size::kSeqlenK, Size::kHeadsKv, columns}},
+          .packed = {{Size::kTotalK, Size::kHeadsKv, columns}},
+          .types = types,
+          .need = need,
+          .contiguous = true,
+          .remedy = kRowsRemedy};
+}
+/// One number for each row of queries.
+constexpr TensorSpec statistic(Role role, const char* meaning, Need need) {
+  return {.role = role,
+          .meaning = meaning,
+          .dims = {{Size::kBatch, Size::kHeadsQ, Size::kSeqlenQ}},
+          .packed = {{Size::kHeadsQ, Size::kTotalQ}},
+          .types = one_of({DType::kF32}),
+          .need = need,
+          .remedy = "add the missing dimensions"};
+}
+/// One element for each pair of a query and a key; any dimension broadcasts.
+constexpr TensorSpec pairs(Role role, const char* meaning, Types types) {
+  return {.role = role,
+          .meaning = meaning,
+          .dims = {{Size::kBatch, Size::kHeadsQ, Size::kSeqlenQ, Size::kSeqlenK}, 0b1111},
+          .types = types,
+          .remedy = "add dimensions of size 1 where it broadcasts"};
+}
+/// The gradient of `with`.
+constexpr TensorSpec gradient(TensorSpec spec, Role with) {
+  spec.with = with;
+  spec.same_shape = true;
+  return spec;
+}
+/// An array of one dimension.
+constexpr TensorSpec array(Role role, const char* meaning, Size size, DType type, const char* remedy,
+                           Role with = Role::kQ) {
+  return {.role = role,
+          .meaning = meaning,
+          .dims = {{size}},
+          .types = one_of({type}),
+          .contiguous = true,
+          .with = with,
+          .remedy = remedy};
+}
+
+inline constexpr const char* kStartsRemedy = "give where each sequence starts, and the end";
+inline constexpr const char* kLengthsRemedy = "give one length per sequence";
+inline constexpr const char* kHeadsRemedy = "give one value per query head";
+
+inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
+    queries(Role::kQ, "queries", Size::kHeadDim,
+            one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64}), Need::kAlways),
+    keys(Role::kK, "keys", Size::kHeadDim, as(Role::kQ), Need::kAlways),
+    keys(Role::kV, "values", Size::kHeadDimV, as(Role::kQ), Need::kAlways),
+    queries(Role::kO, "the result", Size::kHeadDimV, as_or_f32(Role::kQ), Need::kAlways),
+    statistic(Role::kLse, "log-sum-exp of each row's scores", Need::kBackward),
+    queries(Role::kDO, "gradient of o", Size::kHeadDimV, as(Role::kQ), Need::kBackward),
+    statistic(Role::kDLse, "gradient of lse", Need::kOptional),
+    gradient(queries(Role::kDQ, "gradient of q", Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kQ),
+    gradient(keys(Role::kDK, "gradient of k", Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kK),
+    gradient(keys(Role::kDV, "gradient of v", Size::kHeadDimV, as(Role::kQ), Need::kBackward), Role::kV),
+    gradient(pairs(Role::kDBias, "gradient of bias", as_or_f32(Role::kBias)), Role::kBias),
+    gradient(array(Role::kDSink, "gradient of sink", Size::kHeadsQ, DType::kF32, kHeadsRemedy), Role::kSink),
+    pairs(Role::kBias, "added to the scores", as_or_f32(Role::kQ)),
+    pairs(Role::kMask, "nonzero where a query attends to a key", one_of({DType::kBool, DType::kU8})),
+    {.role = Role::kBlockMask,
+     .meaning = "nonzero where a block of queries attends to a block of keys",
+     // Block dimensions do not broadcast: a block size that covers the sequence says the same.
+     .dims = {{Size::kBatch, Size::kHeadsQ, Size::kBlocksQ, Size::kBlocksK}, 0b0011},
+     .types = one_of({DType::kBool, DType::kU8}),
+     .remedy = "add dimensions of size 1 where it broadcasts"},
+    {.role = Role::kAlibi,
+     .meaning = "slopes of ALiBi",
+     .dims = {{Size::kBatch, Size::kHeadsQ}},
+     .shorter = {{Size::kHeadsQ}},
+     .types = one_of({DType::kF32}),
+     .remedy = "give one slope per head"},
+    array(Role::kSink, "a logit for each head", Size::kHeadsQ, DType::kF32, kHeadsRemedy),
+    array(Role::kCuSeqlensQ, "where each sequence of queries starts", Size::kStarts, DType::kI32,
+          kStartsRemedy, Role::kCuSeqlensK),
+    array(Role::kCuSeqlensK, "where each sequence of keys starts", Size::kStarts, DType::kI32, kStartsRemedy,
+          Role::kCuSeqlensQ),
+    array(Role::kSeqUsedQ, "how many queries of each sequence take part", Size::kBatch, DType::kI32,
+          kLengthsRemedy),
+    array(Role::kSeqUsedK, "how many keys of each sequence take part", Size::kBatch, DType::kI32,
+          kLengthsRemedy),
+    array(Role::kRngState, "seed and offset of dropout", Size::kTwo, DType::kI64,
+          "give room for seed and offset"),
+};
+
+constexpr bool is_in_order() {
+  for (size_t i = 0; i < kTable.size(); ++i) {
+    if (index_of(kTable[i].role) != i) return false;
+  }
+  return true;
+}
+static_assert(is_in_order(), "the table has one row for each role, in their order");
+
+inline constexpr std::array<const char*, kRoleCount> kNames = {
+#define FOVEA_ROLE_NAME(field, Name, forward, backward) #field,
+    FOVEA_TENSORS(FOVEA_ROLE_NAME)
+#undef FOVEA_ROLE_NAME
+};
+inline constexpr std::array<std::array<fovea_access, 2>, kRoleCount> kAccess = {{
+#define FOVEA_ROLE_ACCESS(field, Name, forward, backward) {forward, backward},
+    FOVEA_TENSORS(FOVEA_ROLE_ACCESS)
+#undef FOVEA_ROLE_ACCESS
+}};
+
+}  // namespace tensor_table
+
+constexpr const TensorSpec& spec_of(Role r) {
+  return tensor_table::kTable[index_of(r)];
+}
+/// The field of fovea_problem and fovea_buffers.
+constexpr const char* name_of(Role r) {
+  return tensor_table::kNames[index_of(r)];
+}
+constexpr fovea_access access_of(Role r, Pass pass) {
+  return tensor_table::kAccess[index_of(r)][static_cast<size_t>(pass)];
+}
+constexpr bool is_output(Role r, Pass pass) {
+  return access_of(r, pass) == FOVEA_WRITE;
+}
+
+}  // namespace fovea
