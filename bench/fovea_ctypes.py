@@ -1,81 +1,55 @@
-"""The least of fovea.h that a benchmark needs, over ctypes: plans, and runs on raw pointers."""
+"""The least of fovea.h that a benchmark needs, over ctypes: plans, and runs on raw pointers. Structs are read from the
+header, so that they stand once."""
 
 from __future__ import annotations
 
 import ctypes
+import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FORWARD, BACKWARD = 0, 1
 CPU, CUDA = 1, 2
 _ALIGNMENT = 64
 _DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
 
-# The tensors of fovea_problem and the pointers of fovea_buffers, in the order of both structs.
-_TENSORS = (
-    "q k v o lse d_o dlse dq dk dv dbias dsink bias mask block_mask alibi sink cu_seqlens_q cu_seqlens_k seqused_q "
-    "seqused_k rng_state"
-).split()
+_HEADER = Path(__file__).resolve().parents[1] / "include" / "fovea" / "fovea.h"
+_TYPES: dict[str, Any] = {
+    "size_t": ctypes.c_size_t,
+    "double": ctypes.c_double,
+    "char*": ctypes.c_char_p,
+    "void*": ctypes.c_void_p,
+    "int64_t*": ctypes.POINTER(ctypes.c_int64),
+    **{f"{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
 
 
-class _DType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+def _structure(name: str) -> type[ctypes.Structure]:
+    """The struct of fovea.h as it stands there. A field that Python has a word for ("pass") gets a "_" behind it."""
+    text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (body,) = re.findall(rf"typedef struct {name} {{(.*?)}} {name};", text, flags=re.DOTALL)
+    fields = []
+    for declaration in body.split(";"):
+        if not declaration.strip():
+            continue
+        type_name, rest = re.fullmatch(r"\s*(?:const\s+)?(\w+)\s*(.*?)\s*", declaration, flags=re.DOTALL).groups()
+        for declarator in rest.split(","):
+            pointer, field = "*" * declarator.count("*"), declarator.replace("*", "").strip()
+            fields.append((field + "_" * keyword.iskeyword(field), _TYPES[type_name + pointer]))
+    structure = type(name, (ctypes.Structure,), {"_fields_": fields})
+    _TYPES[name], _TYPES[name + "*"] = structure, ctypes.POINTER(structure)
+    return structure
 
 
-class _Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _Problem(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("pass_", ctypes.c_int32),
-        *((name, ctypes.POINTER(_Tensor)) for name in _TENSORS),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int32),
-        ("window_left", ctypes.c_int64),
-        ("window_right", ctypes.c_int64),
-        ("softcap", ctypes.c_double),
-        ("dropout", ctypes.c_double),
-        ("block_q", ctypes.c_int64),
-        ("block_k", ctypes.c_int64),
-        ("max_seqlen_q", ctypes.c_int64),
-        ("max_seqlen_k", ctypes.c_int64),
-    ]
-
-
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("backend", ctypes.c_char_p),
-        ("num_threads", ctypes.c_int32),
-        ("deterministic", ctypes.c_int32),
-    ]
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        *((name, ctypes.c_void_p) for name in _TENSORS),
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_size", ctypes.c_size_t),
-        ("stream", ctypes.c_void_p),
-    ]
+_DType = _structure("fovea_dtype")
+_Device = _structure("fovea_device")
+_Tensor = _structure("fovea_tensor")
+_Problem = _structure("fovea_problem")
+_Options = _structure("fovea_options")
+_Buffers = _structure("fovea_buffers")
 
 
 class FoveaError(RuntimeError):

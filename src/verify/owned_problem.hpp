@@ -17,55 +17,33 @@
 
 namespace fovea::verify {
 
+/// kQ, kK, ... by the list of fovea.h.
 enum class Role : uint8_t {
-  kQ,
-  kK,
-  kV,
-  kO,
-  kLse,
-  kDO,
-  kDLse,
-  kDQ,
-  kDK,
-  kDV,
-  kDBias,
-  kDSink,
-  kBias,
-  kMask,
-  kBlockMask,
-  kAlibi,
-  kSink,
-  kCuSeqlensQ,
-  kCuSeqlensK,
-  kSeqUsedQ,
-  kSeqUsedK,
-  kRngState
+#define FOVEA_VERIFY_ROLE(field, Name, forward, backward) k##Name,
+  FOVEA_TENSORS(FOVEA_VERIFY_ROLE)
+#undef FOVEA_VERIFY_ROLE
 };
-inline constexpr size_t kRoles = 22;
+
+/// What fovea.h says of a tensor.
+struct RoleInfo {
+  const char* name;
+  std::array<fovea_access, 2> access;  ///< by fovea_pass
+  const fovea_tensor* fovea_problem::*tensor;
+  void (*set_pointer)(fovea_buffers& buffers, void* pointer);
+};
+inline constexpr std::array kRoleInfos = {
+#define FOVEA_VERIFY_INFO(field, Name, forward, backward) \
+  RoleInfo{                                               \
+      #field, {forward, backward}, &fovea_problem::field, [](fovea_buffers& b, void* p) { b.field = p; }},
+    FOVEA_TENSORS(FOVEA_VERIFY_INFO)
+#undef FOVEA_VERIFY_INFO
+};
+inline constexpr size_t kRoles = kRoleInfos.size();
+constexpr const RoleInfo& info_of(Role role) {
+  return kRoleInfos[static_cast<size_t>(role)];
+}
 constexpr const char* name_of(Role role) {
-  constexpr std::array<const char*, kRoles> kNames = {"q",
-                                                      "k",
-                                                      "v",
-                                                      "o",
-                                                      "lse",
-                                                      "d_o",
-                                                      "dlse",
-                                                      "dq",
-                                                      "dk",
-                                                      "dv",
-                                                      "dbias",
-                                                      "dsink",
-                                                      "bias",
-                                                      "mask",
-                                                      "block_mask",
-                                                      "alibi",
-                                                      "sink",
-                                                      "cu_seqlens_q",
-                                                      "cu_seqlens_k",
-                                                      "seqused_q",
-                                                      "seqused_k",
-                                                      "rng_state"};
-  return kNames[static_cast<size_t>(role)];
+  return info_of(role).name;
 }
 
 /// The same numbers on every platform (the distributions of <random> are not).
@@ -253,26 +231,9 @@ class OwnedProblem {
     return copy;
   }
 
-  static bool is_output(Role role, fovea_pass pass) {
-    switch (role) {
-      case Role::kO:
-      case Role::kLse:
-      case Role::kRngState:
-        return pass == FOVEA_FORWARD;
-      case Role::kDQ:
-      case Role::kDK:
-      case Role::kDV:
-      case Role::kDBias:
-      case Role::kDSink:
-        return pass == FOVEA_BACKWARD;
-      default:
-        return false;
-    }
-  }
+  static bool is_output(Role role, fovea_pass pass) { return info_of(role).access[pass] == FOVEA_WRITE; }
   bool takes_part(Role role, fovea_pass pass) const {
-    if (!has(role)) return false;
-    const bool backward_only = role >= Role::kDO && role <= Role::kDSink;
-    return pass == FOVEA_BACKWARD || !backward_only;
+    return has(role) && info_of(role).access[pass] != FOVEA_ABSENT;
   }
 
   /// Numbers of one sequence: where its rows start (in rows of the dense tensors), how many there are and
@@ -308,34 +269,12 @@ class OwnedProblem {
                                            fovea_device device = {FOVEA_CPU, 0}) const {
     auto d = std::make_unique<Description>();
     fovea_problem& p = d->problem;
-    const std::array<const fovea_tensor**, kRoles> fields = {&p.q,
-                                                             &p.k,
-                                                             &p.v,
-                                                             &p.o,
-                                                             &p.lse,
-                                                             &p.d_o,
-                                                             &p.dlse,
-                                                             &p.dq,
-                                                             &p.dk,
-                                                             &p.dv,
-                                                             &p.dbias,
-                                                             &p.dsink,
-                                                             &p.bias,
-                                                             &p.mask,
-                                                             &p.block_mask,
-                                                             &p.alibi,
-                                                             &p.sink,
-                                                             &p.cu_seqlens_q,
-                                                             &p.cu_seqlens_k,
-                                                             &p.seqused_q,
-                                                             &p.seqused_k,
-                                                             &p.rng_state};
     for (size_t i = 0; i < kRoles; ++i) {
       if (!takes_part(static_cast<Role>(i), pass)) continue;
       d->tensors[i] = tensors_[i]->view(spec.plan_knows_data);
       d->tensors[i].device = device;
       if (elsewhere && d->tensors[i].data) d->tensors[i].data = (*elsewhere)[i];
-      *fields[i] = &d->tensors[i];
+      p.*kRoleInfos[i].tensor = &d->tensors[i];
     }
     p.pass = pass;
     p.scale = spec.scale;
@@ -359,28 +298,7 @@ class OwnedProblem {
       return elsewhere ? (*elsewhere)[static_cast<size_t>(role)] : (*this)[role].data();
     };
     fovea_buffers b = FOVEA_BUFFERS_INIT;
-    b.q = at(Role::kQ);
-    b.k = at(Role::kK);
-    b.v = at(Role::kV);
-    b.o = at(Role::kO);
-    b.lse = at(Role::kLse);
-    b.d_o = at(Role::kDO);
-    b.dlse = at(Role::kDLse);
-    b.dq = at(Role::kDQ);
-    b.dk = at(Role::kDK);
-    b.dv = at(Role::kDV);
-    b.dbias = at(Role::kDBias);
-    b.dsink = at(Role::kDSink);
-    b.bias = at(Role::kBias);
-    b.mask = at(Role::kMask);
-    b.block_mask = at(Role::kBlockMask);
-    b.alibi = at(Role::kAlibi);
-    b.sink = at(Role::kSink);
-    b.cu_seqlens_q = at(Role::kCuSeqlensQ);
-    b.cu_seqlens_k = at(Role::kCuSeqlensK);
-    b.seqused_q = at(Role::kSeqUsedQ);
-    b.seqused_k = at(Role::kSeqUsedK);
-    b.rng_state = at(Role::kRngState);
+    for (size_t i = 0; i < kRoles; ++i) kRoleInfos[i].set_pointer(b, at(static_cast<Role>(i)));
     // A backward with rng_state must ignore these two; a wrong one gives wrong results.
     const bool from_state = pass == FOVEA_BACKWARD && spec.rng_state;
     b.seed = from_state ? ~spec.seed : spec.seed;

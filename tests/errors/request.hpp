@@ -126,28 +126,9 @@ class Request {
       const auto found = tensors_.find(name);
       return found == tensors_.end() ? nullptr : found->second.memory().data();
     };
-    b.q = data("q");
-    b.k = data("k");
-    b.v = data("v");
-    b.o = data("o");
-    b.lse = data("lse");
-    b.d_o = data("d_o");
-    b.dlse = data("dlse");
-    b.dq = data("dq");
-    b.dk = data("dk");
-    b.dv = data("dv");
-    b.dbias = data("dbias");
-    b.dsink = data("dsink");
-    b.bias = data("bias");
-    b.mask = data("mask");
-    b.block_mask = data("block_mask");
-    b.alibi = data("alibi");
-    b.sink = data("sink");
-    b.cu_seqlens_q = data("cu_seqlens_q");
-    b.cu_seqlens_k = data("cu_seqlens_k");
-    b.seqused_q = data("seqused_q");
-    b.seqused_k = data("seqused_k");
-    b.rng_state = data("rng_state");
+#define FOVEA_TEST_POINTER(field, Name, forward, backward) b.field = data(#field);
+    FOVEA_TENSORS(FOVEA_TEST_POINTER)
+#undef FOVEA_TEST_POINTER
     return b;
   }
 
@@ -161,28 +142,9 @@ class Request {
  private:
   static const std::map<std::string, const fovea_tensor * fovea_problem::*>& fields() {
     static const std::map<std::string, const fovea_tensor* fovea_problem::*> all = {
-        {"q", &fovea_problem::q},
-        {"k", &fovea_problem::k},
-        {"v", &fovea_problem::v},
-        {"o", &fovea_problem::o},
-        {"lse", &fovea_problem::lse},
-        {"d_o", &fovea_problem::d_o},
-        {"dlse", &fovea_problem::dlse},
-        {"dq", &fovea_problem::dq},
-        {"dk", &fovea_problem::dk},
-        {"dv", &fovea_problem::dv},
-        {"dbias", &fovea_problem::dbias},
-        {"dsink", &fovea_problem::dsink},
-        {"bias", &fovea_problem::bias},
-        {"mask", &fovea_problem::mask},
-        {"block_mask", &fovea_problem::block_mask},
-        {"alibi", &fovea_problem::alibi},
-        {"sink", &fovea_problem::sink},
-        {"cu_seqlens_q", &fovea_problem::cu_seqlens_q},
-        {"cu_seqlens_k", &fovea_problem::cu_seqlens_k},
-        {"seqused_q", &fovea_problem::seqused_q},
-        {"seqused_k", &fovea_problem::seqused_k},
-        {"rng_state", &fovea_problem::rng_state},
+#define FOVEA_TEST_FIELD(field, Name, forward, backward) {#field, &fovea_problem::field},
+        FOVEA_TENSORS(FOVEA_TEST_FIELD)
+#undef FOVEA_TEST_FIELD
     };
     return all;
   }

@@ -122,29 +122,10 @@ struct Tensor {
 };
 
 enum Index {
-  kQ,
-  kK,
-  kV,
-  kO,
-  kLse,
-  kDO,
-  kDLse,
-  kDQ,
-  kDK,
-  kDV,
-  kDBias,
-  kDSink,
-  kBias,
-  kMask,
-  kBlockMask,
-  kAlibi,
-  kSink,
-  kCuSeqlensQ,
-  kCuSeqlensK,
-  kSeqUsedQ,
-  kSeqUsedK,
-  kRngState,
-  kCount
+#define FOVEA_FUZZ_INDEX(field, Name, forward, backward) k##Name,
+  FOVEA_TENSORS(FOVEA_FUZZ_INDEX)
+#undef FOVEA_FUZZ_INDEX
+      kCount
 };
 
 struct Description {
@@ -154,33 +135,16 @@ struct Description {
 
   /// Points the problem at the tensors of this object. (Not in a constructor, since the object moves after it.)
   void connect() {
-    const std::array<const fovea_tensor**, kCount> fields = {&problem.q,
-                                                             &problem.k,
-                                                             &problem.v,
-                                                             &problem.o,
-                                                             &problem.lse,
-                                                             &problem.d_o,
-                                                             &problem.dlse,
-                                                             &problem.dq,
-                                                             &problem.dk,
-                                                             &problem.dv,
-                                                             &problem.dbias,
-                                                             &problem.dsink,
-                                                             &problem.bias,
-                                                             &problem.mask,
-                                                             &problem.block_mask,
-                                                             &problem.alibi,
-                                                             &problem.sink,
-                                                             &problem.cu_seqlens_q,
-                                                             &problem.cu_seqlens_k,
-                                                             &problem.seqused_q,
-                                                             &problem.seqused_k,
-                                                             &problem.rng_state};
+    constexpr std::array<const fovea_tensor * fovea_problem::*, kCount> fields = {
+#define FOVEA_FUZZ_FIELD(field, Name, forward, backward) &fovea_problem::field,
+        FOVEA_TENSORS(FOVEA_FUZZ_FIELD)
+#undef FOVEA_FUZZ_FIELD
+    };
     for (size_t i = 0; i < kCount; ++i) {
       Tensor& t = tensors[i];
       t.c.shape = t.shape.data();
       t.c.strides = t.has_strides ? t.strides.data() : nullptr;
-      *fields[i] = t.present ? &t.c : nullptr;
+      problem.*fields[i] = t.present ? &t.c : nullptr;
     }
   }
 };
@@ -425,28 +389,9 @@ void run(const Bytes& input, Description& d, const fovea_plan* plan) {
   if (work > 1 << 17 || fovea_plan_flops(plan) > 1e6 || fovea_plan_workspace_size(plan) > (1u << 26)) return;
 
   fovea_buffers b = FOVEA_BUFFERS_INIT;
-  b.q = p[kQ];
-  b.k = p[kK];
-  b.v = p[kV];
-  b.o = p[kO];
-  b.lse = p[kLse];
-  b.d_o = p[kDO];
-  b.dlse = p[kDLse];
-  b.dq = p[kDQ];
-  b.dk = p[kDK];
-  b.dv = p[kDV];
-  b.dbias = p[kDBias];
-  b.dsink = p[kDSink];
-  b.bias = p[kBias];
-  b.mask = p[kMask];
-  b.block_mask = p[kBlockMask];
-  b.alibi = p[kAlibi];
-  b.sink = p[kSink];
-  b.cu_seqlens_q = p[kCuSeqlensQ];
-  b.cu_seqlens_k = p[kCuSeqlensK];
-  b.seqused_q = p[kSeqUsedQ];
-  b.seqused_k = p[kSeqUsedK];
-  b.rng_state = p[kRngState];
+#define FOVEA_FUZZ_POINTER(field, Name, forward, backward) b.field = p[k##Name];
+  FOVEA_TENSORS(FOVEA_FUZZ_POINTER)
+#undef FOVEA_FUZZ_POINTER
   b.workspace_size = fovea_plan_workspace_size(plan);
   const std::unique_ptr<void, FreeAligned> workspace(
       ::operator new (b.workspace_size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT}));

@@ -55,8 +55,8 @@ enum Number {
 };
 constexpr size_t kArguments = kTensors + kNumbers;
 constexpr std::array<const char*, kArguments> kNames = {
-#define FOVEA_PYTHON_NAME(name) #name,
-    FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_NAME)
+#define FOVEA_PYTHON_NAME(name, Name, forward, backward) #name,
+    FOVEA_TENSORS(FOVEA_PYTHON_NAME)
 #undef FOVEA_PYTHON_NAME
         "scale",
     "causal",
@@ -203,21 +203,13 @@ void set_number(Request& r, size_t number, PyObject* value) {
   }
 }
 
-bool is_output(Tensor tensor, bool backward) {
-  switch (tensor) {
-    case Tensor::o:
-    case Tensor::lse:
-    case Tensor::rng_state:
-      return !backward;
-    case Tensor::dq:
-    case Tensor::dk:
-    case Tensor::dv:
-    case Tensor::dbias:
-    case Tensor::dsink:
-      return true;
-    default:
-      return false;
-  }
+bool is_output(size_t tensor, bool backward) {
+  constexpr std::array<std::array<fovea_access, 2>, kTensors> kAccess = {{
+#define FOVEA_PYTHON_ACCESS(name, Name, in_forward, in_backward) {in_forward, in_backward},
+      FOVEA_TENSORS(FOVEA_PYTHON_ACCESS)
+#undef FOVEA_PYTHON_ACCESS
+  }};
+  return kAccess[tensor][backward ? 1 : 0] == FOVEA_WRITE;
 }
 
 /// Reads the arguments that are given by keyword; None stands for one that is left out.
@@ -229,7 +221,7 @@ void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject*
     expected = at + 1;
     if (values[i] == Py_None) continue;
     if (at < kTensors) {
-      r.arrays[at].describe(values[i], kNames[at], is_output(static_cast<Tensor>(at), backward));
+      r.arrays[at].describe(values[i], kNames[at], is_output(at, backward));
     } else {
       set_number(r, at - kTensors, values[i]);
     }
@@ -481,6 +473,17 @@ PyObject* handler_of_xla(PyObject*, PyObject* platform) {
   });
 }
 
+PyObject* roles(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    Ref names = checked(PyTuple_New(static_cast<Py_ssize_t>(kTensors)));
+    for (size_t i = 0; i < kTensors; ++i) {
+      PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i),
+                      checked(PyUnicode_FromString(kNames[i])).release());
+    }
+    return names.release();
+  });
+}
+
 PyObject* on_new_type(PyObject*, PyObject* hook) {
   set_hook(hook);
   Py_RETURN_NONE;
@@ -533,6 +536,7 @@ PyMethodDef methods[] = {
      "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},
     {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
+    {"roles", roles, METH_NOARGS, "Names of the tensors of a call, in the order of their indices."},
     {"backends", backends, METH_NOARGS, "[(name, device, why it is not available or '')]"},
     {"machine", machine, METH_NOARGS, "(processor, threads, CUDA, [GPU])"},
     {"version", version, METH_NOARGS, "Version of the library."},

@@ -10,19 +10,12 @@
 
 #include "arrays.hpp"
 
-// Tensors of fovea_problem and fovea_buffers, in the order of both.
-// clang-format off
-#define FOVEA_PYTHON_TENSORS(X)                                                       \
-  X(q) X(k) X(v) X(o) X(lse) X(d_o) X(dlse) X(dq) X(dk) X(dv) X(dbias) X(dsink)       \
-  X(bias) X(mask) X(block_mask) X(alibi) X(sink)                                      \
-  X(cu_seqlens_q) X(cu_seqlens_k) X(seqused_q) X(seqused_k) X(rng_state)
-// clang-format on
-
 namespace fovea::python {
 
+/// The tensors of a call, in the order of FOVEA_TENSORS.
 enum class Tensor : uint8_t {
-#define FOVEA_PYTHON_ENUMERATOR(name) name,
-  FOVEA_PYTHON_TENSORS(FOVEA_PYTHON_ENUMERATOR)
+#define FOVEA_PYTHON_ENUMERATOR(field, Name, forward, backward) field,
+  FOVEA_TENSORS(FOVEA_PYTHON_ENUMERATOR)
 #undef FOVEA_PYTHON_ENUMERATOR
       count
 };
