@@ -145,5 +145,18 @@ target_compile_options(fovea_cuda_flags INTERFACE
     -Xcompiler=-Wall,-Wextra$<$<BOOL:${FOVEA_CUDA_STRICT}>:,-Werror>>)
 set(FOVEA_PTXAS_FLAGS -Xptxas=-v,-warn-spills,-warn-lmem-usage)
 
+# ptxas reports each kernel. The launcher keeps the reports and fails on spills, local memory and lost performance.
+set(FOVEA_NVCC_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/resources.py compile)
+if(NOT FOVEA_CUDA_STRICT)
+  list(APPEND FOVEA_NVCC_LAUNCHER --report-only)
+endif()
+# Host code is the same for every chip, so a build that only asks whether a chip's kernels compile does without it.
+option(FOVEA_CUDA_DEVICE_ONLY "Compile no host code of CUDA units and link nothing: the target device_code is all there is" OFF)
+if(FOVEA_CUDA_DEVICE_ONLY)
+  list(APPEND FOVEA_NVCC_LAUNCHER --device-only)
+endif()
+list(APPEND FOVEA_NVCC_LAUNCHER --)
+set(FOVEA_CUDA_COMPRESSION "size" CACHE STRING "How nvcc compresses machine code: size, speed (compiles a tenth faster), none")
+
 # Device code of tests: the machine code of sm_80 runs on every chip 8.x, PTX on chips that are newer than 9.0.
 set(FOVEA_CUDA_TEST_GENCODE -gencode=arch=compute_80,code=[sm_80,sm_90,compute_80])

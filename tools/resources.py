@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """What the CUDA compiler made of each kernel: fails on waste, and writes docs/kernels/resources.md.
 
-    resources.py compile [--report-only] -- NVCC ARGUMENTS
+    resources.py compile [--report-only] [--device-only] -- NVCC ARGUMENTS
         runs the compiler with its arguments, which ask for `ptxas -v`, and keeps what it says of each kernel beside the
         object (OBJECT.ptxas). Fails, and removes the object, on spills, local memory, and remarks of ptxas about lost
-        performance (C75xx); with --report-only these are printed.
-    resources.py table --kernels KERNELS.JSON --list LIST --version VERSION --page PAGE [--write] REPORTS...
-        compares PAGE with the kernels that were built, or writes it. LIST is the output of the program list_kernels,
-        REPORTS are the files that `compile` left. Kernels have to be the same; numbers and what `compile` fails on too,
-        unless the page was made by another version of the compiler.
+        performance (C75xx); with --report-only these are printed. With --device-only the object holds machine code only:
+        no host code is compiled, and nothing can link it.
+    resources.py table --kernels KERNELS.JSON [--list LIST] --version VERSION --page PAGE [--write] REPORTS...
+        compares PAGE with the kernels that were built, or writes it. LIST is the output of the program list_kernels; without
+        it, threads and shared memory are those of PAGE. REPORTS are the files that `compile` left. Kernels have to be the
+        same; numbers and what `compile` fails on too, unless the page was made by another version of the compiler.
     resources.py --self-test
 """
 import argparse
@@ -88,9 +89,10 @@ def short_name(symbol):
     return match[2][:int(match[1])] if match else symbol
 
 
-def compile_kernels(arguments, report_only):
+def compile_kernels(arguments, report_only, device_only=False):
     output = pathlib.Path(arguments[arguments.index("-o") + 1]) if "-o" in arguments else None
-    result = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False)
+    command = ["--fatbin" if device_only and argument == "-c" else argument for argument in arguments]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     for line in result.stderr.splitlines():
         if not CHATTER.search(line):
             print(line, file=sys.stderr)
@@ -178,21 +180,23 @@ def is_symbol_of(kernel, symbol):
     return len(values) == len(expected) and all(e is None or e == v for e, v in zip(expected, values))
 
 
-def page_of(kernels, listed, reports, version):
-    """The text of the page. kernels: kernels.json. listed: name -> (threads, dynamic shared). reports: unit -> text."""
+def page_of(kernels, listed, reports, version, totals=None):
+    """The text of the page. kernels: kernels.json. listed: name -> (threads, dynamic shared memory). reports: unit -> text.
+    totals, in place of listed: name -> (threads, shared memory), for a build without host code."""
     usages = {unit: parse(text)[0] for unit, text in reports.items()}
     archs = sorted({u.arch for functions in usages.values() for u in functions})
     families = {}
     for kernel in kernels:
         name = kernel["name"]
-        if name not in listed:
-            raise SystemExit(f"{name} is in kernels.json but not in the library's table")
-        threads, dynamic = listed[name]
+        if name not in (listed if totals is None else totals):
+            where = "the library's table" if totals is None else "the page; `make resources` rewrites it"
+            raise SystemExit(f"{name} is in kernels.json but not in {where}")
         found = {u.arch: u for u in usages.get(kernel["unit"], []) if is_symbol_of(kernel, u.symbol)}
         if not found:
             raise SystemExit(f"{name}: no function in the compiler's report of {kernel['unit']} goes by its name; "
                              f"templates that take their config by value need `fields` in instances.toml")
         static = max(u.static_shared for u in found.values())
+        threads, dynamic = listed[name] if totals is None else (totals[name][0], totals[name][1] - static)
         cells = []
         for arch in archs:
             if arch not in found:
@@ -207,7 +211,7 @@ def page_of(kernels, listed, reports, version):
             cells.append(cell)
         families.setdefault(kernel["family"], []).append(
             f"| {name} | {threads} | {static + dynamic:,} | " + " | ".join(cells) + " |")
-    extra = set(listed) - {k["name"] for k in kernels}
+    extra = set(listed or {}) - {k["name"] for k in kernels}
     if extra:
         raise SystemExit(f"the library's table has kernels that kernels.json lacks: {', '.join(sorted(extra))}")
 
@@ -264,14 +268,18 @@ def differences(committed, built):
 
 def table(arguments):
     kernels = json.loads(arguments.kernels.read_text(encoding="utf-8"))
-    listed = {}
-    for line in arguments.list.read_text(encoding="utf-8").splitlines():
-        name, threads, shared = line.split("\t")
-        listed[name] = (int(threads), int(shared))
+    listed, totals = {}, None
+    if arguments.list:
+        for line in arguments.list.read_text(encoding="utf-8").splitlines():
+            name, threads, shared = line.split("\t")
+            listed[name] = (int(threads), int(shared))
+    else:
+        rows = rows_of(arguments.page.read_text(encoding="utf-8"))[0]
+        totals = {name: (int(row["threads"]), int(row["shared memory"].replace(",", ""))) for name, row in rows.items()}
     reports = {}
     for path in arguments.reports:
         reports[path.name.removesuffix(".cu.o.ptxas")] = path.read_text(encoding="utf-8")
-    page = page_of(kernels, listed, reports, arguments.version)
+    page = page_of(kernels, listed, reports, arguments.version, totals)
     if arguments.write:
         arguments.page.write_text(page, encoding="utf-8")
         seconds = sorted((float(text.rpartition(SECONDS)[2]), unit) for unit, text in reports.items())
@@ -373,6 +381,7 @@ def self_test():
     page = page_of([kernel], {"fwd_f16_d64": (128, 49152)}, {"fwd_f16_d64": GOOD}, "13.0.88")
     expect("row", "| fwd_f16_d64 | 128 | 49,168 | 168, 3r | 128, 4r |" in page)
     expect("same page", differences(page, page) == ([], []))
+    expect("page without host code", page == page_of([kernel], {}, {"fwd_f16_d64": GOOD}, "13.0.88", {"fwd_f16_d64": (128, 49168)}))
     expect("fewer architectures", differences(page, page_of([kernel], {"fwd_f16_d64": (128, 49168)}, {
         "fwd_f16_d64": GOOD[GOOD.index("ptxas info    : Compile time"):]}, "13.0.88")) == ([], []))
     expect("changed number", len(differences(page.replace("168, 3r", "170, 2r"), page)[0]) == 1)
@@ -391,12 +400,13 @@ def main():
         return self_test()
     if sys.argv[1:2] == ["compile"] and "--" in sys.argv:
         split = sys.argv.index("--")
-        return compile_kernels(sys.argv[split + 1:], "--report-only" in sys.argv[2:split])
+        options = sys.argv[2:split]
+        return compile_kernels(sys.argv[split + 1:], "--report-only" in options, "--device-only" in options)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("table")
     for option in ("--kernels", "--list", "--page"):
-        command.add_argument(option, type=pathlib.Path, required=True)
+        command.add_argument(option, type=pathlib.Path, required=option != "--list")
     command.add_argument("--version", required=True)
     command.add_argument("--write", action="store_true")
     command.add_argument("reports", nargs="+", type=pathlib.Path)
