@@ -27,8 +27,9 @@ SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
-.PHONY: help setup run ladder build test test-release test-python test-sanitizers test-threads test-fuzz bench bench-gpu profile \
-        profile-ladder report test-report asan tsan fuzz arm64 format format-check clean
+.PHONY: help setup run ladder build test test-all test-release test-python test-report test-sanitizers test-threads test-chips \
+        test-gpu bench bench-gpu profile profile-ladder resources report asan tsan fuzz arm64 format format-check clean \
+        time-run time-test
 .NOTPARALLEL:
 
 help: ## this list
@@ -53,52 +54,87 @@ programs:
 run: programs ## attention of a real layer over a real text, as a picture: build/attention.png
 	build/run/bin/fovea demo --input data/minilm_layer3_qkv.safetensors --output build/attention.png
 
-test: test-setup test-release test-python test-report test-sanitizers test-threads ## all tests; short runs of sanitizers and fuzzers
-	@echo "make test: all passed"
+# Parts of the tests; tools/run_tests.py says what is in them and which rotation of them runs.
+TEST = @command -v python3 > /dev/null || tools/setup.sh build; exec python3 tools/run_tests.py
+test: ## all tests but two of three rotations of the longest (ROTATION=1, 2 or 3 chooses; else the number of commits)
+	$(TEST) --rotation "$(ROTATION)"
 
-.PHONY: test-setup
+test-all: ## all tests, every rotation: before a release
+	$(TEST) --rotation all
+
+test-release: ## ctest in an optimised build with the CUDA kernels for sm_90 (nvcc is installed into build/ if need be)
+	$(TEST) --rotation "$(ROTATION)" packages build tests
+
+test-python: ## the Python package, beside PyTorch, JAX and transformers (installed into build/venv, 2.3 GB)
+	$(TEST) packages build get-python python
+
+test-report: ## the page of `fovea report`, in a real browser
+	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-browser report
+
+test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
+	$(TEST) get-clang sanitizers
+
+test-threads: ## one plan from many threads under ThreadSanitizer
+	$(TEST) packages threads
+
+test-chips: ## the CUDA kernels compiled for the chips that `make test` leaves to its rotations
+	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" packages chips
+
+.PHONY: test-setup cuda-setup
 test-setup:
 	@tools/setup.sh test
 	@mkdir -p build
 
-# Here and not in `make build`: those who want the CPU backends alone need not download a compiler.
-.PHONY: cuda-setup
-cuda-setup: test-setup
+# `make build` does without: those who want the CPU backends alone need not download a compiler.
+cuda-setup: setup
 	@tools/setup.sh cuda
 	@tools/setup.sh cute
 	@tools/setup.sh disassembler
 
-test-release: cuda-setup ## every test, optimised build with the CUDA kernels (nvcc is installed into build/ if need be)
-	@$(call configure,release)
-	@$(call build,release,all)
-	$(call ctest,release)
+ROTATION ?=
+PARTS := packages get-clang get-python get-browser build tests threads sanitizers python report chips
+.PHONY: $(addprefix part-,$(PARTS))
+part-packages: cuda-setup
+part-get-clang: test-setup
+part-get-python:
+	tools/setup.sh python
+part-get-browser:
+	tools/setup.sh report-test
 
-# The module comes from the build tree of test-release; pip packs it and installs it into build/venv as a user's would be.
-test-python: test-setup ## the Python package, beside PyTorch, JAX and transformers (installed into build/venv, 2.3 GB)
-	@tools/setup.sh python
-	@if [[ ! -x build/venv/bin/python ]]; then \
+part-build:
+	$(call configure,test)
+	$(call build,test,all)
+
+part-tests:
+	$(call ctest,test) $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')
+
+# The module comes from the build tree; pip packs it and installs it into build/venv as a user's would be.
+part-python:
+	if [[ ! -x build/venv/bin/python ]]; then \
 	  echo "no build/venv (tools/setup.sh python makes it), so the Python package is not tested"; \
 	else \
-	  $(call configure,release); \
-	  cmake build/release -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
-	  $(call build,release,fovea_python); \
+	  cmake build/test -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
+	  $(call build,test,fovea_python); \
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
-	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/release/python/fovea/_core.abi3.so; \
+	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/test/python/fovea/_core.abi3.so; \
 	  build/venv/bin/python -m pytest --quiet tests/python; \
 	  NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; \
 	fi
 
-test-report: ## the page of `fovea report`, in a real browser at two widths, light and dark
-	@tools/setup.sh report-test
-	@if [[ ! -x build/report-test-venv/bin/python ]]; then \
+PAGE_TESTS_1 := 390 or scroll
+PAGE_TESTS_2 := 1440 or follows
+PAGE_TESTS_3 := not ($(PAGE_TESTS_1) or $(PAGE_TESTS_2))
+part-report:
+	if [[ ! -x build/report-test-venv/bin/python ]]; then \
 	  echo "no build/report-test-venv (tools/setup.sh report-test makes it), so the page of fovea report is not tested"; \
 	else \
-	  build/report-test-venv/bin/python -m pytest --quiet tests/report; \
+	  build/report-test-venv/bin/python -m pytest --quiet tests/report/test_report.py; \
+	  build/report-test-venv/bin/python -m pytest --quiet tests/report/test_page.py -k "$(PAGE_TESTS_$(ROTATION))"; \
 	fi
 
 # One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
-test-sanitizers: test-setup ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
-	@if command -v clang++ > /dev/null; then \
+part-sanitizers:
+	if command -v clang++ > /dev/null; then \
 	  $(call configure,fuzz); \
 	  $(call build,fuzz,fuzz_all sanitized_tests); \
 	  $(call ctest,fuzz) --label-regex sanitized; \
@@ -110,10 +146,19 @@ test-sanitizers: test-setup ## errors, ABI and conformance under ASan and UBSan;
 	  $(call ctest,asan) --label-regex sanitized; \
 	fi
 
-test-threads: test-setup ## one plan from many threads under ThreadSanitizer
-	@$(call configure,tsan)
-	@$(call build,tsan,test_threads)
+part-threads:
+	$(call configure,tsan)
+	$(call build,tsan,test_threads)
 	$(call ctest,tsan) --tests-regex '^threads$$'
+
+# sm_90 is that of part-build. Machine code for sm_80 runs on sm_86 and sm_89, so the ladder has none for these.
+CHIPS_1 := 75;80
+CHIPS_2 := 86
+CHIPS_3 := 89
+CHIPS_all := 75;80;86;89
+part-chips:
+	cmake --preset chips -B build/chips-$(ROTATION) -DFOVEA_CUDA_ARCHITECTURES="$(CHIPS_$(ROTATION))" $(CMAKE_FLAGS)
+	cmake --build build/chips-$(ROTATION) --parallel $(JOBS) --target device_code
 
 test-gpu: cuda-setup ## the conformance suite on every CUDA backend, and compute-sanitizer; needs an NVIDIA GPU
 	@$(call configure,release)

@@ -137,7 +137,7 @@ install_venv() {
   echo "tools/setup.sh: installing $words into ${venv#"$root/"}"
   rm -rf "$venv"
   if ! { python3 -m venv "$venv" &&
-         "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+         "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --no-deps --only-binary :all: \
            --requirement "$wanted"; } >"$venv.log" 2>&1; then
     cat "$venv.log" >&2
     echo "tools/setup.sh: $words could not be installed" >&2
@@ -171,6 +171,10 @@ if [[ $(id -u) -ne 0 ]]; then
 fi
 
 echo "tools/setup.sh: installing ${missing[*]/CLANG_RUNTIME/the runtime of clang}"
+# One at a time: apt-get refuses where another one runs.
+mkdir -p "$root/build"
+exec 9>"$root/build/.apt-lock"
+flock 9
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 quietly() {

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Runs the parts of `make test`, two at a time, and prints a table of what each took.
+
+    run_tests.py [--rotation 1|2|3|all] [PART...]     all parts without names
+    run_tests.py --list
+    run_tests.py --self-test
+
+What is too long for every run is divided into three rotations. A run takes one of them: that of the number of commits of
+HEAD, so that three commits in a row take all. `make test-all` takes all three at once.
+
+Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
+and use no place of the two, so that they go on while compilers run. Exit status 0: every part passed.
+"""
+import argparse
+import dataclasses
+import datetime
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LOGS = ROOT / "build" / "test-logs"
+ROTATIONS = (1, 2, 3)
+AT_A_TIME = 2
+
+
+@dataclasses.dataclass
+class Part:
+    name: str
+    what: str
+    needs: tuple = ()
+    download: bool = False
+    rotating: tuple = ()  # what each rotation has; empty: the part is the same in every run
+
+
+PARTS = [
+    Part("packages", "compiler, libraries, nvcc, disassembler", download=True),
+    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True),
+    Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True),
+    Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True),
+    Part("build", "libraries, programs and tests; CUDA kernels for sm_90", ("packages",)),
+    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",),
+         rotating=("maxima, emulated random problems: third 1", "third 2", "third 3")),
+    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",)),
+    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",)),
+    Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build")),
+    Part("report", "the page of `fovea report` in a browser", ("get-browser",),
+         rotating=("width of a phone", "width of a desk", "faults are found, colours")),
+    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",),
+         rotating=("sm_75, sm_80 and the ladder", "sm_86", "sm_89")),
+]
+
+
+def git(*arguments):
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def choose_rotation():
+    """(rotation, why): from the number of commits, or from the date where there is no history to count."""
+    commits = git("rev-list", "--count", "HEAD")
+    if commits and git("rev-parse", "--is-shallow-repository") == "false":
+        return int(commits) % 3 + 1, f"{commits} commits"
+    return datetime.date.today().toordinal() % 3 + 1, "today's date: no full history here"
+
+
+class Run:
+    """One part while it runs and afterwards."""
+
+    def __init__(self, part, rotations):
+        self.part, self.rotations = part, rotations
+        self.state, self.seconds, self.processor, self.skipped = "waiting", 0.0, 0.0, []
+
+    def execute(self):
+        log = LOGS / f"{self.part.name}.log"
+        start = time.monotonic()
+        with log.open("w", encoding="utf-8") as output:
+            rotation = "all" if len(self.rotations) > 1 else self.rotations[0]
+            process = subprocess.Popen(["make", "--no-print-directory", f"part-{self.part.name}", f"ROTATION={rotation}"],
+                                       cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        self.processor = usage.ru_utime + usage.ru_stime
+        self.seconds = time.monotonic() - start
+        text = log.read_text(encoding="utf-8", errors="replace")
+        self.skipped = skipped_in(text)
+        self.state = "passed" if process.returncode == 0 else "FAILED"
+        print(f"{self.part.name}: {self.state}, {self.seconds:.0f} s", flush=True)
+        if process.returncode != 0:
+            print(text[-20000:], flush=True)
+
+
+def skipped_in(text):
+    """Names of ctest's entries that did not run, and pytest's counts."""
+    names = re.findall(r"^\s*\d+ - (\S+) \(Skipped\)", text, re.MULTILINE)
+    return names + [f"{count} of pytest" for count in re.findall(r"\b(\d+) skipped\b", text)]
+
+
+def run_all(parts, rotations):
+    """Runs the parts in the order of the list as far as what they need allows; stops starting after a failure."""
+    runs = {part.name: Run(part, rotations) for part in parts}
+    changed = threading.Condition()
+
+    def execute(run):
+        run.execute()
+        with changed:
+            changed.notify_all()
+
+    with changed:
+        while True:
+            states = [run.state for run in runs.values()]
+            failed = "FAILED" in states
+            for run in runs.values():
+                busy = sum(r.state == "running" and not r.part.download for r in runs.values())
+                ready = all(runs[n].state == "passed" for n in run.part.needs if n in runs)
+                if run.state == "waiting" and ready and not failed and (run.part.download or busy < AT_A_TIME):
+                    run.state = "running"
+                    threading.Thread(target=execute, args=(run,)).start()
+            if not any(run.state == "running" for run in runs.values()):
+                break
+            changed.wait()
+    return list(runs.values())
+
+
+def table(runs, wall):
+    """The lines of the table: seconds by the clock, and of processor, of each part."""
+    lines = [f"{'part':<12} {'result':<8} {'seconds':>8} {'processor':>10}  what"]
+    for run in runs:
+        state = "not run" if run.state == "waiting" else run.state
+        lines.append(f"{run.part.name:<12} {state:<8} {run.seconds:>8.0f} {run.processor:>10.0f}  {run.part.what}")
+    total = sum(run.processor for run in runs)
+    lines.append(f"{'all':<12} {'':<8} {wall:>8.0f} {total:>10.0f}  parts overlap, so their seconds add up to more")
+    return lines
+
+
+def rotation_lines(parts, rotations, why):
+    lines = [f"Rotation {', '.join(map(str, rotations))} of 3 ({why}; ROTATION=1|2|3|all chooses):"]
+    for part in parts:
+        for rotation in ROTATIONS if part.rotating else ():
+            verb = "runs" if rotation in rotations else "left to another run"
+            lines.append(f"  {part.name}: {part.rotating[rotation - 1]}: {verb}")
+    return lines
+
+
+def self_test():
+    assert skipped_in("  12 - gpu.runs (Skipped)\n 13 - io (Failed)\n== 8 passed, 3 skipped in 2 s\n") == ["gpu.runs", "3 of pytest"]
+    names = [part.name for part in PARTS]
+    assert len(set(names)) == len(names)
+    for index, part in enumerate(PARTS):
+        assert set(part.needs) <= set(names[:index]), part.name
+        assert len(part.rotating) in (0, len(ROTATIONS)), part.name
+    rotation, _ = choose_rotation()
+    assert rotation in ROTATIONS
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for name in names:
+        assert f"\npart-{name}:" in makefile, f"the Makefile has no target part-{name}"
+    run = Run(PARTS[0], (1,))
+    run.state, run.seconds, run.processor = "passed", 1.6, 12.4
+    lines = table([run, Run(PARTS[1], (1,))], 3)
+    assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
+    lines = rotation_lines(PARTS, (2,), "5 commits")
+    assert "  chips: sm_86: runs" in lines and "  chips: sm_89: left to another run" in lines
+    print("run_tests.py: nothing wrong")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rotation", default="", help="1, 2, 3 or all; without it, from the number of commits")
+    parser.add_argument("--list", action="store_true", help="the parts and what each is")
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        self_test()
+        return 0
+    if arguments.list:
+        print("\n".join(f"{part.name:<12} {part.what}" for part in PARTS))
+        return 0
+    known = {part.name for part in PARTS}
+    if unknown := [name for name in arguments.parts if name not in known]:
+        parser.error(f"part: got {unknown[0]!r}, expected one of {', '.join(sorted(known))}")
+    parts = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
+    if arguments.rotation == "all":
+        rotations, why = ROTATIONS, "all, as asked"
+    elif arguments.rotation in ("1", "2", "3"):
+        rotations, why = (int(arguments.rotation),), "as asked"
+    elif not arguments.rotation:
+        rotation, why = choose_rotation()
+        rotations = (rotation,)
+    else:
+        parser.error(f"--rotation: got {arguments.rotation!r}, expected 1, 2, 3 or all")
+
+    LOGS.mkdir(parents=True, exist_ok=True)
+    print("\n".join(rotation_lines(parts, rotations, why)), flush=True)
+    start = time.monotonic()
+    runs = run_all(parts, rotations)
+    print("\n".join(table(runs, time.monotonic() - start)))
+    if skipped := [f"{run.part.name}: {', '.join(run.skipped)}" for run in runs if run.skipped]:
+        print("Skipped (the logs in build/test-logs say why):\n  " + "\n  ".join(skipped))
+    return 0 if all(run.state == "passed" for run in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
