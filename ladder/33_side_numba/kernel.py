@@ -51,7 +51,7 @@ def kernel(size):
             q_tile[i, c] = q[batch, i0 + i, c] if i0 + i < n and c < d else float32(0)
 
         for j0 in range(0, n, keys):
-            cuda.syncthreads()  # nobody reads the tile before any more
+            cuda.syncthreads()  # all have read the tile before: it may be overwritten
             for at in range(thread, keys * size, threads):
                 j, c = at // size, at % size
                 kv_tile[j, c] = k[batch, j0 + j, c] if j0 + j < n and c < d else float32(0)
@@ -84,7 +84,7 @@ def kernel(size):
                     total[r] += weight
                 for y in range(columns):
                     sums[r, y] *= factor
-            cuda.syncthreads()  # nobody reads K any more; the weights are there
+            cuda.syncthreads()  # all have read K, which may be overwritten; the weights may be read
             for at in range(thread, keys * size, threads):
                 j, c = at // size, at % size
                 kv_tile[j, c] = v[batch, j0 + j, c] if j0 + j < n and c < d else float32(0)

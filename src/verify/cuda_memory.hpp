@@ -9,7 +9,7 @@ namespace fovea::verify {
 ///
 /// FOVEA_TEST_EXACT=1 gives each tensor an allocation of its own that ends where the tensor ends, and leaves
 /// the workspace as allocated: slower, but compute-sanitizer then sees every access outside of a tensor
-/// (memcheck) and every read of a workspace that nobody wrote (initcheck). Otherwise a thread takes all from
+/// (memcheck) and every read of a workspace before it is written (initcheck). Otherwise a thread takes all from
 /// one allocation.
 void use_cuda_memory();
 

@@ -15,7 +15,7 @@ side_numba = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(side_numba)
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
-# Of tests/ladder/shapes.hpp; in the simulator those with fewer steps: tails of queries, keys and columns, at each padded size.
+# The shapes of tests/ladder/shapes.hpp; in the simulator those with fewer steps: tails of queries, keys and columns, at each padded size.
 SHAPES = [(1, 1, 1), (2, 5, 3), (1, 32, 32), (2, 65, 33), (3, 100, 64), (1, 129, 96), (1, 257, 128), (2, 128, 128), (1, 1, 128),
           (1, 15, 128), (2, 191, 128), (1, 193, 64), (1, 320, 64)]  # fmt: skip
 SMALL = [(1, 1, 1), (2, 5, 3), (1, 34, 33), (1, 33, 65)]
