@@ -14,8 +14,8 @@ namespace {
 
 struct MBarrier {
   int expected = 0, arrived = 0;
-  int64_t bytes = 0;   ///< expected and not there yet
-  uint32_t phase = 0;  ///< of which arrivals are counted now
+  int64_t bytes = 0;   ///< expected and not yet arrived
+  uint32_t phase = 0;  ///< the phase whose arrivals are counted now
 };
 
 struct Load {
@@ -28,7 +28,7 @@ struct Store {
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
 };
-/// Work of one issuer in groups: those behind the last of `ends` are not committed yet.
+/// Work of one issuer, in groups. Entries behind the last of `ends` are not committed.
 template <class Work>
 struct Groups {
   std::vector<Work> work;
@@ -44,7 +44,7 @@ struct Groups {
     ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups));
     for (size_t& end : ends) end -= done;
   }
-  /// All of it now; the groups stay, empty.
+  /// Performs all of it now; the groups remain, empty.
   template <class Perform>
   void hurry(Perform&& perform) {
     for (const Work& one : work) perform(one);
@@ -77,7 +77,7 @@ void complete(MBarrier& b) {
   b.phase ^= 1;
 }
 
-/// Calls `visit(shared offset of a 16-byte chunk, address or null outside of the tensor, bytes inside)`.
+/// Calls `visit(shared offset of a 16-byte chunk, address or null outside the tensor, bytes inside)`.
 template <class Visit>
 void for_each_chunk(const TensorMap& map, const std::array<int, TensorMap::kMostRank>& at, Visit&& visit) {
   const uint32_t chunk = tile::kChunkBytes / map.element_bytes;

@@ -1,5 +1,6 @@
-// What sm_90 adds to the emulated device: barriers that count bytes, copies by TMA, products of warpgroups.
-// Copies and products happen at random between as early and as late as the rules allow. Not modelled: the
+// The part of the emulated device that sm_90 adds: barriers that count bytes, copies by TMA, products of
+// warpgroups. Copies and products take effect at random times between the earliest and the latest that the rules
+// allow. Not modelled: the
 // fences between ordinary and asynchronous accesses of shared memory, and clusters.
 #pragma once
 
@@ -13,7 +14,7 @@ namespace fovea::emulation {
 void begin_cta_of_hopper();
 void end_cta_of_hopper();
 void end_thread_of_hopper();
-/// One of the copies under way; false when there is none.
+/// Performs one of the copies in flight; false when there is none.
 bool step_of_tma();
 
 void mbarrier_init(uint32_t barrier, int arrivals);
@@ -30,8 +31,8 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
-/// cuTensorMapEncodeTiled of this device, which knows 16-bit elements and the 128-byte swizzle alone; the
-/// rules are those of CUDA's documentation of that function.
+/// cuTensorMapEncodeTiled of this device, by the rules of CUDA's documentation. It supports 16-bit elements and the
+/// 128-byte swizzle only.
 CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
                                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                  const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,

@@ -1,5 +1,5 @@
-// A CUDA driver and runtime with one device, which is this process: memory is its memory, launches run the
-// kernels' own sources under the scheduler before they return.
+// A CUDA driver and runtime with one device, which is this process: its memory is the device's memory, and a launch
+// runs the kernel's own source under the scheduler before it returns.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -23,8 +23,8 @@
 namespace fovea::emulation {
 namespace {
 
-/// What the emulated device says of itself: limits of a chip of its compute capability, but few SMs, so that
-/// small problems are split as large ones are on a GPU.
+/// Properties of the emulated device: the limits of a chip of its compute capability, but few SMs, so that small
+/// problems are split as large ones are on a GPU.
 struct Chip {
   int capability;
   size_t shared_per_sm, shared_per_cta;
@@ -160,8 +160,7 @@ CUresult get_error_string(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-/// Memory that ends where unmapped memory begins, so that accesses behind it end the process, and that is
-/// full of NaN.
+/// Memory full of NaN that ends where unmapped memory begins, so that accesses beyond it end the process.
 class Allocations {
  public:
   void* allocate(size_t size) {
@@ -195,7 +194,7 @@ class Allocations {
   std::map<void*, Mapped> known_;
 };
 Allocations& allocations() {
-  static auto* all = new Allocations;  // outlives the threads that free at their end
+  static auto* all = new Allocations;  // outlives threads that free memory when they end
   return *all;
 }
 

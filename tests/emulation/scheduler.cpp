@@ -32,7 +32,7 @@ constexpr int kBarriers = 16;                    // of a CTA, in hardware
 constexpr size_t kStackBytes = size_t{1} << 18;  // a kernel's registers are locals here: some 10 KB
 constexpr unsigned char kPoison = 0xff;          // NaN in float32, float16 and bfloat16
 
-/// xorshift64*: fast, and good enough to shuffle with.
+/// xorshift64*: fast, and good enough for shuffling.
 class Random {
  public:
   void seed(uint64_t seed) { state_ = seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du; }
@@ -69,7 +69,7 @@ struct Copy {
   }
 };
 
-/// Groups of asynchronous copies in order; those behind `closed` are not committed yet.
+/// Groups of asynchronous copies in order; those behind `closed` are not committed.
 struct Copies {
   std::vector<Copy> copies;
   std::vector<size_t> ends;  ///< of the committed groups, into `copies`
@@ -125,7 +125,7 @@ class Processor {
     seed_ = base_seed() + launches_++;
     random_.seed(seed_);
     const uint64_t ctas = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    // Any order of CTAs is right: here from anywhere, forwards or backwards.
+    // CTAs may run in any order: here from a random start, forwards or backwards.
     const uint64_t first = random_.next() % std::max<uint64_t>(ctas, 1);
     const bool backwards = random_.below(2) == 1;
     for (uint64_t i = 0; i < ctas; ++i) {
@@ -182,16 +182,16 @@ class Processor {
   }
   uint32_t random_below(uint32_t end) { return random_.below(end); }
   void interruption() {
-    // Once in eight: often enough for every pair of accesses to be parted by some seed, at little cost.
+    // Once in eight: often enough for some seed to separate any pair of accesses, at little cost.
     if (random_.below(8) == 0) leave();
   }
 
   void copy_async(const Copy& copy) {
     Copies& mine = fibers_[static_cast<size_t>(current_)].copies;
     if (!launch_->has_async_copies || random_.below(2) == 0) {
-      copy.perform();  // as early as can be: shows who still reads what was there
+      copy.perform();  // as early as possible: shows reads of the data that is overwritten
     } else {
-      mine.copies.push_back(copy);  // as late as can be: shows who reads without waiting
+      mine.copies.push_back(copy);  // as late as possible: shows reads without a wait
     }
   }
   void commit() {
@@ -228,7 +228,7 @@ class Processor {
       fibers_[t].copies.finish();
     }
     begin_cta_of_hopper();
-    // All of it, as a kernel's shared memory holds whatever was there.
+    // All of it, because shared memory holds arbitrary data when a kernel starts.
     std::memset(cuda::shared, kPoison, sizeof cuda::shared);
 
     std::vector<unsigned> order(warps);
@@ -326,13 +326,13 @@ class Processor {
   static void make_stack(Fiber& fiber) {
     fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fiber.stack == MAP_FAILED) fail("no memory for stacks");
-    // What overflows ends here.
+    // A stack overflow ends here.
     mprotect(fiber.stack, static_cast<size_t>(sysconf(_SC_PAGESIZE)), PROT_NONE);
   }
 
   static void body();
 
-  // Once a fiber runs, _setjmp and _longjmp switch: unlike swapcontext they ask nothing of the system.
+  // Once a fiber runs, _setjmp and _longjmp switch: unlike swapcontext they make no system call.
   __attribute__((noinline)) void enter(size_t t) {
     current_ = static_cast<int>(t);
     position.thread.x = static_cast<unsigned>(t);
@@ -363,7 +363,7 @@ class Processor {
 
   const Launch* launch_ = nullptr;
   const std::function<void()>* thread_ = nullptr;
-  // A deque's elements would stay where they are, and so do these: nobody keeps a reference across a launch.
+  // The vector may move its elements: no reference to them lives across a launch.
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   std::array<Barrier, kBarriers> barriers_{};
@@ -409,7 +409,7 @@ void fail(const char* format, ...) {
   } else {
     std::fprintf(stderr, "emulated device: %s\n", text);
   }
-  std::abort();  // the handler of the conformance suite names the problem that was running
+  std::abort();  // the suite's handler names the problem that was running
 }
 
 bool barrier(int id, int threads, bool wait, bool vote) {
@@ -438,7 +438,7 @@ unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, con
 
 uint32_t shared_address(const void* pointer) {
   const auto* byte = static_cast<const unsigned char*>(pointer);
-  // One behind the end is an address that may be made, though not used.
+  // The address one behind the end may be formed, though not used.
   if (byte < cuda::shared || byte > cuda::shared + processor().shared_size())
     fail("the shared address of memory that is not dynamic shared memory");
   return kSharedBase + static_cast<uint32_t>(byte - cuda::shared);

@@ -1,6 +1,6 @@
-// CTAs of CUDA kernels on the CPU: every thread of a CTA is a fiber, and one processor runs them in turn,
-// warps in random order. What belongs to a CTA or a warp as a whole (barriers, shuffles, matrix products,
-// asynchronous copies) comes here. Nothing is a model of speed.
+// Runs CTAs of CUDA kernels on the CPU: every thread of a CTA is a fiber, and one processor runs them in turn, warps
+// in random order. Operations of a whole CTA or warp (barriers, shuffles, matrix products, asynchronous copies) call
+// this scheduler. It does not model speed.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ extern constinit thread_local unsigned char shared[emulation::kMostShared];
 namespace fovea::emulation {
 
 inline constexpr int kLanes = 32;
-/// Where shared memory starts in the shared window: not at 0, so that an address made from nothing is caught.
+/// Where shared memory starts in the shared window: not at 0, so that a null address is caught.
 inline constexpr uint32_t kSharedBase = 1024;
 
 struct Index {
@@ -35,10 +35,10 @@ struct Launch {
   bool has_async_copies = true;  ///< false: copies through registers, complete at once (sm_75)
 };
 
-/// Runs `thread` for every thread of every CTA. Ends the process with a report where the kernel cannot go on.
+/// Runs `thread` for every thread of every CTA. Ends the process with a report when the kernel cannot go on.
 void run(const Launch& launch, const std::function<void()>& thread);
 
-/// Tells what is wrong, where, and with which seed; ends the process.
+/// Prints the error, its place and the seed, and ends the process.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 /// The indices of the running thread and of its CTA.
@@ -51,7 +51,7 @@ extern constinit thread_local Position position;
 bool barrier(int id, int threads, bool wait, bool vote = false);
 inline constexpr int kAllThreads = -1;
 
-/// Where the running thread may be interrupted: others run on at random.
+/// A point at which the running thread may be interrupted, at random.
 void interruption();
 
 /// The bytes at a shared address; fails unless `size` of them exist and the address is a multiple of
@@ -59,14 +59,14 @@ void interruption();
 unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what);
 uint32_t shared_address(const void* pointer);
 
-/// Asynchronous copies of the running thread: data come at once or at the wait, at random.
+/// Asynchronous copies of the running thread: they take effect at once or at the wait, at random.
 void copy_async(uint32_t to, const void* from, int bytes, bool valid);
 void copy_async_commit();
 void copy_async_wait(int pending);
 
 /// Blocks the running thread until `ready(of)`; `what` is for the report of a hang.
 void wait_until(bool (*ready)(const void* of), const void* of, const char* what);
-/// A random number below `end`, of the generator that decides the order of events.
+/// A random number below `end`, from the generator that decides the order of events.
 uint32_t random_below(uint32_t end);
 
 /// Operations of a warp. All lanes arrive with their input; the last computes all outputs.
@@ -80,7 +80,7 @@ struct Warp {
 };
 Warp& this_warp();
 int this_lane();
-/// Waits until the operation that this lane has arrived at is done.
+/// Waits until the operation at which this lane has arrived is done.
 void wait_for_warp(unsigned generation);
 void check_operation(Warp& warp, const char* operation);
 

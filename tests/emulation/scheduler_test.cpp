@@ -1,4 +1,4 @@
-// The emulated device itself: what it must see in kernels that are wrong, and the warp's operations.
+// Tests of the emulated device: the errors that it must find in wrong kernels, and the operations of a warp.
 #include "emulation/scheduler.hpp"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 namespace ptx = cuda::ptx;
 
 constexpr int kThreads = 128;
-/// Schedules are random: enough of them for a mistake to show in one.
+/// Schedules are random: enough launches for a mistake to show in one.
 constexpr int kLaunches = 64;
 
 Launch launch(size_t shared, int threads = kThreads) {
@@ -34,7 +34,7 @@ uint32_t word(uint32_t index) {
   return ptx::shared_address(cuda::shared) + 4 * index;
 }
 
-/// Each thread reads what the thread half a CTA away wrote. How many read something else, of all launches.
+/// Each thread reads the word of the thread half a CTA away. Returns how many read a wrong value, over all launches.
 int wrong_exchanges(bool with_barrier) {
   int wrong = 0;
   for (int i = 0; i < kLaunches; ++i) {
@@ -92,7 +92,7 @@ TEST(Scheduler, BarrierVotes) {
   });
 }
 
-/// Copies one word a thread; how many of the launches read before it was there.
+/// Copies one word a thread. Returns how many of the launches read it before it arrived.
 int early_reads(bool with_wait) {
   std::vector<uint32_t> from(kThreads, 5);
   int early = 0;
@@ -132,7 +132,7 @@ TEST(Warp, Shuffles) {
   });
 }
 
-/// C = A B of one warp by ldmatrix and mma, with small whole numbers, so that every order of adding is exact.
+/// C = A B of one warp by ldmatrix and mma, with small integers, so that every order of additions is exact.
 TEST(Warp, ProductThroughLdmatrix) {
   constexpr int kM = 16, kN = 16, kK = 16;
   const auto a = [](int m, int k) { return static_cast<float>((m * 5 + k * 3) % 7 - 3); };

@@ -1,4 +1,4 @@
-// CUDA's language for the host's compiler, as far as the kernels use it: put before each of their units
+// The part of the CUDA language that the kernels use, for the host's compiler: included before each of their units
 // (g++ -include).
 #pragma once
 
@@ -128,7 +128,7 @@ inline int __syncthreads_or(int vote) {
 inline void fovea_check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fovea::emulation::fail("a part of a warp: mask %#x is not emulated", mask);
 }
-/// CTAs run one after the other, and threads of one until they wait: nothing needs to be atomic.
+/// CTAs run one after the other, and a thread runs until it waits, so nothing needs to be atomic.
 inline int atomicAdd(int* to, int x) {
   const int before = *to;
   *to += x;
