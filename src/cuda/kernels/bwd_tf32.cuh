@@ -37,173 +37,56 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/bwd_tf32_cta.cuh"
 #include "cuda/kernels/bwd_tf32_pairs.cuh"
-#include "cuda/ptx/address.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
-#include "tile/kv_blocks.hpp"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
-/// The CTA `index` of those whose rows are keys, or queries.
+/// P (with dropout) from S and dS from dP, in place, of the pairs of a warp and a block of columns.
 template <class Instance, bool kByKeys>
-__device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned index, unsigned blocks,
-                                              unsigned char* shared) {
-  constexpr BwdTf32Config kConfig = Instance::kConfig;
-  constexpr int kTileM = kConfig.tile_m(), kTileN = kConfig.tile_n, kWarpM = kConfig.warp_m;
-  constexpr int kThreads = kConfig.threads(), kDim = kConfig.head_dim;
-  constexpr int kMTiles = kWarpM / 16, kNTiles = kTileN / 8, kOTiles = kDim / 8;
-  constexpr int kVTiles = kByKeys ? kOTiles : 1;  ///< a query has no gradient of v
-  constexpr float kLog2e = 1.4426950408889634f;
-  using RowTile = SharedTile<kTileM, kDim, 4>;
-  using ColumnTile = SharedTile<kTileN, kDim, 4>;
-  static_assert(BackwardArgs::kRowPadding % kTileM == 0 && BackwardArgs::kRowPadding % kTileN == 0,
-                "statistics are read without a look at their number");
-  static_assert(2 * kTileN <= kThreads, "a thread copies one statistic of a block");
+struct BwdTf32Weights {
+  using Cta = BwdTf32Cta<Instance, kByKeys>;
+  static constexpr int kMTiles = Cta::kMTiles, kNTiles = Cta::kNTiles, kTileN = Cta::kTileN;
+  using Pairs = float[kMTiles][kNTiles][4];
 
-  float* const s_rows = reinterpret_cast<float*>(shared);  // K or Q, then V or dO
-  float* const s_rows_v = s_rows + RowTile::kBytes / 4;
-  float* const s_columns =
-      reinterpret_cast<float*>(shared + kConfig.offset_columns());  // a stage: Q or K, then dO or V
-  float* const s_statistics =
-      reinterpret_cast<float*>(shared + kConfig.offset_statistics());  // a stage: lse_log2, delta
-  BwdTf32Place& place = *reinterpret_cast<BwdTf32Place*>(shared + kConfig.offset_place());
+  const Cta& cta;
+  const float scale_log2;
+  float row_lse[kMTiles][2], row_delta[kMTiles][2];  ///< where rows are queries
 
-  const tile::AttentionParams& p = args.p;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int g = lane / 4, t = lane % 4;  // as in ptx/mma.cuh
+  __device__ __forceinline__ explicit BwdTf32Weights(const Cta& c)
+      : cta(c), scale_log2(c.p.scale * tile::kLog2e) {}
 
-  const tile::RowsView& view_qk = kByKeys ? p.dk : p.dq;
-  {
-    const unsigned heads = kByKeys ? p.heads_kv : p.heads_q;
-    const unsigned plane = index / blocks, batch = plane / heads;
-    // Longest first under causal: the first keys, the last queries.
-    const int block = static_cast<int>(kByKeys ? index % blocks : blocks - 1 - index % blocks);
-    const int head = static_cast<int>(plane % heads);
-    const tile::SequenceSpan span = tile::sequence_span(p, static_cast<int>(batch));
-    const int used = kByKeys ? span.used_k : span.used_q, length = kByKeys ? span.length_k : span.length_q;
-    const int64_t row0 = kByKeys ? span.row_k : span.row_q;
-    // Rows that take no part: this CTA's share of those from `used` on.
-    const int share = tile::ceil_div(max(kByKeys ? p.seqlen_k : p.seqlen_q, 1), static_cast<int>(blocks));
-    const int stop = block + 1 == static_cast<int>(blocks) ? length : min(length, (block + 1) * share);
-    for (int row = max(used, block * share); row < stop; ++row) {
-      float* const to = reinterpret_cast<float*>(view_qk.data) + view_qk.offset(batch, row0 + row, head);
-      for (int c = thread; c < p.head_dim; c += kThreads) to[c] = 0.0f;
-      if (kByKeys) {
-        float* const to_v = reinterpret_cast<float*>(p.dv.data) + p.dv.offset(batch, row0 + row, head);
-        for (int c = thread; c < p.head_dim_v; c += kThreads) to_v[c] = 0.0f;
-      }
-    }
-    const int first = block * kTileM, end = min(first + kTileM, used);
-    if (first >= end) return;
-    if (thread == 0) {
-      const tile::Span32 columns =
-          kByKeys ? tile::queries_of_any(p, span, first, end)
-                  : tile::Span32{tile::keys_of(p, span, first).begin, tile::keys_of(p, span, end - 1).end};
-      const bool any = !columns.empty();
-      place = {span,
-               static_cast<int>(batch),
-               head,
-               first,
-               end,
-               any ? columns.begin / kTileN : 0,
-               any ? tile::ceil_div(columns.end, kTileN) : 0,
-               span.used_k - span.used_q};
-    }
-  }
-  __syncthreads();  // place can be read
-
-  // One head's rows of a tensor, of keys or of queries.
-  const auto source = [&](const tile::RowsView& view, bool keys, int head, int columns, uint32_t bit) {
-    const int64_t row = keys ? place.span.row_k : place.span.row_q;
-    return RowSource{view.data + view.offset(place.batch, row, head) * 4, view.row * 4,
-                     keys ? place.span.used_k : place.span.used_q, columns, opaque((p.aligned16 & bit) != 0)};
-  };
-  const auto key_head = [&](int head_q) { return static_cast<int>(static_cast<unsigned>(head_q) / p.group); };
-  const auto copy_columns = [&](int head, int n, int stage) {
-    float* const to = s_columns + stage * 2 * ColumnTile::kBytes / 4;
-    const uint32_t to_qk = ptx::shared_address(to), to_v = ptx::shared_address(to + ColumnTile::kBytes / 4);
-    const int first = n * kTileN;
-    if constexpr (kByKeys) {
-      copy_tile_either<ColumnTile, kThreads>(to_qk, source(p.q, false, head, p.head_dim, tile::kAlignedQ),
-                                             first, opaque(thread));
-      copy_tile_either<ColumnTile, kThreads>(to_v, source(p.d_o, false, head, p.head_dim_v, tile::kAlignedDO),
-                                             first, opaque(thread));
-      if (thread < 2 * kTileN) {
-        const float* const from = thread < kTileN ? args.lse_log2 : args.delta;
-        ptx::cp_async_4(ptx::shared_address(s_statistics + stage * 2 * kTileN + thread),
-                        from + (static_cast<int64_t>(place.batch) * p.heads_q + head) * args.rows + first +
-                            thread % kTileN,
-                        true);
-      }
-    } else {
-      copy_tile_either<ColumnTile, kThreads>(
-          to_qk, source(p.k, true, key_head(head), p.head_dim, tile::kAlignedK), first, opaque(thread));
-      copy_tile_either<ColumnTile, kThreads>(
-          to_v, source(p.v, true, key_head(head), p.head_dim_v, tile::kAlignedV), first, opaque(thread));
-    }
-    ptx::cp_async_commit();
-  };
-
-  // --- prologue ---
-  const int first_head = kByKeys ? place.head * p.group : place.head;
-  {
-    const RowSource rows = source(kByKeys ? p.k : p.q, kByKeys, place.head, p.head_dim,
-                                  kByKeys ? tile::kAlignedK : tile::kAlignedQ);
-    const RowSource rows_v = source(kByKeys ? p.v : p.d_o, kByKeys, place.head, p.head_dim_v,
-                                    kByKeys ? tile::kAlignedV : tile::kAlignedDO);
-    copy_tile_either<RowTile, kThreads>(ptx::shared_address(s_rows), rows, place.first, opaque(thread));
-    copy_tile_either<RowTile, kThreads>(ptx::shared_address(s_rows_v), rows_v, place.first, opaque(thread));
-  }
-  int head = first_head, n = place.begin;
-  if (n < place.until) copy_columns(head, n, 0);
-
-  const auto row_at = [&](int mt, int half) { return place.first + warp * kWarpM + mt * 16 + half * 8 + g; };
-  [[maybe_unused]] float row_lse[kMTiles][2], row_delta[kMTiles][2];  // where rows are queries
-  if constexpr (!kByKeys) {
+  /// Reads the statistics of rows that are queries of `head`.
+  __device__ __forceinline__ void load_rows(int head) {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64_t at =
-            (static_cast<int64_t>(place.batch) * p.heads_q + head) * args.rows + row_at(mt, half);
-        row_lse[mt][half] = args.lse_log2[at];
-        row_delta[mt][half] = args.delta[at];
+        const int64_t at = (static_cast<int64_t>(cta.place.batch) * cta.p.heads_q + head) * cta.args.rows +
+                           cta.row_at(mt, half);
+        row_lse[mt][half] = cta.args.lse_log2[at];
+        row_delta[mt][half] = cta.args.delta[at];
       }
     }
   }
-  float acc_qk[kMTiles][kOTiles][4];  // dK or dQ, without scale
-  float acc_v[kMTiles][kVTiles][4];   // dV
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-#pragma unroll
-      for (int ot = 0; ot < kOTiles; ++ot) acc_qk[mt][ot][e] = 0.0f;
-#pragma unroll
-      for (int ot = 0; ot < kVTiles; ++ot) acc_v[mt][ot][e] = 0.0f;
-    }
-  }
 
-  const Tf32AlongRows<kDim> rows(s_rows, warp * kWarpM, lane), rows_v(s_rows_v, warp * kWarpM, lane);
-  const Tf32AlongRows<kDim> columns(s_columns, 0, lane);
-  const Tf32DownRows<kDim> down(s_columns, lane);
-  const float scale_log2 = p.scale * kLog2e;
-  const auto add = [](float sum, float x, int, int) { return sum + x; };
-  using Pairs = float[kMTiles][kNTiles][4];
-
-  /// P (with dropout) from S and dS from dP, in place.
-  const auto weigh = [&](Pairs& acc_s, Pairs& acc_dp, int n, const float* statistics, auto masked) {
-    constexpr bool kMasked = decltype(masked)::value;
+  /// Scale, causal and window only. With kMasked some pairs may not see each other.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(Pairs& acc_s, Pairs& acc_dp, int n, const float* statistics) const {
+    const tile::AttentionParams& p = cta.p;
+    const BwdTf32Place& place = cta.place;
     const int lo = p.window_left < 0 ? -(1 << 30) : -p.window_left,
               hi = p.window_right < 0 ? 1 << 30 : p.window_right;
     // Distance of key and diagonal, of element 0.
-    const int across = place.first + warp * kWarpM + g, along = n * kTileN + 2 * t;
+    const int across = place.first + cta.warp * Cta::kWarpM + cta.g, along = n * kTileN + 2 * cta.t;
     const int distance = kByKeys ? across - along - place.shift : along - across - place.shift;
 #pragma unroll
     for (int nt = 0; nt < kNTiles; ++nt) {
@@ -211,8 +94,9 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
       for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float lse = kByKeys ? statistics[nt * 8 + 2 * t + e % 2] : row_lse[mt][e / 2];
-          const float delta = kByKeys ? statistics[kTileN + nt * 8 + 2 * t + e % 2] : row_delta[mt][e / 2];
+          const float lse = kByKeys ? statistics[nt * 8 + 2 * cta.t + e % 2] : row_lse[mt][e / 2];
+          const float delta =
+              kByKeys ? statistics[kTileN + nt * 8 + 2 * cta.t + e % 2] : row_delta[mt][e / 2];
           float weight = ptx::ex2(fmaf(acc_s[mt][nt][e], scale_log2, -lse));
           float ds = weight * (acc_dp[mt][nt][e] - delta);
           if constexpr (kMasked) {
@@ -226,34 +110,27 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
         }
       }
     }
-  };
-  /// The same with every term of the score.
-  [[maybe_unused]] const auto weigh_general = [&](Pairs& acc_s, Pairs& acc_dp, int head, int n,
-                                                  const float* statistics) {
-    const tile::Dropout dropout = tile::dropout_of(p);
-    const auto weigh_pair = [&](const RowTerms<float>& terms, const tile::Span32& seen, int j, float lse,
-                                float delta, float& s, float& dp) {
-      BwdTf32Pair pair;
-      if (j >= seen.begin && j < seen.end && terms.sees(p, j)) {
-        pair = gradient_of_pair(p, terms, dropout, j, s, dp, lse, delta);
-      }
-      s = pair.weight;
-      dp = pair.ds;
-    };
+  }
+
+  /// Every term of the score.
+  __device__ __forceinline__ void weigh_general(Pairs& acc_s, Pairs& acc_dp, int head, int n,
+                                                const float* statistics) const {
+    const tile::Dropout dropout = tile::dropout_of(cta.p);
     if constexpr (kByKeys) {
 #pragma unroll
       for (int nt = 0; nt < kNTiles; ++nt) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const int column = opaque(nt * 8 + 2 * t + c), i = n * kTileN + column;
-          const RowTerms<float> terms(p, place.span, place.batch, head, i < place.span.used_q ? i : 0);
-          const tile::Span32 seen = i < place.span.used_q ? tile::keys_of(p, place.span, i) : tile::Span32{};
+          const int column = opaque(nt * 8 + 2 * cta.t + c), i = n * kTileN + column;
+          const RowTerms<float> terms = terms_of(head, i);
+          const tile::Span32 seen = keys_of(i);
 #pragma unroll
           for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              weigh_pair(terms, seen, row_at(mt, half), statistics[column], statistics[kTileN + column],
-                         acc_s[mt][nt][2 * half + c], acc_dp[mt][nt][2 * half + c]);
+              weigh_pair(terms, dropout, seen, cta.row_at(mt, half), statistics[column],
+                         statistics[kTileN + column], acc_s[mt][nt][2 * half + c],
+                         acc_dp[mt][nt][2 * half + c]);
             }
           }
         }
@@ -263,33 +140,81 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
       for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int i = opaque(row_at(mt, half));
-          const RowTerms<float> terms(p, place.span, place.batch, head, i < place.span.used_q ? i : 0);
-          const tile::Span32 seen = i < place.span.used_q ? tile::keys_of(p, place.span, i) : tile::Span32{};
+          const int i = opaque(cta.row_at(mt, half));
+          const RowTerms<float> terms = terms_of(head, i);
+          const tile::Span32 seen = keys_of(i);
 #pragma unroll
           for (int nt = 0; nt < kNTiles; ++nt) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-              weigh_pair(terms, seen, n * kTileN + nt * 8 + 2 * t + c, row_lse[mt][half], row_delta[mt][half],
-                         acc_s[mt][nt][2 * half + c], acc_dp[mt][nt][2 * half + c]);
+              weigh_pair(terms, dropout, seen, n * kTileN + nt * 8 + 2 * cta.t + c, row_lse[mt][half],
+                         row_delta[mt][half], acc_s[mt][nt][2 * half + c], acc_dp[mt][nt][2 * half + c]);
             }
           }
         }
       }
     }
-  };
+  }
 
-  // --- mainloop ---
+ private:
+  // Of query i; queries that take no part see nothing.
+  __device__ __forceinline__ RowTerms<float> terms_of(int head, int i) const {
+    const BwdTf32Place& place = cta.place;
+    return RowTerms<float>(cta.p, place.span, place.batch, head, i < place.span.used_q ? i : 0);
+  }
+  __device__ __forceinline__ tile::Span32 keys_of(int i) const {
+    return i < cta.place.span.used_q ? tile::keys_of(cta.p, cta.place.span, i) : tile::Span32{};
+  }
+  __device__ __forceinline__ void weigh_pair(const RowTerms<float>& terms, const tile::Dropout& dropout,
+                                             const tile::Span32& seen, int j, float lse, float delta,
+                                             float& s, float& dp) const {
+    BwdTf32Pair pair;
+    if (j >= seen.begin && j < seen.end && terms.sees(cta.p, j)) {
+      pair = gradient_of_pair(cta.p, terms, dropout, j, s, dp, lse, delta);
+    }
+    s = pair.weight;
+    dp = pair.ds;
+  }
+};
+
+/// The CTA `index` of those whose rows are keys, or queries: gradients of its rows.
+template <class Instance, bool kByKeys>
+__device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned index, unsigned blocks,
+                                              unsigned char* shared) {
+  using Cta = BwdTf32Cta<Instance, kByKeys>;
+  using Weights = BwdTf32Weights<Instance, kByKeys>;
+  constexpr int kDim = Cta::kDim, kTileN = Cta::kTileN, kWarpM = Cta::kWarpM;
+  const Cta cta(args, shared);
+  if (!cta.find_place(index, blocks)) return;
+  const tile::AttentionParams& p = args.p;
+  const BwdTf32Place& place = cta.place;
+
+  cta.copy_rows();
+  const int first_head = kByKeys ? place.head * p.group : place.head;
+  int head = first_head, n = place.begin;
+  if (n < place.until) cta.copy_columns(head, n, 0);
+  Weights weights(cta);
+  if constexpr (!kByKeys) weights.load_rows(head);
+  float acc_qk[Cta::kMTiles][Cta::kOTiles][4];  // dK or dQ, without scale
+  float acc_v[Cta::kMTiles][Cta::kVTiles][4];   // dV
+  clear(acc_qk);
+  clear(acc_v);
+
+  const Tf32AlongRows<kDim> rows(cta.s_rows, cta.warp * kWarpM, cta.lane),
+      rows_v(cta.s_rows + Cta::kRowFloats, cta.warp * kWarpM, cta.lane);
+  const Tf32AlongRows<kDim> columns(cta.s_columns, 0, cta.lane);
+  const Tf32DownRows<kDim> down(cta.s_columns, cta.lane);
+  const auto add = [](float sum, float x, int, int) { return sum + x; };
 #pragma unroll 1
   for (int stage = 0; n < place.until; stage ^= 1) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // column tiles of this step have arrived, those of the last are free
     const int this_head = head, this_n = n;
     if (++n == place.until && ++head < first_head + (kByKeys ? p.group : 1)) n = place.begin;
-    if (n < place.until) copy_columns(head, n, stage ^ 1);
+    if (n < place.until) cta.copy_columns(head, n, stage ^ 1);
 
     // The nearest and farthest pairs of this warp and block.
-    const int row0 = place.first + warp * kWarpM, column0 = this_n * kTileN;
+    const int row0 = place.first + cta.warp * kWarpM, column0 = this_n * kTileN;
     const int nearest =
         kByKeys ? row0 - (column0 + kTileN - 1) - place.shift : column0 - (row0 + kWarpM - 1) - place.shift;
     const int farthest = nearest + kWarpM - 1 + kTileN - 1;
@@ -297,92 +222,28 @@ __device__ __forceinline__ void bwd_tf32_rows(const BackwardArgs& args, unsigned
               hi = p.window_right < 0 ? 1 << 30 : p.window_right;
     if (farthest < lo || nearest > hi) continue;
 
-    const int at = stage * 2 * ColumnTile::kBytes / 4;
-    Pairs acc_s, acc_dp;
+    const int at = stage * 2 * Cta::kColumnFloats;
+    typename Weights::Pairs acc_s, acc_dp;
     multiply_rows(acc_s, rows, columns.moved(at), p.head_dim);
-    multiply_rows(acc_dp, rows_v, columns.moved(at + ColumnTile::kBytes / 4), p.head_dim_v);
-    const float* const statistics = s_statistics + stage * 2 * kTileN;
-    if constexpr (kConfig.general) {
-      weigh_general(acc_s, acc_dp, this_head, this_n, statistics);
+    multiply_rows(acc_dp, rows_v, columns.moved(at + Cta::kColumnFloats), p.head_dim_v);
+    const float* const statistics = cta.s_statistics + stage * 2 * kTileN;
+    if constexpr (Instance::kConfig.general) {
+      weights.weigh_general(acc_s, acc_dp, this_head, this_n, statistics);
     } else if (nearest >= lo && farthest <= hi &&
                (kByKeys ? row0 + kWarpM : column0 + kTileN) <= place.span.used_k) {
-      weigh(acc_s, acc_dp, this_n, statistics, std::false_type());
+      weights.template weigh<false>(acc_s, acc_dp, this_n, statistics);
     } else {
-      weigh(acc_s, acc_dp, this_n, statistics, std::true_type());
+      weights.template weigh<true>(acc_s, acc_dp, this_n, statistics);
     }
     if constexpr (kByKeys) {
-      multiply_weights(acc_v, acc_s, down.moved(at + ColumnTile::kBytes / 4), p.head_dim_v, add);
+      multiply_weights(acc_v, acc_s, down.moved(at + Cta::kColumnFloats), p.head_dim_v, add);
     }
     multiply_weights(acc_qk, acc_dp, down.moved(at), p.head_dim, add);
   }
 
-  // --- epilogue ---
-  const auto output = [&](const tile::RowsView& view, int row) {
-    return reinterpret_cast<float*>(view.data) +
-           view.offset(place.batch, (kByKeys ? place.span.row_k : place.span.row_q) + row, place.head);
-  };
-  const auto write = [&](const auto& acc, int mt, int half, float* to, int size, bool vectors, float scale) {
-#pragma unroll
-    for (int block = 0; block < kDim / 32; ++block) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float4 x = make_float4(
-            acc[mt][block * 4][2 * half + e] * scale, acc[mt][block * 4 + 1][2 * half + e] * scale,
-            acc[mt][block * 4 + 2][2 * half + e] * scale, acc[mt][block * 4 + 3][2 * half + e] * scale);
-        const int column = block * 32 + 8 * t + 4 * e;
-        if (vectors) {
-          if (column < size) *reinterpret_cast<float4*>(to + column) = x;
-        } else {
-          if (column < size) to[column] = x.x;
-          if (column + 1 < size) to[column + 1] = x.y;
-          if (column + 2 < size) to[column + 2] = x.z;
-          if (column + 3 < size) to[column + 3] = x.w;
-        }
-      }
-    }
-  };
-  uint32_t broken[kMTiles][2];  // bit 4 g + t: lane t of row g has something that is not finite
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_at(mt, half);
-      bool finite = true;
-#pragma unroll
-      for (int ot = 0; ot < kOTiles; ++ot) {
-        finite &= isfinite(acc_qk[mt][ot][2 * half]) && isfinite(acc_qk[mt][ot][2 * half + 1]);
-      }
-#pragma unroll
-      for (int ot = 0; ot < kVTiles; ++ot) {
-        finite &= isfinite(acc_v[mt][ot][2 * half]) && isfinite(acc_v[mt][ot][2 * half + 1]);
-      }
-      broken[mt][half] = __ballot_sync(0xffffffffu, row < place.end && !finite);
-      if (row >= place.end || (broken[mt][half] >> (4 * g) & 15u) != 0) continue;
-      const auto aligned = [&](uint32_t bit) { return (p.aligned16 & bit) != 0; };
-      write(acc_qk, mt, half, output(view_qk, row), p.head_dim,
-            aligned(kByKeys ? tile::kAlignedDK : tile::kAlignedDQ), p.scale);
-      if constexpr (kByKeys)
-        write(acc_v, mt, half, output(p.dv, row), p.head_dim_v, aligned(tile::kAlignedDV), 1.0f);
-    }
-  }
-
-  // --- rows that are not finite, once more ---
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-      while (broken[mt][half] != 0) {
-        const int r = (__ffs(static_cast<int>(broken[mt][half])) - 1) / 4;
-        broken[mt][half] &= ~(15u << (4 * r));
-        const int row = place.first + warp * kWarpM + mt * 16 + half * 8 + r;
-        ExactGradient<kByKeys, kDim> exact;
-        exact.sum(args, place, row);
-        exact.write(exact.of_qk, output(view_qk, row), p.head_dim, p.scale);
-        if constexpr (kByKeys) exact.write(exact.of_v, output(p.dv, row), p.head_dim_v, 1.0f);
-      }
-    }
-  }
+  uint32_t broken[Cta::kMTiles][2];
+  cta.write_finite_rows(acc_qk, acc_v, broken);
+  cta.write_exact_rows(broken);
 }
 
 /// An instance is a type that names its configuration:
