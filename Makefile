@@ -196,7 +196,7 @@ report: ## build/report.html: what was measured, drawn from the files in bench/r
 bench: setup ## speed of the CPU backends, beside PyTorch where it is installed
 	@$(call configure,release)
 	@$(call build,release,all)
-	python3 bench/cpu/compare.py --lib build/release/lib/libfovea.so --bench build/release/bin/fovea_bench
+	python3 bench/cpu/compare.py --lib build/release/lib/libfovea.so --fovea build/release/bin/fovea
 
 asan: test-setup ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call configure,asan)

@@ -3,8 +3,8 @@
     python3 bench/cpu/compare.py                    all rows, both sides; ours alone where PyTorch is not installed
     python3 bench/cpu/compare.py --json auto        and writes bench/results/cpu_<machine>.json
 
-Needs libfovea.so, and fovea_bench for decoding and for ours alone; finds them beside this file, in a build directory of
-the repository, or where --lib and --bench say. README.md beside this file tells how it measures.
+Needs libfovea.so, and the program fovea for decoding and for ours alone; finds them beside this file, in a build directory
+of the repository, or where --lib and --fovea say. bench/README.md says how it measures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -317,22 +316,41 @@ def compare_all(library: Library, rows: list[Row], args: argparse.Namespace) -> 
     return results
 
 
-# ---- fovea_bench
+# ---- fovea bench
 
 
-def run_fovea_bench(program: Path, args: argparse.Namespace, filter_: str) -> list[dict[str, Any]]:
-    """Runs the rows with `filter_` in their names there; its table goes to our output."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.json"
-        command = [str(program), "--rows", filter_, "--min-time", str(args.min_time), "--layout", args.layout]
-        command += ["--threads", str(args.threads), "--json", str(path)]
-        if args.backend:
-            command += ["--backend", args.backend]
-        sys.stdout.flush()
-        others = Others()
-        subprocess.run(command, check=True)
-        share = others.share()
-        return [{**row, "others": share} for row in json.loads(path.read_text())["rows"]]
+def bench_command(program: Path, args: argparse.Namespace, filter_: str) -> list[str]:
+    """The rows with `filter_` in their names, by `fovea bench`."""
+    command = [str(program), "bench", "--rows", filter_, "--seconds", str(args.min_time), "--layout", args.layout]
+    command += ["--threads", str(args.threads)] if args.threads else []
+    return command + (["--backend", args.backend] if args.backend else [])
+
+
+def decode_row(program: Path, args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Times one decoding row by `fovea bench`, and prints it."""
+    others = Others()
+    done = subprocess.run([*bench_command(program, args, name), "--json"], check=True, stdout=subprocess.PIPE, text=True)
+    share = others.share()
+    (row,) = json.loads(done.stdout)["rows"]
+    read = row["read"]
+    print(f"{name}: {1e3 * row['median_seconds']:.3f} ms, {read['share']:.1%} of a plain read ({read['gb_s']:.1f} GB/s; "
+          f"{read['way']})", flush=True)  # fmt: skip
+    return {
+        "name": name,
+        "backend": row["backend"],
+        "ms": 1e3 * row["median_seconds"],
+        "spread": row["spread"],
+        "runs": row["runs"],
+        "gflops": row["gflops"],
+        "workspace_bytes": row["workspace_bytes"],
+        "error": row["relative_error"],
+        "read_ms": 1e3 * read["median_seconds"],
+        "read_spread": read["spread"],
+        "read_gb_s": read["gb_s"],
+        "read_way": read["way"],
+        "share_of_read": read["share"],
+        "others": share,
+    }
 
 
 # ---- report
@@ -430,7 +448,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order in memory, both sides")
     parser.add_argument("--backend", help="this backend of ours and not the first that can")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
-    parser.add_argument("--bench", type=Path, metavar="PATH", help="fovea_bench")
+    parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
     parser.add_argument("--sources-hash", metavar="HEX", help="where the sources are not at hand; see --print-hash")
     parser.add_argument("--print-hash", action="store_true", help="print the hash of the kernels' sources, and stop")
     parser.add_argument("--no-decode", action="store_true", help="leave out the decode rows")
@@ -442,15 +460,15 @@ def main() -> int:
     if args.print_hash:
         print(sources_hash(ROOT))
         return 0
-    program = find("fovea_bench", args.bench)
+    program = find("fovea", args.fovea)
     if torch is None:
         if program is None:
-            sys.exit("compare.py: neither PyTorch nor fovea_bench is here; build the target fovea_bench, or give --bench")
+            sys.exit("compare.py: neither PyTorch nor the program fovea is here; build the target fovea_cli, or give --fovea")
         print("PyTorch is not installed: ours alone", flush=True)
         if args.json:
-            sys.exit("compare.py: --json: results are of both sides; fovea_bench --json writes those of ours alone")
+            sys.exit("compare.py: --json: results are of both sides, and PyTorch is not installed; fovea bench --json prints those of ours alone")
         for text in args.rows.split(","):
-            run_fovea_bench(program, args, text)
+            subprocess.run(bench_command(program, args, text), check=True)
         return 0
     path = find("libfovea.so", args.lib)
     if path is None:
@@ -494,10 +512,10 @@ def main() -> int:
     results["rows"] = compare_all(library, [row for row in expand(ATTENTION) if wanted(row)], args)
     decode = [] if args.no_decode else [row.name for row in expand(DECODE) if wanted(row)]
     if decode and program is None:
-        print("no fovea_bench here: decode rows left out")
+        print("no program fovea here: decode rows left out")
     elif program is not None:
         for name in decode:
-            results["decode"].append(quietest(lambda: run_fovea_bench(program, args, name)[0]))  # noqa: B023
+            results["decode"].append(quietest(lambda: decode_row(program, args, name)))  # noqa: B023
     target = default_json(about) if args.json == "auto" else Path(args.json) if args.json else None
     if target is not None and args.merge and target.exists():
         results = merged(json.loads(target.read_text()), results)

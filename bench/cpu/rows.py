@@ -1,11 +1,11 @@
-"""The rows of the benchmark: the one list that compare.py reads here and fovea_bench has compiled in."""
+"""The rows of the benchmark: the one list that compare.py reads here and `fovea bench --rows` has compiled in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# One line a group of rows: batch, sequence length, heads, head size, masks, types, passes. CMake takes the lines of
-# this form out of this file (see CMakeLists.txt), so keep them at the left margin, one blank between fields.
+# One line per group of rows: batch, sequence length, heads, head size, masks, types, passes. cli/CMakeLists.txt takes the
+# lines of this form out of this file: keep them at the left margin, with one blank between fields.
 ATTENTION = """
 1 512 16 64 full,causal float32,bfloat16 fwd,bwd
 1 2048 16 64 full,causal float32,bfloat16 fwd,bwd
@@ -17,7 +17,7 @@ ATTENTION = """
 100 4096 1 32 full float32 fwd
 """
 
-# One query of 16 heads against 65,536 keys: what is asked of memory, not of the arithmetic. Same fields.
+# One query of 16 heads against 65,536 keys: bound by memory, not by arithmetic. Same fields.
 DECODE = """
 1 65536 16 128 decode float32,bfloat16 fwd
 """

@@ -32,28 +32,7 @@ Step run_pass(const Problem& problem, const AttendOptions& options) {
   const Plan plan(problem, options.execution.options());
   Workspace workspace(plan);
   const auto start = std::chrono::steady_clock::now();
-  plan.run({.q = problem.q.data(),
-            .k = problem.k.data(),
-            .v = problem.v.data(),
-            .o = problem.o.data(),
-            .lse = problem.lse.data(),
-            .d_o = problem.d_o.data(),
-            .dq = problem.dq.data(),
-            .dk = problem.dk.data(),
-            .dv = problem.dv.data(),
-            .dbias = problem.dbias.data(),
-            .dsink = problem.dsink.data(),
-            .bias = problem.bias.data(),
-            .mask = problem.mask.data(),
-            .block_mask = problem.block_mask.data(),
-            .alibi = problem.alibi.data(),
-            .sink = problem.sink.data(),
-            .cu_seqlens_q = problem.cu_seqlens_q.data(),
-            .cu_seqlens_k = problem.cu_seqlens_k.data(),
-            .seqused_q = problem.seqused_q.data(),
-            .seqused_k = problem.seqused_k.data(),
-            .seed = problem.seed},
-           workspace);
+  plan.run(buffers_of(problem), workspace);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {problem.pass == Pass::forward ? "forward" : "backward", std::string(plan.backend()), seconds,
           plan.flops(), plan.workspace_size()};
@@ -74,104 +53,135 @@ void check_outputs(const AttendOptions& options, const Paths& inputs) {
   }
 }
 
-Exit run_attend(const AttendOptions& options) {
-  Inputs inputs = read_inputs(options.files);
-  std::optional<Array> d_o;
-  if (!options.grad.empty()) {
-    d_o = read_array("d_o", options.grad);
-    inputs.files.push_back(file_of(options.grad));
-    if (d_o->shape != inputs.o_shape_for_user() || !is_real(d_o->type)) {
-      throw Failure(
-          Exit::input,
-          fmt::format("--grad: got {} of shape {}, expected real numbers of shape {}, that of the output",
-                      type_name(d_o->type), shape_text(d_o->shape), shape_text(inputs.o_shape_for_user())));
-    }
-    d_o = converted(std::move(*d_o), inputs.q.type);
+/// d_o from --grad, in the type of q.
+Array read_gradient(const AttendOptions& options, Inputs& inputs) {
+  Array d_o = read_array("d_o", options.grad);
+  inputs.files.push_back(file_of(options.grad));
+  inputs.sources["d_o"] = full_reference("d_o", options.grad);
+  if (d_o.shape != inputs.o_shape_for_user() || !is_real(d_o.type)) {
+    throw Failure(
+        Exit::input,
+        fmt::format("--grad ({}): got {} of shape {}, expected real numbers of shape {}, that of the output",
+                    inputs.sources.at("d_o"), type_name(d_o.type), shape_text(d_o.shape),
+                    shape_text(inputs.o_shape_for_user())));
   }
-  check_outputs(options, inputs.files);
+  return converted(std::move(d_o), inputs.q.type);
+}
+
+/// What was computed: o and lse come first.
+struct Results {
+  std::vector<Array> outputs;
+  std::vector<Step> steps;
+  const Array& o() const { return outputs[0]; }
+  const Array& lse() const { return outputs[1]; }
+};
+
+/// Runs the forward, and the backward where there is d_o. Arrays have the shapes that the user gave q in; the library sees them in
+/// the rank that it wants.
+Results compute(const AttendOptions& options, const Inputs& inputs, const std::optional<Array>& d_o) {
   const ElementType o_type =
       options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
-
+  Results results;
+  results.outputs.reserve(8);  // views point into them
+  const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
+    return results.outputs.emplace_back(io::make_array(name, type, shape));
+  };
   Problem problem = inputs.problem();
   options.terms.apply(problem);
-  std::vector<Array> outputs;
-  // Shapes as the library wants them while it runs, and as the user gave q in the file.
-  const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
-    return outputs.emplace_back(io::make_array(name, type, shape));
-  };
-  outputs.reserve(8);
-  Array& o = output("o", o_type, inputs.o_shape_for_user());
-  Array& lse = output("lse", ElementType::f32, inputs.lse_shape_for_user());
-  problem.o = view(o, inputs.o_shape());
-  problem.lse = view(lse, inputs.lse_shape());
-  std::vector<Step> steps = {run_pass(problem, options)};
-  if (d_o) {
-    problem.pass = Pass::backward;
-    problem.d_o = view(*d_o, inputs.o_shape());
-    const auto gradient_of = [&](const char* name, const Array& array, const Tensor& tensor) {
-      return view(output(name, array.type, array.shape), tensor.shape());
-    };
-    problem.dq = gradient_of("dq", inputs.q, problem.q);
-    problem.dk = gradient_of("dk", inputs.k, problem.k);
-    problem.dv = gradient_of("dv", *inputs.v, problem.v);
-    if (inputs.bias) problem.dbias = gradient_of("dbias", *inputs.bias, problem.bias);
-    if (inputs.sink) problem.dsink = gradient_of("dsink", *inputs.sink, problem.sink);
-    steps.push_back(run_pass(problem, options));
-  }
+  problem.o = view(output("o", o_type, inputs.o_shape_for_user()), inputs.o_shape());
+  problem.lse = view(output("lse", ElementType::f32, inputs.lse_shape_for_user()), inputs.lse_shape());
+  results.steps.push_back(run_pass(problem, options));
+  if (!d_o) return results;
 
-  const bool npy = std::filesystem::path(options.output).extension() == ".npy";
-  if (npy) {
-    write_npy_output(options.output, o, inputs.files);
+  problem.pass = Pass::backward;
+  problem.d_o = view(*d_o, inputs.o_shape());
+  const auto gradient_of = [&](const char* name, const Array& array, const Tensor& tensor) {
+    return view(output(name, array.type, array.shape), tensor.shape());
+  };
+  problem.dq = gradient_of("dq", inputs.q, problem.q);
+  problem.dk = gradient_of("dk", inputs.k, problem.k);
+  problem.dv = gradient_of("dv", *inputs.v, problem.v);
+  if (inputs.bias) problem.dbias = gradient_of("dbias", *inputs.bias, problem.bias);
+  if (inputs.sink) problem.dsink = gradient_of("dsink", *inputs.sink, problem.sink);
+  results.steps.push_back(run_pass(problem, options));
+  return results;
+}
+
+bool writes_npy(const AttendOptions& options) {
+  return std::filesystem::path(options.output).extension() == ".npy";
+}
+
+void write_outputs(const AttendOptions& options, const Inputs& inputs, const Results& results) {
+  if (writes_npy(options)) {
+    write_npy_output(options.output, results.o(), inputs.files);
   } else {
     io::Metadata metadata = {{"made_by", "fovea attend"}, {"version", std::string(version())}};
     if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end())
       metadata.insert(*tokens);
-    write_safetensors_output(options.output, outputs, metadata, inputs.files);
+    write_safetensors_output(options.output, results.outputs, metadata, inputs.files);
   }
-  if (!options.lse_output.empty()) write_npy_output(options.lse_output, lse, inputs.files);
+  if (!options.lse_output.empty()) write_npy_output(options.lse_output, results.lse(), inputs.files);
+}
 
-  if (options.json) {
-    Json json = {{"q", {{"type", type_name(inputs.q.type)}, {"shape", inputs.q.shape}}},
-                 {"k", {{"type", type_name(inputs.k.type)}, {"shape", inputs.k.shape}}},
-                 {"v", {{"type", type_name(inputs.v->type)}, {"shape", inputs.v->shape}}},
-                 {"threads", options.execution.resolved_threads()},
-                 {"passes", Json::array()},
-                 {"outputs", Json::array()}};
-    for (const Step& step : steps) {
-      json["passes"].push_back({{"pass", step.pass},
-                                {"backend", step.backend},
-                                {"seconds", step.seconds},
-                                {"flops", step.flops},
-                                {"workspace_bytes", step.workspace}});
-    }
-    for (const Array& array : outputs) {
-      const bool is_lse = &array == &lse;
-      if (npy && is_lse && options.lse_output.empty()) continue;
-      json["outputs"].push_back({{"name", array.name},
-                                 {"type", type_name(array.type)},
-                                 {"shape", array.shape},
-                                 {"file", npy && is_lse ? options.lse_output : options.output}});
-    }
-    print_json(json);
-    return Exit::ok;
+void print_json_report(const AttendOptions& options, const Inputs& inputs, const Results& results) {
+  const auto about = [](const Array& array) {
+    return Json{{"type", type_name(array.type)}, {"shape", array.shape}};
+  };
+  Json json = {{"q", about(inputs.q)},    {"k", about(inputs.k)},
+               {"v", about(*inputs.v)},   {"threads", options.execution.resolved_threads()},
+               {"passes", Json::array()}, {"outputs", Json::array()}};
+  for (const Step& step : results.steps) {
+    json["passes"].push_back({{"pass", step.pass},
+                              {"backend", step.backend},
+                              {"seconds", step.seconds},
+                              {"flops", step.flops},
+                              {"workspace_bytes", step.workspace}});
   }
+  const bool npy = writes_npy(options);
+  for (const Array& array : results.outputs) {
+    const bool is_lse = &array == &results.lse();
+    if (npy && is_lse && options.lse_output.empty()) continue;
+    Json entry = {{"name", array.name}};
+    entry.update(about(array));
+    entry["file"] = npy && is_lse ? options.lse_output : options.output;
+    json["outputs"].push_back(std::move(entry));
+  }
+  print_json(json);
+}
+
+void print_text_report(const AttendOptions& options, const Inputs& inputs, const Results& results) {
   fmt::print("q {} k {} v {} {}\n", shape_text(inputs.q.shape), shape_text(inputs.k.shape),
              shape_text(inputs.v->shape), type_name(inputs.q.type));
-  for (const Step& step : steps) {
+  for (const Step& step : results.steps) {
     fmt::print("{}: {}, {} threads, {}, {:.1f} GFLOP/s, workspace {}\n", step.pass, step.backend,
                options.execution.resolved_threads(), seconds_text(step.seconds),
                step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0,
                bytes_text(static_cast<double>(step.workspace)));
   }
   std::string names;
-  for (const Array& array : outputs) {
-    if (npy && &array == &lse) continue;
+  for (const Array& array : results.outputs) {
+    if (writes_npy(options) && &array == &results.lse()) continue;
     names += fmt::format("{}{} {} {}", names.empty() ? "" : ", ", array.name, type_name(array.type),
                          shape_text(array.shape));
   }
   fmt::print("wrote {}: {}\n", options.output, names);
-  if (!options.lse_output.empty())
-    fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(lse.shape));
+  if (options.lse_output.empty()) return;
+  fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(results.lse().shape));
+}
+
+Exit run_attend(const AttendOptions& options) {
+  Inputs inputs = read_inputs(options.files);
+  std::optional<Array> d_o;
+  if (!options.grad.empty()) d_o = read_gradient(options, inputs);
+  check_outputs(options, inputs.files);
+  Results results;
+  try {
+    results = compute(options, inputs, d_o);
+  } catch (const Error& error) {
+    throw inputs.naming_file(error);
+  }
+  write_outputs(options, inputs, results);
+  (options.json ? print_json_report : print_text_report)(options, inputs, results);
   return Exit::ok;
 }
 

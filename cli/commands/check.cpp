@@ -1,4 +1,4 @@
-// `fovea check`: random problems against the oracle, on this machine, until told to stop.
+// `fovea check`: runs random problems on this machine's backends and compares them with the oracle.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct CheckOptions {
 };
 
 volatile std::sig_atomic_t stop_asked = 0;
-/// The command that repeats what runs now, where a signal handler can read it.
+/// The command that repeats the problem that runs now, where a signal handler can read it.
 char running[256] = "";
 
 void on_stop(int) {
@@ -44,7 +44,7 @@ void on_stop(int) {
 }
 
 void on_crash(int signal) {
-  const char* const parts[] = {running, ": crashed (touched memory that is not the problem's?)\n"};
+  const char* const parts[] = {running, ": crashed (it may have touched memory outside of the tensors)\n"};
   for (const char* part : parts) {
     [[maybe_unused]] const auto written = write(STDOUT_FILENO, part, std::strlen(part));
   }
@@ -77,120 +77,151 @@ struct Tally {
   uint64_t problems = 0, passes = 0, failures = 0;
 };
 
+/// What was checked, and what came of it.
+struct Findings {
+  std::vector<std::string> backends;
+  std::map<std::string, Tally> tallies;
+  std::map<verify::Role, verify::Margin> margins;
+  Json failures = Json::array();
+  uint64_t first = 0, problems = 0;
+  double seconds = 0;
+
+  uint64_t failed() const {
+    uint64_t sum = 0;
+    for (const auto& [backend, tally] : tallies) sum += tally.failures;
+    return sum;
+  }
+};
+
+/// Puts the command where on_crash finds it.
+void remember_running(const std::string& command) {
+  const size_t length = command.copy(running, sizeof running - 1);
+  running[length] = '\0';
+}
+
+/// Counts one check, and prints its failure or keeps it for the JSON.
+void count(const CheckOptions& options, const std::string& backend, const std::string& command, int passes,
+           std::string failure, const verify::ProblemSpec& spec, Findings& findings) {
+  Tally& tally = findings.tallies[backend];
+  tally.problems += passes > 0 ? 1 : 0;
+  tally.passes += static_cast<uint64_t>(passes);
+  if (failure.empty()) return;
+  ++tally.failures;
+  std::ranges::replace(failure, '\n', ' ');
+  if (options.json) {
+    findings.failures.push_back(
+        {{"reproduce", command}, {"failure", failure}, {"problem", verify::describe(spec)}});
+    return;
+  }
+  fmt::print("{}: {} [{}]\n", command, failure, verify::describe(spec));
+  std::fflush(stdout);
+}
+
+/// Problem `index` of the stream, on every backend.
+void check_problem(const CheckOptions& options, uint64_t index, Findings& findings) {
+  remember_running(command_for(options, index, findings.backends.front()));
+  const verify::ProblemSpec spec = verify::random_problem(options.seed, index);
+  verify::OwnedProblem problem(spec);
+  verify::CheckOptions how;
+  how.backward = !options.forward_only;
+  how.margins = &findings.margins;
+  // The problem decides the number of threads, so that a failure repeats.
+  how.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
+  if (options.threads > 0) how.threads = {options.threads, 1};
+  verify::Checker checker(problem, how);
+  for (const std::string& backend : findings.backends) {
+    std::string command = command_for(options, index, backend);
+    if (options.threads > 0) command += fmt::format(" --threads {}", options.threads);
+    remember_running(command);
+    int passes = 0;
+    std::string failure = checker.check(backend, &passes);
+    count(options, backend, command, passes, std::move(failure), spec, findings);
+  }
+}
+
+void print_json_report(const CheckOptions& options, Findings& findings) {
+  Json json = {{"seed", options.seed},          {"first_problem", findings.first},
+               {"problems", findings.problems}, {"seconds", findings.seconds},
+               {"backends", Json::array()},     {"largest_share_of_allowed_error", Json::object()},
+               {"failures", findings.failures}};
+  for (const std::string& name : findings.backends) {
+    const Tally& tally = findings.tallies[name];
+    json["backends"].push_back({{"name", name},
+                                {"problems", tally.problems},
+                                {"passes", tally.passes},
+                                {"failures", tally.failures}});
+  }
+  for (const auto& [role, margin] : findings.margins) {
+    json["largest_share_of_allowed_error"][verify::name_of(role)] = margin.largest;
+  }
+  print_json(json);
+}
+
+void print_table(const CheckOptions& options, Findings& findings) {
+  fmt::print("seed {}: {} problems in {}, {} failures\n", options.seed, findings.problems,
+             seconds_text(findings.seconds), findings.failed());
+  Table table("  ");
+  table.add({"backend", "problems", "passes", "failures"});
+  for (const std::string& name : findings.backends) {
+    const Tally& tally = findings.tallies[name];
+    table.add(
+        {name, std::to_string(tally.problems), std::to_string(tally.passes), std::to_string(tally.failures)});
+  }
+  fmt::print("{}", table.text());
+}
+
 Exit run_check(const CheckOptions& options) {
 #if defined(FOVEA_CLI_CUDA)
   verify::use_cuda_memory();
 #endif
-  const std::vector<std::string> names = backends_to_check(options.backend);
-  std::map<std::string, Tally> tallies;
-  Json failures = Json::array();
-  std::map<verify::Role, verify::Margin> margins;
+  Findings findings;
+  findings.backends = backends_to_check(options.backend);
+  findings.first = options.problem.value_or(0);
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, on_stop);
   for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) std::signal(signal, on_crash);
 
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  const uint64_t first = options.problem.value_or(0);
-  const uint64_t count = options.problem ? 1 : options.problems;
-  uint64_t done = 0;
+  const uint64_t count = options.problem ? 1 : options.problems;  // 0: until told to stop
   {
     Progress progress("problems checked", static_cast<int64_t>(count));
-    for (uint64_t index = first; count == 0 || index < first + count; ++index, ++done) {
+    for (uint64_t& done = findings.problems; count == 0 || done < count; ++done) {
       if (stop_asked != 0 || (options.seconds > 0 && elapsed() >= options.seconds)) break;
-      const std::string preparing = command_for(options, index, names.front());
-      preparing.copy(running, sizeof running - 1);
-      running[std::min(preparing.size(), sizeof running - 1)] = '\0';
-      const verify::ProblemSpec spec = verify::random_problem(options.seed, index);
-      verify::OwnedProblem problem(spec);
-      verify::CheckOptions how;
-      how.backward = !options.forward_only;
-      how.margins = &margins;
-      // The number of threads belongs to the problem, so that a failure repeats.
-      how.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
-      if (options.threads > 0) how.threads = {options.threads, 1};
-      verify::Checker checker(problem, how);
-      for (const std::string& backend : names) {
-        std::string command = command_for(options, index, backend);
-        if (options.threads > 0) command += fmt::format(" --threads {}", options.threads);
-        command.copy(running, sizeof running - 1);
-        running[std::min(command.size(), sizeof running - 1)] = '\0';
-        int passes = 0;
-        std::string failure = checker.check(backend, &passes);
-        Tally& tally = tallies[backend];
-        tally.problems += passes > 0 ? 1 : 0;
-        tally.passes += static_cast<uint64_t>(passes);
-        if (failure.empty()) continue;
-        ++tally.failures;
-        std::replace(failure.begin(), failure.end(), '\n', ' ');
-        if (options.json) {
-          failures.push_back(
-              {{"reproduce", command}, {"failure", failure}, {"problem", verify::describe(spec)}});
-        } else {
-          fmt::print("{}: {} [{}]\n", command, failure, verify::describe(spec));
-          std::fflush(stdout);
-        }
-      }
+      check_problem(options, findings.first + done, findings);
       progress.advance();
     }
   }
-
-  uint64_t failed = 0;
-  for (const auto& [backend, tally] : tallies) failed += tally.failures;
-  if (options.json) {
-    Json json = {{"seed", options.seed},      {"first_problem", first},
-                 {"problems", done},          {"seconds", elapsed()},
-                 {"backends", Json::array()}, {"largest_share_of_allowed_error", Json::object()},
-                 {"failures", failures}};
-    for (const std::string& name : names) {
-      const Tally& tally = tallies[name];
-      json["backends"].push_back({{"name", name},
-                                  {"problems", tally.problems},
-                                  {"passes", tally.passes},
-                                  {"failures", tally.failures}});
-    }
-    for (const auto& [role, margin] : margins) {
-      json["largest_share_of_allowed_error"][verify::name_of(role)] = margin.largest;
-    }
-    print_json(json);
-  } else {
-    fmt::print("seed {}: {} problems in {}, {} failures\n", options.seed, done, seconds_text(elapsed()),
-               failed);
-    Table table("  ");
-    table.add({"backend", "problems", "passes", "failures"});
-    for (const std::string& name : names) {
-      const Tally& tally = tallies[name];
-      table.add({name, std::to_string(tally.problems), std::to_string(tally.passes),
-                 std::to_string(tally.failures)});
-    }
-    fmt::print("{}", table.text());
-  }
-  return failed == 0 ? Exit::ok : Exit::check_failed;
+  findings.seconds = elapsed();
+  (options.json ? print_json_report : print_table)(options, findings);
+  return findings.failed() == 0 ? Exit::ok : Exit::check_failed;
 }
 
 }  // namespace
 
 void add_check(CLI::App& program, Action& action) {
   const auto options = std::make_shared<CheckOptions>();
-  CLI::App* command =
-      program.add_subcommand("check", "Random problems against the float64 oracle, on this machine");
+  CLI::App* command = program.add_subcommand(
+      "check", "Check this machine's backends on random problems, against the float64 oracle");
   command->add_option("--seed", options->seed, "Which stream of problems (1)")->type_name("N");
-  command->add_option("--problems", options->problems, "Stop after so many; 0 (the default): when told to")
+  command
+      ->add_option("--problems", options->problems, "Stop after so many; 0 (the default): run until Ctrl-C")
       ->type_name("N");
   command->add_option("--seconds", options->seconds, "Stop after so many seconds")->type_name("S");
   command->add_option("--problem", options->problem, "Only this problem of the stream")->type_name("I");
-  command->add_option("--backend", options->backend, "Only this backend; left out: all that this machine has")
+  command->add_option("--backend", options->backend, "Only this backend (default: all that this machine has)")
       ->type_name("NAME");
-  command->add_option("--threads", options->threads, "Left out: from 1 to 5, as the problem says")
+  command->add_option("--threads", options->threads, "Threads (default: 1 to 5, decided by the problem)")
       ->type_name("N");
-  command->add_flag("--forward-only", options->forward_only, "Leave the gradients out");
+  command->add_flag("--forward-only", options->forward_only, "Do not check gradients");
   add_json_option(*command, options->json);
   command->footer(
-      "Draws shapes, types, strides and every term at random, runs forward and backward on each backend, and "
-      "compares\n"
-      "with the oracle; memory outside the tensors is guarded, and repeated runs must agree bit for bit. "
-      "Ctrl-C stops.\n"
-      "A failure prints one line that starts with the command that repeats it; the exit code is then 1.\n"
+      "Draws shapes, types, strides and all terms at random, runs forward and backward on each backend, and\n"
+      "compares with the oracle. Writes outside of the tensors are found, and repeated runs must agree bit "
+      "for\n"
+      "bit. Ctrl-C stops. Each failure prints one line that starts with the command that repeats it, and "
+      "the\n"
+      "exit code is 1.\n"
       "\n"
       "Examples:\n"
       "  fovea check --seconds 60\n"

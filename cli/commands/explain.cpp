@@ -156,7 +156,14 @@ Exit run_explain(const ExplainOptions& options) {
   options.terms.apply(problem);
   const std::optional<int> gpu = gpu_of(options.device, options.execution.backend);
   if (gpu) move_to_gpu(problem, *gpu);
-  const Plan plan(problem, options.execution.options());
+  const Plan plan = [&] {
+    try {
+      return Plan(problem, options.execution.options());
+    } catch (const Error& error) {
+      if (inputs) throw inputs->naming_file(error);
+      throw;
+    }
+  }();
 
   if (options.json) {
     Json json = {{"pass", pass == Pass::forward ? "forward" : "backward"},

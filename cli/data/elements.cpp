@@ -153,6 +153,30 @@ Tensor view(const Array& array, std::span<const int64_t> shape) {
   return Tensor(const_cast<std::byte*>(array.bytes.data()), c_type(array.type), shape);
 }
 
+Buffers buffers_of(const Problem& p) {
+  return {.q = p.q.data(),
+          .k = p.k.data(),
+          .v = p.v.data(),
+          .o = p.o.data(),
+          .lse = p.lse.data(),
+          .d_o = p.d_o.data(),
+          .dq = p.dq.data(),
+          .dk = p.dk.data(),
+          .dv = p.dv.data(),
+          .dbias = p.dbias.data(),
+          .dsink = p.dsink.data(),
+          .bias = p.bias.data(),
+          .mask = p.mask.data(),
+          .block_mask = p.block_mask.data(),
+          .alibi = p.alibi.data(),
+          .sink = p.sink.data(),
+          .cu_seqlens_q = p.cu_seqlens_q.data(),
+          .cu_seqlens_k = p.cu_seqlens_k.data(),
+          .seqused_q = p.seqused_q.data(),
+          .seqused_k = p.seqused_k.data(),
+          .seed = p.seed};
+}
+
 Array converted(Array array, ElementType type) {
   if (array.type == type) return array;
   const std::vector<double> values = to_doubles(array);

@@ -21,32 +21,42 @@ struct Reference {
   std::string name;
 };
 
-Reference split(const std::string& option, const std::string& text) {
+Reference split(const std::string& tensor, const std::string& text) {
   const std::string separator = std::string(kSafetensors) + ":";
   const size_t at = text.rfind(separator);
-  if (at == std::string::npos) return {text, option};
+  if (at == std::string::npos) return {text, tensor};
   return {text.substr(0, at + kSafetensors.size()), text.substr(at + separator.size())};
 }
 
-std::string got(const Array& array) {
-  return fmt::format("got {} of shape {}", type_name(array.type), shape_text(array.shape));
+/// The option that names the file of a tensor: "--block-mask" for block_mask.
+std::string option_of(std::string tensor) {
+  if (tensor == "d_o") return "--grad";
+  std::ranges::replace(tensor, '_', '-');
+  return "--" + tensor;
 }
 
-[[noreturn]] void refuse(const std::string& option, const Array& array, const std::string& expected) {
-  throw Failure(Exit::input, fmt::format("--{}: {}, expected {}", option, got(array), expected));
+/// "--block-mask (m.npy)".
+std::string option_text(const std::string& tensor, const Inputs& in) {
+  return fmt::format("{} ({})", option_of(tensor), in.sources.at(tensor));
+}
+
+[[noreturn]] void refuse(const std::string& tensor, const Array& array, const Inputs& in,
+                         const std::string& expected) {
+  throw Failure(Exit::input, fmt::format("{}: got {} of shape {}, expected {}", option_text(tensor, in),
+                                         type_name(array.type), shape_text(array.shape), expected));
 }
 
 /// Whole numbers as int32, which is what the library takes.
-Array as_int32(const std::string& option, Array array) {
+Array as_int32(const std::string& tensor, Array array, const Inputs& in) {
   if (array.type == ElementType::i32) return array;
-  if (array.type != ElementType::i64) refuse(option, array, "int32 or int64");
+  if (array.type != ElementType::i64) refuse(tensor, array, in, "int32 or int64");
   Array out = io::make_array(array.name, ElementType::i32, array.shape);
   const auto from = array.elements<int64_t>();
   const auto to = out.elements<int32_t>();
   for (size_t i = 0; i < from.size(); ++i) {
     if (from[i] < std::numeric_limits<int32_t>::min() || from[i] > std::numeric_limits<int32_t>::max()) {
-      throw Failure(Exit::input, fmt::format("--{}: element {} is {}, expected a number that fits int32",
-                                             option, i, from[i]));
+      throw Failure(Exit::input, fmt::format("{}: element {} is {}, expected a number that fits int32",
+                                             option_text(tensor, in), i, from[i]));
     }
     to[i] = static_cast<int32_t>(from[i]);
   }
@@ -58,6 +68,99 @@ std::vector<int64_t> four_dimensions(std::span<const int64_t> shape) {
   std::vector<int64_t> full(4, 1);
   std::copy_backward(shape.begin(), shape.end(), full.end());
   return full;
+}
+
+enum class Kind {
+  lengths,  ///< int32 in the library, int64 in files as well
+  bias,     ///< one value a pair of query and key, in the type of q or float32
+  mask,     ///< one bool a pair, or a pair of blocks
+  logits,   ///< float32 in the library, any real type in files
+};
+
+/// An array that a problem may do without. `tensor` is its name in the library, in a .safetensors file, and, with dashes, as an
+/// option.
+struct OptionalInput {
+  const char* tensor;
+  std::string InputFiles::*file;
+  std::optional<Array> Inputs::*array;
+  Kind kind;
+};
+
+constexpr OptionalInput kOptionalInputs[] = {
+    {"bias", &InputFiles::bias, &Inputs::bias, Kind::bias},
+    {"mask", &InputFiles::mask, &Inputs::mask, Kind::mask},
+    {"block_mask", &InputFiles::block_mask, &Inputs::block_mask, Kind::mask},
+    {"alibi", &InputFiles::alibi, &Inputs::alibi, Kind::logits},
+    {"sink", &InputFiles::sink, &Inputs::sink, Kind::logits},
+    {"cu_seqlens_q", &InputFiles::cu_seqlens_q, &Inputs::cu_seqlens_q, Kind::lengths},
+    {"cu_seqlens_k", &InputFiles::cu_seqlens_k, &Inputs::cu_seqlens_k, Kind::lengths},
+    {"seqused_q", &InputFiles::seqused_q, &Inputs::seqused_q, Kind::lengths},
+    {"seqused_k", &InputFiles::seqused_k, &Inputs::seqused_k, Kind::lengths},
+};
+
+constexpr const char* kRealTypes = "float32, float16, bfloat16 or float64";
+
+/// q, k and v from one file for each.
+void read_separate(const InputFiles& files, bool with_values, Inputs& in) {
+  if (files.q.empty() || files.k.empty() || (with_values && files.v.empty())) {
+    throw Failure(Exit::usage, fmt::format("inputs: got only some of {}, expected all of them",
+                                           with_values ? "--q, --k and --v" : "--q and --k"));
+  }
+  const auto read = [&](const char* tensor, const std::string& reference) {
+    in.files.push_back(file_of(reference));
+    in.sources[tensor] = full_reference(tensor, reference);
+    return read_array(tensor, reference);
+  };
+  in.q = read("q", files.q);
+  in.k = read("k", files.k);
+  if (with_values) in.v = read("v", files.v);
+}
+
+/// q, k and v from one file for all.
+void read_together(const InputFiles& files, bool with_values, Inputs& in) {
+  const std::filesystem::path path = files.input;
+  if (path.extension() != kSafetensors) {
+    throw Failure(Exit::usage,
+                  fmt::format("--input: got '{}', expected FILE.safetensors; give .npy files by {}",
+                              safe_text(files.input), with_values ? "--q, --k and --v" : "--q and --k"));
+  }
+  std::vector<std::string> names = {"q", "k"};
+  if (with_values) names.emplace_back("v");
+  io::Safetensors read = io::read_safetensors(path, names);  // in the order of the names
+  in.q = std::move(read.arrays.at(0));
+  in.k = std::move(read.arrays.at(1));
+  if (with_values) in.v = std::move(read.arrays.at(2));
+  in.metadata = std::move(read.metadata);
+  in.files.push_back(path);
+  for (const std::string& name : names) in.sources[name] = full_reference(name, files.input);
+}
+
+/// Checks q, k or v, and converts it to --dtype.
+void prepare(const char* tensor, Array& array, const std::string& dtype, const Inputs& in) {
+  if (!is_real(array.type)) refuse(tensor, array, in, kRealTypes);
+  const size_t most = in.packed() ? 3 : 4;
+  if (array.shape.size() < 2 || array.shape.size() > most || array.shape.size() != in.q.shape.size()) {
+    refuse(tensor, array, in,
+           in.packed() ? "(total, d) or (total, heads, d), q, k and v alike"
+                       : "(seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d), q, k and v alike");
+  }
+  if (!dtype.empty()) array = converted(std::move(array), parse_type("--dtype", dtype));
+}
+
+/// Checks an optional array, and converts it to a type that the library takes.
+void prepare(const OptionalInput& what, Array& array, const Inputs& in) {
+  if (what.kind == Kind::lengths) {
+    array = as_int32(what.tensor, std::move(array), in);
+    return;
+  }
+  const bool of_pairs = what.kind == Kind::bias || what.kind == Kind::mask;
+  if (of_pairs && (array.shape.size() < 2 || array.shape.size() > 4)) {
+    refuse(what.tensor, array, in, "2 to 4 dimensions: (q, k), (heads, q, k) or (batch, heads, q, k)");
+  }
+  if (what.kind == Kind::mask) return;
+  if (!is_real(array.type)) refuse(what.tensor, array, in, kRealTypes);
+  if (what.kind == Kind::bias && array.type == in.q.type) return;
+  array = converted(std::move(array), ElementType::f32);
 }
 
 }  // namespace
@@ -106,16 +209,27 @@ std::filesystem::path file_of(const std::string& reference) {
   return split("", reference).file;
 }
 
-Array read_array(const std::string& option, const std::string& reference) {
-  const Reference r = split(option, reference);
-  if (r.file.extension() == kSafetensors) {
+std::string full_reference(const std::string& tensor, const std::string& reference) {
+  const Reference r = split(tensor, reference);
+  const bool names_tensor = r.file.extension() == kSafetensors;
+  return safe_text(names_tensor ? fmt::format("{}:{}", r.file.string(), r.name) : reference);
+}
+
+Array read_array(const std::string& tensor, const std::string& reference) {
+  const Reference r = split(tensor, reference);
+  const bool is_npy = r.file.extension() == kNpy;
+  if (!is_npy && r.file.extension() != kSafetensors) {
+    throw Failure(Exit::usage,
+                  fmt::format("{}: got '{}', expected FILE.npy, FILE.safetensors or FILE.safetensors:NAME",
+                              option_of(tensor), safe_text(reference)));
+  }
+  try {
+    if (is_npy) return io::read_npy(r.file);
     const std::vector<std::string> names = {r.name};
     return std::move(io::read_safetensors(r.file, names).arrays.at(0));
+  } catch (const io::FileError& error) {
+    throw Failure(Exit::input, fmt::format("{}: {}", option_of(tensor), error.what()));
   }
-  if (r.file.extension() == kNpy) return io::read_npy(r.file);
-  throw Failure(Exit::usage,
-                fmt::format("--{}: got '{}', expected FILE.npy, FILE.safetensors or FILE.safetensors:NAME",
-                            option, safe_text(reference)));
 }
 
 std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed) {
@@ -126,102 +240,42 @@ std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed) {
 }
 
 Inputs read_inputs(const InputFiles& files, bool with_values) {
-  const std::string all = with_values ? "--q, --k and --v" : "--q and --k";
-  Inputs in;
   const bool separate = !files.q.empty() || !files.k.empty() || !files.v.empty();
   if (files.input.empty() == !separate) {
     throw Failure(Exit::usage,
                   separate ? "--input: got it together with --q, --k or --v, expected one or the other"
-                           : "inputs: got none, expected --input FILE.safetensors, or " + all);
+                           : fmt::format("inputs: got none, expected --input FILE.safetensors, or {}",
+                                         with_values ? "--q, --k and --v" : "--q and --k"));
   }
-  if (separate) {
-    if (files.q.empty() || files.k.empty() || (with_values && files.v.empty())) {
-      throw Failure(Exit::usage, "inputs: got only some of " + all + ", expected all of them");
-    }
-    in.q = read_array("q", files.q);
-    in.k = read_array("k", files.k);
-    if (with_values) in.v = read_array("v", files.v);
-    for (const std::string* one : {&files.q, &files.k, &files.v}) {
-      if (!one->empty()) in.files.push_back(file_of(*one));
-    }
-  } else {
-    const std::filesystem::path path = files.input;
-    if (path.extension() != kSafetensors) {
-      throw Failure(Exit::usage,
-                    fmt::format("--input: got '{}', expected FILE.safetensors; give .npy files by {}",
-                                safe_text(files.input), all));
-    }
-    std::vector<std::string> names = {"q", "k"};
-    if (with_values) names.emplace_back("v");
-    io::Safetensors read = io::read_safetensors(path, names);
-    for (Array& array : read.arrays) {
-      if (array.name == "q") {
-        in.q = std::move(array);
-      } else if (array.name == "k") {
-        in.k = std::move(array);
-      } else {
-        in.v = std::move(array);
-      }
-    }
-    in.metadata = std::move(read.metadata);
-    in.files.push_back(path);
-  }
-
-  const auto read = [&](const char* option, const std::string& reference, std::optional<Array>& into) {
-    if (reference.empty()) return;
-    into = read_array(option, reference);
-    in.files.push_back(file_of(reference));
-  };
-  read("bias", files.bias, in.bias);
-  read("mask", files.mask, in.mask);
-  read("block_mask", files.block_mask, in.block_mask);
-  read("alibi", files.alibi, in.alibi);
-  read("sink", files.sink, in.sink);
-  read("cu_seqlens_q", files.cu_seqlens_q, in.cu_seqlens_q);
-  read("cu_seqlens_k", files.cu_seqlens_k, in.cu_seqlens_k);
-  read("seqused_q", files.seqused_q, in.seqused_q);
-  read("seqused_k", files.seqused_k, in.seqused_k);
-  for (auto [option, array] : {std::pair{"cu_seqlens_q", &in.cu_seqlens_q},
-                               {"cu_seqlens_k", &in.cu_seqlens_k},
-                               {"seqused_q", &in.seqused_q},
-                               {"seqused_k", &in.seqused_k}}) {
-    if (*array) *array = as_int32(option, std::move(**array));
-  }
-  if (in.block_mask.has_value() == files.block_size.empty()) {
+  if (files.block_mask.empty() != files.block_size.empty()) {
     throw Failure(Exit::usage, "--block-mask and --block-size: got one of them, expected both or neither");
+  }
+  Inputs in;
+  (separate ? read_separate : read_together)(files, with_values, in);
+  for (const OptionalInput& what : kOptionalInputs) {
+    const std::string& reference = files.*what.file;
+    if (reference.empty()) continue;
+    in.files.push_back(file_of(reference));
+    in.sources[what.tensor] = full_reference(what.tensor, reference);
+    in.*what.array = read_array(what.tensor, reference);
   }
   if (in.block_mask) {
     std::tie(in.block_q, in.block_k) = parse_pair("--block-size", files.block_size, ',', "Q,K");
   }
-
-  const auto prepare = [&](const char* option, Array& array) {
-    if (!is_real(array.type)) refuse(option, array, "float32, float16, bfloat16 or float64");
-    const size_t most = in.packed() ? 3 : 4;
-    if (array.shape.size() < 2 || array.shape.size() > most || array.shape.size() != in.q.shape.size()) {
-      refuse(option, array,
-             in.packed() ? "(total, d) or (total, heads, d), q, k and v alike"
-                         : "(seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d), q, k and v alike");
-    }
-    if (!files.dtype.empty()) array = converted(std::move(array), parse_type("--dtype", files.dtype));
-  };
-  prepare("q", in.q);
-  prepare("k", in.k);
-  if (in.v) prepare("v", *in.v);
-
-  for (auto [option, array] :
-       {std::pair{"bias", &in.bias}, {"mask", &in.mask}, {"block-mask", &in.block_mask}}) {
-    if (*array && ((*array)->shape.size() < 2 || (*array)->shape.size() > 4)) {
-      refuse(option, **array, "2 to 4 dimensions: (q, k), (heads, q, k) or (batch, heads, q, k)");
-    }
-  }
-  // The library takes these as float32, the bias also in the type of q.
-  for (auto [option, array] : {std::pair{"bias", &in.bias}, {"alibi", &in.alibi}, {"sink", &in.sink}}) {
-    if (!*array) continue;
-    if (!is_real((*array)->type)) refuse(option, **array, "float32, float16, bfloat16 or float64");
-    if (array == &in.bias && in.bias->type == in.q.type) continue;
-    *array = converted(std::move(**array), ElementType::f32);
+  prepare("q", in.q, files.dtype, in);
+  prepare("k", in.k, files.dtype, in);
+  if (in.v) prepare("v", *in.v, files.dtype, in);
+  for (const OptionalInput& what : kOptionalInputs) {
+    if (std::optional<Array>& array = in.*what.array) prepare(what, *array, in);
   }
   return in;
+}
+
+Error Inputs::naming_file(const Error& error) const {
+  const auto source = sources.find(error.argument());
+  if (source == sources.end()) return error;
+  return {error.status(), error.argument(),
+          fmt::format("{} ({} is from {})", error.what(), source->first, source->second)};
 }
 
 Problem Inputs::problem() const {

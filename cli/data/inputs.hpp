@@ -30,10 +30,12 @@ struct InputFiles {
   bool any() const { return !input.empty() || !q.empty() || !k.empty() || !v.empty(); }
 };
 
-/// One array by its name as above; `option` is the option's name without dashes.
-Array read_array(const std::string& option, const std::string& reference);
+/// One array by its name as above, for a tensor of the library's problem. Failures name the option and the file.
+Array read_array(const std::string& tensor, const std::string& reference);
 /// The file part of such a name.
 std::filesystem::path file_of(const std::string& reference);
+/// The name in full: FILE.npy or FILE.safetensors:NAME, safe to print.
+std::string full_reference(const std::string& tensor, const std::string& reference);
 
 /// What was read. q, k, v keep the rank that they came with.
 struct Inputs {
@@ -45,8 +47,12 @@ struct Inputs {
   io::Metadata metadata;
   /// Every file that was read: none of them may become an output.
   std::vector<std::filesystem::path> files;
+  /// Where each tensor of the problem came from: name of the tensor -> full_reference.
+  std::map<std::string, std::string> sources;
 
   bool packed() const { return cu_seqlens_q.has_value() || cu_seqlens_k.has_value(); }
+  /// The same error; if a tensor is at fault, its message names the file as well.
+  Error naming_file(const Error& error) const;
   /// The problem over these arrays, with every tensor in the rank that the library wants.
   Problem problem() const;
 

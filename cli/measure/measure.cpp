@@ -20,21 +20,29 @@ Timing summary(std::vector<double> times) {
 }
 
 Timing measure(const std::function<void()>& run, double seconds, int least_runs) {
+  return measure_in_turns({&run, 1}, seconds, least_runs).front();
+}
+
+std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs, double seconds,
+                                     int least_rounds) {
   using Clock = std::chrono::steady_clock;
-  constexpr size_t kMostRuns = 10'000;
+  constexpr int kMostRounds = 10'000;
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  run();
-  std::vector<double> times;
+  for (const auto& run : runs) run();
+  std::vector<std::vector<double>> times(runs.size());
   const Clock::time_point begin = Clock::now();
-  while (times.size() < kMostRuns &&
-         (times.size() < static_cast<size_t>(least_runs) || since(begin) < seconds)) {
-    const Clock::time_point start = Clock::now();
-    run();
-    times.push_back(since(start));
+  for (int round = 0; round < kMostRounds && (round < least_rounds || since(begin) < seconds); ++round) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const Clock::time_point start = Clock::now();
+      runs[i]();
+      times[i].push_back(since(start));
+    }
   }
-  return summary(std::move(times));
+  std::vector<Timing> timings;
+  for (std::vector<double>& each : times) timings.push_back(summary(std::move(each)));
+  return timings;
 }
 
 double peak_memory() {

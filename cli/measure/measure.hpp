@@ -20,6 +20,9 @@ Timing summary(std::vector<double> times);
 
 /// Runs once to warm up, then at least `least_runs` times and until `seconds` have passed.
 Timing measure(const std::function<void()>& run, double seconds, int least_runs = 5);
+/// The same for several, in turns: each is timed once a round. One Timing for each.
+std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs, double seconds,
+                                     int least_rounds = 5);
 
 /// The most memory that this process has held, in bytes; 0 where the system does not tell.
 double peak_memory();

@@ -327,6 +327,37 @@ class Files(ProgramTest):
         self.fails(INPUT, "attend", "--input", SAMPLE, "--bias", f"{SAMPLE}:nothing", "--output", out, says=["nothing"])
         self.assertFalse(out.exists())
 
+    def test_errors_name_argument_and_file(self):
+        out = self.folder / "o.npy"
+        for name, array in self.qkv((4, 8), (5, 6)).items():
+            write_npy(self.folder / f"{name}.npy", array)
+        separate = [word for name in "qkv" for word in (f"--{name}", self.folder / f"{name}.npy")]
+        together = self.save(self.qkv((4, 8), (5, 6)))
+        for command in ("attend", "explain"):
+            to = ["--output", out] if command == "attend" else []
+            self.fails(PROBLEM, command, *separate, *to, says=["k: ", self.folder / "k.npy"])
+            self.fails(PROBLEM, command, "--input", together, *to, says=["k: ", f"{together}:k"])
+        bad = Array([1] * 8, (8,), "f4")
+        write_npy(self.folder / "bad.npy", bad)
+        write_safetensors(self.folder / "bad.safetensors", {"x": bad, "mask": bad})
+        fine = self.save(self.qkv((4, 8), (5, 8)))
+        self.fails(INPUT, "attend", *separate[2:], "--q", self.folder / "bad.npy", "--output", out,
+                   says=["--q ", self.folder / "bad.npy", "(8)"])
+        self.fails(INPUT, "attend", "--input", fine, "--bias", f"{self.folder / 'bad.safetensors'}:x", "--output", out,
+                   says=["--bias ", f"{self.folder / 'bad.safetensors'}:x", "(8)"])
+        self.fails(INPUT, "attend", "--input", fine, "--block-mask", self.folder / "bad.safetensors", "--block-size", "1,1",
+                   "--output", out, says=["--block-mask", "bad.safetensors", "block_mask"])
+        self.fails(INPUT, "attend", "--input", fine, "--mask", self.folder / "bad.safetensors", "--output", out,
+                   says=["--mask ", f"{self.folder / 'bad.safetensors'}:mask"])
+        self.fails(INPUT, "attend", "--input", fine, "--cu-seqlens-q", self.folder / "bad.npy", "--output", out,
+                   says=["--cu-seqlens-q ", self.folder / "bad.npy", "float32", "int32"])
+        self.fails(INPUT, "attend", "--input", fine, "--grad", self.folder / "none.npy", "--output",
+                   self.folder / "g.safetensors", says=["--grad: ", self.folder / "none.npy"])
+        write_npy(self.folder / "slopes.npy", self.numbers(3))
+        self.fails(PROBLEM, "attend", "--input", fine, "--alibi", self.folder / "slopes.npy", "--output", out,
+                   says=["alibi: ", self.folder / "slopes.npy"])
+        self.assertFalse(out.exists())
+
     def test_bad_problems(self):
         out = self.folder / "o.npy"
         path = self.save(self.qkv((4, 8), (5, 6)))
@@ -518,6 +549,32 @@ class Bench(ProgramTest):
         self.fails(PROBLEM, "bench", "--heads", "6", "--heads-kv", "4", says=["heads"])
         self.fails(PROBLEM, "bench", "--batch", "-1")
         self.fails(USAGE, "bench", "--device", "cuda:x", says=["--device", "cuda:x", "cuda:N"])
+        self.fails(USAGE, "bench", "--layout", "hbsd", says=["--layout", "hbsd", "bhsd"])
+        self.fails(USAGE, "bench", "--rows", "of nothing", says=["--rows", "of nothing", "--list"])
+        self.fails(USAGE, "bench", "--rows", "fwd", "--seqlen", "64", says=["--rows", "sizes"])
+
+    def test_listed_rows(self):
+        names = self.ok("bench", "--list").split()
+        self.assertEqual(len(names), len(set(names)))
+        self.assertIn("float32_fwd_b1_s512_h16_d64_causal", names)
+        self.assertEqual(names[-1], "bfloat16_fwd_b1_s65536_h16_d128_decode")
+        self.assertEqual(self.ok("bench", "--list", "--rows", "b8_s128_h12_d32_causal").split(),
+                         [name for name in names if "b8_s128_h12_d32_causal" in name])
+        told = self.json("bench", "--rows", "b8_s128_h12_d32_causal", "--layout", "bhsd", "--min-time", "0.01")
+        self.assertEqual([(row["dtype"], row["pass"]) for row in told["rows"]],
+                         [(dtype, pass_) for dtype in ("float32", "bfloat16") for pass_ in ("fwd", "bwd")])
+        for row in told["rows"]:
+            self.assertTrue(row["right"])
+            self.assertTrue(row["causal"])
+            self.assertIn(row["name"], names)
+        self.assertIn("float32_fwd_b8_s128_h12_d32_full",
+                      self.ok("bench", "--rows", "float32_fwd_b8_s128_h12_d32_full", "--seconds", "0.01"))
+
+    def test_layouts(self):
+        told = self.json("bench", "--batch", "2", "--seqlen", "1100", "--heads", "4", "--heads-kv", "2", "--head-dim", "64",
+                         "--pass", "fwd,bwd", "--window", "200,10", "--dtype", "float32", "--seconds", "0.01", "--layout", "bhsd")
+        for row in told["rows"]:
+            self.assertTrue(row["right"], row)
 
     def test_device(self):
         sizes = ["--seqlen", "300", "--heads", "2", "--seconds", "0.01", "--pass", "fwd,bwd"]

@@ -1,29 +1,29 @@
-// What a plain read of memory reaches: the yardstick of decoding, which reads K and V once and does little
-// else.
+// How fast memory can be read: the yardstick of decoding, which reads K and V once and computes little.
 #pragma once
 
 #include <atomic>
 #include <barrier>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
-namespace fovea::bench {
+namespace fovea::cli {
 
 /// A way to walk over memory. Which one is fastest depends on the processor.
 struct ReadWay {
-  size_t chunk;    ///< bytes that a thread takes at a time, a multiple of 256
-  size_t streams;  ///< places of the chunk that are read at once: 1 or 4
-  size_t ahead;    ///< bytes ahead of each place that are asked for; 0 leaves it to the processor
+  size_t chunk = 0;    ///< bytes that a thread takes at a time, a multiple of 256
+  size_t streams = 0;  ///< places of the chunk that are read at once: 1 or 4
+  size_t ahead = 0;    ///< distance of software prefetches in bytes; 0 leaves it to the processor
   std::string name() const;
 };
 
-std::span<const ReadWay> read_ways();
+/// The way for which the best of three calls of `read` takes least time.
+ReadWay fastest_way(const std::function<void(const ReadWay&)>& read);
 
-/// Reads memory with threads that wait between reads. All words are summed, so that no read can be left out.
+/// Reads memory with threads that wait between reads. It sums all words, so the compiler can leave no read out.
 class MemoryReader {
  public:
   explicit MemoryReader(int num_threads);
@@ -48,4 +48,4 @@ class MemoryReader {
   std::vector<std::thread> workers_;
 };
 
-}  // namespace fovea::bench
+}  // namespace fovea::cli

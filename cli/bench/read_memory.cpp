@@ -1,23 +1,24 @@
 // The bandwidth of reading memory, on any number of threads.
-#include "read_memory.hpp"
+#include "cli/bench/read_memory.hpp"
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 
-// The widest registers that the processor has, chosen by the dynamic loader.
+// The dynamic loader chooses the clone for the processor's widest vectors.
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define FOVEA_WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOVEA_WIDEST
 #endif
 
-namespace fovea::bench {
+namespace fovea::cli {
 namespace {
 
 using Line = uint32_t __attribute__((vector_size(64)));
 constexpr size_t kLine = sizeof(Line);
-constexpr size_t kSums = 4;  // no chain of additions bounds the rate
+constexpr size_t kSums = 4;  // independent chains: the latency of one addition bounds no rate
 constexpr size_t kStep = kSums * kLine;
 
 /// `bytes` is a multiple of kStep. Each round adds one line to each sum: four neighbours, or one of each
@@ -64,8 +65,23 @@ std::string ReadWay::name() const {
          (streams == 1 ? " stream" : " streams") + (ahead > 0 ? ", prefetched" : "");
 }
 
-std::span<const ReadWay> read_ways() {
-  return kWays;
+ReadWay fastest_way(const std::function<void(const ReadWay&)>& read) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kTries = 3;
+  auto least = Clock::duration::max();
+  ReadWay fastest;
+  for (const ReadWay& way : kWays) {
+    read(way);
+    for (int i = 0; i < kTries; ++i) {
+      const Clock::time_point start = Clock::now();
+      read(way);
+      const Clock::duration taken = Clock::now() - start;
+      if (taken >= least) continue;
+      least = taken;
+      fastest = way;
+    }
+  }
+  return fastest;
 }
 
 MemoryReader::MemoryReader(int num_threads) : turn_(std::max(1, num_threads)) {
@@ -107,4 +123,4 @@ uint32_t MemoryReader::read(const void* data, size_t bytes, const ReadWay& way) 
   return sum_;
 }
 
-}  // namespace fovea::bench
+}  // namespace fovea::cli

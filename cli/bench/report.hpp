@@ -1,0 +1,47 @@
+// What `fovea bench` found, and how it is printed.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/bench/rows.hpp"
+#include "cli/measure/measure.hpp"
+
+namespace fovea::cli {
+
+/// A plain read of K and V in turns with the run.
+struct MemoryRead {
+  Timing timing;
+  std::string way;
+  size_t bytes = 0;
+  double rate() const { return static_cast<double>(bytes) / timing.median; }
+};
+
+struct BenchRow {
+  BenchCase what;
+  std::string backend;
+  Timing timing{};  ///< of results that are right
+  double flops = 0, error = 0, allowed = 0;
+  int64_t rows_checked = 0;
+  size_t workspace = 0;
+  double host_seconds = 0;  ///< on a GPU: of the call, which does not wait for the work
+  std::optional<MemoryRead> read{};
+
+  bool right() const { return error <= allowed; }
+  double rate() const { return flops / timing.median; }
+  /// Of the rate at which memory can be read.
+  double share_of_read() const { return read->timing.median / timing.median; }
+};
+
+/// Where and how all rows ran.
+struct BenchSetting {
+  int threads = 0;
+  bool causal = false;
+  std::string gpu;  ///< described in one line; empty on the CPU
+};
+
+void print_bench_json(const BenchSetting& setting, const std::vector<BenchRow>& rows);
+void print_bench_table(const BenchSetting& setting, const std::vector<BenchRow>& rows);
+
+}  // namespace fovea::cli
