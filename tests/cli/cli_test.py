@@ -342,9 +342,9 @@ class Files(ProgramTest):
         write_safetensors(self.folder / "bad.safetensors", {"x": bad, "mask": bad})
         fine = self.save(self.qkv((4, 8), (5, 8)))
         self.fails(INPUT, "attend", *separate[2:], "--q", self.folder / "bad.npy", "--output", out,
-                   says=["--q ", self.folder / "bad.npy", "(8)"])
+                   says=["--q ", self.folder / "bad.npy", "(8,)"])
         self.fails(INPUT, "attend", "--input", fine, "--bias", f"{self.folder / 'bad.safetensors'}:x", "--output", out,
-                   says=["--bias ", f"{self.folder / 'bad.safetensors'}:x", "(8)"])
+                   says=["--bias ", f"{self.folder / 'bad.safetensors'}:x", "(8,)"])
         self.fails(INPUT, "attend", "--input", fine, "--block-mask", self.folder / "bad.safetensors", "--block-size", "1,1",
                    "--output", out, says=["--block-mask", "bad.safetensors", "block_mask"])
         self.fails(INPUT, "attend", "--input", fine, "--mask", self.folder / "bad.safetensors", "--output", out,

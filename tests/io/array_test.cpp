@@ -1,3 +1,4 @@
+// Arrays: sizes, shapes, alignment.
 #include "io/array.hpp"
 
 #include <cstdint>

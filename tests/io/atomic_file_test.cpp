@@ -1,3 +1,4 @@
+// Files that appear complete or not at all.
 #include "io/atomic_file.hpp"
 
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// .npy files, good and damaged.
 #include "io/npy.hpp"
 
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// .safetensors files, good and damaged.
 #include "io/safetensors.hpp"
 
 #include <algorithm>

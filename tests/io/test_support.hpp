@@ -1,3 +1,4 @@
+// What the tests of files share: temporary folders, bytes, expected faults.
 #pragma once
 
 #include <gtest/gtest.h>
