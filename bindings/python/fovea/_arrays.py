@@ -1,4 +1,4 @@
-"""What the compiled part is told about types of arrays, and how results of a type are made."""
+"""How the compiled part reads arrays of each library, and how results of each library are made."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _CPU, _CUDA = 1, 2
 
 
 def _on_new_type(cls: type) -> tuple[Any, ...] | None:
-    """(describe, allocate, stream, whether describe comes before `__dlpack__`), and what makes results in the compiled
-    part, for arrays of `cls`, or None."""
+    """What the compiled part needs for arrays of `cls`, or None where `__dlpack__` is enough.
+
+    A tuple: describe(array), allocate(bytes, device), stream(device), whether describe comes before `__dlpack__`; then, where
+    the compiled part is to make results, three functions: like(array), empty(array, shape) and float32(array, shape).
+    """
     if cls is Form:
         return (_describe_form, None, None, True)
     torch = sys.modules.get("torch")
@@ -31,7 +34,7 @@ def _on_new_type(cls: type) -> tuple[Any, ...] | None:
 
 
 def _makers_of_numpy() -> tuple[Any, ...]:
-    """What makes results: (array) -> one as it in C's order; (array, shape) -> one of its type; the same of float32."""
+    """like(array) in C order, empty(array, shape) of the array's type, float32(array, shape)."""
     import numpy
 
     def new_empty(like: Any, shape: tuple[int, ...]) -> Any:
@@ -44,7 +47,7 @@ def _makers_of_numpy() -> tuple[Any, ...]:
 
 
 def _describe_numpy(array: Any) -> tuple[Any, ...]:
-    """For what numpy's DLPack refuses: bfloat16 of ml_dtypes, and read-only memory before numpy 2.1."""
+    """Serves arrays that numpy's DLPack refuses: bfloat16 of ml_dtypes, and read-only memory before numpy 2.1."""
     dtype = array.dtype
     if dtype.name == "bfloat16":
         code = _BFLOAT
@@ -57,13 +60,13 @@ def _describe_numpy(array: Any) -> tuple[Any, ...]:
         )
     size = dtype.itemsize
     if not dtype.isnative or any(stride % size for stride in array.strides):
-        raise ValueError("got a numpy array whose elements lie askew or in foreign byte order; give a copy of it")
+        raise ValueError("got a numpy array with unaligned strides or foreign byte order; give a copy of it")
     strides = tuple(stride // size for stride in array.strides)
     return (array.ctypes.data, code, 8 * size, _CPU, 0, array.shape, strides, array.flags.writeable)
 
 
 class Form(NamedTuple):
-    """What an array would be: plans can be made of it, and it has no memory."""
+    """An array without memory: enough to make a plan."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -112,7 +115,7 @@ _core.on_new_type(_on_new_type)
 
 
 class Results:
-    """Makes arrays of the caller's type, on its device: `like` is the caller's."""
+    """Makes arrays of the library and on the device of `like`."""
 
     def __init__(self, like: Any) -> None:
         cls = type(like)
@@ -154,7 +157,7 @@ class Results:
 
 
 def results_like(array: Any) -> Any:
-    """What makes results beside `array`: a Results of its library."""
+    """The Results that makes arrays of the library of `array`."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from .torch._arrays import Results as of_torch

@@ -1,4 +1,4 @@
-"""What fovea.flash_attn and fovea.flash_attn_interface share."""
+"""The code under fovea.flash_attn and fovea.flash_attn_interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _core, _rotary
 from ._arguments import pair
 from .torch import _attend, _ops
 
-# Found once: a look-up in a module costs a call about as much as a check does.
+# Bound once: each attribute look-up would cost a call about 30 ns.
 _is_compiling = torch.compiler.is_compiling
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
 _attend_now = _core.attend
@@ -20,12 +20,12 @@ _CHECKS = _attend.CHECKS_WITHOUT_AUTOCAST  # flash-attn casts nothing under torc
 _attend_output = _attend.attend_output
 _is_plain = _attend.is_plain
 _is_grad_enabled = torch.is_grad_enabled
-# How many columns of a value matrix the library takes (its largest head size).
+# The largest head size of the library: so many columns of a value matrix fit one call.
 _MOST_COLUMNS = 576
 
 
 def refuse(**arguments: Any) -> None:
-    """NotImplementedError for arguments that are given and that Fovea does not have."""
+    """Raises NotImplementedError for arguments that are not None: Fovea does not have them."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise NotImplementedError(f"fovea: got {', '.join(given)}, which Fovea does not have; leave it out")
@@ -52,7 +52,7 @@ def dense(
     deterministic: bool,
     need_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, lse) without dropout and ALiBi: the way that has to be short."""
+    """(o, lse) without dropout and ALiBi. This is the fast path: few Python calls, most checks in the compiled part."""
     if not _dynamo_compiling() and softmax_scale != 0 and type(window_size) is tuple and len(window_size) == 2:
         made = _attend_now(
             q,
@@ -93,7 +93,7 @@ def general(
     draw_seed: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, lse), in every way that Fovea has; `others` are options of fovea.attend."""
+    """(o, lse) with any other option of fovea.attend in `others`; draw_seed: the seed comes from PyTorch's generator."""
     options = {
         "scale": softmax_scale,
         "causal": causal,
@@ -138,10 +138,10 @@ def with_dropout(
 
 
 def _weights(q: Tensor, k: Tensor, settings: tuple[Any, ...], others: dict[str, Any]) -> Tensor:
-    """(batch, heads, seqlen_q, seqlen_k): the softmax's weights, negative where they were dropped.
+    """(batch, heads, seqlen_q, seqlen_k): the softmax's weights, negative where dropout dropped them.
 
-    Attention over values that are columns of the identity is the matrix of weights itself. Done once with dropout and once
-    without, as the sign tells them apart; some columns at a time.
+    With the identity as V, attention returns its weights. One run with dropout and one without give the sign. Works on
+    _MOST_COLUMNS columns at a time.
     """
     starts_q, starts_k = others.get("cu_seqlens_q"), others.get("cu_seqlens_k")
     heads_k = k.shape[-2]

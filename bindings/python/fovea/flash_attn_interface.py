@@ -5,11 +5,11 @@
 Common to all:
     softmax_scale: of the scores; None is 1/sqrt(headdim).
     causal: aligned at the last query and the last key.
-    window_size: (left, right) keys seen beside the diagonal; -1 is unlimited.
+    window_size: (left, right) keys seen beside the diagonal, as a tuple, list, array or tensor; -1 is unlimited.
     softcap: c > 0 makes scores c tanh(score / c).
     deterministic: the backward gives the same bits each time.
     return_attn_probs: returns (out, softmax_lse), lse (batch, nheads, seqlen_q) float32, packed (nheads, total_q).
-    num_splits, pack_gqa, sm_margin, scheduler_metadata: hints that Fovea does not need.
+    num_splits, pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
     qv, q_descale, k_descale, v_descale, attention_chunk: refused when given.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.

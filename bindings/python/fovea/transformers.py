@@ -31,10 +31,12 @@ def attention_forward(
     cache: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What a model calls, with tensors (batch, heads, seqlen, size): returns ((batch, seqlen_q, heads, size), None).
+    """The function that models call. query, key, value: (batch, heads, seqlen, size); key and value may have fewer heads.
 
-    attention_mask: (batch|1, heads|1, seqlen_q, seqlen_k), bool (True is seen) or added to the scores. It holds the causal
-    mask and a window; without it the model's causality counts. s_aux: (heads): sinks. Heads of key and value may be fewer.
+    attention_mask: (batch|1, heads|1, seqlen_q, seqlen_k), bool (True: the key is seen) or added to the scores; it contains
+    the causal mask and the window. Without it is_causal, or the module's, decides. s_aux: (heads): sinks.
+
+    Returns ((batch, seqlen_q, heads, size), None). Raises NotImplementedError for a paged cache.
     """
     if cache is not None:
         raise NotImplementedError("fovea: got a paged cache, which Fovea does not have; generate without continuous batching")

@@ -4,7 +4,7 @@ Common to all:
     dropout_p: probability of dropping a weight; the seed comes from PyTorch's generator of the CPU.
     softmax_scale: of the scores; None is 1/sqrt(headdim).
     causal: aligned at the last query and the last key.
-    window_size: (left, right) keys seen beside the diagonal; -1 is unlimited.
+    window_size: (left, right) keys seen beside the diagonal, as a tuple, list, array or tensor; -1 is unlimited.
     softcap: c > 0 makes scores c tanh(score / c).
     alibi_slopes: (nheads) or (batch, nheads) float32.
     deterministic: the backward gives the same bits each time.
@@ -249,11 +249,14 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over a cache, without gradients.
 
-    k_cache, v_cache: (batch_cache, seqlen_cache, nheads_k, headdim). k, v: (batch, seqlen_new, nheads_k, headdim): written
-    into the cache behind cache_seqlens, and taken part of. cache_seqlens: an int or (batch) int32: how much of the cache is
-    in use before. cache_batch_idx: (batch): which rows of the cache (they are copied). rotary_cos, rotary_sin:
-    (seqlen, rotary_dim / 2): k is rotated by its place; q as well under causal or a window, else all of q as at
-    cache_seqlens. num_splits is a hint that Fovea does not need. cache_leftpad and block_table are refused.
+    k_cache, v_cache: (batch_cache, seqlen_cache, nheads_k, headdim).
+    k, v: (batch, seqlen_new, nheads_k, headdim): new keys and values; the call writes them into the cache behind cache_seqlens
+        and attends over them, too.
+    cache_seqlens: an int or (batch) int32: how many rows of the cache are in use before the call.
+    cache_batch_idx: (batch): the row of the cache of each sequence; the call copies these rows.
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2): rotate k by its positions; q by its positions under causal or a window,
+        else all of q by position cache_seqlens.
+    num_splits is taken and ignored. cache_leftpad and block_table are refused.
 
     Returns out (batch, seqlen_q, nheads, headdim), or (out, softmax_lse (batch, nheads, seqlen_q)).
     """

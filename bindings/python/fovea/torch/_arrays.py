@@ -1,4 +1,4 @@
-"""How the compiled part reads tensors, and how results are made."""
+"""How the compiled part reads tensors and makes results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _allocate(size: int, device: int) -> tuple[torch.Tensor, int]:
-    # The caching allocator gives it again only to work that comes later on this stream.
+    # The caching allocator reuses this memory only for later work on the same stream.
     memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
     return memory, memory.data_ptr()
 
@@ -46,9 +46,12 @@ def _stream(device: int) -> int:
 
 
 def on_new_type(cls: type) -> tuple[Any, ...]:
-    """Plain tensors are read through `__dlpack_c_exchange_api__` where this PyTorch has it, others by their attributes:
-    what a subclass holds (a fake tensor, say) may be no memory at all, and data_ptr says so. Results of plain tensors are
-    made by PyTorch itself and not through that table: Tensor.record_stream knows only memory of its own allocator."""
+    """How arrays of `cls` are read and made, as fovea._arrays tells the compiled part.
+
+    Plain tensors are read through `__dlpack_c_exchange_api__` where this PyTorch has it. Subclasses are read by their
+    attributes: a fake tensor has no memory, and data_ptr says so. PyTorch's own functions make results, because
+    Tensor.record_stream accepts memory of PyTorch's allocator only.
+    """
     if cls not in PLAIN:
         return (_describe, _allocate, _stream, True)
     makers = (torch.empty_like, torch.Tensor.new_empty, partial(torch.Tensor.new_empty, dtype=torch.float32))
@@ -69,7 +72,7 @@ class Results:
 
 
 def merge(o_parts: tuple[torch.Tensor, ...], lse_parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """fovea.merge by operations of PyTorch, in float32: on any device, and differentiable."""
+    """fovea.merge by operations of PyTorch in float32: on any device and differentiable."""
     all_lse = torch.stack(lse_parts)
     lse = torch.logsumexp(all_lse, 0)
     # Where no part has a key, all weights are 0 and not NaN.

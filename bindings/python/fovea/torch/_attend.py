@@ -1,4 +1,4 @@
-"""attend for tensors: eager calls go straight to the compiled part, all others through the operator."""
+"""attend for tensors. Eager calls go straight to the compiled part; torch.compile, torch.func and subclasses get the operator."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ._arrays import PLAIN
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Found once: a look-up in a module costs a call about as much as a check does.
+# Bound once: each attribute look-up would cost a call about 30 ns.
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-# torch.compile folds it to True; what else compiles does it with tensors that is_plain refuses.
+# torch.compile replaces its call by True. Other tracers use fake tensors, which CHECKS and is_plain refuse.
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _attend_now = _core.attend
 _empty_like = torch.empty_like
 _FLOAT32 = torch.float32
-# What the compiled part asks before it computes plain tensors at once: see its attend.
+# _core.attend calls these before it reads memory: the first says whether gradients are recorded, each other one that is true
+# sends the call to the general path.
 CHECKS = (_is_grad_enabled, _functorch_active, _dispatch_modes, torch._C._is_any_autocast_enabled)
 CHECKS_WITHOUT_AUTOCAST = CHECKS[:3]
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether memory of these can be read here and now: no subclass, no mode and no transform stands between."""
+    """True when the host may read the memory of these now: plain tensors, no dispatch mode, no transform of torch.func."""
     return (
         type(q) in PLAIN
         and type(k) in PLAIN
@@ -54,7 +55,7 @@ def new_lse(q: Tensor) -> Tensor:
 
 
 def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str, Any]) -> tuple[Any, Tensor, Tensor, Tensor]:
-    """(o or (o, lse), q, k, v) of plain tensors; those whose last dimension is not contiguous come back as copies."""
+    """(o or (o, lse), q, k, v) of plain tensors. Copies q, k and v where a last dimension is not contiguous."""
     made = _attend_now(q, k, v, need_lse, False, None, **arguments)
     if made is None:
         output_shapes(q, v, arguments.get("cu_seqlens_q") is not None)
@@ -75,7 +76,7 @@ def backward_pass(
     options: dict[str, Any],
     into: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) without autograd, of what a forward gave; `into`: memory for them."""
+    """(dq, dk, dv) of a forward with these options, without autograd; written into `into` where it is given."""
     q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
     dq, dk, dv = (_empty_like(x) if made is None else made for x, made in zip((q, k, v), into, strict=True))
     d_o = _ops.contiguous_rows(d_o)
@@ -84,9 +85,15 @@ def backward_pass(
 
 
 def _gradients(
-    ctx: Any, d_o: Tensor | None, dlse: Tensor | None, bias: Tensor | None, sink: Tensor | None, need_dbias: bool, need_dsink: bool
+    ctx: Any,
+    d_o: Tensor | None,
+    dlse: Tensor | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    need_dbias: bool,
+    need_dsink: bool,
 ) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv, dbias, dsink)"""
+    """(dq, dk, dv, dbias, dsink) for the context of Attend or _Output; None where there is nothing to differentiate."""
     q, k, v, o, lse = ctx.saved_tensors[:5]
     arguments = ctx.arguments
     if torch.are_deterministic_algorithms_enabled():
@@ -123,8 +130,7 @@ def _gradients(
 
 
 class Attend(torch.autograd.Function):
-    """(o, lse) of plain tensors. `arguments` are those of the compiled part; bias and sink stand apart, as they may need
-    gradients."""
+    """(o, lse) of plain tensors. `arguments` are the options without bias and sink, which may need gradients."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, arguments: dict[str, Any]) -> Any:
@@ -141,7 +147,7 @@ class Attend(torch.autograd.Function):
 
 
 class _Output(torch.autograd.Function):
-    """o alone, without bias and sink: each tensor that a function takes, gives and keeps costs a part of a microsecond."""
+    """o of plain tensors, without lse, bias and sink: each tensor that autograd tracks costs a part of a microsecond."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Any:
@@ -158,7 +164,7 @@ class _Output(torch.autograd.Function):
         return (*_gradients(ctx, d_o, None, None, None, False, False)[:3], None)
 
 
-# Function.apply without its Python part, which is about transforms of torch.func: is_plain has looked for them.
+# torch.autograd.Function.apply without its Python code, which serves torch.func only: is_plain has excluded that.
 attend_output = super(torch.autograd.Function, _Output).apply
 
 
@@ -177,7 +183,7 @@ def needs_grad(*tensors: Any) -> bool:
 def attend_any(
     q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], *, draw_seed: bool = False, need_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, lse) with gradients; lse may be None where it is not needed. `arguments`: those of the compiled part."""
+    """(o, lse) with gradients; lse may be None unless need_lse. `arguments`: options of fovea.attend."""
     if torch.compiler.is_compiling() or not is_plain(q, k, v):
         return through_operator(q, k, v, draw_seed, arguments)
     if draw_seed:
@@ -202,7 +208,7 @@ def _check_tensors(named: dict[str, Any]) -> None:
 def attend_checked(
     q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], *, need_lse: bool, draw_seed: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """attend_any of what a user gave: checked where the compiled part does not see it, and cast under autocast."""
+    """attend_any with checks of types and ranks, and with the casts of torch.autocast."""
     _check_tensors({"q": q, "k": k, "v": v, **{name: options[name] for name in TENSORS if name in options}})
     output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     if q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
@@ -217,7 +223,7 @@ def attend_checked(
 def attend_options(
     q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict[str, Any], draw_seed: bool = False
 ) -> Any:
-    """attend of what a user gave: o, or (o, lse). draw_seed: the seed comes from PyTorch's generator."""
+    """o, or (o, lse) with return_lse. draw_seed: the seed of dropout comes from PyTorch's generator."""
     if not draw_seed and not _dynamo_compiling():
         made = _attend_now(q, k, v, return_lse, False, CHECKS, **options)
         if made is not None:

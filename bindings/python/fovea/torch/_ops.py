@@ -14,8 +14,8 @@ from .._arguments import NUMBERS, TENSORS, output_shapes
 _COMMON = ", ".join([f"Tensor? {name}" for name in TENSORS] + [f"{number.schema} {name}" for name, number in NUMBERS.items()])
 
 _library = torch.library.Library("fovea", "DEF")
-# draw_seed: the seed comes from PyTorch's generator, else from `seed`. rng_state is (seed, offset) where there is dropout: on
-# the CPU, so that torch.compile makes no CUDA graph of what draws numbers. Without dropout it has no elements and lies beside q.
+# draw_seed: True draws the seed from PyTorch's generator, False takes `seed`. rng_state holds (seed, offset) under dropout. It lies
+# on the CPU, so that torch.compile puts no random draw into a CUDA graph. Without dropout it is empty and on the device of q.
 _library.define(
     f"forward(Tensor q, Tensor k, Tensor v, bool draw_seed, {_COMMON}) -> (Tensor o, Tensor lse, Tensor rng_state)",
     tags=[torch.Tag.needs_fixed_stride_order],
@@ -38,6 +38,7 @@ def draw_seed() -> int:
 
 
 def named(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Options by name, from the positional arguments of an operator."""
     return dict(zip((*TENSORS, *NUMBERS), arguments, strict=True))
 
 

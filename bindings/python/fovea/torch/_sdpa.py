@@ -18,6 +18,41 @@ def _with_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.transpose(1, 2)
 
 
+def _with_heads_of(key: Tensor, query: Tensor) -> Tensor:
+    """query, expanded to the heads of key where it has one head for all of them."""
+    heads_q, heads_k = query.shape[-3], key.shape[-3]
+    if heads_q == heads_k or heads_k == 1:
+        return query
+    if heads_q != 1:
+        raise ValueError(f"key: got {heads_k} heads; expected {heads_q}, as query; set enable_gqa=True for grouped heads")
+    return query.expand(*query.shape[:-3], heads_k, *query.shape[-2:])
+
+
+def _causal_from_the_first_query(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """(k, v, options) for PyTorch's causal mask: its diagonal begins at the first key, Fovea's ends at the last one."""
+    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+    if seqlen_k < seqlen_q:
+        return k, v, {"window": (-1, seqlen_q - seqlen_k)}
+    if seqlen_k > seqlen_q:
+        k, v = k[:, :seqlen_q], v[:, :seqlen_q]
+    return k, v, {"causal": True}
+
+
+def _mask_option(attn_mask: Tensor, batch: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """attn_mask as the option mask or bias, (batch|1, heads|1, seqlen_q|1, seqlen_k|1)."""
+    while attn_mask.ndim < 4:
+        attn_mask = attn_mask.unsqueeze(0)
+    if len(batch) > 1:
+        attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
+    if attn_mask.dtype == torch.bool:
+        return {"mask": attn_mask}
+    if attn_mask.is_floating_point():
+        return {"bias": attn_mask}
+    raise TypeError(
+        f"attn_mask: got {attn_mask.dtype}; expected bool or a floating-point type, broadcastable to {shape}; convert it"
+    )
+
+
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -57,44 +92,19 @@ def scaled_dot_product_attention(
     rank = query.ndim
     while query.ndim < 3:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
-    heads_q, heads_k = query.shape[-3], key.shape[-3]
-    if not enable_gqa and heads_q != heads_k and rank >= 3:
-        if 1 not in (heads_q, heads_k):
-            raise ValueError(f"key: got {heads_k} heads; expected {heads_q}, as query; set enable_gqa=True for grouped heads")
-        if heads_q == 1:
-            query = query.expand(*query.shape[:-3], heads_k, *query.shape[-2:])
+    if not enable_gqa and rank >= 3:
+        query = _with_heads_of(key, query)
     batch = query.shape[:-3]
     if key.shape[:-3] != batch or value.shape[:-3] != batch:
         batch = torch.broadcast_shapes(batch, key.shape[:-3], value.shape[:-3])
-    leading = batch or (1,)
-    q, k, v = (_with_batch(x, leading) for x in (query, key, value))
-
+    q, k, v = (_with_batch(x, batch or (1,)) for x in (query, key, value))
     options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
     if is_causal:
-        # Fovea's diagonal ends at the last key; PyTorch's begins at the first.
-        if seqlen_k > seqlen_q:
-            k, v = k[:, :seqlen_q], v[:, :seqlen_q]
-            options["causal"] = True
-        elif seqlen_k == seqlen_q:
-            options["causal"] = True
-        else:
-            options["window"] = (-1, seqlen_q - seqlen_k)
+        k, v, causal = _causal_from_the_first_query(q, k, v)
+        options = {**options, **causal}
     elif attn_mask is not None:
-        shape = (*batch, query.shape[-3], seqlen_q, seqlen_k)
-        while attn_mask.ndim < 4:
-            attn_mask = attn_mask.unsqueeze(0)
-        if len(batch) > 1:
-            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
-        if attn_mask.dtype == torch.bool:
-            options["mask"] = attn_mask
-        elif attn_mask.is_floating_point():
-            options["bias"] = attn_mask
-        else:
-            raise TypeError(
-                f"attn_mask: got {attn_mask.dtype}; expected bool or a floating-point type, broadcastable to {shape}; "
-                "convert it"
-            )
+        shape = (*batch, query.shape[-3], query.shape[-2], key.shape[-2])
+        options = {**options, **_mask_option(attn_mask, batch, shape)}  # Dynamo of PyTorch 2.4 has no |
     o, _ = attend_checked(q, k, v, options, need_lse=False, draw_seed=dropout_p > 0)
     o = o.transpose(1, 2)
     if rank == 2:

@@ -1,4 +1,4 @@
-"""torch.func: gradients and torch.vmap of the operators. The mapped dimension joins the batch."""
+"""torch.func: gradients and torch.vmap of the operators. vmap folds the mapped dimension into the batch."""
 
 from __future__ import annotations
 
