@@ -36,41 +36,25 @@ PyObject* guarded(const Body& body) {
 
 // ---- keyword arguments of forward, backward and plan
 
-/// In the order of fovea/_arguments.py.
+// The numbers, in the order of fovea/_arguments.py.
+// clang-format off
+#define FOVEA_PYTHON_NUMBERS(X)                                                           \
+  X(scale) X(causal) X(window) X(softcap) X(dropout) X(block_size)                        \
+  X(max_seqlen_q) X(max_seqlen_k) X(seed) X(offset) X(deterministic) X(backend) X(num_threads)
+// clang-format on
+
 enum Number {
-  scale,
-  causal,
-  window,
-  softcap,
-  dropout,
-  block_size,
-  max_seqlen_q,
-  max_seqlen_k,
-  seed,
-  offset,
-  deterministic,
-  backend,
-  num_threads,
-  kNumbers
+#define FOVEA_PYTHON_ENUMERATOR(name) name,
+  FOVEA_PYTHON_NUMBERS(FOVEA_PYTHON_ENUMERATOR)
+#undef FOVEA_PYTHON_ENUMERATOR
+      kNumbers
 };
 constexpr size_t kArguments = kTensors + kNumbers;
 constexpr std::array<const char*, kArguments> kNames = {
-#define FOVEA_PYTHON_NAME(name, Name, forward, backward) #name,
-    FOVEA_TENSORS(FOVEA_PYTHON_NAME)
+#define FOVEA_PYTHON_NAME(name, ...) #name,
+    FOVEA_TENSORS(FOVEA_PYTHON_NAME) FOVEA_PYTHON_NUMBERS(FOVEA_PYTHON_NAME)
 #undef FOVEA_PYTHON_NAME
-        "scale",
-    "causal",
-    "window",
-    "softcap",
-    "dropout",
-    "block_size",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "seed",
-    "offset",
-    "deterministic",
-    "backend",
-    "num_threads"};
+};
 
 /// Interned, so that a keyword is mostly found by its address.
 std::array<PyObject*, kArguments> interned_names;
@@ -212,19 +196,39 @@ bool is_output(size_t tensor, bool backward) {
   return kAccess[tensor][backward ? 1 : 0] == FOVEA_WRITE;
 }
 
-/// Reads the arguments that are given by keyword; None stands for one that is left out.
+/// Reads one argument, and returns the index of the next in kNames; None stands for one that is left out.
+size_t read_argument(Request& r, bool backward, PyObject* name, PyObject* value, size_t expected) {
+  const size_t at = index_of(name, expected);
+  if (value == Py_None) return at + 1;
+  if (at < kTensors) {
+    r.arrays[at].describe(value, kNames[at], is_output(at, backward));
+  } else {
+    set_number(r, at - kTensors, value);
+  }
+  return at + 1;
+}
+
 void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject* keywords) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
   size_t expected = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const size_t at = index_of(PyTuple_GetItem(keywords, i), expected);
-    expected = at + 1;
-    if (values[i] == Py_None) continue;
-    if (at < kTensors) {
-      r.arrays[at].describe(values[i], kNames[at], is_output(at, backward));
-    } else {
-      set_number(r, at - kTensors, values[i]);
-    }
+    expected = read_argument(r, backward, PyTuple_GetItem(keywords, i), values[i], expected);
+  }
+}
+
+/// As read_keywords; to unpack a dict into keywords costs a call 0.2 us.
+void read_options(Request& r, PyObject* options) {
+  if (!PyDict_Check(options)) {
+    PyErr_SetString(PyExc_TypeError, "options: expected a dict");
+    throw PythonError();
+  }
+  PyObject *name, *value;
+  Py_ssize_t place = 0;
+  size_t expected = kTensors;  // mostly numbers
+  while (PyDict_Next(options, &place, &name, &value) != 0) {
+    // Held: what reads the value may run code that changes the dict.
+    const Ref kept = Ref::to(value);
+    expected = read_argument(r, false, name, value, expected);
   }
 }
 
@@ -252,7 +256,7 @@ PyObject* compute(PyObject*, PyObject* const* values, Py_ssize_t positional, PyO
   });
 }
 
-// ---- attend(q, k, v, need_lse, heads_first, checks, **arguments of forward): results are made here
+// ---- attend(q, k, v, need_lse, heads_first, checks, options): results are made here
 
 /// Whether the elements of a row follow each other, as the library wants it.
 bool has_contiguous_rows(const fovea_tensor& t) {
@@ -313,8 +317,9 @@ class Checks {
 
 PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
-    if (positional != 6) {
-      PyErr_SetString(PyExc_TypeError, "expected q, k, v, need_lse, heads_first, checks and keywords");
+    if (positional != 6 && positional != 7) {
+      PyErr_SetString(PyExc_TypeError,
+                      "expected q, k, v, need_lse, heads_first, checks, options and keywords");
       throw PythonError();
     }
     PyObject* given_q = values[0];
@@ -331,6 +336,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     Request request;
     const auto array = [&](Tensor tensor) -> Array& { return request.arrays[static_cast<size_t>(tensor)]; };
     request.problem.pass = FOVEA_FORWARD;
+    if (positional == 7) read_options(request, values[6]);
     read_keywords(request, false, values + positional, keywords);
     for (const Array& given : request.arrays) {
       if (given.present() && given.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
@@ -524,14 +530,15 @@ PyMethodDef methods[] = {
     {"backward", as_method(compute<true>), METH_FASTCALL | METH_KEYWORDS,
      "Computes dq, dk, dv, and more where given."},
     {"attend", as_method(attend), METH_FASTCALL | METH_KEYWORDS,
-     "attend(q, k, v, need_lse, heads_first, checks, **arguments of forward): o or (o, lse), made as q is; "
-     "or "
-     "None where a row is not contiguous, a rank is not that of attention, the arrays are not of one library "
+     "attend(q, k, v, need_lse, heads_first, checks, options={}, **more of them): o or (o, lse), made as q "
+     "is; "
+     "or None where a row is not contiguous, a rank is not that of attention, the arrays are not of one "
+     "library "
      "whose arrays are made here, or a check forbids it. heads_first: (batch, heads, seqlen, size). checks: "
      "None, "
      "or a tuple of functions: whether gradients are recorded (q, k, v, bias or sink with requires_grad "
      "forbid it "
-     "then), and others that forbid it where they give true."},
+     "then), and others that forbid it where they give true. options: arguments of forward."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
      "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},

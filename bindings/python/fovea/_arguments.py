@@ -68,9 +68,6 @@ NUMBERS["window"] = Number("SymInt[2]", (-1, -1))  # unlimited
 DEFAULTS: dict[str, Any] = dict.fromkeys(TENSORS) | {name: number.default for name, number in NUMBERS.items()}
 PAIRS = tuple(name for name, number in NUMBERS.items() if number.schema == "SymInt[2]")
 
-# All tensors of a call, in the order of the compiled part.
-ROLES = ("q", "k", "v", "o", "lse", "d_o", "dlse", "dq", "dk", "dv", "dbias", "dsink", *TENSORS)
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -48,7 +48,7 @@ def framework(array: Any) -> str:
 
 def _attend_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) -> Any:
     """attend for arrays without gradients: those of numpy, and of other libraries with DLPack."""
-    made = _core.attend(q, k, v, return_lse, False, None, **options)
+    made = _core.attend(q, k, v, return_lse, False, None, options)
     if made is not None:
         return made
     o_shape, lse_shape = output_shapes(q, v, options.get("cu_seqlens_q") is not None)

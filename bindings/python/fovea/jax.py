@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
-from ._arguments import NUMBERS, ROLES, TENSORS, Options, complete, output_shapes, takes_options
+from ._arguments import NUMBERS, TENSORS, Options, complete, output_shapes, takes_options
 from ._arrays import Form
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _TARGET = "fovea_attend"
 for _platform, _name in (("cpu", "cpu"), ("cuda", "CUDA")):  # the latter as JAX's plugin for CUDA spells it
     jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(_platform), platform=_name)
 
+_ROLES = _core.roles()
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 
 
@@ -57,7 +58,7 @@ def _call(backward: bool, settings: dict[str, Any], inputs: dict[str, Any], outp
     call = jax.ffi.ffi_call(_TARGET, list(outputs.values()), vmap_method="sequential")
     return call(
         *given.values(),
-        roles=np.array([ROLES.index(name) for name in (*given, *outputs)], np.int64),
+        roles=np.array([_ROLES.index(name) for name in (*given, *outputs)], np.int64),
         numbers=floats,
         integers=integers,
         backend=settings["backend"] or "",

@@ -56,11 +56,11 @@ def new_lse(q: Tensor) -> Tensor:
 
 def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str, Any]) -> tuple[Any, Tensor, Tensor, Tensor]:
     """(o or (o, lse), q, k, v) of plain tensors. Copies q, k and v where a last dimension is not contiguous."""
-    made = _attend_now(q, k, v, need_lse, False, None, **arguments)
+    made = _attend_now(q, k, v, need_lse, False, None, arguments)
     if made is None:
         output_shapes(q, v, arguments.get("cu_seqlens_q") is not None)
         q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
-        made = _attend_now(q, k, v, need_lse, False, None, **arguments)
+        made = _attend_now(q, k, v, need_lse, False, None, arguments)
     if made is None:
         raise ValueError(f"k: got shape {tuple(k.shape)}; expected {q.ndim} dimensions, as q; reshape it")
     return made, q, k, v
@@ -151,7 +151,7 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Any:
-        made = _attend_now(q, k, v, True, False, None, **arguments)
+        made = _attend_now(q, k, v, True, False, None, arguments)
         if made is None:
             made, q, k, v = compute(q, k, v, True, arguments)
         o, lse = made
@@ -225,7 +225,7 @@ def attend_options(
 ) -> Any:
     """o, or (o, lse) with return_lse. draw_seed: the seed of dropout comes from PyTorch's generator."""
     if not draw_seed and not _dynamo_compiling():
-        made = _attend_now(q, k, v, return_lse, False, CHECKS, **options)
+        made = _attend_now(q, k, v, return_lse, False, CHECKS, options)
         if made is not None:
             return made
     o, lse = attend_checked(q, k, v, options, need_lse=return_lse, draw_seed=draw_seed)
