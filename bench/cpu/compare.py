@@ -133,7 +133,7 @@ class Case:
         generator = torch.Generator().manual_seed(1)
 
         def tensor(length: int, *, random: bool) -> Any:
-            """(b, h, s, d) in PyTorch's order of dimensions, whatever lies in memory."""
+            """(b, h, s, d), PyTorch's order of dimensions, in either memory order."""
             sizes = (row.b, row.h, length, row.d) if layout == "bhsd" else (row.b, length, row.h, row.d)
             t = torch.randn(sizes, generator=generator).to(dtype) if random else torch.zeros(sizes, dtype=dtype)
             return t if layout == "bhsd" else t.transpose(1, 2)
@@ -169,7 +169,7 @@ class Case:
             return (scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.row.causal),)
 
     def errors(self) -> tuple[float, float]:
-        """Ours and theirs against float64, on the last head of the last batch."""
+        """Errors of ours and theirs against float64, on the last head of the last batch."""
         row = self.row
         q, k, v = (t[-1, -1].double() for t in (self.q, self.k, self.v))
         scale = 1 / math.sqrt(row.d)
@@ -202,7 +202,7 @@ class Case:
 
 
 class Others:
-    """Share of the machine's cores that went to others (processes, or guests that share the host) since it was made."""
+    """Share of the machine's cores used by other processes, or by guests of the same host, since this object was made."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -223,7 +223,7 @@ class Others:
 
 
 def turn(call: Callable[[], Any], calls: int) -> float:
-    """Seconds a call, over `calls` of them, after one that is not timed (long calls do without)."""
+    """Seconds per call over `calls` calls, after one untimed call (none if calls are long)."""
     time.sleep(PAUSE_SECONDS)
     if calls > 1:
         call()
@@ -254,7 +254,7 @@ def summary(seconds: list[float], flops: float) -> dict[str, Any]:
 
 
 def compare(case: Case, min_time: float) -> dict[str, Any]:
-    """Turns of ours and of theirs, alternately, who begins alternating, until each has run for `min_time` seconds."""
+    """Alternates turns of ours and theirs, and who begins, until each has run for `min_time` seconds."""
     row = case.row
     our_error, their_error = case.errors()
     if not our_error <= TOLERANCE[row.dtype]:
@@ -292,7 +292,7 @@ def compare(case: Case, min_time: float) -> dict[str, Any]:
 
 
 def quietest(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `measure` returns, of several times while others disturb it: the time they did so least."""
+    """Repeats `measure` while other processes disturb it, and returns the least disturbed result."""
     best = measure()
     for _ in range(TRIES - 1):
         if best["others"] <= QUIET:
@@ -417,7 +417,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """One row a line."""
+    """JSON with one row per line."""
     text = "{\n"
     for number, (key, value) in enumerate(results.items()):
         text += ",\n" if number else ""

@@ -73,7 +73,7 @@ def sources_hash(root: Path) -> str | None:
 
 
 class Entrant:
-    """A contender in one cell: its calls, captured."""
+    """One contender on one shape: its calls, captured in a CUDA graph."""
 
     def __init__(self, name: str, prepare: Any, inputs: list[Inputs], stream: Any) -> None:
         import torch
@@ -105,7 +105,7 @@ class Entrant:
             self.calls[number % len(self.calls)].run()
 
     def turn(self) -> None:
-        """All launches, into the current stream."""
+        """Puts all launches on the current stream."""
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -119,7 +119,7 @@ def in_context(shape: Shape) -> Any:
 
 
 def repeats(entrant: Entrant, stream: Any) -> str:
-    """Empty when two runs give the same bits, else what differs."""
+    """Empty if two runs give the same bits, else names the outputs that differ."""
     import torch
 
     before = {name: t.clone() for name, t in entrant.calls[0].outputs().items()}
@@ -132,7 +132,7 @@ def repeats(entrant: Entrant, stream: Any) -> str:
 
 
 def reason_of(error: BaseException, warned: Sequence[Any] = ()) -> str:
-    """PyTorch tells why it refuses a shape by warnings; the error says only that no kernel was left."""
+    """Why PyTorch refuses a shape: the reasons are in warnings, the error says only that no kernel is available."""
     reasons = [str(warning.message).split(" (Triggered internally")[0] for warning in warned]
     reasons = [text for text in reasons if text and not re.search(r"not used because:|runtime disabled", text)]
     text = reasons[-1] if reasons else str(error).strip() or type(error).__name__
@@ -228,7 +228,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
 
 
 def once(shape: Shape, args: argparse.Namespace, library: Library | None) -> None:
-    """One run between cudaProfilerStart and -Stop, for Nsight Compute; a run before it loads what is loaded lazily."""
+    """One run between cudaProfilerStart and -Stop, for Nsight Compute; an earlier run triggers lazy loading."""
     import contenders
     import torch
 

@@ -1,4 +1,4 @@
-"""Who takes part in compare.py: ours through the C ABI, PyTorch's backends, FlashAttention-3 and -4 where installed.
+"""The contenders of compare.py: ours through the C ABI, PyTorch's backends, FlashAttention-3 and -4 where installed.
 
 A contender prepares a call from inputs on the GPU. A call is put into the current stream by `run`, allocates what its
 interface allocates, and afterwards holds its outputs, in Fovea's layout: (batch, seqlen, heads, size), packed (total,
@@ -28,7 +28,7 @@ Outputs = dict[str, Tensor]
 
 
 class NotSupported(RuntimeError):
-    """The contender has no way to do this shape; the text says what is missing."""
+    """The contender cannot run this shape; the text says why."""
 
 
 class Inputs:
@@ -65,7 +65,7 @@ class Call:
         raise NotImplementedError
 
     def poison(self) -> None:
-        """Fills outputs that the caller owns with NaN, so that an element nobody writes shows."""
+        """Fills the caller's outputs with NaN, so that an element that nobody writes shows."""
 
 
 # ---- ours
@@ -75,7 +75,7 @@ class OurCall(Call):
     def __init__(
         self, library: Library, backend: str | None, deterministic: bool, inputs: Inputs, pattern: str = ""
     ) -> None:
-        """`pattern`: of names of kernels that the pass which is measured may take."""
+        """`pattern` selects by name the kernels that the measured pass may use."""
         shape = inputs.shape
         self._keep: list[Tensor] = [inputs]
         device = (CUDA, torch.cuda.current_device())
@@ -138,7 +138,7 @@ class OurCall(Call):
 
 
 class TheirCall(Call):
-    """A function of q, k, v; its backward by torch.autograd.grad on a graph that is kept."""
+    """A function of q, k, v; its backward is torch.autograd.grad on a kept graph."""
 
     def __init__(self, inputs: Inputs, forward: Callable[..., Tensor], backend: str) -> None:
         self.backend = backend
@@ -161,7 +161,7 @@ class TheirCall(Call):
 
 
 def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
-    """scaled_dot_product_attention, held to one of its backends."""
+    """scaled_dot_product_attention with one backend."""
     shape = inputs.shape
     if shape.lengths:
         raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
@@ -280,7 +280,7 @@ Prepare = Callable[[Inputs], Call]
 
 
 def peers(wanted: list[str]) -> dict[str, Prepare]:
-    """Of the contenders that this machine has, those in `wanted`."""
+    """The contenders in `wanted` that this machine has."""
     found: dict[str, Prepare] = {
         "fa2": fa2_call,
         "cudnn": lambda inputs: sdpa_call(SDPBackend.CUDNN_ATTENTION, inputs),
@@ -297,7 +297,7 @@ def peers(wanted: list[str]) -> dict[str, Prepare]:
 
 @contextlib.contextmanager
 def kernels(pattern: str) -> Iterator[None]:
-    """Plans that are made inside take a main kernel whose name matches, where the pattern is not empty."""
+    """Plans made in this context use a main kernel whose name matches the pattern, unless it is empty."""
     if not pattern:
         yield
         return
@@ -313,8 +313,8 @@ def kernels(pattern: str) -> Iterator[None]:
 
 
 def ours(library: Library, backends: list[str], shape: Shape, patterns: list[str]) -> dict[str, Prepare]:
-    """One contender a backend and, after them, a pattern of kernels; "" is the choice of the library. A deterministic
-    backward brings the fast one along."""
+    """One contender a backend and, after them, a pattern of kernels; "" lets the library choose. A deterministic
+    backward is accompanied by the fast one."""
     found: dict[str, Prepare] = {}
     for number, backend in enumerate(backends):
         name = "ours" if number == 0 else f"ours:{backend}"

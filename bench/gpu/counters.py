@@ -40,7 +40,7 @@ RUN = re.compile(r"^profile: (.+)$", re.MULTILINE)
 
 
 class Failed(RuntimeError):
-    """Nothing came of a run under the profiler; the text says why, over several lines."""
+    """Profiling failed; the text says why, in several lines."""
 
 
 def find_ncu(given: str | None) -> str | None:
@@ -61,8 +61,8 @@ def last_lines(text: str, count: int = 12) -> str:
 
 
 def profile(profiler: str, program: list[str], labels: Iterable[str] = ncu.METRICS) -> tuple[str, str]:
-    """What a program prints that profiles runs of its own choice, and the raw page of its kernels as CSV, with the
-    metrics of these labels. Raises Failed."""
+    """Runs a program that marks what to profile. Returns what it prints, and the raw page of its kernels as CSV with
+    the metrics of these labels. Raises Failed."""
     with tempfile.TemporaryDirectory() as folder:
         report, log = str(Path(folder) / "report"), Path(folder) / "log"
         command = [
@@ -98,10 +98,10 @@ def profile(profiler: str, program: list[str], labels: Iterable[str] = ncu.METRI
 
 
 def find_tools(given: str | None) -> str:
-    """Nsight Compute; ends the program where it or a GPU is missing."""
-    ncu = find_ncu(given)
+    """The path of Nsight Compute; exits where it or a GPU is missing."""
+    profiler = find_ncu(given)
     program = Path(sys.argv[0]).name
-    if ncu is None:
+    if profiler is None:
         sys.exit(
             f"{program}: no ncu here. Install Nsight Compute (it is part of the CUDA toolkit; Debian: "
             "nvidia-nsight-compute), or give --ncu PATH; counters.py --csv FILE reads a page made elsewhere"
@@ -109,7 +109,7 @@ def find_tools(given: str | None) -> str:
     smi = shutil.which("nvidia-smi")
     if smi is None or subprocess.run([smi, "-L"], capture_output=True).returncode != 0:
         sys.exit(f"{program}: nvidia-smi sees no GPU here; counters.py --csv FILE reads a page made elsewhere")
-    return ncu
+    return profiler
 
 
 def profile_contenders(args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -129,7 +129,7 @@ def profile_contenders(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def runs_of(text: str, titles: list[str]) -> list[tuple[str, list[ncu.Kernel]]]:
-    """The kernels of each run; without titles, runs are numbered. Raises ValueError."""
+    """The kernels of each run; runs without titles are numbered. Raises ValueError."""
     kernels = ncu.read_csv(text)
     markers = sum(map(ncu.is_marker, kernels))
     titles = titles or [f"run {number + 1}" for number in range(markers)]
@@ -137,7 +137,7 @@ def runs_of(text: str, titles: list[str]) -> list[tuple[str, list[ncu.Kernel]]]:
 
 
 def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
-    """Counters of the rungs, a group after the other: in the form of bench/results/ladder_profile_*.json."""
+    """Counters of the rungs, group by group, in the form of bench/results/ladder_profile_*.json."""
     profiler = find_tools(args.ncu)
     version = subprocess.run([profiler, "--version"], capture_output=True, text=True).stdout.strip().splitlines()[-1:]
     result: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Cycles of kernels by Nsight Compute, for experiments: power moves a card's clock and with it times, but not cycles.
+"""Cycles of kernels by Nsight Compute, for experiments: power limits change a card's clock and its times, but not cycles.
 
     python3 bench/gpu/cycles.py --lib before=OLD/libfovea.so --lib now=build/cuda-dev/lib/libfovea.so -- --d 128 --s 512,4096
     python3 bench/gpu/cycles.py --lib tiles=PATH --json FILE -- --d 128 --kernels '*128x128_s2_queued_qreg,*192x80_s3_queued'
@@ -46,7 +46,7 @@ def cycles_of(ncu: str, library: Path, arguments: list[str]) -> dict[str, dict[s
 
 
 def table(variants: dict[str, Any]) -> list[str]:
-    """A line a problem, a column a kernel: thousands of cycles, and over those of the first column."""
+    """One line per problem, one column per kernel: thousands of cycles, and their ratio to the first column."""
     columns = [(library, kernel) for library, kernels in variants.items() for kernel in kernels]
     problems = dict.fromkeys(problem for library, kernel in columns for problem in variants[library][kernel])
     lines = ["| problem | " + " | ".join(f"{library}: {kernel}" for library, kernel in columns) + " |"]

@@ -30,7 +30,7 @@ def _number(text: str) -> float | str:
 
 
 class Gpu:
-    """Reads one GPU through NVML where its Python package is there, else through nvidia-smi. Changes nothing."""
+    """Reads one GPU by NVML if its Python package is installed, else by nvidia-smi. Changes no setting."""
 
     def __init__(self, index: int, uuid: str | None = None) -> None:
         # CUDA and NVML number GPUs differently; the UUID is common to both.
@@ -63,7 +63,7 @@ class Gpu:
         return self._smi(_FIXED)
 
     def _milliwatts(self) -> float:
-        """Of this moment where the driver tells it; else the mean of the last second."""
+        """Power now if the driver reports it, else the mean of the last second."""
         n = self._nvml
         with contextlib.suppress(Exception):
             value = n.nvmlDeviceGetFieldValues(self._handle, [n.NVML_FI_DEV_POWER_INSTANT])[0]

@@ -1,4 +1,4 @@
-"""The groups of the ladder, as `fovea ladder --list --json` tells them."""
+"""The groups of the ladder, from `fovea ladder --list --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "build/release/bin/fovea"
 
 
 def list_groups(program: Path, where: str) -> dict[str, list[str]]:
-    """name -> shapes, of the groups on "cpu" or "gpu". Raises ValueError."""
+    """name -> shapes of the groups on "cpu" or "gpu". Raises ValueError."""
     try:
         done = subprocess.run([program, "ladder", "--list", "--json"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -38,7 +38,7 @@ HEADS = 16
 
 @dataclass
 class Peer:
-    """A call, and how far a part of its last output is from float64."""
+    """A call, and the error of a part of its last output against float64."""
 
     name: str
     run: Callable[[], None]
@@ -88,7 +88,7 @@ def softmax_peers(shape: tuple[int, ...], device: str) -> list[Peer]:
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """Over (n, d) matrices, as they come: float64 in, float64 out. Causal: row i of q sees keys 0 to i."""
+    """Attention over (n, d) matrices in float64. Causal: row i of q sees keys 0 to i."""
     scores = q @ k.T * q.shape[-1] ** -0.5
     if causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape, dtype=bool).triu(1), float("-inf"))
@@ -148,7 +148,7 @@ def attention_peers(
 
 
 def numba_rung(shape: tuple[int, ...], device: str) -> list[Peer]:
-    """Rung 33, which is timed as the peers are and stands among the rungs."""
+    """Rung 33: timed like the peers, listed among the rungs."""
     import torch
 
     try:
@@ -192,7 +192,7 @@ def numba_rung(shape: tuple[int, ...], device: str) -> list[Peer]:
 
 
 def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[], list[Peer]]]:
-    """Of a group of the ladder: what prepares them, each alone, so that one which this machine lacks stops no other."""
+    """The peers of a group. Each is prepared alone, so that a missing one stops no other."""
     import torch
     from torch.nn.attention import SDPBackend as Backend
 
@@ -216,7 +216,7 @@ def peers_of(group: str, shape: tuple[int, ...], device: str) -> list[Callable[[
 
 
 def time_on_gpu(run: Callable[[], None], stream: Any) -> tuple[list[float], str]:
-    """Seconds of a launch in each round, and by which clock; see compare.py."""
+    """Seconds per launch in each round, and the clock that measured them; see compare.py."""
     import torch
 
     class Call:
@@ -282,7 +282,7 @@ def summary(seconds: list[float]) -> dict[str, Any]:
 
 
 def host_text() -> str:
-    """As `fovea ladder` names the host."""
+    """The host's name, as `fovea ladder` gives it."""
     name = "a processor without a name"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name") and ": " in line:

@@ -1,4 +1,4 @@
-"""Nsight Compute's raw page as one table: what is asked of it, how its CSV is read, what follows. No GPU is needed."""
+"""Nsight Compute's raw page as one table: the metrics, the CSV reader, the figures derived from them. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Kernel:
 
     @property
     def flop(self) -> float:
-        """Executed: on tensor cores, and float32 on the others. More than the problem has where work is repeated."""
+        """Executed FLOPs: on tensor cores, and float32 on CUDA cores. Repeated work counts each time."""
         v = self.values
         return self.tensor_flop + 2 * v.get("ffma", 0.0) + v.get("fadd", 0.0) + v.get("fmul", 0.0)
 
@@ -104,7 +104,7 @@ def number(text: str) -> float | None:
 
 
 def read_csv(text: str) -> list[Kernel]:
-    """`ncu --csv --page raw --print-units base`: a line of names, a line of units, a line a kernel. Lines before the
+    """`ncu --csv --page raw --print-units base`: a line of names, a line of units, one line per kernel. Lines before the
     table (the tool's own messages start with ==) are skipped."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -133,7 +133,7 @@ def read_csv(text: str) -> list[Kernel]:
 
 
 def short_name(name: str) -> str:
-    """Without the return type, parameters and namespaces of a function; its template arguments stay."""
+    """The function's name and template arguments, without return type, parameters and namespaces."""
     name = re.sub(r"^void |(<unnamed>|\(anonymous namespace\))::", "", name)
     depth = 0
     for i, c in enumerate(name):
@@ -150,7 +150,7 @@ def is_marker(kernel: Kernel) -> bool:
 
 
 def split_at_markers(kernels: Iterable[Kernel], titles: Sequence[str]) -> list[tuple[str, list[Kernel]]]:
-    """Kernels of each run: a marker stands before each."""
+    """The kernels of each run; a marker kernel precedes each run."""
     runs: list[list[Kernel]] = []
     for kernel in kernels:
         if is_marker(kernel):
@@ -209,7 +209,7 @@ def cells(kernel: Kernel) -> list[str]:
 
 
 def table(runs: Iterable[tuple[str, list[Kernel]]]) -> list[str]:
-    """Markdown: a table a run."""
+    """Markdown, one table per run."""
     text: list[str] = []
     for title, kernels in runs:
         text += [

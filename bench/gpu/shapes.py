@@ -115,7 +115,7 @@ def grid(
 
 
 def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tuple[int, ...]:
-    """Random lengths that add up to `total`; the last is what is left."""
+    """Random lengths that add up to `total`; the last takes the rest."""
     rng = random.Random(seed)
     lengths: list[int] = []
     while (left := total - sum(lengths)) > 0:
@@ -125,7 +125,7 @@ def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tu
 
 
 def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
-    """What the grid does not show: float32, grouped heads, a window, packed sequences, few tokens, many keys."""
+    """What the grid leaves out: float32, grouped heads, a window, packed sequences, few tokens, many keys."""
 
     def rows(allowed: Sequence[str], dtype: str, *sizes: int, **more: object) -> list[Shape]:
         b, s_q, s_k, h_q, h_kv, d = sizes
@@ -156,7 +156,7 @@ _NUMBER = re.compile(r"(b|sk|s|hkv|h|dv|d|w)(\d+)$")
 
 
 def parse(text: str) -> Shape:
-    """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d have to be there."""
+    """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
     dtype, pass_, causal, lse = "bf16", "fwd", False, False
     for word in filter(None, re.split(r"[,\s]+", text)):

@@ -1,4 +1,4 @@
-"""What compare.py makes of its times: medians and quartiles, tables of ratios, the file of results. No GPU needed."""
+"""Statistics of times, tables of ratios, and the file of results of compare.py. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORED_BEST = Path(__file__).resolve().parent / "peers_h200.json"
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest of the sorted values."""
+    """Interpolates linearly between the two nearest sorted values."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = math.floor(place)
@@ -31,7 +31,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summary(milliseconds: Sequence[float], flops: float, tensor_bytes: float) -> dict[str, float]:
-    """Median, quartiles, and the spread: their distance over the median."""
+    """Median, quartiles, and the spread: interquartile range over the median."""
     median, q1, q3 = (quantile(milliseconds, share) for share in (0.5, 0.25, 0.75))
     return {
         "ms": float(f"{median:.6g}"),
@@ -52,7 +52,7 @@ def is_ours(name: str) -> bool:
 
 
 def milliseconds(row: Row, name: str) -> float | None:
-    """None where the contender did not run, or gave wrong results."""
+    """None if the contender did not run, or was wrong."""
     found = row["contenders"].get(name, {}).get("ms")
     return None if found is None else float(found)
 
@@ -64,7 +64,7 @@ def ratio(row: Row, ours: str, peer: str) -> float | None:
 
 
 def best_peer(row: Row) -> str | None:
-    """The fastest of the others in this run."""
+    """The fastest peer of this run."""
     times = {name: milliseconds(row, name) for name in row["contenders"] if not is_ours(name)}
     there = {name: time for name, time in times.items() if time is not None}
     return min(there, key=lambda name: there[name]) if there else None
@@ -97,7 +97,7 @@ def cell(value: float | None) -> str:
 
 
 def grid_table(rows: list[Row], value: Callable[[Row], float | None]) -> list[str]:
-    """A line a head size and mask, a column a length; below it the geometric mean and the least."""
+    """One line per head size and mask, one column per length; below, the geometric mean and the minimum."""
     lengths = sorted({row["s_q"] for row in rows})
     lines = {}
     for row in rows:
@@ -233,7 +233,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump(results: dict[str, Any]) -> str:
-    """One row a line."""
+    """JSON with one row per line."""
     parts = []
     for key, value in results.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

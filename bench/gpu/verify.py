@@ -1,4 +1,4 @@
-"""Float64 attention of a few heads on the GPU, and how far a contender's outputs are from it."""
+"""Float64 attention of a few heads on the GPU, and the error of a contender's outputs against it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def errors(expected: list[Slice], outputs: Outputs) -> dict[str, float]:
 
 
 def wrong(shape: Shape, found: dict[str, float], outputs: Outputs) -> str:
-    """Empty when all is well, else what is wrong."""
+    """Empty if every error is allowed, else names what is wrong."""
     for name, error in found.items():
         allowed = (
             LSE_TOLERANCE[shape.dtype] if name == "lse" else tolerance(shape) * (ROW_FACTOR if "row" in name else 1)
