@@ -15,7 +15,7 @@ from data import Row
 # Near Okabe and Ito's colours, which people with any kind of colour vision tell apart; all stand out on white and on black.
 # The library is blue everywhere, rungs of the ladder are green, others take the rest in turn.
 OURS, RUNG, ORANGE, PINK, RED, SKY, VIOLET = "#2f7fd0", "#0b9a6d", "#e69f00", "#cc79a7", "#d9622b", "#56b4e9", "#8566cf"
-GREY = "#8a8f98"
+GREY, LIGHT_RUNG, PEAK = "#8a8f98", "rgba(11,154,109,0.5)", "rgba(138,143,152,0.35)"
 OTHERS = (ORANGE, PINK, SKY, RED, VIOLET)
 CONTENDERS = {"ours": OURS, "fa2": ORANGE, "cudnn": RUNG, "fa3": RED, "fa4": PINK, "efficient": SKY}
 # Bounds as fovea ladder names them, short enough for the axis of a phone.
@@ -95,45 +95,78 @@ def length_axis(found: go.Figure, lengths: Iterable[int]) -> None:
 
 
 def ladder_bars(rows: list[Row]) -> go.Figure:
-    """Rungs of one group at one shape as bars, below them the peers and the peak."""
+    """Rungs of one group at one shape as bars, below them the peers and the peak. Where the library took turns with the rungs,
+    two thin bars under each rung are the rates of rung and library in the same turns."""
     unit = rows[0]["unit"]
-    peaks = [(row["bound"], peak) for row in rows if (peak := data.peak_rate(row))]
-    divisor, unit = scaled([row["rate"] for row in rows] + [rate for _, rate in peaks], unit)
-    names: list[str] = []
-    rates: list[float] = []
-    colors: list[str] = []
-    texts: list[str] = []
-    hovers: list[str] = []
-
-    def add(name: str, rate: float, color: str, hover: str, share: float | None) -> None:
+    peaks = {row["bound"]: peak for row in rows if (peak := data.peak_rate(row))}
+    divisor, unit = scaled([row["rate"] for row in rows] + list(peaks.values()), unit)
+    turns = turn_bars(rows, divisor, unit)
+    names = [row["rung"] for row in rows]
+    rates = [row["rate"] / divisor for row in rows]
+    colors = [RUNG] * len(rows)
+    texts = [rate_text(row["rate"] / divisor, row.get("share_of_peak")) for row in rows]
+    hovers = [rung_hover(row) for row in rows]
+    below = [
+        (peer["name"], data.peer_rate(rows[-1], peer), OURS if is_library(peer) else ORANGE, seconds_text(peer["seconds"]))
+        for peer in rows[-1].get("peers", [])
+        if not (turns and is_library(peer))
+    ]
+    below += [(BOUNDS.get(bound, "peak"), rate, PEAK, bound) for bound, rate in peaks.items()]
+    for name, rate, color, words in below:
         names.append(in_lines(name))
         rates.append(rate / divisor)
         colors.append(color)
-        texts.append(three_digits(rate / divisor) + (f" · {share:.0%}" if share is not None and share >= 0.01 else ""))
-        hovers.append(hover)
-
-    for row in rows:
-        lines = [f"<b>{row['rung']}</b>, {row['shape']}",
-                 f"{seconds_text(row['median_seconds'])}, spread {row['spread']:.1%}"]  # fmt: skip
-        if "share_of_peak" in row:
-            lines.append(f"{row['share_of_peak']:.1%} of the peak ({row['bound']})")
-        if "times_the_rung_before" in row:
-            lines.append(f"{row['times_the_rung_before']:.2f} times as fast as the rung before")
-        lines += [f"{peer['share']:.2f} times as fast as {peer['name']}" for peer in row.get("peers", [])]
-        add(row["rung"], row["rate"], RUNG, "<br>".join(lines), row.get("share_of_peak"))
-    last = rows[-1]
-    for peer in last.get("peers", []):
-        rate = last["rate"] * last["median_seconds"] / peer["seconds"]
-        add(peer["name"], rate, OURS if is_library(peer) else ORANGE, f"<b>{peer['name']}</b><br>{seconds_text(peer['seconds'])}", None)
-    for bound, rate in dict(peaks).items():
-        add(BOUNDS.get(bound, "peak"), rate, "rgba(138,143,152,0.35)", f"<b>{bound}</b><br>{rate / divisor:.4g} {unit}", None)
-    found = figure(54 + 26 * len(names), x=unit)
+        texts.append(rate_text(rate / divisor))
+        hovers.append(f"<b>{name}</b><br>{words}<br>{rate / divisor:.4g} {unit}")
+    found = figure(54 + 26 * len(names) + (18 * len(rows) if turns else 0), x=unit)
     found.add_bar(x=rates, y=names, orientation="h", marker={"color": colors}, text=texts, textposition="outside",
                   cliponaxis=False, hovertext=hovers, hoverinfo="text")  # fmt: skip
+    if turns:
+        found.data[0].update(name="rung, alone", width=[0.5] * len(names), offset=[-0.45] * len(rows) + [-0.25] * len(below))
+        for bars in turns:
+            found.add_bar(orientation="h", cliponaxis=False, hoverinfo="text", **bars)
     found.update_layout(bargap=0.25)
     found.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
-    found.update_xaxes(range=[0, max(rates) * 1.22], nticks=4)
+    longest = max(x for bar in found.data for x in bar.x if x is not None)
+    found.update_xaxes(range=[0, longest * 1.22], nticks=4)
     return found
+
+
+def turn_bars(rows: list[Row], divisor: float, unit: str) -> list[dict[str, Any]]:
+    """Of a figure of bars: the rungs and the library in the same turns, as two thin bars under each rung's own; none where they
+    took no turns."""
+    pairs = [(row, peer, data.rate_in_turns(row, peer)) for row in rows if (peer := data.library_peer(row)) is not None]
+    if not any(rate for _, _, rate in pairs):
+        return []
+    names = [row["rung"] for row, _, _ in pairs]
+    rungs = [None if rate is None else rate / divisor for _, _, rate in pairs]
+    library = [data.peer_rate(row, peer) / divisor for row, peer, _ in pairs]
+    hovers = [
+        f"<b>{row['rung']}</b>" + (f" in turns: {rung:.4g} {unit}" if rung else "") + f"<br><b>{peer['name']}</b>"
+        f"{' in the same turns' if rung else ''}: {fovea:.4g} {unit}<br>{peer['share']:.2f} times as fast as the library"
+        for (row, peer, _), rung, fovea in zip(pairs, rungs, library, strict=True)
+    ]
+    texts = [f"{peer['share']:.2f}× the library" for _, peer, _ in pairs]
+    one: dict[str, Any] = {"y": names, "width": 0.14, "hovertext": hovers}
+    return [
+        one | {"name": "rung, in turns with the library", "x": rungs, "offset": 0.1, "marker": {"color": LIGHT_RUNG}},
+        one | {"name": "the library, in the same turns", "x": library, "offset": 0.26, "marker": {"color": OURS},
+               "text": texts, "textposition": "outside", "constraintext": "none", "textfont": {"size": 9}},
+    ]  # fmt: skip
+
+
+def rate_text(rate: float, share: float | None = None) -> str:
+    return three_digits(rate) + (f" · {share:.0%}" if share is not None and share >= 0.01 else "")
+
+
+def rung_hover(row: Row) -> str:
+    lines = [f"<b>{row['rung']}</b>, {row['shape']}", f"{seconds_text(row['median_seconds'])}, spread {row['spread']:.1%}"]
+    if "share_of_peak" in row:
+        lines.append(f"{row['share_of_peak']:.1%} of the peak ({row['bound']})")
+    if "times_the_rung_before" in row:
+        lines.append(f"{row['times_the_rung_before']:.2f} times as fast as the rung before")
+    lines += [f"{peer['share']:.2f} times as fast as {peer['name']}" for peer in row.get("peers", [])]
+    return "<br>".join(lines)
 
 
 def in_lines(name: str) -> str:
@@ -141,13 +174,13 @@ def in_lines(name: str) -> str:
     return "<br>".join(textwrap.wrap(name, 28, break_long_words=False)) or name
 
 
-def is_library(peer: dict[str, Any]) -> bool:
+def is_library(peer: Row) -> bool:
     return str(peer["name"]).startswith("fovea ")
 
 
 def ramp(index: int, count: int) -> str:
     """From grey to the green of the last rung."""
-    share = index / max(count - 1, 1)
+    share = index / (count - 1) if count > 1 else 1.0
     first, last = (0xB4, 0xBC, 0xC4), (0x0B, 0x9A, 0x6D)
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(first, last, strict=True))
 
@@ -162,16 +195,25 @@ def ladder_lengths(shapes: dict[str, list[Row]]) -> go.Figure:
         points = sorted((data.length_of(row["shape"]), row["rate"] / divisor) for row in rows if row["rung"] == rung)
         found.add_scatter(x=[x for x, _ in points], y=[y for _, y in points], name=rung, mode="lines+markers",
                           line={"color": ramp(index, len(rungs)), "width": 2})  # fmt: skip
-    peers: dict[str, dict[int, float]] = {}
-    for row in rows:
-        for peer in row.get("peers", []):
-            name = "Fovea" if is_library(peer) else peer["name"]
-            rate = row["rate"] * row["median_seconds"] / peer["seconds"]
-            peers.setdefault(name, {})[data.length_of(row["shape"])] = rate / divisor
-    others = [name for name in peers if name != "Fovea"]
-    for name, by_length in peers.items():
+    # Beside the last rung: its peers, and its own rates in its turns with the library.
+    others: list[str] = []
+    lines: dict[str, tuple[str, dict[int, float]]] = {}
+    for last in (here[-1] for here in shapes.values()):
+        for peer in last.get("peers", []):
+            name, color = peer["name"], OURS
+            beside = data.rate_in_turns(last, peer) if is_library(peer) else None
+            if is_library(peer):
+                name = "Fovea" if beside is None else "Fovea, in the same turns"
+            else:
+                others += [name] if name not in others else []
+                color = OTHERS[others.index(name) % len(OTHERS)]
+            here = [(name, color, data.peer_rate(last, peer))]
+            if beside is not None:
+                here.insert(0, (f"{last['rung']}, in turns with Fovea", ramp(1, 1), beside))
+            for line, color, rate in here:
+                lines.setdefault(line, (color, {}))[1][data.length_of(last["shape"])] = rate / divisor
+    for name, (color, by_length) in lines.items():
         points = sorted(by_length.items())
-        color = OURS if name == "Fovea" else OTHERS[others.index(name) % len(OTHERS)]
         found.add_scatter(x=[x for x, _ in points], y=[y for _, y in points], name=name, mode="lines+markers",
                           line={"color": color, "width": 3, "dash": "dot"})  # fmt: skip
     length_axis(found, (data.length_of(row["shape"]) for row in rows))

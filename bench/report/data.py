@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -168,6 +169,22 @@ def peak_rate(row: Row) -> float | None:
     """The peak that a row's share is of, in the row's unit."""
     share = row.get("share_of_peak")
     return row["rate"] / share if share else None
+
+
+def library_peer(row: Row) -> Row | None:
+    """The library among the peers of a rung."""
+    return next((peer for peer in row.get("peers", []) if str(peer["name"]).startswith("fovea ")), None)
+
+
+def peer_rate(row: Row, peer: Row) -> float:
+    """In the row's unit."""
+    return float(row["rate"] * row["median_seconds"] / peer["seconds"])
+
+
+def rate_in_turns(row: Row, peer: Row) -> float | None:
+    """The rung's own rate while it took turns with the peer; None where each was timed alone. A share is of the same turns."""
+    rate = peer_rate(row, peer) * peer["share"]
+    return None if math.isclose(rate, row["rate"], rel_tol=1e-6) else rate
 
 
 def is_on_cpu(row: Row) -> bool:

@@ -88,12 +88,15 @@ def source(result: Row) -> str:
 
 
 def picture(title: str, figure: Any, note: str = "", small: bool = False) -> Picture:
-    legend = []
-    for trace in figure.data:
-        if trace.name and not small:
-            legend.append((trace.name, (trace.line.color if trace.mode != "markers" else None) or trace.marker.color))
+    legend = [] if small else [(trace.name, color_of(trace)) for trace in figure.data if trace.name]
     # "<" would end the element of the page that holds it.
     return Picture(title, figure.to_json().replace("<", "\\u003c"), note, small, legend)
+
+
+def color_of(trace: Any) -> str:
+    """The colour of a trace, of its first bar where bars have several."""
+    color = trace.marker.color if trace.type == "bar" or trace.mode == "markers" else trace.line.color
+    return str(color if isinstance(color, str) else color[0])
 
 
 # ---- sections
@@ -116,7 +119,9 @@ def ladder_blocks(results: Results) -> Iterator[Block]:
 
 def ladder_table(rows: list[Row]) -> Table:
     peers = list(dict.fromkeys(peer["name"] for row in rows for peer in row.get("peers", [])))
-    head = ["rung", "shape", "median", "spread", "rate", "of peak", "of the rung before", *(f"of {peer}" for peer in peers)]
+    turned = {peer["name"] for row in rows for peer in row.get("peers", []) if data.rate_in_turns(row, peer) is not None}
+    head = ["rung", "shape", "median", "spread", "rate", "of peak", "of the rung before",
+            *(f"of {peer}" + (", in turns" if peer in turned else "") for peer in peers)]  # fmt: skip
     body = []
     for row in rows:
         shares = {peer["name"]: f"{peer['share']:.2f}×" for peer in row.get("peers", [])}
@@ -284,7 +289,8 @@ def sections(results: Results, resources: str | None) -> list[Section]:
     """Those that have something to show."""
     found = [
         Section("ladder", "The ladder", "Each rung changes one idea of the rung before, solves the same problem, and is checked "
-                "against float64 before it is timed.", list(ladder_blocks(results))),
+                "against float64 before it is timed: alone, and on GPUs again in turns with the library, as a GPU's clock falls under "
+                "load. Rates of the same turns can be compared with each other.", list(ladder_blocks(results))),
         Section("rooflines", "Rooflines", "What the chip allows at each number of operations for a byte of memory. Circles: operations "
                 "and bytes that the problem needs at least; diamonds: those that the counters saw.",
                 list(roofline_blocks(results))),

@@ -47,6 +47,12 @@ def costs(group, shape):
     return 4 * a * b * b * c[0] * (2.5 if group == "backward" else 1), a * b * (4 * c[0] * (2 if group == "tensor" else 4) + 4)
 
 
+def peer(name, seconds, share, in_turns):
+    """Of a rung that takes `seconds` alone, and a tenth more in turns with the library, as a GPU's clock falls."""
+    beside = seconds * (1.1 if in_turns else 1)
+    return {"name": name, "seconds": beside * share, "rung_seconds": beside, "share": share}
+
+
 def ladder():
     rows = []
     for group, rungs in RUNGS.items():
@@ -66,7 +72,7 @@ def ladder():
                 }  # fmt: skip
                 if before:
                     row["times_the_rung_before"] = before / seconds
-                row["peers"] = [{"name": name, "seconds": seconds * factor, "share": factor}
+                row["peers"] = [peer(name, seconds, factor, name.startswith("fovea cuda"))
                                 for name, factor in zip(PEERS[group], (0.6 * share / 0.63, 0.9, 0.4), strict=False)]  # fmt: skip
                 before = seconds
                 rows.append(row)

@@ -142,11 +142,66 @@ def test_roofline_needs_its_ceilings():
     assert charts.roofline(result | {"peaks": only_memory}, False, [], []) is None
 
 
+def rows_of(group):
+    return [row for row in fixtures.ladder()["rows"] if row["group"] == group and "rate" in row]
+
+
 def test_bars_are_the_rates_of_the_file():
-    rows = [row for row in fixtures.ladder()["rows"] if row["group"] == "attention" and "rate" in row]
+    rows = rows_of("attention")
     bar = charts.ladder_bars(rows).data[0]
-    assert list(bar.y) == [row["rung"] for row in rows] + ["fovea cuda_simt", "PyTorch efficient", "peak, CUDA cores"]
+    assert list(bar.y) == [row["rung"] for row in rows] + ["PyTorch efficient", "peak, CUDA cores"]
     assert bar.x[0] == pytest.approx(rows[0]["rate"] / 1e3)
     peer = rows[-1]["peers"][1]
-    assert bar.x[4] == pytest.approx(rows[-1]["flops"] / peer["seconds"] * 1e-12)
-    assert bar.x[5] == pytest.approx(fixtures.PEAKS["attention"] / 1e3)
+    assert bar.x[3] == pytest.approx(rows[-1]["flops"] / peer["seconds"] * 1e-12)
+    assert bar.x[4] == pytest.approx(fixtures.PEAKS["attention"] / 1e3)
+
+
+def test_rung_and_library_stand_beside_each_other_in_the_rates_of_the_same_turns():
+    rows = rows_of("attention")
+    alone, rungs, library = charts.ladder_bars(rows).data
+    assert list(rungs.y) == list(library.y) == [row["rung"] for row in rows]
+    for i, row in enumerate(rows):
+        peer = row["peers"][0]
+        assert rungs.x[i] == pytest.approx(row["flops"] / peer["rung_seconds"] * 1e-12)
+        assert rungs.x[i] == pytest.approx(alone.x[i] / 1.1)
+        assert library.x[i] == pytest.approx(row["flops"] / peer["seconds"] * 1e-12)
+        assert rungs.x[i] / library.x[i] == pytest.approx(peer["share"])
+        assert library.text[i] == f"{peer['share']:.2f}× the library"
+        del peer["rung_seconds"]  # files of older versions have none
+    assert [bar.to_plotly_json() for bar in charts.ladder_bars(rows).data[1:]] == [rungs.to_plotly_json(), library.to_plotly_json()]
+    assert report.picture("", charts.ladder_bars(rows)).legend == [
+        ("rung, alone", charts.RUNG), ("rung, in turns with the library", charts.LIGHT_RUNG),
+        ("the library, in the same turns", charts.OURS),
+    ]  # fmt: skip
+
+
+def test_on_a_cpu_the_library_is_one_bar():
+    rows = rows_of("cpu")
+    [bar] = charts.ladder_bars(rows).data
+    assert list(bar.y) == [row["rung"] for row in rows] + ["fovea cpu_avx512", "peak"]
+    assert bar.x[3] == pytest.approx(rows[-1]["flops"] / rows[-1]["peers"][0]["seconds"] * 1e-9)
+
+
+def test_a_rung_without_turns_stands_beside_the_library_alone():
+    rows = rows_of("attention")
+    rows[1]["peers"][0] |= {"rung_seconds": rows[1]["median_seconds"], "seconds": rows[1]["median_seconds"] * rows[1]["peers"][0]["share"]}
+    _, rungs, library = charts.ladder_bars(rows).data
+    assert rungs.x[1] is None and rungs.x[2] is not None
+    assert library.x[1] == pytest.approx(rows[1]["flops"] / rows[1]["peers"][0]["seconds"] * 1e-12)
+
+
+def test_lines_of_the_last_rung_and_the_library_are_of_the_same_turns():
+    shapes = data.group_rows(rows_of("tensor"))["tensor"]
+    lines = {line.name: dict(zip(line.x, line.y, strict=True)) for line in charts.ladder_lengths(shapes).data}
+    for rows in shapes.values():
+        last = rows[-1]
+        length, peer = data.length_of(last["shape"]), last["peers"][0]
+        assert lines[last["rung"]][length] == pytest.approx(last["rate"] / 1e3)
+        beside = lines[f"{last['rung']}, in turns with Fovea"][length]
+        assert beside / lines["Fovea, in the same turns"][length] == pytest.approx(peer["share"])
+        assert beside == pytest.approx(last["rate"] / 1.1e3)
+
+
+def test_tables_name_what_took_turns():
+    assert "of fovea cuda_simt, in turns" in report.ladder_table(rows_of("attention")).head
+    assert "of fovea cpu_avx512" in report.ladder_table(rows_of("cpu")).head
