@@ -17,7 +17,7 @@
 # FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
 set -euo pipefail
 
-run=(g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev libpng-dev
+run=(g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev
      libcairo2-dev libpango1.0-dev fonts-dejavu-core)
 build=("${run[@]}" python3 libgtest-dev)
 test=(clang clang-format)

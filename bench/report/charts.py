@@ -146,11 +146,11 @@ def turn_bars(rows: list[Row], divisor: float, unit: str) -> list[dict[str, Any]
         f"{' in the same turns' if rung else ''}: {fovea:.4g} {unit}<br>{peer['share']:.2f} times as fast as the library"
         for (row, peer, _), rung, fovea in zip(pairs, rungs, library, strict=True)
     ]
-    texts = [f"{peer['share']:.2f}× the library" for _, peer, _ in pairs]
+    texts = [f"{peer['share']:.2f}×" for _, peer, _ in pairs]
     one: dict[str, Any] = {"y": names, "width": 0.14, "hovertext": hovers}
     return [
         one | {"name": "rung, in turns with the library", "x": rungs, "offset": 0.1, "marker": {"color": LIGHT_RUNG}},
-        one | {"name": "the library, in the same turns", "x": library, "offset": 0.26, "marker": {"color": OURS},
+        one | {"name": "the library, in the same turns; rung ÷ library", "x": library, "offset": 0.26, "marker": {"color": OURS},
                "text": texts, "textposition": "outside", "constraintext": "none", "textfont": {"size": 9}},
     ]  # fmt: skip
 

@@ -1,5 +1,4 @@
-// `fovea demo`: attention over a real layer's queries, keys and values, what it cost, how exact it is, and a
-// picture of one head.
+// `fovea demo`: attention over a real layer's queries, keys and values: speed, memory, error, and a picture of one head.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -28,8 +27,8 @@ struct DemoOptions {
   bool json = false;
 };
 
-constexpr int64_t kWindow = 52;      // tokens with labels that a screen has room for
-constexpr int64_t kMostWindow = 96;  // beyond this the picture does not fit any screen
+constexpr int64_t kWindow = 52;      // as many named tokens as make a picture the width of a page
+constexpr int64_t kMostWindow = 96;  // as many as fit a large screen
 
 struct Run {
   std::string type, backend, reason;
@@ -94,22 +93,14 @@ Run run_textbook(const Inputs& inputs, const std::vector<double>& oracle, double
   return run;
 }
 
-/// One name for each token: from the file where it has them, else their numbers.
-std::vector<std::string> token_names(const Inputs& inputs, int64_t seqlen, bool& from_file) {
+/// The names of the tokens in the metadata of the file; none where it does not name each of them.
+std::vector<std::string> token_names(const Inputs& inputs, int64_t seqlen) {
   std::vector<std::string> names;
   const auto entry = inputs.metadata.find("tokens");
-  if (entry != inputs.metadata.end()) {
-    const Json parsed = Json::parse(entry->second, nullptr, false);
-    if (parsed.is_array()) {
-      for (const Json& token : parsed)
-        names.push_back(token.is_string() ? safe_text(token.get<std::string>()) : "?");
-    }
-  }
-  from_file = static_cast<int64_t>(names.size()) == seqlen;
-  if (!from_file) {
-    names.clear();
-    for (int64_t i = 0; i < seqlen; ++i) names.push_back(std::to_string(i));
-  }
+  if (entry == inputs.metadata.end()) return names;
+  const Json parsed = Json::parse(entry->second, nullptr, false);
+  if (!parsed.is_array() || static_cast<int64_t>(parsed.size()) != seqlen) return names;
+  for (const Json& token : parsed) names.push_back(token.is_string() ? token.get<std::string>() : "?");
   return names;
 }
 
@@ -135,14 +126,9 @@ Range busiest_window(const WeightGrid& all, int64_t size) {
   return best;
 }
 
-/// The largest weights between different tokens of the window, a line each.
-std::vector<std::string> strongest_looks(const WeightGrid& all, Range window,
-                                         const std::vector<std::string>& names) {
+/// The largest weights between different tokens of the window, largest first.
+std::vector<Look> strongest_looks(const WeightGrid& all, Range window) {
   constexpr size_t kMost = 8;
-  struct Look {
-    float weight;
-    int64_t query, key;
-  };
   std::vector<Look> looks;
   for (int64_t i = window.first; i < window.last; ++i) {
     for (int64_t j = window.first; j < window.last; ++j) {
@@ -152,12 +138,7 @@ std::vector<std::string> strongest_looks(const WeightGrid& all, Range window,
   std::stable_sort(looks.begin(), looks.end(),
                    [](const Look& a, const Look& b) { return a.weight > b.weight; });
   looks.resize(std::min(looks.size(), kMost));
-  std::vector<std::string> lines = {"Strongest looks at another token:"};
-  const auto named = [&](int64_t i) { return fmt::format("{} {}", i, names[static_cast<size_t>(i)]); };
-  for (const Look& look : looks) {
-    lines.push_back(fmt::format("{:.2f}  {:<16} -> {}", look.weight, named(look.query), named(look.key)));
-  }
-  return lines;
+  return looks;
 }
 
 Range chosen_window(const std::string& tokens, const WeightGrid& all) {
@@ -191,133 +172,187 @@ Json to_json(const Run& run) {
           {"relative_error", run.error.relative}};
 }
 
-Exit run_demo(const DemoOptions& options) {
-  if (!options.output.empty()) check_output("--output", options.output, {".png"}, {options.input});
-  InputFiles files;
-  files.input = options.input;
-  const Inputs inputs = read_inputs(files);
+/// Sizes of the sample, whose queries and keys are of the same tokens.
+struct Sizes {
+  int64_t batch, seqlen, heads;
+  /// Of one matrix of scores in float32, as the textbook keeps it.
+  double matrix() const { return 4 * static_cast<double>(seqlen) * static_cast<double>(seqlen); }
+  double all_matrices() const { return matrix() * static_cast<double>(batch * heads); }
+};
+
+Sizes sizes_of(const Inputs& inputs) {
   const std::vector<int64_t> q = full_shape(inputs.q.shape, false), k = full_shape(inputs.k.shape, false);
   if (q[1] != k[1]) {
-    throw Failure(Exit::problem,
-                  fmt::format("k: got {} keys for {} queries, expected as many (self-attention); use fovea "
-                              "attend and fovea look for others",
-                              k[1], q[1]));
+    throw Failure(
+        Exit::problem,
+        fmt::format("k: got {} keys for {} queries, expected as many (self-attention); use fovea attend and "
+                    "fovea look for others",
+                    k[1], q[1]));
   }
-  const int64_t seqlen = q[1], batch = q[0], heads = q[2];
-  Execution execution;
-  execution.threads = options.threads;
-  const int threads = execution.resolved_threads();
+  return {q[0], q[1], q[2]};
+}
 
+struct Measured {
+  std::vector<Run> runs;  ///< in the sample's type, and in float32 where that is another
+  Run textbook;
+};
+
+Measured measure_all(const Inputs& inputs, int threads) {
   const std::vector<double> oracle = oracle_output(inputs);
-  std::vector<Run> runs;
-  runs.push_back(run_as(inputs, inputs.q.type, oracle, threads));
-  if (inputs.q.type != ElementType::f32) runs.push_back(run_as(inputs, ElementType::f32, oracle, threads));
-  const Run textbook = run_textbook(inputs, oracle, runs.front().flops);
-  // Scores in float32, as the textbook keeps them.
-  const double matrix = 4 * static_cast<double>(seqlen) * static_cast<double>(seqlen);
-  const double all_matrices = matrix * static_cast<double>(batch * heads);
+  Measured measured;
+  measured.runs.push_back(run_as(inputs, inputs.q.type, oracle, threads));
+  if (inputs.q.type != ElementType::f32) {
+    measured.runs.push_back(run_as(inputs, ElementType::f32, oracle, threads));
+  }
+  measured.textbook = run_textbook(inputs, oracle, measured.runs.front().flops);
+  return measured;
+}
 
-  bool named = false;
-  const std::vector<std::string> names = token_names(inputs, seqlen, named);
-  Range window{0, 0};
+std::string title_of(const DemoOptions& options, const io::Metadata& metadata) {
+  std::string title = fmt::format("Attention of head {}", options.head);
+  if (const auto layer = metadata.find("layer"); layer != metadata.end()) title += ", layer " + layer->second;
+  if (const auto layers = metadata.find("num_layers"); layers != metadata.end())
+    title += " of " + layers->second;
+  return title;
+}
+
+std::string subtitle_of(const io::Metadata& metadata, Range window, int64_t seqlen) {
+  const auto model = metadata.find("model");
+  const std::string name =
+      model == metadata.end() ? "" : model->second.substr(0, model->second.find_first_of(" ,;(")) + ", ";
+  return fmt::format("{}tokens {} to {} of {}, computed by fovea {}", name, window.first, window.last - 1,
+                     seqlen, version());
+}
+
+/// Returns the window of tokens that the picture shows with their names.
+Range write_demo_picture(const DemoOptions& options, const Inputs& inputs,
+                         const std::vector<std::string>& names, const Execution& execution) {
+  const AttentionMap map(inputs, {}, execution, 0, options.head);
+  const int64_t seqlen = map.seqlen_q();
+  if (seqlen == 0) throw Failure(Exit::input, "q, k: got an empty sequence, expected tokens to look at");
+  const int threads = execution.resolved_threads();
+  const Range whole = {0, seqlen};
+  const WeightGrid all = map.pooled(whole, whole, seqlen, seqlen, Pooling::max, threads);
+  const Range window = chosen_window(options.tokens, all);
+  LabelledMap figure;
+  figure.title = title_of(options, inputs.metadata);
+  figure.subtitle = subtitle_of(inputs.metadata, window, seqlen);
+  figure.range = window;
+  figure.seqlen = seqlen;
+  for (int64_t i = window.first; i < window.last; ++i) {
+    figure.tokens.push_back(names.empty() ? std::to_string(i) : names[static_cast<size_t>(i)]);
+  }
+  figure.window = map.pooled(window, window, window.size(), window.size(), Pooling::max, threads);
+  // Cells of two pixels: a single strong look stays visible.
+  figure.overview = map.pooled(whole, whole, 256, 256, Pooling::max, threads);
+  figure.looks = strongest_looks(all, window);
+  write_picture_output(options.output, draw_labelled_map(figure, picture_format(options.output)),
+                       inputs.files);
+  return window;
+}
+
+void print_as_json(const DemoOptions& options, const Inputs& inputs, const Sizes& sizes,
+                   const Measured& measured, Range window) {
+  Json json = {{"version", version()},   {"machine", machine()},
+               {"input", options.input}, {"shape", full_shape(inputs.q.shape, false)},
+               {"runs", Json::array()},  {"textbook", to_json(measured.textbook)}};
+  for (const Run& run : measured.runs) {
+    Json entry = to_json(run);
+    entry["speedup_over_textbook"] = measured.textbook.timing.median / run.timing.median;
+    entry["plan"] = run.reason;
+    json["runs"].push_back(std::move(entry));
+  }
+  json["matrix_bytes_per_head"] = sizes.matrix();
+  json["matrix_bytes"] = sizes.all_matrices();
+  json["peak_process_bytes"] = peak_memory();
   if (!options.output.empty()) {
-    const AttentionMap map(inputs, {}, execution, 0, options.head);
-    const WeightGrid all = map.pooled({0, seqlen}, {0, seqlen}, seqlen, seqlen, Pooling::max, threads);
-    window = chosen_window(options.tokens, all);
-    LabelledMap figure;
-    const auto entry = [&](const char* key) {
-      const auto found = inputs.metadata.find(key);
-      return found == inputs.metadata.end() ? std::string() : safe_text(found->second);
-    };
-    figure.title = fmt::format("Attention of head {}", options.head);
-    if (!entry("layer").empty()) figure.title += ", layer " + entry("layer");
-    if (!entry("num_layers").empty()) figure.title += " of " + entry("num_layers");
-    const std::string model = entry("model");
-    figure.subtitle = fmt::format("{}{}tokens {} to {} of {}, computed by fovea {}",
-                                  model.substr(0, model.find_first_of(" ,;(")), model.empty() ? "" : ", ",
-                                  window.first, window.last - 1, seqlen, version());
-    figure.range = window;
-    figure.seqlen = seqlen;
-    figure.tokens.assign(names.begin() + window.first, names.begin() + window.last);
-    figure.window = map.pooled(window, window, window.size(), window.size(), Pooling::max, threads);
-    // Cells of two pixels: a single strong look stays visible.
-    figure.overview = map.pooled({0, seqlen}, {0, seqlen}, 256, 256, Pooling::max, threads);
-    figure.remarks = strongest_looks(all, window, names);
-    write_png_output(options.output, draw_labelled_map(figure), inputs.files);
+    json["picture"] = {
+        {"file", options.output}, {"head", options.head}, {"tokens", {window.first, window.last}}};
   }
+  print_json(json);
+}
 
-  if (options.json) {
-    Json json = {{"version", version()}, {"machine", machine()},  {"input", options.input},
-                 {"shape", q},           {"runs", Json::array()}, {"textbook", to_json(textbook)}};
-    for (const Run& run : runs) {
-      Json entry = to_json(run);
-      entry["speedup_over_textbook"] = textbook.timing.median / run.timing.median;
-      entry["plan"] = run.reason;
-      json["runs"].push_back(std::move(entry));
-    }
-    json["matrix_bytes_per_head"] = matrix;
-    json["matrix_bytes"] = all_matrices;
-    json["peak_process_bytes"] = peak_memory();
-    if (!options.output.empty()) {
-      json["picture"] = {
-          {"file", options.output}, {"head", options.head}, {"tokens", {window.first, window.last}}};
-    }
-    print_json(json);
-    return Exit::ok;
-  }
-
+void print_input(const DemoOptions& options, const Inputs& inputs, const std::vector<std::string>& names) {
   fmt::print("fovea {} on {}\n\n", version(), machine());
   fmt::print("Input    {}\n", options.input);
   fmt::print("         q {} k {} v {} {}: batch, tokens, heads, head size\n", shape_text(inputs.q.shape),
              shape_text(inputs.k.shape), shape_text(inputs.v->shape), type_name(inputs.q.type));
-  if (named) {
-    std::string text;
-    for (size_t i = 0; i < names.size() && text.size() < 60; ++i) text += names[i] + " ";
-    fmt::print("         {} tokens: {}...\n", seqlen, text);
-  }
+  if (names.empty()) return;
+  std::string text;
+  for (size_t i = 0; i < names.size() && text.size() < 60; ++i) text += safe_text(names[i]) + " ";
+  fmt::print("         {} tokens: {}...\n", names.size(), text);
+}
+
+void print_reason(const std::string& reason) {
   fmt::print("\nBackends in order of preference, and why each was taken or not:\n");
-  std::string reason = runs.front().reason;
   for (size_t start = 0; start <= reason.size();) {
     const size_t end = std::min(reason.find('\n', start), reason.size());
     fmt::print("  {}\n", reason.substr(start, end - start));
     start = end + 1;
   }
   fmt::print("\n");
+}
 
+/// A column for each run, the textbook last.
+void print_runs(const Measured& measured) {
   Table table;
   const auto row = [&](const std::string& name, const auto& cell) {
     std::vector<std::string> cells = {name};
-    for (const Run& run : runs) cells.push_back(cell(run));
-    cells.push_back(cell(textbook));
+    for (const Run& run : measured.runs) cells.push_back(cell(run));
+    cells.push_back(cell(measured.textbook));
     table.add(std::move(cells));
   };
-  std::vector<std::string> head = {""};
-  for (const Run& run : runs) head.push_back("fovea, " + run.type);
-  head.emplace_back("textbook loop, float32");
-  table.add(std::move(head));
-  row("backend", [](const Run& run) { return run.backend == "textbook" ? std::string("-") : run.backend; });
+  const auto is_textbook = [](const Run& run) { return run.backend == "textbook"; };
+  row("", [&](const Run& run) { return is_textbook(run) ? "textbook loop, float32" : "fovea, " + run.type; });
+  row("backend", [&](const Run& run) { return is_textbook(run) ? "-" : run.backend; });
   row("threads", [](const Run& run) { return std::to_string(run.threads); });
   row("time (median)", [](const Run& run) { return seconds_text(run.timing.median); });
   row("  fastest", [](const Run& run) { return seconds_text(run.timing.fastest); });
   row("  runs", [](const Run& run) { return std::to_string(run.timing.runs); });
   row("GFLOP/s", gflops_text);
   row("faster than the loop", [&](const Run& run) {
-    return run.backend == "textbook" ? std::string("-")
-                                     : fmt::format("{:.1f} x", textbook.timing.median / run.timing.median);
+    return is_textbook(run) ? "-"
+                            : fmt::format("{:.1f} x", measured.textbook.timing.median / run.timing.median);
   });
   row("workspace and output", [](const Run& run) { return bytes_text(run.memory); });
   row("largest error", [](const Run& run) { return fmt::format("{:.2e}", run.error.largest); });
   row("relative error", [](const Run& run) { return fmt::format("{:.2e}", run.error.relative); });
   fmt::print("{}", table.text());
+}
+
+void print_as_text(const DemoOptions& options, const Inputs& inputs, const std::vector<std::string>& names,
+                   const Sizes& sizes, const Measured& measured, Range window) {
+  print_input(options, inputs, names);
+  print_reason(measured.runs.front().reason);
+  print_runs(measured);
   fmt::print("\nErrors are distances from attention in float64 over the same stored values.\n");
   fmt::print(
       "The {0} x {0} matrix of scores that was not made: {1} a head, {2} for all {3} heads (float32).\n",
-      seqlen, bytes_text(matrix), bytes_text(all_matrices), batch * heads);
+      sizes.seqlen, bytes_text(sizes.matrix()), bytes_text(sizes.all_matrices()), sizes.batch * sizes.heads);
   fmt::print("Most memory this process held, the oracle and the textbook loop included: {}.\n",
              bytes_text(peak_memory()));
   if (!options.output.empty()) {
     fmt::print("\nPicture  {}: head {}, tokens {} to {} with their names, and all {}\n", options.output,
-               options.head, window.first, window.last - 1, seqlen);
+               options.head, window.first, window.last - 1, sizes.seqlen);
+  }
+}
+
+Exit run_demo(const DemoOptions& options) {
+  if (!options.output.empty()) check_picture_output("--output", options.output, {options.input});
+  InputFiles files;
+  files.input = options.input;
+  const Inputs inputs = read_inputs(files);
+  const Sizes sizes = sizes_of(inputs);
+  const std::vector<std::string> names = token_names(inputs, sizes.seqlen);
+  Execution execution;
+  execution.threads = options.threads;
+  const Measured measured = measure_all(inputs, execution.resolved_threads());
+  Range window;
+  if (!options.output.empty()) window = write_demo_picture(options, inputs, names, execution);
+  if (options.json) {
+    print_as_json(options, inputs, sizes, measured, window);
+  } else {
+    print_as_text(options, inputs, names, sizes, measured, window);
   }
   return Exit::ok;
 }
@@ -333,8 +368,10 @@ void add_demo(CLI::App& program, Action& action) {
                    "A .safetensors file with q, k, v; names of tokens are read from its metadata")
       ->type_name("FILE")
       ->required();
-  command->add_option("--output", options->output, "Where the picture goes; left out: none is made")
-      ->type_name("FILE.png");
+  command
+      ->add_option("--output", options->output,
+                   "Where the picture goes, as PNG or SVG; left out: none is made")
+      ->type_name("FILE");
   command->add_option("--head", options->head, "The head to picture (9)")->type_name("N");
   command
       ->add_option("--tokens", options->tokens,

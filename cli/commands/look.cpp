@@ -35,7 +35,7 @@ Range parse_range(const char* option, const std::string& text, int64_t seqlen) {
   return {first, last};
 }
 
-Exit run_look(const LookOptions& options) {
+void check_options(const LookOptions& options) {
   if (options.pool != "max" && options.pool != "mean") {
     throw Failure(Exit::usage, "--pool: got '" + options.pool + "', expected max or mean");
   }
@@ -43,51 +43,64 @@ Exit run_look(const LookOptions& options) {
     throw Failure(Exit::usage,
                   fmt::format("--size: got {}, expected {} to {} pixels", options.size, kSmallest, kLargest));
   }
+}
+
+/// "512 queries, 512 keys", and what a cell of several weights shows.
+std::string subtitle_of(const Overview& overview, Pooling pooling) {
+  const int64_t queries = overview.queries.size(), keys = overview.keys.size();
+  std::string text = fmt::format("{} queries, {} keys", queries, keys);
+  if (overview.grid.rows < queries || overview.grid.columns < keys) {
+    text += fmt::format(", a cell is the {} of {:.1f} x {:.1f} weights",
+                        pooling == Pooling::max ? "largest" : "mean",
+                        static_cast<double>(queries) / static_cast<double>(overview.grid.rows),
+                        static_cast<double>(keys) / static_cast<double>(overview.grid.columns));
+  }
+  return text;
+}
+
+Overview make_overview(const LookOptions& options, const AttentionMap& map) {
+  const Pooling pooling = options.pool == "max" ? Pooling::max : Pooling::mean;
+  Overview overview;
+  overview.queries = parse_range("--queries", options.queries, map.seqlen_q());
+  overview.keys = parse_range("--keys", options.keys, map.seqlen_k());
+  overview.grid = map.pooled(overview.queries, overview.keys, options.size, options.size, pooling,
+                             options.execution.resolved_threads());
+  overview.title = fmt::format("Attention of head {}", options.head);
+  overview.subtitle = subtitle_of(overview, pooling);
+  return overview;
+}
+
+Exit run_look(const LookOptions& options) {
+  check_options(options);
   const Inputs inputs = read_inputs(options.files, false);
-  check_output("--output", options.output, {".png"}, inputs.files);
+  check_picture_output("--output", options.output, inputs.files);
   const AttentionMap map(inputs, options.terms, options.execution, options.batch_index, options.head);
   if (map.seqlen_q() == 0 || map.seqlen_k() == 0) {
     throw Failure(Exit::input, "q, k: got an empty sequence, expected tokens to look at");
   }
-  Overview overview;
-  overview.queries = parse_range("--queries", options.queries, map.seqlen_q());
-  overview.keys = parse_range("--keys", options.keys, map.seqlen_k());
-  const bool max = options.pool == "max";
-  overview.grid = map.pooled(overview.queries, overview.keys, options.size, options.size,
-                             max ? Pooling::max : Pooling::mean, options.execution.resolved_threads());
-  const bool pooled =
-      overview.grid.rows < overview.queries.size() || overview.grid.columns < overview.keys.size();
-  overview.title = fmt::format("Attention of head {}", options.head);
-  overview.subtitle = fmt::format("{} queries, {} keys", overview.queries.size(), overview.keys.size());
-  if (pooled) {
-    overview.subtitle +=
-        fmt::format(", a pixel is the {} of {:.1f} x {:.1f} weights", max ? "largest" : "mean",
-                    static_cast<double>(overview.queries.size()) / static_cast<double>(overview.grid.rows),
-                    static_cast<double>(overview.keys.size()) / static_cast<double>(overview.grid.columns));
-  }
-  overview.unit = "weight";
-  const Canvas canvas = draw_overview(overview, options.size);
-  write_png_output(options.output, canvas, inputs.files);
+  const Overview overview = make_overview(options, map);
+  const WeightGrid& grid = overview.grid;
+  const Picture picture = draw_overview(overview, options.size, picture_format(options.output));
+  write_picture_output(options.output, picture, inputs.files);
 
   if (options.json) {
-    print_json(
-        {{"file", options.output},
-         {"width", canvas.width()},
-         {"height", canvas.height()},
-         {"head", options.head},
-         {"batch_index", options.batch_index},
-         {"seqlen_q", map.seqlen_q()},
-         {"seqlen_k", map.seqlen_k()},
-         {"rows", overview.grid.rows},
-         {"columns", overview.grid.columns},
-         {"pool", options.pool},
-         {"backend", map.backend()},
-         {"largest_weight", *std::max_element(overview.grid.values.begin(), overview.grid.values.end())},
-         {"peak_process_bytes", peak_memory()}});
+    print_json({{"file", options.output},
+                {"width", picture.width},
+                {"height", picture.height},
+                {"head", options.head},
+                {"batch_index", options.batch_index},
+                {"seqlen_q", map.seqlen_q()},
+                {"seqlen_k", map.seqlen_k()},
+                {"rows", grid.rows},
+                {"columns", grid.columns},
+                {"pool", options.pool},
+                {"backend", map.backend()},
+                {"largest_weight", *std::max_element(grid.values.begin(), grid.values.end())},
+                {"peak_process_bytes", peak_memory()}});
   } else {
     fmt::print("wrote {}: head {}, {} x {} weights in {} x {} cells; most memory held {}\n", options.output,
-               options.head, overview.queries.size(), overview.keys.size(), overview.grid.rows,
-               overview.grid.columns, bytes_text(peak_memory()));
+               options.head, overview.queries.size(), overview.keys.size(), grid.rows, grid.columns,
+               bytes_text(peak_memory()));
   }
   return Exit::ok;
 }
@@ -101,8 +114,8 @@ void add_look(CLI::App& program, Action& action) {
   options->terms.add_options(*command, false);
   options->execution.add_options(*command, false);
   constexpr const char* kPicture = "Picture";
-  command->add_option("--output", options->output, "Where the picture goes")
-      ->type_name("FILE.png")
+  command->add_option("--output", options->output, "Where the picture goes, as PNG or SVG")
+      ->type_name("FILE")
       ->required()
       ->group(kPicture);
   command->add_option("--head", options->head, "Head of the queries, from 0 (the default)")
@@ -111,11 +124,10 @@ void add_look(CLI::App& program, Action& action) {
   command->add_option("--batch-index", options->batch_index, "Sequence of the batch, from 0 (the default)")
       ->type_name("N")
       ->group(kPicture);
-  command->add_option("--size", options->size, "Pixels of the map's longer side, at most (1024)")
+  command->add_option("--size", options->size, "Pixels of the map's longer side in a PNG, at most (1024)")
       ->type_name("N")
       ->group(kPicture);
-  command
-      ->add_option("--pool", options->pool, "What a pixel of many weights shows: max (the default) or mean")
+  command->add_option("--pool", options->pool, "What a cell of many weights shows: max (the default) or mean")
       ->type_name("KIND")
       ->group(kPicture);
   command->add_option("--queries", options->queries, "Only these queries, LAST not included")
@@ -126,12 +138,12 @@ void add_look(CLI::App& program, Action& action) {
       ->group(kPicture);
   add_json_option(*command, options->json);
   command->footer(
-      "The library gives the lse of each query; from it the weights are computed again, a tile at a time, "
-      "and pooled\n"
-      "into the picture's pixels: memory grows with the sequence, not with its square.\n"
+      "The library gives the lse of each query. From it, fovea look computes the weights again, a tile at a "
+      "time, and\n"
+      "pools them into the cells of the picture: memory grows with the sequence, not with its square.\n"
       "\n"
       "Examples:\n"
-      "  fovea look --input qkv.safetensors --head 9 --output head9.png\n"
+      "  fovea look --input qkv.safetensors --head 9 --output head9.svg\n"
       "  fovea look --q q.npy --k k.npy --causal --pool mean --size 2048 --output map.png");
   command->callback([options, &action] { action = [options] { return run_look(*options); }; });
 }

@@ -11,7 +11,6 @@
 #include "io/atomic_file.hpp"
 #include "io/file_error.hpp"
 #include "io/npy.hpp"
-#include "io/png.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -45,6 +44,11 @@ void check_output(const std::string& option, const std::filesystem::path& path,
   as_output([&] { io::refuse_input_as_output(path, inputs); });
 }
 
+void check_picture_output(const std::string& option, const std::filesystem::path& path, const Paths& inputs) {
+  check_output(option, path, kPictureEndings, inputs);
+  require_pictures();
+}
+
 void write_npy_output(const std::filesystem::path& path, const io::Array& array, const Paths& inputs) {
   as_output([&] { io::write_npy(path, array, inputs); });
 }
@@ -54,9 +58,8 @@ void write_safetensors_output(const std::filesystem::path& path, const std::vect
   as_output([&] { io::write_safetensors(path, arrays, metadata, inputs); });
 }
 
-void write_png_output(const std::filesystem::path& path, const Canvas& canvas, const Paths& inputs) {
-  const io::ImageView image{canvas.width(), canvas.height(), io::PixelFormat::rgb, canvas.bytes()};
-  as_output([&] { io::write_png(path, image, inputs); });
+void write_picture_output(const std::filesystem::path& path, const Picture& picture, const Paths& inputs) {
+  as_output([&] { io::write_file_atomically(path, picture.file, inputs); });
 }
 
 }  // namespace fovea::cli

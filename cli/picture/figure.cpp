@@ -5,210 +5,212 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
-#include "cli/picture/font.hpp"
-#include "cli/terminal/text.hpp"
+#include "cli/picture/drawing.hpp"
 
 namespace fovea::cli {
 namespace {
 
 constexpr Color kPaper = {252, 251, 248}, kInk = {28, 26, 36}, kSoftInk = {110, 106, 122},
-                kMark = {90, 200, 250};
-constexpr int64_t kMargin = 28;
-constexpr int64_t kBarWidth = 18;
+                kGap = {44, 40, 58}, kMark = {90, 200, 250};
+constexpr double kMargin = 14;
+constexpr TextStyle kTitle = {.size = 15, .color = kInk, .bold = true};
+constexpr TextStyle kHeading = {.size = 9.5, .color = kInk, .bold = true};
+constexpr TextStyle kBody = {.size = 9.5, .color = kSoftInk};
+constexpr TextStyle kAxis = {.size = 9.5, .color = kSoftInk, .upwards = true};
+constexpr TextStyle kNumber = {.size = 8.5, .color = kInk};
+constexpr TextStyle kSoftNumber = {.size = 8.5, .color = kSoftInk};
+constexpr TextStyle kLabel = {.size = 8.5, .color = kInk, .longest = 80};
 
 /// Weights to colours. Most weights are far below the largest, so the colour follows a root.
 class Shading {
  public:
-  explicit Shading(float largest) : largest_(largest > 0 ? static_cast<double>(largest) : 1.0) {}
+  explicit Shading(float largest) : largest_(largest > 0 ? static_cast<double>(largest) : 1.0) {
+    for (size_t i = 0; i < colors_.size(); ++i) {
+      colors_[i] = colormap(static_cast<double>(i) / static_cast<double>(colors_.size() - 1));
+    }
+  }
   double place(double weight) const { return std::pow(std::clamp(weight / largest_, 0.0, 1.0), kExponent); }
-  Color color(float weight) const { return colormap(place(static_cast<double>(weight))); }
+  Color at(double place) const {
+    return colors_[static_cast<size_t>(std::lround(place * static_cast<double>(colors_.size() - 1)))];
+  }
+  Color color(float weight) const { return at(place(static_cast<double>(weight))); }
   double largest() const { return largest_; }
 
  private:
   static constexpr double kExponent = 0.4;
   double largest_;
+  std::array<Color, 1024> colors_;
 };
 
 float largest_of(const WeightGrid& grid) {
   return grid.values.empty() ? 0 : *std::max_element(grid.values.begin(), grid.values.end());
 }
 
-/// Cells of `pitch` pixels, of which the last `gap` are left as they are.
-void draw_grid(Canvas& canvas, int64_t x, int64_t y, const WeightGrid& grid, int64_t pitch, int64_t gap,
-               const Shading& shading) {
-  for (int64_t row = 0; row < grid.rows; ++row) {
-    for (int64_t column = 0; column < grid.columns; ++column) {
-      canvas.fill(x + column * pitch, y + row * pitch, pitch - gap, pitch - gap,
-                  shading.color(grid.at(row, column)));
-    }
-  }
+void draw_weights(Drawing& drawing, const Box& box, const WeightGrid& grid, const Shading& shading) {
+  drawing.frame(box, kSoftInk, 0.5);
+  drawing.cells(box, grid.rows, grid.columns,
+                [&](int64_t row, int64_t column) { return shading.color(grid.at(row, column)); });
 }
 
-std::string weight_text(double weight) {
-  if (weight == 0) return "0";
-  return weight >= 1e-4 ? fmt::format("{:g}", weight) : fmt::format("{:.0e}", weight);
-}
-
-/// From top (largest) to bottom (0), with the weights beside it.
-void draw_color_bar(Canvas& canvas, int64_t x, int64_t y, int64_t height, const Shading& shading) {
-  for (int64_t row = 0; row < height; ++row) {
-    const double place = 1 - (static_cast<double>(row) + 0.5) / static_cast<double>(height);
-    canvas.fill(x, y + row, kBarWidth, 1, colormap(place));
-  }
-  canvas.frame(x, y, kBarWidth, height, kSoftInk);
-  const auto tick = [&](double weight, const std::string& text) {
-    const auto at = y + std::lround((1 - shading.place(weight)) * static_cast<double>(height - 1));
-    canvas.fill(x + kBarWidth + 1, at, 5, 1, kInk);
-    canvas.text(x + kBarWidth + 10, at - kCapHeight, text, kInk, 2);
+/// From 0 to the largest weight, with weights below it where there is room. Returns where it ends.
+double draw_color_bar(Drawing& drawing, double x, double y, double width, const Shading& shading) {
+  constexpr double kHeight = 8, kApart = 7;
+  constexpr int64_t kSteps = 512;
+  drawing.text(x, y, "weight", Align::start, kBody);
+  const Box bar = {x, y + 9, width, kHeight};
+  drawing.frame(bar, kSoftInk, 0.5);
+  drawing.cells(bar, 1, kSteps, [&](int64_t, int64_t step) {
+    return shading.at((static_cast<double>(step) + 0.5) / static_cast<double>(kSteps));
+  });
+  const double line = bar.y + kHeight;
+  double end = -kMargin;  // of the text before
+  const auto tick = [&](double weight) {
+    const std::string text =
+        weight == 0 || weight >= 1e-4 ? fmt::format("{:g}", weight) : fmt::format("{:.0e}", weight);
+    const double at = x + shading.place(weight) * width, half = drawing.text_width(text, kNumber) / 2;
+    if (weight > 0 && at - half < end + kApart) return;
+    drawing.fill({at - 0.25, line, 0.5, 3.5}, kInk);
+    drawing.text(at, line + 10, text, Align::middle, kNumber);
+    end = at + half;
   };
-  // 0.1, 0.2, 0.5 and so on, from the largest down, where there is room.
-  double below = 0;
-  tick(0, "0");
-  const double room = 30.0 / static_cast<double>(height);
-  std::vector<double> ticks;
+  tick(0);
   for (int exponent = -8; exponent <= 0; ++exponent) {
     for (const double digit : {1.0, 2.0, 5.0}) {
       const double weight = digit * std::pow(10.0, exponent);
-      if (weight > shading.largest() || weight > 1) continue;
-      if (shading.place(weight) - below < room) continue;
-      below = shading.place(weight);
-      tick(weight, weight_text(weight));
+      if (weight <= std::min(shading.largest(), 1.0)) tick(weight);
+    }
+  }
+  return line + 16;
+}
+
+/// The smallest of 1, 2, 5, 10, 20, 50, ... that cuts `tokens` into at most `most` parts.
+int64_t tick_step(int64_t tokens, double most) {
+  for (int64_t power = 1;; power *= 10) {
+    for (const int64_t digit : {1, 2, 5}) {
+      if (static_cast<double>(tokens) <= most * static_cast<double>(digit * power)) return digit * power;
     }
   }
 }
 
-constexpr int64_t kBarSpace = kBarWidth + 10 + 6 * kGlyphAdvance * 2;  // the bar with its numbers
-
-/// Token numbers along the left and the top.
-void draw_positions(Canvas& canvas, int64_t x, int64_t y, int64_t width, int64_t height, Range queries,
-                    Range keys) {
-  const auto step_for = [](int64_t tokens) {
-    int64_t step = 1;
-    for (const int64_t factor : {2, 5, 10}) {
-      for (int64_t power = 1; power <= 1'000'000'000; power *= 10) {
-        const int64_t candidate = factor * power;
-        if (tokens / candidate <= 8 && (step == 1 || candidate < step)) step = candidate;
-      }
+/// Token numbers along the left and the top of `box`.
+void draw_positions(Drawing& drawing, const Box& box, Range queries, Range keys) {
+  const auto for_ticks = [](Range tokens, double length, double apart, const auto& draw) {
+    const int64_t step = tick_step(tokens.size(), std::clamp(length / apart, 1.0, 8.0));
+    for (int64_t token = (tokens.first + step - 1) / step * step; token < tokens.last; token += step) {
+      const double middle = static_cast<double>(token - tokens.first) + 0.5;
+      draw(middle * length / static_cast<double>(tokens.size()), std::to_string(token));
     }
-    return tokens <= 8 ? int64_t{1} : step;
   };
-  const auto first_tick = [](int64_t first, int64_t step) { return (first + step - 1) / step * step; };
-  const int64_t key_step = step_for(keys.size()), query_step = step_for(queries.size());
-  for (int64_t key = first_tick(keys.first, key_step); key < keys.last; key += key_step) {
-    const int64_t at = x + (2 * (key - keys.first) + 1) * width / (2 * keys.size());
-    const std::string text = std::to_string(key);
-    canvas.fill(at, y - 6, 1, 5, kInk);
-    canvas.text(at - Canvas::text_width(text, 2) / 2, y - 24, text, kInk, 2);
-  }
-  for (int64_t query = first_tick(queries.first, query_step); query < queries.last; query += query_step) {
-    const int64_t at = y + (2 * (query - queries.first) + 1) * height / (2 * queries.size());
-    const std::string text = std::to_string(query);
-    canvas.fill(x - 6, at, 5, 1, kInk);
-    canvas.text(x - 10 - Canvas::text_width(text, 2), at - kCapHeight, text, kInk, 2);
-  }
+  const double widest = drawing.text_width(std::to_string(keys.last), kNumber);
+  for_ticks(keys, box.width, widest + 8, [&](double at, const std::string& text) {
+    drawing.fill({box.x + at - 0.25, box.y - 4, 0.5, 3.5}, kInk);
+    drawing.text(box.x + at, box.y - 10, text, Align::middle, kNumber);
+  });
+  for_ticks(queries, box.height, 14, [&](double at, const std::string& text) {
+    drawing.fill({box.x - 4, box.y + at - 0.25, 3.5, 0.5}, kInk);
+    drawing.text(box.x - 6, box.y + at, text, Align::end, kNumber);
+  });
 }
 
-/// As much of `text` as fits, with two dots where it was cut.
-std::string cut(std::string text, size_t letters) {
-  if (text.size() <= letters) return text;
-  return text.substr(0, letters > 2 ? letters - 2 : 0) + "..";
+/// Title and subtitle, above `bottom`.
+void draw_titles(Drawing& drawing, double x, double bottom, const std::string& title,
+                 const std::string& subtitle) {
+  drawing.text(x, bottom - 27, title, Align::start, kTitle);
+  drawing.text(x, bottom - 8, subtitle, Align::start, kBody);
+}
+
+/// Cells of the window, apart from each other, between the names of their tokens. Returns the room that names take.
+double draw_window(Drawing& drawing, const LabelledMap& map, double pitch, const Shading& shading) {
+  const auto count = static_cast<double>(map.tokens.size());
+  const Box box = {0, 0, count * pitch, count * pitch};
+  draw_weights(drawing, box, map.window, shading);
+  TextStyle upwards = kLabel;
+  upwards.upwards = true;
+  double room = 0;
+  for (size_t i = 0; i < map.tokens.size(); ++i) {
+    const double at = static_cast<double>(i) * pitch;
+    drawing.fill({0, at + pitch - 0.5, box.width, 0.5}, kGap);
+    drawing.fill({at + pitch - 0.5, 0, 0.5, box.height}, kGap);
+    drawing.text(-5, at + pitch / 2, map.tokens[i], Align::end, kLabel);
+    drawing.text(at + pitch / 2, -5, map.tokens[i], Align::start, upwards);
+    room = std::max(room, drawing.text_width(map.tokens[i], kLabel));
+  }
+  return room + 5;
+}
+
+/// All tokens, with a frame around the window. Returns where it ends.
+double draw_all_tokens(Drawing& drawing, const LabelledMap& map, const Box& box, const Shading& shading) {
+  drawing.text(box.x, box.y - 25, fmt::format("All {} tokens", map.seqlen), Align::start, kHeading);
+  draw_weights(drawing, box, map.overview, shading);
+  draw_positions(drawing, box, {0, map.seqlen}, {0, map.seqlen});
+  const double token = box.width / static_cast<double>(map.seqlen);
+  const double from = static_cast<double>(map.range.first) * token,
+               size = static_cast<double>(map.range.size()) * token;
+  drawing.frame({box.x + from, box.y + from, size, size}, kMark, 1);
+  drawing.text(box.x, box.y + box.height + 12, "The frame is the window on the left.", Align::start, kBody);
+  return box.y + box.height + 18;
+}
+
+/// A line for each look: its weight, who looks, at whom. Returns where they end.
+double draw_looks(Drawing& drawing, const LabelledMap& map, double x, double y) {
+  constexpr double kLine = 14, kWeight = 20, kApart = 8, kArrow = 14, kNames = 78;
+  drawing.text(x, y, "Strongest looks at another token", Align::start, kHeading);
+  TextStyle name = kNumber;
+  name.longest = kNames;
+  const double numbers = drawing.text_width(std::to_string(map.range.last), kNumber);
+  const double query = x + kWeight + kApart + numbers, key = query + kNames + kApart + kArrow + numbers;
+  for (const Look& look : map.looks) {
+    y += kLine;
+    drawing.text(x + kWeight, y, fmt::format("{:.2f}", look.weight), Align::end, kNumber);
+    for (const auto& [at, token] : {std::pair{query, look.query}, {key, look.key}}) {
+      drawing.text(at, y, std::to_string(token), Align::end, kSoftNumber);
+      drawing.text(at + 4, y, map.tokens[static_cast<size_t>(token - map.range.first)], Align::start, name);
+    }
+    drawing.text(key - numbers - kArrow, y, "→", Align::start, kSoftNumber);
+  }
+  return y + kLine / 2;
 }
 
 }  // namespace
 
-Canvas draw_overview(const Overview& overview, int64_t size) {
+Picture draw_overview(const Overview& overview, int64_t size, PictureFormat format) {
   const WeightGrid& grid = overview.grid;
-  const int64_t pitch = std::max<int64_t>(1, size / std::max<int64_t>({grid.rows, grid.columns, 1}));
-  const int64_t map_width = grid.columns * pitch, map_height = grid.rows * pitch;
-  const auto digits =
-      static_cast<int64_t>(std::to_string(std::max<int64_t>(overview.queries.last, 1)).size());
-  const int64_t left = kMargin + 22 + digits * kGlyphAdvance * 2 + 10;
-  const int64_t top = kMargin + 21 + 14 + 14 + 22 + 18 + 30;
-  const int64_t text_room =
-      std::max(Canvas::text_width(overview.title, 3), Canvas::text_width(overview.subtitle, 2));
-  const int64_t width = std::max(left + map_width + 24 + kBarSpace, kMargin + text_room) + kMargin;
-  const int64_t height = top + std::max<int64_t>(map_height, 120) + kMargin;
-  Canvas canvas(width, height, kPaper);
+  const auto pixels = static_cast<double>(std::max<int64_t>(1, size / std::max(grid.rows, grid.columns)));
+  const double pitch = pixels / kPixelsPerUnit;
+  const Box box = {0, 0, static_cast<double>(grid.columns) * pitch, static_cast<double>(grid.rows) * pitch};
   const Shading shading(largest_of(grid));
-
-  canvas.text(kMargin, kMargin, overview.title, kInk, 3);
-  canvas.text(kMargin, kMargin + 21 + 14, overview.subtitle, kSoftInk, 2);
-  canvas.text(left, top - 50, "keys", kSoftInk, 2);
-  canvas.text_upwards(kMargin, top + Canvas::text_width("queries", 2), "queries", kSoftInk, 2);
-  canvas.frame(left, top, map_width, map_height, kSoftInk);
-  draw_grid(canvas, left, top, grid, pitch, 0, shading);
-  if (grid.rows > 0 && grid.columns > 0) {
-    draw_positions(canvas, left, top, map_width, map_height, overview.queries, overview.keys);
-  }
-  const int64_t bar = left + map_width + 24;
-  canvas.text(bar, top - 50, overview.unit, kSoftInk, 2);
-  draw_color_bar(canvas, bar, top, std::max<int64_t>(std::min<int64_t>(map_height, 480), 120), shading);
-  return canvas;
+  return make_picture(format, kPaper, kMargin, [&](Drawing& drawing) {
+    draw_weights(drawing, box, grid, shading);
+    draw_positions(drawing, box, overview.queries, overview.keys);
+    const double left = -drawing.text_width(std::to_string(overview.queries.last), kNumber) - 16;
+    drawing.text(box.x, -25, "keys", Align::start, kBody);
+    drawing.text(left, 0, "queries", Align::end, kAxis);
+    draw_color_bar(drawing, box.x, box.height + 16, std::clamp(box.width, 128.0, 256.0), shading);
+    draw_titles(drawing, left - 4, -38, overview.title, overview.subtitle);
+  });
 }
 
-Canvas draw_labelled_map(const LabelledMap& map) {
-  constexpr int64_t kPitch = 17, kLabelSize = 2;
-  constexpr size_t kLongestLabel = 14;
-  const auto count = map.range.size();
-  std::vector<std::string> labels;
-  int64_t label_space = 0;
-  for (const std::string& token : map.tokens) {
-    labels.push_back(cut(safe_text(token), kLongestLabel));
-    label_space = std::max(label_space, Canvas::text_width(labels.back(), kLabelSize));
-  }
-  const int64_t side = count * kPitch;
-  const int64_t left = kMargin + 24 + label_space + 10;
-  const int64_t top = kMargin + 21 + 14 + 14 + 26 + 24 + label_space + 10;
-
-  const int64_t overview_pitch = std::max<int64_t>(1, 512 / std::max<int64_t>(map.overview.rows, 1));
-  const int64_t overview_side = map.overview.rows * overview_pitch;
-  const int64_t bar = left + side + 24;
-  const int64_t overview_left = bar + kBarSpace + 64;
-  const int64_t text_end =
-      kMargin + std::max(Canvas::text_width(map.title, 3), Canvas::text_width(map.subtitle, 2));
-  Canvas canvas(std::max(overview_left + overview_side, text_end) + kMargin,
-                top +
-                    std::max(side, overview_side + 16 + 24 * (2 + static_cast<int64_t>(map.remarks.size()))) +
-                    kMargin,
-                kPaper);
-
-  canvas.text(kMargin, kMargin, map.title, kInk, 3);
-  canvas.text(kMargin, kMargin + 21 + 14, map.subtitle, kSoftInk, 2);
-
+Picture draw_labelled_map(const LabelledMap& map, PictureFormat format) {
+  constexpr double kPitch = 10, kApart = 20, kOverviewSide = 256, kLeastBar = 128;
   const Shading shading(std::max(largest_of(map.window), largest_of(map.overview)));
-  canvas.text(left, top - label_space - 10 - 26, "keys: what is looked at", kSoftInk, 2);
-  canvas.text_upwards(kMargin, top + Canvas::text_width("queries: who looks", 2), "queries: who looks",
-                      kSoftInk, 2);
-  canvas.fill(left, top, side - 1, side - 1, {44, 40, 58});  // seen between the cells
-  canvas.frame(left, top, side - 1, side - 1, kSoftInk);
-  draw_grid(canvas, left, top, map.window, kPitch, 1, shading);
-  for (int64_t i = 0; i < count; ++i) {
-    const std::string& label = labels[static_cast<size_t>(i)];
-    constexpr int64_t kInset = (kPitch - kCapHeight * kLabelSize) / 2;
-    canvas.text(left - 8 - Canvas::text_width(label, kLabelSize), top + i * kPitch + kInset, label, kInk,
-                kLabelSize);
-    canvas.text_upwards(left + i * kPitch + kInset, top - 8, label, kInk, kLabelSize);
-  }
-  canvas.text(bar, top - 26, "weight", kSoftInk, 2);
-  draw_color_bar(canvas, bar, top, 420, shading);
+  return make_picture(format, kPaper, kMargin, [&](Drawing& drawing) {
+    const double room = draw_window(drawing, map, kPitch, shading);
+    drawing.text(0, -room - 10, "keys: what is looked at", Align::start, kBody);
+    drawing.text(-room - 10, 0, "queries: who looks", Align::end, kAxis);
+    draw_titles(drawing, -room - 14, -room - 24, map.title, map.subtitle);
 
-  canvas.text(overview_left, top - 62, fmt::format("all {} tokens", map.seqlen), kInk, 2);
-  draw_grid(canvas, overview_left, top, map.overview, overview_pitch, 0, shading);
-  canvas.frame(overview_left, top, overview_side, overview_side, kSoftInk);
-  draw_positions(canvas, overview_left, top, overview_side, overview_side, {0, map.seqlen}, {0, map.seqlen});
-  if (map.seqlen > 0) {
-    const int64_t from = map.range.first * overview_side / map.seqlen,
-                  to = map.range.last * overview_side / map.seqlen;
-    canvas.frame(overview_left + from, top + from, to - from, to - from, kMark, 2);
-  }
-  canvas.text(overview_left, top + overview_side + 16, "The frame is the window on the left.", kSoftInk, 2);
-  int64_t line = top + overview_side + 16 + 48;
-  for (const std::string& remark : map.remarks) {
-    canvas.text(overview_left, line, remark, kInk, 2);
-    line += 24;
-  }
-  return canvas;
+    const auto cells = static_cast<double>(map.overview.rows);
+    const double side =
+        cells * std::max(1.0, std::floor(kOverviewSide * kPixelsPerUnit / cells)) / kPixelsPerUnit;
+    // Whole units: cells of the overview are pixels of the picture.
+    const double numbers = std::ceil(drawing.text_width(std::to_string(map.seqlen), kNumber) + 6);
+    const double x = static_cast<double>(map.tokens.size()) * kPitch + kApart + numbers;
+    double y = draw_all_tokens(drawing, map, {x, 0, side, side}, shading);
+    y = draw_looks(drawing, map, x, y + 18);
+    draw_color_bar(drawing, x, y + 20, std::max(side, kLeastBar), shading);
+  });
 }
 
 }  // namespace fovea::cli

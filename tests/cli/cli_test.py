@@ -18,7 +18,7 @@ import time
 import unittest
 
 import attention
-from formats import Array, read_npy, read_png, read_safetensors, write_npy, write_safetensors
+from formats import Array, read_npy, read_png, read_safetensors, read_svg, write_npy, write_safetensors
 
 PROGRAM = os.environ["FOVEA_PROGRAM"]
 SAMPLE = pathlib.Path(os.environ["FOVEA_SOURCE"]) / "data" / "minilm_layer3_qkv.safetensors"
@@ -67,8 +67,8 @@ class ProgramTest(unittest.TestCase):
         return {"q": self.numbers(*shape_q, dtype=dtype), "k": self.numbers(*shape_k, dtype=dtype),
                 "v": self.numbers(*(shape_v or shape_k), dtype=dtype)}
 
-    def save(self, arrays, name="qkv.safetensors"):
-        write_safetensors(self.folder / name, arrays)
+    def save(self, arrays, name="qkv.safetensors", metadata=None):
+        write_safetensors(self.folder / name, arrays, metadata)
         return self.folder / name
 
     def close(self, got, expected, tolerance=2e-5):
@@ -117,7 +117,9 @@ class Usage(ProgramTest):
         self.fails(USAGE, "conquer")
         self.fails(USAGE, "info", "--sing", says=["--sing", "fovea info"])
         self.fails(USAGE, "attend", "--input", "x.safetensors", says=["--output"])
-        self.fails(USAGE, "look", "--input", SAMPLE, "--output", "x.jpg", says=["--output", "x.jpg", ".png"])
+        self.fails(USAGE, "look", "--input", SAMPLE, "--output", "x.jpg",
+                   says=["--output", "x.jpg", ".png or .svg"])
+        self.fails(USAGE, "demo", "--input", SAMPLE, "--output", "x.pdf", says=["--output", "x.pdf", ".png or .svg"])
         self.fails(USAGE, "explain", "--window", "seven", says=["--window", "seven", "LEFT,RIGHT"])
         self.fails(USAGE, "explain", "--dtype", "int3", says=["--dtype", "int3", "bfloat16"])
         self.fails(USAGE, "explain", "--pass", "sideways", says=["--pass", "sideways"])
@@ -400,7 +402,7 @@ class Files(ProgramTest):
 
 
 class Demo(ProgramTest):
-    @unittest.skipUnless(PICTURES, "built without libpng")
+    @unittest.skipUnless(PICTURES, "built without Cairo and Pango")
     def test_picture_and_report(self):
         out = self.folder / "attention.png"
         text = self.ok("demo", "--input", SAMPLE, "--output", out)
@@ -411,6 +413,29 @@ class Demo(ProgramTest):
         self.assertGreater(len({pixel for row in pixels for pixel in row}), 100)
         told = self.json("demo", "--input", SAMPLE, "--output", out, "--head", "11", "--tokens", "0:20", "--threads", "1")
         self.assertEqual(told["picture"]["tokens"], [0, 20])
+
+    @unittest.skipUnless(PICTURES, "built without Cairo and Pango")
+    def test_svg(self):
+        out = self.folder / "attention.svg"
+        told = self.json("demo", "--input", SAMPLE, "--output", out, "--tokens", "0:20")
+        self.assertEqual(told["picture"]["file"], str(out))
+        width, height, images = read_svg(out)
+        self.assertGreater(min(width, height), 400)
+        self.assertEqual(len(images), 3)  # the window, all tokens, the colour bar
+        self.assertTrue(all(image.startswith("data:image/png;base64,") for image in images))
+
+    @unittest.skipUnless(PICTURES, "built without Cairo and Pango")
+    def test_tokens_of_any_script(self):
+        tokens = ["watch", "日本語", "العربية", "😀", "हिन्दी", "Ελληνικά", "привет", "\n", "\t", " ", "", "\u202eab", "x" * 500, "한국어", 7]
+        path = self.save(self.qkv((len(tokens), 2, 8), (len(tokens), 2, 8)), metadata={"tokens": json.dumps(tokens), "model": "模型"})
+        plain = self.save(self.qkv((len(tokens), 2, 8), (len(tokens), 2, 8)), name="plain.safetensors")
+        for ending in (".png", ".svg"):
+            self.ok("demo", "--input", path, "--head", "1", "--output", (self.folder / "x").with_suffix(ending))
+            self.ok("demo", "--input", plain, "--head", "1", "--output", (self.folder / "plain").with_suffix(ending))
+        width, _, _ = read_png(self.folder / "x.png")
+        plain_width, _, _ = read_png(self.folder / "plain.png")
+        # A long name is cut.
+        self.assertTrue(plain_width < width < plain_width + 250, (width, plain_width))
 
     def test_numbers(self):
         told = self.json("demo", "--input", SAMPLE)
@@ -433,15 +458,55 @@ class Demo(ProgramTest):
         self.fails(PROBLEM, "demo", "--input", self.save(self.qkv((4, 8), (5, 8))), says=["self-attention"])
 
 
-@unittest.skipUnless(PICTURES, "built without libpng")
+@unittest.skipIf(PICTURES, "built with Cairo and Pango")
+class NoPictures(ProgramTest):
+    def test_what_is_missing_is_named(self):
+        for command in ("demo", "look"):
+            self.fails(RESOURCES, command, "--input", SAMPLE, "--output", self.folder / "x.png",
+                       says=["libcairo2-dev", "libpango1.0-dev"])
+
+
+@unittest.skipUnless(PICTURES, "built without Cairo and Pango")
 class Look(ProgramTest):
     def test_sample(self):
         out = self.folder / "map.png"
         told = self.json("look", "--input", SAMPLE, "--head", "9", "--size", "128", "--output", out)
         self.assertEqual((told["rows"], told["columns"], told["pool"]), (128, 128, "max"))
         self.assertTrue(0.3 < told["largest_weight"] <= 1)
-        width, height, _ = read_png(out)
+        width, height, pixels = read_png(out)
         self.assertEqual((width, height), (told["width"], told["height"]))
+        # The paper surrounds the picture on all sides, and the map has the colours of its weights.
+        border = {pixel for row in (pixels[0], pixels[-1]) for pixel in row} | {row[i] for row in pixels for i in (0, -1)}
+        self.assertEqual(len(border), 1)
+        self.assertGreater(len({pixel for row in pixels for pixel in row}), 100)
+
+    def test_svg(self):
+        out = self.folder / "map.svg"
+        told = self.json("look", "--input", SAMPLE, "--head", "9", "--size", "128", "--output", out)
+        width, height, images = read_svg(out)
+        self.assertEqual((width, height), (told["width"], told["height"]))
+        self.assertEqual(len(images), 2)
+
+    def test_sizes(self):
+        """The smallest map, single tokens, long and flat ones."""
+        for queries, keys in ((1, 1), (1, 300), (300, 1), (40, 700)):
+            path = self.save({"q": self.numbers(queries, 8), "k": self.numbers(keys, 8)})
+            for size in ("16", "200"):
+                told = self.json("look", "--input", path, "--size", size, "--output", self.folder / "x.png")
+                self.assertEqual(told["columns"], min(keys, int(size)))
+                self.assertEqual(read_png(self.folder / "x.png")[:2], (told["width"], told["height"]))
+
+    def test_what_is_missing_is_named(self):
+        out = self.folder / "x.png"
+        library = self.folder / "libpangocairo-1.0.so.0"
+        library.write_bytes(b"")
+        self.fails(RESOURCES, "look", "--input", SAMPLE, "--output", out, says=["Cairo and Pango", "libpangocairo-1.0-0"],
+                   env={**os.environ, "LD_LIBRARY_PATH": str(self.folder)})
+        fonts = self.folder / "fonts.conf"
+        fonts.write_text(f"<fontconfig><dir>{self.folder}</dir><cachedir>{self.folder}</cachedir></fontconfig>")
+        self.fails(RESOURCES, "look", "--input", SAMPLE, "--output", out, says=["font", "fonts-dejavu-core"],
+                   env={**os.environ, "FONTCONFIG_FILE": str(fonts)})
+        self.assertFalse(out.exists())
 
     def test_weights(self):
         x = {"q": self.numbers(9, 2, 8), "k": self.numbers(12, 1, 8)}

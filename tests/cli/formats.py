@@ -1,7 +1,8 @@
-"""Reads and writes .npy, .safetensors and .png, as far as the tests need; written from the formats' descriptions."""
+"""Reads and writes .npy and .safetensors, reads .png and .svg, as far as the tests need; written from the formats' descriptions."""
 import json
 import pathlib
 import struct
+import xml.etree.ElementTree
 import zlib
 
 CODES = {"f4": "f", "f8": "d", "i4": "i", "i8": "q", "u1": "B", "b1": "?", "f2": "e"}
@@ -108,3 +109,12 @@ def read_png(path):
         before = bytes(line)
         rows.append([tuple(before[i:i + 3]) for i in range(0, stride, 3)])
     return width, height, rows
+
+
+def read_svg(path):
+    """Width and height in CSS pixels, and the addresses of its images."""
+    root = xml.etree.ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    width, height = (int(root.get(side).removesuffix("px")) for side in ("width", "height"))
+    link = "{http://www.w3.org/1999/xlink}href"
+    return width, height, [image.get(link) for image in root.iter("{http://www.w3.org/2000/svg}image")]

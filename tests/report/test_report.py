@@ -166,12 +166,12 @@ def test_rung_and_library_stand_beside_each_other_in_the_rates_of_the_same_turns
         assert rungs.x[i] == pytest.approx(alone.x[i] / 1.1)
         assert library.x[i] == pytest.approx(row["flops"] / peer["seconds"] * 1e-12)
         assert rungs.x[i] / library.x[i] == pytest.approx(peer["share"])
-        assert library.text[i] == f"{peer['share']:.2f}× the library"
+        assert library.text[i] == f"{peer['share']:.2f}×"
         del peer["rung_seconds"]  # files of older versions have none
     assert [bar.to_plotly_json() for bar in charts.ladder_bars(rows).data[1:]] == [rungs.to_plotly_json(), library.to_plotly_json()]
     assert report.picture("", charts.ladder_bars(rows)).legend == [
         ("rung, alone", charts.RUNG), ("rung, in turns with the library", charts.LIGHT_RUNG),
-        ("the library, in the same turns", charts.OURS),
+        ("the library, in the same turns; rung ÷ library", charts.OURS),
     ]  # fmt: skip
 
 
