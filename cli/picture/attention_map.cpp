@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <thread>
 
 #include "cli/terminal/failure.hpp"
@@ -93,6 +94,31 @@ void require_index(const char* option, int64_t index, int64_t count) {
                                        : fmt::format("{}: the inputs have none", option));
 }
 
+/// A bias or mask of shape (batch, heads, queries, keys), each of which may be 1 or missing from the left.
+void require_term(const char* name, const std::optional<Array>& term, const std::vector<int64_t>& expected) {
+  if (!term) return;
+  const std::vector<int64_t>& shape = term->shape;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] != 1 && shape[i] != expected[i + 4 - shape.size()]) {
+      throw Failure(Exit::problem,
+                    fmt::format("{}: got shape {}, expected {}, or 1 in any of these dimensions", name,
+                                io::shape_text(shape), io::shape_text(expected)));
+    }
+  }
+}
+
+/// The number of one head; 0 without the array, whose shape is (heads) or, for ALiBi, (batch, heads).
+float number_of_head(const char* name, const std::optional<Array>& numbers, bool by_batch, int64_t batch,
+                     int64_t heads, int64_t batch_index, int64_t head) {
+  if (!numbers) return 0;
+  by_batch = by_batch && numbers->shape.size() == 2;
+  if (numbers->shape != (by_batch ? std::vector<int64_t>{batch, heads} : std::vector<int64_t>{heads})) {
+    throw Failure(Exit::problem, fmt::format("{}: got shape {}, expected one number for each of the {} heads",
+                                             name, io::shape_text(numbers->shape), heads));
+  }
+  return numbers->elements<float>()[static_cast<size_t>((by_batch ? batch_index * heads : 0) + head)];
+}
+
 }  // namespace
 
 AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution,
@@ -107,62 +133,39 @@ AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execu
                               "heads that divides its",
                               io::shape_text(inputs.k.shape), io::shape_text(inputs.q.shape)));
   }
+  const std::vector<int64_t> scores = {q[0], q[2], q[1], k[1]};
+  require_term("bias", inputs.bias, scores);
+  require_term("mask", inputs.mask, scores);
+  slope_ = number_of_head("alibi", inputs.alibi, true, q[0], q[2], batch_index, head);
+  const float sink = number_of_head("sink", inputs.sink, false, q[0], q[2], batch_index, head);
   seqlen_q_ = q[1];
   seqlen_k_ = k[1];
   head_dim_ = q[3];
   const int64_t head_kv = head / (q[2] / k[2]);
-  for (const auto& [name, array] : {std::pair{"bias", &inputs.bias}, {"mask", &inputs.mask}}) {
-    if (!*array) continue;
-    const std::vector<int64_t> expected = {q[0], q[2], q[1], k[1]};
-    const std::vector<int64_t>& shape = (*array)->shape;
-    for (size_t i = 0; i < shape.size(); ++i) {
-      const int64_t wanted = expected[i + 4 - shape.size()];
-      if (shape[i] != 1 && shape[i] != wanted) {
-        throw Failure(Exit::problem,
-                      fmt::format("{}: got shape {}, expected {}, or 1 in any of these dimensions", name,
-                                  io::shape_text(shape), io::shape_text(expected)));
-      }
-    }
-  }
-  for (const auto& [name, array] : {std::pair{"alibi", &inputs.alibi}, {"sink", &inputs.sink}}) {
-    const bool by_batch = *array && array == &inputs.alibi && (*array)->shape.size() == 2;
-    if (*array &&
-        (*array)->shape != (by_batch ? std::vector<int64_t>{q[0], q[2]} : std::vector<int64_t>{q[2]})) {
-      throw Failure(Exit::problem,
-                    fmt::format("{}: got shape {}, expected one number for each of the {} heads", name,
-                                io::shape_text((*array)->shape), q[2]));
-    }
-  }
+  compute_lse(terms, execution, head_kv, sink);
+  store_rows(terms, head_kv);
+}
 
-  // The lse needs no values: one column of zeros stands for v.
+void AttentionMap::compute_lse(const Terms& terms, const Execution& execution, int64_t head_kv, float sink) {
   Problem problem;
   terms.apply(problem);
-  problem.q = slice(inputs.q, batch_index, head);
-  problem.k = slice(inputs.k, batch_index, head_kv);
+  problem.q = slice(inputs_.q, batch_index_, head_);
+  problem.k = slice(inputs_.k, batch_index_, head_kv);
+  // The lse needs no values: one column of zeros stands for v.
   const std::array<int64_t, 4> o_shape = {1, seqlen_q_, 1, 1}, v_shape = {1, seqlen_k_, 1, 1};
   const std::array<int64_t, 3> lse_shape = {1, 1, seqlen_q_};
-  const Array v = io::make_array("v", inputs.q.type, {seqlen_k_});
-  const Array o = io::make_array("o", inputs.q.type, {seqlen_q_});
+  const Array v = io::make_array("v", inputs_.q.type, {seqlen_k_});
+  const Array o = io::make_array("o", inputs_.q.type, {seqlen_q_});
   lse_.resize(static_cast<size_t>(seqlen_q_));
   problem.v = view(v, v_shape);
   problem.o = view(o, o_shape);
   problem.lse = Tensor(lse_.data(), lse_shape);
-  if (inputs.bias) problem.bias = slice_of_term(*inputs.bias, batch_index, head);
-  if (inputs.mask) problem.mask = slice_of_term(*inputs.mask, batch_index, head);
-  std::array<float, 1> slope{}, sink{};
-  if (inputs.alibi) {
-    const bool by_batch = inputs.alibi->shape.size() == 2;
-    slope[0] =
-        inputs.alibi->elements<float>()[static_cast<size_t>((by_batch ? batch_index * q[2] : 0) + head)];
-    problem.alibi = Tensor(slope.data(), {1});
-  }
-  if (inputs.sink) {
-    sink[0] = inputs.sink->elements<float>()[static_cast<size_t>(head)];
-    problem.sink = Tensor(sink.data(), {1});
-  }
+  if (inputs_.bias) problem.bias = slice_of_term(*inputs_.bias, batch_index_, head_);
+  if (inputs_.mask) problem.mask = slice_of_term(*inputs_.mask, batch_index_, head_);
+  if (inputs_.alibi) problem.alibi = Tensor(&slope_, {1});
+  if (inputs_.sink) problem.sink = Tensor(&sink, {1});
   const Plan plan(problem, execution.options());
   backend_ = plan.backend();
-  workspace_size_ = plan.workspace_size();
   Workspace workspace(plan);
   plan.run({.q = problem.q.data(),
             .k = problem.k.data(),
@@ -174,15 +177,16 @@ AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execu
             .alibi = problem.alibi.data(),
             .sink = problem.sink.data()},
            workspace);
-
-  slope_ = slope[0];
-  scale_ = terms.scale != 0 ? terms.scale : 1 / std::sqrt(static_cast<double>(head_dim_));
-  softcap_ = terms.softcap;
   left_ = problem.window_left;
   right_ = terms.causal ? 0 : problem.window_right;
-  q_ = rows_of_head(inputs.q, batch_index, head);
-  for (float& x : q_) x = static_cast<float>(static_cast<double>(x) * scale_);
-  const std::vector<float> k_rows = rows_of_head(inputs.k, batch_index, head_kv);
+}
+
+void AttentionMap::store_rows(const Terms& terms, int64_t head_kv) {
+  softcap_ = terms.softcap;
+  const double scale = terms.scale != 0 ? terms.scale : 1 / std::sqrt(static_cast<double>(head_dim_));
+  q_ = rows_of_head(inputs_.q, batch_index_, head_);
+  for (float& x : q_) x = static_cast<float>(static_cast<double>(x) * scale);
+  const std::vector<float> k_rows = rows_of_head(inputs_.k, batch_index_, head_kv);
   k_transposed_.resize(k_rows.size());
   for (int64_t j = 0; j < seqlen_k_; ++j) {
     for (int64_t d = 0; d < head_dim_; ++d) {

@@ -1,5 +1,4 @@
-// The weights that attention gave, which the library never stores: computed again from q, k and lse, a tile
-// at a time.
+// Attention weights, which the library never stores: computed again from q, k and lse, a tile at a time.
 #pragma once
 
 #include <cstdint>
@@ -29,22 +28,25 @@ struct Range {
 /// The attention of one head of one sequence of a batch.
 class AttentionMap {
  public:
-  /// Runs the library's forward for that head alone, for its lse. The arrays of `inputs` have to outlive
-  /// this. Fails when there is no such head or sequence.
+  /// Runs the library's forward for that head alone, for its lse. The arrays of `inputs` must outlive the map. Throws
+  /// Failure when there is no such head or sequence, or shapes do not fit each other.
   AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution, int64_t batch_index,
                int64_t head);
 
   int64_t seqlen_q() const { return seqlen_q_; }
   int64_t seqlen_k() const { return seqlen_k_; }
   const std::string& backend() const { return backend_; }
-  size_t workspace_size() const { return workspace_size_; }
 
-  /// The weights of `queries` for `keys`, pooled to at most rows x columns cells: as many as there are tokens
-  /// when those are fewer. Memory is that of the grid and a tile for each thread.
+  /// The weights of `queries` for `keys`, pooled to at most rows x columns cells: one for each pair of tokens where there
+  /// are fewer. Needs memory for the grid and one tile per thread.
   WeightGrid pooled(Range queries, Range keys, int64_t rows, int64_t columns, Pooling pooling,
                     int threads) const;
 
  private:
+  /// Runs the forward of this head.
+  void compute_lse(const Terms& terms, const Execution& execution, int64_t head_kv, float sink);
+  /// Fills q_ and k_transposed_.
+  void store_rows(const Terms& terms, int64_t head_kv);
   /// Weights of up to kRowsAtOnce queries from `first_query`, for `keys`, row after row.
   void weights(int64_t first_query, int64_t count, Range keys, float* out) const;
   float element(const Array& array, int64_t query, int64_t key) const;
@@ -52,14 +54,13 @@ class AttentionMap {
   const Inputs& inputs_;
   int64_t batch_index_, head_;
   int64_t seqlen_q_ = 0, seqlen_k_ = 0, head_dim_ = 0;
-  double scale_ = 1, softcap_ = 0;
-  int64_t left_ = -1, right_ = -1;  ///< of the diagonal; -1 unlimited, the causal mask included
+  double softcap_ = 0;
+  int64_t left_ = -1, right_ = -1;  ///< the window, causal mask included; -1: unlimited
   float slope_ = 0;
   std::vector<float> q_;             ///< (seqlen_q, head_dim), times scale
   std::vector<float> k_transposed_;  ///< (head_dim, seqlen_k): the inner loop runs over keys
   std::vector<float> lse_;
   std::string backend_;
-  size_t workspace_size_ = 0;
 };
 
 }  // namespace fovea::cli
