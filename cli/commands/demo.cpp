@@ -1,4 +1,4 @@
-// `fovea demo`: attention over a real layer's queries, keys and values: speed, memory, error, and a picture of one head.
+// `fovea demo`: attention over a real layer's queries, keys and values: speed, memory, error, a picture of one head.
 #include <fmt/core.h>
 
 #include <algorithm>

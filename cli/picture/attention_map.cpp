@@ -1,3 +1,4 @@
+// Weights of one head, four queries and 512 keys at a time, and how cells of a picture pool them.
 #include "cli/picture/attention_map.hpp"
 
 #include <fmt/core.h>
@@ -8,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -268,73 +270,80 @@ void AttentionMap::weights(int64_t first_query, int64_t count, Range keys, float
   }
 }
 
+namespace {
+
+/// The tokens of a cell; cells of a range differ by at most one token.
+Range tokens_of_cell(Range range, int64_t cell, int64_t cells) {
+  return {range.first + range.size() * cell / cells, range.first + range.size() * (cell + 1) / cells};
+}
+
+}  // namespace
+
+void AttentionMap::pool_row(Range queries, Range keys, Pooling pooling, float* tile, std::span<double> sums,
+                            std::span<float> out) const {
+  const auto columns = static_cast<int64_t>(out.size());
+  std::fill(sums.begin(), sums.end(), 0.0);
+  const int64_t shift = seqlen_k_ - seqlen_q_;
+  for (int64_t query = queries.first; query < queries.last; query += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, queries.last - query);
+    // Keys that none of these queries sees are not computed.
+    const int64_t from = left_ < 0 ? keys.first : std::max(keys.first, query + shift - left_);
+    const int64_t to = right_ < 0 ? keys.last : std::min(keys.last, query + count + shift + right_);
+    // The cell of key `from`, or the one before it.
+    int64_t cell = from >= to ? 0 : (from - keys.first) * columns / keys.size();
+    for (int64_t key = from; key < to; key += kKeysAtOnce) {
+      const Range tile_keys{key, std::min(key + kKeysAtOnce, to)};
+      weights(query, count, tile_keys, tile);
+      for (int64_t j = key; j < tile_keys.last;) {
+        while (tokens_of_cell(keys, cell, columns).last <= j) ++cell;
+        const auto at = static_cast<size_t>(cell);
+        const int64_t end = std::min(tokens_of_cell(keys, cell, columns).last, tile_keys.last);
+        for (int64_t r = 0; r < count; ++r) {
+          const float* const row = tile + r * tile_keys.size();
+          const float *const first = row + (j - key), *const last = row + (end - key);
+          if (pooling == Pooling::max) {
+            out[at] = std::max(out[at], *std::max_element(first, last));
+          } else {
+            sums[at] = std::accumulate(first, last, sums[at]);
+          }
+        }
+        j = end;
+      }
+    }
+  }
+  if (pooling == Pooling::mean) {
+    for (size_t c = 0; c < out.size(); ++c) {
+      const int64_t weights = queries.size() * tokens_of_cell(keys, static_cast<int64_t>(c), columns).size();
+      out[c] = static_cast<float>(sums[c] / static_cast<double>(weights));
+    }
+  }
+}
+
 WeightGrid AttentionMap::pooled(Range queries, Range keys, int64_t rows, int64_t columns, Pooling pooling,
                                 int threads) const {
   rows = std::min(rows, queries.size());
   columns = std::min(columns, keys.size());
-  WeightGrid grid{rows, columns, std::vector<float>(static_cast<size_t>(rows * columns), 0.0f)};
+  const auto width = static_cast<size_t>(columns);
+  WeightGrid grid{rows, columns, std::vector<float>(static_cast<size_t>(rows) * width, 0.0f)};
   if (rows == 0 || columns == 0) return grid;
-  // Where the tokens of cell i begin; cells differ by at most one token.
-  const auto begin = [](Range range, int64_t cell, int64_t cells) {
-    return range.first + range.size() * cell / cells;
-  };
 
   Progress progress("weights", rows);
   std::atomic<int64_t> next{0};
-  // Made here, where a lack of memory can be reported.
+  // Allocated before threads start: here, too little memory can be reported.
   constexpr size_t kTile = static_cast<size_t>(kRowsAtOnce * kKeysAtOnce);
-  const auto workers_wanted = static_cast<size_t>(std::clamp<int64_t>(threads, 1, rows));
-  std::vector<float> tiles(workers_wanted * kTile);
-  std::vector<std::vector<double>> sums_of_threads(workers_wanted,
-                                                   std::vector<double>(static_cast<size_t>(columns)));
-  const auto work = [&](size_t thread) {
-    float* tile = tiles.data() + thread * kTile;
-    std::vector<double>& sums = sums_of_threads[thread];
+  const auto num_workers = static_cast<size_t>(std::clamp<int64_t>(threads, 1, rows));
+  std::vector<float> tiles(num_workers * kTile);
+  std::vector<double> sums(num_workers * width);
+  const auto work = [&](size_t worker) {
     for (int64_t row = next++; row < rows; row = next++) {
-      float* out = grid.values.data() + row * columns;
-      std::fill(sums.begin(), sums.end(), 0.0);
-      const int64_t end_query = begin(queries, row + 1, rows);
-      for (int64_t query = begin(queries, row, rows); query < end_query; query += kRowsAtOnce) {
-        const int64_t count = std::min(kRowsAtOnce, end_query - query);
-        // Keys that none of these queries sees are not computed.
-        const int64_t shift = seqlen_k_ - seqlen_q_;
-        const int64_t from = left_ < 0 ? keys.first : std::max(keys.first, query + shift - left_);
-        const int64_t to = right_ < 0 ? keys.last : std::min(keys.last, query + count + shift + right_);
-        // The cell that holds key `from`; the division may be off by one.
-        int64_t cell = from >= to ? 0 : (from - keys.first) * columns / keys.size();
-        for (int64_t key = from; key < to; key += kKeysAtOnce) {
-          const Range tile_keys{key, std::min(key + kKeysAtOnce, to)};
-          weights(query, count, tile_keys, tile);
-          int64_t j = key;
-          while (j < tile_keys.last) {
-            while (begin(keys, cell + 1, columns) <= j) ++cell;
-            const int64_t cell_end = std::min(begin(keys, cell + 1, columns), tile_keys.last);
-            for (int64_t r = 0; r < count; ++r) {
-              const float* w = tile + r * tile_keys.size();
-              if (pooling == Pooling::max) {
-                out[cell] = std::max(out[cell], *std::max_element(w + (j - key), w + (cell_end - key)));
-              } else {
-                for (int64_t i = j - key; i < cell_end - key; ++i) {
-                  sums[static_cast<size_t>(cell)] += static_cast<double>(w[i]);
-                }
-              }
-            }
-            j = cell_end;
-          }
-        }
-      }
-      if (pooling == Pooling::mean) {
-        const int64_t tall = end_query - begin(queries, row, rows);
-        for (int64_t c = 0; c < columns; ++c) {
-          const int64_t wide = begin(keys, c + 1, columns) - begin(keys, c, columns);
-          out[c] = static_cast<float>(sums[static_cast<size_t>(c)] / static_cast<double>(tall * wide));
-        }
-      }
+      pool_row(tokens_of_cell(queries, row, rows), keys, pooling, tiles.data() + worker * kTile,
+               std::span(sums).subspan(worker * width, width),
+               std::span(grid.values).subspan(static_cast<size_t>(row) * width, width));
       progress.advance();
     }
   };
   std::vector<std::jthread> workers;
-  for (size_t thread = 1; thread < workers_wanted; ++thread) workers.emplace_back(work, thread);
+  for (size_t worker = 1; worker < num_workers; ++worker) workers.emplace_back(work, worker);
   work(0);
   workers.clear();  // joins
   return grid;

@@ -49,6 +49,9 @@ class AttentionMap {
   void store_rows(const Terms& terms, int64_t head_kv);
   /// Weights of up to kRowsAtOnce queries from `first_query`, for `keys`, row after row.
   void weights(int64_t first_query, int64_t count, Range keys, float* out) const;
+  /// One row of cells over `queries`. `tile` has room for the weights of one call, `sums` a number for each cell.
+  void pool_row(Range queries, Range keys, Pooling pooling, float* tile, std::span<double> sums,
+                std::span<float> out) const;
   float element(const Array& array, int64_t query, int64_t key) const;
 
   const Inputs& inputs_;

@@ -1,3 +1,4 @@
+// The colours of weights: anchors in Oklab, and what a screen shows between them.
 #include "cli/picture/colors.hpp"
 
 #include <algorithm>

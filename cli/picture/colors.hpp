@@ -1,3 +1,4 @@
+// Colours of pictures.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Shapes and text by Cairo and Pango, which this file loads.
 #include "cli/picture/drawing.hpp"
 
 #include <cairo-svg.h>
@@ -20,9 +21,9 @@
 namespace fovea::cli {
 namespace {
 
-// Cairo and Pango are 35 shared libraries. They are loaded when the first picture is drawn, so that all other commands
-// start without them and the Python package runs where they are missing. These pointers have the names of the functions,
-// which they hide in this file.
+// Cairo, Pango and what they need are 35 shared libraries. They are loaded when the first picture is drawn: all other
+// commands start without them, and the Python package runs where they are missing. The pointers below have the names
+// of the functions, which they hide in this file.
 #define FOVEA_FUNCTIONS(X)                    \
   X(cairo_create)                             \
   X(cairo_destroy)                            \

@@ -1,3 +1,4 @@
+// The layout of pictures: maps of weights, axes, names of tokens, the colour bar, strongest looks.
 #include "cli/picture/figure.hpp"
 
 #include <fmt/core.h>
