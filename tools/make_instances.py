@@ -30,8 +30,8 @@ KINDS = {"forward": "kForward", "split": "kSplit", "combine": "kCombine", "backw
          "finish": "kFinish", "dbias": "kDBias", "dsink": "kDSink"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
-TERM = {"softcap": "kTermSoftcap", "alibi": "kTermAlibi", "bias": "kTermBias", "mask": "kTermMask",
-        "block_mask": "kTermBlockMask", "dropout": "kTermDropout", "sink": "kTermSink", "lse": "kTermLse"}
+TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"
+TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
                "value_slice", "grid", "args", "tma", "persistent", "group_divides", "parts", "writes_dq", "can_split", "can_pack",

@@ -1,4 +1,4 @@
-// The rules of shapes.hpp.
+// Shapes, ranks and types of tensors against the table of roles: the definitions of shapes.hpp.
 #include "plan/shapes.hpp"
 
 #include <array>

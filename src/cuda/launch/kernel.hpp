@@ -27,6 +27,7 @@
 
 #include "core/dtype.hpp"
 #include "cuda/kernels/args.hpp"
+#include "cuda/launch/terms.hpp"
 
 namespace fovea::cuda {
 
@@ -53,24 +54,6 @@ enum class KernelKind : uint8_t {
   kDBias,     ///< backward: dbias
   kDSink,     ///< backward: dsink
 };
-
-/// Terms that a kernel must know about to be right. What every kernel handles (window, causal, groups of heads,
-/// packed and partly used sequences, dlse, any strides) has no bit.
-enum Term : uint32_t {
-  kTermSoftcap = 1u << 0,
-  kTermAlibi = 1u << 1,
-  kTermBias = 1u << 2,
-  kTermMask = 1u << 3,
-  kTermBlockMask = 1u << 4,
-  kTermDropout = 1u << 5,
-  kTermSink = 1u << 6,
-  kTermNegativeScale = 1u << 7,  ///< scale <= 0 in float32
-  kTermLse = 1u << 8,            ///< the forward writes lse, or merges parts by it
-};
-inline constexpr uint32_t kNoTerms = 0;
-/// Terms that only enter the end of a row, and cost nearly every kernel nothing.
-inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
-inline constexpr uint32_t kAllTerms = (1u << 9) - 1;
 
 /// CTAs of a launch. Any of them 0: nothing is launched.
 struct Grid {

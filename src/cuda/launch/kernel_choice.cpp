@@ -22,15 +22,11 @@ struct TermName {
   Term term;
   const char* name;
 };
-constexpr std::array<TermName, 9> kTermNames = {{{kTermSoftcap, "softcap"},
-                                                 {kTermAlibi, "alibi"},
-                                                 {kTermBias, "bias"},
-                                                 {kTermMask, "mask"},
-                                                 {kTermBlockMask, "block_mask"},
-                                                 {kTermDropout, "dropout"},
-                                                 {kTermSink, "sink"},
-                                                 {kTermNegativeScale, "a scale of 0 or less"},
-                                                 {kTermLse, "lse"}}};
+constexpr TermName kTermNames[] = {
+#define FOVEA_TERM_NAME(Name, name, text, condition) {kTerm##Name, text},
+    FOVEA_TERMS(FOVEA_TERM_NAME)
+#undef FOVEA_TERM_NAME
+};
 
 std::string names_of_terms(uint32_t terms) {
   std::string names;
@@ -180,15 +176,10 @@ const char* kernel_name_pattern() {
 
 uint32_t terms_of(const AttentionProblem& p) {
   uint32_t terms = 0;
-  if (p.softcap > 0) terms |= kTermSoftcap;
-  if (p.has(Role::kAlibi)) terms |= kTermAlibi;
-  if (p.has(Role::kBias)) terms |= kTermBias;
-  if (p.has(Role::kMask)) terms |= kTermMask;
-  if (p.has(Role::kBlockMask)) terms |= kTermBlockMask;
-  if (p.dropout > 0 || (p.pass == Pass::kForward && p.has(Role::kRngState))) terms |= kTermDropout;
-  if (p.has(Role::kSink)) terms |= kTermSink;
-  if (!(static_cast<float>(p.scale) > 0)) terms |= kTermNegativeScale;
-  if (p.pass == Pass::kForward && p.has(Role::kLse)) terms |= kTermLse;
+#define FOVEA_ADD_TERM(Name, name, text, condition) \
+  if (condition) terms |= kTerm##Name;
+  FOVEA_TERMS(FOVEA_ADD_TERM)
+#undef FOVEA_ADD_TERM
   return terms;
 }
 

@@ -27,8 +27,7 @@ struct KernelRequest {
 /// The pattern of the environment variable FOVEA_KERNEL, for measurements and bug reports; null when it is not set.
 const char* kernel_name_pattern();
 
-/// The terms that a problem has. A forward that writes rng_state counts as one with dropout: only kernels that know
-/// dropout write it.
+/// The terms that a problem has.
 uint32_t terms_of(const AttentionProblem& problem);
 
 /// Strides of tensors that TMA copies, in bytes, are below this (cuTensorMapEncodeTiled).

@@ -1,0 +1,43 @@
+// The terms of a problem that a kernel must know about to be right. What every kernel handles (window, causal, groups of
+// heads, packed and partly used sequences, dlse, any strides) is no term.
+#pragma once
+
+#include <cstdint>
+
+namespace fovea::cuda {
+
+/// X(Name, name, text, condition): the enumerator kTerm<Name>, the name in instances.toml (tools/make_instances.py reads
+/// this list), what messages call it, and when a problem `p` has it.
+#define FOVEA_TERMS(X)                                                                                       \
+  X(Softcap, softcap, "softcap", p.softcap > 0)                                                              \
+  X(Alibi, alibi, "alibi", p.has(Role::kAlibi))                                                              \
+  X(Bias, bias, "bias", p.has(Role::kBias))                                                                  \
+  X(Mask, mask, "mask", p.has(Role::kMask))                                                                  \
+  X(BlockMask, block_mask, "block_mask", p.has(Role::kBlockMask))                                            \
+  /* A forward that writes rng_state counts as one with dropout: only kernels that know dropout write it. */ \
+  X(Dropout, dropout, "dropout", p.dropout > 0 || (p.pass == Pass::kForward && p.has(Role::kRngState)))      \
+  X(Sink, sink, "sink", p.has(Role::kSink))                                                                  \
+  X(NegativeScale, negative_scale, "a scale of 0 or less", !(static_cast<float>(p.scale) > 0))               \
+  /* The forward writes it, or merges parts by it. */                                                        \
+  X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))
+
+namespace term_bits {
+enum Bit : uint32_t {
+#define FOVEA_TERM_BIT(Name, name, text, condition) k##Name,
+  FOVEA_TERMS(FOVEA_TERM_BIT)
+#undef FOVEA_TERM_BIT
+      kCount
+};
+}  // namespace term_bits
+
+enum Term : uint32_t {
+#define FOVEA_TERM(Name, name, text, condition) kTerm##Name = 1u << term_bits::k##Name,
+  FOVEA_TERMS(FOVEA_TERM)
+#undef FOVEA_TERM
+};
+inline constexpr uint32_t kNoTerms = 0;
+/// Terms that only enter the end of a row, and cost nearly every kernel nothing.
+inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
+inline constexpr uint32_t kAllTerms = (1u << term_bits::kCount) - 1;
+
+}  // namespace fovea::cuda
