@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/dtype.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::tile {
@@ -46,7 +47,7 @@ struct AttentionParams {
 
   // Terms of the score. `bias` and `dbias` hold float32 or the type of q.
   PairsView bias, dbias, mask, block_mask;
-  bool bias_is_f32 = false, dbias_is_f32 = false, o_is_f32 = false;
+  DType o_type = DType::kF32, bias_type = DType::kF32, dbias_type = DType::kF32;
   int block_q = 1, block_k = 1;
   const float* alibi = nullptr;
   int64_t alibi_batch = 0, alibi_head = 0;
@@ -76,6 +77,10 @@ struct AttentionParams {
   /// 16-byte copies are safe: data, strides and head sizes of the tensor are multiples of 16 bytes. Else it
   /// is copied element by element. One bit for each of q, k, v, d_o, o, dq, dk, dv.
   uint32_t aligned16 = 0;
+
+  constexpr bool o_is_f32() const { return o_type == DType::kF32; }
+  constexpr bool bias_is_f32() const { return bias_type == DType::kF32; }
+  constexpr bool dbias_is_f32() const { return dbias_type == DType::kF32; }
 };
 
 enum AlignedBit : uint32_t {

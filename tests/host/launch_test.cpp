@@ -324,7 +324,7 @@ TEST(Parameters, AlignmentIsThatOfSizesStridesAndPointers) {
   p = problem(1, 8, 8, 2, 1, 4);
   p.tensors[index_of(Role::kO)].dtype = DType::kF32;
   EXPECT_EQ(params_of(p).aligned16, static_cast<uint32_t>(tile::kAlignedO));
-  EXPECT_TRUE(params_of(p).o_is_f32);
+  EXPECT_TRUE(params_of(p).o_is_f32());
 }
 
 TEST(Parameters, DropoutIsThatOfTheCpu) {

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kPrepareThreads) bwd_prepare(const __grid_cons
   const int lane = thread % kPrepareLanes;
   const int64_t statistics = (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows;
   const bool wide = sizeof(T) == 2 && (p.aligned16 & tile::kAlignedO) != 0 &&
-                    (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32;
+                    (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32();
 
   if (args.turns != nullptr && blockIdx.x == 0 && head == 0 && batch == 0 && thread < args.turn_columns())
     args.turns[thread] = 0;  // no CTA has begun
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kPrepareThreads) bwd_prepare(const __grid_cons
         }
       } else {
         for (int c = lane; c < p.head_dim_v; c += kPrepareLanes) {
-          sum += load_either<T>(p.o.data, o_offset + c, p.o_is_f32) *
+          sum += load_either<T>(p.o.data, o_offset + c, p.o_is_f32()) *
                  to_float(__ldg(reinterpret_cast<const T*>(d_o) + c));
         }
       }

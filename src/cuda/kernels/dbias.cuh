@@ -112,7 +112,7 @@ struct DBias {
       if (row >= rows || column >= columns) continue;
       const int64_t offset = to + row * p.dbias.row + column * p.dbias.column;
       const float value = s.w[row * Tile::kStrideW + column];
-      if (p.dbias_is_f32) {
+      if (p.dbias_is_f32()) {
         reinterpret_cast<float*>(p.dbias.data)[offset] = value;
       } else {
         reinterpret_cast<T*>(p.dbias.data)[offset] = T(value);

@@ -38,7 +38,7 @@ namespace combine {
 
 template <class T>
 __device__ __forceinline__ void store(const tile::AttentionParams& p, int64_t offset, float x) {
-  if (p.o_is_f32) {
+  if (p.o_is_f32()) {
     reinterpret_cast<float*>(p.o.data)[offset] = x;
   } else {
     reinterpret_cast<T*>(p.o.data)[offset] = T(x);

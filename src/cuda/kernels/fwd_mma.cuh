@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   __syncthreads();          // sQ and sK are free: O and row statistics may be written there
   const Place& here = *sPlace;
   const int columns = min(kDimV, p.head_dim_v - here.first_column);
-  const bool as_f32 = args.num_splits > 1 || p.o_is_f32;
+  const bool as_f32 = args.num_splits > 1 || p.o_is_f32();
   const auto f32_row = [&](int i, int head) {
     return (args.num_splits > 1
                 ? args.part_o + here.part_of(args, i, head) * p.head_dim_v

@@ -141,7 +141,7 @@ __device__ __forceinline__ void write_unused_rows(const ForwardArgs& args,
       const int head = place.head * rows_per_query + h;
       const int64_t at = p.o.offset(place.batch, place.span.row_q + i, head) + place.first_column;
       for (int c = thread; c < columns; c += kConfig.threads()) {
-        if (p.o_is_f32) {
+        if (p.o_is_f32()) {
           reinterpret_cast<float*>(p.o.data)[at + c] = 0.0f;
         } else {
           reinterpret_cast<uint16_t*>(p.o.data)[at + c] = 0;

@@ -317,7 +317,7 @@ struct FwdSimt {
         float values[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) values[e] = out[r][g][e] * factor;
-        store_four<T>(o_to, o_offset + column, values, p.head_dim_v - column, parts || p.o_is_f32, vector);
+        store_four<T>(o_to, o_offset + column, values, p.head_dim_v - column, parts || p.o_is_f32(), vector);
       }
     }
   }
@@ -334,7 +334,7 @@ struct FwdSimt {
         const int64_t at = span.row_q + query_of(static_cast<int>(row));
         const int64_t offset = p.o.offset(batch, at, h) + slice * kColumns;
         for (int c = Tile::tx(); c < columns; c += Tile::kLanesX) {
-          if (p.o_is_f32) {
+          if (p.o_is_f32()) {
             reinterpret_cast<float*>(p.o.data)[offset + c] = 0;
           } else {
             reinterpret_cast<T*>(p.o.data)[offset + c] = T(0.0f);

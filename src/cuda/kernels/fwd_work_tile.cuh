@@ -47,7 +47,7 @@ __device__ __forceinline__ T* o_row(const ForwardArgs& f, const FwdWorkTile& wor
 }
 /// Whether outputs are float32: a float32 o, or parts of a split.
 __device__ __forceinline__ bool stores_f32(const ForwardArgs& f) {
-  return f.num_splits > 1 || f.p.o_is_f32;
+  return f.num_splits > 1 || f.p.o_is_f32();
 }
 /// Where they go then.
 __device__ __forceinline__ float* f32_row(const ForwardArgs& f, const FwdWorkTile& work, QueryRow r) {

@@ -89,9 +89,9 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
     std::memcpy(field_of(a, role) + sizeof(void*), p[role].stride.data(),
                 kViews[i].strides * sizeof(int64_t));
   }
-  a.bias_is_f32 = p[Role::kBias].dtype == DType::kF32;
-  a.dbias_is_f32 = p[Role::kDBias].dtype == DType::kF32;
-  a.o_is_f32 = p[Role::kO].dtype == DType::kF32;
+  a.o_type = p[Role::kO].dtype;
+  a.bias_type = p[Role::kBias].dtype;
+  a.dbias_type = p[Role::kDBias].dtype;
   if (p.has(Role::kBlockMask)) {
     a.block_q = static_cast<int>(p.block_q);
     a.block_k = static_cast<int>(p.block_k);

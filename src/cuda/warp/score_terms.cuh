@@ -60,7 +60,7 @@ struct RowTerms {
     float s = dot * p.scale;
     if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
     if (p.alibi != nullptr) s -= slope * fabsf(static_cast<float>(diagonal - j));
-    if (p.bias.data != nullptr) s += load_either<T>(p.bias.data, bias + j * p.bias.column, p.bias_is_f32);
+    if (p.bias.data != nullptr) s += load_either<T>(p.bias.data, bias + j * p.bias.column, p.bias_is_f32());
     return s;
   }
 
