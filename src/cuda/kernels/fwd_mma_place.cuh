@@ -11,17 +11,16 @@
 namespace fovea::cuda {
 
 struct FwdMmaConfig {
-  int head_dim;     ///< D, padded
-  int value_slice;  ///< columns of V and O of one CTA; head_dim_v is covered by ceil(head_dim_v /
-                    ///< value_slice) CTAs
+  int head_dim;     ///< padded
+  int value_slice;  ///< columns of V and O of one CTA; ceil(head_dim_v / value_slice) CTAs cover head_dim_v
   int tile_m, tile_n;
   int num_warps;
   int min_ctas;  ///< CTAs an SM, for the register allocator
   /// Every term of the score and any alignment; else window, causal and lengths only, scale > 0, and q, k and
   /// v whose rows can be copied in pieces of 16 bytes.
-  bool general;
-  /// Of K and V: with 2 a block is copied while the one before is worked on; with 1, K while P V goes on and
-  /// V while Q K^T does, for half of the shared memory and twice the barriers.
+  bool general = false;
+  /// Of K and V: with 2 a block is copied while the one before is worked on; with 1, K during P V and V during
+  /// Q K^T, for half of the shared memory and twice the barriers.
   int stages = 2;
   MmaShape mma = MmaShape::kM16N8K16;
 

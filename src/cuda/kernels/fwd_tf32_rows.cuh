@@ -41,8 +41,8 @@ struct FwdTf32Config {
   int tile_n;    ///< keys of a block
   int warp_m;    ///< rows of a warp, 16 or 32
   int num_warps;
-  int min_ctas;  ///< CTAs an SM, for the register allocator
-  bool general;  ///< every term of the score; else window, causal and lengths only, and scale > 0
+  int min_ctas;          ///< CTAs an SM, for the register allocator
+  bool general = false;  ///< every term of the score; else window, causal and lengths only, and scale > 0
 
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int tile_m() const { return warp_m * num_warps; }
