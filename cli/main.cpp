@@ -1,5 +1,4 @@
-// The program `fovea`: wires the subcommands together and turns what they throw into one line and an exit
-// code.
+// The program `fovea`: its subcommands; an exception becomes one line on stderr and an exit code.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -66,7 +65,7 @@ Exit run(const Action& action, const std::string& name) {
 int run_program(int argc, char** argv) {
   CLI::App program(
       "Exact attention, tile by tile: o = softmax(scale q k^T + terms) v, and its gradients, in memory that "
-      "grows\nwith the sequence and not with its square.",
+      "grows\nwith the sequence, not with its square.",
       "fovea");
   program.set_version_flag("--version", std::string("fovea ") + fovea_version());
   program.require_subcommand(1);

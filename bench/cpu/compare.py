@@ -466,7 +466,8 @@ def main() -> int:
             sys.exit("compare.py: neither PyTorch nor the program fovea is here; build the target fovea_cli, or give --fovea")
         print("PyTorch is not installed: ours alone", flush=True)
         if args.json:
-            sys.exit("compare.py: --json: results are of both sides, and PyTorch is not installed; fovea bench --json prints those of ours alone")
+            sys.exit("compare.py: --json: results are of both sides, and PyTorch is not installed; fovea bench --json prints "
+                     "those of ours alone")  # fmt: skip
         for text in args.rows.split(","):
             subprocess.run(bench_command(program, args, text), check=True)
         return 0

@@ -203,7 +203,7 @@ void add_attend(CLI::App& program, Action& action) {
       ->group(kOutputs);
   command
       ->add_option("--lse-output", options->lse_output,
-                   "The lse (natural logarithm, float32) as a file of its own")
+                   "Write the lse (natural logarithm, float32) to this file as well")
       ->type_name("FILE.npy")
       ->group(kOutputs);
   command
@@ -212,7 +212,7 @@ void add_attend(CLI::App& program, Action& action) {
       ->group(kOutputs);
   command
       ->add_option("--grad", options->grad,
-                   "The gradient that arrives at o; dq, dk, dv (dbias, dsink) are then written, too")
+                   "The gradient of o; dq, dk, dv (and dbias, dsink) are written as well")
       ->type_name("FILE")
       ->group(kOutputs);
   add_json_option(*command, options->json);

@@ -201,14 +201,14 @@ Exit run_explain(const ExplainOptions& options) {
 void add_explain(CLI::App& program, Action& action) {
   const auto options = std::make_shared<ExplainOptions>();
   CLI::App* command =
-      program.add_subcommand("explain", "Which backend would do a problem, and what rules out each other");
+      program.add_subcommand("explain", "Which backend a problem gets, and why each other one does not");
   options->shape.add_options(*command, false);
   options->terms.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
   command
       ->add_option(
           "--with", options->with,
-          "Further tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
+          "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");
@@ -217,7 +217,7 @@ void add_explain(CLI::App& program, Action& action) {
   options->files.add_options(*command, true, true, false);
   add_json_option(*command, options->json);
   command->footer(
-      "The problem is told by sizes or read from files; nothing is computed.\n"
+      "Sizes or files describe the problem; nothing is computed.\n"
       "\n"
       "Examples:\n"
       "  fovea explain --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --dtype bfloat16 --causal\n"

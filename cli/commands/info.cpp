@@ -63,7 +63,7 @@ Exit run_info(bool json) {
 void add_info(CLI::App& program, Action& action) {
   const auto json = std::make_shared<bool>(false);
   CLI::App* command =
-      program.add_subcommand("info", "Version, machine, and the backends with why one is missing");
+      program.add_subcommand("info", "Version, machine, backends, and why a backend is not available");
   add_json_option(*command, *json);
   command->callback([json, &action] { action = [json] { return run_info(*json); }; });
 }

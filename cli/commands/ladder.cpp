@@ -29,7 +29,7 @@ struct LadderOptions {
   bool list = false, json = false, profile = false, memory = false, no_peer = false;
 };
 
-/// Of a rung and the library, at most: for their ratio, which clocks move less than their times.
+/// At most this many turns of a rung and the library. Clocks that drift move both, so their ratio is steadier than their times.
 constexpr int kTurns = 5;
 
 /// "04" and "04_cpu_vector" both name that rung.
@@ -393,45 +393,45 @@ void add_ladder(CLI::App& program, Action& action) {
   const auto options = std::make_shared<LadderOptions>();
   CLI::App* command =
       program.add_subcommand("ladder", "Run the rungs of the ladder: check each, then time it");
-  command->add_flag("--list", options->list, "Name all rungs, and run none");
+  command->add_flag("--list", options->list, "List all rungs and run none");
   command->add_option("--group", options->groups, "Only these groups")->delimiter(',')->type_name("NAME,...");
   command->add_option("--rung", options->rungs, "Only these rungs: 04 or 04_cpu_vector")
       ->delimiter(',')
       ->type_name("NAME,...");
   command
       ->add_option("--shape", options->shapes,
-                   "Other sizes than each group's: MxNxK, ROWSxCOLUMNS or BATCHxLENGTHxSIZE")
+                   "Sizes in place of each group's: MxNxK, ROWSxCOLUMNS or BATCHxLENGTHxSIZE")
       ->delimiter(',')
       ->type_name("SIZES,...");
-  command->add_option("--warmups", options->protocol.warmups, "Runs that are not counted (2)")
+  command->add_option("--warmups", options->protocol.warmups, "Untimed runs before the timed ones (2)")
       ->type_name("N");
-  command->add_option("--runs", options->protocol.runs, "Runs that are counted, at most (11)")
-      ->type_name("N");
+  command->add_option("--runs", options->protocol.runs, "Timed runs, at most (11)")->type_name("N");
   command
       ->add_option("--seconds", options->protocol.seconds,
-                   "No more runs of a rung after so many seconds, once there are three (10)")
+                   "Stop a rung after so many seconds and at least three runs (10)")
       ->type_name("S");
   command->add_option("--rows", options->rows, "Rows of the outputs that are compared with float64 (128)")
       ->type_name("N");
   command->add_option("--device", options->device,
-                      "cuda:N for rungs of GPUs (cuda:0), or cpu for none of them");
+                      "cuda:N: the GPU that runs GPU rungs (cuda:0); cpu: leave GPU rungs out");
   command->add_flag("--no-peer", options->no_peer, "Do not time the library beside the rungs");
   command
       ->add_option("--peers", options->peers,
                    "Times of other libraries and of rungs in Python, from bench/gpu/ladder_peers.py")
       ->type_name("FILE");
-  CLI::Option* memory = command->add_flag(
-      "--memory", options->memory, "Peak bytes in place of times; attention at lengths of 512 to 16384");
+  CLI::Option* memory =
+      command->add_flag("--memory", options->memory,
+                        "Measure peak memory instead of time; attention at lengths of 512 to 16384");
   command
-      ->add_flag("--profile", options->profile,
-                 "A run between cudaProfilerStart and -Stop in place of times, for Nsight Compute")
+      ->add_flag(
+          "--profile", options->profile,
+          "Instead of timing, run once between cudaProfilerStart and cudaProfilerStop, for Nsight Compute")
       ->excludes(memory);
   add_json_option(*command, options->json);
   command->footer(
-      "Every rung computes the whole problem and is compared with float64 before it is timed; when one is "
-      "wrong no "
-      "time\nof it is told and the exit code is 1. Rungs that this machine cannot run are listed with the "
-      "reason.\n"
+      "Each rung computes the whole problem and is compared with float64 before it is timed. A wrong rung "
+      "has no\n"
+      "time, and the exit code is 1. Rungs that this machine cannot run are listed with the reason.\n"
       "\n"
       "Examples:\n"
       "  fovea ladder --list\n"

@@ -1,5 +1,5 @@
-// `fovea report`: one HTML page from files of results. The page is made by bench/report/report.py, with Plotly and
-// Jinja2; here it is found, together with an interpreter, and takes the place of this program.
+// `fovea report`: one HTML page from files of results. bench/report/report.py makes the page, with Plotly and
+// Jinja2; this command finds it and an interpreter, and is replaced by them (exec).
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -23,8 +23,8 @@ struct ReportOptions {
   std::string output = "report.html", title;
 };
 
-/// The folder with what this program reads when it runs: FOVEA_SHARE, or share/fovea beside its folder bin,
-/// in an installation and in a build tree alike.
+/// Run-time files of this program: FOVEA_SHARE, or share/fovea beside its folder bin, in an installation and
+/// in a build tree.
 fs::path share_folder() {
   if (const char* folder = std::getenv("FOVEA_SHARE"); folder != nullptr && *folder != '\0') return folder;
   std::error_code ignored;
@@ -60,13 +60,13 @@ Exit run_report(const ReportOptions& options) {
 void add_report(CLI::App& program, Action& action) {
   const auto options = std::make_shared<ReportOptions>();
   CLI::App* command = program.add_subcommand(
-      "report", "Draw what was measured: one HTML page from the files that --json of ladder and bench wrote");
+      "report", "Draw measurements: one HTML page from the files that --json of ladder and bench wrote");
   command
       ->add_option("results", options->results,
                    "Files of results, or folders of them (bench/results of the sources)")
       ->type_name("FILE");
   command->add_option("--output", options->output, "The page (report.html)")->type_name("PAGE");
-  command->add_option("--title", options->title, "Of the page")->type_name("TEXT");
+  command->add_option("--title", options->title, "Title of the page")->type_name("TEXT");
   command->footer(
       "The page needs no network. Python makes it, with Plotly and Jinja2 (pip install plotly jinja2):\n"
       "FOVEA_PYTHON names the interpreter (python3).\n"

@@ -189,11 +189,13 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
       kArrays);
   add("--mask", mask, "bool or uint8, shapes as the bias: only keys with a nonzero mask are seen", kArrays);
   if (with_values) {
-    add("--block-mask", block_mask, "The same for blocks of queries and keys", kArrays);
-    command.add_option("--block-size", block_size, "Size of those blocks")->type_name("Q,K")->group(kArrays);
+    add("--block-mask", block_mask, "A mask with one entry per block of queries and keys", kArrays);
+    command.add_option("--block-size", block_size, "Block size of --block-mask")
+        ->type_name("Q,K")
+        ->group(kArrays);
   }
   add("--alibi", alibi, "ALiBi slopes: (heads) or (batch, heads)", kArrays);
-  add("--sink", sink, "One logit a head, which takes its share of the weight: (heads)", kArrays);
+  add("--sink", sink, "One extra logit per head, which takes part of the weight: (heads)", kArrays);
   if (!with_sequences) return;
   constexpr const char* kSequences = "Sequences of different lengths";
   add("--cu-seqlens-q", cu_seqlens_q,
@@ -201,8 +203,8 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
       "q, k, v are then (total, d) or (total, heads, d)",
       kSequences);
   add("--cu-seqlens-k", cu_seqlens_k, "The same for k and v", kSequences);
-  add("--seqused-q", seqused_q, "How much of each sequence of queries is used: (batch)", kSequences);
-  add("--seqused-k", seqused_k, "How much of each sequence of keys is used: (batch)", kSequences);
+  add("--seqused-q", seqused_q, "Number of queries used in each sequence: (batch)", kSequences);
+  add("--seqused-k", seqused_k, "Number of keys used in each sequence: (batch)", kSequences);
 }
 
 std::filesystem::path file_of(const std::string& reference) {

@@ -47,15 +47,18 @@ void Terms::add_options(CLI::App& command, bool with_dropout) {
                   "Keys seen to the left and right of the diagonal, for example 128,0; -1 is unlimited")
       ->type_name("LEFT,RIGHT")
       ->group(kGroup);
-  command.add_option("--softcap", softcap, "s becomes C tanh(s / C); 0: none")->type_name("C")->group(kGroup);
-  command.add_option("--scale", scale, "What q k^T is multiplied by; 0: 1/sqrt(head size)")
+  command
+      .add_option("--softcap", softcap, "Replaces a score s by C tanh(s / C); 0 (the default): no softcap")
+      ->type_name("C")
+      ->group(kGroup);
+  command.add_option("--scale", scale, "Factor of q k^T; 0 (the default): 1/sqrt(head size)")
       ->type_name("FACTOR")
       ->group(kGroup);
   if (!with_dropout) return;
   command.add_option("--dropout", dropout, "Probability of dropping a weight, in [0, 1)")
       ->type_name("P")
       ->group(kGroup);
-  command.add_option("--seed", seed, "Of the dropout: the same seed drops the same weights")
+  command.add_option("--seed", seed, "Seed of the dropout: the same seed drops the same weights")
       ->type_name("N")
       ->group(kGroup);
 }
@@ -72,28 +75,27 @@ void Terms::apply(Problem& problem) const {
 }
 
 void Execution::add_options(CLI::App& command, bool with_deterministic) {
-  constexpr const char* kGroup = "How to do it";
+  constexpr const char* kGroup = "Execution";
   command
       .add_option("--backend", backend,
-                  "One of the names that `fovea info` lists; left out: the first that can do the problem")
+                  "A name that `fovea info` lists (default: the first backend that can do the problem)")
       ->type_name("NAME")
       ->group(kGroup);
-  command.add_option("--threads", threads, "0: all processors that the process may use")
+  command
+      .add_option("--threads", threads, "Threads; 0 (the default): all processors that the process may use")
       ->type_name("N")
       ->group(kGroup);
   if (with_deterministic) {
     command
-        .add_flag("--deterministic", deterministic, "Gradients that are the same, bit for bit, in each run")
+        .add_flag("--deterministic", deterministic, "Compute gradients that are bit-identical in every run")
         ->group(kGroup);
   }
 }
 
 void add_device_option(CLI::App& command, std::string& device) {
-  command
-      .add_option("--device", device,
-                  "cpu, cuda or cuda:N; left out: where the tensors of --backend lie, else cpu")
+  command.add_option("--device", device, "cpu, cuda or cuda:N (default: the device of --backend, else cpu)")
       ->type_name("DEVICE")
-      ->group("How to do it");
+      ->group("Execution");
 }
 
 std::optional<int> gpu_of(const std::string& device, const std::string& backend) {

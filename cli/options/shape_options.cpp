@@ -17,12 +17,12 @@ void ShapeOptions::add_options(CLI::App& command, bool lists) {
   };
   const char* number = lists ? "N,..." : "N";
   add("--batch", batch, "Sequences (1)", number);
-  add("--seqlen", seqlen, "Queries of a sequence (1024)", number);
-  add("--seqlen-k", seqlen_k, "Keys of a sequence; left out: as many as queries", number);
+  add("--seqlen", seqlen, "Queries per sequence (1024)", number);
+  add("--seqlen-k", seqlen_k, "Keys per sequence (default: as many as queries)", number);
   add("--heads", heads, "Heads of the queries (16)", number);
-  add("--heads-kv", heads_kv, "Heads of keys and values; left out: as many", number);
+  add("--heads-kv", heads_kv, "Heads of keys and values (default: as many)", number);
   add("--head-dim", head_dim, "Head size (64)", number);
-  add("--head-dim-v", head_dim_v, "Head size of the values; left out: the same", number);
+  add("--head-dim-v", head_dim_v, "Head size of the values (default: the same)", number);
   add("--dtype", dtype, "float32, float16, bfloat16 (the default) or float64", lists ? "TYPE,..." : "TYPE");
 }
 
