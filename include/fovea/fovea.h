@@ -53,8 +53,7 @@ typedef enum fovea_status {
   FOVEA_UNSUPPORTED = 2, /* valid, but the backend asked for cannot do it; the message names the clause */
   FOVEA_OUT_OF_MEMORY = 3,
   FOVEA_INTERNAL = 4,
-  FOVEA_CUDA_ERROR =
-      5, /* CUDA refused, or earlier work on the device had failed; the message names the kernel */
+  FOVEA_CUDA_ERROR = 5, /* CUDA refused, or earlier work on the device failed; the message names the kernel */
   FOVEA_STATUS_WIDTH = 0x7fffffff /* no status: makes the enum as wide as int in every language */
 } fovea_status;
 
@@ -129,13 +128,12 @@ typedef struct fovea_problem {
   const fovea_tensor* lse; /* (B, Hq, Sq) float32, natural logarithm; optional in the forward */
 
   /* Backward only. */
-  const fovea_tensor* d_o;  /* (B, Sq, Hq, Dv) */
-  const fovea_tensor* dlse; /* as lse; optional: the gradient that arrives at lse */
-  const fovea_tensor* dq;   /* as q; output */
-  const fovea_tensor* dk;   /* as k; output */
-  const fovea_tensor* dv;   /* as v; output */
-  const fovea_tensor*
-      dbias; /* as bias (float32 or bias' type), no broadcast stride inside; optional output */
+  const fovea_tensor* d_o;   /* (B, Sq, Hq, Dv) */
+  const fovea_tensor* dlse;  /* as lse; optional: the gradient that arrives at lse */
+  const fovea_tensor* dq;    /* as q; output */
+  const fovea_tensor* dk;    /* as k; output */
+  const fovea_tensor* dv;    /* as v; output */
+  const fovea_tensor* dbias; /* as bias, float32 or bias' type, no broadcast stride; optional output */
   const fovea_tensor* dsink; /* (Hq) float32; optional output */
 
   /* Optional inputs. A dimension of size 1 broadcasts. */
@@ -277,8 +275,7 @@ FOVEA_API fovea_device fovea_plan_device(const fovea_plan* plan) FOVEA_NOEXCEPT;
  * counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
  * sequences count where the plan was made with their data; else every sequence counts as the longest. */
 FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
-/* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one.
- */
+/* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one. */
 FOVEA_API const char* fovea_plan_reason(const fovea_plan* plan) FOVEA_NOEXCEPT;
 
 /* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is
@@ -333,8 +330,7 @@ FOVEA_API const char* fovea_cuda(void) FOVEA_NOEXCEPT;
 /* GPUs that CUDA gives this process; 0 when there is none, no driver or no CUDA in this build. */
 FOVEA_API int32_t fovea_cuda_device_count(void) FOVEA_NOEXCEPT;
 /* Name, compute capability, SMs and memory of one, as one line of text that is valid until this thread asks
- * again;
- * "" for an index that is none. */
+ * again; "" for an index that is none. */
 FOVEA_API const char* fovea_cuda_device(int32_t index) FOVEA_NOEXCEPT;
 /* Processor, instruction sets and threads that the library sees, as one line of text. */
 FOVEA_API const char* fovea_machine(void) FOVEA_NOEXCEPT;

@@ -209,8 +209,8 @@ struct Problem {
   double dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
-  uint64_t seed = 0,
-           offset = 0;  ///< of dropout; read by attend and attend_backward (a Plan takes them per run)
+  /// Of dropout; read by attend and attend_backward (a Plan takes them per run).
+  uint64_t seed = 0, offset = 0;
 };
 
 /// How to do it.

@@ -249,7 +249,7 @@ Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
 std::string grid_cannot_because(const Grid& grid) {
   // CUDA's limits of a grid.
   constexpr int64_t kMaxX = 0x7fffffff, kMaxYZ = 65535;
-  if (grid.x < 0) return "has a kernel of which nobody knows the grid";
+  if (grid.x < 0) return "has a kernel without a grid";
   if (grid.x > kMaxX || grid.y > kMaxYZ || grid.z > kMaxYZ) {
     return "would need a grid of (" + std::to_string(grid.x) + ", " + std::to_string(grid.y) + ", " +
            std::to_string(grid.z) + ") CTAs, which is more than a launch takes";

@@ -15,8 +15,7 @@ namespace fovea::cuda {
 /// Parts of the workspace start at multiples of this: the widest segment that the L2 cache fetches at once is
 /// 128 bytes, and cudaMalloc itself aligns to 256.
 inline constexpr int64_t kPartAlignment = 256;
-/// Bytes of parts above which fewer splits are taken: they cost traffic, and a workspace that rivals the
-/// problem is no help.
+/// Most bytes that the parts of splits take: a larger workspace costs more traffic than splitting saves.
 inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
 
 /// Tiles of query rows of one head (of a group of heads when packed).
@@ -26,12 +25,11 @@ int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
 /// mostly empty.
 bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 
-/// How long a forward would take on one CTA an SM, to be compared between kernels that have a `rate`; of no
-/// unit.
+/// Relative time of a forward with one CTA an SM, to compare kernels that have a `rate`.
 double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
 
-/// Into how many parts `steps` (the blocks of keys) of each of `ctas` CTAs are split so that the whole ends
-/// soonest on `slots` CTAs that run at the same time. 1: not at all. `largest`: what memory allows.
+/// The number of splits of keys that ends soonest: `ctas` CTAs of `steps` blocks of keys each, `slots` of which run at
+/// the same time. 1: no split. At most `largest`, which is what memory allows.
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest);
 
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
@@ -69,7 +67,7 @@ struct BackwardLayout {
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
                                const DeviceProperties& device, int ctas_per_sm, bool deterministic);
 
-/// The grid of a kernel of which the family gives none:
+/// The grid of a kernel whose family gives none:
 ///   kForward    (m_blocks * heads * batch, num_splits, value slices); heads of k where packed
 ///   kBackward   (key_blocks * heads_kv * batch, 1, 1)
 ///   kPrepare, kFinish   (blocks of tile_m rows, heads_q, batch)
