@@ -226,5 +226,11 @@ format: test-setup ## clang-format all sources in place
 format-check: test-setup ## fail on sources that clang-format would change
 	@clang-format --dry-run -Werror $(FORMATTED)
 
+time-run: ## seconds of `make run` from a bare clone on two cores, into bench/results/house.json
+	@python3 tools/time_from_bare.py run
+
+time-test: ## the same for `make test`
+	@python3 tools/time_from_bare.py test
+
 clean: ## remove build/
 	rm -rf build
