@@ -55,24 +55,6 @@ DType to_dtype(const char* argument, fovea_dtype type) {
                 names + ", 1 lane", "convert the tensor");
 }
 
-// Where the pointers of each role lie in the structs.
-struct Fields {
-  size_t problem, buffers;
-};
-constexpr std::array<Fields, kRoleCount> kFields = {{
-#define FOVEA_ROLE_FIELDS(field, Name, forward, backward) \
-  {offsetof(fovea_problem, field), offsetof(fovea_buffers, field)},
-    FOVEA_TENSORS(FOVEA_ROLE_FIELDS)
-#undef FOVEA_ROLE_FIELDS
-}};
-
-template <class Pointer, class Struct>
-Pointer pointer_at(const Struct& s, size_t offset) {
-  Pointer pointer = nullptr;
-  std::memcpy(&pointer, reinterpret_cast<const char*>(&s) + offset, sizeof pointer);
-  return pointer;
-}
-
 }  // namespace
 
 DeviceType to_device_type(const char* argument, fovea_device device) {
@@ -101,7 +83,12 @@ Buffers read_buffers(const fovea_buffers* buffers) {
   }
   const fovea_buffers& b = *buffers;
   Buffers out;
-  for (size_t i = 0; i < kRoleCount; ++i) out.data[i] = pointer_at<void*>(b, kFields[i].buffers);
+  out.data = {
+#define FOVEA_ROLE_POINTER(field, Name, forward, backward) \
+  const_cast<void*>(static_cast<const void*>(b.field)),
+      FOVEA_TENSORS(FOVEA_ROLE_POINTER)
+#undef FOVEA_ROLE_POINTER
+  };
   out.seed = b.seed;
   out.offset = b.offset;
   out.workspace = b.workspace;
@@ -111,7 +98,12 @@ Buffers read_buffers(const fovea_buffers* buffers) {
 }
 
 const fovea_tensor* tensor_of(const fovea_problem& p, Role role) {
-  return pointer_at<const fovea_tensor*>(p, kFields[index_of(role)].problem);
+  constexpr std::array<const fovea_tensor * fovea_problem::*, kRoleCount> kFields = {
+#define FOVEA_ROLE_FIELD(field, Name, forward, backward) &fovea_problem::field,
+      FOVEA_TENSORS(FOVEA_ROLE_FIELD)
+#undef FOVEA_ROLE_FIELD
+  };
+  return p.*kFields[index_of(role)];
 }
 
 TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {
