@@ -26,8 +26,8 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"forward": "kForward", "split": "kSplit", "combine": "kCombine", "backward": "kBackward", "prepare": "kPrepare",
-         "finish": "kFinish", "dbias": "kDBias", "dsink": "kDSink"}
+KINDS = {"forward": "kForward", "split": "kSplit", "combine": "kCombine", "backward": "kBackward", "preprocess": "kPreprocess",
+         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"

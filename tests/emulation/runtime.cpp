@@ -142,8 +142,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
-    case cuda::KernelKind::kPrepare:
-    case cuda::KernelKind::kFinish:
+    case cuda::KernelKind::kPreprocess:
+    case cuda::KernelKind::kPostprocess:
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:
       return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);

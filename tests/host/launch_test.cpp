@@ -451,9 +451,9 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
     std::vector<std::array<int64_t, 2>> parts = {{layout.lse_log2, rows_of_all * 4},
                                                  {layout.delta, rows_of_all * 4},
                                                  {layout.dq_sum, rows_of_all * 64 * 4}};
-    EXPECT_EQ(layout.turns >= 0, deterministic);
+    EXPECT_EQ(layout.dq_semaphore >= 0, deterministic);
     // The last turn, and the counters before the first.
-    if (deterministic) parts.push_back({layout.turns, (layout.args.turn_at(1, 7, 255, 1) + 1) * 4});
+    if (deterministic) parts.push_back({layout.dq_semaphore, (layout.args.semaphore_at(1, 7, 255, 1) + 1) * 4});
     std::sort(parts.begin(), parts.end());
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(parts[i][0] % kPartAlignment, 0);

@@ -72,8 +72,8 @@ constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m) {
   return tiles;
 }
 
-/// The backward is three launches: bwd_prepare (delta, and zeros where sums are accumulated), the main kernel
-/// over key blocks, bwd_finish (dq from its float32 sums; the unused rows of dq). dbias and dsink have
+/// The backward is three launches: bwd_preprocess (delta, and zeros where sums are accumulated), the main kernel
+/// over key blocks, bwd_postprocess (dq from its float32 sums; the unused rows of dq). dbias and dsink have
 /// kernels of their own.
 struct BackwardArgs {
   tile::AttentionParams p;
@@ -83,13 +83,13 @@ struct BackwardArgs {
   float* lse_log2 = nullptr;
   float* delta = nullptr;
   /// Float32 sums of dq before the factor `scale`, (batch, heads_q, rows, head_dim padded to the kernel's):
-  /// the layout inside a tile belongs to the main kernel and bwd_finish alone.
+  /// the layout inside a tile belongs to the main kernel and bwd_postprocess alone.
   float* dq_sum = nullptr;
   /// Where a gradient is to have the same bits each time: whose turn it is to add to a tile of dq_sum
-  /// (turn_at), and before these the CTAs that have begun, for each of turn_columns() slices. 0 at first.
-  int* turns = nullptr;
+  /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
+  int* dq_semaphore = nullptr;
   int key_blocks = 1;  ///< of the longest sequence, a CTA each
-  /// Key heads whose blocks run at the same time. With `turns` as many as keep them from waiting: in a head
+  /// Key heads whose blocks run at the same time. With `dq_semaphore` as many as keep them from waiting: in a head
   /// another block can begin for each tile of dQ that the one before it has left.
   int heads_at_once = 1;
   int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
@@ -97,13 +97,13 @@ struct BackwardArgs {
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel
   /// One turn for so many rows and columns: the smallest tile of any main kernel.
-  static constexpr int kTurnRows = 32, kTurnColumns = 32;
+  static constexpr int kSemaphoreRows = 32, kSemaphoreColumns = 32;
 
-  constexpr int turn_columns() const { return dq_columns / kTurnColumns; }
-  /// Where in `turns` the tile stands whose first row is `row` of a (batch, head).
-  constexpr int64_t turn_at(int batch, int head, int row, int slice) const {
+  constexpr int semaphore_columns() const { return dq_columns / kSemaphoreColumns; }
+  /// Where in `dq_semaphore` the tile stands whose first row is `row` of a (batch, head).
+  constexpr int64_t semaphore_at(int batch, int head, int row, int slice) const {
     const int64_t rows_before = (int64_t{batch} * p.heads_q + head) * rows + row;
-    return (1 + rows_before / kTurnRows) * turn_columns() + slice;
+    return (1 + rows_before / kSemaphoreRows) * semaphore_columns() + slice;
   }
 };
 

@@ -44,14 +44,14 @@
 //   grid    bwd_mma_grid: (key_blocks * heads_kv * batch, slices or 1, 1)
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_prepare (lse_log2, delta, zeros in dq_sum and turns)
-//   after   bwd_finish (dq; zeros in rows of dk, dv beyond used_k)
+//   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum and dq_semaphore)
+//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k)
 //
 // CTA x has key block x % key_blocks of key head x / key_blocks % heads_kv, so that CTAs that run together
 // share a head's Q, dO and dq_sum in L2. Key block 0, first in a head, has most queries under causal: longest
 // first.
 //
-// With `turns` key blocks add to a tile of dQ one after the other, from the last that sees it to the first:
+// With `dq_semaphore` key blocks add to a tile of dQ one after the other, from the last that sees it to the first:
 // the same bits each time. A CTA then takes its number when it begins, so that those that it waits for have
 // begun before it, in whatever order CTAs start. A head has room for one more block for each tile that the
 // one before has left: numbers go round as many heads as keep CTAs from waiting (heads_at_once).

@@ -32,12 +32,12 @@ struct BwdConfig {
   int chunk_m;     ///< queries whose S and dP a warp holds at a time
   int warps_dq_m;  ///< warps along the queries in dQ
   int stages_q, stages_do;  ///< of Q and dO
-  int min_ctas;             ///< CTAs an SM, for the register allocator
-  bool general;             ///< every term of the score; else window, causal and lengths only
+  int min_ctas = 1;         ///< CTAs an SM, for the register allocator
+  bool general = false;     ///< every term of the score; else window, causal and lengths only
   /// 0, or wide heads: a CTA owns `head_dim` columns of dK and dQ and `head_dim_v` of dV (slice blockIdx.y),
   /// and computes S and dP from all columns of Q, K, dO, V, which pass through shared memory `stream` columns
   /// at a time.
-  int stream;
+  int stream = 0;
   MmaShape mma = MmaShape::kM16N8K16;
 
   constexpr int warps_n() const { return tile_n / 32; }
@@ -65,7 +65,7 @@ struct BwdConfig {
            head_dim_v % (16 * warps_q) == 0 && num_warps() % warps_dq_m == 0 &&
            tile_m % (16 * warps_dq_m) == 0 && head_dim % (16 * (num_warps() / warps_dq_m)) == 0 &&
            BackwardArgs::kRowPadding % tile_m == 0 && 2 * tile_m <= threads() && stages_q <= 2 &&
-           stages_do <= 2 && tile_m % BackwardArgs::kTurnRows == 0 &&
+           stages_do <= 2 && tile_m % BackwardArgs::kSemaphoreRows == 0 &&
            (stream == 0 || (stages_q == 1 && stages_do == 1 && exchanges_p() && tile_m == warps_q * chunk_m &&
                             2 * stream_bytes() >= tile_n * head_dim_v * 2 && stream % 32 == 0));
   }

@@ -74,11 +74,11 @@ struct BwdMmaCta {
     return queries.empty() ? tile::Span32{} : tile::Span32{queries.begin / kM, (queries.end + kM - 1) / kM};
   }
 
-  /// Finds the CTA's keys and their queries, by one thread. With turns the CTA takes its number now, so that CTAs
+  /// Finds the CTA's keys and their queries, by one thread. With dq_semaphore the CTA takes its number now, so that CTAs
   /// that it waits for have begun before it.
   __device__ __forceinline__ void find_work() {
-    const bool in_turn = args.turns != nullptr;
-    const int number = in_turn ? atomicAdd(args.turns + blockIdx.y, 1) : static_cast<int>(blockIdx.x);
+    const bool in_turn = args.dq_semaphore != nullptr;
+    const int number = in_turn ? atomicAdd(args.dq_semaphore + blockIdx.y, 1) : static_cast<int>(blockIdx.x);
     const int first_head = number / (args.heads_at_once * args.key_blocks) * args.heads_at_once;
     const int heads = min(args.heads_at_once, p.heads_kv * p.batch - first_head);
     const int place = number - first_head * args.key_blocks, head_index = first_head + place % heads;
@@ -212,14 +212,14 @@ struct BwdMmaCta {
 
   /// Passes on the turn at the tile of dQ of the step before. Behind a barrier after all have added to it.
   __device__ __forceinline__ void release_turn(int parity_before) const {
-    if (args.turns != nullptr && index_again() == 0 && work.turn[parity_before] != nullptr)
+    if (args.dq_semaphore != nullptr && index_again() == 0 && work.turn[parity_before] != nullptr)
       ptx::st_release(work.turn[parity_before], work.block + 1);
   }
   /// Waits, by one thread of warp 1, for the turn at the tile of dQ of the step. All may add behind barrier B.
   __device__ __forceinline__ void acquire_turn(const BwdStep& step) const {
-    if (args.turns != nullptr && index_again() == 32) {
-      int* const turn =
-          args.turns + args.turn_at(work.batch, step.head, step.block * kM, static_cast<int>(blockIdx.y));
+    if (args.dq_semaphore != nullptr && index_again() == 32) {
+      int* const turn = args.dq_semaphore + args.semaphore_at(work.batch, step.head, step.block * kM,
+                                                              static_cast<int>(blockIdx.y));
       work.turn[step.parity] = turn;
       if (step.block >= work.before_first && step.block < work.before_end)
         ptx::wait_for(turn, work.block + 2);
@@ -227,7 +227,7 @@ struct BwdMmaCta {
   }
   /// Passes on the turn of the last step.
   __device__ __forceinline__ void release_last_turn() const {
-    if (args.turns != nullptr && index_again() == 0 && work.m_first < work.m_end)
+    if (args.dq_semaphore != nullptr && index_again() == 0 && work.m_first < work.m_end)
       ptx::st_release(work.turn[((work.m_end - work.m_first) * p.group - 1) & 1], work.block + 1);
   }
 };

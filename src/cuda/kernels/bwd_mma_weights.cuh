@@ -12,6 +12,7 @@
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -26,7 +27,6 @@ __device__ __forceinline__ void bwd_weights_general(
   using T = typename Instance::Element;
   const tile::AttentionParams& p = args.p;
   const tile::Dropout dropout = work.dropout;
-  constexpr float kLog2E = 1.4426950408889634f;
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (auto& word : keep) word = ~0u;
@@ -79,7 +79,8 @@ __device__ __forceinline__ void bwd_weights_general(
           if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && terms.sees(p, j)) {
             const float dot = acc[m][n][e];
             const float score = terms.score(p, dot, j);
-            if (score != -INFINITY || q_is_nan) weight = q_is_nan ? lse : ptx::ex2(score * kLog2E - lse);
+            if (score != -INFINITY || q_is_nan)
+              weight = q_is_nan ? lse : ptx::ex2(score * tile::kLog2e - lse);
             kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
             // Not 0 while the weight is not: dS of 0 is taken for a pair that takes no part.
             if (weight != 0) weight *= fmaxf(terms.cap_slope(p, dot), 1e-30f);

@@ -15,8 +15,8 @@
 // Shared   static, 28 KB (64 columns) or 37 KB (128).
 //          X, Y: operands of Q K^T, then of dO V^T, 32 columns at a time; W: P or dS, over X and Y;
 //          B: 32 rows of dO, Q or K.
-// Reads    p.lse and, from bwd_prepare, args.delta. There are no sums of dq: dq_columns is 0, and no
-//          bwd_finish follows.
+// Reads    p.lse and, from bwd_preprocess, args.delta. There are no sums of dq: dq_columns is 0, and no
+//          bwd_postprocess follows.
 //
 // Barriers as in fwd_simt.cuh. NaN and Inf of rows that do not meet a pair: B is multiplied with a test of
 // each weight when it is not finite, and what enters P or dS of a pair that takes no part is replaced, not

@@ -32,7 +32,7 @@
 //   grid    bwd_tf32_ctas(args, config)
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_prepare (lse_log2, delta); dq_columns is 0, and no bwd_finish follows
+//   before  bwd_preprocess (lse_log2, delta); dq_columns is 0, and no bwd_postprocess follows
 #pragma once
 
 #include <cmath>

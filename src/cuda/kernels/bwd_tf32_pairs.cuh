@@ -9,6 +9,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "tile/kv_blocks.hpp"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -26,8 +27,8 @@ struct BwdTf32Config {
   int tile_n;    ///< columns of a block
   int warp_m;    ///< rows of a warp, 16 or 32
   int num_warps;
-  int min_ctas;  ///< CTAs an SM, for the register allocator
-  bool general;  ///< every term of the score; else window, causal and lengths only
+  int min_ctas;          ///< CTAs an SM, for the register allocator
+  bool general = false;  ///< every term of the score; else window, causal and lengths only
 
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int tile_m() const { return warp_m * num_warps; }
@@ -70,11 +71,10 @@ __device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionPar
                                                         const RowTerms<float>& terms,
                                                         const tile::Dropout& dropout, int j, float dot,
                                                         float dp, float lse_log2, float delta) {
-  constexpr float kLog2e = 1.4426950408889634f;
   const float score = terms.score(p, dot, j);
   if (score == -INFINITY) return {};
   // Rounded like lse_log2: a row of one huge score has the weight 1.
-  const float weight = ptx::ex2(__fmul_rn(score, kLog2e) - lse_log2);
+  const float weight = ptx::ex2(__fmul_rn(score, tile::kLog2e) - lse_log2);
   float keep = 1.0f;
   if (p.dropout_threshold != 0) {
     const float2 pair = terms.keep_pair(dropout, j & ~1);

@@ -50,6 +50,25 @@ struct DBias {
 
   __device__ __forceinline__ void run() {
     const DBiasShape shape(p);
+    find_tile(shape);
+    Pairs sum;
+    Tile::clear(sum);
+    add_all(sum);
+    __syncthreads();  // X, Y, W are no longer read
+    Tile::write_pairs(s, sum);
+    __syncthreads();  // the sums are complete
+    reduce_broadcast();
+    write(shape);
+  }
+
+  // Dimensions over which the bias broadcasts.
+  __device__ __forceinline__ bool over_batch() const { return p.dbias.batch == 0; }
+  __device__ __forceinline__ bool over_heads() const { return p.dbias.head == 0; }
+  __device__ __forceinline__ bool over_q() const { return p.dbias.row == 0; }
+  __device__ __forceinline__ bool over_k() const { return p.dbias.column == 0; }
+
+  /// Finds the CTA's tile of dbias; all threads know it afterwards.
+  __device__ __forceinline__ void find_tile(const DBiasShape& shape) {
     int64_t index = blockIdx.x;
     if (threadIdx.x == 0) {
       s.tile_k = static_cast<int>(index % shape.tiles_k);
@@ -60,17 +79,16 @@ struct DBias {
       s.out_batch = static_cast<int>(index / shape.heads);
     }
     __syncthreads();  // the tile is known
-    const int &tile_k = s.tile_k, &tile_q = s.tile_q, &head = s.head, &batch = s.out_batch;
-    const bool over_batch = p.dbias.batch == 0, over_heads = p.dbias.head == 0, over_q = p.dbias.row == 0,
-               over_k = p.dbias.column == 0;
+  }
 
-    Pairs sum;
-    Tile::clear(sum);
+  /// sum += dS of every tile of pairs that reaches the CTA's tile, in a fixed order.
+  __device__ __forceinline__ void add_all(Pairs& sum) {
+    const int &tile_k = s.tile_k, &tile_q = s.tile_q, &head = s.head, &batch = s.out_batch;
     SimtGradient<T, Tile> gradient(args, s, false);
 #pragma unroll 1
-    for (int b = over_batch ? 0 : batch; b < (over_batch ? p.batch : batch + 1); ++b) {
+    for (int b = over_batch() ? 0 : batch; b < (over_batch() ? p.batch : batch + 1); ++b) {
 #pragma unroll 1
-      for (int h = over_heads ? 0 : head; h < (over_heads ? p.heads_q : head + 1); ++h) {
+      for (int h = over_heads() ? 0 : head; h < (over_heads() ? p.heads_q : head + 1); ++h) {
         __syncthreads();  // the last sequence and head are no longer in work
         if (threadIdx.x == 0) {
           s.batch = b;
@@ -78,35 +96,40 @@ struct DBias {
           s.span = tile::sequence_span(p, b);
         }
         __syncthreads();  // they are known
-        const int end_q = over_q ? s.span.used_q : min(tile_q * kRows + kRows, s.span.used_q);
+        const int end_q = over_q() ? s.span.used_q : min(tile_q * kRows + kRows, s.span.used_q);
 #pragma unroll 1
-        for (int query0 = over_q ? 0 : tile_q * kRows; query0 < end_q; query0 += kRows) {
+        for (int query0 = over_q() ? 0 : tile_q * kRows; query0 < end_q; query0 += kRows) {
           // Keys that any of the queries sees.
           const int begin = tile::keys_of(p, s.span, query0).begin / kRows * kRows;
           const int end = tile::keys_of(p, s.span, min(query0 + kRows, s.span.used_q) - 1).end;
-          const int key_end = over_k ? end : min(tile_k * kRows + kRows, end);
+          const int key_end = over_k() ? end : min(tile_k * kRows + kRows, end);
 #pragma unroll 1
-          for (int key0 = over_k ? begin : max(tile_k * kRows, begin); key0 < key_end; key0 += kRows) {
+          for (int key0 = over_k() ? begin : max(tile_k * kRows, begin); key0 < key_end; key0 += kRows) {
             add(gradient, query0, key0, sum);
           }
         }
       }
     }
+  }
 
-    __syncthreads();  // X, Y, W are no longer read
-    Tile::write_pairs(s, sum);
-    __syncthreads();  // the sums are complete
-    if (over_k) {
+  /// Sums the 64 x 64 elements of W over keys and queries where the bias broadcasts over them.
+  __device__ __forceinline__ void reduce_broadcast() {
+    if (over_k()) {
       if (threadIdx.x < kRows) add_up(s.w + threadIdx.x * Tile::kStrideW, 1);
       __syncthreads();  // column 0 has the sums over keys
     }
-    if (over_q) {
-      if (threadIdx.x < (over_k ? 1 : kRows)) add_up(s.w + threadIdx.x, Tile::kStrideW);
+    if (over_q()) {
+      if (threadIdx.x < (over_k() ? 1 : kRows)) add_up(s.w + threadIdx.x, Tile::kStrideW);
       __syncthreads();  // row 0 has the sums over queries
     }
-    const int rows = over_q ? 1 : min(shape.seqlen_q - tile_q * kRows, kRows);
-    const int columns = over_k ? 1 : min(shape.seqlen_k - tile_k * kRows, kRows);
-    const int64_t to = p.dbias.offset(batch, head, tile_q * kRows, tile_k * kRows);
+  }
+
+  /// Writes the elements of W that dbias has.
+  __device__ __forceinline__ void write(const DBiasShape& shape) const {
+    const int &tile_k = s.tile_k, &tile_q = s.tile_q;
+    const int rows = over_q() ? 1 : min(shape.seqlen_q - tile_q * kRows, kRows);
+    const int columns = over_k() ? 1 : min(shape.seqlen_k - tile_k * kRows, kRows);
+    const int64_t to = p.dbias.offset(s.out_batch, s.head, tile_q * kRows, tile_k * kRows);
     for (int at = static_cast<int>(threadIdx.x); at < kRows * kRows; at += kDBiasThreads) {
       const int row = at / kRows, column = at % kRows;
       if (row >= rows || column >= columns) continue;
@@ -120,6 +143,7 @@ struct DBias {
     }
   }
 
+  /// sum += dS of one tile of pairs.
   __device__ __forceinline__ void add(SimtGradient<T, Tile>& gradient, int query0, int key0, Pairs& sum) {
     Pairs weights, d_weights;
     gradient.product(gradient.q(), query0, gradient.k(), key0, weights,

@@ -15,6 +15,7 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
@@ -27,7 +28,6 @@ constexpr int64_t dsink_ctas(const BackwardArgs& args) {
 /// kThreads: kDSinkThreads.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) dsink(const __grid_constant__ BackwardArgs args) {
-  constexpr float kLog2E = 1.44269504088896340736f;
   constexpr int kWarps = kThreads / 32;
   __shared__ float warp_sums[kWarps];
   const tile::AttentionParams& p = args.p;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) dsink(const __grid_constant__ Backwa
       const float* delta = args.delta + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows;
       for (int i = thread; i < span.used_q; i += kThreads) {
         const float lse = p.lse.data[p.lse.offset(batch, head, span.row_q + i)];
-        if (lse != -INFINITY) sum -= ptx::ex2((sink - lse) * kLog2E) * delta[i];
+        if (lse != -INFINITY) sum -= ptx::ex2((sink - lse) * tile::kLog2e) * delta[i];
       }
     }
   }

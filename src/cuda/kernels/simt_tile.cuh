@@ -19,17 +19,16 @@
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/score_terms.cuh"
+#include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
 /// Threads of a CTA, 4 warps: with 8 x 4 pairs a thread, 3 CTAs find registers on an SM.
 inline constexpr int kSimtThreads = 128;
 
-inline constexpr float kLog2E = 1.44269504088896340736f;
-
 /// e^x for x <= 0 in natural units, as exact as weights need to be; e^-inf = 0, NaN stays.
 __device__ __forceinline__ float exp_of(float x) {
-  return ptx::ex2(x * kLog2E);
+  return ptx::ex2(x * tile::kLog2e);
 }
 
 /// What a tile reads of a (batch, seqlen, heads, size) tensor: consecutive rows of one head.

@@ -45,14 +45,14 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
 /// of them.
 enum class KernelKind : uint8_t {
-  kForward,   ///< o and lse, or the parts of splits
-  kSplit,     ///< forward: operands in parts, before kForward
-  kCombine,   ///< forward: merges the parts of splits
-  kBackward,  ///< dk, dv, sums of dq
-  kPrepare,   ///< backward: row statistics; zeros where sums are accumulated
-  kFinish,    ///< backward: dq from its sums
-  kDBias,     ///< backward: dbias
-  kDSink,     ///< backward: dsink
+  kForward,      ///< o and lse, or the parts of splits
+  kSplit,        ///< forward: operands in parts, before kForward
+  kCombine,      ///< forward: merges the parts of splits
+  kBackward,     ///< dk, dv, sums of dq
+  kPreprocess,   ///< backward: row statistics; zeros where sums are accumulated
+  kPostprocess,  ///< backward: dq from its sums
+  kDBias,        ///< backward: dbias
+  kDSink,        ///< backward: dsink
 };
 
 /// CTAs of a launch. Any of them 0: nothing is launched.

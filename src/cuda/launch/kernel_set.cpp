@@ -53,8 +53,8 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
     return set;
   }
   set.main = require(KernelKind::kBackward);
-  add(set.before, KernelKind::kPrepare);
-  if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kFinish);
+  add(set.before, KernelKind::kPreprocess);
+  if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kPostprocess);
   if (occupies_memory(p[Role::kDBias])) add(set.after, KernelKind::kDBias);
   if (p.has(Role::kDSink)) add(set.after, KernelKind::kDSink);
   return set;

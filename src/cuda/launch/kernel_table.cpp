@@ -57,10 +57,10 @@ const char* name_of(KernelKind kind) {
       return "combine";
     case KernelKind::kBackward:
       return "backward";
-    case KernelKind::kPrepare:
-      return "backward (prepare)";
-    case KernelKind::kFinish:
-      return "backward (finish)";
+    case KernelKind::kPreprocess:
+      return "backward (preprocess)";
+    case KernelKind::kPostprocess:
+      return "backward (postprocess)";
     case KernelKind::kDBias:
       return "dbias";
     case KernelKind::kDSink:

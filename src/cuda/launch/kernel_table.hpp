@@ -14,7 +14,7 @@ void sort_by_preference(std::span<const Kernel*> kernels);
 
 /// "cuda_sm90" and so on; "" for kAny.
 const char* backend_name(Family family);
-/// "forward", "backward (prepare)" and so on, as `fovea explain` says.
+/// "forward", "backward (preprocess)" and so on, as `fovea explain` says.
 const char* name_of(KernelKind kind);
 
 }  // namespace fovea::cuda

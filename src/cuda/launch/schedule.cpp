@@ -208,7 +208,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   layout.delta = parts.take(all_rows, 4);
   layout.dq_sum = parts.take(all_rows, padded_dim * 4);
   if (deterministic && !kernel.writes_dq)
-    layout.turns = parts.take(1 + all_rows / BackwardArgs::kTurnRows, args.turn_columns() * 4);
+    layout.dq_semaphore =
+        parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -225,7 +226,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.lse_log2 = reinterpret_cast<float*>(workspace + lse_log2);
   a.delta = reinterpret_cast<float*>(workspace + delta);
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
-  if (turns >= 0) a.turns = reinterpret_cast<int*>(workspace + turns);
+  if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
 }
 
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {
@@ -238,7 +239,7 @@ Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {
 }
 
 Grid default_grid(const Kernel& kernel, const BackwardArgs& args) {
-  if (kernel.kind == KernelKind::kPrepare || kernel.kind == KernelKind::kFinish) {
+  if (kernel.kind == KernelKind::kPreprocess || kernel.kind == KernelKind::kPostprocess) {
     return {std::max<int64_t>(1, ceil_div(args.p.seqlen_q, std::max(1, kernel.tile_m))), args.p.heads_q,
             args.p.batch};
   }

@@ -59,7 +59,7 @@ struct BackwardLayout {
 
   Args args;                                       ///< no pointers
   int64_t lse_log2 = -1, delta = -1, dq_sum = -1;  ///< see BackwardArgs
-  int64_t turns = -1;
+  int64_t dq_semaphore = -1;
   int64_t workspace_size = 0;
 
   void point_into(char* workspace, Args& args) const;
@@ -70,7 +70,7 @@ BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& ke
 /// The grid of a kernel whose family gives none:
 ///   kForward    (m_blocks * heads * batch, num_splits, value slices); heads of k where packed
 ///   kBackward   (key_blocks * heads_kv * batch, 1, 1)
-///   kPrepare, kFinish   (blocks of tile_m rows, heads_q, batch)
+///   kPreprocess, kPostprocess   (blocks of tile_m rows, heads_q, batch)
 /// The other kinds have no default: x is -1.
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args);
 Grid default_grid(const Kernel& kernel, const BackwardArgs& args);

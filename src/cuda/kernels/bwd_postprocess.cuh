@@ -1,0 +1,113 @@
+// After the main kernel of the backward on mma.sync: dq from its float32 sums, which lie as mma fragments
+// (dq_fragment). Rows of dq beyond used_q, and of dk and dv beyond used_k, become zeros.
+//
+// Launch
+//   grid    (any number but 0, heads_q, batch), best ceil(seqlen_q / kPostprocessRows)
+//   block   kPostprocessThreads
+//   shared  none
+// dq_columns is a multiple of 32.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/warp/mma_tile.cuh"
+
+namespace fovea::cuda {
+
+inline constexpr int kPostprocessThreads = 128;
+/// One row of fragments; the warps share its columns.
+inline constexpr int kPostprocessRows = 16;
+
+/// Writes zeros to this CTA's share of the rows of dk or dv from used_k on.
+__device__ __forceinline__ void clear_unused_keys(const tile::RowsView& view, const tile::SequenceSpan& span,
+                                                  int batch, int head, int size) {
+  for (int row = span.used_k + static_cast<int>(blockIdx.x); row < span.length_k;
+       row += static_cast<int>(gridDim.x)) {
+    auto* const to =
+        reinterpret_cast<unsigned short*>(view.data) + view.offset(batch, span.row_k + row, head);
+    for (int c = static_cast<int>(threadIdx.x); c < size; c += kPostprocessThreads) to[c] = 0;
+  }
+}
+
+/// Transposes 4 x 4 words among the four lanes that hold a row: lane t gets fragment t, eight columns.
+__device__ __forceinline__ void transpose_words(uint32_t (&words)[4], int t) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const bool upper = (t & distance) != 0;
+#pragma unroll
+    for (int f = 0; f < 4; ++f) {
+      if (f & distance) continue;
+      const uint32_t give = upper ? words[f] : words[f | distance];
+      const uint32_t got = __shfl_xor_sync(~0u, give, distance);
+      if (upper) {
+        words[f] = got;
+      } else {
+        words[f | distance] = got;
+      }
+    }
+  }
+}
+
+/// Writes eight columns of a row of dq, of which those below head_dim exist.
+__device__ __forceinline__ void write_dq(const tile::AttentionParams& p, unsigned short* to,
+                                         const uint32_t (&words)[4], int column, bool aligned) {
+  if (aligned) {
+    if (column < p.head_dim)
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (column + e < p.head_dim) to[e] = static_cast<unsigned short>(words[e / 2] >> (16 * (e & 1)));
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPostprocessThreads)
+    bwd_postprocess(const __grid_constant__ BackwardArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const int columns = args.dq_columns;
+  const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
+  const tile::SequenceSpan span = tile::sequence_span(p, batch);
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int g = lane >> 2, t = lane & 3;
+  const float* const sums =
+      args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
+  const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
+
+  if (head < p.heads_kv) {
+    clear_unused_keys(p.dk, span, batch, head, p.head_dim);
+    clear_unused_keys(p.dv, span, batch, head, p.head_dim_v);
+  }
+  for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q;
+       row16 += static_cast<int>(gridDim.x)) {
+    for (int column32 = warp; column32 < columns / 32; column32 += kPostprocessThreads / 32) {
+      uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
+      if (row16 * 16 < span.used_q) {
+#pragma unroll
+        for (int f = 0; f < 4; ++f) {
+          const int64_t at =
+              (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+          const float4 sum = __ldcs(reinterpret_cast<const float4*>(sums + at));
+          words[0][f] = pack<T>(sum.x * p.scale, sum.y * p.scale);
+          words[1][f] = pack<T>(sum.z * p.scale, sum.w * p.scale);
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        transpose_words(words[h], t);
+        const int row = row16 * 16 + h * 8 + g;
+        if (row >= span.length_q) continue;
+        if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
+        const int column = column32 * 32 + t * 8;
+        write_dq(p,
+                 reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) +
+                     column,
+                 words[h], column, aligned);
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda

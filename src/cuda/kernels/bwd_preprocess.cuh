@@ -1,0 +1,116 @@
+// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq and their semaphore.
+//
+//   lse_log2 = lse log2(e)              +inf for rows that take no part: their weights are exp2(-inf) = 0
+//                                       NaN for lse = +inf
+//   delta    = rowsum(dO o O) - dlse    0 for rows that take no part
+//
+// for all rows up to used_q rounded up to kRowPadding, so that main kernels need not look at used_q.
+//
+// Launch
+//   grid    (any number, heads_q, batch), best ceil(seqlen_q / kPreprocessRows)
+//   block   kPreprocessThreads
+//   shared  none
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/warp/score_terms.cuh"
+#include "tile/log2.hpp"
+
+namespace fovea::cuda {
+
+inline constexpr int kPreprocessThreads = 256;
+/// Eight lanes read a row: 128 bytes at a time, a whole line of L2, at the smallest usual head size.
+inline constexpr int kPreprocessLanes = 8;
+inline constexpr int kPreprocessRows = kPreprocessThreads / kPreprocessLanes;
+
+/// This thread's share of the zeros of kPreprocessRows rows: their sums of dq, and whose turn it is at their tiles.
+/// A multiple of 16 rows is contiguous in every layout of dq_sum.
+__device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batch, int head,
+                                              int64_t rows_before, int first, int thread) {
+  auto* const sums = reinterpret_cast<float4*>(args.dq_sum + (rows_before + first) * args.dq_columns);
+  for (int index = thread; index < kPreprocessRows * args.dq_columns / 4; index += kPreprocessThreads) {
+    sums[index] = make_float4(0, 0, 0, 0);
+  }
+  static_assert(kPreprocessRows == BackwardArgs::kSemaphoreRows);
+  if (args.dq_semaphore != nullptr && thread < args.semaphore_columns())
+    args.dq_semaphore[args.semaphore_at(batch, head, first, thread)] = 0;
+}
+
+/// This lane's share of the dot product of o and dO of a row. `wide`: both can be read 16 bytes at a time.
+template <class T>
+__device__ __forceinline__ float dot_of_lane(const tile::AttentionParams& p, int64_t o_offset,
+                                             const char* d_o, bool wide, int lane) {
+  float sum = 0;
+  if (wide) {
+    const auto* const o_words =
+        reinterpret_cast<const uint4*>(p.o.data + o_offset * static_cast<int>(sizeof(T)));
+    const auto* const d_o_words = reinterpret_cast<const uint4*>(d_o);
+#pragma unroll 2
+    for (int c = lane; c < p.head_dim_v / 8; c += kPreprocessLanes) {
+      const uint4 x = __ldg(o_words + c), y = __ldg(d_o_words + c);
+      const T* const xs = reinterpret_cast<const T*>(&x);
+      const T* const ys = reinterpret_cast<const T*>(&y);
+#pragma unroll
+      for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) sum += to_float(xs[e]) * to_float(ys[e]);
+    }
+  } else {
+    for (int c = lane; c < p.head_dim_v; c += kPreprocessLanes) {
+      sum += load_either<T>(p.o.data, o_offset + c, p.o_is_f32()) *
+             to_float(__ldg(reinterpret_cast<const T*>(d_o) + c));
+    }
+  }
+  return sum;
+}
+
+/// Writes lse_log2 and delta of a row from its dot product.
+__device__ __forceinline__ void write_statistics(const BackwardArgs& args, const tile::SequenceSpan& span,
+                                                 int batch, int head, int64_t rows_before, int row,
+                                                 float dot) {
+  const tile::AttentionParams& p = args.p;
+  float lse = -INFINITY;
+  if (row < span.used_q) lse = p.lse.data[p.lse.offset(batch, head, span.row_q + row)];
+  const bool takes_part = lse != -INFINITY;
+  if (takes_part && p.dlse.data != nullptr) dot -= p.dlse.data[p.dlse.offset(batch, head, span.row_q + row)];
+  args.lse_log2[rows_before + row] = !takes_part ? INFINITY : (lse == INFINITY ? NAN : lse * tile::kLog2e);
+  args.delta[rows_before + row] = takes_part ? dot : 0.0f;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    bwd_preprocess(const __grid_constant__ BackwardArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
+  const tile::SequenceSpan span = tile::sequence_span(p, batch);
+  const int padded =
+      (span.used_q + BackwardArgs::kRowPadding - 1) / BackwardArgs::kRowPadding * BackwardArgs::kRowPadding;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kPreprocessLanes;
+  const int64_t rows_before = (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows;
+  const bool wide = sizeof(T) == 2 && (p.aligned16 & tile::kAlignedO) != 0 &&
+                    (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32();
+
+  if (args.dq_semaphore != nullptr && blockIdx.x == 0 && head == 0 && batch == 0 &&
+      thread < args.semaphore_columns())
+    args.dq_semaphore[thread] = 0;  // no CTA has begun
+  for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < padded;
+       first += static_cast<int>(gridDim.x) * kPreprocessRows) {
+    clear_dq_sums(args, batch, head, rows_before, first, thread);
+    const int row = first + thread / kPreprocessLanes;
+    float sum = 0;
+    if (row < span.used_q) {
+      const char* const d_o =
+          p.d_o.data + p.d_o.offset(batch, span.row_q + row, head) * static_cast<int>(sizeof(T));
+      sum = dot_of_lane<T>(p, p.o.offset(batch, span.row_q + row, head), d_o, wide, lane);
+    }
+#pragma unroll
+    for (int distance = kPreprocessLanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    if (lane == 0 && row < padded) write_statistics(args, span, batch, head, rows_before, row, sum);
+  }
+}
+
+}  // namespace fovea::cuda
