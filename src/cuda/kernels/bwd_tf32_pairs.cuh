@@ -23,10 +23,10 @@ struct BwdTf32Place {
 };
 
 struct BwdTf32Config {
-  int head_dim;  ///< of Q, K and of V, O, padded to 32, 64, 128 or 256
-  int tile_n;    ///< columns of a block
-  int warp_m;    ///< rows of a warp, 16 or 32
-  int num_warps;
+  int head_dim;     ///< of Q, K and of V, O, padded to 32, 64, 128 or 256
+  int tile_n;       ///< columns of a block
+  int warp_m = 16;  ///< rows of a warp, 16 or 32
+  int num_warps = 4;
   int min_ctas;          ///< CTAs an SM, for the register allocator
   bool general = false;  ///< every term of the score; else window, causal and lengths only
 
