@@ -97,8 +97,8 @@ enum AlignedBit : uint32_t {
 /// Where one sequence of the batch lies and how long it is.
 struct SequenceSpan {
   int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
-  int length_q = 0,
-      length_k = 0;            ///< rows that the tensors hold for it (the last packed one: all that follow)
+  /// Rows that the tensors hold for the sequence (for the last packed one: all that follow).
+  int length_q = 0, length_k = 0;
   int used_q = 0, used_k = 0;  ///< rows that take part
 };
 

@@ -1,5 +1,5 @@
-// Where a 16-byte chunk of a row lies in shared memory, so that neither rows nor columns of chunks meet a
-// bank twice.
+// Where a 16-byte chunk of a row lies in shared memory, so that accesses along a row and down a column of chunks
+// meet no bank twice.
 //
 // Shared memory has 32 banks of 4 bytes: eight 16-byte chunks side by side use each bank once, and hardware
 // serves a 16-byte access of a warp as four phases of eight lanes. So eight chunks are free of conflicts when

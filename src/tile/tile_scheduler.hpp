@@ -1,6 +1,6 @@
-// Which CTA does what: from the linear index of a CTA to a block of rows of one head of one sequence, and a
-// share of its keys. CTAs start in the order of their index, so the order is the schedule: longest first,
-// that none starts late and ends last; and heads in sections whose keys and values fit the L2 cache together.
+// Which CTA does what: maps the linear index of a CTA to a block of rows of one head of one sequence, and to a
+// share of its keys. CTAs start in the order of their index, so the order is the schedule: the longest first, so
+// that no long one starts late; and heads in sections whose keys and values fit the L2 cache together.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ struct TileGrid {
 struct PackedBlocks {
   const int32_t* cu_seqlens = nullptr;  ///< (batch + 1)
   int batch = 0;
-  int64_t total =
-      0;  ///< rows of the tensor: those after the last sequence count as its own (their outputs are zeros)
+  /// Rows of the tensor: those after the last sequence count as its own (their outputs are zeros).
+  int64_t total = 0;
   int tile_rows = 1;
   int rows_per_query = 1;   ///< the size of the group where tiles pack it
   bool descending = false;  ///< the last block of each sequence first

@@ -34,11 +34,12 @@
 //   C  nobody reads dO any more (only where Q has two stages and dO one)
 //   D  nobody reads Q (and dO) any more (only where Q has one stage)
 //
-// What is not finite. K is made finite once a CTA: a row that sees a NaN in K has lse NaN, hence P = NaN,
-// whatever K holds; an infinity becomes the largest finite number, which gives the weights 0 or NaN that
-// infinity would give. Q and dO of rows whose lse is not finite become 0 before they are used (P of the keys
-// that such a row sees is NaN, or 0 where the row takes no part). V only enters dP, which is a number of one
-// pair: pairs that take no part get dS = 0 by selection.
+// NaN and infinity
+//   K is made finite once a CTA. A row that sees a NaN in K has lse NaN, hence P = NaN, whatever K holds; an
+//   infinity becomes the largest finite number, which gives the weights 0 or NaN that infinity would give.
+//   Q and dO of rows whose lse is not finite become 0 before they are used: P of the keys that such a row sees is
+//   NaN, or 0 where the row takes no part.
+//   V only enters dP, which belongs to one pair: pairs that take no part get dS = 0 by selection.
 //
 // Launch
 //   grid    bwd_mma_grid: (key_blocks * heads_kv * batch, slices or 1, 1)
@@ -52,9 +53,9 @@
 // first.
 //
 // With `dq_semaphore` key blocks add to a tile of dQ one after the other, from the last that sees it to the first:
-// the same bits each time. A CTA then takes its number when it begins, so that those that it waits for have
-// begun before it, in whatever order CTAs start. A head has room for one more block for each tile that the
-// one before has left: numbers go round as many heads as keep CTAs from waiting (heads_at_once).
+// the same bits each time. A CTA takes its number when it begins, so the CTAs that it waits for have begun before
+// it, in whatever order CTAs start. A head has room for one more block for each tile that the block before has left,
+// so numbers go round as many heads as keep CTAs from waiting (heads_at_once).
 #pragma once
 
 #include <cstdint>

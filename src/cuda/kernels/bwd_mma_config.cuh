@@ -1,5 +1,5 @@
-// How bwd_mma shares out its work: what a CTA knows of it, the configuration of a kernel with its shared
-// memory and grid, and where a thread stands in each of the products.
+// How bwd_mma divides its work: what a CTA knows of it, the configuration of a kernel with its shared memory and
+// grid, and which part of each product a thread computes.
 #pragma once
 
 #include <cstdint>

@@ -99,8 +99,8 @@ __device__ __forceinline__ void bwd_weights_general(
   }
 }
 
-/// P and dS of a chunk, rounded, and into the tiles of shared memory that other warps read. acc_s holds S, or
-/// with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
+/// Makes P and dS of a chunk, rounded, and stores them in the tiles of shared memory that other warps read. acc_s
+/// holds S, or with `general` what bwd_weights_general made of it. `s_lse`: lse_log2 of the block's queries, then delta.
 /// kSelect: some pairs may take no part.
 template <class Instance, bool kSelect, int kChunkN8, int kKeepWords>
 __device__ __forceinline__ void bwd_weights(const tile::AttentionParams& p, const BwdWork& work, int chunk,

@@ -12,9 +12,8 @@ namespace fovea::cuda::ptx {
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-/// After mbarrier_init, by the thread that did it: asynchronous copies see the barrier as well. Other threads
-/// need a
-/// __syncthreads() on top.
+/// After mbarrier_init, by the thread that did it: asynchronous copies see the barrier. Other threads see it after
+/// a __syncthreads().
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -1,6 +1,6 @@
-// Hiding a value's origin from the optimiser. No instruction: an empty volatile statement that may have
-// changed the register, so what is derived from it behind the statement is derived there, instead of being
-// kept in registers from before a loop.
+// make_opaque hides where a value comes from. It is no instruction: an empty volatile statement that may have
+// changed the register, so the compiler derives values from it behind the statement instead of keeping them in
+// registers from before a loop.
 #pragma once
 
 #include <cstdint>

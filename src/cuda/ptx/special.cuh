@@ -26,7 +26,7 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-/// threadIdx.x, read where this stands, and not kept in a register for others.
+/// Reads threadIdx.x here: the compiler does not keep it in a register from an earlier read.
 __device__ __forceinline__ uint32_t thread_index() {
   uint32_t x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

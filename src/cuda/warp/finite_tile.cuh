@@ -1,4 +1,5 @@
-// Operands without NaN and infinity: for products in which a weight of 0 must keep a row out.
+// Finds NaN and infinity in tiles of 16-bit elements and replaces them: 0 times NaN is NaN, so a weight of 0 does
+// not keep out a row that holds one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +13,7 @@
 
 namespace fovea::cuda {
 
-/// Whether a pair of T holds NaN or an infinity, gathered: 0 * x is NaN exactly then.
+/// Looks at pairs of T and remembers whether any held NaN or an infinity: 0 * x is NaN exactly then.
 template <class T>
 struct NonFinite {
   using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

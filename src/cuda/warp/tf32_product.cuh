@@ -8,8 +8,8 @@
 
 namespace fovea::cuda {
 
-/// acc = A B^T: rows of both are in shared memory. acc[m][n][e] is row 16 m + 8 (e / 2) + g of A and row 8 n
-/// + 2 t + e % 2 of B. Of the kColumns of a row those up to `columns` need not be zero.
+/// acc = A B^T: rows of both are in shared memory. acc[m][n][e] is row 16 m + 8 (e / 2) + g of A and row
+/// 8 n + 2 t + e % 2 of B. Columns from `columns` on are zeros.
 ///
 /// Small terms are summed apart: the tensor core truncates what it adds, at the magnitude of the accumulator.
 template <int kM, int kN, int kColumns>
@@ -65,9 +65,9 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const Tf3
 }
 
 /// out = merge(out, W B), element by element: W are accumulators (as multiply_rows leaves them), rows of B
-/// are in shared memory. out[m][4 block + i][e] is row 16 m + 8 (e / 2) + g, column 32 block + 8 t + 4 (e %
-/// 2) + i. `merge` gets the old value, the new sum, m, and e / 2. Columns from `columns` on are left as they
-/// are, 32 at a time.
+/// are in shared memory. out[m][4 block + i][e] is row 16 m + 8 (e / 2) + g, column
+/// 32 block + 8 t + 4 (e % 2) + i. `merge` gets the old value, the new sum, m, and e / 2. Blocks of 32 columns
+/// from `columns` on stay as they are.
 ///
 /// W B is summed in registers of its own, and added to the sum over all tiles by an ordinary instruction,
 /// which rounds to nearest: truncation would add up over a long sequence.

@@ -1,12 +1,11 @@
 // Float32 products on tensor cores, which multiply tf32: 11 significant bits. A float32 has 24, so it is
 // split into two tf32 numbers, x = hi + lo + rest with |lo| <= 2^-11 |x| and |rest| <= 2^-23 |x|, and
 //
-//   a b = a_hi b_hi + (a_hi b_lo + a_lo b_hi) + what is at the level of float32's own rounding (2^-22 |a b|
-//   at most)
+//   a b = a_hi b_hi + (a_hi b_lo + a_lo b_hi) + rest      |rest| <= 2^-22 |a b|, the level of float32's rounding
 //
-// Three products, no limits on magnitudes other than those of float32. NaN and Inf: lo is NaN where x is
-// either, so a sum that holds one is NaN or Inf here, though not always the same of the two as in float32:
-// kernels repair what is not finite.
+// Three products, and no limits on magnitudes other than those of float32. NaN and Inf: lo is NaN where x is
+// either, so a sum that holds one is NaN or Inf here, though not always the one of the two that float32 gives:
+// kernels compute such rows again.
 #pragma once
 
 #include <cstdint>
