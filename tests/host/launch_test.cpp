@@ -453,7 +453,8 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
                                                  {layout.dq_sum, rows_of_all * 64 * 4}};
     EXPECT_EQ(layout.dq_semaphore >= 0, deterministic);
     // The last turn, and the counters before the first.
-    if (deterministic) parts.push_back({layout.dq_semaphore, (layout.args.semaphore_at(1, 7, 255, 1) + 1) * 4});
+    if (deterministic)
+      parts.push_back({layout.dq_semaphore, (layout.args.semaphore_at(1, 7, 255, 1) + 1) * 4});
     std::sort(parts.begin(), parts.end());
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(parts[i][0] % kPartAlignment, 0);
