@@ -197,7 +197,7 @@ struct Measured {
   Run textbook;
 };
 
-Measured measure_all(const Inputs& inputs, int threads) {
+Measured measure_all(const Inputs& inputs, int threads) try {
   const std::vector<double> oracle = oracle_output(inputs);
   Measured measured;
   measured.runs.push_back(run_as(inputs, inputs.q.type, oracle, threads));
@@ -206,6 +206,8 @@ Measured measure_all(const Inputs& inputs, int threads) {
   }
   measured.textbook = run_textbook(inputs, oracle, measured.runs.front().flops);
   return measured;
+} catch (const Error& error) {
+  throw inputs.naming_file(error);
 }
 
 std::string title_of(const DemoOptions& options, const io::Metadata& metadata) {

@@ -70,11 +70,19 @@ Overview make_overview(const LookOptions& options, const AttentionMap& map) {
   return overview;
 }
 
+AttentionMap map_of(const LookOptions& options, const Inputs& inputs) {
+  try {
+    return AttentionMap(inputs, options.terms, options.execution, options.batch_index, options.head);
+  } catch (const Error& error) {
+    throw inputs.naming_file(error);
+  }
+}
+
 Exit run_look(const LookOptions& options) {
   check_options(options);
   const Inputs inputs = read_inputs(options.files, false);
   check_picture_output("--output", options.output, inputs.files);
-  const AttentionMap map(inputs, options.terms, options.execution, options.batch_index, options.head);
+  const AttentionMap map = map_of(options, inputs);
   if (map.seqlen_q() == 0 || map.seqlen_k() == 0) {
     throw Failure(Exit::input, "q, k: got an empty sequence, expected tokens to look at");
   }
