@@ -72,7 +72,7 @@ test-report: ## the page of `fovea report`, in a real browser
 	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-browser report
 
 test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
-	$(TEST) get-clang sanitizers
+	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-clang sanitizers
 
 test-threads: ## one plan from many threads under ThreadSanitizer
 	$(TEST) packages threads
@@ -94,6 +94,8 @@ cuda-setup: setup
 ROTATION ?=
 PARTS := packages get-clang get-python get-browser build tests threads sanitizers python report chips
 .PHONY: $(addprefix part-,$(PARTS))
+# Arguments of ctest that leave out the tests of other rotations; none for all of them.
+rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')
 part-packages: cuda-setup
 part-get-clang: test-setup
 part-get-python:
@@ -106,7 +108,7 @@ part-build:
 	$(call build,test,all)
 
 part-tests:
-	$(call ctest,test) $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')
+	$(call ctest,test) $(rotating)
 
 # The module comes from the build tree; pip packs it and installs it into build/venv as a user's would be.
 part-python:
@@ -137,13 +139,13 @@ part-sanitizers:
 	if command -v clang++ > /dev/null; then \
 	  $(call configure,fuzz); \
 	  $(call build,fuzz,fuzz_all sanitized_tests); \
-	  $(call ctest,fuzz) --label-regex sanitized; \
+	  $(call ctest,fuzz) --label-regex sanitized $(rotating); \
 	  tools/fuzz.sh build/fuzz 20000; \
 	else \
 	  echo "no clang++, so no fuzzing here; the sanitizers come from the preset asan"; \
 	  $(call configure,asan); \
 	  $(call build,asan,sanitized_tests); \
-	  $(call ctest,asan) --label-regex sanitized; \
+	  $(call ctest,asan) --label-regex sanitized $(rotating); \
 	fi
 
 part-threads:
