@@ -42,93 +42,143 @@ struct Margin {
   double largest = 0, frobenius = 0;
 };
 
+namespace detail {
+
+/// Largest value and sum of squares of a series.
+struct Extent {
+  double largest = 0, squares = 0;
+  void add(double value) {
+    largest = std::max(largest, value);
+    squares += value * value;
+  }
+  double frobenius() const { return std::sqrt(squares); }
+};
+
+/// What the finite elements of an output have in common.
+struct Errors {
+  Extent error, plain_error;      ///< distances from the oracle
+  Extent size, magnitude, exact;  ///< |oracle|, A, and the part of A whose weights needed no rounding
+  size_t worst = 0, count = 0;    ///< place of the largest error, number of finite elements
+};
+
+/// The comparison of one output with the oracle.
+class Comparison {
+ public:
+  Comparison(Role role, Type problem_type, const OwnedTensor& got, const std::vector<double>& oracle,
+             const Plain& implementation)
+      : role_(role),
+        problem_type_(problem_type),
+        out_(got.type()),
+        values_(got.values()),
+        oracle_(oracle),
+        implementation_(implementation),
+        plain_(implementation.outputs.at(role)) {}
+
+  std::string run(Margin* margin) {
+    for (size_t place = 0; place < values_.size(); ++place) {
+      if (const char* wrong = wrong_kind(place)) return fail(place, wrong);
+      if (std::isfinite(oracle_[place]) && std::isfinite(values_[place])) add(place);
+    }
+    return errors_.count == 0 ? std::string() : judge(margin);
+  }
+
+ private:
+  bool is_lse() const { return role_ == Role::kLse; }
+
+  std::string fail(size_t place, const std::string& what) const {
+    std::ostringstream message;
+    message.precision(9);
+    message << name_of(role_) << "[" << place << " of " << values_.size() << "] = " << values_[place]
+            << ", oracle " << oracle_[place] << ", plain " << plain_.values[place] << ": " << what;
+    return message.str();
+  }
+
+  /// Why an element is wrong whatever the bound (NaN, infinities, zeros of empty sums), or null.
+  const char* wrong_kind(size_t place) const {
+    const double expected = oracle_[place], value = values_[place];
+    if (std::isnan(expected) || std::isnan(value)) {
+      return std::isnan(expected) && std::isnan(value) ? nullptr : "NaN in one of them";
+    }
+    if (std::isinf(expected)) return value == expected ? nullptr : "the oracle is infinite";
+    if (std::isinf(value)) {
+      const bool overflows = std::abs(expected) >= largest(out_) * (1 - 4 * unit_roundoff(problem_type_));
+      return overflows && std::signbit(value) == std::signbit(expected) ? nullptr : "infinite";
+    }
+    const bool empty_sum = !is_lse() && plain_.magnitudes[place] == 0;
+    return empty_sum && value != 0 ? "nothing is summed here, so it must be 0" : nullptr;
+  }
+
+  /// Counts a finite element.
+  void add(size_t place) {
+    const double distance = std::abs(values_[place] - oracle_[place]);
+    const double plain_distance = std::abs(plain_.values[place] - oracle_[place]);
+    if (distance > errors_.error.largest) errors_.worst = place;
+    errors_.error.add(distance);
+    errors_.plain_error.add(std::isfinite(plain_distance) ? plain_distance : 0);
+    errors_.size.add(std::abs(oracle_[place]));
+    errors_.magnitude.add(plain_.magnitudes[place]);
+    errors_.exact.add(plain_.exact.empty() ? 0 : plain_.exact[place]);
+    ++errors_.count;
+  }
+
+  /// w(n) of the head of this file.
+  double luck(double independent) const { return is_lse() ? 1.0 : std::min(1.0, 4 / std::sqrt(independent)); }
+
+  /// The floor of the head of this file, for |X| = x, A = a and one smallest step = step.
+  double floor(double x, double a, double a_exact, double step) const {
+    const double of_type = is_lse() ? 0 : unit_roundoff(problem_type_) * luck(implementation_.rows);
+    const double of_exact = is_lse() ? 0 : unit_roundoff(problem_type_) - of_type;
+    const double of_float = unit_roundoff(Type::kF32) *
+                            (2 + 8 * (1 + implementation_.score_magnitude) * luck(implementation_.rows));
+    return unit_roundoff(out_) * x + (of_type + of_float) * a + of_exact * a_exact + step;
+  }
+
+  /// Holds both errors, the largest and the Frobenius norm, against their bounds.
+  std::string judge(Margin* margin) const {
+    const Errors& e = errors_;
+    const double step = smallest_step(out_);
+    const double allowed =
+        2 * e.plain_error.largest + floor(e.size.largest, e.magnitude.largest, e.exact.largest, step);
+    const double allowed_frobenius = 2 * e.plain_error.frobenius() +
+                                     floor(e.size.frobenius(), e.magnitude.frobenius(), e.exact.frobenius(),
+                                           step * std::sqrt(static_cast<double>(e.count)));
+    if (margin) {
+      margin->largest = std::max(margin->largest, e.error.largest / allowed);
+      margin->frobenius = std::max(margin->frobenius, e.error.frobenius() / allowed_frobenius);
+    }
+    std::ostringstream why;
+    why.precision(4);
+    if (e.error.largest > allowed) {
+      why << "error " << e.error.largest << " > 2 * plain " << e.plain_error.largest << " + floor "
+          << allowed - 2 * e.plain_error.largest;
+      return fail(e.worst, why.str());
+    }
+    if (e.error.frobenius() > allowed_frobenius) {
+      const double norm = e.size.squares > 0 ? e.size.frobenius() : 1;
+      why << "relative Frobenius error " << e.error.frobenius() / norm << " > 2 * plain "
+          << e.plain_error.frobenius() / norm << " + floor "
+          << (allowed_frobenius - 2 * e.plain_error.frobenius()) / norm;
+      return fail(e.worst, why.str());
+    }
+    return {};
+  }
+
+  Role role_;
+  Type problem_type_, out_;
+  std::vector<double> values_;
+  const std::vector<double>& oracle_;
+  const Plain& implementation_;
+  const PlainOutput& plain_;
+  Errors errors_;
+};
+
+}  // namespace detail
+
 /// "" when `got` is right, else one line with the error.
 inline std::string compare(Role role, Type problem_type, const OwnedTensor& got,
                            const std::vector<double>& oracle, const Plain& implementation,
                            Margin* margin = nullptr) {
-  const std::vector<double> values = got.values();
-  const PlainOutput& plain = implementation.outputs.at(role);
-  const Type out = got.type();
-  const bool is_lse = role == Role::kLse;
-  const auto fail = [&](size_t place, const char* what) {
-    std::ostringstream message;
-    message.precision(9);
-    message << name_of(role) << "[" << place << " of " << values.size() << "] = " << values[place]
-            << ", oracle " << oracle[place] << ", plain " << plain.values[place] << ": " << what;
-    return message.str();
-  };
-
-  double error = 0, plain_error = 0, size = 0, magnitude = 0, exact = 0;
-  double error2 = 0, plain_error2 = 0, size2 = 0, magnitude2 = 0, exact2 = 0;
-  size_t worst = 0, count = 0;
-  for (size_t place = 0; place < values.size(); ++place) {
-    const double expected = oracle[place], value = values[place];
-    if (std::isnan(expected) || std::isnan(value)) {
-      if (std::isnan(expected) != std::isnan(value)) return fail(place, "NaN in one of them");
-      continue;
-    }
-    if (std::isinf(expected)) {
-      if (value != expected) return fail(place, "the oracle is infinite");
-      continue;
-    }
-    if (std::isinf(value)) {
-      const bool overflows = std::abs(expected) >= largest(out) * (1 - 4 * unit_roundoff(problem_type));
-      if (!overflows || std::signbit(value) != std::signbit(expected)) return fail(place, "infinite");
-      continue;
-    }
-    const double a = plain.magnitudes[place], a_exact = plain.exact.empty() ? 0 : plain.exact[place];
-    if (!is_lse && a == 0 && value != 0) return fail(place, "nothing is summed here, so it must be 0");
-    const double distance = std::abs(value - expected);
-    double plain_distance = std::abs(plain.values[place] - expected);
-    if (!std::isfinite(plain_distance)) plain_distance = 0;
-    if (distance > error) worst = place;
-    error = std::max(error, distance);
-    plain_error = std::max(plain_error, plain_distance);
-    size = std::max(size, std::abs(expected));
-    magnitude = std::max(magnitude, a);
-    exact = std::max(exact, a_exact);
-    error2 += distance * distance;
-    plain_error2 += plain_distance * plain_distance;
-    size2 += expected * expected;
-    magnitude2 += a * a;
-    exact2 += a_exact * a_exact;
-    ++count;
-  }
-  if (count == 0) return {};
-
-  const double n = static_cast<double>(count);
-  const auto luck = [&](double independent) {
-    return is_lse ? 1.0 : std::min(1.0, 4 / std::sqrt(independent));
-  };
-  const double of_type = is_lse ? 0 : unit_roundoff(problem_type) * luck(implementation.rows);
-  const double of_exact = is_lse ? 0 : unit_roundoff(problem_type) - of_type;
-  const double of_float =
-      unit_roundoff(Type::kF32) * (2 + 8 * (1 + implementation.score_magnitude) * luck(implementation.rows));
-  const auto floor = [&](double x, double a, double a_exact, double step) {
-    return unit_roundoff(out) * x + (of_type + of_float) * a + of_exact * a_exact + step;
-  };
-  const double allowed = 2 * plain_error + floor(size, magnitude, exact, smallest_step(out));
-  const double allowed_frobenius =
-      2 * std::sqrt(plain_error2) +
-      floor(std::sqrt(size2), std::sqrt(magnitude2), std::sqrt(exact2), smallest_step(out) * std::sqrt(n));
-  if (margin) {
-    margin->largest = std::max(margin->largest, error / allowed);
-    margin->frobenius = std::max(margin->frobenius, std::sqrt(error2) / allowed_frobenius);
-  }
-  std::ostringstream why;
-  why.precision(4);
-  if (error > allowed) {
-    why << "error " << error << " > 2 * plain " << plain_error << " + floor " << allowed - 2 * plain_error;
-    return fail(worst, why.str().c_str());
-  }
-  if (std::sqrt(error2) > allowed_frobenius) {
-    const double norm = size2 > 0 ? std::sqrt(size2) : 1;
-    why << "relative Frobenius error " << std::sqrt(error2) / norm << " > 2 * plain "
-        << std::sqrt(plain_error2) / norm << " + floor "
-        << (allowed_frobenius - 2 * std::sqrt(plain_error2)) / norm;
-    return fail(worst, why.str().c_str());
-  }
-  return {};
+  return detail::Comparison(role, problem_type, got, oracle, implementation).run(margin);
 }
 
 }  // namespace fovea::verify

@@ -51,119 +51,174 @@ inline void random_head_sizes(Random& random, ProblemSpec& s) {
   }
 }
 
+/// One problem, drawn in a fixed order: each step takes its numbers from the stream after the one before.
+class RandomProblem {
+ public:
+  RandomProblem(uint64_t seed, uint64_t index) : random_(Random(seed).bits() + index * 0xd1342543de82ef95u) {}
+
+  ProblemSpec draw(int64_t usual_work) {
+    draw_types();
+    random_head_sizes(random_, s_);
+    draw_shape(usual_work);
+    draw_score_terms();
+    draw_keys();
+    draw_packing();
+    draw_used_lengths();
+    draw_bias();
+    draw_masks();
+    draw_head_terms();
+    draw_memory();
+    return s_;
+  }
+
+ private:
+  void draw_types() {
+    s_.data_seed = random_.bits();
+    s_.type = random_.one_of({Type::kF32, Type::kF16, Type::kBF16, Type::kBF16});
+    s_.o_is_f32 = random_.chance(0.15);
+  }
+
+  /// Batch, heads and lengths. A problem above the limit of work loses batch, then heads, then length.
+  void draw_shape(int64_t usual_work) {
+    // Few queries: the heads of a group share a tile, and the keys are split over many CTAs.
+    const bool decode = random_.chance(0.15);
+    s_.heads_kv = random_.between(1, decode ? 2 : 3);
+    s_.heads_q = s_.heads_kv * random_.one_of<int64_t>({1, 1, 2, 3, 4, 8});
+    s_.batch = random_.between(1, 3);
+
+    // Some problems get a higher limit, for long sequences.
+    const int64_t work = random_.chance(0.1) ? 5 * usual_work : usual_work;
+    const int64_t per_pair = s_.head_dim + s_.head_dim_v;
+    while (s_.batch > 1 && s_.batch * s_.heads_q * per_pair > work / 2000) --s_.batch;
+    while (s_.heads_q > s_.heads_kv && s_.heads_q * per_pair > work / 2000) s_.heads_q -= s_.heads_kv;
+    const int64_t pairs = std::max<int64_t>(work / (s_.batch * s_.heads_q * per_pair), 16);
+    if (decode) {
+      s_.seqlen_q = random_.between(1, random_.chance(0.5) ? 1 : 8);
+      s_.seqlen_k = random_.between(1, std::clamp<int64_t>(pairs / s_.seqlen_q, 1, 4200));
+    } else {
+      s_.seqlen_q = random_length(random_, pairs);
+      s_.seqlen_k = random_.chance(0.4) ? std::min(s_.seqlen_q, std::max<int64_t>(pairs / s_.seqlen_q, 1))
+                                        : random_length(random_, pairs / s_.seqlen_q);
+    }
+  }
+
+  /// What acts on scores and weights without a tensor: causal, window, scale, softcap, dropout.
+  void draw_score_terms() {
+    s_.causal = random_.chance(0.4);
+    if (random_.chance(0.25)) {
+      const int64_t widest = random_.chance(0.7) ? 70 : 300;
+      s_.window_left = random_.between(-1, std::min<int64_t>(s_.seqlen_k + 2, widest));
+      s_.window_right = random_.between(-1, std::min<int64_t>(s_.seqlen_q + 2, widest));
+    }
+    if (random_.chance(0.25)) {
+      const int sign = random_.chance(0.3) ? -1 : 1;
+      s_.scale = sign * (0.05 + random_.uniform());
+    }
+    s_.logit = random_.one_of({0.5, 1.0, 1.0, 2.0, 5.0, 20.0});
+    s_.magnitude = random_.one_of({0.1, 1.0, 1.0, 4.0});
+    if (random_.chance(0.2)) s_.softcap = random_.one_of({0.5, 5.0, 30.0});
+    if (random_.chance(0.25)) {
+      s_.dropout = random_.one_of({0.05, 0.3, 0.5, 0.9});
+      s_.seed = random_.bits();
+      s_.offset = random_.chance(0.5) ? random_.bits() : random_.bits() % 1000;
+      s_.rng_state = random_.chance(0.5);
+    }
+  }
+
+  void draw_keys() {
+    s_.keys =
+        random_.chance(0.8) ? Keys::kNormal : random_.one_of({Keys::kTies, Keys::kGrowing, Keys::kOneLarge});
+  }
+
+  void draw_packing() {
+    if (!random_.chance(0.3)) return;
+    s_.batch += random_.between(0, 2);
+    s_.lengths_q = random_lengths(s_.seqlen_q);
+    s_.lengths_k = random_lengths(s_.seqlen_k);
+    s_.spare_rows = random_.chance(0.25) ? static_cast<int32_t>(random_.between(1, 5)) : 0;
+  }
+  /// Of packed sequences; some are empty.
+  std::vector<int32_t> random_lengths(int64_t longest) {
+    std::vector<int32_t> lengths;
+    for (int64_t b = 0; b < s_.batch; ++b) {
+      lengths.push_back(static_cast<int32_t>(random_.chance(0.15) ? 0 : random_.between(1, longest)));
+    }
+    return lengths;
+  }
+
+  void draw_used_lengths() {
+    if (random_.chance(0.12)) s_.used_q = random_used(s_.seqlen_q, s_.lengths_q);
+    if (random_.chance(0.2)) s_.used_k = random_used(s_.seqlen_k, s_.lengths_k);
+  }
+  std::vector<int32_t> random_used(int64_t seqlen, const std::vector<int32_t>& lengths) {
+    std::vector<int32_t> used;
+    for (int64_t b = 0; b < s_.batch; ++b) {
+      const int64_t length = s_.packed() ? lengths[static_cast<size_t>(b)] : seqlen;
+      used.push_back(static_cast<int32_t>(random_.between(0, length)));
+    }
+    return used;
+  }
+
+  void draw_bias() {
+    if (!random_.chance(0.25)) return;
+    s_.bias = true;
+    s_.bias_is_f32 = random_.chance(0.5);
+    s_.bias_broadcast = static_cast<int>(random_.between(0, 15));
+    s_.bias_expanded = random_.chance(0.2);
+    s_.bias_values = random_.chance(0.7)
+                         ? BiasValues::kNormal
+                         : random_.one_of({BiasValues::kSomeMinusInfinity, BiasValues::kRowsMinusInfinity});
+    s_.dbias = !s_.bias_expanded && random_.chance(0.6);
+    s_.dbias_is_f32 = random_.chance(0.5);
+  }
+
+  void draw_masks() {
+    if (random_.chance(0.2)) {
+      s_.mask = true;
+      s_.mask_broadcast = static_cast<int>(random_.between(0, 15));
+      s_.mask_density = random_.one_of({0.1, 0.5, 0.9});
+    }
+    if (random_.chance(0.15)) {
+      s_.block_mask = true;
+      s_.block_mask_broadcast = static_cast<int>(random_.between(0, 3));
+      s_.block_q = random_.one_of<int64_t>({1, 7, 16, 48, 64, 128});
+      s_.block_k = random_.one_of<int64_t>({1, 7, 16, 48, 64, 128});
+      s_.block_mask_density = random_.one_of({0.2, 0.5, 0.9});
+    }
+  }
+
+  /// Terms with one number a head: ALiBi and sinks. And whether the backward gets a gradient of lse.
+  void draw_head_terms() {
+    if (random_.chance(0.15)) {
+      s_.alibi = true;
+      s_.alibi_by_batch = random_.chance(0.5);
+    }
+    if (random_.chance(0.15)) {
+      s_.sink = true;
+      s_.dsink = random_.chance(0.8);
+    }
+    s_.dlse = random_.chance(0.25);
+  }
+
+  void draw_memory() {
+    s_.plan_knows_data = random_.chance(0.7);
+    // Kernels copy 16 bytes at once where pointers and strides allow it.
+    s_.layout = random_.one_of({Layout::kCompact, Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded,
+                                Layout::kSliced, Layout::kMixed});
+    s_.aligned = random_.chance(0.5);
+    s_.placement = random_.chance(0.5) ? Placement::kGuarded : Placement::kPageEnd;
+  }
+
+  Random random_;
+  ProblemSpec s_;
+};
+
 }  // namespace detail
 
+/// Problem `index` of the stream `seed`. `usual_work` is the work of nine problems in ten; the tenth has five times
+/// as much.
 inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_work = kHostWork) {
-  Random random(Random(seed).bits() + index * 0xd1342543de82ef95u);
-  ProblemSpec s;
-  s.data_seed = random.bits();
-  s.type = random.one_of({Type::kF32, Type::kF16, Type::kBF16, Type::kBF16});
-  s.o_is_f32 = random.chance(0.15);
-  detail::random_head_sizes(random, s);
-  // Few queries: the heads of a group share a tile, and the keys are split over many CTAs.
-  const bool decode = random.chance(0.15);
-  s.heads_kv = random.between(1, decode ? 2 : 3);
-  s.heads_q = s.heads_kv * random.one_of<int64_t>({1, 1, 2, 3, 4, 8});
-  s.batch = random.between(1, 3);
-
-  // A problem above the limit of work loses batch, heads, then length. Some problems get a higher limit, for long
-  // sequences.
-  const int64_t work = random.chance(0.1) ? 5 * usual_work : usual_work;
-  const int64_t per_pair = s.head_dim + s.head_dim_v;
-  while (s.batch > 1 && s.batch * s.heads_q * per_pair > work / 2000) --s.batch;
-  while (s.heads_q > s.heads_kv && s.heads_q * per_pair > work / 2000) s.heads_q -= s.heads_kv;
-  const int64_t pairs = std::max<int64_t>(work / (s.batch * s.heads_q * per_pair), 16);
-  if (decode) {
-    s.seqlen_q = random.between(1, random.chance(0.5) ? 1 : 8);
-    s.seqlen_k = random.between(1, std::clamp<int64_t>(pairs / s.seqlen_q, 1, 4200));
-  } else {
-    s.seqlen_q = detail::random_length(random, pairs);
-    s.seqlen_k = random.chance(0.4) ? std::min(s.seqlen_q, std::max<int64_t>(pairs / s.seqlen_q, 1))
-                                    : detail::random_length(random, pairs / s.seqlen_q);
-  }
-
-  s.causal = random.chance(0.4);
-  if (random.chance(0.25)) {
-    const int64_t widest = random.chance(0.7) ? 70 : 300;
-    s.window_left = random.between(-1, std::min<int64_t>(s.seqlen_k + 2, widest));
-    s.window_right = random.between(-1, std::min<int64_t>(s.seqlen_q + 2, widest));
-  }
-  if (random.chance(0.25)) s.scale = (random.chance(0.3) ? -1 : 1) * (0.05 + random.uniform());
-  s.logit = random.one_of({0.5, 1.0, 1.0, 2.0, 5.0, 20.0});
-  s.magnitude = random.one_of({0.1, 1.0, 1.0, 4.0});
-  if (random.chance(0.2)) s.softcap = random.one_of({0.5, 5.0, 30.0});
-  if (random.chance(0.25)) {
-    s.dropout = random.one_of({0.05, 0.3, 0.5, 0.9});
-    s.seed = random.bits();
-    s.offset = random.chance(0.5) ? random.bits() : random.bits() % 1000;
-    s.rng_state = random.chance(0.5);
-  }
-  s.keys = random.chance(0.8) ? Keys::kNormal : random.one_of({Keys::kTies, Keys::kGrowing, Keys::kOneLarge});
-
-  if (random.chance(0.3)) {
-    const int64_t count = s.batch + random.between(0, 2);
-    const auto lengths = [&](int64_t longest) {
-      std::vector<int32_t> list;
-      for (int64_t b = 0; b < count; ++b) {
-        list.push_back(static_cast<int32_t>(random.chance(0.15) ? 0 : random.between(1, longest)));
-      }
-      return list;
-    };
-    s.lengths_q = lengths(s.seqlen_q);
-    s.lengths_k = lengths(s.seqlen_k);
-    s.batch = count;
-    s.spare_rows = random.chance(0.25) ? static_cast<int32_t>(random.between(1, 5)) : 0;
-  }
-  const auto used = [&](int64_t seqlen, const std::vector<int32_t>& lengths) {
-    std::vector<int32_t> list;
-    for (int64_t b = 0; b < s.batch; ++b) {
-      const int64_t length = s.packed() ? lengths[static_cast<size_t>(b)] : seqlen;
-      list.push_back(static_cast<int32_t>(random.between(0, length)));
-    }
-    return list;
-  };
-  if (random.chance(0.12)) s.used_q = used(s.seqlen_q, s.lengths_q);
-  if (random.chance(0.2)) s.used_k = used(s.seqlen_k, s.lengths_k);
-
-  if (random.chance(0.25)) {
-    s.bias = true;
-    s.bias_is_f32 = random.chance(0.5);
-    s.bias_broadcast = static_cast<int>(random.between(0, 15));
-    s.bias_expanded = random.chance(0.2);
-    s.bias_values = random.chance(0.7)
-                        ? BiasValues::kNormal
-                        : random.one_of({BiasValues::kSomeMinusInfinity, BiasValues::kRowsMinusInfinity});
-    s.dbias = !s.bias_expanded && random.chance(0.6);
-    s.dbias_is_f32 = random.chance(0.5);
-  }
-  if (random.chance(0.2)) {
-    s.mask = true;
-    s.mask_broadcast = static_cast<int>(random.between(0, 15));
-    s.mask_density = random.one_of({0.1, 0.5, 0.9});
-  }
-  if (random.chance(0.15)) {
-    s.block_mask = true;
-    s.block_mask_broadcast = static_cast<int>(random.between(0, 3));
-    s.block_q = random.one_of<int64_t>({1, 7, 16, 48, 64, 128});
-    s.block_k = random.one_of<int64_t>({1, 7, 16, 48, 64, 128});
-    s.block_mask_density = random.one_of({0.2, 0.5, 0.9});
-  }
-  if (random.chance(0.15)) {
-    s.alibi = true;
-    s.alibi_by_batch = random.chance(0.5);
-  }
-  if (random.chance(0.15)) {
-    s.sink = true;
-    s.dsink = random.chance(0.8);
-  }
-  s.dlse = random.chance(0.25);
-  s.plan_knows_data = random.chance(0.7);
-  // Kernels copy 16 bytes at once where pointers and strides allow it.
-  s.layout = random.one_of({Layout::kCompact, Layout::kCompact, Layout::kHeadsFirst, Layout::kPadded,
-                            Layout::kSliced, Layout::kMixed});
-  s.aligned = random.chance(0.5);
-  s.placement = random.chance(0.5) ? Placement::kGuarded : Placement::kPageEnd;
-  return s;
+  return detail::RandomProblem(seed, index).draw(usual_work);
 }
 
 }  // namespace fovea::verify
