@@ -10,7 +10,8 @@
 
 namespace fovea {
 
-enum class DType : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
+/// kF32 is 0: kernels ask for it at run time, and a comparison with 0 takes no register.
+enum class DType : uint8_t { kF32, kF64, kF16, kBF16, kI64, kI32, kU8, kBool };
 
 /// What each type is called, and how DLPack tells it (fovea_dtype_code).
 struct DTypeInfo {
