@@ -183,11 +183,9 @@ struct Sizes {
 Sizes sizes_of(const Inputs& inputs) {
   const std::vector<int64_t> q = full_shape(inputs.q.shape, false), k = full_shape(inputs.k.shape, false);
   if (q[1] != k[1]) {
-    throw Failure(
-        Exit::problem,
-        fmt::format("k: got {} keys for {} queries, expected as many (self-attention); use fovea attend and "
-                    "fovea look for others",
-                    k[1], q[1]));
+    throw misfit("k", fmt::format("got {} keys for {} queries, expected as many (self-attention); use fovea "
+                                  "attend and fovea look for others",
+                                  k[1], q[1]));
   }
   return {q[0], q[1], q[2]};
 }
@@ -197,7 +195,7 @@ struct Measured {
   Run textbook;
 };
 
-Measured measure_all(const Inputs& inputs, int threads) try {
+Measured measure_all(const Inputs& inputs, int threads) {
   const std::vector<double> oracle = oracle_output(inputs);
   Measured measured;
   measured.runs.push_back(run_as(inputs, inputs.q.type, oracle, threads));
@@ -206,8 +204,6 @@ Measured measure_all(const Inputs& inputs, int threads) try {
   }
   measured.textbook = run_textbook(inputs, oracle, measured.runs.front().flops);
   return measured;
-} catch (const Error& error) {
-  throw inputs.naming_file(error);
 }
 
 std::string title_of(const DemoOptions& options, const io::Metadata& metadata) {
@@ -339,11 +335,7 @@ void print_as_text(const DemoOptions& options, const Inputs& inputs, const std::
   }
 }
 
-Exit run_demo(const DemoOptions& options) {
-  if (!options.output.empty()) check_picture_output("--output", options.output, {options.input});
-  InputFiles files;
-  files.input = options.input;
-  const Inputs inputs = read_inputs(files);
+void show(const DemoOptions& options, const Inputs& inputs) {
   const Sizes sizes = sizes_of(inputs);
   const std::vector<std::string> names = token_names(inputs, sizes.seqlen);
   Execution execution;
@@ -355,6 +347,18 @@ Exit run_demo(const DemoOptions& options) {
     print_as_json(options, inputs, sizes, measured, window);
   } else {
     print_as_text(options, inputs, names, sizes, measured, window);
+  }
+}
+
+Exit run_demo(const DemoOptions& options) {
+  if (!options.output.empty()) check_picture_output("--output", options.output, {options.input});
+  InputFiles files;
+  files.input = options.input;
+  const Inputs inputs = read_inputs(files);
+  try {
+    show(options, inputs);
+  } catch (const Error& error) {
+    throw inputs.naming_file(error);
   }
   return Exit::ok;
 }

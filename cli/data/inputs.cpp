@@ -273,6 +273,10 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   return in;
 }
 
+Error misfit(const std::string& tensor, const std::string& what_came_and_was_expected) {
+  return {FOVEA_INVALID_ARGUMENT, tensor, tensor + ": " + what_came_and_was_expected};
+}
+
 Error Inputs::naming_file(const Error& error) const {
   const auto source = sources.find(error.argument());
   if (source == sources.end()) return error;

@@ -63,6 +63,9 @@ struct Inputs {
   std::vector<int64_t> lse_shape_for_user() const;
 };
 
+/// A tensor that does not fit the others; `Inputs::naming_file` adds its file.
+Error misfit(const std::string& tensor, const std::string& what_came_and_was_expected);
+
 /// Reads, converts to --dtype where it was given, and checks ranks and element types. The rest is the
 /// library's to validate.
 Inputs read_inputs(const InputFiles& files, bool with_values = true);

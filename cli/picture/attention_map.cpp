@@ -102,9 +102,8 @@ void require_term(const char* name, const std::optional<Array>& term, const std:
   const std::vector<int64_t>& shape = term->shape;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] != 1 && shape[i] != expected[i + 4 - shape.size()]) {
-      throw Failure(Exit::problem,
-                    fmt::format("{}: got shape {}, expected {}, or 1 in any of these dimensions", name,
-                                io::shape_text(shape), io::shape_text(expected)));
+      throw misfit(name, fmt::format("got shape {}, expected {}, or 1 in any of these dimensions",
+                                     io::shape_text(shape), io::shape_text(expected)));
     }
   }
 }
@@ -115,8 +114,8 @@ float number_of_head(const char* name, const std::optional<Array>& numbers, bool
   if (!numbers) return 0;
   by_batch = by_batch && numbers->shape.size() == 2;
   if (numbers->shape != (by_batch ? std::vector<int64_t>{batch, heads} : std::vector<int64_t>{heads})) {
-    throw Failure(Exit::problem, fmt::format("{}: got shape {}, expected one number for each of the {} heads",
-                                             name, io::shape_text(numbers->shape), heads));
+    throw misfit(name, fmt::format("got shape {}, expected one number for each of the {} heads",
+                                   io::shape_text(numbers->shape), heads));
   }
   return numbers->elements<float>()[static_cast<size_t>((by_batch ? batch_index * heads : 0) + head)];
 }
@@ -130,10 +129,10 @@ AttentionMap::AttentionMap(const Inputs& inputs, const Terms& terms, const Execu
   require_index("--batch-index", batch_index, q[0]);
   require_index("--head", head, q[2]);
   if (k[0] != q[0] || k[3] != q[3] || k[2] < 1 || q[2] % k[2] != 0) {
-    throw Failure(Exit::problem,
-                  fmt::format("k: got shape {}, expected the batch and head size of q {} and a number of "
-                              "heads that divides its",
-                              io::shape_text(inputs.k.shape), io::shape_text(inputs.q.shape)));
+    throw misfit("k",
+                 fmt::format("got shape {}, expected the batch and head size of q {} and a number of heads "
+                             "that divides its",
+                             io::shape_text(inputs.k.shape), io::shape_text(inputs.q.shape)));
   }
   const std::vector<int64_t> scores = {q[0], q[2], q[1], k[1]};
   require_term("bias", inputs.bias, scores);

@@ -29,7 +29,7 @@ struct Range {
 class AttentionMap {
  public:
   /// Runs the library's forward for that head alone, for its lse. The arrays of `inputs` must outlive the map. Throws
-  /// Failure when there is no such head or sequence, or shapes do not fit each other.
+  /// Failure when there is no such head or sequence, Error when shapes do not fit each other.
   AttentionMap(const Inputs& inputs, const Terms& terms, const Execution& execution, int64_t batch_index,
                int64_t head);
 

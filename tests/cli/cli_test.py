@@ -360,6 +360,23 @@ class Files(ProgramTest):
                    says=["alibi: ", self.folder / "slopes.npy"])
         self.assertFalse(out.exists())
 
+    def test_errors_of_pictures_name_argument_and_file(self):
+        picture = self.folder / "x.png"
+        for name, array in {"q": self.numbers(4, 2, 8), "k": self.numbers(4, 2, 8), "wide": self.numbers(4, 2, 6),
+                            "slopes": self.numbers(3), "pairs": self.numbers(9, 9)}.items():
+            write_npy(self.folder / f"{name}.npy", array)
+        q = ["--q", self.folder / "q.npy"]
+        self.fails(PROBLEM, "look", *q, "--k", self.folder / "wide.npy", "--output", picture,
+                   says=["k: ", "(4, 2, 6)", self.folder / "wide.npy"])
+        for tensor, name in {"bias": "pairs", "alibi": "slopes", "sink": "slopes"}.items():
+            self.fails(PROBLEM, "look", *q, "--k", self.folder / "k.npy", f"--{tensor}", self.folder / f"{name}.npy",
+                       "--output", picture, says=[f"{tensor}: ", self.folder / f"{name}.npy"])
+        short_v = self.save(self.qkv((4, 2, 8), (4, 2, 8), (5, 2, 8)), "short_v.safetensors")
+        self.fails(PROBLEM, "demo", "--input", short_v, "--output", picture, says=["v: ", f"{short_v}:v"])
+        cross = self.save(self.qkv((4, 2, 8), (5, 2, 8)), "cross.safetensors")
+        self.fails(PROBLEM, "demo", "--input", cross, says=["k: ", "self-attention", f"{cross}:k"])
+        self.assertFalse(picture.exists())
+
     def test_bad_problems(self):
         out = self.folder / "o.npy"
         path = self.save(self.qkv((4, 8), (5, 6)))
