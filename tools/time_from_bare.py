@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -49,16 +50,19 @@ def main():
         start = time.monotonic()
         status = subprocess.run(["make", arguments.target], cwd=folder, env=environment, check=False).returncode
         seconds = time.monotonic() - start
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     finally:
         if arguments.keep:
             print(f"the clone is {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"make {arguments.target} from a bare clone: {seconds:.0f} s, exit status {status}")
+    processor = usage.ru_utime + usage.ru_stime
+    print(f"make {arguments.target} from a bare clone: {seconds:.0f} s, {processor:.0f} s of processor, exit status {status}")
     if status != 0:
         return status
     measured = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    measured |= {"machine": machine(arguments.cores), f"make_{arguments.target}_seconds": round(seconds)}
+    measured |= {"machine": machine(arguments.cores), f"make_{arguments.target}_seconds": round(seconds),
+                 f"make_{arguments.target}_processor_seconds": round(processor)}
     RESULTS.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
     print(f"written to {RESULTS.relative_to(ROOT)}; `python3 tools/house.py . --write` puts it on the page")
     return 0
