@@ -1,72 +1,44 @@
 // Names of element types, and conversions: the definitions of elements.hpp.
 #include "cli/data/elements.hpp"
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <stdexcept>
+
+#include "verify/element.hpp"
 
 namespace fovea::cli {
 namespace {
 
-/// A binary format of 16 bits; normal numbers have exponents from min_exponent to max_exponent.
-struct Format16 {
-  int mantissa_bits, min_exponent, max_exponent;
-  constexpr uint32_t infinity() const {
-    return static_cast<uint32_t>(max_exponent - min_exponent + 2) << mantissa_bits;
+verify::Type type_of(ElementType type) {
+  using verify::Type;
+  switch (type) {
+    case ElementType::boolean:
+      return Type::kBool;
+    case ElementType::u8:
+      return Type::kU8;
+    case ElementType::f16:
+      return Type::kF16;
+    case ElementType::bf16:
+      return Type::kBF16;
+    case ElementType::i32:
+      return Type::kI32;
+    case ElementType::f32:
+      return Type::kF32;
+    case ElementType::f64:
+      return Type::kF64;
+    case ElementType::i64:
+      break;
   }
-};
-constexpr Format16 kFloat16 = {10, -14, 15};
-constexpr Format16 kBfloat16 = {7, -126, 127};
-
-uint16_t encode(double value, Format16 format) {
-  const uint32_t sign = std::signbit(value) ? 0x8000u : 0u;
-  if (std::isnan(value)) {
-    return static_cast<uint16_t>(sign | format.infinity() | (1u << (format.mantissa_bits - 1)));
-  }
-  if (value == 0) return static_cast<uint16_t>(sign);
-  if (std::isinf(value)) return static_cast<uint16_t>(sign | format.infinity());
-  const int exponent = std::max(std::ilogb(value), format.min_exponent);
-  if (exponent > format.max_exponent) return static_cast<uint16_t>(sign | format.infinity());
-  const double mantissa = std::nearbyint(std::scalbn(std::abs(value), format.mantissa_bits - exponent));
-  // A normal number's hidden bit, and a rounding up to the next power of two, carry into the exponent field.
-  const uint32_t code = (static_cast<uint32_t>(exponent - format.min_exponent) << format.mantissa_bits) +
-                        static_cast<uint32_t>(mantissa);
-  return static_cast<uint16_t>(sign | std::min(code, format.infinity()));
+  return Type::kI64;
 }
 
 template <class Out>
 std::vector<Out> decode_all(const Array& array) {
-  std::vector<Out> out;
-  const auto append = [&](const auto& elements, const auto& decode) {
-    out.reserve(elements.size());
-    for (const auto element : elements) out.push_back(static_cast<Out>(decode(element)));
-  };
-  const auto as_is = [](auto element) { return element; };
-  switch (array.type) {
-    case ElementType::f16:
-      append(array.elements<uint16_t>(), decode_float16);
-      break;
-    case ElementType::bf16:
-      append(array.elements<uint16_t>(), decode_bfloat16);
-      break;
-    case ElementType::f32:
-      append(array.elements<float>(), as_is);
-      break;
-    case ElementType::f64:
-      append(array.elements<double>(), as_is);
-      break;
-    case ElementType::i32:
-      append(array.elements<int32_t>(), as_is);
-      break;
-    case ElementType::i64:
-      append(array.elements<int64_t>(), as_is);
-      break;
-    case ElementType::u8:
-    case ElementType::boolean:
-      append(array.elements<uint8_t>(), as_is);
-      break;
+  const verify::Type type = type_of(array.type);
+  const size_t size = verify::size_of(type);
+  std::vector<Out> out(array.bytes.size() / size);
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<Out>(verify::load(array.bytes.data() + i * size, type));
   }
   return out;
 }
@@ -109,96 +81,35 @@ bool is_real(ElementType type) {
 }
 
 double unit_roundoff(ElementType type) {
-  switch (type) {
-    case ElementType::f16:
-      return 0x1p-11;
-    case ElementType::bf16:
-      return 0x1p-8;
-    case ElementType::f32:
-      return 0x1p-24;
-    default:
-      return 0x1p-53;
-  }
+  return verify::unit_roundoff(type_of(type));
 }
-
-namespace {
-fovea_dtype c_type(ElementType type) {
-  switch (type) {
-    case ElementType::boolean:
-      return dtype_of<bool>();
-    case ElementType::u8:
-      return dtype_of<uint8_t>();
-    case ElementType::f16:
-      return dtype_of<f16>();
-    case ElementType::bf16:
-      return dtype_of<bf16>();
-    case ElementType::i32:
-      return dtype_of<int32_t>();
-    case ElementType::f32:
-      return dtype_of<float>();
-    case ElementType::f64:
-      return dtype_of<double>();
-    case ElementType::i64:
-      break;
-  }
-  return dtype_of<int64_t>();
-}
-}  // namespace
 
 Tensor view(const Array& array) {
   return view(array, array.shape);
 }
 
 Tensor view(const Array& array, std::span<const int64_t> shape) {
-  return Tensor(const_cast<std::byte*>(array.bytes.data()), c_type(array.type), shape);
+  return Tensor(const_cast<std::byte*>(array.bytes.data()), verify::dtype_of(type_of(array.type)), shape);
 }
 
-Buffers buffers_of(const Problem& p) {
-  return {.q = p.q.data(),
-          .k = p.k.data(),
-          .v = p.v.data(),
-          .o = p.o.data(),
-          .lse = p.lse.data(),
-          .d_o = p.d_o.data(),
-          .dq = p.dq.data(),
-          .dk = p.dk.data(),
-          .dv = p.dv.data(),
-          .dbias = p.dbias.data(),
-          .dsink = p.dsink.data(),
-          .bias = p.bias.data(),
-          .mask = p.mask.data(),
-          .block_mask = p.block_mask.data(),
-          .alibi = p.alibi.data(),
-          .sink = p.sink.data(),
-          .cu_seqlens_q = p.cu_seqlens_q.data(),
-          .cu_seqlens_k = p.cu_seqlens_k.data(),
-          .seqused_q = p.seqused_q.data(),
-          .seqused_k = p.seqused_k.data(),
-          .seed = p.seed};
+Buffers buffers_of(const Problem& problem) {
+  Buffers buffers;
+#define FOVEA_BUFFER(field, Name, forward, backward) buffers.field = problem.field.data();
+  FOVEA_TENSORS(FOVEA_BUFFER)
+#undef FOVEA_BUFFER
+  buffers.seed = problem.seed;
+  return buffers;
 }
 
 Array converted(Array array, ElementType type) {
   if (array.type == type) return array;
-  const std::vector<double> values = to_doubles(array);
+  if (!is_real(type)) throw std::invalid_argument("converted: to a type that is not real");
+  const verify::Type from = type_of(array.type), to = type_of(type);
   Array out = io::make_array(array.name, type, array.shape);
-  const auto fill = [&](auto elements, const auto& encode_one) {
-    for (size_t i = 0; i < values.size(); ++i) elements[i] = encode_one(values[i]);
-  };
-  switch (type) {
-    case ElementType::f16:
-      fill(out.elements<uint16_t>(), encode_float16);
-      break;
-    case ElementType::bf16:
-      fill(out.elements<uint16_t>(), encode_bfloat16);
-      break;
-    case ElementType::f32:
-      fill(out.elements<float>(), [](double value) { return static_cast<float>(value); });
-      break;
-    case ElementType::f64:
-      fill(out.elements<double>(), [](double value) { return value; });
-      break;
-    default:
-      throw std::invalid_argument("converted: to a type that is not real");
+  const size_t count = out.bytes.size() / verify::size_of(to);
+  for (size_t i = 0; i < count; ++i) {
+    verify::store(out.bytes.data() + i * verify::size_of(to), to,
+                  verify::load(array.bytes.data() + i * verify::size_of(from), from));
   }
   return out;
 }
@@ -224,10 +135,10 @@ float decode_float16(uint16_t code) {
 }
 
 uint16_t encode_float16(double value) {
-  return encode(value, kFloat16);
+  return verify::encode(value, verify::kF16Format);
 }
 uint16_t encode_bfloat16(double value) {
-  return encode(value, kBfloat16);
+  return verify::encode(value, verify::kBF16Format);
 }
 
 }  // namespace fovea::cli
