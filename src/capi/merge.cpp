@@ -34,8 +34,8 @@ bool share_bytes(const TensorDesc& a, const TensorDesc& b) {
   return !plan::interleave_without_overlap(a, b, static_cast<int64_t>(begin_b - begin_a));
 }
 
-/// A tensor with data on the CPU, its strides usable. `shape`: what it must be; empty for any of 4
-/// dimensions.
+/// A tensor with data on the CPU, its strides usable.
+/// `shape`: what it must be; empty for any of 4 dimensions.
 TensorDesc read_tensor(const std::string& name, const fovea_tensor* given, bool statistics, bool output,
                        std::span<const int64_t> shape) {
   if (given == nullptr) throw_invalid(name, "NULL", "a tensor", "pass its address");

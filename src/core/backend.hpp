@@ -48,8 +48,8 @@ struct DeviceMemory {
 /// One way of computing attention.
 struct Backend {
   const char* name;
-  /// "" when this machine has what the backend needs, else the missing piece. Nothing else is asked of a backend that
-  /// is unavailable.
+  /// "" when this machine has what the backend needs, else the missing piece.
+  /// Nothing else is asked of a backend that is unavailable.
   std::string (*unavailable_because)();
   /// The only place that knows what the backend can do: it decides support, choice and what `fovea explain` prints.
   Preparation (*try_prepare)(const AttentionProblem& problem, const PrepareOptions& options);

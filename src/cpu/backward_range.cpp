@@ -1,5 +1,5 @@
-// A range of keys of one head against the queries that see it: the products of the backward (backward.cpp has
-// the equations).
+// A range of keys of one head against the queries that see it:
+// the products of the backward (backward.cpp has the equations).
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
-/// Prefetches row r of `ahead`, in cache lines of 64 bytes. Contiguous rows are left to the hardware's own
-/// prefetchers.
+/// Prefetches row r of `ahead`, in cache lines of 64 bytes.
+/// Contiguous rows are left to the hardware's own prefetchers.
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
   if (r >= ahead.rows || ahead.stride_bytes == ahead.row_bytes) return;
   const char* row = ahead.data + r * ahead.stride_bytes;

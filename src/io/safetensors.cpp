@@ -212,8 +212,8 @@ std::optional<std::size_t> size_of_type(std::string_view name) {
   return row->second;
 }
 
-/// Sorts the entries by their place and checks that they cover the data exactly, each with the bytes it
-/// needs.
+/// Sorts the entries by their place and checks that they
+/// cover the data exactly, each with the bytes it needs.
 void check_layout(const Source& source, std::vector<Entry>& entries, std::uint64_t data_bytes) {
   std::ranges::sort(entries, {},
                     [](const Entry& entry) { return std::tie(entry.begin, entry.end, entry.name); });

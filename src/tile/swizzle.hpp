@@ -50,8 +50,8 @@ constexpr int swizzle_row_bytes(SwizzleMode mode) {
          : mode == SwizzleMode::k32 ? 32
                                     : kChunkBytes;
 }
-/// Eight such rows are the atom of wgmma's layouts, after which the pattern repeats: tiles start at multiples
-/// of it.
+/// Eight such rows are the atom of wgmma's layouts, after
+/// which the pattern repeats: tiles start at multiples of it.
 constexpr int swizzle_atom_bytes(SwizzleMode mode) {
   return swizzle_row_bytes(mode) * 8;
 }

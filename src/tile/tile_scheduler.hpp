@@ -31,9 +31,9 @@ constexpr int whole_sections(int64_t heads, int64_t section, int64_t last) {
   return heads > last ? static_cast<int>((heads - last) / section) : 0;
 }
 
-/// The blocks of all sequences of one length. An index goes section by section; inside a section block by
-/// block, and for each block over its heads (of one sequence, then the next), and for each of these over the
-/// splits.
+/// The blocks of all sequences of one length. An index goes section by
+/// section; inside a section block by block, and for each block over its heads
+/// (of one sequence, then the next), and for each of these over the splits.
 struct TileGrid {
   int blocks = 0, heads = 0, batch = 0;
   int splits = 1;
@@ -94,8 +94,8 @@ struct PackedBlocks {
   }
 };
 
-/// Packed sequences with heads and splits: the blocks of all sequences are one dimension, heads and splits as
-/// above.
+/// Packed sequences with heads and splits: the blocks of all
+/// sequences are one dimension, heads and splits as above.
 struct PackedGrid {
   PackedBlocks sequences;
   int heads = 0;

@@ -17,8 +17,8 @@ struct WarpgroupSlot {
   friend constexpr bool operator==(const WarpgroupSlot&, const WarpgroupSlot&) = default;
 };
 
-/// D of m64nNk16: N / 2 registers. Warp w holds rows 16 w .. 16 w + 15, as N / 8 accumulators of m16n8 side
-/// by side.
+/// D of m64nNk16: N / 2 registers. Warp w holds rows
+/// 16 w .. 16 w + 15, as N / 8 accumulators of m16n8 side by side.
 struct WgmmaAccumulator {
   static constexpr int kM = 64;
   static constexpr int regs(int n) { return n / 2; }
@@ -83,9 +83,9 @@ constexpr int wgmma_base_offset(uint32_t pattern_start) {
   return static_cast<int>((pattern_start >> 7) & 7u);
 }
 
-/// What is added to an encoded descriptor to move its start by `bytes`: a step of 16 k in K-major rows is 32
-/// bytes, and the swizzle, being of addresses, needs no change as long as the step stays inside the row of
-/// the atom.
+/// What is added to an encoded descriptor to move its start by `bytes`: a step
+/// of 16 k in K-major rows is 32 bytes, and the swizzle, being of addresses,
+/// needs no change as long as the step stays inside the row of the atom.
 constexpr uint64_t wgmma_start_step(uint32_t bytes) {
   return WgmmaDescriptor::field(bytes);
 }

@@ -1,6 +1,6 @@
-// Random problems, from a printed seed. FOVEA_TEST_SEED sets the seed, FOVEA_TEST_PROBLEMS how many problems,
-// and FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND) picks one. FOVEA_TEST_THREADS: how many problems at a time
-// on GPUs.
+// Random problems, from a printed seed. FOVEA_TEST_SEED sets the seed,
+// FOVEA_TEST_PROBLEMS how many problems, and FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND)
+// picks one. FOVEA_TEST_THREADS: how many problems at a time on GPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Writes the small valid files from which the fuzz targets start: fuzz_io_seeds DIRECTORY makes DIRECTORY/npy
-// and DIRECTORY/safetensors.
+// Writes the small valid files from which the fuzz targets start:
+// fuzz_io_seeds DIRECTORY makes DIRECTORY/npy and DIRECTORY/safetensors.
 #include <cstdio>
 #include <exception>
 #include <filesystem>

@@ -260,8 +260,8 @@ TEST(PtxSm90, SetmaxnregMovesRegisters) {
 
 constexpr int kK = 32;  // two steps, so that the second accumulates
 
-/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T (`kMN` false: (N, kK) K-major) or of V ((kK, N)
-/// MN-major).
+/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T
+/// (`kMN` false: (N, kK) K-major) or of V ((kK, N) MN-major).
 template <class T, int kN, bool kMN, bool kRegisters>
 __global__ void multiply(const T* a, const T* b, float* d) {
   extern __shared__ __align__(1024) unsigned char memory[];

@@ -222,8 +222,8 @@ TEST(Ptx, CpAsync4CopiesAndFillsWithZeros) {
 
 constexpr int kMatrixElements = 64;
 
-/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse order with gaps, so that only the addresses
-/// decide.
+/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse
+/// order with gaps, so that only the addresses decide.
 template <bool kTrans>
 __global__ void load_matrices(uint32_t* registers) {
   constexpr int kMatrices = 4;
@@ -297,8 +297,8 @@ __device__ void multiply(float (&d)[4], const uint32_t (&a)[Map::kRegsA], const 
   if constexpr (std::is_same_v<Map, MmaM16N8K8>) ptx::mma_m16n8k8_f16(d, a[0], a[1], b[0]);
 }
 
-/// D = A B + D of one warp, every matrix row-major float32 in global memory: fragments by the maps, element
-/// by element.
+/// D = A B + D of one warp, every matrix row-major float32 in
+/// global memory: fragments by the maps, element by element.
 template <class Map, class T>
 __global__ void product(const float* a, const float* b, float* d) {
   const int lane = static_cast<int>(threadIdx.x);

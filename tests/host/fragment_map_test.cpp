@@ -14,8 +14,8 @@
 namespace fovea::tile {
 namespace {
 
-/// Whether a map and its inverse say what a figure says. `at(lane, element)`, `slot(row, col)` -> (lane,
-/// element).
+/// Whether a map and its inverse say what a figure says.
+/// `at(lane, element)`, `slot(row, col)` -> (lane, element).
 template <int kRows, int kColumns, class At, class SlotOf>
 void expect_table(const FragmentTable<kRows, kColumns>& table, int elements, const At& at,
                   const SlotOf& slot) {
@@ -153,8 +153,8 @@ int get(const Registers& registers, int lane, int reg, int half) {
   return registers[static_cast<size_t>(lane)][static_cast<size_t>(reg)][static_cast<size_t>(half)];
 }
 
-/// Each lane gets by ldmatrix just the elements that mma.m16n8k16 expects of it, everywhere in a swizzled
-/// tile.
+/// Each lane gets by ldmatrix just the elements that
+/// mma.m16n8k16 expects of it, everywhere in a swizzled tile.
 template <class Layout>
 void check_ldmatrix_is_mma_operand() {
   const std::vector<int> memory = numbered_tile<Layout>();
@@ -253,8 +253,8 @@ TEST(FragmentMap, AccumulatorsAreOperandA) {
   for (const bool t : taken) EXPECT_TRUE(t);  // a permutation: every key once
 }
 
-// Products by the figures alone: which element a lane's register is, is looked up in the tables of the
-// manual.
+// Products by the figures alone: which element a lane's
+// register is, is looked up in the tables of the manual.
 
 using Accumulators = std::array<std::array<int, 4>, kWarpLanes>;
 

@@ -40,8 +40,8 @@ void expect_ordered(const KvBlocks& blocks, const std::string& text) {
   ASSERT_LE(blocks.full_end, blocks.end) << text;
 }
 
-/// Not "if" but "if and only if": a block is visited when it has a visible pair, and full when all its pairs
-/// are.
+/// Not "if" but "if and only if": a block is visited when
+/// it has a visible pair, and full when all its pairs are.
 void check_kv(const Problem& problem, int begin, int end, int tile_n) {
   const KvBlocks blocks = kv_blocks(problem.p, problem.s, begin, end, tile_n);
   const std::string text = problem.text() + " queries [" + std::to_string(begin) + ", " +

@@ -11,8 +11,8 @@
 
 namespace fovea::tile {
 
-/// Cycles that an access takes beyond one a phase. `addresses`: one a lane, in bytes, multiples of
-/// `access_bytes`.
+/// Cycles that an access takes beyond one a phase. `addresses`:
+/// one a lane, in bytes, multiples of `access_bytes`.
 inline int bank_conflicts(const std::vector<int>& addresses, int access_bytes) {
   const size_t lanes_of_phase = static_cast<size_t>(std::min(32, 128 / access_bytes));
   int conflicts = 0;

@@ -27,8 +27,8 @@ int swizzled_address_of(int row_bytes, int row, int chunk) {
   return row * row_bytes + (chunk ^ swizzle_of_row(row_bytes, row)) * kChunkBytes;
 }
 
-/// Rows of the kernels (head sizes 16 to 256, padded) and others, with the conflicts of unswizzled columns of
-/// eight chunks.
+/// Rows of the kernels (head sizes 16 to 256, padded) and others,
+/// with the conflicts of unswizzled columns of eight chunks.
 struct RowCase {
   int bytes;
   int group;                    ///< chunks that the swizzle permutes
@@ -375,8 +375,8 @@ TEST(SharedTile, CopiesTakeEachChunkOnce) {
   check_copies<SharedTile<16, 128, 4>, 128>();
 }
 
-/// The modes of TMA bit by bit: 128B xors address bits 4, 5, 6 with 7, 8, 9; 64B 4, 5 with 7, 8; 32B 4
-/// with 7.
+/// The modes of TMA bit by bit: 128B xors address bits 4,
+/// 5, 6 with 7, 8, 9; 64B 4, 5 with 7, 8; 32B 4 with 7.
 TEST(SwizzleMode, XorsAddressBits) {
   struct {
     SwizzleMode mode;

@@ -110,8 +110,8 @@ std::vector<int32_t> cumulate(const std::vector<int>& lengths) {
   return cu;
 }
 
-/// Every block of every sequence has one index of those that the row count alone gives; the others are not
-/// valid.
+/// Every block of every sequence has one index of those that
+/// the row count alone gives; the others are not valid.
 void check_packed(const std::vector<int>& lengths, int spare_rows, int tile_rows, int group,
                   bool descending) {
   const std::vector<int32_t> cu = cumulate(lengths);

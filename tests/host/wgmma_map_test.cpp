@@ -175,8 +175,8 @@ void check_tile(SwizzleMode mode) {
       ASSERT_EQ(wgmma_mn_major_address(mn_major, row, chunk + Layout::kChunks), expected + Layout::kBytes);
     }
   }
-  // Steps of 16 k: 32 bytes along K-major rows, 16 rows of MN-major ones. The sum of the encoded words is the
-  // encoded sum.
+  // Steps of 16 k: 32 bytes along K-major rows, 16 rows of MN-major
+  // ones. The sum of the encoded words is the encoded sum.
   for (int step = 0; step < Layout::kChunks / 2; ++step) {
     WgmmaDescriptor moved = k_major;
     moved.start += static_cast<uint32_t>(32 * step);

@@ -100,8 +100,8 @@ void fill_key(Key& key, const Request& r) {
     key.add(r.options.backend, std::min<size_t>(std::strlen(r.options.backend), 64));
 }
 
-/// The longest sequence that cu_seqlens on the CPU describe: 0 where the library is to say what is wrong with
-/// them.
+/// The longest sequence that cu_seqlens on the CPU describe:
+/// 0 where the library is to say what is wrong with them.
 int64_t longest(const Array& starts) {
   const fovea_tensor& t = starts.tensor();
   const bool readable = t.device.type == FOVEA_CPU && t.ndim == 1 && t.dtype.code == FOVEA_CODE_INT &&

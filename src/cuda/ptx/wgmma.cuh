@@ -1,7 +1,7 @@
 // Matrix products of a warpgroup: operands in shared memory or registers, asynchronous (sm_90a; PTX ISA
-// "Asynchronous Warpgroup Level Matrix Instructions: wgmma"). D (64 x N) (+)= A (64 x 16) B (16 x N), 16-bit
-// operands, float32 accumulators; layouts in tile/wgmma_map.hpp. All four warps execute each of these
-// functions.
+// "Asynchronous Warpgroup Level Matrix Instructions: wgmma"). D (+)= A B with D (64 x N), A (64 x 16) and
+// B (16 x N), 16-bit operands, float32 accumulators; layouts in tile/wgmma_map.hpp. All four warps of the
+// warpgroup execute each of these functions.
 //
 // Between wgmma_fence() and the wgmma_wait() that covers a product neither its accumulators nor its A
 // registers may be touched; its shared memory may be overwritten after the wait.
@@ -28,8 +28,8 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from reading accumulators before the wait: to it they are results of the product
-/// itself.
+/// Keeps the compiler from reading accumulators before the
+/// wait: to it they are results of the product itself.
 template <int kRegs>
 __device__ __forceinline__ void wgmma_done(float (&d)[kRegs]) {
 #pragma unroll
@@ -47,8 +47,8 @@ enum class WgmmaMajor : int { kK = 0, kMN = 1 };
 template <int kN>
 struct Wgmma;
 
-// An asm statement needs each operand spelled out: placeholders "%0, %1, ..." by tens, and the operands of
-// each.
+// An asm statement needs each operand spelled out: placeholders
+// "%0, %1, ..." by tens, and the operands of each.
 #define FOVEA_P2(t) "%" #t "0, %" #t "1"
 #define FOVEA_P4(t) FOVEA_P2(t) ", %" #t "2, %" #t "3"
 #define FOVEA_P6(t) FOVEA_P4(t) ", %" #t "4, %" #t "5"

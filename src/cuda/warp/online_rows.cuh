@@ -73,8 +73,8 @@ __device__ __forceinline__ void mask_row(Acc& acc_s, int half, int first_key, ti
   }
 }
 
-/// From q.k of row `half` to exponents of 2 with every term of the score; -inf for keys that the row does not
-/// see.
+/// From q.k of row `half` to exponents of 2 with every term
+/// of the score; -inf for keys that the row does not see.
 template <class T, class Acc>
 __device__ __forceinline__ void apply_terms(Acc& acc_s, int half, int first_key, tile::Span32 seen,
                                             const tile::AttentionParams& p, const RowTerms<T>& terms) {

@@ -78,10 +78,10 @@ __device__ __forceinline__ void gather_tile(uint32_t tile, int columns, bool ali
   }
 }
 
-/// gather_tile for rows first_row, first_row + 1, ... of the source; those that do not exist become zeros.
-/// With kAligned the source is known to be aligned16: unrolled copies, each one instruction and an address.
-/// Without kMayEnd all of the rows exist. `thread` is unsigned where the compiler cannot see that it is not
-/// negative.
+/// gather_tile for rows first_row, first_row + 1, ... of the source; those that do not
+/// exist become zeros. With kAligned the source is known to be aligned16: unrolled
+/// copies, each one instruction and an address. Without kMayEnd all of the rows exist.
+/// `thread` is unsigned where the compiler cannot see that it is not negative.
 template <class Tile, int kThreads, bool kMayEnd, bool kAligned, class Byte, class Index>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const HeadRows<Byte>& source, int first_row,
                                           Index thread) {

@@ -39,9 +39,9 @@ struct Tf32Fragment {
   }
 };
 
-/// corrections += a_hi b_lo + a_lo b_hi, sum += a_hi b_hi. The tensor core truncates what it adds, at the
-/// magnitude of the accumulator: small terms have one of their own (it may be the same where few steps are
-/// added).
+/// corrections += a_hi b_lo + a_lo b_hi, sum += a_hi b_hi. The tensor core
+/// truncates what it adds, at the magnitude of the accumulator: small terms
+/// have one of their own (it may be the same where few steps are added).
 __device__ __forceinline__ void mma_3xtf32(float (&sum)[4], float (&corrections)[4], const Tf32Fragment& a,
                                            const Tf32Pair& b0, const Tf32Pair& b1) {
   ptx::mma_m16n8k8_tf32(corrections, a.lo, b0.hi, b1.hi);

@@ -21,9 +21,9 @@
 
 namespace fovea::cuda {
 
-/// Returns x; the compiler knows nothing about the result. In a loop, a branch on it stays a branch (else the
-/// compiler copies the whole loop for each outcome), and what is derived from it is not kept in registers
-/// throughout.
+/// Returns x; the compiler knows nothing about the result. In a loop, a branch
+/// on it stays a branch (else the compiler copies the whole loop for each
+/// outcome), and what is derived from it is not kept in registers throughout.
 __device__ __forceinline__ int opaque(int x) {
   ptx::make_opaque(x);
   return x;
