@@ -28,7 +28,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
-    """The struct of fovea.h as it stands there. A field that Python has a word for ("pass") gets a "_" behind it."""
+    """The struct of fovea.h as it stands there. A field named by a keyword of Python ("pass") gets a trailing "_"."""
     text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
     (body,) = re.findall(rf"typedef struct {name} {{(.*?)}} {name};", text, flags=re.DOTALL)
     fields = []
@@ -184,7 +184,7 @@ class Plan:
         self._argument = ctypes.byref(self._buffers)
 
     def run(self, stream: int = 0) -> None:
-        """On a GPU the run is only put into `stream`, a cudaStream_t."""
+        """On a GPU, enqueues the work on `stream`, a cudaStream_t, and returns."""
         self._buffers.stream = stream or None
         status = self._run(self._plan, self._argument)
         if status != 0:

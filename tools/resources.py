@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the CUDA compiler made of each kernel: fails on waste, and writes docs/kernels/resources.md.
+"""Reads what the CUDA compiler made of each kernel, fails on spills and local memory, and writes docs/kernels/resources.md.
 
     resources.py compile [--report-only] [--device-only] -- NVCC ARGUMENTS
         runs the compiler with its arguments, which ask for `ptxas -v`, and keeps what it says of each kernel beside the

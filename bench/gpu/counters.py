@@ -168,7 +168,7 @@ def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
         result = {key: told[key] for key in ("version", "date", "host", "gpu", "protocol") if key in told}
         for row, run in zip(rows, runs, strict=True):
             of_rung = {key: row[key] for key in ("rung", "group", "shape")}
-            # The name of a run repeats what stands before it.
+            # The name of a run repeats its rung, group and shape.
             kernels += [of_rung | {k: v for k, v in line.items() if k != "run"} for line in ncu.as_json([run])]
     return {**result, "profiler": "".join(version), "kernels": kernels}
 

@@ -32,7 +32,7 @@ Tensor = Any
 CPU_WARMUPS, CPU_RUNS = 2, 11
 ROWS = 128  # of the outputs of a rung, as `fovea ladder` compares them
 SAMPLED = 64  # rows of an output, or queries of a sequence, that are compared with float64
-# Heads are entries of the batch in the ladder. Libraries are asked as they are used: this many heads where that divides.
+# In the ladder a head is an entry of the batch. Peers get a batch and heads, as programs call them: so many where it divides.
 HEADS = 16
 
 
@@ -44,7 +44,7 @@ class Peer:
     run: Callable[[], None]
     error: Callable[[], float]
     tolerance: float  # as a share of the largest value
-    # Of a rung in Python: what its row in the table has and a peer's has not. `error` fills it.
+    # Fields that the row of a rung in Python has and a peer's lacks; `error` fills them.
     rung: dict[str, Any] | None = None
 
 

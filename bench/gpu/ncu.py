@@ -90,7 +90,7 @@ class Kernel:
         bandwidth = self.get("dram_peak_per_cycle") * self.get("dram_hz")
         if math.isnan(arithmetic) or math.isnan(bandwidth) or math.isnan(self.dram_bytes) or not seconds > 0:
             return math.nan, ""
-        # Of the two ceilings the lower one at this intensity is the one of which a larger share is reached.
+        # At this intensity the lower of the two ceilings is the one of which the kernel reaches the larger share.
         of_tensor, of_memory = self.flop / seconds / arithmetic, self.dram_bytes / seconds / bandwidth
         return max(of_tensor, of_memory), "memory" if of_memory > of_tensor else "tensor"
 

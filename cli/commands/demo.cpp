@@ -38,7 +38,7 @@ struct Run {
   ErrorSize error;
 };
 
-/// float64 throughout, on the oracle.
+/// o in float64, by the oracle.
 std::vector<double> oracle_output(const Inputs& inputs) {
   Inputs wide;
   wide.q = converted(inputs.q, ElementType::f64);

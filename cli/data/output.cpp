@@ -15,7 +15,7 @@
 namespace fovea::cli {
 namespace {
 
-/// A fault of a file is, here, a fault of an output.
+/// Turns an error of a file into a failed output.
 template <class Write>
 void as_output(const Write& write) {
   try {

@@ -123,7 +123,7 @@ std::optional<LibraryMemory> weigh_library(ladder::Device& device, const ladder:
 
 namespace {
 
-/// Whether it is right is for the rung's tolerance to say.
+/// The caller judges the error by the rung's tolerance.
 StoredRung read_rung(const Json& row) {
   StoredRung stored;
   stored.timing = {row.at("runs").get<int>(), row.at("median_seconds").get<double>(),

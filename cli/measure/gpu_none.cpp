@@ -14,7 +14,7 @@ Gpu::Gpu(int) {
 }
 Gpu::~Gpu() = default;
 
-// Nobody has a Gpu to call these of.
+// Unreachable: no Gpu can be made.
 fovea_device Gpu::device() const {
   return cpu();
 }

@@ -103,7 +103,7 @@ constexpr ChunkCoord ldmatrix_chunk(LdmatrixOrder order, int lane) {
 }
 
 /// Where a lane reads 16 bytes of a float32 tile for tf32 fragments: four neighbours in memory are elements of
-/// four fragments, as a product does not mind in which order its k runs.
+/// four fragments, because a product may sum over k in any order.
 ///   along the rows (k along them): chunk t of row g
 ///   down the rows (k down them): chunk g of row 2 t, and of row 2 t + 1
 constexpr ChunkCoord tf32_chunk_along_rows(int lane) {
@@ -125,8 +125,8 @@ constexpr AccumulatorIndex accumulator_of_a(int reg, int half) {
 }
 
 /// P as operand A in tf32: a lane holds columns 2t and 2t + 1 of P, where A wants k = t and t + 4. A product
-/// does not mind the order of its k, so k = t is taken to be key 2t and k = t + 4 key 2t + 1, for the rows of
-/// B (V) too.
+/// may sum over k in any order, so k = t stands for key 2t and k = t + 4 for key 2t + 1, in the rows of B (V)
+/// as well.
 constexpr AccumulatorIndex accumulator_of_a_tf32(int reg) {
   return {0, reg % 2 * 2 + reg / 2};
 }

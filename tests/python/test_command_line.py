@@ -22,7 +22,7 @@ def test_version():
 
 
 def test_report_is_in_the_package(tmp_path):
-    """Files that are none of results are found wrong by the program in Python, so that was started; where the libraries that
+    """The Python program refuses files that hold no results, so the refusal shows that it was started; where the libraries that
     draw are not installed, it says so."""
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]")

@@ -1,5 +1,5 @@
 """What only CUDA has: streams, graphs, workspaces that are given back before the work is done, several devices, CuPy. All are
-skipped where there is no GPU."""
+skipped without a GPU."""
 
 import threading
 import time
@@ -206,7 +206,7 @@ def test_nothing_is_left_allocated():
     for _ in range(200):
         calls()
     torch.cuda.synchronize()
-    # autograd's thread lets go of a call's last tensors a moment after it has told that they are there.
+    # autograd's thread frees the last tensors of a call a moment after it reports the result.
     until = time.monotonic() + 5
     while torch.cuda.memory_allocated() > before and time.monotonic() < until:
         time.sleep(0.01)

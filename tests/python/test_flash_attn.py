@@ -54,7 +54,7 @@ class Draw:
 
 
 def check_gradients(got, expected, inputs, dtype):
-    """got, expected: (o, lse) of the two; the gradient that arrives at lse is used, too."""
+    """got, expected: (o, lse) of both. The gradient of lse takes part."""
     d_o = torch.randn_like(got[0])
     outputs, weights = [got[0]], [d_o]
     expected_outputs, expected_weights = [expected[0]], [d_o.double()]
@@ -95,7 +95,7 @@ def test_dense(seed, device):
     assert lse.dtype == torch.float32 and out.dtype == d.dtype
     check_gradients((out, lse), expected, inputs, d.dtype)
     with torch.no_grad():
-        # Without lse another kernel may compute: o is the same but for rounding, and of equal calls it is the same.
+        # Without lse another kernel may run: o differs by rounding only, and equal calls give equal bits.
         alone = call(*inputs, **d.settings, alibi_slopes=d.alibi)
         plain.assert_close(alone, expected[0], d.dtype)
         assert torch.equal(call(*inputs, **d.settings, alibi_slopes=d.alibi), alone)

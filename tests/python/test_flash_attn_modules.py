@@ -175,7 +175,7 @@ def test_rotary_embedding(interleaved, scale_base, device):
     first = torch.full((2,), 14, dtype=torch.int32, device=device)
 
     def expected(x, scale):
-        # Scaled are the numbers that turn.
+        # Only the numbers that turn are scaled.
         turned = by_complex_numbers(x, angle[14 : 14 + x.shape[0]], interleaved)
         factor = rotary_columns(scale[14 : 14 + x.shape[0]], interleaved)
         return torch.cat((turned[..., :dim] * factor, turned[..., dim:]), -1)

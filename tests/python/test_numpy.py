@@ -106,7 +106,7 @@ def test_packed_sequences():
     for b in range(2):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
         assert largest(o[rows] - formula(q[None, rows], k[None, keys], v[None, keys])[0][0]) < 2e-6
-    # Other lengths of the same packed arrays: the plan that is kept for the first must not serve them wrongly.
+    # Other lengths of the same packed arrays must not run by the plan that is kept for the first.
     cu_q[1], cu_k[1] = 1, 11
     o = fovea.attend(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     assert largest(o[:1] - formula(q[None, :1], k[None], v[None])[0][0]) < 2e-6
@@ -204,7 +204,7 @@ def test_backward_does_not_write_into_read_only_memory():
 
 
 class Foreign:
-    """An array of a library that nobody knows, with DLPack."""
+    """An array of an unknown library that has DLPack."""
 
     def __init__(self, array):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype

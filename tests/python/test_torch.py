@@ -118,7 +118,7 @@ def test_backward_drops_what_the_forward_dropped(device, compiled):
     o = run(q, k, v)
     d_o = torch.randn_like(o)
     (dv,) = torch.autograd.grad(o, v, d_o)
-    # o is linear in v with the mask that was drawn, so both are the same number if the backward has that mask.
+    # With the mask fixed, o is linear in v, so both numbers agree when the backward has the same mask.
     with torch.no_grad():
         forward, backward = (o * d_o).sum(), (dv * v).sum()
         assert abs(float(forward - backward)) < 1e-3 * float((o * d_o).abs().sum())
@@ -373,7 +373,7 @@ def test_second_gpu(device):
 @pytest.mark.parametrize("call", [ft.attend, ft.scaled_dot_product_attention, fovea.flash_attn.flash_attn_func])
 @pytest.mark.parametrize("form", ["dense", "transposed", "gaps", "columns", "narrow values"])
 def test_results_without_gradients_are_the_same(call, form, device):
-    """Calls without gradients take a shorter way: values, strides and shapes are those of the longer one."""
+    """Calls without gradients take a shorter path, with the same values, strides and shapes."""
     q, k, v = (torch.randn(2, 6, 6, 32, device=device, requires_grad=True) for _ in range(3))
     change = {
         "dense": lambda x: x,

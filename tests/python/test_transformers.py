@@ -55,7 +55,7 @@ def test_a_causal_model_with_grouped_heads(window, device):
     def outputs():
         found = []
         for mask in (None, padding):
-            # What rows of padding give differs between implementations, so nothing is asked of them.
+            # Implementations differ in rows of padding, so these are not compared.
             labels = tokens if mask is None else tokens.masked_fill((mask == 0) | (mask.cumsum(1) == 1), -100)
             result = model(tokens, attention_mask=mask, labels=labels)
             model.zero_grad()

@@ -45,7 +45,7 @@ def test_what_is_drawn_of_a_folder(tmp_path):
     results = data.read([committed])
     assert len(results.all()) + len(results.left_out) == len(list(committed.glob("*.json")))
     assert results.ladder and results.memory and results.cpu and results.python
-    # Other JSON in a folder is left out by name; the same file named is an error.
+    # A folder may hold other JSON files: they are skipped. Such a file given by name is an error.
     other = put(tmp_path, "other.json", {"a": 1})
     put(tmp_path, "ladder.json", fixtures.ladder())
     assert data.read([tmp_path]).left_out == [other]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks at the machine code of kernels whose speed hangs on what the compiler knows of their loop.
+"""Checks the machine code of kernels whose speed depends on what the compiler knows about their loop.
 
     sass_test.py [--tools FOLDER] OBJECT...     object files that hold such kernels
     sass_test.py --self-test
@@ -42,7 +42,7 @@ def kernels(text):
 
 
 def problems(operations):
-    """Of one kernel, in words."""
+    """What is wrong with one kernel, in words."""
     products = [i for i, operation in enumerate(operations) if operation == "HGMMA"]
     if not products:
         return ["no HGMMA"]

@@ -3,13 +3,13 @@
 
 namespace fovea::cuda::ptx {
 
-/// Sets a flag. Whoever sees its value by wait_for also sees what this thread, and threads that have met it
-/// at a barrier since, have done to memory before.
+/// Sets a flag. A thread that sees its value through wait_for also sees the earlier memory writes of this
+/// thread, and of the threads that met it at a barrier after theirs.
 __device__ __forceinline__ void st_release(int* flag, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-/// Waits until a flag has this value, which another CTA is to set by st_release.
+/// Waits until a flag has this value, which another CTA sets by st_release.
 __device__ __forceinline__ void wait_for(const int* flag, int value) {
   int seen;
   do {

@@ -5,7 +5,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// What this warp wrote to shared memory before is visible to the warps that wait; does not wait itself.
+/// Arrives without waiting. The warps that wait see what this warp wrote to shared memory before.
 __device__ __forceinline__ void barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

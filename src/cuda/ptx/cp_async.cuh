@@ -13,8 +13,8 @@ inline constexpr bool kHasCpAsync = false;
 inline constexpr bool kHasCpAsync = true;
 #endif
 
-/// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Past L1
-/// (.cg): tiles are read once by a CTA.
+/// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Bypasses
+/// L1 (.cg): a CTA reads a tile once.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
@@ -47,8 +47,8 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-/// Waits until at most `kPending` of this thread's latest groups are unfinished. Other threads see the data
-/// after a barrier.
+/// Waits until at most `kPending` of this thread's latest groups are unfinished.
+/// Other threads see the data after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -8,7 +8,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// Before anybody uses the barrier; each phase is to see `arrivals`.
+/// Comes before any use of the barrier. A phase completes after `arrivals` arrivals.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -18,11 +18,11 @@ __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// What this thread did before becomes visible to those whose wait ends by this arrival.
+/// Arrives. Threads that wait for this phase then see what this thread did to memory before.
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// One arrival, of a phase that waits for `bytes` of copies besides.
+/// Arrives, and makes the phase wait for `bytes` of asynchronous copies as well.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");

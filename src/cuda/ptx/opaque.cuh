@@ -1,6 +1,6 @@
-// make_opaque hides where a value comes from. It is no instruction: an empty volatile statement that may have
-// changed the register, so the compiler derives values from it behind the statement instead of keeping them in
-// registers from before a loop.
+// make_opaque hides where a value comes from. It emits no instruction: to the compiler an empty volatile
+// statement may have changed the register, so it recomputes what it derives from the value after the
+// statement instead of keeping it in registers from before a loop.
 #pragma once
 
 #include <cstdint>

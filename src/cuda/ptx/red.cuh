@@ -8,7 +8,7 @@ __device__ __forceinline__ void red_add(float* to, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 
-/// `to` is a multiple of 16 bytes.
+/// `to` is aligned to 16 bytes.
 __device__ __forceinline__ void red_add_v4(float* to, float x, float y, float z, float w) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z),

@@ -15,7 +15,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// Registers written before are seen by the products that follow.
+/// Makes earlier writes of registers visible to the products that follow.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -23,13 +23,13 @@ __device__ __forceinline__ void wgmma_fence() {
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Until all but the last `kPending` groups are done. Then pass their accumulators to wgmma_done().
+/// Waits until all but the last `kPending` groups are done. Then pass their accumulators to wgmma_done().
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from reading accumulators before the
-/// wait: to it they are results of the product itself.
+/// Keeps the compiler from reading accumulators before the wait:
+/// it takes them for results of the product itself.
 template <int kRegs>
 __device__ __forceinline__ void wgmma_done(float (&d)[kRegs]) {
 #pragma unroll

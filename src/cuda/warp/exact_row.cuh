@@ -1,7 +1,7 @@
-// One row of attention by one warp, key by key, without a matrix product: what kernels
-// fall back to for rows whose tile gave something that is not finite. There a weight
-// of 0 times NaN would reach rows that do not see the key; here keys that take no part
-// are skipped. Slow, and only for inputs with NaN or Inf, or sums that overflow.
+// One row of attention by one warp, key by key, without a matrix product. Kernels fall back to it for rows
+// of a tile whose result is not finite: in a matrix product a weight of 0 times NaN would reach rows that do
+// not see the key, while this code skips keys that take no part. It is slow, and runs only for inputs with
+// NaN or Inf, or sums that overflow.
 #pragma once
 
 #include <cmath>

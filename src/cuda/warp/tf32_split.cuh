@@ -14,7 +14,7 @@
 
 namespace fovea::cuda {
 
-/// Bits of a float32 that tf32 has not: the tensor core ignores them.
+/// The bits of a float32 that tf32 lacks: the tensor core ignores them.
 inline constexpr uint32_t kTf32Ignored = 0x1fffu;
 
 struct Tf32Pair {

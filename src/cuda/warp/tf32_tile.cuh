@@ -1,7 +1,7 @@
 // How a lane reads float32 tiles (tile/shared_tile.hpp) as operands of m16n8k8: 16 bytes at a time, without
 // ldmatrix, which cannot transpose 32-bit elements.
 //
-// A product does not mind in which order its k runs, if both operands agree. So a lane (g = lane / 4,
+// A product may sum over k in any order, if both operands agree on it. So a lane (g = lane / 4,
 // t = lane % 4) takes four neighbours in memory for four fragments:
 //
 //   k along the rows (Q and K of Q K^T)
