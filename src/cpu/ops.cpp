@@ -84,25 +84,6 @@ const Ops* neon_ops() {
 const Ops* generic_ops() {
   return HWY_STATIC_DISPATCH(float_table)("generic");
 }
-#elif HWY_ARCH_ARM
-const Ops* avx2_ops() {
-  return nullptr;
-}
-const Ops* avx512_ops() {
-  return nullptr;
-}
-const Ops* avx512_bf16_ops() {
-  return nullptr;
-}
-const Ops* amx_bf16_ops() {
-  return nullptr;
-}
-const Ops* neon_ops() {
-  return HWY_STATIC_DISPATCH(float_table)("neon");
-}
-const Ops* generic_ops() {
-  return nullptr;
-}
 #else
 const Ops* avx2_ops() {
   return nullptr;
@@ -116,12 +97,21 @@ const Ops* avx512_bf16_ops() {
 const Ops* amx_bf16_ops() {
   return nullptr;
 }
+#if HWY_ARCH_ARM
+const Ops* neon_ops() {
+  return HWY_STATIC_DISPATCH(float_table)("neon");
+}
+const Ops* generic_ops() {
+  return nullptr;
+}
+#else
 const Ops* neon_ops() {
   return nullptr;
 }
 const Ops* generic_ops() {
   return HWY_STATIC_DISPATCH(float_table)("generic");
 }
+#endif
 #endif
 
 }  // namespace fovea::cpu
