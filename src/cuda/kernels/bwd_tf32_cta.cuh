@@ -10,6 +10,7 @@
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/warp/shared_tile.cuh"
+#include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/kv_blocks.hpp"
 
@@ -55,7 +56,7 @@ struct BwdTf32Cta {
   __device__ __forceinline__ const tile::RowsView& view_qk() const { return kByKeys ? p.dk : p.dq; }
 
   /// Finds the place of CTA `index` of `blocks` a head, and writes zeros to its share of the rows that take no part.
-  /// Whether there are rows that do; then `place` can be read by all.
+  /// Returns whether any row does; then all threads can read `place`.
   __device__ __forceinline__ bool find_place(unsigned index, unsigned blocks) const {
     const unsigned heads = kByKeys ? p.heads_kv : p.heads_q;
     const unsigned plane = index / blocks, batch = plane / heads;
@@ -149,29 +150,6 @@ struct BwdTf32Cta {
     return reinterpret_cast<float*>(view.data) +
            view.offset(place.batch, (kByKeys ? place.span.row_k : place.span.row_q) + row, place.head);
   }
-  /// Writes this lane's share of a row: eight neighbouring columns of each 32.
-  template <int kTiles>
-  __device__ __forceinline__ void write(const float (&acc)[kMTiles][kTiles][4], int mt, int half, float* to,
-                                        int size, bool vectors, float scale) const {
-#pragma unroll
-    for (int block = 0; block < kDim / 32; ++block) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float4 x = make_float4(
-            acc[mt][block * 4][2 * half + e] * scale, acc[mt][block * 4 + 1][2 * half + e] * scale,
-            acc[mt][block * 4 + 2][2 * half + e] * scale, acc[mt][block * 4 + 3][2 * half + e] * scale);
-        const int column = block * 32 + 8 * t + 4 * e;
-        if (vectors) {
-          if (column < size) *reinterpret_cast<float4*>(to + column) = x;
-        } else {
-          if (column < size) to[column] = x.x;
-          if (column + 1 < size) to[column + 1] = x.y;
-          if (column + 2 < size) to[column + 2] = x.z;
-          if (column + 3 < size) to[column + 3] = x.w;
-        }
-      }
-    }
-  }
   /// Writes the gradients of rows that are finite. Bit 4 g + t of `broken`: lane t of row g has something that is
   /// not finite.
   __device__ __forceinline__ void write_finite_rows(const float (&acc_qk)[kMTiles][kOTiles][4],
@@ -183,21 +161,13 @@ struct BwdTf32Cta {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_at(mt, half);
-        bool finite = true;
-#pragma unroll
-        for (int ot = 0; ot < kOTiles; ++ot) {
-          finite &= isfinite(acc_qk[mt][ot][2 * half]) && isfinite(acc_qk[mt][ot][2 * half + 1]);
-        }
-#pragma unroll
-        for (int ot = 0; ot < kVTiles; ++ot) {
-          finite &= isfinite(acc_v[mt][ot][2 * half]) && isfinite(acc_v[mt][ot][2 * half + 1]);
-        }
+        const bool finite = half_is_finite(acc_qk[mt], half) && half_is_finite(acc_v[mt], half);
         broken[mt][half] = __ballot_sync(0xffffffffu, row < place.end && !finite);
         if (row >= place.end || (broken[mt][half] >> (4 * g) & 15u) != 0) continue;
-        write(acc_qk, mt, half, output(view_qk(), row), p.head_dim,
-              aligned(kByKeys ? tile::kAlignedDK : tile::kAlignedDQ), p.scale);
+        store_half(acc_qk[mt], half, t, output(view_qk(), row), p.head_dim,
+                   aligned(kByKeys ? tile::kAlignedDK : tile::kAlignedDQ), p.scale);
         if constexpr (kByKeys)
-          write(acc_v, mt, half, output(p.dv, row), p.head_dim_v, aligned(tile::kAlignedDV), 1.0f);
+          store_half(acc_v[mt], half, t, output(p.dv, row), p.head_dim_v, aligned(tile::kAlignedDV), 1.0f);
       }
     }
   }

@@ -1,5 +1,6 @@
-// The work of a forward kernel's CTA or warpgroup, and what the forward kernels share at the end of a row:
-// where it goes, its lse, and rows that are computed again.
+// The work of a forward kernel's CTA or warpgroup, and what the forward kernels share around the mainloop: from
+// a row to its query and head, the blocks of keys that rows see, where outputs go, the end of a row, rows that
+// are computed again, and rows that take no part.
 #pragma once
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/score_terms.cuh"
+#include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
@@ -33,6 +35,14 @@ __device__ __forceinline__ QueryRow query_row(const ForwardArgs& f, const FwdWor
 /// Query heads whose rows a tile packs.
 __device__ __forceinline__ int packed_heads(const ForwardArgs& f) {
   return f.pack_group ? f.p.group : 1;
+}
+
+/// Blocks of tile_n keys that rows [first_row, end_row) of a sequence see.
+__device__ __forceinline__ tile::KvBlocks key_blocks_of_rows(const ForwardArgs& f,
+                                                             const tile::SequenceSpan& span, int first_row,
+                                                             int end_row, int tile_n) {
+  if (first_row >= end_row) return {};
+  return tile::kv_blocks(f.p, span, query_of_row(f, first_row), query_of_row(f, end_row - 1) + 1, tile_n);
 }
 
 /// Index of the row in part_lse, and in part_o of head_dim_v columns.
@@ -75,6 +85,39 @@ __device__ __forceinline__ float finish_row(const ForwardArgs& f, const FwdWorkT
   const RowEnd end = used ? end_of_row(base, sum, sink) : RowEnd{};
   if (writes_lse && (used || f.num_splits == 1)) write_lse(f, work, r, end.lse_log2 * tile::kLn2);
   return end.factor;
+}
+
+/// Zeros and -inf for queries that take no part: block `block` of `blocks` of a sequence and head writes its
+/// share of those from used_q on, columns [first_column, first_column + columns). `kThreads` threads call it.
+template <class T, int kThreads>
+__device__ __forceinline__ void write_unused_rows(const ForwardArgs& f, const FwdWorkTile& work, int block,
+                                                  int blocks, int first_column, int columns) {
+  const tile::AttentionParams& p = f.p;
+  const int thread = static_cast<int>(threadIdx.x), heads = packed_heads(f);
+  const int share = tile::ceil_div(max(p.seqlen_q, 1), blocks);
+  const int begin = max(work.span.used_q, block * share);
+  const int end = block + 1 == blocks ? work.span.length_q : min(work.span.length_q, (block + 1) * share);
+  for (int i = begin; i < end; ++i) {
+    for (int h = 0; h < heads; ++h) {
+      const QueryRow r = {i, work.head * heads + h};
+      for (int c = thread; c < columns; c += kThreads) {
+        if (sizeof(T) == 4 || p.o_is_f32()) {
+          o_row<float>(f, work, r)[first_column + c] = 0.0f;
+        } else {
+          o_row<uint16_t>(f, work, r)[first_column + c] = 0;
+        }
+      }
+      if (thread == 0 && first_column == 0) write_lse(f, work, r, -INFINITY);
+    }
+  }
+}
+
+/// The first thread of the launch leaves the state of dropout's random stream for the backward.
+__device__ __forceinline__ void write_rng_state(const tile::AttentionParams& p) {
+  const bool first = threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0;
+  if (!first || p.rng_state == nullptr || p.rng_state_is_input) return;
+  p.rng_state[0] = static_cast<int64_t>(p.seed);
+  p.rng_state[1] = static_cast<int64_t>(p.offset);
 }
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)

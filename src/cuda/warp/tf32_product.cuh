@@ -1,6 +1,7 @@
 // Products of tiles of float32 by three of tf32 each, in a warp's registers.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/warp/tf32_split.cuh"
@@ -116,6 +117,40 @@ __device__ __forceinline__ void multiply_weights(float (&out)[kM][kColumns / 8][
           float& x = out[m][block * 4 + i][e];
           x = merge(x, acc[m][i][e], m, e / 2);
         }
+      }
+    }
+  }
+}
+
+/// Whether this lane's elements of half `half` (rows 0 to 7 or 8 to 15) of an m16 tile are all finite.
+template <int kTiles>
+__device__ __forceinline__ bool half_is_finite(const float (&acc)[kTiles][4], int half) {
+  bool finite = true;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) finite &= isfinite(acc[n][2 * half]) && isfinite(acc[n][2 * half + 1]);
+  return finite;
+}
+
+/// Writes this lane's elements of half `half` of an m16 tile that multiply_weights summed, times `factor`: of
+/// each 32 columns eight neighbours. Columns from `columns` on do not exist; `vectors`: 16-byte stores are safe.
+template <int kTiles>
+__device__ __forceinline__ void store_half(const float (&acc)[kTiles][4], int half, int t, float* to,
+                                           int columns, bool vectors, float factor) {
+#pragma unroll
+  for (int block = 0; block < kTiles / 4; ++block) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float4 x =
+          make_float4(acc[block * 4][2 * half + e] * factor, acc[block * 4 + 1][2 * half + e] * factor,
+                      acc[block * 4 + 2][2 * half + e] * factor, acc[block * 4 + 3][2 * half + e] * factor);
+      const int column = block * 32 + 8 * t + 4 * e;
+      if (vectors) {
+        if (column < columns) *reinterpret_cast<float4*>(to + column) = x;
+      } else {
+        if (column < columns) to[column] = x.x;
+        if (column + 1 < columns) to[column + 1] = x.y;
+        if (column + 2 < columns) to[column + 2] = x.z;
+        if (column + 3 < columns) to[column + 3] = x.w;
       }
     }
   }
