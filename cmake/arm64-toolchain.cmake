@@ -1,4 +1,4 @@
-# 64-bit ARM from another Linux machine: g++-aarch64-linux-gnu, and qemu-user runs what was built.
+# Builds for 64-bit ARM on another Linux machine: g++-aarch64-linux-gnu compiles, qemu-user runs the programs.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
@@ -11,8 +11,8 @@ set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 
-# Libraries that are headers only serve every processor, but /usr/include as a whole would bring the other machine's
-# headers: a folder of links to those that are wanted.
+# Header-only libraries serve every processor. /usr/include holds this machine's headers as well, so a folder of links
+# names the wanted ones only.
 set(portable_headers ${CMAKE_CURRENT_LIST_DIR}/../build/arm64-headers)
 foreach(header hwy nlohmann)
   if(EXISTS /usr/include/${header} AND NOT EXISTS ${portable_headers}/${header})

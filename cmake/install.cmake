@@ -15,7 +15,7 @@ write_basic_package_version_file(fovea-config-version.cmake COMPATIBILITY SameMi
 install(FILES ${PROJECT_BINARY_DIR}/fovea-config.cmake ${PROJECT_BINARY_DIR}/fovea-config-version.cmake
         DESTINATION ${package_dir} COMPONENT fovea)
 
-# What a static link needs beside libfovea.a.
+# A static link needs these beside libfovea.a.
 set(FOVEA_PC_LIBS_PRIVATE "-lstdc++ -lm -pthread")
 if(FOVEA_THREADING STREQUAL "openmp")
   string(APPEND FOVEA_PC_LIBS_PRIVATE " ${OpenMP_CXX_FLAGS}")
@@ -24,7 +24,7 @@ if(FOVEA_HAS_CUDA)
   install(FILES ${FOVEA_CUDART} DESTINATION ${CMAKE_INSTALL_LIBDIR}/fovea RENAME libcudart_static.a COMPONENT fovea)
   string(PREPEND FOVEA_PC_LIBS_PRIVATE "\${libdir}/fovea/libcudart_static.a -ldl -lrt ")
 endif()
-# Found from where the file lies, so that an installation may be moved and --prefix may be given late.
+# The path is relative to the file, so an installation may be moved, and --prefix may be given at installation.
 file(RELATIVE_PATH FOVEA_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/fovea.pc.in fovea.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/fovea.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT fovea)

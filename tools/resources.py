@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads what the CUDA compiler made of each kernel, fails on spills and local memory, and writes docs/kernels/resources.md.
+"""Reads ptxas's report of each kernel: fails on spills and local memory, and writes docs/kernels/resources.md.
 
     resources.py compile [--report-only] [--device-only] -- NVCC ARGUMENTS
         runs the compiler with its arguments, which ask for `ptxas -v`, and keeps what it says of each kernel beside the
@@ -59,12 +59,12 @@ def parse(text):
             current = Usage(match[1], arch)
             usages.append(current)
         elif match := FRAME.search(line):
-            if current is None:  # older versions put it behind the entry
+            if current is None:  # older versions print this line after the entry
                 current = Usage(symbol, arch)
                 usages.append(current)
             current.stack, current.stores, current.loads = map(int, match.groups())
         elif match := USED.search(line):
-            # Functions that are called are listed between an entry and this line; it is about the entry.
+            # Called functions are listed between an entry and this line, which belongs to the entry.
             for usage in usages:
                 if usage.symbol == symbol and usage.arch == arch:
                     usage.registers = int(match[1])
@@ -145,7 +145,7 @@ def round_up(x, unit):
 
 def occupancy(arch, registers, shared, threads):
     """(CTAs an SM, what limits them): r registers, s shared memory, w warps, c CTAs. (0, _): it does not run."""
-    limits = LIMITS[max(known for known in LIMITS if known <= arch)]  # chips that are not listed: like the one before
+    limits = LIMITS[max(known for known in LIMITS if known <= arch)]  # a chip that is not listed has the limits of the one before
     warps = -(-threads // 32)
     warp_registers = round_up(max(registers, 1) * 32, limits.register_unit)
     warps_of_registers = limits.registers // limits.partitions // warp_registers * limits.partitions

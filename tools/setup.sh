@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what a job of the Makefile needs and is not there: apt packages of Debian 12 or Ubuntu 24.04 (and newer), and
-# for CUDA a compiler in the build folder.
-# Quiet and instant when nothing is missing; may be run any number of times.
+# Installs what a target of the Makefile needs and the machine lacks: apt packages of Debian 12 or Ubuntu 24.04 (and newer),
+# and packages of PyPI in the build folder.
+# Prints nothing and takes no time when nothing is missing.
 #
 #   tools/setup.sh run           compiler, CMake and the libraries of the library and the command line
 #   tools/setup.sh build         the same, and what the CUDA build and the tests need
@@ -14,7 +14,7 @@
 #   tools/setup.sh report-test   the same and what its page is tested with in build/report-test-venv, and Chromium (on Debian)
 #   tools/setup.sh arm64         as build, a cross-compiler and an emulator
 #
-# FOVEA_NO_SETUP=1 turns it off, for machines whose packages come from elsewhere.
+# FOVEA_NO_SETUP=1 makes it do nothing, for machines whose packages come from elsewhere.
 set -euo pipefail
 
 run=(g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev
@@ -42,7 +42,7 @@ esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ "$1" == cuda ]]; then
-  # The places where cmake/cuda.cmake looks.
+  # cmake/cuda.cmake looks in the same places.
   for nvcc in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_HOME:-/nowhere}/bin/nvcc" \
               "${CUDA_PATH:-/nowhere}/bin/nvcc" /usr/local/cuda/bin/nvcc; do
     [[ -n "$nvcc" && -x "$nvcc" ]] && exit 0
@@ -56,7 +56,7 @@ if [[ "$1" == cuda ]]; then
   python3 -m pip --version >/dev/null 2>&1 || wanted=(python3-pip)
 fi
 
-# Without these something small is left out, so a machine without pip or a network does all else.
+# These are optional: without pip or a network one rung or one test is left out.
 case "$1" in
   cute) folder=cutlass list=requirements-cute.txt words="CuTe's headers" without="rung 34 of the ladder is left out" ;;
   disassembler) folder=disassembler list=requirements-disassembler.txt words="cuobjdump and nvdisasm"
@@ -72,7 +72,7 @@ fi
 
 is_installed() { [[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
 
-# Names of packages of clang's runtime carry its version, which differs from one distribution to the next.
+# The package of clang's runtime carries the version in its name, which differs between distributions.
 clang_runtime() {
   local version
   version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]\+\)$/\1/p' | head -n 1)
@@ -95,7 +95,7 @@ if [[ "$1" == test ]] && ! compgen -G '/usr/lib/llvm-*/lib/clang/*/lib/linux/lib
 fi
 install_nvcc() {
   echo "tools/setup.sh: installing nvcc into build/cuda-toolkit"
-  # Complete or not there: what a break leaves behind is thrown away by the next attempt.
+  # The folder gets its name when it is complete; the next attempt throws away a partial one.
   rm -rf "$toolkit" "$toolkit.part"
   if ! python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
        --target "$toolkit.part" --requirement "$root/tools/requirements-cuda.txt" 2>"$toolkit.log"; then
@@ -103,7 +103,7 @@ install_nvcc() {
     echo "tools/setup.sh: nvcc could not be installed; FOVEA_NO_SETUP=1 does without" >&2
     exit 1
   fi
-  # Names that nvcc and CMake look for and the packages leave out.
+  # nvcc and CMake look for these names, which the packages lack.
   ln -s lib "$toolkit.part/nvidia/cu13/lib64"
   ln -s libcudart.so.13 "$toolkit.part/nvidia/cu13/lib/libcudart.so"
   cp "$root/tools/requirements-cuda.txt" "$toolkit.part/"
@@ -127,7 +127,7 @@ install_optional() {
   mv "$into.part" "$into"
 }
 
-# install_venv FOLDER WORDS LISTS: a Python of its own in build/FOLDER with what the lists in tools/ name; WORDS say what.
+# install_venv FOLDER WORDS LISTS: a virtual environment in build/FOLDER with the packages of the lists in tools/; messages say WORDS.
 install_venv() {
   local venv=$root/build/$1 words=$2 list wanted=$root/build/$1.txt
   shift 2
@@ -143,7 +143,7 @@ install_venv() {
     echo "tools/setup.sh: $words could not be installed" >&2
     exit 1
   fi
-  cp "$wanted" "$venv/requirements.txt"  # last: a list in the folder says that it is complete
+  cp "$wanted" "$venv/requirements.txt"  # last: the list in the folder marks it as complete
 }
 
 install_from_pypi() {

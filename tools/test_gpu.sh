@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Every test that needs a GPU, and one table of what came of them.
+# Runs every test that needs a GPU and prints one table of the results.
 #
 #   tools/test_gpu.sh [DIR] [--problems N] [--jobs N] [--quick] [--logs DIR]
 #
 # DIR is a build tree (build/release), or any folder that holds test_conformance, test_gpu, test_ladder_gpu, test_ptx,
-# test_ptx_sm75, test_ptx_sm90 and libfovea.so.0: a machine with a GPU needs neither compiler nor sources. Beside them it takes a driver, and
+# test_ptx_sm75, test_ptx_sm90 and libfovea.so.0: a machine with a GPU needs neither compiler nor sources, only a driver, and
 # compute-sanitizer of the CUDA toolkit (PATH, CUDA_HOME, /usr/local/cuda).
 #
 #   --problems N   random problems, each through every CUDA backend that can do it (default 8000)
@@ -59,7 +59,7 @@ elif ((gpus == 0)); then
   why_no_sanitizer="no GPU on this machine"
 fi
 
-# The longest that any program may take; a kernel that hangs is ended by it (the program then says what it was running).
+# Seconds that a program may take. The limit ends a kernel that hangs; the program then prints what it was running.
 limit=420
 rows=()  # names of the table's rows, in order
 # start ROW SHARD COMMAND...: in the background, as soon as fewer than $jobs run
@@ -80,8 +80,8 @@ echo "GPU tests of $bin"
 if ((gpus > 0)); then nvidia-smi --query-gpu=index,name,driver_version --format=csv,noheader; fi
 begin_all=$SECONDS
 
-# All at the same time, the longest first: most of the time goes to the oracle, on the host's processors, and kernels of
-# many programs beside each other are what may bring races to light.
+# All at the same time, the longest first: the oracle on the host takes most of the time, and kernels of many programs beside
+# each other expose races.
 tools=(racecheck memcheck initcheck synccheck)
 sharded() {  # ROW SHARDS COMMAND...
   local row=$1 shards=$2
@@ -92,8 +92,8 @@ sharded() {  # ROW SHARDS COMMAND...
 }
 start conformance.random 0 env FOVEA_TEST_PROBLEMS="$problems" FOVEA_TEST_THREADS=$(((jobs + 1) / 2)) \
   "$bin/test_conformance" '--gtest_filter=CudaRandomProblems.*'
-# compute-sanitizer over the covering set, in parts, since kernels get slower by orders of magnitude (those under
-# racecheck most). Tensors have allocations of their own, so that every byte outside of them is outside of all memory.
+# compute-sanitizer over the covering set, in shards, because it slows kernels by orders of magnitude, racecheck most. Each
+# tensor has an allocation of its own, so that an access outside a tensor is outside all memory.
 if [[ -z $why_no_sanitizer ]]; then
   for tool in "${tools[@]}"; do
     parts=$(((jobs + 3) / 4))
@@ -122,13 +122,13 @@ sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"
 sharded ptx_sm90 1 "$bin/test_ptx_sm90"
 wait
-# Alone, one after the other: they look at how much memory of the device is free.
+# One after the other, alone: these measure the free memory of the device.
 sharded memory 1 "$bin/test_gpu" '--gtest_filter=Runs.AllocateNothing'
 wait
 sharded ladder_memory 1 "$bin/test_ladder_gpu" '--gtest_filter=LadderMemory.*'
 wait
 
-# What gtest says: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.
+# A number of GoogleTest's output: number FILE REGULAR-EXPRESSION-WITH-ONE-GROUP, 0 when it says nothing.
 number() { sed -nE "s/.*$2.*/\1/p" "$1" | tail -1 | grep . || echo 0; }
 
 printf '\n%-26s %8s %8s %8s %8s %9s\n' '' tests passed skipped failed seconds
@@ -171,7 +171,7 @@ if ((all_skipped > 0)); then
   echo
   echo "Skipped, and why:"
   if [[ -n $why_no_sanitizer ]]; then echo "  sanitizer.*: $why_no_sanitizer"; fi
-  # A test's reason stands on the line before its name.
+  # The reason stands on the line before the test's name.
   grep -hE -B1 '^\[  SKIPPED \] [A-Za-z0-9_/.]+ \(' "$logs"/*.log | grep -vE '^--' | paste -d'\t' - - | awk -F'\t' '
     { split($2, words, " "); names[$1] = names[$1] " " words[4]; ++count[$1] }
     END { for (reason in names) printf "  %s (%d):%s\n", reason, count[reason], names[reason] }' | fold -s -w 116 || true

@@ -1,4 +1,4 @@
-# A C and a C++ programme against the installed shared and static library, found by find_package and by pkg-config.
+# Builds and runs a C and a C++ program against the installed shared and static library, found by find_package and by pkg-config.
 set(prefix ${WORK_DIR}/prefix)
 file(REMOVE_RECURSE ${WORK_DIR})
 
@@ -9,7 +9,7 @@ endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix} --component fovea)
 
-# The installation is moved, so that nothing can lean on where it was first.
+# Moves the installation, so that a path to its first place fails.
 file(RENAME ${prefix} ${WORK_DIR}/moved)
 set(prefix ${WORK_DIR}/moved)
 
@@ -19,9 +19,9 @@ foreach(target fovea::fovea fovea::static)
   run(${CMAKE_COMMAND} -S ${CONSUMER_DIR} -B ${build} -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix}
       -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DFOVEA_TARGET=${target})
   run(${CMAKE_COMMAND} --build ${build})
-  foreach(programme consumer_c consumer_cpp)
-    run(${build}/${programme})
-    message(STATUS "find_package, ${target}, ${programme}: ${output}")
+  foreach(program consumer_c consumer_cpp)
+    run(${build}/${program})
+    message(STATUS "find_package, ${target}, ${program}: ${output}")
   endforeach()
 endforeach()
 
@@ -57,8 +57,8 @@ foreach(linkage shared static)
       ${libs} -lm)
   run(${CXX_COMPILER} -std=c++20 -Wall -Wextra -Werror ${cflags} ${CONSUMER_DIR}/consumer.cpp
       -o ${WORK_DIR}/cpp_${linkage} ${libs})
-  foreach(programme c_${linkage} cpp_${linkage})
-    run(${WORK_DIR}/${programme})
-    message(STATUS "pkg-config, ${programme}: ${output}")
+  foreach(program c_${linkage} cpp_${linkage})
+    run(${WORK_DIR}/${program})
+    message(STATUS "pkg-config, ${program}: ${output}")
   endforeach()
 endforeach()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the machine code of kernels whose speed depends on what the compiler knows about their loop.
+"""Reads the machine code of kernels whose speed depends on whether the compiler proves their loop warp-uniform.
 
     sass_test.py [--tools FOLDER] OBJECT...     object files that hold such kernels
     sass_test.py --self-test
