@@ -4,6 +4,7 @@
     python3 bench/gpu/compare.py --rows special           what the grid does not show; --rows all: both
     python3 bench/gpu/compare.py --d 128 --s 4096 --pass bwd_det --causal yes
     python3 bench/gpu/compare.py --shape bwd,b4,s4096,h32,hkv8,d128,causal
+    python3 bench/gpu/compare.py --before OLD/libfovea.so  two builds of the library in turn
     python3 bench/gpu/compare.py --json auto              and writes bench/results/<gpu>_<what>.json
     python3 bench/gpu/compare.py --tables FILE            the tables of stored results; needs no GPU
 
@@ -26,6 +27,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes
 
 import tables
 from device import Gpu
@@ -173,6 +176,8 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
     prepares: dict[str, Any] = {}
     if library is not None and "ours" in args.contenders:
         prepares |= contenders.ours(library, args.backend, shape, args.kernels)
+        if args.before_library is not None:
+            prepares["ours:before"] = contenders.ours(args.before_library, args.backend, shape, [])["ours"]
     prepares |= contenders.peers(args.contenders)
     entrants: list[Entrant] = []
     before = gpu.reading()
@@ -335,6 +340,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--flush-l2", action="store_true", help="several sets of inputs in turn: none is in the L2 cache")
     how.add_argument("--once", action="store_true", help="run each row once between profiler marks, time nothing")
     how.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
+    how.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so, timed in turn as ours:before")
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")
     out.add_argument("--what", default=None, help="last part of that name (grid, special, all, shapes)")
@@ -393,6 +399,7 @@ def main() -> int:
     if path is None and "ours" in args.contenders:
         print("no libfovea.so: the others alone; build the target fovea, or give --lib", flush=True)
     library = Library(path) if path is not None else None
+    args.before_library = Library(find_library(args.before)) if args.before is not None else None
     if args.once:
         for shape in shapes:
             once(shape, args, library)

@@ -22,11 +22,15 @@ struct Load {
   uint32_t to, barrier;
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
+  const void* bulk = nullptr;  ///< not a box: so many bytes from here
+  uint32_t bytes = 0;
 };
 struct Store {
   uint32_t from;
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
+  float* sums = nullptr;  ///< not a box: so many bytes of float32 are added here
+  uint32_t bytes = 0;
 };
 /// Work of one issuer, in groups. Entries behind the last of `ends` are not committed.
 template <class Work>
@@ -114,6 +118,13 @@ int64_t bytes_of_box(const TensorMap& map) {
 }
 
 void perform(const Load& load) {
+  if (load.bulk != nullptr) {
+    std::memcpy(shared_bytes(load.to, load.bytes, 16, "cp.async.bulk"), load.bulk, load.bytes);
+    MBarrier& barrier = barrier_at(load.barrier, "cp.async.bulk");
+    barrier.bytes -= load.bytes;
+    complete(barrier);
+    return;
+  }
   for_each_chunk(load.map, load.at, [&](uint32_t offset, const unsigned char* from, uint32_t bytes) {
     unsigned char* to =
         shared_bytes(swizzled(load.map, load.to + offset), tile::kChunkBytes, tile::kChunkBytes, "TMA");
@@ -125,6 +136,15 @@ void perform(const Load& load) {
   complete(b);
 }
 void perform(const Store& store) {
+  if (store.sums != nullptr) {
+    const unsigned char* from = shared_bytes(store.from, store.bytes, 16, "cp.reduce.async.bulk");
+    for (uint32_t i = 0; i < store.bytes / 4; ++i) {
+      float x;
+      std::memcpy(&x, from + 4 * i, 4);
+      store.sums[i] += x;
+    }
+    return;
+  }
   for_each_chunk(store.map, store.at, [&](uint32_t offset, unsigned char* to, uint32_t bytes) {
     const unsigned char* from = shared_bytes(swizzled(store.map, store.from + offset), tile::kChunkBytes,
                                              tile::kChunkBytes, "TMA store");
@@ -303,15 +323,39 @@ void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* 
   hopper().loads.push_back(load);
   interruption();
 }
-void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank) {
-  Store store{from, decode(map, rank, from, "TMA store"), {}};
-  std::copy_n(coordinates, rank, store.at.begin());
-  Groups<Store>& mine = hopper().stores[position.thread.x];
+namespace {
+/// Now or at the wait, as it comes.
+void issue(const Store& store) {
   if (random_below(2) == 0) {
     perform(store);
   } else {
-    mine.work.push_back(store);
+    hopper().stores[position.thread.x].work.push_back(store);
   }
+}
+}  // namespace
+
+void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank) {
+  Store store{from, decode(map, rank, from, "TMA store"), {}};
+  std::copy_n(coordinates, rank, store.at.begin());
+  issue(store);
+}
+void bulk_add_f32(float* to, uint32_t from, uint32_t bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || bytes % 16 != 0)
+    fail("cp.reduce.async.bulk: not in steps of 16 bytes");
+  Store store{from, {}, {}};
+  store.sums = to;
+  store.bytes = bytes;
+  issue(store);
+}
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
+    fail("cp.async.bulk: not in steps of 16 bytes");
+  barrier_at(barrier, "cp.async.bulk");
+  Load load{to, barrier, {}, {}};
+  load.bulk = from;
+  load.bytes = bytes;
+  hopper().loads.push_back(load);
+  interruption();
 }
 void tma_store_commit() {
   Groups<Store>& mine = hopper().stores[position.thread.x];

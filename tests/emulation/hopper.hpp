@@ -41,6 +41,9 @@ void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* 
 void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
 void tma_store_commit();
 void tma_store_wait_read(int pending);
+void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+/// In the groups of tma_store_commit() and tma_store_wait_read().
+void bulk_add_f32(float* to, uint32_t from, uint32_t bytes);
 
 /// D (64 x n) (+)= A (64 x 16) B (16 x n) of a warpgroup; this warp's 16 rows of it.
 struct WgmmaProduct {

@@ -142,6 +142,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
+      if (kernel.tma) return run_kernel<cuda::TmaBackwardArgs>(launch, kernel, parameters[0]);
+      [[fallthrough]];
     case cuda::KernelKind::kPreprocess:
     case cuda::KernelKind::kPostprocess:
     case cuda::KernelKind::kDBias:

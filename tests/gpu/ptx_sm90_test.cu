@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/ptx/address.cuh"
+#include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
@@ -171,17 +172,22 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
 
 // ---- stmatrix, pairs, thread_index
 
+template <bool kTrans>
 __global__ void store_matrices(uint16_t* out) {
   __shared__ alignas(16) uint16_t rows[32][8];
   const int lane = static_cast<int>(ptx::thread_index());
   uint32_t r[4];
   for (int m = 0; m < 4; ++m) {
     for (int half = 0; half < 2; ++half) {
-      const Coord at = Ldmatrix::at(lane, half, false);
+      const Coord at = Ldmatrix::at(lane, half, kTrans);
       r[m] = (half == 0 ? 0 : r[m]) | static_cast<uint32_t>(m * 64 + at.row * 8 + at.col) << (16 * half);
     }
   }
-  ptx::stmatrix_x4(ptx::shared_address(&rows[lane][0]), r);
+  if constexpr (kTrans) {
+    ptx::stmatrix_x4_trans(ptx::shared_address(&rows[lane][0]), r);
+  } else {
+    ptx::stmatrix_x4(ptx::shared_address(&rows[lane][0]), r);
+  }
   __syncwarp();  // the matrices may be read
   for (int i = 0; i < 8; ++i) out[lane * 8 + i] = rows[lane][i];
 }
@@ -189,9 +195,48 @@ __global__ void store_matrices(uint16_t* out) {
 TEST(PtxSm90, StmatrixStoresWhatLdmatrixLoads) {
   FOVEA_SKIP_WITHOUT_HOPPER();
   DeviceArray<uint16_t> out(256);
-  store_matrices<<<1, 32>>>(out.data());
-  const auto got = out.values();
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
+  for (const auto kernel : {store_matrices<false>, store_matrices<true>}) {
+    kernel<<<1, 32>>>(out.data());
+    const auto got = out.values();
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i);
+  }
+}
+
+// ---- bulk copies
+
+/// One thread: `from` to shared memory, then twice from there onto `sums`, and zeros onto what was read.
+__global__ void load_and_add(const float* from, float* sums, int count) {
+  __shared__ alignas(16) float values[64];
+  __shared__ alignas(8) uint64_t barrier;
+  const uint32_t full = ptx::shared_address(&barrier), at = ptx::shared_address(values), bytes = count * 4;
+  ptx::mbarrier_init(full, 1);
+  ptx::mbarrier_init_fence();
+  ptx::mbarrier_arrive_expect(full, bytes);
+  ptx::bulk_load(at, from, bytes, full);
+  ptx::mbarrier_wait(full, 0);
+  ptx::bulk_add_f32(sums, at, bytes);
+  ptx::bulk_commit();
+  ptx::bulk_wait<0>();  // the first sum is in global memory
+  const float first = *static_cast<volatile float*>(sums);
+  ptx::bulk_add_f32(sums, at, bytes);
+  ptx::bulk_commit();
+  ptx::bulk_wait_read<0>();
+  for (int i = 0; i < count; ++i) values[i] = 0;  // read already
+  ptx::bulk_wait<0>();
+  sums[count] = first;
+}
+
+TEST(PtxSm90, BulkLoadsAndAdds) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  constexpr int kCount = 64;
+  std::vector<float> values(kCount), before(kCount + 4, 1.0f);
+  for (int i = 0; i < kCount; ++i) values[static_cast<size_t>(i)] = static_cast<float>(number(i));
+  DeviceArray<float> from(values), sums(before);
+  load_and_add<<<1, 1>>>(from.data(), sums.data(), kCount);
+  const auto got = sums.values();
+  for (size_t i = 0; i < kCount; ++i) EXPECT_EQ(got[i], 1 + 2 * values[i]);
+  EXPECT_EQ(got[kCount], 1 + values[0]);
+  EXPECT_EQ(got[kCount + 1], 1);
 }
 
 __global__ void indices(uint32_t* out) {

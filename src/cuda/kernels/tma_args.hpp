@@ -25,4 +25,12 @@ struct TmaForwardArgs {
   bool o_in_vectors = false;  ///< o is of the type of q, and may be written in vectors of up to 16 bytes
 };
 
+/// The backward (bwd_sm90): boxes of q and d_o have the kernel's tile_m rows of one head, those of k and v its tile_n.
+struct TmaBackwardArgs {
+  BackwardArgs b;
+  CUtensorMap q, k, v, d_o;
+  float scale_log2 = 0;         ///< scale * log2(e)
+  int* tile_counter = nullptr;  ///< tiles given out after the first of each CTA; 0 at the start
+};
+
 }  // namespace fovea::cuda

@@ -203,6 +203,14 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     const int64_t wanted = ceil_div(int64_t{device.sm_count} * ctas_per_sm, tiles);
     args.heads_at_once = static_cast<int>(ceil_div(heads, ceil_div(heads, std::max<int64_t>(1, wanted))));
   }
+  args.slots = device.sm_count * ctas_per_sm;
+  if (kernel.persistent) {
+    // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
+    // that the longest of each come first.
+    const int64_t wanted = ceil_div(args.slots, args.key_blocks) * (tiles_differ(p) ? 2 : 1);
+    args.heads_at_once =
+        static_cast<int>(std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, p.batch * p.heads_kv)));
+  }
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
   layout.delta = parts.take(all_rows, 4);
@@ -210,6 +218,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   if (deterministic && !kernel.writes_dq)
     layout.dq_semaphore =
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
+  if (kernel.persistent) layout.tile_counter = parts.take(1, 4);
   layout.workspace_size = parts.size();
   return layout;
 }

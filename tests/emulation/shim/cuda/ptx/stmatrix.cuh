@@ -6,7 +6,8 @@
 
 namespace fovea::cuda::ptx {
 
-inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
+template <bool kTrans>
+inline void stmatrix(uint32_t row_address, const uint32_t (&r)[4]) {
   struct In {
     uint32_t address, r[4];
   };
@@ -15,7 +16,7 @@ inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
       uint16_t matrix[8][8];
       for (int l = 0; l < emulation::kLanes; ++l) {
         for (int half = 0; half < 2; ++half) {
-          const tile::Coord at = tile::Ldmatrix::at(l, half, false);
+          const tile::Coord at = tile::Ldmatrix::at(l, half, kTrans);
           matrix[at.row][at.col] = static_cast<uint16_t>(in[l].r[m] >> (16 * half));
         }
       }
@@ -24,6 +25,13 @@ inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
                     matrix[tile::Ldmatrix::row_of_address(l)], 16);
     }
   });
+}
+
+inline void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4]) {
+  stmatrix<false>(row_address, r);
+}
+inline void stmatrix_x4_trans(uint32_t row_address, const uint32_t (&r)[4]) {
+  stmatrix<true>(row_address, r);
 }
 
 }  // namespace fovea::cuda::ptx

@@ -1,0 +1,90 @@
+// The backward on Hopper: TMA, wgmma, specialised warpgroups.
+//
+//   S^T = K Q^T    P = exp2(scale_log2 S - lse_log2)    dP^T = V dO^T    dS = P o (dP - delta)
+//   dV += P^T dO   dK += dS^T Q   (in registers, over all query blocks and heads of the group)
+//   dQ += dS K     (float32 sums in global memory)
+//
+// A CTA stays on its SM and takes tile after tile: 128 keys of one key head. Each of two consumers, warpgroups, owns 64
+// of the keys and walks over the blocks of kTileM queries that see any of the 128, head by head of the group. S and dP
+// are computed transposed, keys in rows, so that P^T and dS^T are in registers what dV and dK want as left operands.
+// Only dS reaches shared memory: for dQ, the consumers share out columns or queries, and each needs dS of all keys.
+// dQ of a step is staged in shared memory, and a producer adds it to global memory by bulk reductions while the
+// consumers go on.
+//
+// Files
+//   bwd_sm90_config.cuh     configuration, shared memory, what the warps are told of a tile
+//   bwd_sm90_producers.cuh  the planner, the loaders, and the writer of dQ
+//   bwd_sm90_consumer.cuh   the products and what is done element by element
+// Shared memory (bwd_sm90_config.cuh)
+//   K, V 128 rows; Q, dO two stages; all in strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's
+//   128-byte mode. dS (queries, keys), a strip a consumer. dQ in float32. lse_log2 and delta of each stage.
+// Registers of a consumer's thread
+//   acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each, of 232 or 240 (64 + 64 + 32 + 32 at D = 128).
+// Bytes that shared memory moves a step at D = 128, of the 320 KB that it could while the five products take place:
+//   S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32: 368 KB.
+// Barriers                                                                  who arrives -> who waits
+//   full_work[t] empty_work[t]  the tile is planned, or has been read            planner -> all, and back
+//   full_k full_v               K, or V, is there                                loaders, bytes -> consumers
+//   empty_kv                    no product reads K or V any more                 8 warps -> loaders
+//   full_q[s] full_do[s]        Q and lse_log2, or dO and delta, are there       loaders, bytes -> consumers
+//   empty_q[s] empty_do[s]      nobody reads them any more                       8 warps -> loaders
+//   kOwnKeys + w                K of the consumer is finite                      among its warps
+//   kShareDs                    dS of both consumers can be read                 among consumers
+//   kFreeDs                     dS may be overwritten (where it has one buffer)  among consumers
+//   kDqStaged + w, kDqFree + w  dQ of the consumer is staged, or has been read   consumer -> writer, and back
+//   kOddRows                    rows that take no part are zeros                 among consumers
+//
+// What is not finite. Consumers make K finite: a row that sees a NaN in K has lse NaN, hence P = NaN, whatever K holds;
+// an infinity becomes the largest finite number, which gives the weights 0 or NaN that infinity would give. Q and dO of
+// rows whose lse is not finite become 0 before any product reads them (P of the keys that such a row sees is NaN, or 0
+// where the row takes no part). V and delta enter dS, which is a number of one pair: masked pairs get P = dS = 0 by
+// selection.
+//
+// Launch
+//   grid    bwd_sm90_grid: at most as many CTAs as the GPU holds at a time
+//   block   threads()
+//   shared  shared_bytes(), dynamic
+//   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum)
+//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k)
+#pragma once
+
+#include "cuda/kernels/bwd_sm90_config.cuh"
+#include "cuda/kernels/bwd_sm90_consumer.cuh"
+#include "cuda/kernels/bwd_sm90_producers.cuh"
+#include "cuda/ptx/address.cuh"
+#include "cuda/ptx/setmaxnreg.cuh"
+
+namespace fovea::cuda {
+
+template <class Instance>
+__global__ void __launch_bounds__(BwdSm90Config::threads(), 1)
+    bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  static_assert(kConfig.head_dim % 64 == 0 && kConfig.head_dim_v % 64 == 0);
+  static_assert(4 * BwdSm90Work::kFields <= kConfig.kWorkBytes);
+  static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
+
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
+  if (thread == 0) memory.init_barriers();
+  __syncthreads();  // the barriers are ready
+
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
+    if (role == 0) bwd_sm90_add_dq<Instance>(args, memory, lane);
+    if (lane != 0) return;
+    if (role == 1) bwd_sm90_plan<Instance>(args, memory);
+    if (role == 2) bwd_sm90_load<Instance, true>(args, memory);
+    if (role == 3) bwd_sm90_load<Instance, false>(args, memory);
+    return;
+  }
+  ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+  const BwdSm90Consumer<Instance> consumer{
+      args, memory, warpgroup - 1, BwdSm90Consumer<Instance>::uniform(static_cast<int>(memory.base / 16))};
+  consumer.run();
+}
+
+}  // namespace fovea::cuda
