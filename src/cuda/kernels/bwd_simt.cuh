@@ -7,8 +7,8 @@
 //
 // Each CTA owns one tile of one output, 64 rows by a slice of kColumns columns of dK, dV or dQ, and walks
 // over the tiles of pairs that reach it, computing their P and dS anew: nothing is summed across CTAs, so
-// there are no atomics and no workspace but delta. dK and dV are apart, which costs one product in eight, and
-// lets any head size be cut into slices with one set of accumulators.
+// there are no atomics and no workspace but delta. Separate CTAs compute dK and dV: that costs one product in
+// eight, and lets slices of any head size use one set of accumulators.
 //
 // Grid     bwd_simt_ctas(args, kColumns).
 // Block    kBwdSimtThreads threads.
@@ -18,9 +18,9 @@
 // Reads    p.lse and, from bwd_preprocess, args.delta. There are no sums of dq: dq_columns is 0, and no
 //          bwd_postprocess follows.
 //
-// Barriers as in fwd_simt.cuh. NaN and Inf of rows that do not meet a pair: B is multiplied with a test of
-// each weight when it is not finite, and what enters P or dS of a pair that takes no part is replaced, not
-// multiplied, by 0.
+// Barriers as in fwd_simt.cuh. NaN and Inf must not reach gradients of rows that they do not belong to: where B
+// is not finite, products skip weights of 0, and P and dS of pairs that take no part are set to 0, not
+// multiplied by 0.
 #pragma once
 
 #include "cuda/kernels/simt_tile.cuh"

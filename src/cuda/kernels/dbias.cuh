@@ -1,16 +1,15 @@
-// The gradient of the bias, for every backend: each element is the sum of dS over what the element of bias
-// broadcast to.
+// The gradient of the bias, for every backend: an element of dbias is the sum of dS over all pairs to which that
+// element of the bias was added.
 //
 //   dS = P * (dP - delta)      P = exp(score(Q K^T) - lse)      dP = keep * dO V^T
 //
-// A CTA owns 64 x 64 elements of dbias (fewer where queries or keys broadcast), computes dS of every tile of
-// pairs that reaches them, on CUDA cores in float32, and adds in registers: sequences, then heads, then
-// queries, then keys, always in this order, so that the bits are the same each time. What no pair reaches is
-// written 0.
+// A CTA owns 64 x 64 elements of dbias (fewer where queries or keys broadcast). It computes dS of every tile of
+// pairs that contributes to them, on CUDA cores in float32, and adds in registers in a fixed order (sequences,
+// heads, queries, keys), so every run gives the same bits. Elements without a pair become 0.
 //
 // Grid     dbias_ctas(args). A bias with few elements gives few CTAs, each with much to sum.
 // Block    kDBiasThreads threads. Shared: static, 28 KB.
-// Reads    p.lse and args.delta (any main kernel's preparation has written it).
+// Reads    p.lse and, from bwd_preprocess, args.delta.
 #pragma once
 
 #include "cuda/kernels/bwd_simt.cuh"

@@ -2,12 +2,12 @@
 //
 //   dsink = -sum over rows exp(sink - lse) delta
 //
-// A CTA owns a head. Its threads take rows in a fixed order and their sums meet in a fixed tree, so the bits
-// are the same each time. Rows that take no part and rows whose lse is -inf add nothing.
+// A CTA owns a head. Its threads take rows in a fixed order and add their sums in a fixed tree, so every run
+// gives the same bits. Rows that take no part and rows whose lse is -inf add nothing.
 //
 // Grid     dsink_ctas(args).
 // Block    kDSinkThreads threads; static shared memory of one float a warp.
-// Reads    p.lse and args.delta (any main kernel's preparation has written it).
+// Reads    p.lse and, from bwd_preprocess, args.delta.
 #pragma once
 
 #include <cmath>

@@ -22,8 +22,8 @@
 //   5  B is no longer read: it takes rows 32 to 63
 //   6  which have arrived
 //
-// NaN and Inf in V of keys that a row does not see: the loads of B notice them, and that half block is
-// multiplied with a test of each weight.
+// NaN and Inf in V must not reach rows that do not see their keys: the loads of B detect them, and the product of
+// that half block skips weights of 0.
 #pragma once
 
 #include "cuda/kernels/simt_tile.cuh"

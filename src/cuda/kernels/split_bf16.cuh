@@ -1,8 +1,7 @@
-// float32 operands in three bfloat16 parts each, x = x0 + x1 + x2 + (below 2^-24 of x): what fwd_sm90
-// multiplies in place of float32, for which wgmma has no instruction. Written once for all tiles that read
-// them.
+// Writes float32 operands as bf16x3: x = x0 + x1 + x2, three bfloat16 values each, with an error below 2^-24 of x.
+// wgmma has no float32 instruction, so fwd_sm90 multiplies these. Many tiles read an operand that is split once.
 //
-// Grid: (split_bf16_ctas, 3): y is q, k or v. Block: kSplitThreads threads, four columns of a row each.
+// Grid: split_bf16_grid, y being q, k or v. Block: kSplitThreads threads, four columns of a row each.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,8 +31,8 @@ constexpr Grid split_bf16_grid(const ForwardArgs& args) {
   return {(threads + kSplitThreads - 1) / kSplitThreads, 3};
 }
 
-/// `args.split_columns` columns of each part, zeros behind those of the tensor; `Tag` makes it a template, as
-/// all kernels are.
+/// Writes `args.split_columns` columns of each of the three; columns that the tensor does not have are zeros.
+/// `Tag` makes the kernel a template, as all kernels are.
 template <class Tag>
 __global__ void __launch_bounds__(kSplitThreads) split_bf16(const __grid_constant__ ForwardArgs args) {
   const tile::AttentionParams& p = args.p;
