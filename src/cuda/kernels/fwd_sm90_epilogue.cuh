@@ -10,6 +10,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
+#include "cuda/warp/row_vectors.cuh"
 
 namespace fovea::cuda {
 
@@ -103,36 +104,15 @@ struct FwdSm90Epilogue {
     }
   }
 
-  /// O in vectors of 16 bytes. The four lanes of a row have two columns each of every 8; by swaps with one
-  /// neighbour and then the other, a lane gets 8 columns side by side of every 32.
+  /// O in vectors of 16 bytes.
   template <int kRegsO>
   __device__ __forceinline__ void store_vectors(const float (&acc_o)[kRegsO],
                                                 const float (&factor)[2]) const {
-    static_assert(kDimV % 32 == 0);
-    const bool odd_lane = lane % 2 != 0, upper = lane % 4 >= 2;
-    const int first_column = (upper ? 16 : 0) + (odd_lane ? 8 : 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(half);
-      T* const to = o_row<T>(f, work, query_row(f, work, row)) + first_column;
-      const int left = row < work.end_row ? f.p.head_dim_v - first_column : 0;
-#pragma unroll
-      for (int n32 = 0; n32 < kDimV / 32; ++n32) {
-        uint32_t words[2][2];  // of 16 columns each
-#pragma unroll
-        for (int n16 = 0; n16 < 2; ++n16) {
-          const float* o = acc_o + (2 * n32 + n16) * 8 + 2 * half;
-          const uint32_t low = pack<T>(o[0] * factor[half], o[1] * factor[half]),
-                         high = pack<T>(o[4] * factor[half], o[5] * factor[half]);
-          const uint32_t other = __shfl_xor_sync(0xffffffffu, odd_lane ? low : high, 1);
-          words[n16][0] = odd_lane ? other : low, words[n16][1] = odd_lane ? high : other;
-        }
-        const uint32_t x = __shfl_xor_sync(0xffffffffu, upper ? words[0][0] : words[1][0], 2),
-                       y = __shfl_xor_sync(0xffffffffu, upper ? words[0][1] : words[1][1], 2);
-        const uint4 out =
-            upper ? uint4{x, y, words[1][0], words[1][1]} : uint4{words[0][0], words[0][1], x, y};
-        if (n32 * 32 < left) *reinterpret_cast<uint4*>(to + n32 * 32) = out;
-      }
+      store_row_vectors<kDimV>(o_row<T>(f, work, query_row(f, work, row)),
+                               row < work.end_row ? f.p.head_dim_v : 0, acc_o, half, factor[half], lane);
     }
   }
 

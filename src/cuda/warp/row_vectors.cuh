@@ -11,10 +11,10 @@ namespace fovea::cuda {
 /// Row `half` (0: row lane / 4 of the 16, 1: eight rows further) times `factor`, in vectors of 16 bytes: `columns` of
 /// kColumns exist. By swaps with one neighbour and then the other, a lane gets eight columns side by side of every 32.
 /// All lanes of the warp call it.
-template <int kColumns, class T>
-__device__ __forceinline__ void store_row_vectors(T* row, int columns, const float (&acc)[kColumns / 2],
-                                                  int half, float factor, int lane) {
-  static_assert(kColumns % 32 == 0);
+template <int kColumns, class T, int kRegs>
+__device__ __forceinline__ void store_row_vectors(T* row, int columns, const float (&acc)[kRegs], int half,
+                                                  float factor, int lane) {
+  static_assert(kColumns % 32 == 0 && kRegs >= kColumns / 2);
   const bool odd_lane = lane % 2 != 0, upper = lane % 4 >= 2;
   const int first_column = (upper ? 16 : 0) + (odd_lane ? 8 : 0);
 #pragma unroll
@@ -36,9 +36,9 @@ __device__ __forceinline__ void store_row_vectors(T* row, int columns, const flo
 }
 
 /// The same element by element: any alignment, any number of columns.
-template <int kColumns, class T>
-__device__ __forceinline__ void store_row_elements(T* row, int columns, const float (&acc)[kColumns / 2],
-                                                   int half, float factor, int lane) {
+template <int kColumns, class T, int kRegs>
+__device__ __forceinline__ void store_row_elements(T* row, int columns, const float (&acc)[kRegs], int half,
+                                                   float factor, int lane) {
   const int first = 2 * (lane % 4);
 #pragma unroll
   for (int n8 = 0; n8 < kColumns / 8; ++n8) {
