@@ -3,8 +3,11 @@
 //   S = Q K^T        O = softmax(scale S + terms) V        lse = log sum exp
 //
 // A CTA owns kTileM rows of queries of one head and walks over the blocks of kTileN keys that they see. Each
-// warp owns kWarpM of the rows: scores, weights and outputs of a row never leave the four lanes that hold it.
+// warp owns kWarpM of the rows: scores, weights and outputs of a row stay in the four lanes that hold it.
 //
+// Files
+//   fwd_mma_config.cuh    configuration, grid, the work of a CTA
+//   fwd_mma_epilogue.cuh  O and lse
 // Shared memory
 //   sQ (kTileM, D), later the tile of O; sK, sV (stages, kTileN, D or Dv); swizzled 16-byte chunks
 // Registers
@@ -14,18 +17,18 @@
 //   own copies), and nobody reads block n + 1 any more, so that its stage takes block n - 1. With one stage
 //   two a block, one for K and one for V, alike.
 //
-// The maximum of a row is raised only when it would grow by more than 2^kLazyLog2, for all rows of the warp
-// at once: softmax does not depend on the maximum taken, weights are then at most 2^kLazyLog2, and the
-// multiplication of acc_o is skipped in almost every block (the idea: FlashAttention-4). And bfloat16 holds
-// what float holds: there, blocks without a mask do not look for their maximum at all. Weights are relative
-// to that of the blocks before, and only when a row's sum has become large, its maximum is raised by as much.
-// (Weights that exceed float come out as rows that are not finite: see below.)
+// The maximum of a row is raised only when a weight would exceed 2^kLazyGrowthLog2, for all rows of the warp at
+// once: softmax does not depend on the maximum taken, and the multiplication of acc_o is skipped in almost every
+// block (the idea: FlashAttention-4). bfloat16 has the range of float32: there, blocks without a mask do not
+// look for their maximum at all. Their weights are relative to that of the blocks before, and only when a row's
+// sum has become large (kLargeSum), its maximum is raised by as much. (Weights that exceed float32 show as rows
+// that are not finite: see below.)
 //
 // NaN and Inf in the V of keys that a row does not see: their weights are 0, and 0 * NaN is NaN. So a warp
 // with any output that is not finite computes its rows again without matrix products (warp/exact_row.cuh).
 //
 // Launch
-//   grid    fwd_mma_grid (fwd_mma_place.cuh)
+//   grid    fwd_mma_grid (fwd_mma_config.cuh)
 //   block   threads()
 //   shared  shared_bytes(), dynamic
 #pragma once
@@ -34,189 +37,221 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/kernels/args.hpp"
+#include "cuda/kernels/fwd_mma_config.cuh"
 #include "cuda/kernels/fwd_mma_epilogue.cuh"
-#include "cuda/kernels/fwd_mma_place.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "cuda/warp/shared_tile.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
-/// Growth of the maximum, as a power of 2, that weights are let to exceed 1 by: float16 holds 2^8 * 2^-24
-/// still.
-inline constexpr float kLazyLog2 = 8.0f;
-/// What a lane's sum may reach before that of its row becomes 1 again: 2^60 leaves one block as much and
-/// more.
+/// What a lane's sum may reach before that of its row becomes 1 again: 2^60 leaves room for one more block of as
+/// much.
 inline constexpr float kLargeSum = 1152921504606846976.0f;
 
-/// An instance is a type that names its element type and its configuration:
-///   struct Example { using Element = __half; static constexpr FwdMmaConfig kConfig = {...}; };
+/// The registers of a thread, and the steps of the kernel. All steps are inlined, so that the arrays stay in
+/// registers. Every thread of the CTA calls every step.
 template <class Instance>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
-    fwd_mma(const __grid_constant__ ForwardArgs args) {
+struct FwdMma {
   using T = typename Instance::Element;
-  constexpr FwdMmaConfig kConfig = Instance::kConfig;
-  constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral;
-  constexpr MmaShape kMma = kConfig.mma;
-  constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n, kThreads = kConfig.threads();
-  constexpr int kDim = kConfig.head_dim, kDimV = kConfig.value_slice;
-  constexpr int kMTiles = kConfig.warp_m() / 16;  ///< m16 tiles of a warp
-  constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
-  constexpr int kStages = kConfig.stages;
+  static constexpr FwdMmaConfig kConfig = Instance::kConfig;
+  static constexpr bool kGeneral = kConfig.general, kAligned = !kGeneral;
+  static constexpr MmaShape kMma = kConfig.mma;
+  static constexpr int kTileM = kConfig.tile_m, kTileN = kConfig.tile_n, kThreads = kConfig.threads();
+  static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.value_slice, kStages = kConfig.stages;
+  static constexpr int kMTiles = kConfig.warp_m() / 16;  ///< m16 tiles of a warp
+  static constexpr int kSTiles = kTileN / 8, kOTiles = kDimV / 8;
+  /// Whether blocks without a mask are weighed against the maxima of the blocks before.
+  static constexpr bool kStale = !kGeneral && std::is_same_v<T, __nv_bfloat16>;
+  /// Three CTAs an SM leave 168 registers a thread: the mainloop then reads its bounds from shared memory.
+  static constexpr bool kFewRegisters = kConfig.min_ctas > 2;
   static_assert(kStages == 1 || kStages == 2);
-  using tile::kLn2, tile::kLog2e;
   using TileQ = SharedTile<kTileM, kDim>;
   using TileK = SharedTile<kTileN, kDim>;
   using TileV = SharedTile<kTileN, kDimV>;
   using TileO = SharedTile<kTileM, kDimV>;
+  using WorkTile = FwdMmaWorkTile<kConfig>;
+  static_assert(sizeof(WorkTile) <= FwdMmaConfig::kWorkTileBytes);
+  using AccS = float[kMTiles][kSTiles][4];
 
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const uint32_t sQ = ptx::shared_address(shared);
-  const uint32_t sO = sQ;
-  const uint32_t sK =
-      sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes);
-  const uint32_t sV = sK + kStages * TileK::kBytes;
+  const ForwardArgs& args;
+  const tile::AttentionParams& p;
+  const WorkTile& work;         ///< of the entry, as long as registers last
+  const WorkTile* shared_work;  ///< the same in shared memory, for the mainloop and the epilogue
+  const int thread, warp, lane;
+  const uint32_t sQ, sK, sV;
+  /// Of this lane's first fragments: of the warp's rows of Q, and of stage 0 of K and V.
+  uint32_t q_address, k_address, v_address;
+  /// From scores to exponents of 2: the plain kernel folds it into the exponent's fma, the general one has
+  /// multiplied already (apply_terms).
+  const float scale_log2;
+  const float lazy_growth;  ///< kLazyGrowthLog2 in units of scores
+  const tile::Dropout dropout;
 
-  const tile::AttentionParams& p = args.p;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int lane_row = lane / 4, lane_column = 2 * (lane % 4);
+  float acc_o[kMTiles][kOTiles][4];
+  // What OnlineRows holds, with a criterion of its own: `largest > row_max + lazy_growth` is one addition a row,
+  // OnlineRows::outgrown a product and an fma.
+  float row_max[kMTiles][2];  ///< of scores; -inf before the row's first key
+  float row_sum[kMTiles][2];  ///< of weights relative to row_max, of this lane's columns
 
-  using Place = FwdMmaPlace<kConfig>;
-  const Place place = Place::of(args);
-  // Again, for the epilogue, so that the mainloop need not keep it in registers.
-  static_assert(sizeof(place) <= FwdMmaConfig::kPlaceBytes);
-  auto* sPlace = reinterpret_cast<Place*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kPlaceBytes);
-  if (thread == 0) *sPlace = place;
-  const auto row_at = [&](int first_row, int mt, int half) {
-    return first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane_row;
-  };
-  if (kGeneral && p.rng_state != nullptr && !p.rng_state_is_input && thread == 0 &&
-      blockIdx.x + blockIdx.y + blockIdx.z == 0) {
-    p.rng_state[0] = static_cast<int64_t>(p.seed);
-    p.rng_state[1] = static_cast<int64_t>(p.offset);
+  __device__ __forceinline__ FwdMma(const ForwardArgs& args_, const WorkTile& work_,
+                                    const WorkTile* shared_work_, uint32_t shared)
+      : args(args_),
+        p(args_.p),
+        work(work_),
+        shared_work(shared_work_),
+        thread(static_cast<int>(threadIdx.x)),
+        warp(thread / 32),
+        lane(thread % 32),
+        sQ(shared),
+        sK(sQ + static_cast<uint32_t>(TileQ::kBytes > TileO::kBytes ? TileQ::kBytes : TileO::kBytes)),
+        sV(sK + kStages * TileK::kBytes),
+        q_address(sQ + static_cast<uint32_t>(warp * kConfig.warp_m() * TileQ::kRowBytes) +
+                  FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst>(lane).offset),
+        k_address(sK + FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst>(lane).offset),
+        v_address(sV + FragmentAddresses<TileV, LdmatrixOrder::kDownFirst>(lane).offset),
+        scale_log2(kGeneral ? 1.0f : args_.p.scale * tile::kLog2e),
+        lazy_growth(kLazyGrowthLog2 / scale_log2),
+        dropout(kGeneral ? tile::dropout_of(args_.p) : tile::Dropout()) {
+    // One register each. Else the compiler keeps the terms that they have in common: at head size 128, where all
+    // 255 registers are taken, the mainloop spills.
+    ptx::make_opaque(q_address);
+    ptx::make_opaque(k_address);
+    ptx::make_opaque(v_address);
   }
-  if (args.num_splits == 1 && place.span.used_q < place.span.length_q)
-    write_unused_rows<kConfig>(args, place);
-  if (place.first_row >= place.end_row) return;
 
-  const auto copy_q = [&] {
+  /// Starts the copies of Q and of the last block; O and the rows' statistics start empty.
+  __device__ __forceinline__ void prologue() {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+      row_max[mt][0] = row_max[mt][1] = -INFINITY;
+      row_sum[mt][0] = row_sum[mt][1] = 0.0f;
+    }
+    copy_q();
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int ot = 0; ot < kOTiles; ++ot) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
+      }
+    }
+    if (work.n_begin < work.n_end) {
+      copy_k(work, work.n_end - 1, std::true_type{});
+      if constexpr (kStages == 2) copy_v(work, work.n_end - 1, std::true_type{});
+    }
+    ptx::cp_async_commit();
+    if constexpr (kFewRegisters) __syncthreads();  // shared_work is there for everyone: see bounds()
+  }
+
+  /// From the last block to the first: those that need a mask come before the others.
+  __device__ __forceinline__ void mainloop() {
+    int n = bounds().n_end - 1;
+    if constexpr (!kGeneral) steps_down_to(n, &WorkTile::n_masked, std::true_type{});
+    steps_down_to(n, &WorkTile::n_begin, std::bool_constant<kGeneral>{});
+  }
+
+  /// O and lse, from registers through shared memory.
+  __device__ __forceinline__ void epilogue() {
+    ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
+    __syncthreads();          // sQ and sK are free: O and row statistics may be written there
+    FwdMmaEpilogue<Instance>{args, *shared_work, warp, lane, sQ, sK}.write(acc_o, row_max, row_sum,
+                                                                           scale_log2, dropout);
+  }
+
+ private:
+  /// The CTA's work, for the bounds of the mainloop.
+  __device__ __forceinline__ const WorkTile& bounds() const {
+    if constexpr (kFewRegisters) return *shared_work;
+    return work;
+  }
+
+  // --- copies ---
+
+  __device__ __forceinline__ void copy_q() const {
     const bool aligned = (p.aligned16 & tile::kAlignedQ) != 0;
     if (args.pack_group) {
       gather_tile<TileQ, kThreads>(sQ, p.head_dim, aligned, thread, [&](int r) -> const char* {
-        const int row = place.first_row + r;
-        if (row >= place.end_row) return nullptr;
-        return p.q.data + p.q.offset(place.batch, place.span.row_q + place.query_of(args, row),
-                                     place.head_of(args, row)) *
-                              2;
+        const int row = work.first_row + r;
+        if (row >= work.end_row) return nullptr;
+        const QueryRow of_head = query_row(args, work, row);
+        return p.q.data + p.q.offset(work.batch, work.span.row_q + of_head.query, of_head.head) * 2;
       });
     } else {
-      const RowSource gQ = {p.q.data + p.q.offset(place.batch, place.span.row_q, place.head) * 2, p.q.row * 2,
-                            place.end_row, p.head_dim, aligned};
-      copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, place.first_row, thread);
+      const RowSource gQ = {p.q.data + p.q.offset(work.batch, work.span.row_q, work.head) * 2, p.q.row * 2,
+                            work.end_row, p.head_dim, aligned};
+      copy_tile<TileQ, kThreads, true, kAligned>(sQ, gQ, work.first_row, thread);
     }
-  };
-  /// Only the first block copied, the last of the sequence, may have rows behind the last key.
-  const auto copy_k = [&](const Place& from, int n, auto may_end) {
-    const RowSource gK = {from.k, args.p.k.row * 2, from.span.used_k, args.p.head_dim,
-                          (args.p.aligned16 & tile::kAlignedK) != 0};
-    copy_tile<TileK, kThreads, decltype(may_end)::value, kAligned>(sK + n % kStages * TileK::kBytes, gK,
-                                                                   n * kTileN, thread);
-  };
-  const auto copy_v = [&](const Place& from, int n, auto may_end) {
-    const RowSource gV = {from.v, args.p.v.row * 2, from.span.used_k, args.p.head_dim_v - from.first_column,
-                          (args.p.aligned16 & tile::kAlignedV) != 0};
-    copy_tile<TileV, kThreads, decltype(may_end)::value, kAligned>(sV + n % kStages * TileV::kBytes, gV,
-                                                                   n * kTileN, thread);
-  };
-
-  const FragmentAddresses<TileQ, LdmatrixOrder::kDownFirst> q_fragments(lane);
-  const FragmentAddresses<TileK, LdmatrixOrder::kAcrossFirst> k_fragments(lane);
-  const FragmentAddresses<TileV, LdmatrixOrder::kDownFirst> v_fragments(lane);
-  const uint32_t warp_q = sQ + static_cast<uint32_t>(warp * kConfig.warp_m() * TileQ::kRowBytes);
-
-  // Scores enter the softmax as exponents of 2: the plain kernel folds scale * log2(e) into the exponent's
-  // fma, the general one has multiplied already.
-  const float scale_log2 = kGeneral ? 1.0f : p.scale * kLog2e;
-  const float lazy_growth = kLazyLog2 / scale_log2;
-  constexpr bool kStale = !kGeneral && std::is_same_v<T, __nv_bfloat16>;
-  const tile::Dropout dropout = kGeneral ? tile::dropout_of(p) : tile::Dropout();
-
-  float acc_o[kMTiles][kOTiles][4];
-  float row_max[kMTiles][2], row_sum[kMTiles][2];  // row_sum: of this lane's columns, until the epilogue
-#pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
-    row_max[mt][0] = row_max[mt][1] = -INFINITY;
-    row_sum[mt][0] = row_sum[mt][1] = 0.0f;
   }
-  // What the mainloop needs of its place it reads from shared memory: registers are what limits this kernel.
-  const auto mask = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
-    const Place& here = *sPlace;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const tile::Span32 seen =
-            tile::keys_of(p, here.span, here.query_of(args, row_at(here.first_row, mt, half)));
-        const int first_key = n * kTileN + lane_column;
-#pragma unroll
-        for (int nt = 0; nt < kSTiles; ++nt) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int j = first_key + nt * 8 + e;
-            if (j < seen.begin || j >= seen.end) acc_s[mt][nt][2 * half + e] = -INFINITY;
-          }
-        }
-      }
-    }
-  };
+  /// K of block n to its stage. Only the first block copied, the last of the sequence, may have rows behind the
+  /// last key.
+  template <bool kMayEnd>
+  __device__ __forceinline__ void copy_k(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
+    const RowSource gK = {from.k, p.k.row * 2, from.span.used_k, p.head_dim,
+                          (p.aligned16 & tile::kAlignedK) != 0};
+    copy_tile<TileK, kThreads, kMayEnd, kAligned>(sK + n % kStages * TileK::kBytes, gK, n * kTileN, thread);
+  }
+  /// V, likewise.
+  template <bool kMayEnd>
+  __device__ __forceinline__ void copy_v(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
+    const RowSource gV = {from.v, p.v.row * 2, from.span.used_k, p.head_dim_v - from.first_column,
+                          (p.aligned16 & tile::kAlignedV) != 0};
+    copy_tile<TileV, kThreads, kMayEnd, kAligned>(sV + n % kStages * TileV::kBytes, gV, n * kTileN, thread);
+  }
 
-  const auto apply_terms = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
-    const Place& here = *sPlace;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_at(here.first_row, mt, half);
-        const int i = here.query_of(args, row);
-        const tile::Span32 seen = row < here.end_row ? tile::keys_of(p, here.span, i) : tile::Span32{};
-        const RowTerms<T> terms(p, here.span, here.batch, here.head_of(args, row), i);
-#pragma unroll
-        for (int nt = 0; nt < kSTiles; ++nt) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int j = n * kTileN + nt * 8 + lane_column + e;
-            float& s = acc_s[mt][nt][2 * half + e];
-            s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * kLog2e
-                                                                    : -INFINITY;
-          }
-        }
-      }
-    }
-  };
+  // --- the mainloop ---
 
-  const auto drop = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
-    const Place& here = *sPlace;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_at(here.first_row, mt, half);
-        const RowTerms<T> terms(p, here.span, here.batch, here.head_of(args, row), here.query_of(args, row));
-#pragma unroll
-        for (int nt = 0; nt < kSTiles; ++nt) {
-          const float2 keep = terms.keep_pair(dropout, n * kTileN + nt * 8 + lane_column);
-          acc_s[mt][nt][2 * half] *= keep.x;
-          acc_s[mt][nt][2 * half + 1] *= keep.y;
-        }
+  /// Blocks n, n - 1, ... down to `end`; in the masked loop further, until each row of the warp has a maximum,
+  /// without which it cannot be weighed against a stale one. Warps may find that at different blocks: in either
+  /// loop a block is as many barriers.
+  template <bool kMasked>
+  __device__ __forceinline__ void steps_down_to(int& n, int WorkTile::*end,
+                                                std::bool_constant<kMasked> masked) {
+    const auto lacks_a_maximum = [&] {
+      return kStale && kMasked && n >= bounds().n_begin && !all_have_maxima();
+    };
+#pragma unroll 1
+    for (; n >= bounds().*end || lacks_a_maximum(); --n) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n + 1
+      if constexpr (kStages == 1) {
+        copy_v(*shared_work, n, masked);  // full blocks are whole
+      } else if (n > bounds().n_begin) {
+        copy_k(*shared_work, n - 1, std::false_type{});
+        copy_v(*shared_work, n - 1, std::false_type{});
       }
+      ptx::cp_async_commit();
+      kv_step(n, masked);
     }
-  };
+  }
 
-  /// S = Q K^T of a block.
-  const auto scores = [&](float(&acc_s)[kMTiles][kSTiles][4], int n) {
+  /// One block of keys: S = Q K^T, P = exp2(S - m), O += P V.
+  template <bool kMasked>
+  __device__ __forceinline__ void kv_step(int n, std::bool_constant<kMasked>) {
+    AccS acc_s;
+    multiply_qk(acc_s, n);
+    if constexpr (kGeneral) {
+      add_terms(acc_s, n);
+    } else if constexpr (kMasked) {
+      if (!kStale || n >= bounds().n_masked) mask(acc_s, n);
+    }
+    if constexpr (!kStale || kMasked) raise_maxima(acc_s);
+    if constexpr (kStages == 1) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
+      if (n > bounds().n_begin) copy_k(*shared_work, n - 1, std::false_type{});
+      ptx::cp_async_commit();
+    }
+    weigh_and_multiply_pv(acc_s, n);
+    if constexpr (kStale && !kMasked) raise_maxima_by_sums();
+  }
+
+  /// S = Q K^T of block n.
+  __device__ __forceinline__ void multiply_qk(AccS& acc_s, int n) const {
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
@@ -225,16 +260,17 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         for (int e = 0; e < 4; ++e) acc_s[mt][nt][e] = 0.0f;
       }
     }
-    const uint32_t stage_k = sK + static_cast<uint32_t>(n % kStages * TileK::kBytes);
+    const uint32_t stage_k = k_address + static_cast<uint32_t>(n % kStages * TileK::kBytes);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
       uint32_t q[kMTiles][4];
 #pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) ptx::ldmatrix_x4(q[mt], q_fragments.at(warp_q, 16 * mt, step));
+      for (int mt = 0; mt < kMTiles; ++mt)
+        ptx::ldmatrix_x4(q[mt], TileQ::moved(q_address, 16 * mt, 2 * step));
 #pragma unroll
       for (int n16 = 0; n16 < kTileN / 16; ++n16) {
         uint32_t k[4];
-        ptx::ldmatrix_x4(k, k_fragments.at(stage_k, 16 * n16, step));
+        ptx::ldmatrix_x4(k, TileK::moved(stage_k, 16 * n16, 2 * step));
 #pragma unroll
         for (int mt = 0; mt < kMTiles; ++mt) {
           mma<T, kMma>(acc_s[mt][2 * n16], q[mt], k[0], k[1]);
@@ -242,122 +278,28 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         }
       }
     }
-  };
+  }
 
-  /// And with it rescales what has been summed up.
-  const auto set_maximum = [&](int mt, int half, float now) {
-    const float alpha = now == -INFINITY ? 1.0f : ptx::ex2((row_max[mt][half] - now) * scale_log2);
-    row_max[mt][half] = now;
-    row_sum[mt][half] *= alpha;
-#pragma unroll
-    for (int ot = 0; ot < kOTiles; ++ot) {
-      acc_o[mt][ot][2 * half] *= alpha;
-      acc_o[mt][ot][2 * half + 1] *= alpha;
-    }
-  };
-  /// Raises row_max where it has to be.
-  const auto raise_maximum = [&](const float(&acc_s)[kMTiles][kSTiles][4]) {
-    float block_max[kMTiles][2];
-    bool raise = false;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float largest = fmaxf(acc_s[mt][0][2 * half], acc_s[mt][0][2 * half + 1]);
-#pragma unroll
-        for (int nt = 1; nt < kSTiles; ++nt) {
-          largest = fmaxf(largest, fmaxf(acc_s[mt][nt][2 * half], acc_s[mt][nt][2 * half + 1]));
-        }
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        block_max[mt][half] = largest;
-        raise |= largest > row_max[mt][half] + lazy_growth;
-      }
-    }
-    if (__any_sync(0xffffffffu, raise)) {
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          set_maximum(mt, half, fmaxf(row_max[mt][half], block_max[mt][half]));
-      }
-    }
-  };
-  const auto all_have_a_maximum = [&] {
-    bool all = true;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt)
-      all = all && row_max[mt][0] != -INFINITY && row_max[mt][1] != -INFINITY;
-    return __all_sync(0xffffffffu, all) != 0;
-  };
-  /// Raises row_max of rows whose weights add up to much, by as much.
-  const auto raise_by_sum = [&] {
-    bool large = false;
-#pragma unroll
-    for (int mt = 0; mt < kMTiles; ++mt) large |= row_sum[mt][0] > kLargeSum || row_sum[mt][1] > kLargeSum;
-    if (__any_sync(0xffffffffu, large)) {
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float sum = row_sum[mt][half];
-          sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-          sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-          set_maximum(mt, half, row_max[mt][half] + fmaxf(ptx::lg2(sum), 0.0f) * (lazy_growth / kLazyLog2));
-        }
-      }
-    }
-  };
-
-  /// One block of keys: S = Q K^T, P = exp2(S - m), O += P V.
-  const auto kv_step = [&](int n, auto masked) {
-    [[maybe_unused]] constexpr bool kMasked = decltype(masked)::value;
-    float acc_s[kMTiles][kSTiles][4];
-    scores(acc_s, n);
-    if constexpr (kGeneral) {
-      apply_terms(acc_s, n);
-    } else if constexpr (kMasked) {
-      if (!kStale || n >= place.n_masked) mask(acc_s, n);
-    }
-    if constexpr (!kStale || kMasked) raise_maximum(acc_s);
-    if constexpr (kStages == 1) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // V of block n is there for everyone; nobody reads K of block n any more
-      if (n > place.n_begin) copy_k(*sPlace, n - 1, std::false_type{});
-      ptx::cp_async_commit();
-    }
-
+  /// Scores of block n become weights, and O += P V. The plain kernel takes exponentials 16 keys ahead of their
+  /// product, so that they run beside it.
+  __device__ __forceinline__ void weigh_and_multiply_pv(AccS& acc_s, int n) {
     float base[kMTiles][2];
 #pragma unroll
     for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        base[mt][half] = row_max[mt][half] == -INFINITY ? 0.0f : row_max[mt][half] * scale_log2;
-      }
+      for (int half = 0; half < 2; ++half) base[mt][half] = base_of(row_max[mt][half], scale_log2);
     }
-    const auto exponentiate = [&](int nt) {
-#pragma unroll
-      for (int mt = 0; mt < kMTiles; ++mt) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          acc_s[mt][nt][e] = ptx::ex2(fmaf(acc_s[mt][nt][e], scale_log2, -base[mt][e / 2]));
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          row_sum[mt][half] += acc_s[mt][nt][2 * half] + acc_s[mt][nt][2 * half + 1];
-      }
-    };
     if constexpr (kGeneral) {  // all weights first
 #pragma unroll
-      for (int nt = 0; nt < kSTiles; ++nt) exponentiate(nt);
+      for (int nt = 0; nt < kSTiles; ++nt) exponentiate(acc_s, nt, base);
       if (p.dropout_threshold != 0) drop(acc_s, n);
     }
-    const uint32_t stage_v = sV + static_cast<uint32_t>(n % kStages * TileV::kBytes);
+    const uint32_t stage_v = v_address + static_cast<uint32_t>(n % kStages * TileV::kBytes);
 #pragma unroll
     for (int step = 0; step < kTileN / 16; ++step) {
       if constexpr (!kGeneral) {
-        exponentiate(2 * step);
-        exponentiate(2 * step + 1);
+        exponentiate(acc_s, 2 * step, base);
+        exponentiate(acc_s, 2 * step + 1, base);
       }
       uint32_t weights[kMTiles][4];  // accumulators of two n8 tiles are the A operand of a k16 step
 #pragma unroll
@@ -371,7 +313,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
 #pragma unroll
       for (int n16 = 0; n16 < kDimV / 16; ++n16) {
         uint32_t v[4];
-        ptx::ldmatrix_x4_trans(v, v_fragments.at(stage_v, 16 * step, n16));
+        ptx::ldmatrix_x4_trans(v, TileV::moved(stage_v, 16 * step, 2 * n16));
 #pragma unroll
         for (int mt = 0; mt < kMTiles; ++mt) {
           mma<T, kMma>(acc_o[mt][2 * n16], weights[mt], v[0], v[1]);
@@ -379,100 +321,147 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
         }
       }
     }
-    if constexpr (kStale && !kMasked) raise_by_sum();
-  };
+  }
 
-  // --- prologue ---
-  copy_q();
+  // --- scores and softmax ---
+
+  /// Calls visit(mt, half, row of the tile) for this lane's rows.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_row(const Visit& visit) const {
 #pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        visit(mt, half, shared_work->first_row + warp * kConfig.warp_m() + mt * 16 + half * 8 + lane / 4);
+    }
+  }
+  /// This lane's first key of block n.
+  __device__ __forceinline__ int first_key(int n) const {
+    return n * kTileN + 2 * (lane % 4);
+  }
+
+  /// Scores of keys that a row does not see become -inf.
+  __device__ __forceinline__ void mask(AccS& acc_s, int n) const {
+    for_each_row([&](int mt, int half, int row) {
+      mask_row(acc_s[mt], half, first_key(n),
+               tile::keys_of(p, shared_work->span, WorkTile::query_of(args, row)));
+    });
+  }
+  /// Every term of the score.
+  __device__ __forceinline__ void add_terms(AccS& acc_s, int n) const {
+    for_each_row([&](int mt, int half, int row) {
+      const WorkTile& here = *shared_work;
+      const QueryRow r = query_row(args, here, row);
+      const tile::Span32 seen = row < here.end_row ? tile::keys_of(p, here.span, r.query) : tile::Span32{};
+      apply_terms(acc_s[mt], half, first_key(n), seen, p,
+                  RowTerms<T>(p, here.span, here.batch, r.head, r.query));
+    });
+  }
+  __device__ __forceinline__ void drop(AccS& acc_s, int n) const {
+    for_each_row([&](int mt, int half, int row) {
+      const WorkTile& here = *shared_work;
+      const QueryRow r = query_row(args, here, row);
+      drop_weights(acc_s[mt], half, first_key(n), RowTerms<T>(p, here.span, here.batch, r.head, r.query),
+                   dropout);
+    });
+  }
+
+  /// Eight keys: weights relative to 2^base, and their sums.
+  __device__ __forceinline__ void exponentiate(AccS& acc_s, int nt, const float (&base)[kMTiles][2]) {
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        acc_s[mt][nt][e] = ptx::ex2(fmaf(acc_s[mt][nt][e], scale_log2, -base[mt][e / 2]));
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        row_sum[mt][half] += acc_s[mt][nt][2 * half] + acc_s[mt][nt][2 * half + 1];
+    }
+  }
+
+  /// Raises a row's maximum to `now`; what was summed follows.
+  __device__ __forceinline__ void raise_to(int mt, int half, float now) {
+    const float alpha = now == -INFINITY ? 1.0f : ptx::ex2((row_max[mt][half] - now) * scale_log2);
+    row_max[mt][half] = now;
+    row_sum[mt][half] *= alpha;
 #pragma unroll
     for (int ot = 0; ot < kOTiles; ++ot) {
+      acc_o[mt][ot][2 * half] *= alpha;
+      acc_o[mt][ot][2 * half + 1] *= alpha;
+    }
+  }
+  /// Raises the maxima to those of the block if any row of the warp needs it.
+  __device__ __forceinline__ void raise_maxima(const AccS& acc_s) {
+    float largest[kMTiles][2];
+    bool grows = false;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc_o[mt][ot][e] = 0.0f;
-    }
-  }
-  if (place.n_begin < place.n_end) {
-    copy_k(place, place.n_end - 1, std::true_type{});
-    if constexpr (kStages == 2) copy_v(place, place.n_end - 1, std::true_type{});
-  }
-  ptx::cp_async_commit();
-
-  // --- mainloop: from the last block to the first, those that need a mask before the others ---
-  int n = place.n_end - 1;
-  const auto steps_down_to = [&](int end, auto masked) {
-    // Each row has to have a maximum before it can be stale. Warps may find that at different blocks: in
-    // either loop a block is as many barriers.
-    const auto lacks_a_maximum = [&] {
-      return kStale && decltype(masked)::value && n >= place.n_begin && !all_have_a_maximum();
-    };
-#pragma unroll 1
-    for (; n >= end || lacks_a_maximum(); --n) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // block n (with one stage its K), and Q, is there for everyone; nobody reads block n
-                        // + 1 any more
-      if constexpr (kStages == 1) {
-        copy_v(*sPlace, n, masked);  // full blocks are whole
-      } else if (n > place.n_begin) {
-        copy_k(*sPlace, n - 1, std::false_type{});
-        copy_v(*sPlace, n - 1, std::false_type{});
-      }
-      ptx::cp_async_commit();
-      kv_step(n, masked);
-    }
-  };
-  if constexpr (!kGeneral) steps_down_to(place.n_masked, std::true_type{});
-  steps_down_to(place.n_begin, std::bool_constant<kGeneral>{});
-
-  // --- epilogue ---
-  ptx::cp_async_wait<0>();  // a tile without keys still has Q on its way, to where O goes
-  __syncthreads();          // sQ and sK are free: O and row statistics may be written there
-  const Place& here = *sPlace;
-  const int columns = min(kDimV, p.head_dim_v - here.first_column);
-  const bool as_f32 = args.num_splits > 1 || p.o_is_f32();
-  const auto f32_row = [&](int i, int head) {
-    return (args.num_splits > 1
-                ? args.part_o + here.part_of(args, i, head) * p.head_dim_v
-                : reinterpret_cast<float*>(p.o.data) + p.o.offset(here.batch, here.span.row_q + i, head)) +
-           here.first_column;
-  };
-  /// Writes lse and returns the factor of acc_o of a row whose weights, relative to 2^base, add up to `sum`;
-  /// a sink is one more key, without a value.
-  const auto finish_row = [&](int i, int head, float base, float sum) {
-    const float sink = p.sink != nullptr && args.num_splits == 1 ? p.sink[head] * kLog2e : -INFINITY;
-    float factor = 0, lse_log2 = sink;
-    if (sum != 0.0f) {
-      const float top = fmaxf(base, sink);
-      const float whole = sink == -INFINITY ? sum : sum * exp2f(base - top) + exp2f(sink - top);
-      factor = (sink == -INFINITY ? 1.0f : exp2f(base - top)) / whole;
-      lse_log2 = (sink == -INFINITY ? base : top) + log2f(whole);
-    }
-    if (here.first_column == 0) {
-      if (args.num_splits > 1) {
-        args.part_lse[here.part_of(args, i, head)] = lse_log2 * kLn2;
-      } else if (p.lse.data != nullptr) {
-        p.lse.data[p.lse.offset(here.batch, head, here.span.row_q + i)] = lse_log2 * kLn2;
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        largest[mt][half] = largest_of<kSTiles>(acc_s[mt], half);
+        grows |= largest[mt][half] > row_max[mt][half] + lazy_growth;
       }
     }
-    return factor;
-  };
-
-  float probe[4] = {};  // NaN when any output of the warp is not finite: 0 * NaN and 0 * Inf are
+    if (!__any_sync(0xffffffffu, grows)) return;
 #pragma unroll
-  for (int mt = 0; mt < kMTiles; ++mt) {
+    for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
-    for (int ot = 0; ot < kOTiles; ++ot) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) probe[e] = fmaf(acc_o[mt][ot][e], 0.0f, probe[e]);
+      for (int half = 0; half < 2; ++half) raise_to(mt, half, fmaxf(row_max[mt][half], largest[mt][half]));
     }
   }
-  if (__any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f)) {
-    store_exact_rows<Instance>(args, here, dropout, warp, lane, columns, as_f32, f32_row, finish_row);
-    return;
+  /// Raises the maxima of a warp that has a large sum, so that its rows' sums become 1.
+  __device__ __forceinline__ void raise_maxima_by_sums() {
+    bool large = false;
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) large |= row_sum[mt][0] > kLargeSum || row_sum[mt][1] > kLargeSum;
+    if (!__any_sync(0xffffffffu, large)) return;
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float growth = fmaxf(ptx::lg2(row_total(row_sum[mt][half])), 0.0f);
+        raise_to(mt, half, row_max[mt][half] + growth * (lazy_growth / kLazyGrowthLog2));
+      }
+    }
   }
+  /// Whether every row of the warp has seen a key.
+  __device__ __forceinline__ bool all_have_maxima() const {
+    bool all = true;
+#pragma unroll
+    for (int mt = 0; mt < kMTiles; ++mt)
+      all = all && row_max[mt][0] != -INFINITY && row_max[mt][1] != -INFINITY;
+    return __all_sync(0xffffffffu, all) != 0;
+  }
+};
 
-  store_rows<Instance>(args, here, scale_log2, acc_o, row_max, row_sum, sO, sK, warp, lane, columns, as_f32,
-                       f32_row, finish_row);
+/// An instance is a type that names its element type and its configuration:
+///   struct Example { using Element = __half; static constexpr FwdMmaConfig kConfig = {...}; };
+template <class Instance>
+__global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig.min_ctas)
+    fwd_mma(const __grid_constant__ ForwardArgs args) {
+  using Kernel = FwdMma<Instance>;
+  using WorkTile = typename Kernel::WorkTile;
+  constexpr FwdMmaConfig kConfig = Instance::kConfig;
+  extern __shared__ __align__(1024) unsigned char shared[];
+
+  const WorkTile work = WorkTile::of(args);
+  // A copy for the mainloop and the epilogue: registers are what limits this kernel.
+  auto* const shared_work =
+      reinterpret_cast<WorkTile*>(shared + kConfig.shared_bytes() - FwdMmaConfig::kWorkTileBytes);
+  if (threadIdx.x == 0) *shared_work = work;
+  if (kConfig.general) write_rng_state(args.p);
+  if (args.num_splits == 1 && work.span.used_q < work.span.length_q) {
+    const int tiles = static_cast<int>(gridDim.y), tile = tiles - 1 - static_cast<int>(blockIdx.y);
+    write_unused_rows<typename Instance::Element, kConfig.threads()>(
+        args, work, tile, tiles, work.first_column,
+        min(kConfig.value_slice, args.p.head_dim_v - work.first_column));
+  }
+  if (work.first_row >= work.end_row) return;
+
+  Kernel kernel(args, work, shared_work, ptx::shared_address(shared));
+  kernel.prologue();
+  kernel.mainloop();
+  kernel.epilogue();
 }
 
 }  // namespace fovea::cuda

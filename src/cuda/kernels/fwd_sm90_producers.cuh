@@ -13,9 +13,8 @@ namespace fovea::cuda {
 template <int kTileN>
 __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, const tile::SequenceSpan& span,
                                                          int first, int rows) {
-  const int end = min(first + rows, span.used_q * (f.pack_group ? f.p.group : 1));
-  if (first >= end) return {};
-  return tile::kv_blocks(f.p, span, query_of_row(f, first), query_of_row(f, end - 1) + 1, kTileN);
+  const int end = min(first + rows, span.used_q * packed_heads(f));
+  return key_blocks_of_rows(f, span, first, end, kTileN);
 }
 
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the

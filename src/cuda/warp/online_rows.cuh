@@ -102,6 +102,11 @@ __device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key
   }
 }
 
+/// What the exponents of a row are relative to; 0 for a row that has seen no key.
+__device__ __forceinline__ float base_of(float row_max, float scale_log2) {
+  return row_max == -INFINITY ? 0.0f : row_max * scale_log2;
+}
+
 /// The two rows. `scale_log2` takes scores to exponents of 2; it is positive, and the same in every call.
 struct OnlineRows {
   float row_max[2];      ///< of scores; -inf before the row's first key
@@ -112,9 +117,8 @@ struct OnlineRows {
     row_max[0] = row_max[1] = -INFINITY;
     row_sum[0] = row_sum[1] = 0.0f;
   }
-  /// What exponents are relative to; 0 for a row that has seen no key.
   __device__ __forceinline__ float base(int half, float scale_log2) const {
-    return row_max[half] == -INFINITY ? 0.0f : row_max[half] * scale_log2;
+    return base_of(row_max[half], scale_log2);
   }
   /// Whether both rows have seen a key.
   __device__ __forceinline__ bool have_maxima() const {
