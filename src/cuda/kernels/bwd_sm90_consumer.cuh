@@ -241,6 +241,7 @@ struct BwdSm90Consumer {
     ptx::wgmma_fence();
     issue_keys_by_queries<kD>(acc_s, 0, kConfig.q_at() + s * kConfig.q_bytes());
     ptx::mbarrier_wait(memory.full_do(s), phase);
+    ptx::wgmma_fence();
     issue_keys_by_queries<kDv>(acc_dp, kConfig.v_at(), kConfig.do_at() + s * kConfig.do_bytes());
     ptx::wgmma_wait<1>();  // S
     ptx::wgmma_done(acc_s);
