@@ -30,8 +30,8 @@ struct BwdSm90Config {
   /// dQ of a step, tile_m x head_dim, is shared out by columns where a step has 64 queries, else by queries.
   constexpr bool splits_columns() const { return tile_m == kRows; }
   constexpr int dq_columns() const { return splits_columns() ? head_dim / kConsumers : head_dim; }
-  /// One dS buffer costs a barrier a step, and two do not fit beside tiles of 128 queries' stages at d64 with two
-  /// CTAs' worth of staging.
+  /// One buffer costs a barrier more a step, two cost 16 KB more at 64 queries. At 128 queries a second would take 32 KB
+  /// and has not been measured.
   constexpr int ds_buffers() const { return tile_m == kRows ? 2 : 1; }
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
