@@ -4,7 +4,7 @@
     check_pages.py REPOSITORY                 code blocks equal the example files that they name, links lead somewhere,
                                               code in backquotes that looks like a path of the tree is one, no line
                                               holds an absolute path; docs/architecture.md names every folder of
-                                              include/, src/, src/cuda/, bindings/ and tests/, and cli, bench, ladder
+                                              include/, src/, src/cuda/, bindings/ and tests/, and cli, bench, examples, ladder
     check_pages.py REPOSITORY --fovea PATH    runs the `fovea explain` and `fovea info` lines of the pages
     check_pages.py --self-test                checks that the checks catch what they should
 
@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "ladder"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "examples", "ladder"]
 QUOTED = re.compile(r"<!-- file: (\S+) -->\n+```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH_LIKE = re.compile(r"`((?:src|include|tests|docs|bench|bindings|cli|cmake|ladder|tools|data)/[\w./-]+)`")
+PATH_LIKE = re.compile(r"`((?:src|include|tests|docs|bench|bindings|cli|cmake|examples|ladder|tools|data)/[\w./-]+)`")
 ABSOLUTE = re.compile(r"(?<![\w.~:/])/(?:home|work|tmp|root|usr|opt|Users)/")
 
 
@@ -78,7 +78,7 @@ def rooms(root):
             name = path.relative_to(root).as_posix()
             if name != "src/cuda" and any(file.is_file() and file.suffix != ".pyc" for file in path.rglob("*")):
                 yield name
-    yield from (name for name in ("cli", "bench", "ladder") if (root / name).is_dir())
+    yield from (name for name in ("cli", "bench", "examples", "ladder") if (root / name).is_dir())
 
 
 def missing_rooms(root):
