@@ -1,5 +1,6 @@
 // The program `fovea`: its subcommands; an exception becomes one line on stderr and an exit code.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

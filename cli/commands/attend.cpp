@@ -1,5 +1,6 @@
 // `fovea attend`: attention over files, and its gradients.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <memory>

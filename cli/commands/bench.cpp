@@ -1,5 +1,6 @@
 // `fovea bench`: checks a backend against the oracle on given sizes, then times it.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <functional>

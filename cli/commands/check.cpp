@@ -1,5 +1,6 @@
 // `fovea check`: runs random problems on this machine's backends and compares them with the oracle.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,9 +1,9 @@
 // The subcommands of `fovea`: each function adds one, with its options.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
+#include "cli/options/cli11.hpp"
 #include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {

@@ -1,5 +1,6 @@
 // `fovea demo`: attention over a real layer's queries, keys and values: speed, memory, error, a picture of one head.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,6 @@
 // `fovea explain`: which backend would do a problem, and what rules out each other one.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>

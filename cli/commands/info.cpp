@@ -1,5 +1,6 @@
 // `fovea info`: the library and the machine.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <sstream>

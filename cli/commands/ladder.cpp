@@ -1,5 +1,6 @@
 // `fovea ladder`: every rung that this machine can run, checked against float64 and then timed.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <ctime>

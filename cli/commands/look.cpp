@@ -1,5 +1,6 @@
 // `fovea look`: one head's attention map as a picture, at any length.
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>

@@ -2,6 +2,7 @@
 // Jinja2; this command finds it and an interpreter, and is replaced by them (exec).
 #include <fmt/core.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <cerrno>
 #include <cstdlib>

@@ -2,6 +2,7 @@
 #include "cli/data/inputs.hpp"
 
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,6 @@
 // Problems from files: which arrays are read, what they must be, and the library's problem over them.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "cli/data/elements.hpp"
+#include "cli/options/cli11.hpp"
 #include "cli/options/options.hpp"
 #include "fovea/fovea.hpp"
 #include "io/safetensors.hpp"

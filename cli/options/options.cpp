@@ -1,6 +1,7 @@
 // Options that several subcommands share: the definitions of options.hpp.
 #include "cli/options/options.hpp"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 
 #include "cli/terminal/failure.hpp"

@@ -1,7 +1,6 @@
 // Options that several subcommands share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "cli/data/elements.hpp"
+#include "cli/options/cli11.hpp"
 #include "fovea/fovea.hpp"
 
 namespace fovea::cli {

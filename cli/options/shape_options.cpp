@@ -1,6 +1,7 @@
 // Options for the sizes and features of a problem: the definitions of shape_options.hpp.
 #include "cli/options/shape_options.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "cli/terminal/failure.hpp"

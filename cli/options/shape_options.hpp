@@ -1,13 +1,13 @@
 // Options for the sizes of problems without tensors: single values, or lists of which every combination is made.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cli/data/elements.hpp"
+#include "cli/options/cli11.hpp"
 #include "cli/options/options.hpp"
 #include "fovea/fovea.hpp"
 
