@@ -62,7 +62,7 @@ test: ## all tests but two of three rotations of the longest (ROTATION=1, 2 or 3
 test-all: ## all tests, every rotation: before a release
 	$(TEST) --rotation all
 
-test-release: ## ctest in an optimised build with the CUDA kernels for sm_90 (nvcc is installed into build/ if need be)
+test-release: ## ctest in an optimised build; ROTATION=3 or all: with the CUDA kernels for sm_90
 	$(TEST) --rotation "$(ROTATION)" packages build tests
 
 test-python: ## the Python package, beside PyTorch, JAX and transformers (installed into build/venv, 2.3 GB)
@@ -77,7 +77,7 @@ test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inp
 test-threads: ## one plan from many threads under ThreadSanitizer
 	$(TEST) packages threads
 
-test-chips: ## the CUDA kernels compiled for the chips that `make test` leaves to its rotations
+test-chips: ## the CUDA kernels compiled for sm_75, sm_80, sm_86 and sm_89
 	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" packages chips
 
 .PHONY: test-setup cuda-setup
@@ -103,22 +103,24 @@ part-get-python:
 part-get-browser:
 	tools/setup.sh report-test
 
+# The kernels take half of a build, so rotation 3 alone has them. A tree of its own keeps them from one time to the next.
+TEST_TREE := $(if $(filter 1 2,$(ROTATION)),test,test-cuda)
 part-build:
-	$(call configure,test)
-	$(call build,test,all)
+	$(call configure,$(TEST_TREE))
+	$(call build,$(TEST_TREE),all)
 
 part-tests:
-	$(call ctest,test) $(rotating)
+	$(call ctest,$(TEST_TREE)) $(rotating)
 
 # The module comes from the build tree; pip packs it and installs it into build/venv as a user's would be.
 part-python:
 	if [[ ! -x build/venv/bin/python ]]; then \
 	  echo "no build/venv (tools/setup.sh python makes it), so the Python package is not tested"; \
 	else \
-	  cmake build/test -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
-	  $(call build,test,fovea_python); \
+	  cmake build/$(TEST_TREE) -DFOVEA_PYTHON=ON > build/python.log 2>&1 || { cat build/python.log; exit 1; }; \
+	  $(call build,$(TEST_TREE),fovea_python); \
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
-	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/test/python/fovea/_core.abi3.so; \
+	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/$(TEST_TREE)/python/fovea/_core.abi3.so; \
 	  build/venv/bin/python -m pytest --quiet tests/python; \
 	  NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; \
 	fi
@@ -153,10 +155,9 @@ part-threads:
 	$(call build,tsan,test_threads)
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
-# sm_90 is that of part-build. Machine code for sm_80 runs on sm_86 and sm_89, so the ladder has none for these.
+# Rotation 3 has sm_90 in part-build. sm_86 and sm_89 share a pass of nvcc's front end.
 CHIPS_1 := 75;80
-CHIPS_2 := 86
-CHIPS_3 := 89
+CHIPS_2 := 86;89
 CHIPS_all := 75;80;86;89
 part-chips:
 	cmake --preset chips -B build/chips-$(ROTATION) -DFOVEA_CUDA_ARCHITECTURES="$(CHIPS_$(ROTATION))" $(CMAKE_FLAGS)

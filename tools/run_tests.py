@@ -34,25 +34,27 @@ class Part:
     what: str
     needs: tuple = ()
     download: bool = False
-    rotating: tuple = ()  # what each rotation has; empty: the part is the same in every run
+    rotations: tuple = ROTATIONS  # those that have the part
+    rotating: tuple = ()  # what each rotation has of it; empty: the part is the same in each of `rotations`
 
 
 PARTS = [
     Part("packages", "compiler, libraries, nvcc, disassembler", download=True),
-    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True),
+    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1, 2)),
     Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True),
     Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True),
-    Part("build", "libraries, programs and tests; CUDA kernels for sm_90", ("packages",)),
+    Part("build", "libraries, programs and tests", ("packages",), rotating=("", "", "CUDA kernels for sm_90, linked")),
     Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",),
-         rotating=("a third of the random problems and of the maxima, emulated ones too", "the next third", "the last third")),
+         rotating=("a third of the random problems and of the maxima, emulated ones too", "the next third",
+                   "the last third, machine code for sm_90")),
     Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",)),
-    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",),
-         rotating=("a third of conformance", "the next third", "the last third")),
+    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1, 2),
+         rotating=("a half of conformance", "the other half", "")),
     Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build")),
     Part("report", "the page of `fovea report` in a browser", ("get-browser",),
          rotating=("width of a phone", "width of a desk", "faults are found, colours")),
-    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",),
-         rotating=("sm_75, sm_80 and the ladder", "sm_86", "sm_89")),
+    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(1, 2),
+         rotating=("sm_75, sm_80 and the ladder", "sm_86 and sm_89", "")),
 ]
 
 
@@ -138,10 +140,17 @@ def table(runs, wall):
     return lines
 
 
+def parts_of(parts, rotations):
+    """The parts that at least one of the rotations has."""
+    return [part for part in parts if set(part.rotations) & set(rotations)]
+
+
 def rotation_lines(parts, rotations, why):
     lines = [f"Rotation {', '.join(map(str, rotations))} of 3 ({why}; ROTATION=1|2|3|all chooses):"]
     for part in parts:
-        for rotation in ROTATIONS if part.rotating else ():
+        for rotation in ROTATIONS:
+            if not part.rotating or not part.rotating[rotation - 1]:
+                continue
             verb = "runs" if rotation in rotations else "left to another run"
             lines.append(f"  {part.name}: {part.rotating[rotation - 1]}: {verb}")
     return lines
@@ -154,6 +163,7 @@ def self_test():
     for index, part in enumerate(PARTS):
         assert set(part.needs) <= set(names[:index]), part.name
         assert len(part.rotating) in (0, len(ROTATIONS)), part.name
+        assert all(r in part.rotations for r in ROTATIONS if part.rotating and part.rotating[r - 1]), part.name
     rotation, _ = choose_rotation()
     assert rotation in ROTATIONS
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -164,7 +174,9 @@ def self_test():
     lines = table([run, Run(PARTS[1], (1,))], 3)
     assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
     lines = rotation_lines(PARTS, (2,), "5 commits")
-    assert "  chips: sm_86: runs" in lines and "  chips: sm_89: left to another run" in lines
+    assert "  chips: sm_86 and sm_89: runs" in lines and "  build: CUDA kernels for sm_90, linked: left to another run" in lines
+    assert [part.name for part in parts_of(PARTS, (3,)) if part.name in ("build", "chips")] == ["build"]
+    assert parts_of(PARTS, ROTATIONS) == PARTS
     print("run_tests.py: nothing wrong")
 
 
@@ -197,6 +209,7 @@ def main():
 
     LOGS.mkdir(parents=True, exist_ok=True)
     print("\n".join(rotation_lines(parts, rotations, why)), flush=True)
+    parts = parts_of(parts, rotations)
     start = time.monotonic()
     runs = run_all(parts, rotations)
     print("\n".join(table(runs, time.monotonic() - start)))
