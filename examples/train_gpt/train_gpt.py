@@ -254,7 +254,7 @@ def report(
             "held_out_loss": round(training.held_out_loss(held_out), 6),
             "largest_difference": difference,
             "largest_difference_at_step": step,
-            "losses": [round(loss, 7) for loss in losses],  # a float32 near 1 has 7 digits
+            "losses": [float(f"{loss:.9g}") for loss in losses],  # nine digits tell any two float32 apart
         }
     return found
 
