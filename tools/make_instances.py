@@ -26,7 +26,7 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"forward": "kForward", "split": "kSplit", "combine": "kCombine", "backward": "kBackward", "preprocess": "kPreprocess",
+KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward", "preprocess": "kPreprocess",
          "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
@@ -34,7 +34,7 @@ TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/te
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "parts", "writes_dq", "deterministic", "can_split", "can_pack",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "writes_dq", "deterministic", "can_split", "can_pack",
                "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
@@ -153,7 +153,7 @@ def kernels_of(key, family):
                 check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
                 members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
-                forward = family["kind"] in ("forward", "split", "combine")
+                forward = family["kind"] in ("forward", "bf16x3", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))
@@ -161,7 +161,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "parts", "writes_dq", "deterministic", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "writes_dq", "deterministic", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))

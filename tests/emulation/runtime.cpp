@@ -138,7 +138,7 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
     case cuda::KernelKind::kForward:
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
-    case cuda::KernelKind::kSplit:
+    case cuda::KernelKind::kBf16x3:
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:

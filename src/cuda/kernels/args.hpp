@@ -9,6 +9,9 @@
 
 namespace fovea::cuda {
 
+/// bfloat16 values that stand for one float32 in bf16x3.
+inline constexpr int kBf16x3Parts = 3;
+
 /// A tile of queries is kTileM rows of one sequence and key head. With `pack_group` queries of the `group`
 /// heads that share the key head are packed into it, row r being query r / group of head r % group: K and V
 /// are then read once for all of them.
@@ -32,10 +35,10 @@ struct ForwardArgs {
   int num_splits = 1;
   float* part_o = nullptr;
   float* part_lse = nullptr;
-  /// q, k and v of float32 as three bfloat16 parts (kernels/split_bf16.cuh), (batch, seqlen, heads, 3,
-  /// split_columns) each, for kernels that have `parts`.
-  char *split_q = nullptr, *split_k = nullptr, *split_v = nullptr;
-  int split_columns = 0;
+  /// q, k and v of float32 as bf16x3 (kernels/to_bf16x3.cuh), bfloat16 of shape (batch, seqlen, heads, kBf16x3Parts,
+  /// bf16x3_columns) each, for kernels that multiply these. Null, and 0 columns, for all others.
+  char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
+  int bf16x3_columns = 0;
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
 };
 

@@ -28,13 +28,13 @@ struct FwdSm90Config {
   /// keys read it often. It takes head_dim / 4 registers.
   bool q_in_registers = false;
   bool softcap = false;
-  bool bf16x3 = false;  ///< float32: operands in three bfloat16 parts, products are sums of six (part_pair)
+  bool bf16x3 = false;  ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kMostShared = 227 * 1024;
 
-  constexpr int parts() const { return bf16x3 ? 3 : 1; }  ///< of an operand
+  constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }  ///< of an operand
 
   /// Threads that plan tiles; the fourth warp of the producers loads K and V.
   constexpr int planners() const { return consumers < 3 ? consumers : 3; }
@@ -71,17 +71,17 @@ struct FwdSm90Config {
   static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
 };
 
-/// The products of parts of A and B that make one of `parts` parts each. For float32 six, the smallest
-/// first: what is left out is below 2^-24 of the whole.
+/// How many products of parts of A and B make one product of A and B. For bf16x3 six of the nine, the smallest
+/// first: the three left out are below 2^-24 of the whole.
 constexpr int products_of_parts(int parts) {
-  return parts == 3 ? 6 : 1;
+  return parts == kBf16x3Parts ? 6 : 1;
 }
 struct PartPair {
   int a, b;
 };
 constexpr PartPair part_pair(int parts, int i) {
   // (0, 2) (2, 0) (1, 1) (0, 1) (1, 0) (0, 0), a hexadecimal digit each: an array would lie in local memory.
-  return parts == 3 ? PartPair{0x010120 >> 4 * i & 3, 0x001102 >> 4 * i & 3} : PartPair{0, 0};
+  return parts == kBf16x3Parts ? PartPair{0x010120 >> 4 * i & 3, 0x001102 >> 4 * i & 3} : PartPair{0, 0};
 }
 
 /// What a consumer does with a tile: its 64 rows, and blocks of keys. The planner writes it before it signals

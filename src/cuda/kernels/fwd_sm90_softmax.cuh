@@ -16,7 +16,7 @@ namespace fovea::cuda {
 /// float16 holds.
 inline constexpr float kMostSum = 8192.0f;
 
-/// Pair `x` of a row of weights as operand A in kParts of T, each the rest of those before.
+/// Pair `x` of a row of weights as operand A: kParts of T (bf16x3: three), each the rest of those before.
 template <class T, int kParts, int kSteps>
 __device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], int x, float low, float high) {
 #pragma unroll

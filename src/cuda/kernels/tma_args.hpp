@@ -12,7 +12,7 @@ namespace fovea::cuda {
 ///          own, and `heads` those of k, so that a box of kTmaRowsQ rows holds those of a packed tile; else
 ///          group is 1.
 ///   k, v   (D or Dv, rows, heads_kv, batch), boxes of the kernel's tile_n rows.
-/// Packed sequences: batch is 1, rows are all rows. Operands in parts: their copies, 3 split_columns wide.
+/// Packed sequences: batch is 1, rows are all rows. bf16x3: the copies, kBf16x3Parts * bf16x3_columns wide.
 struct TmaForwardArgs {
   ForwardArgs f;
   CUtensorMap q, k, v;

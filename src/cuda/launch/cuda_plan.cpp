@@ -57,7 +57,7 @@ bool takes_part(const Kernel&, const BackwardArgs&) {
 /// What `fovea explain` says behind the main kernel.
 std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   std::string text;
-  if (!kernels.before.empty()) text += std::string(", operands in parts by ") + kernels.before.front()->name;
+  if (!kernels.before.empty()) text += std::string(", operands as bf16x3 by ") + kernels.before.front()->name;
   if (args.pack_group) text += ", " + std::to_string(args.p.group) + " query heads in a tile";
   if (args.num_splits > 1) {
     text +=

@@ -46,7 +46,7 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// of them.
 enum class KernelKind : uint8_t {
   kForward,      ///< o and lse, or the parts of splits
-  kSplit,        ///< forward: operands in parts, before kForward
+  kBf16x3,       ///< forward: float32 operands as bf16x3, before kForward
   kCombine,      ///< forward: merges the parts of splits
   kBackward,     ///< dk, dv, sums of dq
   kPreprocess,   ///< backward: row statistics; zeros where sums are accumulated
@@ -92,7 +92,7 @@ struct Kernel {
   /// pointers are no multiples of 16.
   bool aligned_only = false;
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
-  int parts = 1;     ///< forward: of an operand, made by a kSplit kernel before
+  bool bf16x3 = false;         ///< forward: reads q, k and v as a kBf16x3 kernel before it writes them
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   bool deterministic = true;   ///< backward: gives the same bits each time where that is asked
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile

@@ -106,7 +106,7 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 std::string tma_clause(const Kernel& k, const KernelRequest& r) {
-  return k.tma ? tma_cannot_because(r.problem, k.parts > 1) : "";
+  return k.tma ? tma_cannot_because(r.problem, k.bf16x3) : "";
 }
 
 std::string alignment_clause(const Kernel& k, const KernelRequest& r) {

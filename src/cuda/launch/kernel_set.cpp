@@ -46,7 +46,7 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
 
   if (p.pass == Pass::kForward) {
     set.main = require(KernelKind::kForward);
-    if (set.main != nullptr && set.main->parts > 1) add(set.before, KernelKind::kSplit);
+    if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBf16x3);
     if (!set.clause.empty()) return set;
     // Without one, keys are not split.
     if (const Kernel* combine = find(KernelKind::kCombine).kernel) set.after.push_back(combine);

@@ -51,8 +51,8 @@ const char* name_of(KernelKind kind) {
   switch (kind) {
     case KernelKind::kForward:
       return "forward";
-    case KernelKind::kSplit:
-      return "split";
+    case KernelKind::kBf16x3:
+      return "bf16x3";
     case KernelKind::kCombine:
       return "combine";
     case KernelKind::kBackward:

@@ -169,14 +169,14 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.part_o = parts.take(saturating_product(args.num_splits, rows), p.head_dim_v * 4);
     layout.part_lse = parts.take(saturating_product(args.num_splits, rows), 4);
   }
-  if (kernel.parts > 1) {
-    args.split_columns = kernel.head_dim;
-    const int64_t row_bytes = int64_t{2} * kernel.parts * kernel.head_dim;
+  if (kernel.bf16x3) {
+    args.bf16x3_columns = kernel.head_dim;
+    const int64_t row_bytes = int64_t{size_of(DType::kBF16)} * kBf16x3Parts * kernel.head_dim;
     const int64_t rows_q = p.packed ? p.total_q : saturating_product(p.batch, p.seqlen_q);
     const int64_t rows_k = p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k);
-    layout.split_q = parts.take(saturating_product(rows_q, p.heads_q), row_bytes);
-    layout.split_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
-    layout.split_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
+    layout.bf16x3_q = parts.take(saturating_product(rows_q, p.heads_q), row_bytes);
+    layout.bf16x3_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
+    layout.bf16x3_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
   }
   if (kernel.persistent && ctas * args.num_splits > args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
@@ -226,9 +226,9 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
 void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (part_o >= 0) a.part_o = reinterpret_cast<float*>(workspace + part_o);
   if (part_lse >= 0) a.part_lse = reinterpret_cast<float*>(workspace + part_lse);
-  if (split_q >= 0) a.split_q = workspace + split_q;
-  if (split_k >= 0) a.split_k = workspace + split_k;
-  if (split_v >= 0) a.split_v = workspace + split_v;
+  if (bf16x3_q >= 0) a.bf16x3_q = workspace + bf16x3_q;
+  if (bf16x3_k >= 0) a.bf16x3_k = workspace + bf16x3_k;
+  if (bf16x3_v >= 0) a.bf16x3_v = workspace + bf16x3_v;
 }
 
 void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {

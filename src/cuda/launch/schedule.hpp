@@ -39,10 +39,10 @@ int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_by
 struct ForwardLayout {
   using Args = ForwardArgs;
 
-  Args args;                                         ///< no pointers
-  int64_t part_o = -1, part_lse = -1;                ///< results of splits
-  int64_t split_q = -1, split_k = -1, split_v = -1;  ///< operands in parts
-  int64_t tile_counter = -1;                         ///< of a persistent kernel; zeroed before each launch
+  Args args;                                            ///< no pointers
+  int64_t part_o = -1, part_lse = -1;                   ///< results of splits
+  int64_t bf16x3_q = -1, bf16x3_k = -1, bf16x3_v = -1;  ///< float32 operands as bf16x3
+  int64_t tile_counter = -1;                            ///< of a persistent kernel; zeroed before each launch
   int64_t workspace_size = 0;
 
   /// Sets the pointers of `args` into the workspace.

@@ -20,15 +20,15 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   DType dtype = launch.kernel.dtype;
   tile::RowsView q = p.q, k = p.k, v = p.v;
   int columns = p.head_dim, columns_v = p.head_dim_v;
-  if (args.split_columns > 0) {  // compact copies, the parts of a row side by side
-    columns = columns_v = 3 * args.split_columns;
+  if (args.bf16x3_columns > 0) {  // compact copies, the parts of a row side by side
+    columns = columns_v = kBf16x3Parts * args.bf16x3_columns;
     dtype = DType::kBF16;
     const auto view = [&](char* data, int64_t heads, int64_t length) {
       return tile::RowsView{data, length * heads * columns, heads * columns, columns};
     };
-    q = view(args.split_q, p.heads_q, p.seqlen_q);
-    k = view(args.split_k, p.heads_kv, p.seqlen_k);
-    v = view(args.split_v, p.heads_kv, p.seqlen_k);
+    q = view(args.bf16x3_q, p.heads_q, p.seqlen_q);
+    k = view(args.bf16x3_k, p.heads_kv, p.seqlen_k);
+    v = view(args.bf16x3_v, p.heads_kv, p.seqlen_k);
   }
   const int group = args.pack_group ? p.group : 1, tile_n = launch.kernel.tile_n;
   all.q = map_of_queries(q, dtype, p, columns, group, kTmaColumns, kTmaRowsQ, kernel);
