@@ -262,6 +262,7 @@ TEST(SplitBlocks, TileTheBlocks) {
               for (int block = part.begin; block < part.end; ++block)
                 ASSERT_EQ(part.is_full(block), all.is_full(block));
               next = part.end;
+              ASSERT_EQ(part.empty(), split >= all.count());  // only the last splits have nothing to do
               least = std::min(least, part.count());
               most = std::max(most, part.count());
             }

@@ -6,6 +6,7 @@
 #include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "tile/kv_blocks.hpp"
+#include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
 
@@ -99,16 +100,12 @@ struct FwdMmaWorkTile : FwdWorkTile {
 
  private:
   __device__ __forceinline__ void set_key_blocks(const ForwardArgs& args) {
-    const tile::KvBlocks blocks = key_blocks_of_rows(args, span, first_row, end_row, kConfig.tile_n);
+    const tile::KvBlocks blocks = tile::split_blocks(
+        key_blocks_of_rows(args, span, first_row, end_row, kConfig.tile_n), split, args.num_splits);
     n_begin = blocks.begin;
     n_end = blocks.end;
-    if (args.num_splits > 1) {
-      const int share = tile::ceil_div(blocks.count(), args.num_splits);
-      n_begin += split * share;
-      n_end = min(n_begin + share, n_end);
-    }
     // With a window's left edge every block takes the masked loop: it costs less than a third loop would.
-    n_masked = args.p.window_left >= 0 ? n_begin : max(n_begin, min(blocks.full_end, n_end));
+    n_masked = args.p.window_left >= 0 ? n_begin : blocks.full_end;
   }
 };
 

@@ -27,6 +27,8 @@
 #pragma once
 
 #include "cuda/kernels/simt_tile.cuh"
+#include "tile/kv_blocks.hpp"
+#include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
 
@@ -74,7 +76,7 @@ struct FwdSimt {
         head(shared.head),
         slice(shared.slice),
         span(shared.span) {
-    const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = ceil_div(p.head_dim_v, kColumns);
+    const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = tile::ceil_div(p.head_dim_v, kColumns);
     const int heads = args.pack_group ? p.heads_kv : p.heads_q;
     int index = static_cast<int>(blockIdx.x);
     const int slice_of = index % slices;
@@ -110,15 +112,9 @@ struct FwdSimt {
 
   __device__ __forceinline__ void attend() {
     const int last_row = min(row0 + kRows, rows_used()) - 1;
-    const tile::Span32 first_keys = tile::keys_of(p, span, query_of(row0));
-    const tile::Span32 last_keys = tile::keys_of(p, span, query_of(last_row));
     // Blocks start at multiples of 64, so that four keys which share random numbers lie in one block.
-    int begin = first_keys.begin / kRows, end = ceil_div(last_keys.end, kRows);
-    if (args.num_splits > 1) {
-      const int share = ceil_div(max(end - begin, 0), args.num_splits);
-      begin += split * share;
-      end = min(begin + share, end);
-    }
+    const tile::KvBlocks blocks = tile::split_blocks(
+        tile::kv_blocks(p, span, query_of(row0), query_of(last_row) + 1, kRows), split, args.num_splits);
     const bool terms = has_terms(p);
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
       const bool used = row0 + r < rows_used();
@@ -133,7 +129,7 @@ struct FwdSimt {
     float row_sum[kRowsOf];
     Tile::clear(row_sum);
 
-    for (int block = begin; block < end; ++block) {
+    for (int block = blocks.begin; block < blocks.end; ++block) {
       const int key0 = block * kRows;
       Pairs pairs;
       Tile::clear(pairs);
@@ -146,8 +142,7 @@ struct FwdSimt {
         __syncthreads();  // scores are complete
         Tile::read_pairs(s, pairs);
       } else {
-        const bool all_seen = key0 >= last_keys.begin && key0 + kRows <= first_keys.end;
-        scale_and_mask(key0, all_seen, pairs);
+        scale_and_mask(key0, blocks.is_full(block), pairs);
       }
       softmax(pairs, row_sum, out);
       Tile::write_pairs(s, pairs);

@@ -55,9 +55,8 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
     if (work.valid) {
       const tile::SequenceSpan span = tile::sequence_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
-      tile::KvBlocks loads = blocks_of_rows<kTileN>(f, span, first_row, kTileM);
-      if (f.num_splits > 1) loads = tile::split_blocks(loads, work.split, f.num_splits);
-      visit(work, span, first_row, loads);
+      visit(work, span, first_row,
+            tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits));
     }
     index = next(turn);
   }

@@ -15,6 +15,7 @@
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
+#include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
 
@@ -108,15 +109,15 @@ struct FwdTf32Cta {
     write_rng_state(p);
     if (work.first_row >= work.end_row) return false;
 
-    const tile::KvBlocks blocks = key_blocks_of_rows(args, work.span, work.first_row, work.end_row, kTileN);
-    const int share = tile::ceil_div(blocks.count(), args.num_splits);
-    const int n_begin = blocks.begin + work.split * share, n_end = min(n_begin + share, blocks.end);
+    const tile::KvBlocks blocks =
+        tile::split_blocks(key_blocks_of_rows(args, work.span, work.first_row, work.end_row, kTileN),
+                           work.split, args.num_splits);
     const int head_kv = args.pack_group ? work.head : work.head / p.group;
     const float* const k =
         reinterpret_cast<const float*>(p.k.data) + p.k.offset(work.batch, work.span.row_k, head_kv);
     const float* const v =
         reinterpret_cast<const float*>(p.v.data) + p.v.offset(work.batch, work.span.row_k, head_kv);
-    if (thread == 0) place = {work, n_begin, n_end, k, v};
+    if (thread == 0) place = {work, blocks.begin, blocks.end, k, v};
     const int warp_row = work.first_row + warp * kWarpM;
     if (lane == 0) {
       blocks_of_warp[warp] =

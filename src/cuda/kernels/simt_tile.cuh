@@ -290,8 +290,4 @@ __device__ __forceinline__ bool has_terms(const tile::AttentionParams& p) {
          p.block_mask.data != nullptr || p.dropout_threshold != 0;
 }
 
-__device__ __forceinline__ int ceil_div(int x, int y) {
-  return (x + y - 1) / y;
-}
-
 }  // namespace fovea::cuda

@@ -100,7 +100,7 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
   for (int64_t splits = 2; splits <= most; ++splits) {
     if (cost(splits) < cost(best)) best = splits;
   }
-  // The same length of parts with no empty part at the end.
+  // Fewer splits whose longest has as many steps: less to merge.
   return static_cast<int>(ceil_div(steps, ceil_div(steps, best)));
 }
 
