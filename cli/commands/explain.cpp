@@ -1,4 +1,4 @@
-// `fovea explain`: which backend would do a problem, and what rules out each other one.
+// `fovea explain`: the tensors of a problem, which backend would do it, and what rules out each other one.
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
@@ -92,29 +92,46 @@ void add_described_outputs(Problem& problem, const Inputs& inputs) {
 
 /// The same problem for tensors of a GPU, without data.
 void move_to_gpu(Problem& p, int id) {
-  for (Tensor* tensor : {&p.q,
-                         &p.k,
-                         &p.v,
-                         &p.o,
-                         &p.lse,
-                         &p.d_o,
-                         &p.dlse,
-                         &p.dq,
-                         &p.dk,
-                         &p.dv,
-                         &p.dbias,
-                         &p.dsink,
-                         &p.bias,
-                         &p.mask,
-                         &p.block_mask,
-                         &p.alibi,
-                         &p.sink,
-                         &p.cu_seqlens_q,
-                         &p.cu_seqlens_k,
-                         &p.seqused_q,
-                         &p.seqused_k,
-                         &p.rng_state}) {
-    if (*tensor) *tensor = Tensor(nullptr, tensor->dtype(), tensor->shape()).on(cuda(id));
+#define FOVEA_MOVE(field, Name, forward, backward, meaning) \
+  if (p.field) p.field = Tensor(nullptr, p.field.dtype(), p.field.shape()).on(cuda(id));
+  FOVEA_TENSORS(FOVEA_MOVE)
+#undef FOVEA_MOVE
+}
+
+/// A tensor that a problem has, and what FOVEA_TENSORS says of it.
+struct TensorLine {
+  const char* name;
+  fovea_access access;  ///< in the problem's pass
+  std::vector<int64_t> shape;
+  const char* meaning;
+};
+
+/// Inputs first, then outputs, each in the order of FOVEA_TENSORS.
+std::vector<TensorLine> tensors_of(const Problem& p) {
+  std::vector<TensorLine> all;
+#define FOVEA_LINE(field, Name, in_forward, in_backward, meaning)      \
+  if (p.field)                                                         \
+    all.push_back({#field,                                             \
+                   p.pass == Pass::forward ? in_forward : in_backward, \
+                   {p.field.shape().begin(), p.field.shape().end()},   \
+                   meaning});
+  FOVEA_TENSORS(FOVEA_LINE)
+#undef FOVEA_LINE
+  std::stable_partition(all.begin(), all.end(),
+                        [](const TensorLine& line) { return line.access == FOVEA_READ; });
+  return all;
+}
+
+void print_tensors(const Problem& problem) {
+  const std::vector<TensorLine> all = tensors_of(problem);
+  size_t name = 0, shape = 0;
+  for (const TensorLine& line : all) {
+    name = std::max(name, std::string_view(line.name).size());
+    shape = std::max(shape, shape_text(line.shape).size());
+  }
+  for (const TensorLine& line : all) {
+    fmt::print("{:<6}  {:<{}}  {:<{}}  {}\n", line.access == FOVEA_READ ? "reads" : "writes", line.name, name,
+               shape_text(line.shape), shape, line.meaning);
   }
 }
 
@@ -135,6 +152,43 @@ std::vector<Verdict> verdicts(std::string_view reason) {
         {std::string(line.substr(2, colon - 2)), std::string(line.substr(colon + 2)), line[0] == '>'});
   }
   return all;
+}
+
+void print_verdicts(const Plan& plan) {
+  const std::vector<Verdict> all = verdicts(plan.reason());
+  size_t widest = 0;
+  for (const Verdict& verdict : all) widest = std::max(widest, verdict.backend.size());
+  for (const Verdict& verdict : all) {
+    fmt::print("{} {:<{}}  {}\n", verdict.chosen ? '>' : ' ', verdict.backend, widest, verdict.text);
+  }
+}
+
+const char* name_of(Pass pass) {
+  return pass == Pass::forward ? "forward" : "backward";
+}
+
+Json json_of(const Problem& problem, const Plan& plan, int threads) {
+  Json json = {{"pass", name_of(problem.pass)},
+               {"q", problem.q.shape()},
+               {"k", problem.k.shape()},
+               {"v", problem.v.shape()},
+               {"backend", plan.backend()},
+               {"threads", threads},
+               {"workspace_bytes", plan.workspace_size()},
+               {"flops", plan.flops()},
+               {"tensors", Json::array()},
+               {"backends", Json::array()}};
+  for (const TensorLine& line : tensors_of(problem)) {
+    json["tensors"].push_back({{"name", line.name},
+                               {"access", line.access == FOVEA_READ ? "read" : "write"},
+                               {"shape", line.shape},
+                               {"meaning", line.meaning}});
+  }
+  for (const Verdict& verdict : verdicts(plan.reason())) {
+    json["backends"].push_back(
+        {{"name", verdict.backend}, {"chosen", verdict.chosen}, {"reason", verdict.text}});
+  }
+  return json;
 }
 
 Exit run_explain(const ExplainOptions& options) {
@@ -166,32 +220,17 @@ Exit run_explain(const ExplainOptions& options) {
     }
   }();
 
+  const int threads = options.execution.resolved_threads();
   if (options.json) {
-    Json json = {{"pass", pass == Pass::forward ? "forward" : "backward"},
-                 {"q", problem.q.shape()},
-                 {"k", problem.k.shape()},
-                 {"v", problem.v.shape()},
-                 {"backend", plan.backend()},
-                 {"threads", options.execution.resolved_threads()},
-                 {"workspace_bytes", plan.workspace_size()},
-                 {"flops", plan.flops()},
-                 {"backends", Json::array()}};
-    for (const Verdict& verdict : verdicts(plan.reason())) {
-      json["backends"].push_back(
-          {{"name", verdict.backend}, {"chosen", verdict.chosen}, {"reason", verdict.text}});
-    }
-    print_json(json);
+    print_json(json_of(problem, plan, threads));
     return Exit::ok;
   }
-  fmt::print("{}: q {} k {} v {}\n\n", pass == Pass::forward ? "forward" : "backward",
-             shape_text(problem.q.shape()), shape_text(problem.k.shape()), shape_text(problem.v.shape()));
-  size_t widest = 0;
-  for (const Verdict& verdict : verdicts(plan.reason())) widest = std::max(widest, verdict.backend.size());
-  for (const Verdict& verdict : verdicts(plan.reason())) {
-    fmt::print("{} {:<{}}  {}\n", verdict.chosen ? '>' : ' ', verdict.backend, widest, verdict.text);
-  }
+  fmt::print("{}\n\n", name_of(pass));
+  print_tensors(problem);
   fmt::print("\n");
-  if (!gpu) fmt::print("threads    {}\n", options.execution.resolved_threads());
+  print_verdicts(plan);
+  fmt::print("\n");
+  if (!gpu) fmt::print("threads    {}\n", threads);
   fmt::print("workspace  {}\nwork       {:.3g} GFLOP\n",
              bytes_text(static_cast<double>(plan.workspace_size())), plan.flops() * 1e-9);
   return Exit::ok;

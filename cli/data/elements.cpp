@@ -94,7 +94,7 @@ Tensor view(const Array& array, std::span<const int64_t> shape) {
 
 Buffers buffers_of(const Problem& problem) {
   Buffers buffers;
-#define FOVEA_BUFFER(field, Name, forward, backward) buffers.field = problem.field.data();
+#define FOVEA_BUFFER(field, Name, forward, backward, meaning) buffers.field = problem.field.data();
   FOVEA_TENSORS(FOVEA_BUFFER)
 #undef FOVEA_BUFFER
   buffers.seed = problem.seed;

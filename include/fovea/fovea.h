@@ -162,31 +162,33 @@ typedef struct fovea_problem {
 /* What a pass does with a tensor. */
 typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } fovea_access;
 
-/* The tensors of a problem, once, for code that goes through all of them: X(field, Name, forward, backward) with the
- * field of fovea_problem and fovea_buffers, the name in CamelCase, and the fovea_access of each pass. */
-#define FOVEA_TENSORS(X)                              \
-  X(q, Q, FOVEA_READ, FOVEA_READ)                     \
-  X(k, K, FOVEA_READ, FOVEA_READ)                     \
-  X(v, V, FOVEA_READ, FOVEA_READ)                     \
-  X(o, O, FOVEA_WRITE, FOVEA_READ)                    \
-  X(lse, Lse, FOVEA_WRITE, FOVEA_READ)                \
-  X(d_o, DO, FOVEA_ABSENT, FOVEA_READ)                \
-  X(dlse, DLse, FOVEA_ABSENT, FOVEA_READ)             \
-  X(dq, DQ, FOVEA_ABSENT, FOVEA_WRITE)                \
-  X(dk, DK, FOVEA_ABSENT, FOVEA_WRITE)                \
-  X(dv, DV, FOVEA_ABSENT, FOVEA_WRITE)                \
-  X(dbias, DBias, FOVEA_ABSENT, FOVEA_WRITE)          \
-  X(dsink, DSink, FOVEA_ABSENT, FOVEA_WRITE)          \
-  X(bias, Bias, FOVEA_READ, FOVEA_READ)               \
-  X(mask, Mask, FOVEA_READ, FOVEA_READ)               \
-  X(block_mask, BlockMask, FOVEA_READ, FOVEA_READ)    \
-  X(alibi, Alibi, FOVEA_READ, FOVEA_READ)             \
-  X(sink, Sink, FOVEA_READ, FOVEA_READ)               \
-  X(cu_seqlens_q, CuSeqlensQ, FOVEA_READ, FOVEA_READ) \
-  X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ) \
-  X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ)      \
-  X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ)      \
-  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ)
+/* The tensors of a problem, once, for code that goes through all of them: X(field, Name, forward, backward, meaning)
+ * with the field of fovea_problem and fovea_buffers, the name in CamelCase, the fovea_access of each pass, and what the
+ * elements are, in words. */
+#define FOVEA_TENSORS(X)                                                                        \
+  X(q, Q, FOVEA_READ, FOVEA_READ, "queries")                                                    \
+  X(k, K, FOVEA_READ, FOVEA_READ, "keys")                                                       \
+  X(v, V, FOVEA_READ, FOVEA_READ, "values")                                                     \
+  X(o, O, FOVEA_WRITE, FOVEA_READ, "result")                                                    \
+  X(lse, Lse, FOVEA_WRITE, FOVEA_READ, "log-sum-exp of each row's scores")                      \
+  X(d_o, DO, FOVEA_ABSENT, FOVEA_READ, "gradient of o")                                         \
+  X(dlse, DLse, FOVEA_ABSENT, FOVEA_READ, "gradient of lse")                                    \
+  X(dq, DQ, FOVEA_ABSENT, FOVEA_WRITE, "gradient of q")                                         \
+  X(dk, DK, FOVEA_ABSENT, FOVEA_WRITE, "gradient of k")                                         \
+  X(dv, DV, FOVEA_ABSENT, FOVEA_WRITE, "gradient of v")                                         \
+  X(dbias, DBias, FOVEA_ABSENT, FOVEA_WRITE, "gradient of bias")                                \
+  X(dsink, DSink, FOVEA_ABSENT, FOVEA_WRITE, "gradient of sink")                                \
+  X(bias, Bias, FOVEA_READ, FOVEA_READ, "added to the scores")                                  \
+  X(mask, Mask, FOVEA_READ, FOVEA_READ, "nonzero where a query attends to a key")               \
+  X(block_mask, BlockMask, FOVEA_READ, FOVEA_READ,                                              \
+    "nonzero where a block of queries attends to a block of keys")                              \
+  X(alibi, Alibi, FOVEA_READ, FOVEA_READ, "slopes of ALiBi")                                    \
+  X(sink, Sink, FOVEA_READ, FOVEA_READ, "a logit for each head")                                \
+  X(cu_seqlens_q, CuSeqlensQ, FOVEA_READ, FOVEA_READ, "where each sequence of queries starts")  \
+  X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ, "where each sequence of keys starts")     \
+  X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ, "how many queries of each sequence take part") \
+  X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ, "how many keys of each sequence take part")    \
+  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")
 
 #if defined(__cplusplus)
 static inline fovea_problem fovea_problem_defaults() noexcept {

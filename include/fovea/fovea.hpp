@@ -229,7 +229,7 @@ class CProblem {
   explicit CProblem(const Problem& p) {
     const bool backward = p.pass == Pass::backward;
     c_.pass = static_cast<int32_t>(p.pass);
-#define FOVEA_SET_TENSOR(field, Name, forward, backward_access) \
+#define FOVEA_SET_TENSOR(field, Name, forward, backward_access, meaning) \
   c_.field = tensor(#field, p.field, backward ? backward_access : forward);
     FOVEA_TENSORS(FOVEA_SET_TENSOR)
 #undef FOVEA_SET_TENSOR
@@ -263,7 +263,7 @@ class CProblem {
   }
 
   fovea_problem c_ = FOVEA_PROBLEM_INIT;
-#define FOVEA_COUNT_TENSOR(field, Name, forward, backward) +1
+#define FOVEA_COUNT_TENSOR(field, Name, forward, backward, meaning) +1
   std::array<fovea_tensor, 0 FOVEA_TENSORS(FOVEA_COUNT_TENSOR)> tensors_{};
 #undef FOVEA_COUNT_TENSOR
 
@@ -328,7 +328,7 @@ class Plan {
   /// With workspace memory of the caller's, aligned to FOVEA_WORKSPACE_ALIGNMENT.
   void run(const Buffers& b, void* workspace, size_t workspace_size) const {
     fovea_buffers c = FOVEA_BUFFERS_INIT;
-#define FOVEA_SET_POINTER(field, Name, forward, backward) c.field = b.field;
+#define FOVEA_SET_POINTER(field, Name, forward, backward, meaning) c.field = b.field;
     FOVEA_TENSORS(FOVEA_SET_POINTER)
 #undef FOVEA_SET_POINTER
     c.seed = b.seed;

@@ -84,7 +84,7 @@ Buffers read_buffers(const fovea_buffers* buffers) {
   const fovea_buffers& b = *buffers;
   Buffers out;
   out.data = {
-#define FOVEA_ROLE_POINTER(field, Name, forward, backward) \
+#define FOVEA_ROLE_POINTER(field, Name, forward, backward, meaning) \
   const_cast<void*>(static_cast<const void*>(b.field)),
       FOVEA_TENSORS(FOVEA_ROLE_POINTER)
 #undef FOVEA_ROLE_POINTER
@@ -99,7 +99,7 @@ Buffers read_buffers(const fovea_buffers* buffers) {
 
 const fovea_tensor* tensor_of(const fovea_problem& p, Role role) {
   constexpr std::array<const fovea_tensor * fovea_problem::*, kRoleCount> kFields = {
-#define FOVEA_ROLE_FIELD(field, Name, forward, backward) &fovea_problem::field,
+#define FOVEA_ROLE_FIELD(field, Name, forward, backward, meaning) &fovea_problem::field,
       FOVEA_TENSORS(FOVEA_ROLE_FIELD)
 #undef FOVEA_ROLE_FIELD
   };

@@ -1,5 +1,5 @@
-// The tensors of a problem: what each is, once. FOVEA_TENSORS (fovea.h) has their names and which pass reads or writes
-// them; the table below says the rest. Validation, the common form, the checks of a run, the conversion of the C
+// The tensors of a problem: what each is, once. FOVEA_TENSORS (fovea.h) has their names and meanings and which pass reads
+// or writes them; the table below says the rest. Validation, the common form, the checks of a run, the conversion of the C
 // structs and the parameters of GPU kernels follow from both.
 #pragma once
 
@@ -17,11 +17,11 @@ enum class Pass : uint8_t { kForward, kBackward };
 
 /// kQ, kK, ... in the order in which errors are looked for.
 enum class Role : uint8_t {
-#define FOVEA_ROLE(field, Name, forward, backward) k##Name,
+#define FOVEA_ROLE(field, Name, forward, backward, meaning) k##Name,
   FOVEA_TENSORS(FOVEA_ROLE)
 #undef FOVEA_ROLE
 };
-#define FOVEA_COUNT_ROLE(field, Name, forward, backward) +1
+#define FOVEA_COUNT_ROLE(field, Name, forward, backward, meaning) +1
 inline constexpr size_t kRoleCount = 0 FOVEA_TENSORS(FOVEA_COUNT_ROLE);
 #undef FOVEA_COUNT_ROLE
 static_assert(kRoleCount <= 32, "sets of roles are 32-bit masks");
@@ -94,7 +94,6 @@ enum class Need : uint8_t { kOptional, kBackward, kAlways };
 
 struct TensorSpec {
   Role role;
-  const char* meaning;
   Dims dims;          ///< where sequences have one length each
   Dims packed = {};   ///< with cu_seqlens; no rank: as dims
   Dims shorter = {};  ///< allowed as well; no rank: nothing is
@@ -124,9 +123,8 @@ inline constexpr const char* kRowsRemedy =
     "add the missing dimensions, or pass cu_seqlens_q and cu_seqlens_k for packed sequences";
 
 /// Rows of heads of queries.
-constexpr TensorSpec queries(Role role, const char* meaning, Size columns, Types types, Need need) {
+constexpr TensorSpec queries(Role role, Size columns, Types types, Need need) {
   return {.role = role,
-          .meaning = meaning,
           .dims = {{Size::kBatch, Size::kSeqlenQ, Size::kHeadsQ, columns}},
           .packed = {{Size::kTotalQ, Size::kHeadsQ, columns}},
           .types = types,
@@ -135,9 +133,8 @@ constexpr TensorSpec queries(Role role, const char* meaning, Size columns, Types
           .remedy = kRowsRemedy};
 }
 /// Rows of heads of keys.
-constexpr TensorSpec keys(Role role, const char* meaning, Size columns, Types types, Need need) {
+constexpr TensorSpec keys(Role role, Size columns, Types types, Need need) {
   return {.role = role,
-          .meaning = meaning,
           .dims = {{Size::kBatch, Size::kSeqlenK, Size::kHeadsKv, columns}},
           .packed = {{Size::kTotalK, Size::kHeadsKv, columns}},
           .types = types,
@@ -146,9 +143,8 @@ constexpr TensorSpec keys(Role role, const char* meaning, Size columns, Types ty
           .remedy = kRowsRemedy};
 }
 /// One number for each row of queries.
-constexpr TensorSpec statistic(Role role, const char* meaning, Need need) {
+constexpr TensorSpec statistic(Role role, Need need) {
   return {.role = role,
-          .meaning = meaning,
           .dims = {{Size::kBatch, Size::kHeadsQ, Size::kSeqlenQ}},
           .packed = {{Size::kHeadsQ, Size::kTotalQ}},
           .types = one_of({DType::kF32}),
@@ -156,9 +152,8 @@ constexpr TensorSpec statistic(Role role, const char* meaning, Need need) {
           .remedy = "add the missing dimensions"};
 }
 /// One element for each pair of a query and a key; any dimension broadcasts.
-constexpr TensorSpec pairs(Role role, const char* meaning, Types types) {
+constexpr TensorSpec pairs(Role role, Types types) {
   return {.role = role,
-          .meaning = meaning,
           .dims = {{Size::kBatch, Size::kHeadsQ, Size::kSeqlenQ, Size::kSeqlenK}, 0b1111},
           .types = types,
           .remedy = "add dimensions of size 1 where it broadcasts"};
@@ -170,10 +165,8 @@ constexpr TensorSpec gradient(TensorSpec spec, Role with) {
   return spec;
 }
 /// An array of one dimension.
-constexpr TensorSpec array(Role role, const char* meaning, Size size, DType type, const char* remedy,
-                           Role with = Role::kQ) {
+constexpr TensorSpec array(Role role, Size size, DType type, const char* remedy, Role with = Role::kQ) {
   return {.role = role,
-          .meaning = meaning,
           .dims = {{size}},
           .types = one_of({type}),
           .contiguous = true,
@@ -186,44 +179,37 @@ inline constexpr const char* kLengthsRemedy = "give one length per sequence";
 inline constexpr const char* kHeadsRemedy = "give one value per query head";
 
 inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
-    queries(Role::kQ, "queries", Size::kHeadDim,
-            one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64}), Need::kAlways),
-    keys(Role::kK, "keys", Size::kHeadDim, as(Role::kQ), Need::kAlways),
-    keys(Role::kV, "values", Size::kHeadDimV, as(Role::kQ), Need::kAlways),
-    queries(Role::kO, "the result", Size::kHeadDimV, as_or_f32(Role::kQ), Need::kAlways),
-    statistic(Role::kLse, "log-sum-exp of each row's scores", Need::kBackward),
-    queries(Role::kDO, "gradient of o", Size::kHeadDimV, as(Role::kQ), Need::kBackward),
-    statistic(Role::kDLse, "gradient of lse", Need::kOptional),
-    gradient(queries(Role::kDQ, "gradient of q", Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kQ),
-    gradient(keys(Role::kDK, "gradient of k", Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kK),
-    gradient(keys(Role::kDV, "gradient of v", Size::kHeadDimV, as(Role::kQ), Need::kBackward), Role::kV),
-    gradient(pairs(Role::kDBias, "gradient of bias", as_or_f32(Role::kBias)), Role::kBias),
-    gradient(array(Role::kDSink, "gradient of sink", Size::kHeadsQ, DType::kF32, kHeadsRemedy), Role::kSink),
-    pairs(Role::kBias, "added to the scores", as_or_f32(Role::kQ)),
-    pairs(Role::kMask, "nonzero where a query attends to a key", one_of({DType::kBool, DType::kU8})),
+    queries(Role::kQ, Size::kHeadDim, one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64}),
+            Need::kAlways),
+    keys(Role::kK, Size::kHeadDim, as(Role::kQ), Need::kAlways),
+    keys(Role::kV, Size::kHeadDimV, as(Role::kQ), Need::kAlways),
+    queries(Role::kO, Size::kHeadDimV, as_or_f32(Role::kQ), Need::kAlways),
+    statistic(Role::kLse, Need::kBackward),
+    queries(Role::kDO, Size::kHeadDimV, as(Role::kQ), Need::kBackward),
+    statistic(Role::kDLse, Need::kOptional),
+    gradient(queries(Role::kDQ, Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kQ),
+    gradient(keys(Role::kDK, Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kK),
+    gradient(keys(Role::kDV, Size::kHeadDimV, as(Role::kQ), Need::kBackward), Role::kV),
+    gradient(pairs(Role::kDBias, as_or_f32(Role::kBias)), Role::kBias),
+    gradient(array(Role::kDSink, Size::kHeadsQ, DType::kF32, kHeadsRemedy), Role::kSink),
+    pairs(Role::kBias, as_or_f32(Role::kQ)),
+    pairs(Role::kMask, one_of({DType::kBool, DType::kU8})),
     {.role = Role::kBlockMask,
-     .meaning = "nonzero where a block of queries attends to a block of keys",
      // Block dimensions do not broadcast: a block size that covers the sequence says the same.
      .dims = {{Size::kBatch, Size::kHeadsQ, Size::kBlocksQ, Size::kBlocksK}, 0b0011},
      .types = one_of({DType::kBool, DType::kU8}),
      .remedy = "add dimensions of size 1 where it broadcasts"},
     {.role = Role::kAlibi,
-     .meaning = "slopes of ALiBi",
      .dims = {{Size::kBatch, Size::kHeadsQ}},
      .shorter = {{Size::kHeadsQ}},
      .types = one_of({DType::kF32}),
      .remedy = "give one slope per head"},
-    array(Role::kSink, "a logit for each head", Size::kHeadsQ, DType::kF32, kHeadsRemedy),
-    array(Role::kCuSeqlensQ, "where each sequence of queries starts", Size::kStarts, DType::kI32,
-          kStartsRemedy, Role::kCuSeqlensK),
-    array(Role::kCuSeqlensK, "where each sequence of keys starts", Size::kStarts, DType::kI32, kStartsRemedy,
-          Role::kCuSeqlensQ),
-    array(Role::kSeqUsedQ, "how many queries of each sequence take part", Size::kBatch, DType::kI32,
-          kLengthsRemedy),
-    array(Role::kSeqUsedK, "how many keys of each sequence take part", Size::kBatch, DType::kI32,
-          kLengthsRemedy),
-    array(Role::kRngState, "seed and offset of dropout", Size::kTwo, DType::kI64,
-          "give room for seed and offset"),
+    array(Role::kSink, Size::kHeadsQ, DType::kF32, kHeadsRemedy),
+    array(Role::kCuSeqlensQ, Size::kStarts, DType::kI32, kStartsRemedy, Role::kCuSeqlensK),
+    array(Role::kCuSeqlensK, Size::kStarts, DType::kI32, kStartsRemedy, Role::kCuSeqlensQ),
+    array(Role::kSeqUsedQ, Size::kBatch, DType::kI32, kLengthsRemedy),
+    array(Role::kSeqUsedK, Size::kBatch, DType::kI32, kLengthsRemedy),
+    array(Role::kRngState, Size::kTwo, DType::kI64, "give room for seed and offset"),
 };
 
 constexpr bool is_in_order() {
@@ -235,12 +221,17 @@ constexpr bool is_in_order() {
 static_assert(is_in_order(), "the table has one row for each role, in their order");
 
 inline constexpr std::array<const char*, kRoleCount> kNames = {
-#define FOVEA_ROLE_NAME(field, Name, forward, backward) #field,
+#define FOVEA_ROLE_NAME(field, Name, forward, backward, meaning) #field,
     FOVEA_TENSORS(FOVEA_ROLE_NAME)
 #undef FOVEA_ROLE_NAME
 };
+inline constexpr std::array<const char*, kRoleCount> kMeanings = {
+#define FOVEA_ROLE_MEANING(field, Name, forward, backward, meaning) meaning,
+    FOVEA_TENSORS(FOVEA_ROLE_MEANING)
+#undef FOVEA_ROLE_MEANING
+};
 inline constexpr std::array<std::array<fovea_access, 2>, kRoleCount> kAccess = {{
-#define FOVEA_ROLE_ACCESS(field, Name, forward, backward) {forward, backward},
+#define FOVEA_ROLE_ACCESS(field, Name, forward, backward, meaning) {forward, backward},
     FOVEA_TENSORS(FOVEA_ROLE_ACCESS)
 #undef FOVEA_ROLE_ACCESS
 }};
@@ -253,6 +244,10 @@ constexpr const TensorSpec& spec_of(Role r) {
 /// The field of fovea_problem and fovea_buffers.
 constexpr const char* name_of(Role r) {
   return tensor_table::kNames[index_of(r)];
+}
+/// What its elements are, in words.
+constexpr const char* meaning_of(Role r) {
+  return tensor_table::kMeanings[index_of(r)];
 }
 constexpr fovea_access access_of(Role r, Pass pass) {
   return tensor_table::kAccess[index_of(r)][static_cast<size_t>(pass)];

@@ -94,7 +94,7 @@ class Validator {
       if (has(spec.role) || spec.need == Need::kOptional || (spec.need == Need::kBackward && !backward))
         continue;
       throw_invalid(name_of(spec.role), "no tensor",
-                    std::string("a tensor, the ") + spec.meaning +
+                    std::string("a tensor, the ") + meaning_of(spec.role) +
                         (spec.need == Need::kBackward ? ", as the backward pass needs it" : ""),
                     "set this field of the problem");
     }

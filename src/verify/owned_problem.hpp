@@ -19,7 +19,7 @@ namespace fovea::verify {
 
 /// kQ, kK, ... by the list of fovea.h.
 enum class Role : uint8_t {
-#define FOVEA_VERIFY_ROLE(field, Name, forward, backward) k##Name,
+#define FOVEA_VERIFY_ROLE(field, Name, forward, backward, meaning) k##Name,
   FOVEA_TENSORS(FOVEA_VERIFY_ROLE)
 #undef FOVEA_VERIFY_ROLE
 };
@@ -32,8 +32,8 @@ struct RoleInfo {
   void (*set_pointer)(fovea_buffers& buffers, void* pointer);
 };
 inline constexpr std::array kRoleInfos = {
-#define FOVEA_VERIFY_INFO(field, Name, forward, backward) \
-  RoleInfo{                                               \
+#define FOVEA_VERIFY_INFO(field, Name, forward, backward, meaning) \
+  RoleInfo{                                                        \
       #field, {forward, backward}, &fovea_problem::field, [](fovea_buffers& b, void* p) { b.field = p; }},
     FOVEA_TENSORS(FOVEA_VERIFY_INFO)
 #undef FOVEA_VERIFY_INFO

@@ -579,6 +579,9 @@ class Explain(ProgramTest):
     def test_sizes(self):
         text = self.ok("explain", "--seqlen", "128", "--heads", "8", "--heads-kv", "2", "--dtype", "float32", "--causal")
         self.assertIn("chosen", text)
+        self.assertRegex(text, r"reads +k +\(1, 128, 2, 64\) +keys\n")
+        self.assertRegex(text, r"writes +lse +\(1, 8, 128\) +log-sum-exp of each row's scores\n")
+        self.assertNotRegex(text, r"reads +bias")
         told = self.json("explain", "--seqlen", "128", "--seqlen-k", "256", "--heads", "4", "--head-dim", "32")
         self.assertEqual((told["q"], told["k"]), ([1, 128, 4, 32], [1, 256, 4, 32]))
         self.assertEqual(told["flops"], 4 * 128 * 256 * 4 * 32)
@@ -590,6 +593,10 @@ class Explain(ProgramTest):
         told = self.json("explain", "--pass", "bwd", "--with", "dbias,mask,block_mask,alibi,sink,seqused", "--dropout", "0.1",
                          "--seqlen", "100", "--window", "5,-1", "--backend", "reference")
         self.assertEqual((told["pass"], told["backend"]), ("backward", "reference"))
+        tensors = {tensor["name"]: tensor for tensor in told["tensors"]}
+        self.assertEqual(tensors["block_mask"], {"name": "block_mask", "access": "read", "shape": [1, 16, 2, 2],
+                                                 "meaning": "nonzero where a block of queries attends to a block of keys"})
+        self.assertEqual([name for name, tensor in tensors.items() if tensor["access"] == "write"], ["dq", "dk", "dv", "dbias"])
         told = self.json("explain", "--with", "packed", "--batch", "3", "--seqlen", "64")
         self.assertEqual(told["q"], [192, 16, 64])
 

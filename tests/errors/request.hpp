@@ -126,7 +126,7 @@ class Request {
       const auto found = tensors_.find(name);
       return found == tensors_.end() ? nullptr : found->second.memory().data();
     };
-#define FOVEA_TEST_POINTER(field, Name, forward, backward) b.field = data(#field);
+#define FOVEA_TEST_POINTER(field, Name, forward, backward, meaning) b.field = data(#field);
     FOVEA_TENSORS(FOVEA_TEST_POINTER)
 #undef FOVEA_TEST_POINTER
     return b;
@@ -142,7 +142,7 @@ class Request {
  private:
   static const std::map<std::string, const fovea_tensor * fovea_problem::*>& fields() {
     static const std::map<std::string, const fovea_tensor* fovea_problem::*> all = {
-#define FOVEA_TEST_FIELD(field, Name, forward, backward) {#field, &fovea_problem::field},
+#define FOVEA_TEST_FIELD(field, Name, forward, backward, meaning) {#field, &fovea_problem::field},
         FOVEA_TENSORS(FOVEA_TEST_FIELD)
 #undef FOVEA_TEST_FIELD
     };

@@ -122,7 +122,7 @@ struct Tensor {
 };
 
 enum Index {
-#define FOVEA_FUZZ_INDEX(field, Name, forward, backward) k##Name,
+#define FOVEA_FUZZ_INDEX(field, Name, forward, backward, meaning) k##Name,
   FOVEA_TENSORS(FOVEA_FUZZ_INDEX)
 #undef FOVEA_FUZZ_INDEX
       kCount
@@ -136,7 +136,7 @@ struct Description {
   /// Points the problem at the tensors of this object. (Not in a constructor, since the object moves after it.)
   void connect() {
     constexpr std::array<const fovea_tensor * fovea_problem::*, kCount> fields = {
-#define FOVEA_FUZZ_FIELD(field, Name, forward, backward) &fovea_problem::field,
+#define FOVEA_FUZZ_FIELD(field, Name, forward, backward, meaning) &fovea_problem::field,
         FOVEA_TENSORS(FOVEA_FUZZ_FIELD)
 #undef FOVEA_FUZZ_FIELD
     };
@@ -389,7 +389,7 @@ void run(const Bytes& input, Description& d, const fovea_plan* plan) {
   if (work > 1 << 17 || fovea_plan_flops(plan) > 1e6 || fovea_plan_workspace_size(plan) > (1u << 26)) return;
 
   fovea_buffers b = FOVEA_BUFFERS_INIT;
-#define FOVEA_FUZZ_POINTER(field, Name, forward, backward) b.field = p[k##Name];
+#define FOVEA_FUZZ_POINTER(field, Name, forward, backward, meaning) b.field = p[k##Name];
   FOVEA_TENSORS(FOVEA_FUZZ_POINTER)
 #undef FOVEA_FUZZ_POINTER
   b.workspace_size = fovea_plan_workspace_size(plan);

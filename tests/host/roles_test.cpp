@@ -41,7 +41,7 @@ TEST(Roles, RowsAreConsistent) {
   for (const TensorSpec& spec : tensor_table::kTable) {
     SCOPED_TRACE(name_of(spec.role));
     EXPECT_TRUE(names.insert(name_of(spec.role)).second);
-    EXPECT_STRNE(spec.meaning, "");
+    EXPECT_STRNE(meaning_of(spec.role), "");
     EXPECT_STRNE(spec.remedy, "");
     EXPECT_GT(spec.dims.rank(), 0);
     EXPECT_TRUE(spec.types.set != 0 || spec.types.also_as);

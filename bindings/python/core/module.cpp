@@ -189,7 +189,7 @@ void set_number(Request& r, size_t number, PyObject* value) {
 
 bool is_output(size_t tensor, bool backward) {
   constexpr std::array<std::array<fovea_access, 2>, kTensors> kAccess = {{
-#define FOVEA_PYTHON_ACCESS(name, Name, in_forward, in_backward) {in_forward, in_backward},
+#define FOVEA_PYTHON_ACCESS(name, Name, in_forward, in_backward, meaning) {in_forward, in_backward},
       FOVEA_TENSORS(FOVEA_PYTHON_ACCESS)
 #undef FOVEA_PYTHON_ACCESS
   }};

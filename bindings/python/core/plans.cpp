@@ -125,7 +125,7 @@ fovea_tensor without_data(const Array& array) {
 std::shared_ptr<const Plan> make_plan(const Request& request) {
   std::array<fovea_tensor, kTensors> tensors;
   fovea_problem problem = request.problem;
-#define FOVEA_PYTHON_DESCRIBE(name, Name, forward, backward)              \
+#define FOVEA_PYTHON_DESCRIBE(name, Name, forward, backward, meaning)     \
   if (const Array& array = request.at(Tensor::name); array.present()) {   \
     fovea_tensor& described = tensors[static_cast<size_t>(Tensor::name)]; \
     described = without_data(array);                                      \
@@ -241,7 +241,7 @@ std::shared_ptr<const Plan> plan_for(Request& request) {
 
 void run(const Plan& plan, const Request& request) {
   fovea_buffers buffers = FOVEA_BUFFERS_INIT;
-#define FOVEA_PYTHON_ADDRESS(name, Name, forward, backward) \
+#define FOVEA_PYTHON_ADDRESS(name, Name, forward, backward, meaning) \
   if (const Array& array = request.at(Tensor::name); array.present()) buffers.name = array.address();
   FOVEA_TENSORS(FOVEA_PYTHON_ADDRESS)
 #undef FOVEA_PYTHON_ADDRESS

@@ -14,7 +14,7 @@ namespace fovea::python {
 
 /// The tensors of a call, in the order of FOVEA_TENSORS.
 enum class Tensor : uint8_t {
-#define FOVEA_PYTHON_ENUMERATOR(field, Name, forward, backward) field,
+#define FOVEA_PYTHON_ENUMERATOR(field, Name, forward, backward, meaning) field,
   FOVEA_TENSORS(FOVEA_PYTHON_ENUMERATOR)
 #undef FOVEA_PYTHON_ENUMERATOR
       count

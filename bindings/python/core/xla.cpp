@@ -67,9 +67,9 @@ const T* elements(const xla::Attributes& attributes, const char* name, xla::Data
 
 void set_tensor(fovea_problem& problem, int64_t role, const fovea_tensor* tensor) {
   switch (static_cast<Tensor>(role)) {
-#define FOVEA_PYTHON_SET(name, Name, forward, backward) \
-  case Tensor::name:                                    \
-    problem.name = tensor;                              \
+#define FOVEA_PYTHON_SET(name, Name, forward, backward, meaning) \
+  case Tensor::name:                                             \
+    problem.name = tensor;                                       \
     break;
     FOVEA_TENSORS(FOVEA_PYTHON_SET)
 #undef FOVEA_PYTHON_SET

@@ -41,7 +41,7 @@ constexpr size_t strides_in() {
 
 constexpr std::array<View, kRoleCount> kViews = [] {
   std::array<View, kRoleCount> views = {{
-#define FOVEA_VIEW(field, Name, forward, backward) \
+#define FOVEA_VIEW(field, Name, forward, backward, meaning) \
   {offsetof(tile::AttentionParams, field), strides_in<decltype(tile::AttentionParams::field)>()},
       FOVEA_TENSORS(FOVEA_VIEW)
 #undef FOVEA_VIEW
@@ -125,7 +125,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
 
 void bind(tile::AttentionParams& a, const Buffers& buffers) {
   // One copy for each role, at offsets that the compiler knows: a run pays for this.
-#define FOVEA_BIND(field, Name, forward, backward) \
+#define FOVEA_BIND(field, Name, forward, backward, meaning) \
   std::memcpy(static_cast<void*>(&a.field), &buffers.data[index_of(Role::k##Name)], sizeof(void*));
   FOVEA_TENSORS(FOVEA_BIND)
 #undef FOVEA_BIND
