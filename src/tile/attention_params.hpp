@@ -1,5 +1,5 @@
-// A problem as GPU kernels see it: plain data, passed by value in the parameter space of a launch. Made from
-// an AttentionProblem and its buffers by cuda/launch; every function here is constexpr, so the host tests it.
+// A problem as GPU kernels see it: plain data that a launch passes by value. cuda/launch makes it from an
+// AttentionProblem and its buffers. Every function here is constexpr, so tests run it on the host.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace fovea::tile {
 
-/// (batch, seqlen, heads, size), the last dimension contiguous; packed: batch stride 0. Strides in elements.
+/// A (batch, seqlen, heads, size) tensor whose last dimension is contiguous. Strides in elements; packed sequences have
+/// batch stride 0.
 struct RowsView {
   char* data = nullptr;
   int64_t batch = 0, row = 0, head = 0;
@@ -18,7 +19,7 @@ struct RowsView {
   constexpr int64_t offset(int64_t b, int64_t r, int64_t h) const { return b * batch + r * row + h * head; }
 };
 
-/// (batch, heads, seqlen) float32; packed: batch stride 0.
+/// A float32 number for each row, (batch, heads, seqlen); packed sequences have batch stride 0.
 struct StatsView {
   float* data = nullptr;
   int64_t batch = 0, head = 0, row = 0;
@@ -26,7 +27,8 @@ struct StatsView {
   constexpr int64_t offset(int64_t b, int64_t h, int64_t r) const { return b * batch + h * head + r * row; }
 };
 
-/// (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts.
+/// An element for each pair of a query and a key, (batch, heads, seqlen_q, seqlen_k); stride 0 where a dimension
+/// broadcasts.
 struct PairsView {
   char* data = nullptr;
   int64_t batch = 0, head = 0, row = 0, column = 0;
@@ -36,8 +38,8 @@ struct PairsView {
   }
 };
 
-/// Everything that both passes need. Pointers are null where the problem has no such tensor. All positions
-/// (rows, keys, window edges and their sums) fit 32 bits: the launch refuses longer sequences.
+/// What both passes need. A pointer is null where the problem has no such tensor. Positions (rows, keys, window edges
+/// and their sums) fit 32 bits: the launch refuses longer sequences.
 struct AttentionParams {
   RowsView q, k, v, o;
   StatsView lse;  ///< data may be null in the forward
@@ -45,7 +47,7 @@ struct AttentionParams {
   RowsView d_o, dq, dk, dv;  ///< backward
   StatsView dlse;
 
-  // Terms of the score. `bias` and `dbias` hold float32 or the type of q.
+  // Terms of the score. Elements of `bias` and `dbias` are float32 or of the type of q.
   PairsView bias, dbias, mask, block_mask;
   DType o_type = DType::kF32, bias_type = DType::kF32, dbias_type = DType::kF32;
   int block_q = 1, block_k = 1;
@@ -66,16 +68,16 @@ struct AttentionParams {
   float softcap = 0;                        ///< 0: none
   int window_left = -1, window_right = -1;  ///< -1: unlimited; causal is window_right = 0
 
-  /// Dropout: threshold 0 and keep_scale 1 without. The key comes from rng_state where `rng_state_is_input`,
-  /// else from seed and offset, which the forward writes to rng_state where that is not null.
+  /// Without dropout threshold is 0 and keep_scale 1. The key comes from rng_state where `rng_state_is_input`, else from
+  /// seed and offset, which the forward writes to rng_state unless that is null.
   uint32_t dropout_threshold = 0;
   float dropout_keep_scale = 1;
   uint64_t seed = 0, offset = 0;
   int64_t* rng_state = nullptr;
   bool rng_state_is_input = false;
 
-  /// 16-byte copies are safe: data, strides and head sizes of the tensor are multiples of 16 bytes. Else it
-  /// is copied element by element. One bit for each of q, k, v, d_o, o, dq, dk, dv.
+  /// AlignedBits of the tensors whose data, strides and head sizes are multiples of 16 bytes, so that 16-byte copies are
+  /// safe. Kernels copy the others element by element.
   uint32_t aligned16 = 0;
 
   constexpr bool o_is_f32() const { return o_type == DType::kF32; }
@@ -110,7 +112,7 @@ constexpr SequenceSpan sequence_span(const AttentionParams& p, int b) {
     span.row_k = p.cu_seqlens_k[b];
     span.used_q = static_cast<int>(p.cu_seqlens_q[b + 1] - span.row_q);
     span.used_k = static_cast<int>(p.cu_seqlens_k[b + 1] - span.row_k);
-    // Rows of the tensors after the last sequence: nobody else would write their zeros.
+    // Rows of the tensors after the last sequence count as its own, so that a tile writes their zeros.
     const bool last = b + 1 == p.batch;
     span.length_q = last ? static_cast<int>(p.total_q - span.row_q) : span.used_q;
     span.length_k = last ? static_cast<int>(p.total_k - span.row_k) : span.used_k;

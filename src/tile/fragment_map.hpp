@@ -1,7 +1,9 @@
-// Which lane holds which element in the fragments of mma.sync and of ldmatrix, as functions of the lane (PTX
-// ISA, "Warp Level Matrix Instructions": mma, ldmatrix). A fragment is `reg` 32-bit registers of a lane, each
-// with one 32-bit element (half = 0) or two of 16 bits, the first in the lower half. Coordinates of A are (m,
-// k), of B (k, n), of C and D (m, n); accumulators are float32, one a register.
+// Which lane holds which element of the fragments of mma.sync and ldmatrix (PTX ISA, "Warp Level Matrix Instructions":
+// mma, ldmatrix). The lane is an argument, so the host tests the maps.
+//
+// A lane holds a fragment in 32-bit registers, which `reg` counts. A register holds one 32-bit element (half = 0) or two
+// of 16 bits (half = 0 is the lower one). Coordinates are (m, k) for A, (k, n) for B, and (m, n) for C and D, whose
+// elements are float32.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +17,13 @@ struct Coord {
 
 inline constexpr int kWarpLanes = 32;
 
-/// Where an element lies: the inverse of the maps.
+/// Where an element lies, as the inverse maps (slot, a_slot, b_slot) return it.
 struct Slot {
   int lane = 0, reg = 0, half = 0;
   friend constexpr bool operator==(const Slot&, const Slot&) = default;
 };
 
-/// C and D of every m16n8: lane l holds two neighbouring columns of rows l / 4 and l / 4 + 8.
+/// C and D of every m16n8: lane l holds two adjacent columns of rows l / 4 and l / 4 + 8.
 struct AccumulatorM16N8 {
   static constexpr int kM = 16, kN = 8, kRegs = 4;
 
@@ -63,35 +65,36 @@ struct MmaM16N8K8Tf32 {
   static constexpr Slot b_slot(int k, int n) { return {n * 4 + k % 4, k / 4, 0}; }
 };
 
-/// ldmatrix.x4: register r gets matrix r, whose eight rows of 16 bytes lie where lanes 8 r .. 8 r + 7 say.
+/// ldmatrix.x4 loads four 8x8 matrices: register r receives matrix r, and lanes 8 r .. 8 r + 7 give the addresses of
+/// its eight rows of 16 bytes.
 struct Ldmatrix {
   static constexpr int matrix_of_address(int lane) { return lane / 8; }
   static constexpr int row_of_address(int lane) { return lane % 8; }
 
-  /// The 16-bit element of the matrix that a lane gets in a half of the register.
+  /// The 16-bit element of its matrix that a lane receives in half `half` of the register.
   static constexpr Coord at(int lane, int half, bool trans) {
     return trans ? Coord{lane % 4 * 2 + half, lane / 4} : Coord{lane / 4, lane % 4 * 2 + half};
   }
-  /// The 32-bit element, where rows hold four of them. There is no .trans of 32-bit elements.
+  /// The same for rows of four 32-bit elements, which .trans cannot transpose.
   static constexpr Coord at32(int lane) { return {lane / 4, lane % 4}; }
 };
 
-/// The order of the four matrices of ldmatrix.x4 in a square of 16 rows and 2 chunks, that is, which matrix
-/// comes out in which register. A product takes B from two neighbouring registers, so the order decides whether
-/// they need moving. tf32 with k8 (chunks of four elements) has the same orders, without .trans.
+/// Which register of ldmatrix.x4 receives which of the four matrices in a square of 16 rows and 2 chunks; the drawings
+/// name the registers. A product reads B from two consecutive registers, so the right order saves moves. tf32 with k8
+/// (chunks of four elements) uses the same orders, without .trans.
 enum class LdmatrixOrder : uint8_t {
-  /// 0 2    A, m16 x k16, from rows m;  B, k16 x n16, from rows k by .trans: registers 0, 1 are the first n8,
-  /// 1 3    2, 3 the second
+  /// 0 2    A (m16 x k16) from rows of m
+  /// 1 3    B (k16 x n16) from rows of k by .trans: registers 0 and 1 are the first n8, 2 and 3 the second
   kDownFirst,
-  /// 0 1    B, k16 x n16, from rows n (registers as above);  A, m16 x k16, from rows k by .trans
-  /// 2 3
+  /// 0 1    A (m16 x k16) from rows of k by .trans
+  /// 2 3    B (k16 x n16) from rows of n: registers 0 and 1 are the first n8, 2 and 3 the second
   kAcrossFirst,
 };
 struct ChunkCoord {
   int row = 0, chunk = 0;
   friend constexpr bool operator==(const ChunkCoord&, const ChunkCoord&) = default;
 };
-/// Which (row, chunk) of the square a lane gives to ldmatrix.x4.
+/// The (row, chunk) of the square whose address a lane gives to ldmatrix.x4.
 constexpr ChunkCoord ldmatrix_down_first(int lane) {
   return {lane & 15, lane >> 4};
 }
@@ -102,10 +105,10 @@ constexpr ChunkCoord ldmatrix_chunk(LdmatrixOrder order, int lane) {
   return order == LdmatrixOrder::kDownFirst ? ldmatrix_down_first(lane) : ldmatrix_across_first(lane);
 }
 
-/// Where a lane reads 16 bytes of a float32 tile for tf32 fragments: four neighbours in memory are elements of
-/// four fragments, because a product may sum over k in any order.
-///   along the rows (k along them): chunk t of row g
-///   down the rows (k down them): chunk g of row 2 t, and of row 2 t + 1
+/// The 16 bytes of a float32 tile that a lane (g = lane / 4, t = lane % 4) reads for tf32 fragments. A product may sum
+/// over k in any order, so four adjacent elements in memory go to four fragments.
+///   along the rows   k runs along the rows: chunk t of row g
+///   down the rows    k runs down the rows: chunk g of row 2 t (odd = 0) and of row 2 t + 1 (odd = 1)
 constexpr ChunkCoord tf32_chunk_along_rows(int lane) {
   return {lane / 4, lane % 4};
 }
@@ -113,9 +116,9 @@ constexpr ChunkCoord tf32_chunk_down_rows(int lane, int odd) {
   return {lane % 4 * 2 + odd, lane / 4};
 }
 
-/// P as operand A of the second product, without leaving the lane: element (reg, half) of A (k16) comes from
-/// this accumulator of n8 tile `tile` of the two that cover the same 16 keys. For k8 there is one tile,
-/// registers 0 and 1.
+/// The accumulator of S that becomes element (reg, half) of P as operand A (k16) of P V. It lies in the same lane, so P
+/// needs no exchange between lanes. `tile` is one of the two n8 tiles that cover the 16 keys; with k8 there is one, and
+/// A has registers 0 and 1.
 struct AccumulatorIndex {
   int tile = 0, reg = 0;
   friend constexpr bool operator==(const AccumulatorIndex&, const AccumulatorIndex&) = default;
@@ -124,9 +127,8 @@ constexpr AccumulatorIndex accumulator_of_a(int reg, int half) {
   return {reg / 2, reg % 2 * 2 + half};
 }
 
-/// P as operand A in tf32: a lane holds columns 2t and 2t + 1 of P, where A wants k = t and t + 4. A product
-/// may sum over k in any order, so k = t stands for key 2t and k = t + 4 for key 2t + 1, in the rows of B (V)
-/// as well.
+/// The same in tf32. A lane holds columns 2 t and 2 t + 1 of P, where A wants k = t and k = t + 4. A product may sum over
+/// k in any order, so k = t stands for key 2 t and k = t + 4 for key 2 t + 1. The rows of B (V) follow: tf32_key_of_k.
 constexpr AccumulatorIndex accumulator_of_a_tf32(int reg) {
   return {0, reg % 2 * 2 + reg / 2};
 }

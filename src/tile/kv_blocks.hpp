@@ -11,10 +11,10 @@ constexpr int ceil_div(int a, int b) {
   return (a + b - 1) / b;
 }
 
-/// Indices of blocks: [begin, full_begin) need a mask, [full_begin, full_end) neither mask nor bounds check,
-/// [full_end, end) need a mask. begin <= full_begin <= full_end <= end; begin == end when nothing is visible.
-/// Without full blocks full_begin == full_end == begin, so the first part exists only where the window has an
-/// edge on that side (kv_blocks: window_left, q_blocks: window_right).
+/// The blocks that a tile visits. Those of [begin, full_begin) and [full_end, end) need a mask, those of
+/// [full_begin, full_end) need neither mask nor bounds check. begin <= full_begin <= full_end <= end; begin == end when
+/// nothing is visible. Without full blocks full_begin == full_end == begin. So the first part is empty unless the window
+/// has an edge on its side (window_left in kv_blocks, window_right in q_blocks).
 struct KvBlocks {
   int begin = 0, full_begin = 0, full_end = 0, end = 0;
 
@@ -23,7 +23,7 @@ struct KvBlocks {
   constexpr bool is_full(int block) const { return full_begin <= block && block < full_end; }
 };
 
-/// Blocks of `tile` rows: visited when they touch `any`, full when they lie inside `all`.
+/// Blocks of `tile` rows: visited where they touch `any`, full where they lie inside `all`.
 constexpr KvBlocks blocks_of(Span32 any, Span32 all, int tile) {
   if (any.empty()) return {};
   KvBlocks blocks{any.begin / tile, 0, 0, ceil_div(any.end, tile)};
@@ -50,7 +50,7 @@ constexpr KvBlocks q_blocks(const AttentionParams& p, const SequenceSpan& s, int
                             int tile_m, int rows_per_query = 1) {
   if (key_begin >= key_end) return {};
   const Span32 any = queries_of_any(p, s, key_begin, key_end);
-  // Queries that see all of the keys: an edge of the window moves by one key a query.
+  // An edge of the window moves by one key a query, so the queries that see all of the keys are neighbours.
   const int shift = s.used_k - s.used_q;
   const auto clamp = [&](int x) { return x < 0 ? 0 : (x > s.used_q ? s.used_q : x); };
   const Span32 all = {p.window_right < 0 ? 0 : clamp(key_end - 1 - p.window_right - shift),

@@ -1,5 +1,4 @@
-// Constants between natural units and powers of two: kernels
-// exponentiate with exp2, callers see natural logarithms.
+// Constants between natural units and exponents of 2: kernels use exp2, callers see natural logarithms.
 #pragma once
 
 namespace fovea::tile {

@@ -22,9 +22,8 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
-/// Dropout of the attention weights with probability p: weight
-/// (batch, head, i, j) is kept when its 32 random bits are at least p * 2^32, and kept
-/// weights are scaled by 1 / (1 - p). `i`, `j` count within the sequence.
+/// Drops attention weights with probability p: weight (batch, head, i, j) is kept when its 32 random bits are at least
+/// p * 2^32, and then scaled by 1 / (1 - p). `i` and `j` count within the sequence.
 struct Dropout {
   uint32_t threshold = 0;
   float keep_scale = 1;
@@ -39,8 +38,8 @@ struct Dropout {
             static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)},
         offset_low(static_cast<uint32_t>(offset)) {}
 
-  /// The four words that decide keys 4*quad .. 4*quad + 3 of
-  /// one query. `head` = batch index * heads_q + query head.
+  /// The four words that decide keys 4 * quad_index .. 4 * quad_index + 3 of query i.
+  /// `head` = batch index * heads_q + query head.
   constexpr std::array<uint32_t, 4> quad(int64_t head, int64_t i, int64_t quad_index) const {
     return philox4x32({static_cast<uint32_t>(quad_index), static_cast<uint32_t>(i),
                        static_cast<uint32_t>(head), offset_low},

@@ -1,5 +1,5 @@
 // A tile in shared memory: kRows rows of kColumns elements without gaps. The 16-byte chunks of each row are
-// swizzled so that neither the copies that fill the tile nor the reads of fragments meet a bank twice:
+// swizzled so that neither the copies that fill the tile nor the reads of fragments have bank conflicts:
 //
 //   16-bit elements   chunk ^ swizzle_of_row(kRowBytes, row)   ldmatrix reads one chunk of eight rows
 //   float32           chunk ^ swizzle_of_pairs(row)            lanes read 16 bytes (tf32 has no ldmatrix.trans)
@@ -28,7 +28,7 @@ struct SharedTile {
   static_assert(kElementBytes == 2 || kGroup == kBankedChunks,
                 "swizzle_of_pairs permutes groups of eight chunks");
 
-  /// What the chunk indices of a row are xored with.
+  /// The swizzle xors the chunk indices of a row with this.
   static constexpr int swizzle(int row) {
     return kElementBytes == 2 ? swizzle_of_row(kRowBytes, row) : swizzle_of_pairs(row);
   }
@@ -44,9 +44,10 @@ struct SharedTile {
     return offset(row, column / kChunkElements) +
            static_cast<uint32_t>(column % kChunkElements * kElementBytes);
   }
-  /// From the address of a chunk to that of the chunk `rows` (a multiple of 8) down and `chunks` to the right:
-  /// the rows add a constant, the low bits of the chunk enter by exclusive or, so a lane keeps one address.
-  /// `chunks` shares no bit below kGroup with the chunk at `address`; tiles start at multiples of 128 bytes.
+  /// The address of the chunk `rows` (a multiple of 8) below and `chunks` to the right of the chunk at `address`. Rows
+  /// add a constant and the low bits of the chunk enter by exclusive or, so a lane keeps one address for all its
+  /// fragments. `chunks` must share no bit below kGroup with the chunk at `address`, and the tile must start at a
+  /// multiple of 128 bytes.
   static constexpr uint32_t moved(uint32_t address, int rows, int chunks) {
     return (address ^ static_cast<uint32_t>(chunks % kGroup * kChunkBytes)) +
            static_cast<uint32_t>(rows * kRowBytes + chunks / kGroup * kGroup * kChunkBytes);
@@ -59,7 +60,7 @@ struct FragmentAddresses {
   static_assert(Tile::kElementBytes == 2 && Tile::kGroup >= 4);
   uint32_t offset;
 
-  /// From the fragment at `row` (a multiple of 8) and `chunk` (even) on.
+  /// Positions count from the fragment at `row` (a multiple of 8) and `chunk` (even).
   constexpr explicit FragmentAddresses(int lane, int row = 0, int chunk = 0)
       : offset(Tile::offset(row + ldmatrix_chunk(kOrder, lane).row,
                             chunk + ldmatrix_chunk(kOrder, lane).chunk)) {}
@@ -79,12 +80,12 @@ struct CopyShare {
   static_assert(kRowsAtOnce >= 1);
   int row, chunk;  ///< of step 0; step s is kRowsAtOnce * s rows further down
 
-  /// Unsigned where the compiler does not know that `thread` is not negative: it divides by shifts then.
+  /// Pass an unsigned `thread` where the compiler cannot see that it is not negative: divisions then become shifts.
   template <class Index>
   constexpr explicit CopyShare(Index thread)
       : row(static_cast<int>(thread / Index{Tile::kChunks})),
         chunk(static_cast<int>(thread % Index{Tile::kChunks})) {}
-  /// Whether the thread copies at all: where the chunks of a row do not divide the threads, some are left over.
+  /// Whether the thread copies at all: threads that make no whole row of chunks are left over.
   constexpr bool exists() const { return kThreads % Tile::kChunks == 0 || row < kRowsAtOnce; }
   constexpr bool has(int step) const {
     return Tile::kRows % kRowsAtOnce == 0 || step * kRowsAtOnce + row < Tile::kRows;

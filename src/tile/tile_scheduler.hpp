@@ -10,7 +10,7 @@
 
 namespace fovea::tile {
 
-/// What a CTA does; not valid: nothing (packed sequences leave spare CTAs).
+/// The work of a CTA. Packed sequences leave spare CTAs, whose tile is not valid.
 struct WorkTile {
   int block = 0;  ///< of rows, within the sequence
   int head = 0, batch = 0;
@@ -24,16 +24,14 @@ constexpr bool later_queries_first(const AttentionParams& p) {
   return p.window_right >= 0;
 }
 
-/// How many sections of `section` heads there are if the last one, which takes the heads that are left, is to
-/// have `last` of them or more: it ends the launch, and CTAs share the work of its longest tiles only if
-/// there is enough beside them.
+/// The number of whole sections of `section` heads. The heads that are left make one more section, of at least `last`
+/// heads: it ends the launch, and while some CTAs work on its longest tiles the others need tiles, too.
 constexpr int whole_sections(int64_t heads, int64_t section, int64_t last) {
   return heads > last ? static_cast<int>((heads - last) / section) : 0;
 }
 
-/// The blocks of all sequences of one length. An index goes section by
-/// section; inside a section block by block, and for each block over its heads
-/// (of one sequence, then the next), and for each of these over the splits.
+/// The blocks of sequences of one length. Indices go section by section; inside a section block by block; for each block
+/// over the heads (of one sequence, then the next); and for each of these over the splits.
 struct TileGrid {
   int blocks = 0, heads = 0, batch = 0;
   int splits = 1;
@@ -54,10 +52,9 @@ struct TileGrid {
   }
 };
 
-/// The blocks of packed sequences, found on the device from cu_seqlens: nobody else knows the lengths.
-/// Sequence b gets the indices from floor(first row / tile_rows) + b on, which leaves at least as many as it
-/// has blocks (floor(x + y) >= floor(x) + floor(y)), and at most one to spare; so the count of CTAs follows
-/// from the count of rows alone.
+/// The blocks of packed sequences. Only the device knows the lengths, so it finds the blocks from cu_seqlens. Sequence b
+/// gets the indices from floor(first row / tile_rows) + b on. These are at least as many as its blocks, because
+/// floor(x + y) >= floor(x) + floor(y), and at most one more, so the number of CTAs follows from the number of rows.
 struct PackedBlocks {
   const int32_t* cu_seqlens = nullptr;  ///< (batch + 1)
   int batch = 0;
@@ -94,8 +91,7 @@ struct PackedBlocks {
   }
 };
 
-/// Packed sequences with heads and splits: the blocks of all
-/// sequences are one dimension, heads and splits as above.
+/// Packed sequences with heads and splits: a TileGrid over the blocks of all sequences.
 struct PackedGrid {
   PackedBlocks sequences;
   int heads = 0;
@@ -123,8 +119,8 @@ struct QueryTiles {
   constexpr WorkTile at(int index) const { return packed ? packed_grid.at(index) : grid.at(index); }
 };
 
-/// What CTA `cta` of `ctas` that stay takes as its `turn`-th index: forwards and backwards in turn, so that
-/// of indices in falling order of work all CTAs get about the same. The index may lie behind the last one.
+/// The index that persistent CTA `cta` of `ctas` takes in turn `turn`. Turns go forwards and backwards alternately, so
+/// that all CTAs get about the same work from indices in falling order of work. The index may lie behind the last one.
 constexpr int snake(int turn, int cta, int ctas) {
   return turn * ctas + (turn % 2 == 0 ? cta : ctas - 1 - cta);
 }

@@ -17,8 +17,7 @@ struct WarpgroupSlot {
   friend constexpr bool operator==(const WarpgroupSlot&, const WarpgroupSlot&) = default;
 };
 
-/// D of m64nNk16: N / 2 registers. Warp w holds rows
-/// 16 w .. 16 w + 15, as N / 8 accumulators of m16n8 side by side.
+/// D of m64nNk16: N / 2 registers. Warp w holds rows 16 w .. 16 w + 15, as N / 8 accumulators of m16n8 side by side.
 struct WgmmaAccumulator {
   static constexpr int kM = 64;
   static constexpr int regs(int n) { return n / 2; }
@@ -47,15 +46,14 @@ struct WgmmaOperandA {
   }
 };
 
-/// P as operand A: register of the accumulator that is element (reg, half) of A in step `k_step` of 16 keys.
-/// Registers 8 k_step .. 8 k_step + 7, in order.
+/// The register of S's accumulator that becomes element (reg, half) of P as operand A in step `k_step` of 16 keys. A step
+/// takes registers 8 k_step .. 8 k_step + 7 in order.
 constexpr int wgmma_accumulator_of_a(int k_step, int reg, int half) {
   return k_step * 8 + reg * 2 + half;
 }
 
-/// A matrix in shared memory as wgmma finds it. Matrices are made of atoms of eight rows of
-/// swizzle_row_bytes(mode), whose rows run along k (K-major) or along m or n (MN-major, which only 16-bit
-/// types allow). Byte distances are
+/// Where wgmma finds a matrix in shared memory. A matrix consists of atoms of eight rows of swizzle_row_bytes(mode). Rows
+/// run along k (K-major) or along m or n (MN-major, which only 16-bit types allow). The distances, in bytes, are
 ///
 ///                     leading                                  stride
 ///   K-major, swizzled   not used (a field of 1)                  eight rows of m or n to the next eight
@@ -78,20 +76,19 @@ struct WgmmaDescriptor {
   }
 };
 
-/// For patterns that do not start at a multiple of swizzle_atom_bytes.
+/// The base_offset of a matrix whose swizzle pattern does not start at a multiple of swizzle_atom_bytes.
 constexpr int wgmma_base_offset(uint32_t pattern_start) {
   return static_cast<int>((pattern_start >> 7) & 7u);
 }
 
-/// What is added to an encoded descriptor to move its start by `bytes`: a step
-/// of 16 k in K-major rows is 32 bytes, and the swizzle, being of addresses,
-/// needs no change as long as the step stays inside the row of the atom.
+/// Added to an encoded descriptor, moves its start by `bytes`. A step of 16 k in K-major rows is 32 bytes. The swizzle
+/// works on addresses, so it needs no change while the step stays inside the row of the atom.
 constexpr uint64_t wgmma_start_step(uint32_t bytes) {
   return WgmmaDescriptor::field(bytes);
 }
 
-/// A K-major tile of 16-bit elements: rows of m or n, `swizzle_row_bytes` of k each; wider matrices are
-/// several tiles. Swizzled modes only, here and below: they are what TMA fills.
+/// A K-major tile of 16-bit elements: rows of m or n, `swizzle_row_bytes` of k each; wider matrices are several tiles.
+/// This function and the next take swizzled modes only, in which TMA fills tiles.
 constexpr WgmmaDescriptor wgmma_k_major(uint32_t start, SwizzleMode mode) {
   return {start, kChunkBytes, static_cast<uint32_t>(swizzle_atom_bytes(mode)), mode, 0};
 }
@@ -102,15 +99,15 @@ constexpr WgmmaDescriptor wgmma_mn_major(uint32_t start, SwizzleMode mode, int k
   return {start, row * static_cast<uint32_t>(k_rows), row * 8, mode, 0};
 }
 
-/// Byte address of a 16-byte chunk by the manual's canonical layouts: what the hardware reads for a
-/// descriptor. For tests, and for those who fill tiles without TMA. K-major: chunk of k in a row of m or n.
+/// The byte address of a 16-byte chunk in the PTX ISA's canonical layouts: where hardware reads for a descriptor. For
+/// tests, and for code that fills tiles without TMA. K-major: `chunk` of k in `row` of m or n.
 constexpr uint32_t wgmma_k_major_address(const WgmmaDescriptor& d, int row, int chunk) {
   const auto r = static_cast<uint32_t>(row), c = static_cast<uint32_t>(chunk);
   const uint32_t along_k = c * (d.mode == SwizzleMode::kNone ? d.leading_bytes : uint32_t{kChunkBytes});
   const auto pitch = static_cast<uint32_t>(swizzle_row_bytes(d.mode));
   return swizzled_address(d.mode, d.start + r / 8 * d.stride_bytes + r % 8 * pitch + along_k);
 }
-/// MN-major: chunk of m or n in a row of k.
+/// MN-major: `chunk` of m or n in row `k`.
 constexpr uint32_t wgmma_mn_major_address(const WgmmaDescriptor& d, int k, int chunk) {
   const auto r = static_cast<uint32_t>(k), c = static_cast<uint32_t>(chunk);
   const auto pitch = static_cast<uint32_t>(swizzle_row_bytes(d.mode)), chunks = pitch / kChunkBytes;

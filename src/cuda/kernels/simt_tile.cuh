@@ -4,10 +4,10 @@
 //   weights     W[row][col], a function of acc           in shared memory, over the chunks of X and Y
 //   accumulate  out[row][:]   += W[row][col] B[col][:]   B: 32 rows at a time, up to kColumns columns
 //
-// Rows and columns of a tile are queries and keys, or the other way round. A thread has rows ty + 8 r (r < 8)
-// and columns tx + kLanesX c of a tile of pairs: neighbours in tx read neighbouring rows of Y, whose stride
-// of 36 floats spreads a 16-byte column of 8 rows over all banks. All threads of one ty lie in one warp, so
-// sums over a row are shuffles, and a row of W is written and read by one warp.
+// Rows and columns of a tile are queries and keys, or the other way round. A thread has rows ty + 8 r (r < 8) and columns
+// tx + kLanesX c of a tile of pairs. Threads that differ by 1 in tx read consecutive rows of Y, whose stride of 36 floats
+// spreads a 16-byte column of 8 rows over all banks. All threads of one ty lie in one warp, so sums over a row are
+// shuffles, and one warp writes and reads a row of W.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,10 +23,10 @@
 
 namespace fovea::cuda {
 
-/// Threads of a CTA, 4 warps: with 8 x 4 pairs a thread, 3 CTAs find registers on an SM.
+/// Threads of a CTA, 4 warps: with 8 x 4 pairs a thread, an SM has registers for 3 CTAs.
 inline constexpr int kSimtThreads = 128;
 
-/// e^x for x <= 0 in natural units, as exact as weights need to be; e^-inf = 0, NaN stays.
+/// e^x for x <= 0, as exact as weights need; e^-inf = 0, NaN stays NaN.
 __device__ __forceinline__ float exp_of(float x) {
   return ptx::ex2(x * tile::kLog2e);
 }
@@ -57,7 +57,7 @@ struct SimtTile {
   static constexpr int kGroups = kColumns / (4 * kLanesX);  ///< 16-byte columns of a thread in the output
   static_assert(kGroups >= 1 && kGroups * 4 * kLanesX == kColumns && kLanesX <= 32);
 
-  /// Loads of 16 bytes in flight: the registers that the accumulators leave free hold as many.
+  /// Loads of 16 bytes in flight: the accumulators leave registers for as many.
   static constexpr int kInFlight = 4;
   static constexpr int kChunk = 32;        ///< columns of X and Y in shared memory at a time
   static constexpr int kStrideXY = 36;     ///< 8 neighbouring rows lie 4 banks apart
@@ -74,8 +74,7 @@ struct SimtTile {
       alignas(16) float w[kRows * kStrideW];
     };
     alignas(16) float b[kHalf * kColumns];
-    // Computed once, instead of kept in registers by each thread: the sequence, and what each query row
-    // needs.
+    // The sequence, and what each query row needs: computed once, and kept here because threads have no registers left.
     tile::SequenceSpan span;
     int batch, head, slice, row0;
     int out_batch, tile_q, tile_k;   ///< dbias: its tile, where `batch` and `query_head` are of pairs
@@ -91,14 +90,14 @@ struct SimtTile {
   using Pairs = float[kRowsOf][kColsOf];
   using Output = float[kRowsOf][kGroups][4];
 
-  // Lanes i and i ^ 1 have the same tx, lanes i and i ^ 2 the same ty: 16-byte loads of both sides then are
-  // loads by pairs of lanes, which shared memory serves together.
+  // Lanes i and i ^ 1 have the same tx, lanes i and i ^ 2 the same ty. So pairs of lanes read the same 16 bytes of either
+  // side, which shared memory serves as one access.
   static __device__ __forceinline__ int tx() { return static_cast<int>(threadIdx.x) / 2 % kLanesX; }
   static __device__ __forceinline__ int ty() {
     const int thread = static_cast<int>(threadIdx.x);
     return thread % 2 + thread / (2 * kLanesX) * 2;
   }
-  /// The combination of x over the lanes of a row.
+  /// Combines x over the lanes of a row; all of them get the result.
   template <class Combine>
   static __device__ __forceinline__ float over_row(float x, const Combine& combine) {
 #pragma unroll
@@ -175,13 +174,13 @@ struct SimtTile {
                                             [&](int r) { return first + r * from.stride; });
   }
 
-  /// acc += X Y^T over `width` columns of the chunk in shared memory, rounded up to 4: there are zeros.
+  /// acc += X Y^T over `width` columns of the chunk in shared memory, rounded up to 4: columns behind hold zeros.
   static __device__ __forceinline__ void multiply(const Shared& s, int width, Pairs& acc) {
     const float* x = s.x + ty() * kStrideXY;
     const float* y = s.y + tx() * kStrideXY;
 #pragma unroll 1
     for (int k = 0; k < width; k += 4) {
-      // The columns wait in registers: there are no more of them than rows.
+      // Columns stay in registers while rows pass: a thread has no more columns than rows.
       float4 ry[kColsOf];
 #pragma unroll
       for (int c = 0; c < kColsOf; ++c)
@@ -256,7 +255,7 @@ struct SimtTile {
   }
 };
 
-/// Four neighbouring values of a row to a tensor of T or float32, of which `count` exist.
+/// Writes four adjacent values of a row, of which `count` exist, to a tensor of T or float32.
 template <class T>
 __device__ __forceinline__ void store_four(char* data, int64_t offset, const float (&x)[4], int count,
                                            bool is_f32, bool vector) {

@@ -16,10 +16,10 @@ template <int kColumns>
 struct ExactRow {
   static constexpr int kPerLane = (kColumns + 31) / 32;
   float o[kPerLane] = {};
-  float maximum = -INFINITY, sum = 0;  ///< natural units; the same in all lanes
+  float maximum = -INFINITY, sum = 0;  ///< of scores in natural units, and of weights; the same in all lanes
 
-  /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q`, and `k` and `v` at
-  /// key 0, point to the first element of a row; strides in elements. The whole warp takes part.
+  /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
+  /// element, `k` and `v` to those of key 0; strides in elements. The whole warp takes part.
   template <class T>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
                                       const tile::Dropout& dropout, const T* q, const T* k, const T* v,

@@ -13,7 +13,7 @@
 
 namespace fovea::cuda {
 
-/// Looks at pairs of T and remembers whether any held NaN or an infinity: 0 * x is NaN exactly then.
+/// Looks at pairs of T and remembers whether any holds NaN or an infinity: 0 * x is NaN for these alone.
 template <class T>
 struct NonFinite {
   using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;

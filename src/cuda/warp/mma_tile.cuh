@@ -11,8 +11,8 @@
 
 namespace fovea::cuda {
 
-/// Which instruction multiplies: sm_75 has m16n8k8 for float16 only, whose fragments are the halves of those
-/// of m16n8k16.
+/// The instruction that multiplies. sm_75 has m16n8k8 only, for float16, whose fragments are the halves of those of
+/// m16n8k16.
 enum class MmaShape : uint8_t { kM16N8K16, kM16N8K8 };
 
 template <class T, MmaShape kShape>
@@ -59,8 +59,8 @@ __device__ __forceinline__ void clear(float (&acc)[kM16][kN8][4]) {
   }
 }
 
-/// acc += A B over kK16 * 16 of the inner dimension; A and B from shared memory. `load_a`, `load_b` get (k, m
-/// or pair of n) and fill a fragment: all of a step before its products, which then follow each other.
+/// acc += A B over an inner dimension of kK16 * 16. `load_a(fragment, k, m)` and `load_b(fragment, k, pair of n)` read
+/// shared memory. A step loads all its fragments before its products, which then follow each other.
 template <class T, MmaShape kShape, int kM16, int kN16, int kK16, class LoadA, class LoadB>
 __device__ __forceinline__ void multiply(float (&acc)[kM16][2 * kN16][4], LoadA&& load_a, LoadB&& load_b) {
 #pragma unroll

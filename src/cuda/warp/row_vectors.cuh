@@ -1,5 +1,5 @@
-// Rows of accumulators to global memory as 16-bit elements. In an accumulator of mma or wgmma the four lanes of a row
-// have two columns each of every eight (tile/fragment_map.hpp: AccumulatorM16N8).
+// Writes rows of accumulators to global memory as 16-bit elements. In an accumulator of mma or wgmma the four lanes of a
+// row have two columns each of every eight (tile/fragment_map.hpp: AccumulatorM16N8).
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace fovea::cuda {
 
-/// Row `half` (0: row lane / 4 of the 16, 1: eight rows further) times `factor`, in vectors of 16 bytes: `columns` of
-/// kColumns exist. By swaps with one neighbour and then the other, a lane gets eight columns side by side of every 32.
-/// All lanes of the warp call it.
+/// Writes row `half` (0: row lane / 4 of the 16, 1: eight rows further) times `factor` in vectors of 16 bytes; `columns` of
+/// kColumns exist. Lanes swap with one neighbour and then with another, so that each has eight adjacent columns of every
+/// 32. All lanes of the warp call it.
 template <int kColumns, class T, int kRegs>
 __device__ __forceinline__ void store_row_vectors(T* row, int columns, const float (&acc)[kRegs], int half,
                                                   float factor, int lane) {

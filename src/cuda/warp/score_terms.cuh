@@ -1,6 +1,6 @@
-// From q.k to the score that the softmax sees, element by element: scale, softcap, ALiBi, bias, mask, block
-// mask, and the keep decisions of dropout. What needs none of these takes the fast kernels, which fold the
-// scale into exp2 and know only the window.
+// From q.k to the score that the softmax sees, element by element: scale, softcap, ALiBi, bias, mask, block mask, and
+// the keep decisions of dropout. Problems without these terms run on faster kernels, which fold the scale into exp2 and
+// know only the window.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ __device__ __forceinline__ float load_either(const char* data, int64_t offset, b
                 : to_float(__ldg(reinterpret_cast<const T*>(data) + offset));
 }
 
-/// The terms of one query row of one head, resolved for the row: what is left is indexed by the key.
+/// The terms of one query row of one head. What depends on the row is computed once; functions take the key.
 template <class T>
 struct RowTerms {
   int64_t bias = 0, mask = 0, block_mask = 0;  ///< element offsets of key 0
@@ -48,7 +48,7 @@ struct RowTerms {
     if (p.alibi != nullptr) slope = p.alibi[batch * p.alibi_batch + head * p.alibi_head];
   }
 
-  /// Whether mask and block mask let the row see key j (the window is not looked at). j < used_k.
+  /// Whether mask and block mask let the row see key j; the caller looks at the window. j < used_k.
   __device__ __forceinline__ bool sees(const tile::AttentionParams& p, int j) const {
     if (p.mask.data != nullptr && p.mask.data[mask + j * p.mask.column] == 0) return false;
     return p.block_mask.data == nullptr ||

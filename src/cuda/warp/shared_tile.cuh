@@ -21,14 +21,14 @@ template <class Byte>
 struct HeadRows {
   Byte* data = nullptr;
   int64_t row_bytes = 0;
-  int rows = 0;           ///< rows that exist, from `data` on; those behind (and negative ones) read as 0
+  int rows = 0;           ///< rows that exist, from `data` on; those before and behind read as 0
   int columns = 0;        ///< columns that exist; those behind read as 0
   bool aligned16 = true;  ///< 16-byte accesses are safe
 };
 using RowSource = HeadRows<const char>;
 using RowTarget = HeadRows<char>;
 
-/// Eight elements of 16 bits from memory that allows no 16-byte access; `count` of them exist.
+/// Reads eight elements of 16 bits from memory that allows no 16-byte access; `count` of them exist.
 __device__ __forceinline__ uint4 load_elements(const char* from, int count) {
   uint32_t words[4] = {0, 0, 0, 0};
   const auto* elements = reinterpret_cast<const uint16_t*>(from);
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint4 load_elements(const char* from, int count) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/// Eight elements of 16 bits to memory that allows no 16-byte access; `count` of them exist.
+/// Writes eight elements of 16 bits to memory that allows no 16-byte access; `count` of them exist.
 __device__ __forceinline__ void store_elements(char* to, const uint4& x, int count) {
   const uint32_t words[4] = {x.x, x.y, x.z, x.w};
   auto* elements = reinterpret_cast<uint16_t*>(to);
@@ -49,9 +49,9 @@ __device__ __forceinline__ void store_elements(char* to, const uint4& x, int cou
   }
 }
 
-/// Starts copying a tile whose row r lies at `row_at(r)` (null: zeros), with kThreads threads; columns from
-/// `columns` on become zeros. The caller commits, waits, and passes a barrier before anyone reads. The code is
-/// small, one loop; elements of unaligned rows are copied one by one.
+/// Starts copying a tile whose row r lies at `row_at(r)` (null: zeros), with kThreads threads; columns from `columns` on
+/// become zeros. The caller commits, waits, and passes a barrier before anyone reads. The loop is not unrolled, which
+/// keeps the code small; it copies the elements of unaligned rows one by one.
 template <class Tile, int kThreads, class RowAt>
 __device__ __forceinline__ void gather_tile(uint32_t tile, int columns, bool aligned16, int thread,
                                             const RowAt& row_at) {
@@ -78,10 +78,9 @@ __device__ __forceinline__ void gather_tile(uint32_t tile, int columns, bool ali
   }
 }
 
-/// gather_tile for rows first_row, first_row + 1, ... of the source; those that do not
-/// exist become zeros. With kAligned the source is known to be aligned16: unrolled
-/// copies, each one instruction and an address. Without kMayEnd all of the rows exist.
-/// `thread` is unsigned where the compiler cannot see that it is not negative.
+/// gather_tile for rows first_row, first_row + 1, ... of the source; those that do not exist become zeros. kAligned
+/// promises an aligned16 source, whose copies are unrolled: one instruction and one address each. Without kMayEnd all
+/// rows exist. Pass an unsigned `thread` where the compiler cannot see that it is not negative.
 template <class Tile, int kThreads, bool kMayEnd, bool kAligned, class Byte, class Index>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const HeadRows<Byte>& source, int first_row,
                                           Index thread) {
@@ -90,12 +89,12 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const HeadRows<Byte>& s
     const Share share(thread);
     if (!share.exists()) return;
     const bool column_exists = share.chunk * Tile::kChunkElements < source.columns;
-    // Aligned rows are less than 2^30 elements apart (launch/params.cpp): products of 32 bits, added to 64,
-    // are one instruction each and leave nothing that the compiler would keep in registers across a mainloop.
+    // Aligned rows are less than 2^30 elements apart (launch/params.cpp), so offsets are products of 32 bits added to 64:
+    // one instruction each, with nothing that the compiler would keep in registers across a mainloop.
     const int row = static_cast<int>(source.row_bytes / Tile::kElementBytes);
     const char* from = source.data + static_cast<int64_t>(first_row + share.row) * row * Tile::kElementBytes +
                        share.chunk * 16;
-    const int rows = source.rows - first_row - share.row;  // that exist from this thread's first on
+    const int rows = source.rows - first_row - share.row;  // that exist from the thread's first row on
 #pragma unroll
     for (int step = 0; step < Share::kSteps; ++step) {
       if (!share.has(step)) break;
@@ -111,8 +110,8 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const HeadRows<Byte>& s
   }
 }
 
-/// copy_tile in both ways, with a branch on source.aligned16 around them: fast for either source, for kernels
-/// that have registers left for it.
+/// copy_tile for either kind of source, by a branch on source.aligned16 around both copies: fast, for kernels with
+/// registers to spare.
 template <class Tile, int kThreads, class Byte>
 __device__ __forceinline__ void copy_tile_either(uint32_t tile, HeadRows<Byte> source, int first_row,
                                                  int thread) {

@@ -12,7 +12,7 @@ namespace fovea::cuda {
 /// acc = A B^T: rows of both are in shared memory. acc[m][n][e] is row 16 m + 8 (e / 2) + g of A and row
 /// 8 n + 2 t + e % 2 of B. Columns from `columns` on are zeros.
 ///
-/// Small terms are summed apart: the tensor core truncates what it adds, at the magnitude of the accumulator.
+/// Small terms have accumulators of their own: the tensor core truncates what it adds at the magnitude of the accumulator.
 template <int kM, int kN, int kColumns>
 __device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const Tf32AlongRows<kColumns>& a_rows,
                                               const Tf32AlongRows<kColumns>& b_rows, int columns) {
@@ -27,8 +27,8 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const Tf3
   }
 #pragma unroll
   for (int kk = 0; kk < kColumns / 16; ++kk) {
-    // Wide instances serve many head sizes. The branch also keeps the compiler from mixing steps, for which
-    // it has no registers.
+    // A wide instance serves smaller head sizes as well. The branch also keeps the compiler from interleaving steps, for
+    // which there are no registers.
     if (kColumns > 64 && kk * 16 >= columns) break;
     Tf32Fragment a[kM][2];
 #pragma unroll
@@ -70,8 +70,8 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4], const Tf3
 /// 32 block + 8 t + 4 (e % 2) + i. `merge` gets the old value, the new sum, m, and e / 2. Blocks of 32 columns
 /// from `columns` on stay as they are.
 ///
-/// W B is summed in registers of its own, and added to the sum over all tiles by an ordinary instruction,
-/// which rounds to nearest: truncation would add up over a long sequence.
+/// W B has accumulators of its own. An ordinary instruction, which rounds to nearest, adds them to the sum over all tiles:
+/// the tensor core's truncation would add up over a long sequence.
 template <int kM, int kSteps, int kColumns, class Merge>
 __device__ __forceinline__ void multiply_weights(float (&out)[kM][kColumns / 8][4],
                                                  const float (&weights)[kM][kSteps][4],
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_weights(float (&out)[kM][kColumns / 8][
                                                  const Merge& merge) {
 #pragma unroll
   for (int block = 0; block < kColumns / 32; ++block) {
-    if (kColumns > 64 && block * 32 >= columns) break;  // as above
+    if (kColumns > 64 && block * 32 >= columns) break;  // as in multiply_rows
     float acc[kM][4][4];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -131,8 +131,8 @@ __device__ __forceinline__ bool half_is_finite(const float (&acc)[kTiles][4], in
   return finite;
 }
 
-/// Writes this lane's elements of half `half` of an m16 tile that multiply_weights summed, times `factor`: of
-/// each 32 columns eight neighbours. Columns from `columns` on do not exist; `vectors`: 16-byte stores are safe.
+/// Writes this lane's elements of half `half` of an m16 tile that multiply_weights summed, times `factor`: eight adjacent
+/// columns of each 32. Columns from `columns` on do not exist; `vectors`: 16-byte stores are safe.
 template <int kTiles>
 __device__ __forceinline__ void store_half(const float (&acc)[kTiles][4], int half, int t, float* to,
                                            int columns, bool vectors, float factor) {

@@ -1,11 +1,10 @@
-// Float32 products on tensor cores, which multiply tf32: 11 significant bits. A float32 has 24, so it is
-// split into two tf32 numbers, x = hi + lo + rest with |lo| <= 2^-11 |x| and |rest| <= 2^-23 |x|, and
+// Float32 products on tensor cores, which multiply tf32. A tf32 has 11 significant bits and a float32 24, so each float32
+// becomes two tf32 numbers, x = hi + lo + rest with |lo| <= 2^-11 |x| and |rest| <= 2^-23 |x|, and
 //
 //   a b = a_hi b_hi + (a_hi b_lo + a_lo b_hi) + rest      |rest| <= 2^-22 |a b|, the level of float32's rounding
 //
-// Three products, and no limits on magnitudes other than those of float32. NaN and Inf: lo is NaN where x is
-// either, so a sum that holds one is NaN or Inf here, though not always the one of the two that float32 gives:
-// kernels compute such rows again.
+// These are three products, over the whole range of float32. Where x is NaN or Inf, lo is NaN, so sums with x are NaN or
+// Inf, though not always the one that float32 gives: kernels compute such rows again.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +38,8 @@ struct Tf32Fragment {
   }
 };
 
-/// corrections += a_hi b_lo + a_lo b_hi, sum += a_hi b_hi. The tensor core
-/// truncates what it adds, at the magnitude of the accumulator: small terms
-/// have one of their own (it may be the same where few steps are added).
+/// corrections += a_hi b_lo + a_lo b_hi, sum += a_hi b_hi. The tensor core truncates what it adds at the magnitude of the
+/// accumulator, so small terms have one of their own. Where few steps are added, both may be the same.
 __device__ __forceinline__ void mma_3xtf32(float (&sum)[4], float (&corrections)[4], const Tf32Fragment& a,
                                            const Tf32Pair& b0, const Tf32Pair& b1) {
   ptx::mma_m16n8k8_tf32(corrections, a.lo, b0.hi, b1.hi);

@@ -1,17 +1,17 @@
 // How a lane reads float32 tiles (tile/shared_tile.hpp) as operands of m16n8k8: 16 bytes at a time, without
 // ldmatrix, which cannot transpose 32-bit elements.
 //
-// A product may sum over k in any order, if both operands agree on it. So a lane (g = lane / 4,
-// t = lane % 4) takes four neighbours in memory for four fragments:
+// A product may sum over k in any order on which both operands agree. So a lane (g = lane / 4, t = lane % 4) takes four
+// adjacent elements in memory for four fragments:
 //
 //   k along the rows (Q and K of Q K^T)
 //     The chunk (16 bytes) 4 kk + t of row g holds k = t and k = t + 4 of the steps 2 kk (its elements 0, 1) and
 //     2 kk + 1 (elements 2, 3).
 //   k down the rows (V of P V)
-//     The k of a step are eight rows, k = t being row 2 t and k = t + 4 row 2 t + 1: so the accumulators of S are
-//     the operand P as they stand. The chunk 8 block + g holds column g of the four n8 tiles of a block: column
-//     32 block + 4 g + i of the tile is n = g of n8 tile i. What accumulates, (row g, n = 2 t and 2 t + 1), is for
-//     i = 0..3 columns 32 block + 8 t + i and 32 block + 8 t + 4 + i: eight neighbours a lane.
+//     The k of a step are eight rows: k = t is row 2 t and k = t + 4 is row 2 t + 1, so the accumulators of S are the
+//     operand P as they stand. The chunk 8 block + g holds column n = g of the four n8 tiles of a block: column
+//     32 block + 4 g + i of the tile is n = g of n8 tile i. The accumulators of a lane, (row g, n = 2 t and 2 t + 1),
+//     are for i = 0..3 columns 32 block + 8 t + i and 32 block + 8 t + 4 + i: eight adjacent ones.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,8 @@
 
 namespace fovea::cuda {
 
-/// Returns x; the compiler knows nothing about the result. In a loop, a branch
-/// on it stays a branch (else the compiler copies the whole loop for each
-/// outcome), and what is derived from it is not kept in registers throughout.
+/// Returns x, hidden from the compiler. In a loop, a branch on the result stays a branch (otherwise the compiler copies the
+/// whole loop for each outcome), and values derived from it are computed where they are used, not kept in registers.
 __device__ __forceinline__ int opaque(int x) {
   ptx::make_opaque(x);
   return x;
