@@ -115,6 +115,7 @@ class Library:
         num_threads: int = 0,
         backend: str | None = None,
         window_left: int = -1,
+        softcap: float = 0,
         max_seqlen: int = 0,
         deterministic: bool = False,
         device: tuple[int, int] = (CPU, 0),
@@ -128,6 +129,7 @@ class Library:
             causal=causal,
             window_left=window_left,
             window_right=-1,
+            softcap=softcap,
             max_seqlen_q=max_seqlen,
             max_seqlen_k=max_seqlen,
         )

@@ -167,6 +167,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "d_v": shape.d_v,
         "causal": shape.causal,
         "window": shape.window,
+        "softcap": shape.softcap,
         "lengths": list(shape.lengths),
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,
@@ -325,7 +326,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     which.add_argument("--s", type=numbers, default=GRID_LENGTHS, metavar="N,...", help="lengths of the grid")
     which.add_argument("--causal", choices=("yes", "no", "both"), default="both", help="of the grid")
     which.add_argument("--shape", action="append", default=[], metavar="WORDS",
-                       help="this shape, as in bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023; again for more")  # fmt: skip
+                       help="this shape, as in bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023,softcap30; again for more")  # fmt: skip
     which.add_argument("--name", default="", metavar="TEXT", help="only rows whose name contains TEXT (or TEXT,TEXT)")
     which.add_argument("--list", action="store_true", help="print the rows and stop; needs no GPU")
     how = parser.add_argument_group("how")

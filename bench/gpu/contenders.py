@@ -101,6 +101,7 @@ class OurCall(Call):
         options: dict[str, Any] = {
             "causal": shape.causal,
             "window_left": shape.window,
+            "softcap": shape.softcap,
             "max_seqlen": max(shape.lengths, default=0),
             "backend": backend,
             "device": device,
@@ -165,6 +166,8 @@ def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
     shape = inputs.shape
     if shape.lengths:
         raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
+    if shape.softcap:
+        raise NotSupported("scaled_dot_product_attention takes no softcap")
     if shape.causal and shape.s_q != shape.s_k:
         raise NotSupported("its causal mask is aligned top-left, not bottom-right")
     options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.h_q != shape.h_kv}
@@ -197,6 +200,8 @@ class AtenFlashCall(Call):
 
     def __init__(self, inputs: Inputs) -> None:
         shape = inputs.shape
+        if shape.softcap:
+            raise NotSupported("the operator takes no softcap")
         self._inputs, self._outputs = inputs, {}
         longest_q, longest_k = (max(shape.lengths),) * 2 if shape.lengths else (shape.s_q, shape.s_k)
         self._lengths = (inputs.cu_seqlens, inputs.cu_seqlens, longest_q, longest_k)
@@ -246,6 +251,8 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
     options: dict[str, Any] = {"causal": shape.causal}
     if shape.window >= 0:
         options["window_size"] = (shape.window, 0 if shape.causal else -1)
+    if shape.softcap:
+        options["softcap"] = float(shape.softcap)
     if shape.backward:
         options["deterministic"] = shape.deterministic
     function = module.flash_attn_func

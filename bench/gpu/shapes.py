@@ -32,6 +32,7 @@ class Shape:
     d_v: int
     causal: bool = False
     window: int = -1  # keys seen to the left of the diagonal; -1: all
+    softcap: int = 0  # 0: none
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     lse: bool = False  # the forward is asked for lse; a backward's always is
     group: str = "other"  # grid, special or other
@@ -55,6 +56,8 @@ class Shape:
             parts.append("causal")
         if self.window >= 0:
             parts.append(f"w{self.window}")
+        if self.softcap:
+            parts.append(f"softcap{self.softcap}")
         if self.lse:
             parts.append("lse")
         return "_".join(parts)
@@ -152,7 +155,7 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
     return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
 
 
-_NUMBER = re.compile(r"(b|sk|s|hkv|h|dv|d|w)(\d+)$")
+_NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
 
 
 def parse(text: str) -> Shape:
@@ -173,7 +176,7 @@ def parse(text: str) -> Shape:
         else:
             raise ValueError(
                 f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, lse, or a "
-                "number after b, s, sk, h, hkv, d, dv or w"
+                "number after b, s, sk, h, hkv, d, dv, w or softcap"
             )
     for needed in ("s", "d"):
         if needed not in words:
@@ -184,4 +187,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), lse=lse)
+    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), lse=lse)

@@ -57,6 +57,10 @@ class Slice:
             for begin in range(0, length_q, ROWS):
                 q = queries[h, begin : begin + ROWS].double()
                 s = q @ k.T * scale
+                slope: Tensor | float = 1.0  # of the softcap
+                if shape.softcap:
+                    capped = (s / shape.softcap).tanh_()
+                    s, slope = capped * shape.softcap, 1 - capped.square()
                 i = torch.arange(begin, begin + len(q), device="cuda")[:, None] + len(k) - length_q
                 j = torch.arange(len(k), device="cuda")[None]
                 if shape.causal:
@@ -71,7 +75,7 @@ class Slice:
                 if d_os is not None:
                     d_o = d_os[h, begin : begin + ROWS].double()
                     dv += p.T @ d_o
-                    d_s = (d_o @ v.T).sub_((d_o * o).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+                    d_s = (d_o @ v.T).sub_((d_o * o).sum(-1, keepdim=True)).mul_(p).mul_(slope).mul_(scale)
                     parts["dq"][h].append(d_s @ k)
                     dk += d_s.T @ q
         names = ("o", "lse") if d_os is None else ("dq",)

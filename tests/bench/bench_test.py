@@ -74,8 +74,13 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(set(names)), len(names))
         self.assertFalse(any("_fwd_" in row.name for row in shapes.special(["bwd_det"])))
 
+    def test_softcap(self):
+        shape = shapes.parse("b4,s512,h16,d128,causal,softcap30")
+        self.assertEqual((shape.softcap, shape.name), (30, "bf16_fwd_b4_s512_h16_d128_causal_softcap30"))
+        self.assertEqual(shapes.parse("s512,d128").softcap, 0)
+
     def test_parse_refuses(self):
-        for text in ("b4,d64", "s64", "s64,d64,x3", "s64,d64,h3,hkv2", "s64,d64,full"):
+        for text in ("b4,d64", "s64", "s64,d64,x3", "s64,d64,h3,hkv2", "s64,d64,full", "s64,d64,softcap"):
             with self.assertRaises(ValueError, msg=text):
                 shapes.parse(text)
 
