@@ -1,5 +1,5 @@
-"""The least of fovea.h that a benchmark needs, over ctypes: plans, and runs on raw pointers. Structs are read from the
-header, so that they stand once."""
+"""The part of fovea.h that benchmarks need, over ctypes: plans, and runs on raw pointers. The structs are read from the
+header, where alone they are written."""
 
 from __future__ import annotations
 

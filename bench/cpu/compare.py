@@ -41,11 +41,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 MIN_ROUNDS = 5
-# A turn of one side lasts at least this long; it begins with a call that is not timed unless one call lasts longer.
+# A turn of one side lasts at least this long. Its first call is not timed, unless one call lasts longer than a turn.
 TURN_SECONDS = 0.02
-# Between turns: worker threads of the other side stop spinning.
+# Pause between turns, in which worker threads of the other side stop spinning.
 PAUSE_SECONDS = 0.01
-# A row is measured again while other processes took more than this share of the cores, this often at most.
+# A row is measured again, this often at most, while other processes take more than this share of the cores.
 QUIET, TRIES = 0.02, 3
 # Largest difference from float64 allowed, over the largest value of the tensor.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}

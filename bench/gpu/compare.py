@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CONTENDERS = ("ours", "fa2", "cudnn", "efficient", "fa3", "fa4")
 
-# Launches a turn: as many as fill this, so that one replay of a graph is long beside its start and the clock's tick.
+# Launches a turn: as many as fill this time, so that a replay of the graph is long beside its start and the clock's tick.
 TURN_SECONDS = 0.008
 MOST_LAUNCHES = 200
 ROUNDS = 7
@@ -150,7 +150,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     sets = 1
     if args.flush_l2:
-        # So many that, when a set's turn comes again, twice the L2 has passed through it.
+        # So many sets that twice the size of the L2 passes through it before a set's turn comes again.
         sets = 1 + math.ceil(2 * l2 / shape.tensor_bytes)
     stream = torch.cuda.Stream()
     row: dict[str, Any] = {
@@ -408,7 +408,7 @@ def main() -> int:
 
     properties = torch.cuda.get_device_properties(0)
     gpu = Gpu(0, str(properties.uuid) if hasattr(properties, "uuid") else None)
-    # The name of the driver's tools first: PyTorch's is that of the CUDA runtime.
+    # nvidia-smi's name comes first: PyTorch's is that of the CUDA runtime.
     about = {
         "name": properties.name,
         "sms": properties.multi_processor_count,

@@ -274,7 +274,7 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
 @contextlib.contextmanager
 def deterministic_torch() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
-    # Else every torch.empty would be filled with NaN, inside of what is timed.
+    # Otherwise PyTorch fills every torch.empty with NaN, within the time that is measured.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)
     try:

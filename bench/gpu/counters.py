@@ -147,7 +147,7 @@ def profile_ladder(args: argparse.Namespace) -> dict[str, Any]:
         if name not in groups:
             raise ValueError(f"--group: got '{name}', expected one of {', '.join(groups)}")
     for group in args.group or groups:
-        # Of the many lengths of a group the one in the middle; the kernel is the same at each.
+        # The middle one of the many lengths of a group: the kernel is the same at each.
         shapes = groups[group] if len(groups[group]) < 3 else [groups[group][len(groups[group]) // 2]]
         program = [str(args.fovea), "ladder", "--profile", "--json", "--no-peer", "--group", group]
         program += ["--shape", ",".join(args.shape or shapes)]

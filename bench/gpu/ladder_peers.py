@@ -32,7 +32,7 @@ Tensor = Any
 CPU_WARMUPS, CPU_RUNS = 2, 11
 ROWS = 128  # of the outputs of a rung, as `fovea ladder` compares them
 SAMPLED = 64  # rows of an output, or queries of a sequence, that are compared with float64
-# In the ladder a head is an entry of the batch. Peers get a batch and heads, as programs call them: so many where it divides.
+# In the ladder a head is an entry of the batch. Programs call peers with a batch and heads: with this many, where it divides.
 HEADS = 16
 
 

@@ -21,8 +21,7 @@ constexpr size_t kLine = sizeof(Line);
 constexpr size_t kSums = 4;  // independent chains: the latency of one addition bounds no rate
 constexpr size_t kStep = kSums * kLine;
 
-/// `bytes` is a multiple of kStep. Each round adds one line
-/// to each sum: four neighbours, or one of each quarter.
+/// `bytes` is a multiple of kStep. Each round adds one line to each sum: four neighbours, or one of each quarter.
 FOVEA_WIDEST uint32_t sum_chunk(const char* data, size_t bytes, size_t streams, size_t ahead) {
   const size_t apart = streams == 1 ? kLine : bytes / kSums;
   const size_t advance = streams == 1 ? kStep : kLine;

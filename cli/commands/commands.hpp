@@ -11,8 +11,7 @@ namespace fovea::cli {
 /// What the command line asks for; runs after all of it was understood.
 using Action = std::function<Exit()>;
 
-// Each adds one subcommand with its options to `program`,
-// and puts what it does into `action` when it is chosen.
+// Each adds one subcommand with its options to `program`, and puts what it does into `action` when it is chosen.
 void add_demo(CLI::App& program, Action& action);
 void add_attend(CLI::App& program, Action& action);
 void add_look(CLI::App& program, Action& action);

@@ -78,8 +78,8 @@ enum class Kind {
   logits,   ///< float32 in the library, any real type in files
 };
 
-/// An array that a problem may do without. `tensor` is its name in the
-/// library, in a .safetensors file, and, with dashes, as an option.
+/// An array that a problem may do without. `tensor` is its name in the library, in a .safetensors file, and, with
+/// dashes, as an option.
 struct OptionalInput {
   const char* tensor;
   std::string InputFiles::*file;

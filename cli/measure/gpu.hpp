@@ -1,5 +1,4 @@
-// A GPU as `fovea bench` needs it: memory that mirrors arrays,
-// a stream, and times without the gaps between launches.
+// A GPU as `fovea bench` needs it: memory that mirrors arrays, a stream, and times without the gaps between launches.
 #pragma once
 
 #include <functional>
@@ -11,8 +10,8 @@
 
 namespace fovea::cli {
 
-/// Errors of CUDA are Failures. In a build without CUDA, and
-/// on a machine without a GPU, making one is a Failure, too.
+/// Errors of CUDA are Failures. In a build without CUDA, and on a machine without a GPU, making one is a Failure,
+/// too.
 class Gpu {
  public:
   explicit Gpu(int id);

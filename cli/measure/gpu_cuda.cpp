@@ -137,8 +137,7 @@ void Gpu::download(Array& to, const void* from) {
 }
 
 Timing Gpu::measure(const std::function<void()>& run, double seconds, int least) {
-  // One replay is long beside its start and the clock's tick,
-  // 0.5 us; so many launches make a graph large enough.
+  // One replay is long beside its start and the clock's tick, 0.5 us; so many launches make a graph large enough.
   constexpr double kReplaySeconds = 0.008;
   constexpr int kMostLaunches = 200, kMostReplays = 10'000;
   const Event begin = make_event(), end = make_event();

@@ -35,8 +35,7 @@
 
 #include "fovea/fovea.h"
 
-/// The inline namespace keeps these names apart from those
-/// inside the library at link time, and from other versions.
+/// The inline namespace keeps these names apart from those inside the library at link time, and from other versions.
 namespace fovea {
 inline namespace v0 {
 
@@ -66,8 +65,7 @@ inline void check(fovea_status status) {
 
 // ---- types ----
 
-/// Storage of one bfloat16 or float16 element. Arrays of any
-/// 16-bit type may be viewed as these by reinterpret_cast.
+/// Storage of one bfloat16 or float16 element. Arrays of any 16-bit type may be viewed as these by reinterpret_cast.
 struct bf16 {
   uint16_t bits;
 };
@@ -192,9 +190,8 @@ class Tensor {
 
 enum class Pass : int32_t { forward = FOVEA_FORWARD, backward = FOVEA_BACKWARD };
 
-/// All that can be asked, by name; fovea_problem in fovea.h documents shapes,
-/// types and meaning of each field. Left out means absent. As the options of
-/// attend(q, k, v, o, {...}) it names everything beside those four.
+/// All that can be asked, by name; fovea_problem in fovea.h documents shapes, types and meaning of each field. Left
+/// out means absent. As the options of attend(q, k, v, o, {...}) it names everything beside those four.
 struct Problem {
   Pass pass = Pass::forward;
   Tensor q{}, k{}, v{}, o{}, lse{};
@@ -285,8 +282,7 @@ inline fovea_options c_options(const Options& options) {
 
 class Workspace;
 
-/// The pointers of one run, by the names of the tensors
-/// they belong to; fovea_buffers in fovea.h documents them.
+/// The pointers of one run, by the names of the tensors they belong to; fovea_buffers in fovea.h documents them.
 struct Buffers {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   void *o = nullptr, *lse = nullptr;
@@ -378,8 +374,7 @@ inline void Plan::run(const Buffers& buffers, Workspace& workspace) const {
 
 // ---- one call ----
 
-/// Plan, workspace and run in one call, on the data of the
-/// tensors in `problem`, in the direction of problem.pass.
+/// Plan, workspace and run in one call, on the data of the tensors in `problem`, in the direction of problem.pass.
 inline void attend(const Problem& problem, const Options& options = {}) {
   const detail::CProblem c(problem);
   const fovea_options c_options = detail::c_options(options);
@@ -398,8 +393,8 @@ inline void attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   attend(terms, options);
 }
 
-/// The gradients: fills dq, dk, dv (and dbias, dsink where given)
-/// from q, k, v, o, lse, d_o and the terms of the forward.
+/// The gradients: fills dq, dk, dv (and dbias, dsink where given) from q, k, v, o, lse, d_o and the terms of the
+/// forward.
 inline void attend_backward(Problem problem, const Options& options = {}) {
   problem.pass = Pass::backward;
   attend(problem, options);
@@ -411,8 +406,7 @@ struct Part {
   Tensor lse;  ///< (B, H, S) float32
 };
 
-/// Merges partial results over disjoint sets of keys into
-/// `into`, which may be one of them; into.lse is optional.
+/// Merges partial results over disjoint sets of keys into `into`, which may be one of them; into.lse is optional.
 inline void merge(std::span<const Part> parts, const Part& into) {
   std::vector<fovea_tensor> tensors;
   std::vector<const fovea_tensor*> o_parts, lse_parts;

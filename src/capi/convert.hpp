@@ -17,8 +17,7 @@ Buffers read_buffers(const fovea_buffers* buffers);
 /// Throws RequestError(kInvalidArgument) for a type that is neither CPU nor CUDA.
 DeviceType to_device_type(const char* argument, fovea_device device);
 
-/// Throws RequestError(kInvalidArgument) for what no tensor
-/// can be: unknown types, no shape, too many dimensions.
+/// Throws RequestError(kInvalidArgument) for what no tensor can be: unknown types, no shape, too many dimensions.
 TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor);
 ProblemDescription to_description(const fovea_problem& problem);
 

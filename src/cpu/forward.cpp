@@ -107,8 +107,8 @@ struct ThreadScratch {
   }
 };
 
-/// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that
-/// NaN and Inf in V of a masked or dropped key do not spread.
+/// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do not
+/// spread.
 void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights,
                         const float* alpha, float* o) {
   for (int64_t c = 0; c < s.d_v; ++c) {

@@ -1,5 +1,4 @@
-// The tiled forward and backward of the CPU backends
-// (forward.cpp, backward.cpp), over a table of vector operations.
+// The tiled forward and backward of the CPU backends (forward.cpp, backward.cpp), over a table of vector operations.
 #pragma once
 
 #include <memory>

@@ -5,9 +5,8 @@
 // B lies in pairs of rows, the layout that the pair operands already have. The rest of the table is that of
 // AVX512-BF16.
 //
-// Tiles: 0-5 accumulators (2 row blocks x 3 column blocks = one panel), 6
-// left operand, 7 right operand. A step of 32 elements runs 6 products (16
-// cycles each) on 7 loads (8 cycles each): the products are the limit.
+// Tiles: 0-5 accumulators (2 row blocks x 3 column blocks = one panel), 6 left operand, 7 right operand. A step of 32
+// elements runs 6 products (16 cycles each) on 7 loads (8 cycles each): the products are the limit.
 #include "cpu/ops.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)

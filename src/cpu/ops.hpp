@@ -46,8 +46,7 @@ struct Ops {
   int k_multiple;      ///< reductions must be padded with zeros to a multiple of this many words
   bool values_by_row;  ///< left operand of accumulate(): true k_stride 1 (V transposed), false row_stride 1
 
-  /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises
-  /// column_max, when not null, to the maximum of c by lane.
+  /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises column_max, when not null, to the maximum of c by lane.
   void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
   /// c[rows][kPanel] = c * alpha + a b; alpha by lane, null = 1.
   void (*accumulate)(Operand a, const float* b, int64_t rows, int64_t k, float* c, const float* alpha);
@@ -109,8 +108,7 @@ struct Ops {
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
 };
 
-/// The table of each instruction set, null where this build
-/// has none. Calling its functions needs the processor.
+/// The table of each instruction set, null where this build has none. Calling its functions needs the processor.
 const Ops* generic_ops();
 const Ops* avx2_ops();
 const Ops* avx512_ops();

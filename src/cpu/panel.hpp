@@ -111,8 +111,7 @@ struct Staging {
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
   int64_t columns_size(int64_t n, int64_t size) const { return 2 * words_of(n) * round_up(size, 16) + 64; }
-  /// The rows on the lanes of a panel, transposed: words
-  /// [words][kPanel]. `temp` holds 4 * (words + 16) floats.
+  /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
                    float* temp) const;
   /// One row converted to words of the product type, `words` of them, zero-filled.

@@ -9,8 +9,8 @@
 
 namespace fovea::cpu {
 
-/// A matrix inside a tensor: element (row, column) at data +
-/// row * stride + column * column_stride, strides in elements.
+/// A matrix inside a tensor: element (row, column) at data + row * stride + column * column_stride, strides in
+/// elements.
 struct MatrixView {
   char* data = nullptr;
   int64_t stride = 0;

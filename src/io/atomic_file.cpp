@@ -111,8 +111,7 @@ void AtomicFile::write(std::span<const std::byte> content) {
 void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) fail_with_errno("cannot bring it to the disk");
   if (::close(std::exchange(descriptor_, -1)) != 0) fail_with_errno("cannot close");
-  // Long work may lie between opening and committing, and
-  // the output may have become an input's link meanwhile.
+  // Long work may lie between opening and committing, and the output may have become an input's link meanwhile.
   refuse_input_as_output(output_, inputs_);
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail_with_errno("cannot put it in place");
   temporary_.clear();

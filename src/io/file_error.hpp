@@ -16,9 +16,8 @@ struct FileError : std::runtime_error {
   std::string fault;
 };
 
-/// Text taken from a file, made safe to print: in single quotes, anything
-/// but printable ASCII as \xNN, cut after 64 bytes. A hostile file must not
-/// be able to send control codes to a terminal through an error message.
+/// Text taken from a file, made safe to print: in single quotes, anything but printable ASCII as \xNN, cut after 64
+/// bytes. A hostile file must not be able to send control codes to a terminal through an error message.
 std::string printable(std::string_view text);
 
 }  // namespace fovea::io

@@ -12,9 +12,8 @@
 #include "io/array.hpp"
 #include "io/file_error.hpp"
 
-/// .safetensors: 8 bytes with the length of the header, the header (JSON: for
-/// each tensor its type, shape and place in the data; under `__metadata__` free
-/// strings), then the data, which the tensors cover without gap or overlap.
+/// .safetensors: 8 bytes with the length of the header, the header (JSON: for each tensor its type, shape and place
+/// in the data; under `__metadata__` free strings), then the data, which the tensors cover without gap or overlap.
 namespace fovea::io {
 
 using Metadata = std::map<std::string, std::string>;

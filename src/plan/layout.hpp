@@ -42,8 +42,7 @@ constexpr bool has_memory(const TensorDesc& t) {
   return true;
 }
 
-/// Bytes from the first to past the last element; nullopt
-/// when they do not fit. 0 for a tensor without memory.
+/// Bytes from the first to past the last element; nullopt when they do not fit. 0 for a tensor without memory.
 constexpr std::optional<int64_t> extent_bytes(const TensorDesc& t) {
   if (!has_memory(t)) return 0;
   int64_t last = 0;

@@ -28,8 +28,7 @@ double sum_of_ramp(int64_t first, int64_t count, int64_t limit) {
          static_cast<double>(count - level_from) * static_cast<double>(limit);
 }
 
-/// What tile::Window::kept_pairs counts row by row, without
-/// the loop: lengths may be huge while a plan is made.
+/// What tile::Window::kept_pairs counts row by row, without the loop: lengths may be huge while a plan is made.
 double kept_pairs(const tile::Window& w) {
   if (w.seqlen_q == 0 || w.seqlen_k == 0) return 0;
   const double ends = w.right < 0 ? static_cast<double>(w.seqlen_q) * static_cast<double>(w.seqlen_k)

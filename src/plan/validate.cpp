@@ -324,8 +324,7 @@ void check_sequence_lengths(const AttentionProblem& p, const Buffers& buffers) {
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
   if (starts_q) check_starts(Role::kCuSeqlensQ, starts_q, p.batch, p.total_q, p.seqlen_q);
   if (starts_k) check_starts(Role::kCuSeqlensK, starts_k, p.batch, p.total_k, p.seqlen_k);
-  // Without starts a packed sequence is known to be no longer
-  // than the longest; its own length is checked in runs.
+  // Without starts a packed sequence is known to be no longer than the longest; its own length is checked in runs.
   if (used_q) check_used(Role::kSeqUsedQ, used_q, starts_q, p.batch, p.seqlen_q);
   if (used_k) check_used(Role::kSeqUsedK, used_k, starts_k, p.batch, p.seqlen_k);
 }

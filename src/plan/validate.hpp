@@ -15,8 +15,8 @@ inline constexpr int64_t kMaxDimension = 0x7fffffff;
 /// RequestError(kInvalidArgument) naming the argument.
 AttentionProblem validate(const ProblemDescription& description);
 
-/// Checks what cu_seqlens_q/k and seqused_q/k hold, in O(batch); arrays
-/// whose pointer is null are skipped. Throws RequestError(kInvalidArgument).
+/// Checks what cu_seqlens_q/k and seqused_q/k hold, in O(batch); arrays whose pointer is null are skipped. Throws
+/// RequestError(kInvalidArgument).
 void check_sequence_lengths(const AttentionProblem& problem, const Buffers& buffers);
 
 }  // namespace fovea::plan

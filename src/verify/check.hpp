@@ -29,8 +29,7 @@ inline std::vector<std::string> available_backends() {
   return names;
 }
 
-/// The memory of runs of one pass on one backend: the tensors
-/// of `x`, or their mirrors on a device, and a workspace.
+/// The memory of runs of one pass on one backend: the tensors of `x`, or their mirrors on a device, and a workspace.
 class RunMemory {
  public:
   RunMemory(const OwnedProblem& x, fovea_pass pass, const std::string& backend, bool without_lse = false)
@@ -168,8 +167,7 @@ inline RunResult failed(const std::string& what) {
   return {false, what};
 }
 
-/// Plans and runs one pass on the tensors of `x`, whose
-/// outputs then hold the result. Checks all but the numbers.
+/// Plans and runs one pass on the tensors of `x`, whose outputs then hold the result. Checks all but the numbers.
 inline RunResult run_pass(const OwnedProblem& x, fovea_pass pass, const RunOptions& how) {
   if (is_cuda(how.backend) && open_device_memory == nullptr) {
     return failed("this program has no device memory for " + how.backend);
@@ -205,8 +203,7 @@ struct CheckOptions {
   /// The first runs against the oracle; the others must agree with it bit for bit. (Backends of GPUs have no
   /// use for the numbers: they repeat once.)
   std::vector<int32_t> threads = {1, 2};
-  /// Without repetitions each pass runs once without and once
-  /// with `deterministic`, where that makes a difference.
+  /// Without repetitions each pass runs once without and once with `deterministic`, where that makes a difference.
   bool repeat = true;
   std::map<Role, Margin>* margins = nullptr;
 };

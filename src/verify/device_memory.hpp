@@ -1,6 +1,6 @@
-// Device memory for the tensors of a problem: for each run mirrors of the host
-// tensors, between guards. The checks use this interface, so that they compile
-// without CUDA; a program with CUDA sets `open_device_memory` (cuda_memory.hpp).
+// Device memory for the tensors of a problem: for each run mirrors of the host tensors, between guards. The checks
+// use this interface, so that they compile without CUDA; a program with CUDA sets `open_device_memory`
+// (cuda_memory.hpp).
 #pragma once
 
 #include <cstddef>
@@ -47,8 +47,7 @@ class DeviceMemory {
   virtual std::string finish(const std::vector<Block>& blocks) = 0;
 };
 
-/// Gives the device memory of the calling thread; null in
-/// programs without CUDA, which leave out CUDA backends.
+/// Gives the device memory of the calling thread; null in programs without CUDA, which leave out CUDA backends.
 inline DeviceMemory& (*open_device_memory)() = nullptr;
 
 }  // namespace fovea::verify

@@ -1,5 +1,5 @@
-// Elements of tensors as numbers: written from the definitions
-// of the formats, independent of the library's own conversions.
+// Elements of tensors as numbers: written from the definitions of the formats, independent of the library's own
+// conversions.
 #pragma once
 
 #include <algorithm>
@@ -108,8 +108,7 @@ inline uint16_t encode(double x, Format16 f) {
   const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7ff) - 1023, f.min_exponent);
   if (exponent > f.max_exponent) return static_cast<uint16_t>(sign | f.infinity());
   const double mantissa = std::nearbyint(std::abs(x) * power_of_two(f.mantissa_bits - exponent));
-  // The hidden bit of a normal number carries into the exponent
-  // field, as does rounding up to the next power of two.
+  // The hidden bit of a normal number carries into the exponent field, as does rounding up to the next power of two.
   const uint32_t code =
       (static_cast<uint32_t>(exponent - f.min_exponent) << f.mantissa_bits) + static_cast<uint32_t>(mantissa);
   return static_cast<uint16_t>(sign | std::min(code, f.infinity()));

@@ -110,8 +110,8 @@ struct ProblemSpec {
   int64_t window_left = -1, window_right = -1;
   double softcap = 0, dropout = 0;
 
-  /// Packed when not empty: lengths of the sequences; seqlen_q
-  /// and seqlen_k then are max_seqlen, at least the longest.
+  /// Packed when not empty: lengths of the sequences; seqlen_q and seqlen_k then are max_seqlen, at least the
+  /// longest.
   std::vector<int32_t> lengths_q, lengths_k;
   int32_t spare_rows = 0;  ///< rows of packed tensors after the last sequence
   bool plan_knows_data =
@@ -236,8 +236,7 @@ class OwnedProblem {
     return has(role) && info_of(role).access[pass] != FOVEA_ABSENT;
   }
 
-  /// Numbers of one sequence: where its rows start (in rows
-  /// of the dense tensors), how many there are and take part.
+  /// Numbers of one sequence: where its rows start (in rows of the dense tensors), how many there are and take part.
   struct Sequence {
     int64_t row_q, row_k, length_q, length_k, used_q, used_k;
   };
@@ -465,8 +464,8 @@ class OwnedProblem {
     k.assign(values);
   }
 
-  /// Fills rows that take no part (spare rows of packed tensors,
-  /// rows beyond seqused) with NaN, which must reach no result.
+  /// Fills rows that take no part (spare rows of packed tensors, rows beyond seqused) with NaN, which must reach no
+  /// result.
   void spoil_unused_rows() {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     std::vector<bool> live_q(static_cast<size_t>(spec.packed() ? total(true) : spec.batch * spec.seqlen_q));

@@ -215,8 +215,8 @@ class RandomProblem {
 
 }  // namespace detail
 
-/// Problem `index` of the stream `seed`. `usual_work` is the work
-/// of nine problems in ten; the tenth has five times as much.
+/// Problem `index` of the stream `seed`. `usual_work` is the work of nine problems in ten; the tenth has five times
+/// as much.
 inline ProblemSpec random_problem(uint64_t seed, uint64_t index, int64_t usual_work = kHostWork) {
   return detail::RandomProblem(seed, index).draw(usual_work);
 }

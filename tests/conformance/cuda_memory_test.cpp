@@ -1,4 +1,4 @@
-// Tests of the suite itself, on GPUs: a write outside a tensor must be found.
+// Tests of the suite itself, on GPUs: it must find a write outside a tensor.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

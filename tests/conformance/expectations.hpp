@@ -23,8 +23,7 @@ uint64_t environment_number(const char* name, uint64_t fallback);
 bool only_one_backend();
 /// The backend that it names; all available CUDA backends for "cuda"; without it all of the CPU.
 std::vector<std::string> backends_under_test();
-/// The CUDA backends under test (all, unless FOVEA_TEST_BACKEND
-/// names one) that the machine has; if none, the reason.
+/// The CUDA backends under test (all, unless FOVEA_TEST_BACKEND names one) that the machine has; if none, the reason.
 std::vector<std::string> cuda_backends_under_test();
 std::string why_no_cuda_backend();
 

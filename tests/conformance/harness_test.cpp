@@ -1,4 +1,4 @@
-// Tests of the suite itself: every kind of wrong result that it looks for must be found.
+// Tests of the suite itself: it must find every kind of wrong result that it looks for.
 #include <gtest/gtest.h>
 
 #include <cmath>

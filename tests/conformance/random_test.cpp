@@ -1,6 +1,5 @@
-// Random problems, from a printed seed. FOVEA_TEST_SEED sets the seed,
-// FOVEA_TEST_PROBLEMS how many problems, and FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND)
-// picks one. FOVEA_TEST_THREADS: how many problems at a time on GPUs.
+// Random problems from a printed seed. FOVEA_TEST_SEED sets the seed, FOVEA_TEST_PROBLEMS the number of problems, and
+// FOVEA_TEST_THREADS how many run at a time on GPUs. FOVEA_TEST_INDEX (with FOVEA_TEST_BACKEND) picks one problem.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -174,7 +174,7 @@ TEST(Shapes, SmallestProblem) {
   expect_conformance_of_all_types(spec);
 }
 
-/// Windows of every width around nothing, with more and with fewer queries than keys.
+/// Windows of every small width, with more and with fewer queries than keys.
 TEST(Shapes, Windows) {
   for (const auto& [sq, sk] : {std::pair{20, 20}, std::pair{31, 9}, std::pair{9, 31}, std::pair{70, 101}}) {
     for (const int64_t left : {-1, 0, 1, 16, 63}) {

@@ -1,7 +1,6 @@
-// The part of the emulated device that sm_90 adds: barriers that count bytes, copies by TMA, products of
-// warpgroups. Copies and products take effect at random times between the earliest and the latest that the rules
-// allow. Not modelled: the
-// fences between ordinary and asynchronous accesses of shared memory, and clusters.
+// What sm_90 adds to the emulated device: barriers that count bytes, copies by TMA, products of warpgroups. Copies and
+// products take effect at random times between the earliest and the latest that the rules allow. The model has no fences
+// between ordinary and asynchronous accesses of shared memory, and no clusters.
 #pragma once
 
 #include <cuda.h>

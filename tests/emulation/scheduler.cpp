@@ -125,7 +125,7 @@ class Processor {
     seed_ = base_seed() + launches_++;
     random_.seed(seed_);
     const uint64_t ctas = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    // CTAs may run in any order: here from a random start, forwards or backwards.
+    // CTAs may run in any order. They run from a random one on, forwards or backwards.
     const uint64_t first = random_.next() % std::max<uint64_t>(ctas, 1);
     const bool backwards = random_.below(2) == 1;
     for (uint64_t i = 0; i < ctas; ++i) {
@@ -182,7 +182,7 @@ class Processor {
   }
   uint32_t random_below(uint32_t end) { return random_.below(end); }
   void interruption() {
-    // Once in eight: often enough for some seed to separate any pair of accesses, at little cost.
+    // One in eight is often enough for some seed to separate any pair of accesses, and costs little.
     if (random_.below(8) == 0) leave();
   }
 
@@ -438,7 +438,7 @@ unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, con
 
 uint32_t shared_address(const void* pointer) {
   const auto* byte = static_cast<const unsigned char*>(pointer);
-  // The address one behind the end may be formed, though not used.
+  // A kernel may form the address behind the end, but not use it.
   if (byte < cuda::shared || byte > cuda::shared + processor().shared_size())
     fail("the shared address of memory that is not dynamic shared memory");
   return kSharedBase + static_cast<uint32_t>(byte - cuda::shared);

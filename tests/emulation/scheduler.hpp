@@ -54,8 +54,7 @@ inline constexpr int kAllThreads = -1;
 /// A point at which the running thread may be interrupted, at random.
 void interruption();
 
-/// The bytes at a shared address; fails unless `size` of
-/// them exist and the address is a multiple of `alignment`.
+/// The bytes at a shared address; fails unless `size` of them exist and the address is a multiple of `alignment`.
 unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, const char* what);
 uint32_t shared_address(const void* pointer);
 

@@ -540,8 +540,7 @@ TEST(PlanFlops, CountPackedAndUsedLengthsWhereKnown) {
   fovea_plan_destroy(plan);
 }
 
-/// The tensors of a forward, described as on a GPU. Without
-/// data, because the library would see that it is not there.
+/// The tensors of a forward, described as on a GPU. Without data, because the library would see that it is not there.
 Request on_gpu(int id) {
   Request request = Request::forward();
   for (const char* name : {"q", "k", "v", "o", "lse"}) {

@@ -1,6 +1,5 @@
-// libFuzzer target: whatever the bytes, parse_safetensors returns the tensors or throws FileError, and what
-// it returns survives being written and read again. With -malloc_limit_mb it also shows that a
-// size claimed by the file allocates nothing.
+// libFuzzer target: whatever the bytes, parse_safetensors returns the tensors or throws FileError, and what it returns
+// survives being written and read again. -malloc_limit_mb also shows that a size that the file claims allocates nothing.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

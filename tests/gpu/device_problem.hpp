@@ -1,5 +1,5 @@
-// A problem of src/verify whose tensors stay in device memory, for tests of streams, graphs and
-// pointers, which need lasting addresses. (The suite itself places tensors again for each run.)
+// A problem of src/verify whose tensors stay in device memory, for tests of streams, graphs and pointers, which need
+// lasting addresses. (The suite itself places tensors anew for each run.)
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// The wrappers of sm_90a on a Hopper GPU, against the maps of src/tile and exact arithmetic: small
-// integers, whose products and sums are exact in bfloat16, float16 and float32.
+// Compares the wrappers of sm_90a on a Hopper GPU with the maps of src/tile and with exact arithmetic: products and sums of
+// small integers are exact in bfloat16, float16 and float32.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -204,7 +204,7 @@ TEST(PtxSm90, StmatrixStoresWhatLdmatrixLoads) {
 
 // ---- bulk copies
 
-/// One thread: `from` to shared memory, then twice from there onto `sums`, and zeros onto what was read.
+/// One thread copies `from` to shared memory, adds that to `sums` twice, and overwrites it with zeros once it is read.
 __global__ void load_and_add(const float* from, float* sums, int count) {
   __shared__ alignas(16) float values[64];
   __shared__ alignas(8) uint64_t barrier;
@@ -305,8 +305,7 @@ TEST(PtxSm90, SetmaxnregMovesRegisters) {
 
 constexpr int kK = 32;  // two steps, so that the second accumulates
 
-/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T
-/// (`kMN` false: (N, kK) K-major) or of V ((kK, N) MN-major).
+/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T (`kMN` false: (N, kK) K-major) or of V ((kK, N) MN-major).
 template <class T, int kN, bool kMN, bool kRegisters>
 __global__ void multiply(const T* a, const T* b, float* d) {
   extern __shared__ __align__(1024) unsigned char memory[];

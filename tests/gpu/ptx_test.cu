@@ -1,6 +1,6 @@
-// Every wrapper of src/cuda/ptx on a GPU, against the fragment maps of src/tile (which host tests compare with the
-// tables of the PTX manual) and against exact arithmetic. Built twice: for the GPUs of the
-// library, and as PTX of sm_75, whose wrappers differ.
+// Compares every wrapper of src/cuda/ptx on a GPU with the fragment maps of src/tile (which host tests compare with the
+// tables of the PTX manual) and with exact arithmetic. Built twice: for the GPUs of the library, and as PTX of sm_75,
+// whose wrappers differ.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -222,8 +222,7 @@ TEST(Ptx, CpAsync4CopiesAndFillsWithZeros) {
 
 constexpr int kMatrixElements = 64;
 
-/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse
-/// order with gaps, so that only the addresses decide.
+/// Matrix m holds 64 m + 8 row + column. Rows lie in reverse order with gaps, so that only the addresses decide.
 template <bool kTrans>
 __global__ void load_matrices(uint32_t* registers) {
   constexpr int kMatrices = 4;
@@ -297,8 +296,8 @@ __device__ void multiply(float (&d)[4], const uint32_t (&a)[Map::kRegsA], const 
   if constexpr (std::is_same_v<Map, MmaM16N8K8>) ptx::mma_m16n8k8_f16(d, a[0], a[1], b[0]);
 }
 
-/// D = A B + D of one warp, every matrix row-major float32 in
-/// global memory: fragments by the maps, element by element.
+/// D = A B + D of one warp, every matrix row-major float32 in global memory: fragments by the maps, element by
+/// element.
 template <class Map, class T>
 __global__ void product(const float* a, const float* b, float* d) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -372,7 +371,7 @@ TEST(Ptx, MmaM16N8K8Tf32) {
   test_product<MmaM16N8K8Tf32, float>();
 }
 
-/// The splits of float32 rely on this: mma ignores the lower 13 bits of an operand and does not round them.
+/// mma ignores the lower 13 bits of a tf32 operand and does not round them; split_tf32 relies on this.
 TEST(Ptx, Tf32OperandsAreTruncated) {
   FOVEA_SKIP_WITHOUT_SM80();
   FOVEA_SKIP_WITHOUT_GPU();
@@ -396,7 +395,7 @@ TEST(Ptx, MmaAccumulatesInFloat32) {
   for (const float x : dd.values()) EXPECT_EQ(x, 8 * 2 * operand + 0.5f);
 }
 
-/// P goes from the accumulators of one product into the next without leaving the lane.
+/// P goes from the accumulators of one product into the next within a lane.
 __global__ void accumulator_as_operand(float* wrong) {
   const int lane = static_cast<int>(threadIdx.x);
   wrong[lane] = 0;

@@ -280,8 +280,7 @@ TEST_F(Runs, GiveTheSameBitsInAnyLaunchOrder) {
     for (int round = 0; round < 12; ++round) {
       for (const auto& x : problems) x->upload();
       std::shuffle(order.begin(), order.end(), random);
-      // Each problem on one stream of the round, two to four
-      // times in a row, so that its own runs stay in order.
+      // Each problem on one stream of the round, two to four times in a row, so that its own runs stay in order.
       for (const size_t i : order) {
         const auto stream = streams[random() % streams.size()]->get();
         for (unsigned again = 0; again < 2 + random() % 3; ++again) {

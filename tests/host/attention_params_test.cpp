@@ -1,4 +1,4 @@
-// Kernels compute the same lengths, key ranges and dropout from AttentionParams as the CPU from the problem.
+// From AttentionParams kernels compute the same lengths, key ranges and dropout as the CPU does from the problem.
 #include "tile/attention_params.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace fovea {
 namespace {
 
-/// The same problem for both.
+/// One problem in both forms.
 struct Both {
   AttentionProblem problem;
   Buffers buffers;

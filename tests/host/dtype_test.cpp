@@ -77,8 +77,8 @@ TYPED_TEST(SixteenBits, EveryValueComesBack) {
   }
 }
 
-/// Between each two neighbours: below the midpoint, the midpoint itself (to even), above it; the last step
-/// leads to infinity.
+/// Rounds between each two neighbouring values: below the midpoint, at it (to even) and above it. The last neighbour is
+/// infinity.
 TYPED_TEST(SixteenBits, RoundsToNearestEven) {
   using F = Format<TypeParam>;
   for (uint32_t sign : {0u, 0x8000u}) {

@@ -35,8 +35,7 @@ class Float64Problem {
     add_rows();
   }
 
-  /// Turns the problem into a packed one: the sequences have
-  /// the lengths given, `spare_rows` rows follow the last.
+  /// Turns the problem into a packed one: the sequences have the lengths given, `spare_rows` rows follow the last.
   void pack(const std::vector<int32_t>& lengths_q, const std::vector<int32_t>& lengths_k,
             int32_t spare_rows) {
     problem.packed = true;

@@ -1,5 +1,5 @@
-// Fragment maps against the figures of the PTX manual, and against each other: ldmatrix gives what mma takes,
-// accumulators are operands; at last a whole tile of attention computed by simulated warps.
+// Compares fragment maps with the figures of the PTX manual and with each other: ldmatrix gives what mma takes, and
+// accumulators are operands. At the end simulated warps compute a whole tile of attention.
 #include "tile/fragment_map.hpp"
 
 #include <gtest/gtest.h>
@@ -14,8 +14,7 @@
 namespace fovea::tile {
 namespace {
 
-/// Whether a map and its inverse say what a figure says.
-/// `at(lane, element)`, `slot(row, col)` -> (lane, element).
+/// Compares a map, `at(lane, element)`, and its inverse, `slot(row, col)` -> (lane, element), with a figure.
 template <int kRows, int kColumns, class At, class SlotOf>
 void expect_table(const FragmentTable<kRows, kColumns>& table, int elements, const At& at,
                   const SlotOf& slot) {
@@ -89,7 +88,7 @@ TEST(FragmentMap, LdmatrixOfTheManual) {
                 (Coord{row, col}));
     }
   }
-  // A 32-bit element is the pair of 16-bit ones that shares its place.
+  // A 32-bit element takes the place of two 16-bit ones.
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     EXPECT_EQ(Ldmatrix::at32(lane).row, Ldmatrix::at(lane, 0, false).row);
     EXPECT_EQ(Ldmatrix::at32(lane).col * 2, Ldmatrix::at(lane, 0, false).col);
@@ -153,8 +152,7 @@ int get(const Registers& registers, int lane, int reg, int half) {
   return registers[static_cast<size_t>(lane)][static_cast<size_t>(reg)][static_cast<size_t>(half)];
 }
 
-/// Each lane gets by ldmatrix just the elements that
-/// mma.m16n8k16 expects of it, everywhere in a swizzled tile.
+/// ldmatrix gives each lane exactly the elements that mma.m16n8k16 expects there, everywhere in a swizzled tile.
 template <class Layout>
 void check_ldmatrix_is_mma_operand() {
   const std::vector<int> memory = numbered_tile<Layout>();
@@ -253,8 +251,7 @@ TEST(FragmentMap, AccumulatorsAreOperandA) {
   for (const bool t : taken) EXPECT_TRUE(t);  // a permutation: every key once
 }
 
-// Products by the figures alone: which element a lane's
-// register is, is looked up in the tables of the manual.
+// Products by the manual's tables alone, which say what element each register of a lane holds.
 
 using Accumulators = std::array<std::array<int, 4>, kWarpLanes>;
 
@@ -273,8 +270,8 @@ void simulate_mma_m16n8k16(Accumulators& d, const Registers& a, const Registers&
   }
 }
 
-/// O = (Q K^T) V for 16 queries, 32 keys and 64 columns, in integers, as a warp does it: all operands by
-/// ldmatrix from swizzled tiles, P straight from the accumulators.
+/// O = (Q K^T) V for 16 queries, 32 keys and 64 columns, in integers, as a warp computes it: ldmatrix reads all operands
+/// from swizzled tiles, and P comes straight from the accumulators.
 TEST(FragmentMap, ATileOfAttentionByASimulatedWarp) {
   constexpr int kQueries = 16, kKeys = 32, kColumns = 64;
   using Queries = SharedTile<kQueries, kColumns>;

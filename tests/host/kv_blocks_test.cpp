@@ -1,4 +1,4 @@
-// Blocks that are visited, and those among them that need no mask, against every pair of every small problem.
+// Compares the blocks that are visited, and those that need no mask, with every pair of every small problem.
 #include "tile/kv_blocks.hpp"
 
 #include <gtest/gtest.h>
@@ -40,8 +40,7 @@ void expect_ordered(const KvBlocks& blocks, const std::string& text) {
   ASSERT_LE(blocks.full_end, blocks.end) << text;
 }
 
-/// Not "if" but "if and only if": a block is visited when
-/// it has a visible pair, and full when all its pairs are.
+/// A block is visited if and only if it has a visible pair, and full if and only if all its pairs are visible.
 void check_kv(const Problem& problem, int begin, int end, int tile_n) {
   const KvBlocks blocks = kv_blocks(problem.p, problem.s, begin, end, tile_n);
   const std::string text = problem.text() + " queries [" + std::to_string(begin) + ", " +

@@ -1,4 +1,4 @@
-// Ranges of keys and queries against the formula, over every small problem.
+// Compares ranges of keys and queries with the formula, over every small problem.
 #include "tile/kv_range.hpp"
 
 #include <gtest/gtest.h>

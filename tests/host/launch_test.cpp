@@ -1,5 +1,5 @@
-// The table of CUDA kernels and the schedule of launches, on GPUs that are made up: plain functions of plain
-// data, which need neither a GPU nor a toolkit.
+// The table of CUDA kernels and the schedule of launches on made-up GPUs: plain functions of plain data, which need
+// neither a GPU nor a toolkit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -381,7 +381,7 @@ TEST(Schedule, KeysAreSplitWhereSmsWouldIdle) {
 }
 
 TEST(Schedule, ManyWavesAreNotSplit) {
-  // 10.3 waves: the last one is a third full, but parts of all of them would cost more.
+  // 10.3 waves: the last one is a third full, but splitting the keys of all would cost more.
   EXPECT_EQ(best_num_splits(4096, 86, 396, 1000), 1);
   EXPECT_GT(best_num_splits(400, 86, 396, 1000), 1) << "the second of two waves is nearly empty";
 }
@@ -403,11 +403,11 @@ TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   AttentionProblem used = dense;
   add(used, Role::kSeqUsedK);
   EXPECT_EQ(layout(used).tile_counter, 0);
-  // A quarter of a wave of neighbours, where all take as long; else what fits the cache.
+  // A quarter of a wave of heads where all tiles take as long, otherwise as many as fit the cache.
   const int blocks = (4096 + stays.tile_m - 1) / stays.tile_m;
   EXPECT_EQ(layout(dense).args.heads_at_once, std::max(1, hopper().sm_count / (4 * blocks)));
   EXPECT_EQ(layout(causal).args.heads_at_once, heads_at_once(causal, false, hopper().l2_bytes));
-  // The last section of causal tiles: three for each CTA, or more.
+  // The last section of causal tiles has three or more for each CTA.
   const ForwardArgs args = layout(causal).args;
   const int left = 4 * 16 - args.whole_sections * args.heads_at_once;
   EXPECT_GE(left * blocks, 3 * hopper().sm_count);

@@ -1,7 +1,6 @@
-// Fragments as the figures of the PTX ISA manual draw them: for each element of a matrix the lane that holds
-// it, and its number among the elements of that lane (a0, a1, ...). Data, so that the maps are not tested
-// against themselves: the four kinds of block that the figures are made of, and which elements each block of
-// a figure starts with.
+// Fragments as the figures of the PTX ISA manual draw them: for each element of a matrix the lane that holds it, and its
+// number among the elements of that lane (a0, a1, ...). The tables are data, so that the maps are not compared with
+// themselves: the four kinds of block of which the figures consist, and the number with which each block starts.
 #pragma once
 
 #include <array>
@@ -88,7 +87,7 @@ inline constexpr FragmentTable<4, 8> kWordsOfB = {
 
 // clang-format on
 
-/// A figure of equal blocks; `first`: the number of the element with which a lane's share of each starts.
+/// A figure of equal blocks. `first` is the number of a lane's first element in each.
 template <int kDown, int kAcross, int kRows, int kColumns>
 constexpr FragmentTable<kDown * kRows, kAcross * kColumns> figure(
     const FragmentTable<kRows, kColumns>& block,

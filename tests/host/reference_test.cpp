@@ -1,4 +1,4 @@
-// The oracle against answers known by hand.
+// Compares the oracle with answers computed by hand.
 #include "cpu/reference.hpp"
 
 #include <gtest/gtest.h>
@@ -16,8 +16,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// One head of size 1 whose scores are the keys (q = scale
-/// = 1) and whose output is the weights: v is the identity.
+/// One head of size 1 whose scores are the keys (q = scale = 1) and whose output is the weights: v is the identity.
 Float64Problem weights_problem(int64_t seqlen_q, const std::vector<double>& scores) {
   const auto keys = static_cast<int64_t>(scores.size());
   Float64Problem x(1, seqlen_q, keys, 1, 1, 1, keys);

@@ -1,6 +1,5 @@
-// The banks of shared memory, simulated: 32 of 4 bytes each. An access of a warp is served in phases of as
-// many lanes as ask for 128 bytes together; within a phase each bank gives one word a cycle, to all that ask
-// for the same word.
+// Simulates the banks of shared memory: 32 of 4 bytes each. Hardware serves an access of a warp in phases of as many lanes
+// as ask for 128 bytes together. Within a phase each bank gives one word a cycle, to all lanes that ask for that word.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +10,7 @@
 
 namespace fovea::tile {
 
-/// Cycles that an access takes beyond one a phase. `addresses`:
-/// one a lane, in bytes, multiples of `access_bytes`.
+/// Cycles that an access takes beyond one a phase. `addresses` has one a lane, in bytes, multiples of `access_bytes`.
 inline int bank_conflicts(const std::vector<int>& addresses, int access_bytes) {
   const size_t lanes_of_phase = static_cast<size_t>(std::min(32, 128 / access_bytes));
   int conflicts = 0;

@@ -1,6 +1,6 @@
-// Swizzles in a simulation of the banks of shared memory: the number of conflicts of each access pattern is
-// asserted, with the swizzle and, for contrast, without; and the tiles of the kernels (SharedTile) with the
-// addresses that their copies, ldmatrix and loads of tf32 fragments use.
+// Swizzles in a simulation of the banks of shared memory. The tests assert the number of conflicts of each access pattern
+// with the swizzle and, for contrast, without; and those of the kernels' tiles (SharedTile) at the addresses that copies,
+// ldmatrix and loads of tf32 fragments use.
 #include "tile/swizzle.hpp"
 
 #include <gtest/gtest.h>
@@ -27,8 +27,8 @@ int swizzled_address_of(int row_bytes, int row, int chunk) {
   return row * row_bytes + (chunk ^ swizzle_of_row(row_bytes, row)) * kChunkBytes;
 }
 
-/// Rows of the kernels (head sizes 16 to 256, padded) and others,
-/// with the conflicts of unswizzled columns of eight chunks.
+/// Rows of the kernels (head sizes 16 to 256, padded) and others, with the conflicts of unswizzled columns of eight
+/// chunks.
 struct RowCase {
   int bytes;
   int group;                    ///< chunks that the swizzle permutes
@@ -65,7 +65,7 @@ TEST(Swizzle, GroupsOfTheRows) {
   for (const RowCase& c : kRowCases) EXPECT_EQ(swizzle_group(c.bytes), c.group) << c.bytes;
 }
 
-/// Every row keeps its chunks, every aligned group of chunks its members, and twice is nothing.
+/// The swizzle keeps every chunk in its row and in its aligned group, and is its own inverse.
 TEST(Swizzle, PermutesWithinGroupsOfARow) {
   for (int chunks = 1; chunks <= kLargestRow; ++chunks) {
     const int bytes = chunks * kChunkBytes, group = swizzle_group(bytes);
@@ -113,7 +113,7 @@ TEST(Swizzle, WithoutItEightRowsOfOneChunkConflict) {
   }
 }
 
-/// The four matrices of an x4, in both orders that fragments are read in.
+/// The four matrices of an x4, in both orders in which kernels read fragments.
 TEST(Swizzle, LdmatrixX4) {
   for (const RowCase& c : kRowCases) {
     for (int first_row = 0; first_row < 64; first_row += 8) {
@@ -133,8 +133,8 @@ TEST(Swizzle, LdmatrixX4) {
   }
 }
 
-/// cp.async and st.shared of 16 bytes, lane after lane: no conflict with the
-/// swizzle, and none without: it costs the copies nothing.
+/// cp.async and st.shared of 16 bytes, lane after lane, have no conflict with the swizzle and none without, so the swizzle
+/// costs copies nothing.
 TEST(Swizzle, CopiesOfRows) {
   for (int chunks = 1; chunks <= kLargestRow; ++chunks) {
     const int bytes = chunks * kChunkBytes;
@@ -241,8 +241,8 @@ TEST(SharedTile, ElementsAndOffsetsAreOneToOne) {
   static_assert(SharedTile<64, 64>::element(3, 9) == 3 * 128 + (1 ^ 3) * 16 + 2);
 }
 
-/// Kernels keep one address a lane and reach the others by moved(): everywhere in the tile, from every start
-/// that shares no bit with the step, at every place that a tile may begin at.
+/// Kernels keep one address a lane and reach the others by moved(). It is right everywhere in the tile, from every start
+/// that shares no bit with the step, wherever the tile may begin.
 template <class Tile>
 void check_moved() {
   SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
@@ -271,8 +271,8 @@ TEST(SharedTile, OneAddressReachesTheOthers) {
   check_moved<SharedTile<32, 64, 4>>();
 }
 
-/// Fragments of 16 x 16 by ldmatrix: the address of each step is that of its chunk, and no phase meets a bank
-/// twice. The backward's fragments begin at rows and chunks of the warp's own.
+/// Fragments of 16 x 16 by ldmatrix: the address of each step is that of its chunk, and no phase has a bank conflict. In
+/// the backward each warp's fragments begin at a row and chunk of its own.
 template <class Tile, LdmatrixOrder kOrder>
 void check_fragments() {
   SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row");
@@ -340,7 +340,7 @@ TEST(SharedTile, Tf32FragmentsMeetNoBankTwice) {
   check_tf32_fragments<SharedTile<16, 256, 4>>();
 }
 
-/// The threads of a CTA copy each chunk of a tile once, and no phase of a step meets a bank twice.
+/// The threads of a CTA copy each chunk of a tile once, and no phase of a step has a bank conflict.
 template <class Tile, int kThreads>
 void check_copies() {
   SCOPED_TRACE(std::to_string(Tile::kRowBytes) + " bytes a row, " + std::to_string(kThreads) + " threads");
@@ -375,8 +375,7 @@ TEST(SharedTile, CopiesTakeEachChunkOnce) {
   check_copies<SharedTile<16, 128, 4>, 128>();
 }
 
-/// The modes of TMA bit by bit: 128B xors address bits 4,
-/// 5, 6 with 7, 8, 9; 64B 4, 5 with 7, 8; 32B 4 with 7.
+/// The modes of TMA bit by bit: 128B xors address bits 4, 5, 6 with 7, 8, 9; 64B 4, 5 with 7, 8; 32B 4 with 7.
 TEST(SwizzleMode, XorsAddressBits) {
   struct {
     SwizzleMode mode;

@@ -61,8 +61,8 @@ TEST(TileGrid, SectionsComeOneAfterTheOther) {
   }
 }
 
-/// Within a section, no tile has more key blocks than the one before it: causal and the like (right edge
-/// only), and the mirror image (left edge only).
+/// Within a section no tile has more key blocks than the one before it, for windows with a right edge only (causal) and
+/// with a left edge only.
 TEST(TileGrid, LongestFirst) {
   for (int used_q = 1; used_q <= 40; used_q += 3) {
     for (int used_k = 1; used_k <= 40; used_k += 3) {
@@ -110,8 +110,7 @@ std::vector<int32_t> cumulate(const std::vector<int>& lengths) {
   return cu;
 }
 
-/// Every block of every sequence has one index of those that
-/// the row count alone gives; the others are not valid.
+/// Every block of every sequence has exactly one index below count(); the other indices are not valid.
 void check_packed(const std::vector<int>& lengths, int spare_rows, int tile_rows, int group,
                   bool descending) {
   const std::vector<int32_t> cu = cumulate(lengths);

@@ -1,4 +1,4 @@
-// wgmma's fragments and descriptors against the figures, tables and worked examples of the PTX manual.
+// Compares wgmma's fragments and descriptors with the figures, tables and worked examples of the PTX manual.
 #include "tile/wgmma_map.hpp"
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 namespace fovea::tile {
 namespace {
 
-// The figures of m64nNk16: who holds the first element of each row, and what that adds for each column. D:
-// elements d0.. of a thread; the columns 8.. repeat with 4 more. A: elements a0..a7.
+// The figures of m64nNk16: which thread holds the first element of each row, and what each column adds to that. D has
+// elements d0, d1, ... a thread, and every eight columns add 4; A has elements a0 to a7.
 struct Holder {
   int thread, element;
 };
@@ -60,7 +60,7 @@ TEST(WgmmaMap, OperandAOfTheManual) {
   }
 }
 
-/// P stays where it is: accumulators of 16 keys, rounded, are A of that step.
+/// P stays in its registers: the accumulators of 16 keys, rounded, are operand A of that step.
 TEST(WgmmaMap, AccumulatorsAreOperandA) {
   for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
     for (int step = 0; step < 16; ++step) {
@@ -175,8 +175,8 @@ void check_tile(SwizzleMode mode) {
       ASSERT_EQ(wgmma_mn_major_address(mn_major, row, chunk + Layout::kChunks), expected + Layout::kBytes);
     }
   }
-  // Steps of 16 k: 32 bytes along K-major rows, 16 rows of MN-major
-  // ones. The sum of the encoded words is the encoded sum.
+  // Steps of 16 k: 32 bytes along K-major rows, 16 rows of MN-major ones. The sum of the encoded words is the encoded
+  // sum.
   for (int step = 0; step < Layout::kChunks / 2; ++step) {
     WgmmaDescriptor moved = k_major;
     moved.start += static_cast<uint32_t>(32 * step);
@@ -200,7 +200,7 @@ void check_tile(SwizzleMode mode) {
       }
     }
   }
-  // A core matrix is eight rows of one chunk; it meets no bank twice. Rows as long without swizzle would.
+  // A core matrix is eight rows of one chunk. It has no bank conflict; without a swizzle such rows would have.
   for (int row = 0; row < Layout::kRows; row += 8) {
     for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
       std::vector<int> swizzled, plain;

@@ -159,7 +159,7 @@ TEST(DeviceFunctions, WeightsBecomeOperandA) {
   });
 }
 
-/// Compared with the library's own arithmetic, which is tested against the manual's layouts.
+/// Compared with the library's arithmetic, which other tests compare with the manual's layouts.
 TEST(DeviceFunctions, DescriptorsOfWgmma) {
   using fovea::tile::SwizzleMode;
   for (const uint32_t address : {0x400u, 0x10800u, 0x37c00u}) {

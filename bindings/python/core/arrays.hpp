@@ -20,12 +20,12 @@ struct ArrayType {
   const DLExchangeApi* exchange = nullptr;  // where there is one, it is used; else `__dlpack__`
   Ref describe;  // object -> (address, code, bits, device type, device id, shape, strides, writable), or NULL
   bool describe_first = false;  // before `__dlpack__`; else for arrays that `__dlpack__` refuses
-  // (bytes, device id) -> (what keeps it alive, address), where
-  // `exchange` does not allocate; NULL or None: fovea_workspace_create
+  // (bytes, device id) -> (what keeps it alive, address), where `exchange` does not allocate; NULL or None:
+  // fovea_workspace_create
   Ref allocate;
   Ref stream;  // device id -> the current stream's address; NULL or None: the default stream
-  // array -> one as it, without contents; (array, shape) -> one
-  // of its type, and of float32. NULL: `attend` makes none.
+  // array -> one as it, without contents; (array, shape) -> one of its type, and of float32. NULL: `attend` makes
+  // none.
   Ref empty_like, new_empty, new_float32;
   bool versioned = true;  // whether its `__dlpack__` knows max_version
 };

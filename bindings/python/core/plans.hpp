@@ -50,8 +50,7 @@ void run(const Plan& plan, const Request& request);
 size_t plan_count();
 void forget_plans();
 
-/// Sets the Python exception for a status that is not FOVEA_OK,
-/// with the library's message, and throws PythonError.
+/// Sets the Python exception for a status that is not FOVEA_OK, with the library's message, and throws PythonError.
 void check(fovea_status status);
 
 }  // namespace fovea::python

@@ -1,5 +1,4 @@
-// Shared-memory addresses as the asynchronous and matrix
-// instructions take them: 32 bits, in the shared window.
+// Shared-memory addresses as the asynchronous and matrix instructions take them: 32 bits, in the shared window.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,8 @@ namespace fovea::cuda::ptx {
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-/// After mbarrier_init, by the thread that did it: asynchronous copies
-/// see the barrier. Other threads see it after a __syncthreads().
+/// After mbarrier_init, by the thread that did it: asynchronous copies see the barrier. Other threads see it after a
+/// __syncthreads().
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -28,8 +28,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
                : "memory");
 }
 
-/// Waits until the phase of this parity is complete. The
-/// phase before the first counts as complete with parity 1.
+/// Waits until the phase of this parity is complete. The phase before the first counts as complete with parity 1.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

@@ -1,5 +1,5 @@
-// Arithmetic on two 16-bit floats in a register (PTX ISA "Half
-// Precision Floating Point Instructions"; sm_80 for the maximum).
+// Arithmetic on two 16-bit floats in a register (PTX ISA "Half Precision Floating Point Instructions"; sm_80 for the
+// maximum).
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,4 @@
-// Plain accesses to shared memory by 32-bit address
-// (PTX ISA "Data Movement and Conversion Instructions: ld, st").
+// Plain accesses to shared memory by 32-bit address (PTX ISA "Data Movement and Conversion Instructions: ld, st").
 #pragma once
 
 #include <cstdint>

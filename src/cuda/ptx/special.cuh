@@ -1,5 +1,5 @@
-// Instructions of the special-function unit (PTX ISA "Floating
-// Point Instructions: ex2, tanh, lg2, rcp"), and special registers.
+// Instructions of the special-function unit (PTX ISA "Floating Point Instructions: ex2, tanh, lg2, rcp"), and special
+// registers.
 #pragma once
 
 #include <cstdint>

@@ -47,8 +47,7 @@ enum class WgmmaMajor : int { kK = 0, kMN = 1 };
 template <int kN>
 struct Wgmma;
 
-// An asm statement needs each operand spelled out: placeholders
-// "%0, %1, ..." by tens, and the operands of each.
+// An asm statement needs each operand spelled out: placeholders "%0, %1, ..." by tens, and the operands of each.
 #define FOVEA_P2(t) "%" #t "0, %" #t "1"
 #define FOVEA_P4(t) FOVEA_P2(t) ", %" #t "2, %" #t "3"
 #define FOVEA_P6(t) FOVEA_P4(t) ", %" #t "4, %" #t "5"

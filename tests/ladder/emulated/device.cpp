@@ -12,7 +12,7 @@
 #include "emulation/hopper.hpp"
 #include "ladder/harness/device.hpp"
 
-/// The one function of the driver that a rung asks for.
+/// Finds the one driver function for which rungs ask.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** pointer, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;

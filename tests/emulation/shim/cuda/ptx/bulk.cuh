@@ -1,4 +1,4 @@
-// Emulated: see src/cuda/ptx for what the instructions do.
+// Emulated. src/cuda/ptx has the same functions, with what the instructions do.
 #pragma once
 
 #include "cuda_device.hpp"

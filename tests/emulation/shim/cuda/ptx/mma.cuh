@@ -10,7 +10,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// The element in a half of a register. tf32: the upper 19 bits of a float32, whatever the others hold.
+/// The element in a half of a register. For tf32 the upper 19 bits of a float32 count, whatever the others hold.
 struct Tf32 {};
 template <class T>
 inline float element_of(uint32_t word, int half) {

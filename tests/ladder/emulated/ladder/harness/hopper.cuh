@@ -1,5 +1,4 @@
-// ladder/harness/hopper.cuh for the emulated device: the
-// same names, of the instructions that tests/emulation has.
+// ladder/harness/hopper.cuh for the emulated device: the same names, of the instructions that tests/emulation has.
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
