@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import hashlib
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fovea_ctypes import BACKWARD, FORWARD, Library, Plan, View
 from rows import ATTENTION, DECODE, Row, expand
+from sources import sources_hash
 
 try:
     import torch
@@ -39,6 +39,7 @@ except ImportError:
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+SOURCES = ("cpu", "tile")  # of the kernels, below src
 
 MIN_ROUNDS = 5
 # A turn of one side lasts at least this long. Its first call is not timed, unless one call lasts longer than a turn.
@@ -80,17 +81,6 @@ def find(name: str, given: Path | None) -> Path | None:
             sys.exit(f"compare.py: {given}: no such file")
         return given.resolve()
     return next((path for path in candidates(name) if path.is_file()), None)
-
-
-def sources_hash(root: Path) -> str | None:
-    """SHA-256 over the names and contents of the kernels' sources, in the order of their names."""
-    files = sorted(path for part in ("cpu", "tile") for path in (root / "src" / part).glob("*") if path.is_file())
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def compiler_of(library: Path) -> str:
@@ -458,7 +448,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     args = parse_arguments()
     if args.print_hash:
-        print(sources_hash(ROOT))
+        print(sources_hash(ROOT, SOURCES))
         return 0
     program = find("fovea", args.fovea)
     if torch is None:
@@ -496,7 +486,7 @@ def main() -> int:
             "python": platform.python_version(),
             "os": f"{platform.system()} {platform.release()}",
         },
-        "sources_sha256": args.sources_hash or sources_hash(ROOT),
+        "sources_sha256": args.sources_hash or sources_hash(ROOT, SOURCES),
         "threads": args.threads,
         "layout": args.layout,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -28,11 +27,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes, sources
 
 import tables
 from device import Gpu
 from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, grid, parse, special
+from sources import sources_hash
 
 if TYPE_CHECKING:
     from fovea_ctypes import Library
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+SOURCES = ("cuda", "tile")  # of the kernels, below src
 CONTENDERS = ("ours", "fa2", "cudnn", "efficient", "fa3", "fa4")
 
 # Launches a turn: as many as fill this time, so that a replay of the graph is long beside its start and the clock's tick.
@@ -59,17 +60,6 @@ def find_library(given: Path | None) -> Path | None:
     builds = sorted(ROOT.glob("build/*"), key=lambda path: path.name != "release")
     places = [HERE, *(build / "lib" for build in [ROOT / "build", *builds])]
     return next((place / "libfovea.so" for place in places if (place / "libfovea.so").is_file()), None)
-
-
-def sources_hash(root: Path) -> str | None:
-    """SHA-256 over the names and contents of the kernels' sources, in the order of their names."""
-    files = sorted(path for part in ("cuda", "tile") for path in (root / "src" / part).rglob("*") if path.is_file())
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 # ---- one cell
@@ -373,7 +363,7 @@ def shapes_of(args: argparse.Namespace) -> list[Shape]:
 def main() -> int:
     args = parse_arguments()
     if args.print_hash:
-        print(sources_hash(ROOT))
+        print(sources_hash(ROOT, SOURCES))
         return 0
     if args.tables:
         print("\n".join(tables.ratio_tables(json.loads(args.tables.read_text()))))
@@ -421,7 +411,7 @@ def main() -> int:
         "gpu": about,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "software": about_software(library),
-        "sources_sha256": args.sources_hash or sources_hash(ROOT),
+        "sources_sha256": args.sources_hash or sources_hash(ROOT, SOURCES),
         "protocol": {
             "rounds": args.rounds,
             "turn": f"one replay of a CUDA graph of {TURN_SECONDS * 1e3:g} ms of launches, at most {MOST_LAUNCHES}",

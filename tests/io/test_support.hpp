@@ -109,6 +109,16 @@ struct HostileCase {
   std::string fault;
 };
 
+/// Checks that `parse(content)` refuses the case as `name`, and `read(path)` refuses it as a file of that name.
+template <class Parse, class Read>
+void expect_refused(const HostileCase& hostile, const std::string& name, Parse&& parse, Read&& read) {
+  expect_file_error([&] { parse(hostile.content); }, name, hostile.fault);
+  const TemporaryDirectory directory;
+  const auto path = directory / std::filesystem::path(name).filename().string();
+  write_text(path, hostile.content);
+  expect_file_error([&] { read(path); }, path.string(), hostile.fault);
+}
+
 inline void PrintTo(const HostileCase& hostile, std::ostream* out) {
   *out << hostile.label;
 }

@@ -1,5 +1,6 @@
 // The face of a build without CUDA: every backend is listed, and says that it is not there.
 #include <array>
+#include <utility>
 
 #include "core/status.hpp"
 #include "cuda/launch/cuda.hpp"
@@ -15,13 +16,17 @@ const Backend& backend() {
   return the_backend;
 }
 
+/// The backend of each family, in the order of preference.
+template <size_t... kFamily>
+std::span<const Backend* const> list(std::index_sequence<kFamily...>) {
+  static const std::array all = {&backend<static_cast<Family>(kFamily)>()...};
+  return all;
+}
+
 }  // namespace
 
 std::span<const Backend* const> backends() {
-  static const std::array<const Backend*, kFamilyCount> list = {
-      &backend<Family::kSm90>(), &backend<Family::kMmaSm80>(), &backend<Family::kTf32>(),
-      &backend<Family::kMmaSm75>(), &backend<Family::kSimt>()};
-  return list;
+  return list(std::make_index_sequence<kFamilyCount>());
 }
 
 std::string unavailable_because() {
