@@ -21,7 +21,8 @@ configure = if [[ ! -f build/$(1)/build.ninja || $(NEW_NVCC) -nt build/$(1)/buil
             fi
 # $(call build,PRESET,TARGETS)
 build = cmake --build build/$(1) --parallel $(JOBS) --target $(2)
-ctest = ctest --test-dir build/$(1) --output-on-failure --parallel $(JOBS)
+# Tests run at the same time, so threads that wait must not spin.
+ctest = OMP_WAIT_POLICY=passive ctest --test-dir build/$(1) --output-on-failure --parallel $(JOBS)
 
 SOURCE_DIRS := include src cli bindings bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
@@ -75,7 +76,7 @@ test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inp
 	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-clang sanitizers
 
 test-threads: ## one plan from many threads under ThreadSanitizer
-	$(TEST) packages threads
+	$(TEST) --rotation 3 packages threads
 
 test-chips: ## the CUDA kernels compiled for sm_75, sm_80, sm_86 and sm_89
 	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" packages chips
@@ -121,7 +122,7 @@ part-python:
 	  $(call build,$(TEST_TREE),fovea_python); \
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
 	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/$(TEST_TREE)/python/fovea/_core.abi3.so; \
-	  build/venv/bin/python -m pytest --quiet tests/python; \
+	  OMP_WAIT_POLICY=passive build/venv/bin/python -m pytest --quiet tests/python; \
 	  NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; \
 	fi
 
