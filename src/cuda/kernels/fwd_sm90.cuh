@@ -19,7 +19,7 @@
 // still in registers; overlapped, weights have taken the place of S, and are scaled down themselves.
 //
 // Files
-//   fwd_sm90_config.cuh     configuration, shared memory, what a consumer is told of a tile
+//   fwd_sm90_config.cuh     configuration, shared memory, the work tile of a consumer
 //   fwd_sm90_producers.cuh  the threads that plan tiles and load Q, K and V
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
 //   fwd_sm90_epilogue.cuh   O and lse

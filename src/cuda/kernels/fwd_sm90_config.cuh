@@ -1,4 +1,4 @@
-// Configuration of fwd_sm90, its shared memory and barriers, what a consumer is told of a tile, and the grid.
+// Configuration of fwd_sm90, its shared memory and barriers, the work tile of a consumer, and the grid.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,7 @@ constexpr PartPair part_pair(int parts, int i) {
 struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
   tile::KvBlocks blocks;     ///< that its rows see
   int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
-  int last;                  ///< 1: there is no tile any more
+  int last;                  ///< 1: the consumer has no further tile
 };
 
 /// CTAs of a launch: at most as many as the GPU holds at a time.
@@ -140,7 +140,7 @@ struct FwdSm90Memory {
     return base + kConfig.next_at() + turn % 2 * 4;
   }
 
-  /// One thread; the others see them behind a barrier of the CTA.
+  /// By one thread; the others see the barriers after a __syncthreads().
   __device__ __forceinline__ void init_barriers() const {
     for (int w = 0; w < kConfig.consumers; ++w) {
       ptx::mbarrier_init(full_q(w), 1);
@@ -159,7 +159,7 @@ struct FwdSm90Memory {
     ptx::mbarrier_init_fence();
   }
 
-  /// The strips of ones behind V, by all threads; wgmma sees them behind a barrier of the CTA.
+  /// Writes the strips of ones behind V, by all threads; wgmma sees them after a __syncthreads().
   __device__ __forceinline__ void fill_ones(int thread, uint32_t pair) const {
     for (int s = 0; s < kConfig.stages; ++s) {
       for (int i = thread; i < kConfig.ones_bytes() / 4; i += kConfig.threads())
@@ -168,7 +168,7 @@ struct FwdSm90Memory {
     ptx::async_proxy_fence();
   }
 
-  /// What consumer w is told of its tile number `tile`; overwritten two tiles later.
+  /// Tile number `tile` of consumer w, which the planner overwrites two tiles later.
   __device__ __forceinline__ FwdSm90WorkTile* work_tile(int w, uint32_t tile) const {
     return reinterpret_cast<FwdSm90WorkTile*>(bytes + kConfig.work_tiles_at()) + 2 * w + (tile & 1);
   }
@@ -177,7 +177,7 @@ struct FwdSm90Memory {
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
 };
 
-/// The stages of K and V, from the view of one side.
+/// The place of a producer or a consumer in the ring of stages of K and V.
 template <int kStages>
 struct StageRing {
   int stage = 0;

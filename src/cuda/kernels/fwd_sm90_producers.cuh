@@ -17,9 +17,9 @@ __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, c
   return key_blocks_of_rows(f, span, first, end, kTileN);
 }
 
-/// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the
-/// tiles of this CTA, the same for each producer. Tiles of equal work are dealt out beforehand; of others
-/// each CTA takes one when it has loaded the one before: `kTakes` of it, who tells the planners.
+/// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
+/// CTA, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes from
+/// a counter, one when it has loaded the one before: the producer with `kTakes` takes it and tells the planners.
 template <class Instance, bool kTakes, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
                                               const FwdSm90Memory<Instance>& memory, Visit&& visit) {
@@ -29,8 +29,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
   const int count = static_cast<int>(tiles.count()), ctas = static_cast<int>(gridDim.x);
   const auto next = [&](uint32_t turn) {
     if (args.tile_counter == nullptr) {
-      // Backwards, the last CTAs may find an index behind the last one, and others still one before it: but
-      // then it is the last turn.
+      // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
       return tile::snake(static_cast<int>(turn) + 1, static_cast<int>(blockIdx.x), ctas);
     }
     const uint32_t parity = turn / 2 & 1;
@@ -62,7 +61,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
   }
 }
 
-/// One thread.
+/// Loads K and V: one thread.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                                                    const FwdSm90Memory<Instance>& memory) {
