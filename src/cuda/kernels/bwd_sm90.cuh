@@ -50,6 +50,7 @@
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_consumer.cuh"
+#include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/kernels/bwd_sm90_producers.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
@@ -57,7 +58,7 @@
 namespace fovea::cuda {
 
 template <class Instance>
-__global__ void __launch_bounds__(BwdSm90Config::threads(), 1)
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
   static_assert(kConfig.head_dim % 64 == 0 && kConfig.head_dim_v % 64 == 0);
@@ -74,17 +75,31 @@ __global__ void __launch_bounds__(BwdSm90Config::threads(), 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
-    if (role == 0) bwd_sm90_add_dq<Instance>(args, memory, lane);
+    if constexpr (!kConfig.one_gradient) {
+      if (role == 0) bwd_sm90_add_dq<Instance>(args, memory, lane);
+    }
     if (lane != 0) return;
     if (role == 1) bwd_sm90_plan<Instance>(args, memory);
     if (role == 2) bwd_sm90_load<Instance, true>(args, memory);
     if (role == 3) bwd_sm90_load<Instance, false>(args, memory);
     return;
   }
-  ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-  const BwdSm90Consumer<Instance> consumer{
-      args, memory, warpgroup - 1, BwdSm90Consumer<Instance>::uniform(static_cast<int>(memory.base / 16))};
-  consumer.run();
+  const int base16 = __shfl_sync(0xffffffffu, static_cast<int>(memory.base / 16), 0);
+  using Part = BwdSm90Part;
+  if constexpr (!kConfig.one_gradient) {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    BwdSm90Consumer<Instance, Part::kBoth>{{args, memory, base16}, warpgroup - 1}.run();
+  } else if (warpgroup == 1) {
+    ptx::setmaxnreg_dec<kConfig.kDqRegisters>();
+    BwdSm90Dq<Instance>{{args, memory, base16}}.run();
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    if (warpgroup == 2) {
+      BwdSm90Consumer<Instance, Part::kDv>{{args, memory, base16}, 0}.run();
+    } else {
+      BwdSm90Consumer<Instance, Part::kDk>{{args, memory, base16}, 1}.run();
+    }
+  }
 }
 
 }  // namespace fovea::cuda

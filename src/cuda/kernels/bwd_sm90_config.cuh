@@ -6,6 +6,7 @@
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/special.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/wgmma_map.hpp"
 
@@ -14,46 +15,68 @@ namespace fovea::cuda {
 struct BwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 64
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
+  /// Q and dO of a step arrive in so many pieces, by columns, each in a slot of its ring: half tiles let the next ones
+  /// begin to arrive where two whole ones do not fit.
+  int pieces = 1, q_slots = 2, do_slots = 2;
+  /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
+  /// its own: their accumulators take (D + Dv) / 2 registers.
+  bool one_gradient = false;
 
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
-  static constexpr int kTileN = kConsumers * kRows;
-  static constexpr int kStages = 2;                   ///< of Q, and of dO
+  constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
+  constexpr int tile_n() const { return key_groups() * kRows; }
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kMostShared = 227 * 1024;
-  static constexpr int threads() { return 128 * (1 + kConsumers); }
+  /// One warpgroup loads, two are consumers, and where these have no registers left for dQ, a fourth computes it.
+  constexpr int threads() const { return 128 * (1 + kConsumers + (one_gradient ? 1 : 0)); }
 
-  /// setmaxnreg: 65536 registers / 384 threads are 168 each at launch. Steps of 128 queries need 240 a thread, which
-  /// leaves producers 24, the least that the instruction takes; those of 64 do with 232.
-  constexpr int producer_registers() const { return tile_m == 128 ? 24 : 40; }
-  constexpr int consumer_registers() const { return tile_m == 128 ? 240 : 232; }
+  /// setmaxnreg: of 65536 registers 504 are left a lane of three warpgroups, 512 of four. ptxas wants accumulators to begin
+  /// at register 24 or later: 64 for the 32 of a slice of dQ.
+  constexpr int producer_registers() const { return one_gradient ? 32 : 40; }
+  constexpr int consumer_registers() const { return one_gradient ? 208 : 232; }
+  static constexpr int kDqRegisters = 64;
 
-  /// dQ of a step, tile_m x head_dim, is shared out by columns where a step has 64 queries, else by queries.
-  constexpr bool splits_columns() const { return tile_m == kRows; }
-  constexpr int dq_columns() const { return splits_columns() ? head_dim / kConsumers : head_dim; }
-  /// One buffer costs a barrier more a step, two cost 16 KB more at 64 queries. At 128 queries a second would take 32 KB
-  /// and has not been measured.
-  constexpr int ds_buffers() const { return tile_m == kRows ? 2 : 1; }
+  /// dQ of a step is computed slice by slice: 64 queries x 64 columns, 32 registers a thread.
+  static constexpr int kSlice = 64;
+  constexpr int slices() const { return tile_m / kSlice * (head_dim / kSlice); }
+  static constexpr int kSliceBytes = kSlice * kSlice * 4;
+  /// Of dS, and of P that is handed over: one is written while the other is read.
+  static constexpr int kBuffers = 2;
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
-  constexpr int k_bytes() const { return strips(head_dim) * kTileN * kRowBytes; }
-  constexpr int v_bytes() const { return strips(head_dim_v) * kTileN * kRowBytes; }
-  constexpr int q_bytes() const { return strips(head_dim) * tile_m * kRowBytes; }
-  constexpr int do_bytes() const { return strips(head_dim_v) * tile_m * kRowBytes; }
-  constexpr int ds_bytes() const { return kConsumers * tile_m * kRowBytes; }
-  constexpr int dq_bytes() const { return tile_m * head_dim * 4; }
+  constexpr int k_bytes() const { return strips(head_dim) * tile_n() * kRowBytes; }
+  constexpr int v_bytes() const { return strips(head_dim_v) * tile_n() * kRowBytes; }
+  /// Of a piece.
+  constexpr int q_bytes() const { return strips(head_dim) / pieces * tile_m * kRowBytes; }
+  constexpr int do_bytes() const { return strips(head_dim_v) / pieces * tile_m * kRowBytes; }
+  constexpr int ds_bytes() const { return key_groups() * tile_m * kRowBytes; }
+  /// P that one consumer hands to the other: 16 bits each, in the order of its registers.
+  constexpr int p_bytes() const { return one_gradient ? tile_m * kRows * 2 : 0; }
   constexpr int statistics_bytes() const { return tile_m * 4; }
 
   constexpr int v_at() const { return k_bytes(); }
   constexpr int q_at() const { return v_at() + v_bytes(); }
-  constexpr int do_at() const { return q_at() + kStages * q_bytes(); }
-  constexpr int ds_at() const { return do_at() + kStages * do_bytes(); }
-  constexpr int dq_at() const { return ds_at() + ds_buffers() * ds_bytes(); }
-  constexpr int statistics_at() const { return dq_at() + dq_bytes(); }
-  constexpr int work_at() const { return statistics_at() + 2 * kStages * statistics_bytes(); }
+  constexpr int do_at() const { return q_at() + q_slots * q_bytes(); }
+  constexpr int ds_at() const { return do_at() + do_slots * do_bytes(); }
+  constexpr int p_at() const { return ds_at() + kBuffers * ds_bytes(); }
+  constexpr int dq_at() const { return p_at() + kBuffers * p_bytes(); }
+  /// Staged dQ: a slice for each warpgroup that computes dQ.
+  constexpr int statistics_at() const { return dq_at() + key_groups() * kSliceBytes; }
+  /// lse and delta of a step lie by the slots of its first pieces.
+  constexpr int work_at() const { return statistics_at() + (q_slots + do_slots) * statistics_bytes(); }
   static constexpr int kWorkBytes = 48;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  static constexpr int barriers() { return 3 + 4 * kStages + 4; }
+  constexpr int barriers() const { return 4 + 4 * kBuffers + 4 + 2 * (q_slots + do_slots); }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
+};
+
+/// A slot of a ring, and the phase of its barriers, for use number `use`.
+template <int kSlots>
+struct RingSlot {
+  int index;
+  uint32_t phase;
+  __device__ __forceinline__ explicit RingSlot(uint32_t use)
+      : index(static_cast<int>(use % kSlots)), phase(use / kSlots & 1) {}
 };
 
 /// What the warps are told of a tile, in shared memory: 128 keys of one key head, and the blocks of queries that see any
@@ -84,6 +107,15 @@ struct BwdSm90Work {
   }
 };
 
+/// Named barriers; barrier 0 is __syncthreads().
+enum BwdSm90Barrier : int {
+  kOwnKeys = 1,   ///< + consumer: its rows of K are finite
+  kOddRows = 3,   ///< rows that take no part are zeros
+  kDqFree = 4,    ///< + consumer: its room for staged dQ may be overwritten
+  kDqStaged = 6,  ///< + consumer: and is written
+};
+inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
+
 /// CTAs of a launch: at most as many as the GPU holds at a time.
 template <class Grid>
 constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
@@ -95,7 +127,8 @@ constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
 template <class Instance>
 struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kStages = kConfig.kStages;
+  static constexpr int kQSlots = kConfig.q_slots, kDoSlots = kConfig.do_slots;
+  static constexpr int kBuffers = kConfig.kBuffers;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t k() const { return base; }
@@ -104,28 +137,38 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t d_o(int s) const {
     return base + kConfig.do_at() + s * kConfig.do_bytes();
   }
-  /// dS as (queries, 64 keys of a consumer): its strip.
-  __device__ __forceinline__ uint32_t ds(int buffer, int w) const {
-    return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() + w * kConfig.tile_m * kConfig.kRowBytes;
+  /// dS as (queries, 64 keys): a strip.
+  __device__ __forceinline__ uint32_t ds(int buffer, int strip) const {
+    return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() + strip * kConfig.tile_m * kConfig.kRowBytes;
   }
-  /// dQ in float32, in the order of dq_sum.
-  __device__ __forceinline__ uint32_t dq() const { return base + kConfig.dq_at(); }
+  __device__ __forceinline__ uint32_t p(int buffer) const {
+    return base + kConfig.p_at() + buffer * kConfig.p_bytes();
+  }
+  /// A slice of dQ in float32, in the order of dq_sum, of one of the warpgroups that compute dQ; a quarter a warp.
+  __device__ __forceinline__ uint32_t dq(int warpgroup) const {
+    return base + kConfig.dq_at() + warpgroup * kConfig.kSliceBytes;
+  }
   __device__ __forceinline__ uint32_t lse(int s) const {
     return base + kConfig.statistics_at() + s * kConfig.statistics_bytes();
   }
-  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kStages + s); }
+  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kQSlots + s); }
 
   __device__ __forceinline__ uint32_t full_k() const { return barrier(0); }
   __device__ __forceinline__ uint32_t full_v() const { return barrier(1); }
-  __device__ __forceinline__ uint32_t empty_kv() const { return barrier(2); }
-  __device__ __forceinline__ uint32_t full_q(int s) const { return barrier(3 + s); }
-  __device__ __forceinline__ uint32_t full_do(int s) const { return barrier(3 + kStages + s); }
-  __device__ __forceinline__ uint32_t empty_q(int s) const { return barrier(3 + 2 * kStages + s); }
-  __device__ __forceinline__ uint32_t empty_do(int s) const { return barrier(3 + 3 * kStages + s); }
+  __device__ __forceinline__ uint32_t empty_k() const { return barrier(2); }
+  __device__ __forceinline__ uint32_t empty_v() const { return barrier(3); }
+  __device__ __forceinline__ uint32_t full_ds(int buffer) const { return barrier(4 + buffer); }
+  __device__ __forceinline__ uint32_t empty_ds(int buffer) const { return full_ds(kBuffers + buffer); }
+  __device__ __forceinline__ uint32_t full_p(int buffer) const { return full_ds(2 * kBuffers + buffer); }
+  __device__ __forceinline__ uint32_t empty_p(int buffer) const { return full_ds(3 * kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_work(uint32_t tile) const {
-    return barrier(3 + 4 * kStages + static_cast<int>(tile & 1));
+    return full_ds(4 * kBuffers + static_cast<int>(tile & 1));
   }
   __device__ __forceinline__ uint32_t empty_work(uint32_t tile) const { return full_work(tile) + 16; }
+  __device__ __forceinline__ uint32_t full_q(int s) const { return barrier(8 + 4 * kBuffers + s); }
+  __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kQSlots + s); }
+  __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kQSlots + s); }
+  __device__ __forceinline__ uint32_t empty_do(int s) const { return full_do(kDoSlots + s); }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
@@ -134,25 +177,62 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kConsumerWarps = 4 * kConfig.kConsumers;
+    constexpr int kWarps = 4, kConsumerWarps = kWarps * kConfig.kConsumers, kLoaders = 2;
+    // Warps that read V, and write dS; and those that compute dQ: both consumers, or one and a warpgroup of its own.
+    constexpr int kDsWarps = kWarps * kConfig.key_groups(), kDqWarps = kDsWarps;
     ptx::mbarrier_init(full_k(), 1);
     ptx::mbarrier_init(full_v(), 1);
-    ptx::mbarrier_init(empty_kv(), kConsumerWarps);
-    for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(full_q(s), 1);
-      ptx::mbarrier_init(full_do(s), 1);
-      ptx::mbarrier_init(empty_q(s), kConsumerWarps);
-      ptx::mbarrier_init(empty_do(s), kConsumerWarps);
+    ptx::mbarrier_init(empty_k(), 2 * kWarps);
+    ptx::mbarrier_init(empty_v(), kDsWarps);
+    for (int buffer = 0; buffer < kBuffers; ++buffer) {
+      ptx::mbarrier_init(full_ds(buffer), kDsWarps);
+      ptx::mbarrier_init(empty_ds(buffer), kDqWarps);
+      ptx::mbarrier_init(full_p(buffer), kWarps);
+      ptx::mbarrier_init(empty_p(buffer), kWarps);
     }
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
-      ptx::mbarrier_init(empty_work(tile), kConsumerWarps + 3);  // and the other three producers
+      ptx::mbarrier_init(empty_work(tile),
+                         kConfig.threads() / 32 - 4 + kLoaders + (kConfig.one_gradient ? 0 : 1));
+    }
+    for (int s = 0; s < kQSlots; ++s) {
+      ptx::mbarrier_init(full_q(s), 1);
+      ptx::mbarrier_init(empty_q(s), kConsumerWarps);
+    }
+    for (int s = 0; s < kDoSlots; ++s) {
+      ptx::mbarrier_init(full_do(s), 1);
+      ptx::mbarrier_init(empty_do(s), kConsumerWarps);
     }
     ptx::mbarrier_init_fence();
   }
 
  private:
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
+};
+
+/// What the warpgroups that issue products have in common.
+template <class Instance>
+struct BwdSm90Warpgroup {
+  const TmaBackwardArgs& args;
+  const BwdSm90Memory<Instance>& memory;
+  int base16;  ///< where shared memory starts, in units of 16 bytes; uniform
+
+  static __device__ __forceinline__ int lane() { return static_cast<int>(ptx::thread_index() % 32); }
+  static __device__ __forceinline__ int warp() { return static_cast<int>(ptx::thread_index() / 32 % 4); }
+  /// A shuffle from lane 0 marks a value warp-uniform: loops bounded by it keep their counters, and descriptors made of
+  /// these, in uniform registers.
+  static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+  /// `first` is as if shared memory began at 0.
+  __device__ __forceinline__ uint64_t descriptor(const tile::WgmmaDescriptor& first, int offset) const {
+    const uint64_t encoded = first.encode();
+    return (encoded >> 32 << 32) |
+           (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + offset / 16));
+  }
+  /// After a wait for products or __syncwarp(): a lane that has not seen its phase yet would miss it.
+  __device__ __forceinline__ static void release(uint32_t barrier) {
+    if (lane() == 0) ptx::mbarrier_arrive(barrier);
+  }
 };
 
 }  // namespace fovea::cuda

@@ -1,7 +1,8 @@
-// The producers of bwd_sm90, a warp each: the planner, two loaders, and the one that adds dQ to global memory.
+// The producers of bwd_sm90, a warp each: the planner, two loaders, and the one that adds dQ of the consumers.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
+#include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -9,23 +10,12 @@
 
 namespace fovea::cuda {
 
-/// Named barriers; barrier 0 is __syncthreads().
-enum BwdSm90Barrier : int {
-  kShareDs = 1,   ///< dS of both consumers is written
-  kFreeDs = 2,    ///< nobody reads dS any more (one buffer)
-  kOwnKeys = 3,   ///< + consumer: its rows of K are finite
-  kDqFree = 5,    ///< + consumer: its part of the staged dQ may be overwritten
-  kDqStaged = 7,  ///< + consumer: and is written
-  kOddRows = 9,   ///< rows that take no part are zeros
-};
-inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
-
 /// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys first.
 /// Whether it has any key.
 template <class Instance>
 __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int index,
                                                    const BwdSm90Work& work) {
-  constexpr int kTileN = Instance::kConfig.kTileN;
+  constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
   const int section = index / (b.heads_at_once * b.key_blocks);
   index -= section * b.heads_at_once * b.key_blocks;
@@ -73,97 +63,100 @@ __device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
   }
 }
 
+/// Loads K of a tile, or V, the CTA's number `keys`.
+template <class Instance, bool kKeys>
+__device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
+                                                   const BwdSm90Memory<Instance>& memory,
+                                                   const BwdSm90Work& work, int batch, uint32_t keys) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  const uint32_t full = kKeys ? memory.full_k() : memory.full_v(), to = kKeys ? memory.k() : memory.v();
+  ptx::mbarrier_wait(kKeys ? memory.empty_k() : memory.empty_v(), (keys & 1) ^ 1);
+  ptx::mbarrier_arrive_expect(full, kKeys ? kConfig.k_bytes() : kConfig.v_bytes());
+#pragma unroll 1
+  for (int c = 0; c < kConfig.strips(kKeys ? kConfig.head_dim : kConfig.head_dim_v); ++c)
+    ptx::tma_load(to + c * kConfig.tile_n() * kConfig.kRowBytes, kKeys ? args.k : args.v, full,
+                  c * kConfig.kStrip, work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey],
+                  work[BwdSm90Work::kHeadKv], batch);
+}
+
 /// Loads Q, lse and K of each tile (kQueries), or dO, delta and V. One thread.
 template <class Instance, bool kQueries>
 __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  constexpr int kTileM = kConfig.tile_m, kRowBytes = kConfig.kRowBytes, kStages = kConfig.kStages;
-  constexpr int kStrips = kConfig.strips(kQueries ? kConfig.head_dim : kConfig.head_dim_v);
+  constexpr int kTileM = kConfig.tile_m, kRowBytes = kConfig.kRowBytes, kPieces = kConfig.pieces;
+  constexpr int kSlots = kQueries ? kConfig.q_slots : kConfig.do_slots;
+  constexpr int kStrips = kConfig.strips(kQueries ? kConfig.head_dim : kConfig.head_dim_v) / kPieces;
+  constexpr int kPieceBytes = kQueries ? kConfig.q_bytes() : kConfig.do_bytes();
   const BackwardArgs& b = args.b;
   const CUtensorMap& rows_map = kQueries ? args.q : args.d_o;
-  const CUtensorMap& keys_map = kQueries ? args.k : args.v;
   const bool packed = b.p.cu_seqlens_q != nullptr;
-  uint32_t step = 0, keys = 0;
+  uint32_t use = 0, keys = 0;
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
     int left = work[BwdSm90Work::kSteps];
     if (left < 0) return;
     int head = work[BwdSm90Work::kHeadKv] * b.p.group, n = work[BwdSm90Work::kMBegin];
-    for (bool first = true; left > 0; --left, ++step, first = false) {
-      const int s = static_cast<int>(step % kStages);
-      const uint32_t full = kQueries ? memory.full_q(s) : memory.full_do(s);
-      const uint32_t empty = kQueries ? memory.empty_q(s) : memory.empty_do(s);
-      const uint32_t to = kQueries ? memory.q(s) : memory.d_o(s);
+    for (bool first = true; left > 0; --left, first = false) {
       const int batch = packed ? 0 : work[BwdSm90Work::kBatch];
-      ptx::mbarrier_wait(empty, (step / kStages & 1) ^ 1);
-      ptx::mbarrier_arrive_expect(
-          full, (kQueries ? kConfig.q_bytes() : kConfig.do_bytes()) + kConfig.statistics_bytes());
 #pragma unroll 1
-      for (int c = 0; c < kStrips; ++c)
-        ptx::tma_load(to + c * kTileM * kRowBytes, rows_map, full, c * kConfig.kStrip, 0,
-                      work[BwdSm90Work::kRowQ] + n * kTileM, head, batch);
-      ptx::bulk_load(kQueries ? memory.lse(s) : memory.delta(s),
-                     (kQueries ? b.lse_log2 : b.delta) +
-                         (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM),
-                     kConfig.statistics_bytes(), full);
-      if (first) {
-        const uint32_t keys_full = kQueries ? memory.full_k() : memory.full_v();
-        const uint32_t keys_to = kQueries ? memory.k() : memory.v();
-        ptx::mbarrier_wait(memory.empty_kv(), (keys & 1) ^ 1);
-        ptx::mbarrier_arrive_expect(keys_full, kQueries ? kConfig.k_bytes() : kConfig.v_bytes());
+      for (int piece = 0; piece < kPieces; ++piece, ++use) {
+        const RingSlot<kSlots> slot(use);
+        const uint32_t full = kQueries ? memory.full_q(slot.index) : memory.full_do(slot.index);
+        const uint32_t to = kQueries ? memory.q(slot.index) : memory.d_o(slot.index);
+        ptx::mbarrier_wait(kQueries ? memory.empty_q(slot.index) : memory.empty_do(slot.index),
+                           slot.phase ^ 1);
+        ptx::mbarrier_arrive_expect(full, kPieceBytes + (piece == 0 ? kConfig.statistics_bytes() : 0));
 #pragma unroll 1
         for (int c = 0; c < kStrips; ++c)
-          ptx::tma_load(keys_to + c * kConfig.kTileN * kRowBytes, keys_map, keys_full, c * kConfig.kStrip,
-                        work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey], work[BwdSm90Work::kHeadKv],
-                        batch);
-        ++keys;
+          ptx::tma_load(to + c * kTileM * kRowBytes, rows_map, full, (piece * kStrips + c) * kConfig.kStrip,
+                        0, work[BwdSm90Work::kRowQ] + n * kTileM, head, batch);
+        if (piece == 0)
+          ptx::bulk_load(kQueries ? memory.lse(slot.index) : memory.delta(slot.index),
+                         (kQueries ? b.lse_log2 : b.delta) +
+                             (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM),
+                         kConfig.statistics_bytes(), full);
       }
+      if (first) bwd_sm90_load_keys<Instance, kQueries>(args, memory, work, batch, keys++);
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
   }
 }
 
-/// Adds the staged dQ of each step to dq_sum. One warp, whose first lane issues.
+/// Adds what the consumers stage of dQ to dq_sum. One warp, whose first lane issues.
 template <class Instance>
 __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
                                                 const BwdSm90Memory<Instance>& memory, int lane) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  constexpr int kTileM = kConfig.tile_m, kConsumers = kConfig.kConsumers;
-  // A consumer's part of a step: four pieces, of 16 queries each.
-  constexpr int kPiece = 16 * kConfig.dq_columns() * 4, kPieceStride = 16 * kConfig.head_dim * 4;
-  constexpr int kPart =
-      kConfig.splits_columns() ? kPiece : 4 * kPieceStride;  // from one consumer's to the next
   const BackwardArgs& b = args.b;
-  for (int w = 0; w < kConsumers; ++w) ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
+  for (int w = 0; w < kConfig.kConsumers; ++w) ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
     int left = work[BwdSm90Work::kSteps];
     if (left < 0) break;
-    int head = work[BwdSm90Work::kHeadKv] * b.p.group, n = work[BwdSm90Work::kMBegin];
+    int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group,
+        n = work[BwdSm90Work::kMBegin];
     for (; left > 0; --left) {
-      float* const sums =
-          b.dq_sum +
-          (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM) * kConfig.head_dim;
+      float* const sums = BwdSm90Dq<Instance>::sums_of(b, head, n);
 #pragma unroll
-      for (int w = 0; w < kConsumers; ++w) {
+      for (int w = 0; w < kConfig.kConsumers; ++w) {
         ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
         if (lane == 0) {
+          ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
-          for (int at = w * kPart; at < w * kPart + 4 * kPieceStride; at += kPieceStride)
-            ptx::bulk_add_f32(sums + at / 4, memory.dq() + at, kPiece);
+          for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), sums, w, warp);
           ptx::bulk_commit();
         }
       }
-      if (lane == 0) ptx::bulk_wait_read<1>();
-      __syncwarp();  // the other lanes pass on only what the first has seen
-      ptx::barrier_arrive(kDqFree, kConsumerAndWriter);
-      if (lane == 0) ptx::bulk_wait_read<0>();
-      __syncwarp();
-      ptx::barrier_arrive(kDqFree + 1, kConsumerAndWriter);
+#pragma unroll
+      for (int w = 0; w < kConfig.kConsumers; ++w) {
+        if (lane == 0) w == 0 ? ptx::bulk_wait_read<1>() : ptx::bulk_wait_read<0>();
+        __syncwarp();  // the other lanes pass on only what the first has seen
+        ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
+      }
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     __syncwarp();  // all lanes have read what the tile is

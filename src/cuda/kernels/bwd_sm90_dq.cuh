@@ -1,0 +1,119 @@
+// dQ = dS K of a step of bwd_sm90, in slices of 64 queries x 64 columns, and its way to dq_sum. Where consumers have the
+// registers each computes one slice; else a warpgroup of its own computes them all, one after the other.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/bwd_sm90_config.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace fovea::cuda {
+
+template <class Instance>
+struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
+  using T = typename Instance::Element;
+  using Base = BwdSm90Warpgroup<Instance>;
+  using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::uniform, Base::warp;
+  static constexpr BwdSm90Config kConfig = Instance::kConfig;
+  static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
+                       kSlice = kConfig.kSlice;
+  static constexpr int kRowBytes = kConfig.kRowBytes, kSlicesAcross = kD / kSlice;
+  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
+  using Slice = float[kSlice / 2];  ///< (64 queries, 64 columns)
+  /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
+  static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.kSliceBytes / 4;
+
+  /// acc = (64 queries of dS) (64 columns of K), over all 128 keys.
+  __device__ __forceinline__ void issue(Slice& acc, int buffer, int slice) const {
+    const uint64_t a =
+        descriptor(tile::wgmma_k_major(0, kSwizzle), kConfig.ds_at() + buffer * kConfig.ds_bytes() +
+                                                         slice / kSlicesAcross * kSlice * kRowBytes);
+    const uint64_t b =
+        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN), slice % kSlicesAcross * kN * kRowBytes);
+    using Product = ptx::Wgmma<kSlice>;
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
+      const uint64_t b_step = b + tile::wgmma_start_step(i * 16 * kRowBytes);
+      if (i == 0) {
+        Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kMN>(acc, a_step, b_step);
+      } else {
+        Product::template ss<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(acc, a_step, b_step);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Stages this warp's 16 queries of a slice at `to`, a slice's room, as bwd_postprocess reads them: fragments of 16
+  /// queries x 8 columns, 16 bytes a lane.
+  __device__ __forceinline__ static void stage(const Slice& acc, uint32_t to) {
+    const uint32_t at = to + warp() * kPart + lane() * 16;
+#pragma unroll
+    for (int t = 0; t < kSlice / 8; ++t)
+      ptx::st_shared_16(at + t * kFragment,
+                        uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
+                              __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
+  }
+  /// Where the sums of dQ of block n of the queries of a (batch, head) are.
+  __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, int head, int n) {
+    return b.dq_sum + (int64_t{head} * b.rows + n * kM) * kD;
+  }
+  /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction.
+  __device__ __forceinline__ static void add(uint32_t from, float* sums, int slice, int of_warp) {
+    const int row16 = slice / kSlicesAcross * (kSlice / 16) + of_warp;
+    ptx::bulk_add_f32(sums + (row16 * kRow16 + slice % kSlicesAcross * kPart) / 4, from + of_warp * kPart,
+                      kPart);
+  }
+
+  /// All slices of step number `count`, each warp for itself.
+  __device__ __forceinline__ void step(uint32_t count, float* sums) const {
+    const RingSlot<kConfig.kBuffers> ds(count);
+    ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
+    ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
+#pragma unroll 1               // one slice's descriptors in uniform registers at a time
+    for (int slice = 0; slice < kConfig.slices(); ++slice) {
+      Slice acc;
+      ptx::wgmma_fence();
+      issue(acc, ds.index, slice);
+      if (lane() == 0) ptx::bulk_wait_read<0>();
+      ptx::wgmma_wait<0>();  // behind it every lane knows that the last slice's room has been read
+      ptx::wgmma_done(acc);
+      if (slice + 1 == kConfig.slices()) release(memory.empty_ds(ds.index));
+      stage(acc, memory.dq(0));
+      ptx::async_proxy_fence();
+      __syncwarp();  // the warp's part is staged
+      if (lane() == 0) {
+        add(memory.dq(0), sums, slice, warp());
+        ptx::bulk_commit();
+      }
+    }
+  }
+
+  /// All tiles of this CTA, where dQ has a warpgroup of its own.
+  __device__ __forceinline__ void run() const {
+    const BackwardArgs& b = args.b;
+    uint32_t count = 0;
+    for (uint32_t tile = 0;; ++tile) {
+      ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
+      ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
+      const BwdSm90Work work = memory.work(tile);
+      const int steps = uniform(work[BwdSm90Work::kSteps]);
+      if (steps < 0) break;
+      const int m_begin = uniform(work[BwdSm90Work::kMBegin]), m_end = uniform(work[BwdSm90Work::kMEnd]);
+      int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group;
+#pragma unroll 1
+      for (int left = steps, n = m_begin; left > 0; --left, ++count) {
+        step(count, sums_of(b, head, n));
+        if (++n == m_end) n = m_begin, ++head;
+      }
+      __syncwarp();  // all lanes have read what the tile is
+      if (steps > 0) release(memory.empty_k());
+      release(memory.empty_work(tile));
+    }
+    if (lane() == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
+  }
+};
+
+}  // namespace fovea::cuda
