@@ -67,21 +67,21 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
 
   extern __shared__ __align__(1024) unsigned char shared[];
   const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x);
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
   if (thread == 0) memory.init_barriers();
   __syncthreads();  // the barriers are ready
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
-    const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
+    // Looked up again: the least registers are left.
+    const int role = __shfl_sync(0xffffffffu, static_cast<int>(ptx::thread_index() / 32), 0);
     if constexpr (!kConfig.one_gradient) {
-      if (role == 0) bwd_sm90_add_dq<Instance>(args, memory, lane);
+      if (role >= 2) bwd_sm90_add_dq<Instance>(args, memory, role - 2);
     }
-    if (lane != 0) return;
-    if (role == 1) bwd_sm90_plan<Instance>(args, memory);
-    if (role == 2) bwd_sm90_load<Instance, true>(args, memory);
-    if (role == 3) bwd_sm90_load<Instance, false>(args, memory);
+    if (ptx::thread_index() % 32 != 0) return;
+    if (role == 0) bwd_sm90_load<Instance, true>(args, memory);
+    if (role == 1) bwd_sm90_load<Instance, false>(args, memory);
     return;
   }
   const int base16 = __shfl_sync(0xffffffffu, static_cast<int>(memory.base / 16), 0);

@@ -15,9 +15,9 @@ namespace fovea::cuda {
 struct BwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 64
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
-  /// Q and dO of a step arrive in so many pieces, by columns, each in a slot of its ring: half tiles let the next ones
-  /// begin to arrive where two whole ones do not fit.
-  int pieces = 1, q_slots = 2, do_slots = 2;
+  int stages = 2;            ///< of Q, and of dO
+  int k_stages =
+      2;  ///< of K: with two, dQ of a tile's last step is computed in the first step of the next tile
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
@@ -40,33 +40,28 @@ struct BwdSm90Config {
   static constexpr int kSlice = 64;
   constexpr int slices() const { return tile_m / kSlice * (head_dim / kSlice); }
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
-  /// Of dS, and of P that is handed over: one is written while the other is read.
+  /// Of dS: one is written while the other is read. With one_gradient P passes through them first.
   static constexpr int kBuffers = 2;
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
   constexpr int k_bytes() const { return strips(head_dim) * tile_n() * kRowBytes; }
   constexpr int v_bytes() const { return strips(head_dim_v) * tile_n() * kRowBytes; }
-  /// Of a piece.
-  constexpr int q_bytes() const { return strips(head_dim) / pieces * tile_m * kRowBytes; }
-  constexpr int do_bytes() const { return strips(head_dim_v) / pieces * tile_m * kRowBytes; }
+  constexpr int q_bytes() const { return strips(head_dim) * tile_m * kRowBytes; }
+  constexpr int do_bytes() const { return strips(head_dim_v) * tile_m * kRowBytes; }
   constexpr int ds_bytes() const { return key_groups() * tile_m * kRowBytes; }
-  /// P that one consumer hands to the other: 16 bits each, in the order of its registers.
-  constexpr int p_bytes() const { return one_gradient ? tile_m * kRows * 2 : 0; }
   constexpr int statistics_bytes() const { return tile_m * 4; }
 
-  constexpr int v_at() const { return k_bytes(); }
+  constexpr int v_at() const { return k_stages * k_bytes(); }
   constexpr int q_at() const { return v_at() + v_bytes(); }
-  constexpr int do_at() const { return q_at() + q_slots * q_bytes(); }
-  constexpr int ds_at() const { return do_at() + do_slots * do_bytes(); }
-  constexpr int p_at() const { return ds_at() + kBuffers * ds_bytes(); }
-  constexpr int dq_at() const { return p_at() + kBuffers * p_bytes(); }
-  /// Staged dQ: a slice for each warpgroup that computes dQ.
-  constexpr int statistics_at() const { return dq_at() + key_groups() * kSliceBytes; }
-  /// lse and delta of a step lie by the slots of its first pieces.
-  constexpr int work_at() const { return statistics_at() + (q_slots + do_slots) * statistics_bytes(); }
-  static constexpr int kWorkBytes = 48;  ///< of BwdSm90Work::kFields words
+  constexpr int do_at() const { return q_at() + stages * q_bytes(); }
+  constexpr int ds_at() const { return do_at() + stages * do_bytes(); }
+  /// Staged dQ: a slice of each consumer.
+  constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
+  constexpr int statistics_at() const { return dq_at() + (one_gradient ? 0 : kConsumers * kSliceBytes); }
+  constexpr int work_at() const { return statistics_at() + 2 * stages * statistics_bytes(); }
+  static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers() const { return 4 + 4 * kBuffers + 4 + 2 * (q_slots + do_slots); }
+  constexpr int barriers() const { return 2 + 2 * k_stages + 3 * kBuffers + 4 + 4 * stages; }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
 
@@ -95,6 +90,7 @@ struct BwdSm90Work {
     kFullBegin,
     kFullEnd,  ///< those that need no mask
     kSteps,    ///< blocks times query heads; -1: there is no tile any more
+    kNext,     ///< index of the CTA's next tile; for the planner alone
     kFields
   };
   uint32_t at;
@@ -113,6 +109,7 @@ enum BwdSm90Barrier : int {
   kOddRows = 3,   ///< rows that take no part are zeros
   kDqFree = 4,    ///< + consumer: its room for staged dQ may be overwritten
   kDqStaged = 6,  ///< + consumer: and is written
+  kPTaken = 8,    ///< P has been read, by the consumer that puts dS in its place
 };
 inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
 
@@ -127,11 +124,11 @@ constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
 template <class Instance>
 struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kQSlots = kConfig.q_slots, kDoSlots = kConfig.do_slots;
+  static constexpr int kStages = kConfig.stages, kKStages = kConfig.k_stages;
   static constexpr int kBuffers = kConfig.kBuffers;
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t k() const { return base; }
+  __device__ __forceinline__ uint32_t k(int s) const { return base + s * kConfig.k_bytes(); }
   __device__ __forceinline__ uint32_t v() const { return base + kConfig.v_at(); }
   __device__ __forceinline__ uint32_t q(int s) const { return base + kConfig.q_at() + s * kConfig.q_bytes(); }
   __device__ __forceinline__ uint32_t d_o(int s) const {
@@ -141,34 +138,30 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t ds(int buffer, int strip) const {
     return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() + strip * kConfig.tile_m * kConfig.kRowBytes;
   }
-  __device__ __forceinline__ uint32_t p(int buffer) const {
-    return base + kConfig.p_at() + buffer * kConfig.p_bytes();
-  }
-  /// A slice of dQ in float32, in the order of dq_sum, of one of the warpgroups that compute dQ; a quarter a warp.
-  __device__ __forceinline__ uint32_t dq(int warpgroup) const {
-    return base + kConfig.dq_at() + warpgroup * kConfig.kSliceBytes;
+  /// The slice of dQ of a consumer in float32, in the order of dq_sum; a quarter a warp.
+  __device__ __forceinline__ uint32_t dq(int consumer) const {
+    return base + kConfig.dq_at() + consumer * kConfig.kSliceBytes;
   }
   __device__ __forceinline__ uint32_t lse(int s) const {
     return base + kConfig.statistics_at() + s * kConfig.statistics_bytes();
   }
-  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kQSlots + s); }
+  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kStages + s); }
 
-  __device__ __forceinline__ uint32_t full_k() const { return barrier(0); }
-  __device__ __forceinline__ uint32_t full_v() const { return barrier(1); }
-  __device__ __forceinline__ uint32_t empty_k() const { return barrier(2); }
-  __device__ __forceinline__ uint32_t empty_v() const { return barrier(3); }
-  __device__ __forceinline__ uint32_t full_ds(int buffer) const { return barrier(4 + buffer); }
+  __device__ __forceinline__ uint32_t full_v() const { return barrier(0); }
+  __device__ __forceinline__ uint32_t empty_v() const { return barrier(1); }
+  __device__ __forceinline__ uint32_t full_k(int s) const { return barrier(2 + s); }
+  __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(kKStages + s); }
+  __device__ __forceinline__ uint32_t full_ds(int buffer) const { return full_k(2 * kKStages + buffer); }
   __device__ __forceinline__ uint32_t empty_ds(int buffer) const { return full_ds(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_p(int buffer) const { return full_ds(2 * kBuffers + buffer); }
-  __device__ __forceinline__ uint32_t empty_p(int buffer) const { return full_ds(3 * kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_work(uint32_t tile) const {
-    return full_ds(4 * kBuffers + static_cast<int>(tile & 1));
+    return full_ds(3 * kBuffers + static_cast<int>(tile & 1));
   }
   __device__ __forceinline__ uint32_t empty_work(uint32_t tile) const { return full_work(tile) + 16; }
-  __device__ __forceinline__ uint32_t full_q(int s) const { return barrier(8 + 4 * kBuffers + s); }
-  __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kQSlots + s); }
-  __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kQSlots + s); }
-  __device__ __forceinline__ uint32_t empty_do(int s) const { return full_do(kDoSlots + s); }
+  __device__ __forceinline__ uint32_t full_q(int s) const { return full_ds(3 * kBuffers + 4 + s); }
+  __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kStages + s); }
+  __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kStages + s); }
+  __device__ __forceinline__ uint32_t empty_do(int s) const { return full_q(3 * kStages + s); }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
@@ -177,30 +170,29 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = 4, kConsumerWarps = kWarps * kConfig.kConsumers, kLoaders = 2;
+    constexpr int kWarps = 4, kConsumerWarps = kWarps * kConfig.kConsumers;
     // Warps that read V, and write dS; and those that compute dQ: both consumers, or one and a warpgroup of its own.
     constexpr int kDsWarps = kWarps * kConfig.key_groups(), kDqWarps = kDsWarps;
-    ptx::mbarrier_init(full_k(), 1);
     ptx::mbarrier_init(full_v(), 1);
-    ptx::mbarrier_init(empty_k(), 2 * kWarps);
     ptx::mbarrier_init(empty_v(), kDsWarps);
+    for (int s = 0; s < kKStages; ++s) {
+      ptx::mbarrier_init(full_k(s), 1);
+      ptx::mbarrier_init(empty_k(s), 2 * kWarps);
+    }
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       ptx::mbarrier_init(full_ds(buffer), kDsWarps);
       ptx::mbarrier_init(empty_ds(buffer), kDqWarps);
       ptx::mbarrier_init(full_p(buffer), kWarps);
-      ptx::mbarrier_init(empty_p(buffer), kWarps);
     }
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
-      ptx::mbarrier_init(empty_work(tile),
-                         kConfig.threads() / 32 - 4 + kLoaders + (kConfig.one_gradient ? 0 : 1));
+      // Consumers, loaders, and those that add dQ: a warpgroup, or two warps.
+      ptx::mbarrier_init(empty_work(tile), kConsumerWarps + 2 + (kConfig.one_gradient ? kWarps : 2));
     }
-    for (int s = 0; s < kQSlots; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(full_q(s), 1);
-      ptx::mbarrier_init(empty_q(s), kConsumerWarps);
-    }
-    for (int s = 0; s < kDoSlots; ++s) {
       ptx::mbarrier_init(full_do(s), 1);
+      ptx::mbarrier_init(empty_q(s), kConsumerWarps);
       ptx::mbarrier_init(empty_do(s), kConsumerWarps);
     }
     ptx::mbarrier_init_fence();

@@ -32,7 +32,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
                        kDv = kConfig.head_dim_v;
-  static constexpr int kRowBytes = kConfig.kRowBytes, kPieces = kConfig.pieces;
+  static constexpr int kRowBytes = kConfig.kRowBytes;
   static constexpr auto kSwizzle = tile::SwizzleMode::k128;
   using Scores = float[kM / 2];          ///< (64 keys, kM queries): rows are keys
   using Operand = uint32_t[kM / 16][4];  ///< the same as operand A
@@ -49,69 +49,41 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- products, each queued as a group of its own ---
 
-  /// Queues acc = (own 64 rows of the tile of keys) (kM rows of the tile of queries)^T, k columns at a time, piece by
-  /// piece as they arrive.
-  template <int kColumns, bool kQ>
-  __device__ __forceinline__ void issue_keys_by_queries(Scores& acc, uint32_t count) const {
-    constexpr int kSteps = kColumns / 16 / kPieces;
-    const uint64_t a =
-        descriptor(tile::wgmma_k_major(0, kSwizzle), (kQ ? 0 : kConfig.v_at()) + keys() * 64 * kRowBytes);
+  /// acc = (own 64 rows of the tile of keys, kColumns wide) (kM x kColumns tile of queries)^T.
+  template <int kColumns>
+  __device__ __forceinline__ void issue_keys_by_queries(Scores& acc, int keys_at, int queries_at) const {
+    const uint64_t a = descriptor(tile::wgmma_k_major(0, kSwizzle), keys_at + keys() * 64 * kRowBytes);
+    const uint64_t b = descriptor(tile::wgmma_k_major(0, kSwizzle), queries_at);
     using Product = ptx::Wgmma<kM>;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const auto slot = slot_of<kQ>(count, piece);
-      ptx::mbarrier_wait(kQ ? memory.full_q(slot.index) : memory.full_do(slot.index), slot.phase);
-      ptx::wgmma_fence();
-      const uint64_t b = descriptor(tile::wgmma_k_major(0, kSwizzle), at_of<kQ>(slot.index));
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int key_step = piece * kSteps + i;
-        const uint64_t a_step = a + tile::wgmma_start_step(key_step / 4 * kN * kRowBytes + key_step % 4 * 32);
-        const uint64_t b_step = b + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
-        if (key_step == 0) {
-          Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
-        } else {
-          Product::template ss<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
-        }
+    for (int i = 0; i < kColumns / 16; ++i) {
+      const uint64_t a_step = a + tile::wgmma_start_step(i / 4 * kN * kRowBytes + i % 4 * 32);
+      const uint64_t b_step = b + tile::wgmma_start_step(i / 4 * kM * kRowBytes + i % 4 * 32);
+      if (i == 0) {
+        Product::template ss<T, ptx::WgmmaStart::kZero, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
+      } else {
+        Product::template ss<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kK>(acc, a_step, b_step);
       }
     }
     ptx::wgmma_commit();
   }
-  /// Queues acc (64 keys, kColumns) += operand (64 keys, kM queries) (kM x kColumns tile of queries): a group of products
-  /// a piece.
-  template <int kColumns, bool kQ>
+  /// acc (64 keys, kColumns) += operand (64 keys, kM queries) (kM x kColumns tile of queries).
+  template <int kColumns>
   __device__ __forceinline__ void issue_gradient(float (&acc)[kColumns / 2], const Operand& operand,
-                                                 uint32_t count) const {
-    constexpr int kPieceColumns = kColumns / kPieces;
+                                                 int queries_at) const {
+    // ptxas wants 158 registers at launch for a product of 256 columns; 512 threads leave 128.
+    constexpr int kPart = kColumns == 256 ? 128 : kColumns;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
+    for (int c = 0; c < kColumns; c += kPart) {
       const uint64_t b =
-          descriptor(tile::wgmma_mn_major(0, kSwizzle, kM), at_of<kQ>(slot_of<kQ>(count, piece).index));
-      auto& part = reinterpret_cast<float(&)[kPieceColumns / 2]>(acc[piece * kPieceColumns / 2]);
+          descriptor(tile::wgmma_mn_major(0, kSwizzle, kM), queries_at + c / kConfig.kStrip * kM * kRowBytes);
+      auto& part = reinterpret_cast<float(&)[kPart / 2]>(acc[c / 2]);
 #pragma unroll
       for (int i = 0; i < kM / 16; ++i)
-        ptx::Wgmma<kPieceColumns>::template rs<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(
+        ptx::Wgmma<kPart>::template rs<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(
             part, operand[i], b + tile::wgmma_start_step(i * 16 * kRowBytes));
-      ptx::wgmma_commit();
     }
-  }
-  /// The slot of a piece of Q or dO of step number `count`, and where it lies in shared memory.
-  template <bool kQ>
-  __device__ __forceinline__ static auto slot_of(uint32_t count, int piece) {
-    return RingSlot < kQ ? kConfig.q_slots : kConfig.do_slots > (count * kPieces + piece);
-  }
-  template <bool kQ>
-  __device__ __forceinline__ static int at_of(int slot) {
-    return kQ ? kConfig.q_at() + slot * kConfig.q_bytes() : kConfig.do_at() + slot * kConfig.do_bytes();
-  }
-  /// No product of this warp reads Q, or dO, of step number `count` any more.
-  template <bool kQ>
-  __device__ __forceinline__ void release_rows(uint32_t count) const {
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const int slot = slot_of<kQ>(count, piece).index;
-      release(kQ ? memory.empty_q(slot) : memory.empty_do(slot));
-    }
+    ptx::wgmma_commit();
   }
 
   // --- element by element ---
@@ -135,56 +107,66 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       }
     }
   }
-  /// lse or delta of the queries of this lane's columns, read before the scores are awaited.
+  /// lse or delta of kQueries of the queries of a step, those of this lane's columns.
+  template <int kQueries>
   struct Statistics {
-    uint2 of[kM / 8];
+    uint2 of[kQueries / 8];
+    __device__ __forceinline__ void read(uint32_t from) {
+#pragma unroll
+      for (int t = 0; t < kQueries / 8; ++t) of[t] = ptx::ld_shared_8(from + lane() % 4 * 8 + t * 32);
+    }
+    /// Of an even element of a thread's scores, and of the next.
+    __device__ __forceinline__ float2 operator[](int i) const {
+      return {__uint_as_float(of[i / 4].x), __uint_as_float(of[i / 4].y)};
+    }
   };
-  __device__ __forceinline__ static void read(Statistics& x, uint32_t from) {
+  /// Waits for S, with kBehind groups of products behind it: S -> P = exp2(scale_log2 S - lse_log2).
+  template <int kBehind>
+  __device__ __forceinline__ void weigh(Scores& acc_s, int s) const {
+    Statistics<64> lse;
+    lse.read(memory.lse(s));  // while S is computed
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_done(acc_s);
 #pragma unroll
-    for (int t = 0; t < kM / 8; ++t) x.of[t] = ptx::ld_shared_8(from + lane() % 4 * 8 + t * 32);
-  }
-  /// S -> P = exp2(scale_log2 S - lse_log2).
-  __device__ __forceinline__ void weigh(Scores& s, const Statistics& lse) const {
-#pragma unroll
-    for (int i = 0; i < kM / 2; ++i) {
-      const uint32_t of_query = i % 2 == 0 ? lse.of[i / 4].x : lse.of[i / 4].y;
-      s[i] = ptx::ex2(fmaf(s[i], args.scale_log2, -__uint_as_float(of_query)));
+    for (int i = 0; i < kM / 2; i += 2) {
+      if (i == 32) lse.read(memory.lse(s) + 256);
+      acc_s[i] = ptx::ex2(fmaf(acc_s[i], args.scale_log2, -lse[i % 32].x));
+      acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], args.scale_log2, -lse[i % 32].y));
     }
   }
   /// dP -> dS = P (dP - delta).
-  __device__ __forceinline__ static void score_gradients(const Operand& p, Scores& dp,
-                                                         const Statistics& delta) {
+  __device__ __forceinline__ void score_gradients(const Operand& p, Scores& dp, int s) const {
+    Statistics<kM> delta;
+    delta.read(memory.delta(s));
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
       const float2 weights = unpack<T>(p[i / 8][i % 8 / 2]);
-      dp[i] = weights.x * (dp[i] - __uint_as_float(delta.of[i / 4].x));
-      dp[i + 1] = weights.y * (dp[i + 1] - __uint_as_float(delta.of[i / 4].y));
+      dp[i] = weights.x * (dp[i] - delta[i].x);
+      dp[i + 1] = weights.y * (dp[i + 1] - delta[i].y);
     }
   }
   __device__ __forceinline__ static void to_operand(const Scores& x, Operand& operand) {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) operand[i / 4][i % 4] = pack<T>(x[2 * i], x[2 * i + 1]);
   }
-  /// P from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries.
-  __device__ __forceinline__ void hand_over(const Operand& p, int buffer, uint32_t phase) const {
-    const uint32_t at = memory.p(buffer) + static_cast<int>(ptx::thread_index()) % 128 * 16;
-    ptx::mbarrier_wait(memory.empty_p(buffer), phase ^ 1);
+  /// P from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries: through the
+  /// buffer that dS of the step will take.
+  __device__ __forceinline__ void hand_over(const Operand& p, int buffer) const {
+    const uint32_t at = memory.ds(buffer, 0) + static_cast<int>(ptx::thread_index()) % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i)
       ptx::st_shared_16(at + i * 2048, uint4{p[i][0], p[i][1], p[i][2], p[i][3]});
     __syncwarp();  // the warp's part is written
     release(memory.full_p(buffer));
   }
-  __device__ __forceinline__ void take_over(Operand& p, int buffer, uint32_t phase) const {
-    const uint32_t at = memory.p(buffer) + static_cast<int>(ptx::thread_index()) % 128 * 16;
-    ptx::mbarrier_wait(memory.full_p(buffer), phase);
+  __device__ __forceinline__ void take_over(Operand& p, int buffer) const {
+    const uint32_t at = memory.ds(buffer, 0) + static_cast<int>(ptx::thread_index()) % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       const uint4 x = ptx::ld_shared_16(at + i * 2048);
       p[i][0] = x.x, p[i][1] = x.y, p[i][2] = x.z, p[i][3] = x.w;
     }
-    __syncwarp();  // the warp has read its part
-    release(memory.empty_p(buffer));
+    ptx::barrier_wait(kPTaken, 128);  // all warps have read P: dS may take its place
   }
   /// Transposed into the strip of dS of this consumer's keys.
   __device__ __forceinline__ void store_ds(const Operand& ds, int buffer) const {
@@ -196,9 +178,9 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   // --- what is not finite (bwd_sm90.cuh) ---
 
   /// Makes this consumer's rows of K finite.
-  __device__ __forceinline__ void make_keys_finite() const {
+  __device__ __forceinline__ void make_keys_finite(int stage) const {
     const int thread = static_cast<int>(ptx::thread_index()) % 128;
-    const uint32_t own = memory.k() + keys() * 64 * kRowBytes;
+    const uint32_t own = memory.k(stage) + keys() * 64 * kRowBytes;
     constexpr int kChunks = 64 * kRowBytes / 16;  // of a strip's 64 rows
     NonFinite<T> bad;
 #pragma unroll
@@ -230,119 +212,115 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     return __any_sync(0xffffffffu, odd);
   }
   /// Rows of Q and dO whose lse is not finite become zeros, before any product reads them. All consumers.
-  __device__ __forceinline__ void clear_odd_rows(uint32_t count) const {
-    const int lse_slot = slot_of<true>(count, 0).index;
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const auto q = slot_of<true>(count, piece);
-      const auto d_o = slot_of<false>(count, piece);
-      ptx::mbarrier_wait(memory.full_q(q.index), q.phase);
-      ptx::mbarrier_wait(memory.full_do(d_o.index), d_o.phase);
-      clear_odd_chunks<kConfig.q_bytes()>(memory.q(q.index), lse_slot);
-      clear_odd_chunks<kConfig.do_bytes()>(memory.d_o(d_o.index), lse_slot);
-    }
+  __device__ __forceinline__ void clear_odd_rows(int s, uint32_t phase) const {
+    ptx::mbarrier_wait(memory.full_do(s), phase);
+    clear_odd_chunks<kConfig.q_bytes()>(memory.q(s), s);
+    clear_odd_chunks<kConfig.do_bytes()>(memory.d_o(s), s);
     ptx::async_proxy_fence();
     ptx::barrier_wait(kOddRows, kBothConsumers);  // the rows are zeros for the products of both consumers
   }
-  /// Of a piece; the threads of both consumers share its 16-byte chunks.
+  /// The threads of both consumers share the 16-byte chunks of a tile.
   template <int kBytes>
-  __device__ __forceinline__ void clear_odd_chunks(uint32_t piece, int lse_slot) const {
+  __device__ __forceinline__ void clear_odd_chunks(uint32_t tile, int s) const {
     const int thread = consumer * 128 + static_cast<int>(ptx::thread_index()) % 128;
 #pragma unroll 1
     for (int i = thread; i < kBytes / 16; i += kBothConsumers) {
       const int row = i / 8 % kM;
-      if (fabsf(__uint_as_float(ptx::ld_shared_4(memory.lse(lse_slot) + row * 4))) < INFINITY) continue;
-      ptx::st_shared_16(piece + i * 16, uint4{0, 0, 0, 0});
+      if (fabsf(__uint_as_float(ptx::ld_shared_4(memory.lse(s) + row * 4))) < INFINITY) continue;
+      ptx::st_shared_16(tile + i * 16, uint4{0, 0, 0, 0});
     }
   }
 
   // --- the mainloop ---
 
-  /// Step number `count` of this CTA: block n of the queries of one head. dS of the step before has been written long ago
-  /// by both consumers: its dQ fills the time of this step's elements.
-  template <bool kFirst>
-  __device__ __forceinline__ void step(const Work& work, int n, uint32_t count, bool masked,
-                                       Sums& sums) const {
-    constexpr bool kDq = kPart == BwdSm90Part::kBoth && !kFirst;
+  /// Step number `count` of this CTA: block n of the queries of one head, against K at `k_at`. The consumer then computes
+  /// dQ of the step before, whose keys lie at `k_before` and whose dS both consumers have written long ago.
+  __device__ __forceinline__ void step(const Work& work, int n, uint32_t count, bool masked, int k_at,
+                                       int k_before, Sums& sums) const {
+    constexpr bool kBoth = kSumsDv && kSumsDk;
     const RingSlot<kConfig.kBuffers> buffer(count);
-    const auto q = slot_of<true>(count, 0);
+    const RingSlot<kConfig.stages> slot(count);
+    const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
+              do_at = kConfig.do_at() + s * kConfig.do_bytes();
     Operand p, ds;
     typename Dq::Slice acc_dq;
     Scores acc_s, acc_dp;
-    Statistics lse, delta;
-    ptx::mbarrier_wait(memory.full_q(q.index), q.phase);
-    if (any_odd_row(q.index)) clear_odd_rows(count);
+    ptx::mbarrier_wait(memory.full_q(s), slot.phase);
+    if (any_odd_row(s)) clear_odd_rows(s, slot.phase);
     if constexpr (kSumsDv) {
-      if constexpr (kM == 64) read(lse, memory.lse(q.index));
-      issue_keys_by_queries<kD, true>(acc_s, count);
+      ptx::wgmma_fence();
+      issue_keys_by_queries<kD>(acc_s, k_at, q_at);
     }
     if constexpr (kSumsDk) {
-      issue_keys_by_queries<kDv, false>(acc_dp, count);
+      ptx::mbarrier_wait(memory.full_do(s), slot.phase);
+      ptx::wgmma_fence();
+      issue_keys_by_queries<kDv>(acc_dp, kConfig.v_at(), do_at);
     }
     if constexpr (kSumsDv) {
-      ptx::wgmma_wait<kSumsDk ? 1 : 0>();
-      ptx::wgmma_done(acc_s);
-      if constexpr (!kSumsDk) release_rows<true>(count);
-      if constexpr (kM != 64) read(lse, memory.lse(q.index));
-      weigh(acc_s, lse);
+      weigh<kBoth ? 1 : 0>(acc_s, s);
       if (masked) mask(acc_s, work, n);
       to_operand(acc_s, p);
     }
-    if constexpr (kPart == BwdSm90Part::kDv) hand_over(p, buffer.index, buffer.phase);
-    if constexpr (kDq) issue_dq(acc_dq, count - 1);
+    if constexpr (!kSumsDk) {
+      __syncwarp();  // the warp has read lse
+      release(memory.empty_q(s));
+      ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
+      hand_over(p, buffer.index);
+      ptx::mbarrier_wait(memory.full_do(s), slot.phase);
+    }
     if constexpr (kSumsDk) {
-      if constexpr (kPart == BwdSm90Part::kDk) take_over(p, buffer.index, buffer.phase);
-      ptx::wgmma_wait<kDq ? 1 : 0>();
+      if constexpr (!kSumsDv) {
+        ptx::mbarrier_wait(memory.full_p(buffer.index), buffer.phase);
+        take_over(p, buffer.index);
+      }
+      ptx::wgmma_wait<0>();
       ptx::wgmma_done(acc_dp);
-      read(delta, memory.delta(slot_of<false>(count, 0).index));
-      score_gradients(p, acc_dp, delta);
+      score_gradients(p, acc_dp, s);
       if (masked) mask(acc_dp, work, n);
       to_operand(acc_dp, ds);
-      ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
+      if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
       __syncwarp();  // the warp's part is written
       release(memory.full_ds(buffer.index));
     }
-    if constexpr (!kSumsDk) wait_for_do(count);
+    if constexpr (kBoth) issue_dq(acc_dq, count - 1, k_before);
     ptx::wgmma_fence();
-    if constexpr (kSumsDv) issue_gradient<kDv, false>(sums.dv, p, count);
-    if constexpr (kSumsDk) issue_gradient<kD, true>(sums.dk, ds, count);
-    if constexpr (kDq) finish_dq<2>(acc_dq, count - 1);
+    if constexpr (kSumsDv) issue_gradient<kDv>(sums.dv, p, do_at);
+    if constexpr (kSumsDk) issue_gradient<kD>(sums.dk, ds, q_at);
+    if constexpr (kBoth) finish_dq<2>(acc_dq, count - 1);
     if constexpr (kSumsDv) {
-      ptx::wgmma_wait<kSumsDk ? kPieces : 0>();
+      ptx::wgmma_wait<kSumsDk ? 1 : 0>();
       ptx::wgmma_done(sums.dv);
     }
-    release_rows<false>(count);
+    release(memory.empty_do(s));
     if constexpr (kSumsDk) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_done(sums.dk);
-      release_rows<true>(count);
+      release(memory.empty_q(s));
     }
   }
-  __device__ __forceinline__ void wait_for_do(uint32_t count) const {
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const auto slot = slot_of<false>(count, piece);
-      ptx::mbarrier_wait(memory.full_do(slot.index), slot.phase);
-    }
-  }
-  /// Queues this consumer's slice of dQ of step number `count`.
-  __device__ __forceinline__ void issue_dq(typename Dq::Slice& acc, uint32_t count) const {
+  /// Queues this consumer's slice of dQ of step number `count`; for -1, before the first, of what shared memory happens
+  /// to hold: products under a condition would wait for each other.
+  __device__ __forceinline__ void issue_dq(typename Dq::Slice& acc, uint32_t count, int k_at) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which both consumers have written, for the product
     ptx::wgmma_fence();
-    Dq{{args, memory, this->base16}}.issue(acc, ds.index, consumer);
+    Dq{{args, memory, this->base16}}.issue(acc, ds.index, k_at, consumer);
   }
   /// Waits for it, with kBehind groups of products behind it, and stages it for the writer.
   template <int kBehind>
   __device__ __forceinline__ void finish_dq(typename Dq::Slice& acc, uint32_t count) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc);
-    release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
-    ptx::barrier_wait(kDqFree + consumer, kConsumerAndWriter);  // the last step's has been read
-    Dq::stage(acc, memory.dq(consumer));
-    ptx::barrier_arrive(kDqStaged + consumer, kConsumerAndWriter);
+    if (count != ~0u) release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
+    const int w = warpgroup() - 1;  // looked up again: `consumer` would take a register of the loop
+    ptx::barrier_wait(kDqFree + w, kConsumerAndWriter);  // the last step's has been read
+    Dq::stage(acc, memory.dq(w));
+    ptx::barrier_arrive(kDqStaged + w, kConsumerAndWriter);
+  }
+  __device__ __forceinline__ static int warpgroup() {
+    return static_cast<int>(ptx::thread_index() / 128);
   }
 
   /// Rows of dK or dV of this consumer's keys, times `factor`.
@@ -371,7 +349,10 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
     Sums sums;
+    constexpr bool kBoth = kSumsDv && kSumsDk;
+    static_assert(!kBoth || kConfig.k_stages == 2);
     uint32_t count = 0, keys_read = 0;
+    int k_before = kConfig.k_bytes();  // not that of the first tile
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the warp for
@@ -388,27 +369,27 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 #pragma unroll
       for (float& x : sums.dv) x = 0.0f;
       if (steps > 0) {
+        const RingSlot<kConfig.k_stages> k(keys_read);
+        const int k_at = k.index * kConfig.k_bytes();
         if constexpr (kSumsDv) {
-          ptx::mbarrier_wait(memory.full_k(), keys_read & 1);
-          make_keys_finite();
+          ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
+          make_keys_finite(k.index);
         }
         if constexpr (kSumsDk) ptx::mbarrier_wait(memory.full_v(), keys_read & 1);
-        ++keys_read;
         ptx::wgmma_fence();
-        int n = m_begin;
-        step<true>(work, n, count++, n < full_begin || n >= full_end, sums);
 #pragma unroll 1
-        for (int left = steps - 1; left > 0; --left, ++count) {
+        for (int left = steps, n = m_begin; left > 0; --left, ++count) {
+          step(work, n, count, n < full_begin || n >= full_end, k_at, k_before, sums);
+          if (kBoth && k_before != k_at) {
+            if (keys_read > 0)
+              release(memory.empty_k(k.index ^ 1));  // the last dQ of the tile before is computed
+            k_before = k_at;
+          }
           if (++n == m_end) n = m_begin;
-          step<false>(work, n, count, n < full_begin || n >= full_end, sums);
         }
-        if constexpr (kPart == BwdSm90Part::kBoth) {
-          typename Dq::Slice acc_dq;
-          issue_dq(acc_dq, count - 1);
-          finish_dq<0>(acc_dq, count - 1);
-        }
-        if constexpr (kSumsDv) release(memory.empty_k());
+        if constexpr (kSumsDv && !kSumsDk) release(memory.empty_k(k.index));
         if constexpr (kSumsDk) release(memory.empty_v());
+        ++keys_read;
       }
       if constexpr (kSumsDk)
         write<kD>(args.b.p.dk, tile::kAlignedDK, args.b.p.head_dim, work, sums.dk, args.b.p.scale);
@@ -416,6 +397,11 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
         write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, work, sums.dv, 1.0f);
       __syncwarp();  // all lanes have read what the tile is
       release(memory.empty_work(tile));
+    }
+    if (kBoth && count > 0) {
+      typename Dq::Slice acc_dq;
+      issue_dq(acc_dq, count - 1, k_before);
+      finish_dq<0>(acc_dq, count - 1);
     }
   }
 };

@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/red.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
@@ -25,13 +26,13 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
   static constexpr int kFragment = 512, kRow16 = kD / 8 * kFragment, kPart = kConfig.kSliceBytes / 4;
 
-  /// acc = (64 queries of dS) (64 columns of K), over all 128 keys.
-  __device__ __forceinline__ void issue(Slice& acc, int buffer, int slice) const {
+  /// acc = (64 queries of dS) (64 columns of K, which lies at k_at), over all keys of the tile.
+  __device__ __forceinline__ void issue(Slice& acc, int buffer, int k_at, int slice) const {
     const uint64_t a =
         descriptor(tile::wgmma_k_major(0, kSwizzle), kConfig.ds_at() + buffer * kConfig.ds_bytes() +
                                                          slice / kSlicesAcross * kSlice * kRowBytes);
     const uint64_t b =
-        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN), slice % kSlicesAcross * kN * kRowBytes);
+        descriptor(tile::wgmma_mn_major(0, kSwizzle, kN), k_at + slice % kSlicesAcross * kN * kRowBytes);
     using Product = ptx::Wgmma<kSlice>;
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
@@ -67,34 +68,31 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
                       kPart);
   }
 
-  /// All slices of step number `count`, each warp for itself.
-  __device__ __forceinline__ void step(uint32_t count, float* sums) const {
+  /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.
+  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
-#pragma unroll 1               // one slice's descriptors in uniform registers at a time
+    float* const of_lane = sums + warp() * (kRow16 / 4) + lane() * 4;
+#pragma unroll 1  // one slice's descriptors in uniform registers at a time
     for (int slice = 0; slice < kConfig.slices(); ++slice) {
       Slice acc;
       ptx::wgmma_fence();
-      issue(acc, ds.index, slice);
-      if (lane() == 0) ptx::bulk_wait_read<0>();
-      ptx::wgmma_wait<0>();  // behind it every lane knows that the last slice's room has been read
+      issue(acc, ds.index, k_at, slice);
+      ptx::wgmma_wait<0>();
       ptx::wgmma_done(acc);
       if (slice + 1 == kConfig.slices()) release(memory.empty_ds(ds.index));
-      stage(acc, memory.dq(0));
-      ptx::async_proxy_fence();
-      __syncwarp();  // the warp's part is staged
-      if (lane() == 0) {
-        add(memory.dq(0), sums, slice, warp());
-        ptx::bulk_commit();
-      }
+#pragma unroll
+      for (int t = 0; t < kSlice / 8; ++t)
+        ptx::red_add_v4(of_lane + slice * (kPart / 4) + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1],
+                        acc[4 * t + 2], acc[4 * t + 3]);
     }
   }
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
   __device__ __forceinline__ void run() const {
     const BackwardArgs& b = args.b;
-    uint32_t count = 0;
+    uint32_t count = 0, keys_read = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
@@ -102,17 +100,17 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       const int steps = uniform(work[BwdSm90Work::kSteps]);
       if (steps < 0) break;
       const int m_begin = uniform(work[BwdSm90Work::kMBegin]), m_end = uniform(work[BwdSm90Work::kMEnd]);
+      const RingSlot<kConfig.k_stages> k(keys_read);
       int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group;
 #pragma unroll 1
       for (int left = steps, n = m_begin; left > 0; --left, ++count) {
-        step(count, sums_of(b, head, n));
+        step(count, k.index * kConfig.k_bytes(), sums_of(b, head, n));
         if (++n == m_end) n = m_begin, ++head;
       }
       __syncwarp();  // all lanes have read what the tile is
-      if (steps > 0) release(memory.empty_k());
+      if (steps > 0) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }
-    if (lane() == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
   }
 };
 

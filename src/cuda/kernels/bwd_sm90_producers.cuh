@@ -1,4 +1,4 @@
-// The producers of bwd_sm90, a warp each: the planner, two loaders, and the one that adds dQ of the consumers.
+// The producers of bwd_sm90, a warp each: two loaders, of which one plans, and the writers, which add dQ of the consumers.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
@@ -45,93 +45,107 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   return true;
 }
 
-/// Plans the tiles of this CTA: its first is that of its index, each other one the next that nobody has. One thread.
-template <class Instance>
-__device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
-                                              const BwdSm90Memory<Instance>& memory) {
-  const BackwardArgs& b = args.b;
-  const int count = b.key_blocks * b.p.heads_kv * b.p.batch;
-  int index = static_cast<int>(blockIdx.x);
-  for (uint32_t tile = 0;; ++tile) {
-    ptx::mbarrier_wait(memory.empty_work(tile), (tile / 2 & 1) ^ 1);
-    while (index < count && !bwd_sm90_make_work<Instance>(b, index, memory.work(tile)))
-      index = static_cast<int>(gridDim.x) + atomicAdd(args.tile_counter, 1);
-    if (index >= count) memory.work(tile).set(BwdSm90Work::kSteps, -1);
-    ptx::mbarrier_arrive(memory.full_work(tile));
-    if (index >= count) return;
-    index = static_cast<int>(gridDim.x) + atomicAdd(args.tile_counter, 1);
-  }
+/// The next tile that no CTA has; the first of each is that of its index.
+__device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args) {
+  return static_cast<int>(gridDim.x) + atomicAdd(args.tile_counter, 1);
 }
 
-/// Loads K of a tile, or V, the CTA's number `keys`.
-template <class Instance, bool kKeys>
+/// Plans tile number `tile` of this CTA: that of `index` or, where it has no keys, the next that nobody has. One thread.
+template <class Instance>
+__device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
+                                              const BwdSm90Memory<Instance>& memory, uint32_t tile,
+                                              int index) {
+  const BackwardArgs& b = args.b;
+  const int count = b.key_blocks * b.p.heads_kv * b.p.batch;
+  ptx::mbarrier_wait(memory.empty_work(tile), (tile / 2 & 1) ^ 1);
+  while (index < count && !bwd_sm90_make_work<Instance>(b, index, memory.work(tile)))
+    index = bwd_sm90_next_index(args);
+  if (index >= count) memory.work(tile).set(BwdSm90Work::kSteps, -1);
+  ptx::mbarrier_arrive(memory.full_work(tile));
+}
+
+/// Loads K or V of a tile, the CTA's number `keys`.
+template <class Instance, bool kK>
 __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
                                                    const BwdSm90Memory<Instance>& memory,
                                                    const BwdSm90Work& work, int batch, uint32_t keys) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  const uint32_t full = kKeys ? memory.full_k() : memory.full_v(), to = kKeys ? memory.k() : memory.v();
-  ptx::mbarrier_wait(kKeys ? memory.empty_k() : memory.empty_v(), (keys & 1) ^ 1);
-  ptx::mbarrier_arrive_expect(full, kKeys ? kConfig.k_bytes() : kConfig.v_bytes());
+  const RingSlot<kConfig.k_stages> k(keys);
+  const uint32_t full = kK ? memory.full_k(k.index) : memory.full_v();
+  if constexpr (kK) {
+    ptx::mbarrier_wait(memory.empty_k(k.index), k.phase ^ 1);
+  } else {
+    ptx::mbarrier_wait(memory.empty_v(), (keys & 1) ^ 1);
+  }
+  ptx::mbarrier_arrive_expect(full, kK ? kConfig.k_bytes() : kConfig.v_bytes());
 #pragma unroll 1
-  for (int c = 0; c < kConfig.strips(kKeys ? kConfig.head_dim : kConfig.head_dim_v); ++c)
-    ptx::tma_load(to + c * kConfig.tile_n() * kConfig.kRowBytes, kKeys ? args.k : args.v, full,
-                  c * kConfig.kStrip, work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey],
-                  work[BwdSm90Work::kHeadKv], batch);
+  for (int c = 0; c < kConfig.strips(kK ? kConfig.head_dim : kConfig.head_dim_v); ++c)
+    ptx::tma_load((kK ? memory.k(k.index) : memory.v()) + c * kConfig.tile_n() * kConfig.kRowBytes,
+                  kK ? args.k : args.v, full, c * kConfig.kStrip,
+                  work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey], work[BwdSm90Work::kHeadKv], batch);
 }
 
-/// Loads Q, lse and K of each tile (kQueries), or dO, delta and V. One thread.
-template <class Instance, bool kQueries>
+/// Loads Q and lse of each step and K of each tile, and plans the tiles (kQ); or loads dO, delta and V. One thread.
+template <class Instance, bool kQ>
 __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  constexpr int kTileM = kConfig.tile_m, kRowBytes = kConfig.kRowBytes, kPieces = kConfig.pieces;
-  constexpr int kSlots = kQueries ? kConfig.q_slots : kConfig.do_slots;
-  constexpr int kStrips = kConfig.strips(kQueries ? kConfig.head_dim : kConfig.head_dim_v) / kPieces;
-  constexpr int kPieceBytes = kQueries ? kConfig.q_bytes() : kConfig.do_bytes();
+  constexpr int kTileM = kConfig.tile_m, kStrips = kConfig.strips(kQ ? kConfig.head_dim : kConfig.head_dim_v);
+  constexpr int kBytes = (kQ ? kConfig.q_bytes() : kConfig.do_bytes()) + kConfig.statistics_bytes();
   const BackwardArgs& b = args.b;
-  const CUtensorMap& rows_map = kQueries ? args.q : args.d_o;
-  const bool packed = b.p.cu_seqlens_q != nullptr;
-  uint32_t use = 0, keys = 0;
+  uint32_t step = 0, keys = 0;
+  int next = static_cast<int>(blockIdx.x);
   for (uint32_t tile = 0;; ++tile) {
+    if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
     int left = work[BwdSm90Work::kSteps];
     if (left < 0) return;
+    if constexpr (kQ) next = bwd_sm90_next_index(args);  // arrives while this tile is loaded
+    const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
     int head = work[BwdSm90Work::kHeadKv] * b.p.group, n = work[BwdSm90Work::kMBegin];
-    for (bool first = true; left > 0; --left, first = false) {
-      const int batch = packed ? 0 : work[BwdSm90Work::kBatch];
+    for (bool first = true; left > 0; --left, ++step, first = false) {
+      const RingSlot<kConfig.stages> slot(step);
+      const int s = slot.index;
+      const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s);
+      if (first) bwd_sm90_load_keys<Instance, kQ>(args, memory, work, batch, keys++);
+      ptx::mbarrier_wait(kQ ? memory.empty_q(s) : memory.empty_do(s), slot.phase ^ 1);
+      ptx::mbarrier_arrive_expect(full, kBytes);
 #pragma unroll 1
-      for (int piece = 0; piece < kPieces; ++piece, ++use) {
-        const RingSlot<kSlots> slot(use);
-        const uint32_t full = kQueries ? memory.full_q(slot.index) : memory.full_do(slot.index);
-        const uint32_t to = kQueries ? memory.q(slot.index) : memory.d_o(slot.index);
-        ptx::mbarrier_wait(kQueries ? memory.empty_q(slot.index) : memory.empty_do(slot.index),
-                           slot.phase ^ 1);
-        ptx::mbarrier_arrive_expect(full, kPieceBytes + (piece == 0 ? kConfig.statistics_bytes() : 0));
-#pragma unroll 1
-        for (int c = 0; c < kStrips; ++c)
-          ptx::tma_load(to + c * kTileM * kRowBytes, rows_map, full, (piece * kStrips + c) * kConfig.kStrip,
-                        0, work[BwdSm90Work::kRowQ] + n * kTileM, head, batch);
-        if (piece == 0)
-          ptx::bulk_load(kQueries ? memory.lse(slot.index) : memory.delta(slot.index),
-                         (kQueries ? b.lse_log2 : b.delta) +
-                             (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM),
-                         kConfig.statistics_bytes(), full);
-      }
-      if (first) bwd_sm90_load_keys<Instance, kQueries>(args, memory, work, batch, keys++);
+      for (int c = 0; c < kStrips; ++c)
+        ptx::tma_load((kQ ? memory.q(s) : memory.d_o(s)) + c * kTileM * kConfig.kRowBytes,
+                      kQ ? args.q : args.d_o, full, c * kConfig.kStrip, 0,
+                      work[BwdSm90Work::kRowQ] + n * kTileM, head, batch);
+      ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s),
+                     (kQ ? b.lse_log2 : b.delta) +
+                         (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM),
+                     kConfig.statistics_bytes(), full);
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
   }
 }
 
-/// Adds what the consumers stage of dQ to dq_sum. One warp, whose first lane issues.
+/// Adds what consumer w stages of dQ to dq_sum: at each step that of the step before. One warp, whose first lane issues.
 template <class Instance>
 __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
-                                                const BwdSm90Memory<Instance>& memory, int lane) {
-  constexpr BwdSm90Config kConfig = Instance::kConfig;
+                                                const BwdSm90Memory<Instance>& memory, int w) {
   const BackwardArgs& b = args.b;
-  for (int w = 0; w < kConfig.kConsumers; ++w) ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
+  const int lane = static_cast<int>(ptx::thread_index() % 32);
+  float* before = nullptr;  // sums of the step before; the first step of all stages what nobody wants
+  const auto add = [&] {
+    ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
+    if (lane == 0 && before != nullptr) {
+      ptx::async_proxy_fence();  // what the consumer has written, for the reductions
+#pragma unroll 1
+      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), before, w, warp);
+      ptx::bulk_commit();
+      ptx::bulk_wait_read<0>();
+    }
+    __syncwarp();  // the other lanes pass on only what the first has seen
+    ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
+  };
+  ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
@@ -140,28 +154,14 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
     int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group,
         n = work[BwdSm90Work::kMBegin];
     for (; left > 0; --left) {
-      float* const sums = BwdSm90Dq<Instance>::sums_of(b, head, n);
-#pragma unroll
-      for (int w = 0; w < kConfig.kConsumers; ++w) {
-        ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
-        if (lane == 0) {
-          ptx::async_proxy_fence();  // what the consumer has written, for the reductions
-#pragma unroll 1
-          for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), sums, w, warp);
-          ptx::bulk_commit();
-        }
-      }
-#pragma unroll
-      for (int w = 0; w < kConfig.kConsumers; ++w) {
-        if (lane == 0) w == 0 ? ptx::bulk_wait_read<1>() : ptx::bulk_wait_read<0>();
-        __syncwarp();  // the other lanes pass on only what the first has seen
-        ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
-      }
+      add();
+      before = BwdSm90Dq<Instance>::sums_of(b, head, n);
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     __syncwarp();  // all lanes have read what the tile is
     if (lane == 0) ptx::mbarrier_arrive(memory.empty_work(tile));
   }
+  if (before != nullptr) add();
   if (lane == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
 }
 
