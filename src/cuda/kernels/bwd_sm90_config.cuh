@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/tma_args.hpp"
+#include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -90,7 +91,8 @@ struct BwdSm90Work {
     kFullBegin,
     kFullEnd,  ///< those that need no mask
     kSteps,    ///< blocks times query heads; -1: there is no tile any more
-    kNext,     ///< index of the CTA's next tile; for the planner alone
+    kBeforeBegin,
+    kBeforeEnd,  ///< blocks of queries at which the keys behind this tile's add before it, where the order is fixed
     kFields
   };
   uint32_t at;
@@ -200,6 +202,31 @@ struct BwdSm90Memory {
 
  private:
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
+};
+
+/// The fixed order in which key blocks add to a tile of dQ, from the last that sees it to the first, so that the sums have
+/// the same bits each time. Later blocks come first among the tiles, so whom a CTA waits for has begun before it.
+struct BwdSm90Turn {
+  int* flag;   ///< the number of the block that has added last, plus 1
+  int number;  ///< of this tile's block
+  bool waits;  ///< whether the block behind it adds before
+
+  /// Of block n of the queries of a (batch, head); `part` of the sums has an order of its own. Null flag: no order.
+  __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
+                                                   int n, int tile_m, int tile_n, int part) {
+    if (b.dq_semaphore == nullptr) return {nullptr, 0, false};
+    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part,
+            work[BwdSm90Work::kFirstKey] / tile_n,
+            n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd]};
+  }
+  /// By one thread, before it adds.
+  __device__ __forceinline__ void acquire() const {
+    if (flag != nullptr && waits) ptx::wait_for(flag, number + 2);
+  }
+  /// By one thread, behind its additions.
+  __device__ __forceinline__ void release() const {
+    if (flag != nullptr) ptx::st_release(flag, number + 1);
+  }
 };
 
 /// What the warpgroups that issue products have in common.

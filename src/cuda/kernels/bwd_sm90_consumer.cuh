@@ -72,15 +72,15 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   __device__ __forceinline__ void issue_gradient(float (&acc)[kColumns / 2], const Operand& operand,
                                                  int queries_at) const {
     // ptxas wants 158 registers at launch for a product of 256 columns; 512 threads leave 128.
-    constexpr int kPart = kColumns == 256 ? 128 : kColumns;
+    constexpr int kPartColumns = kColumns == 256 ? 128 : kColumns;
 #pragma unroll
-    for (int c = 0; c < kColumns; c += kPart) {
+    for (int c = 0; c < kColumns; c += kPartColumns) {
       const uint64_t b =
           descriptor(tile::wgmma_mn_major(0, kSwizzle, kM), queries_at + c / kConfig.kStrip * kM * kRowBytes);
-      auto& part = reinterpret_cast<float(&)[kPart / 2]>(acc[c / 2]);
+      auto& part = reinterpret_cast<float(&)[kPartColumns / 2]>(acc[c / 2]);
 #pragma unroll
       for (int i = 0; i < kM / 16; ++i)
-        ptx::Wgmma<kPart>::template rs<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(
+        ptx::Wgmma<kPartColumns>::template rs<T, ptx::WgmmaStart::kAccumulate, ptx::WgmmaMajor::kMN>(
             part, operand[i], b + tile::wgmma_start_step(i * 16 * kRowBytes));
     }
     ptx::wgmma_commit();

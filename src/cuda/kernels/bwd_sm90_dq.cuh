@@ -69,10 +69,12 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   }
 
   /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.
-  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums) const {
+  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums, const BwdSm90Turn& turn) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
+    if (lane() == 0) turn.acquire();
+    __syncwarp();  // the warp may add
     float* const of_lane = sums + warp() * (kRow16 / 4) + lane() * 4;
 #pragma unroll 1  // one slice's descriptors in uniform registers at a time
     for (int slice = 0; slice < kConfig.slices(); ++slice) {
@@ -87,6 +89,8 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
         ptx::red_add_v4(of_lane + slice * (kPart / 4) + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1],
                         acc[4 * t + 2], acc[4 * t + 3]);
     }
+    __syncwarp();  // the warp has added
+    if (lane() == 0) turn.release();
   }
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
@@ -104,7 +108,8 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
       int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group;
 #pragma unroll 1
       for (int left = steps, n = m_begin; left > 0; --left, ++count) {
-        step(count, k.index * kConfig.k_bytes(), sums_of(b, head, n));
+        step(count, k.index * kConfig.k_bytes(), sums_of(b, head, n),
+             BwdSm90Turn::of(b, work, head, n, kM, kN, warp()));
         if (++n == m_end) n = m_begin, ++head;
       }
       __syncwarp();  // all lanes have read what the tile is

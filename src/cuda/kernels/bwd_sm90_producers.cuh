@@ -10,7 +10,8 @@
 
 namespace fovea::cuda {
 
-/// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys first.
+/// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys, which
+/// causal queries see longest, first; the last first where the order of additions is fixed (BwdSm90Turn).
 /// Whether it has any key.
 template <class Instance>
 __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int index,
@@ -21,7 +22,8 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   index -= section * b.heads_at_once * b.key_blocks;
   int head = section * b.heads_at_once;
   const int heads = min(b.heads_at_once, p.heads_kv * p.batch - head);
-  const int first_key = index / heads * kTileN;
+  const int place = index / heads;
+  const int first_key = (b.dq_semaphore != nullptr ? b.key_blocks - 1 - place : place) * kTileN;
   head += index % heads;
   const int batch = head / p.heads_kv;
   work.set(BwdSm90Work::kFirstKey, first_key);
@@ -42,6 +44,15 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   work.set(BwdSm90Work::kFullBegin, blocks.full_begin);
   work.set(BwdSm90Work::kFullEnd, blocks.full_end);
   work.set(BwdSm90Work::kSteps, p.group * (blocks.end - blocks.begin));
+  if (b.dq_semaphore != nullptr) {
+    const int behind = first_key + kTileN;
+    const tile::KvBlocks before =
+        behind < span.used_k
+            ? tile::q_blocks(p, span, behind, min(behind + kTileN, span.used_k), Instance::kConfig.tile_m)
+            : tile::KvBlocks{};
+    work.set(BwdSm90Work::kBeforeBegin, before.begin);
+    work.set(BwdSm90Work::kBeforeEnd, before.end);
+  }
   return true;
 }
 
@@ -133,13 +144,17 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
   const BackwardArgs& b = args.b;
   const int lane = static_cast<int>(ptx::thread_index() % 32);
   float* before = nullptr;  // sums of the step before; the first step of all stages what nobody wants
+  BwdSm90Turn turn{nullptr, 0, false};
   const auto add = [&] {
     ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
     if (lane == 0 && before != nullptr) {
+      turn.acquire();
       ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
       for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), before, w, warp);
       ptx::bulk_commit();
+      if (turn.flag != nullptr) ptx::bulk_wait<0>();  // the sums are in memory
+      turn.release();
       ptx::bulk_wait_read<0>();
     }
     __syncwarp();  // the other lanes pass on only what the first has seen
@@ -156,6 +171,7 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
     for (; left > 0; --left) {
       add();
       before = BwdSm90Dq<Instance>::sums_of(b, head, n);
+      turn = BwdSm90Turn::of(b, work, head, n, Instance::kConfig.tile_m, Instance::kConfig.tile_n(), w);
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     __syncwarp();  // all lanes have read what the tile is

@@ -111,7 +111,7 @@ template <class Layout>
 Launches<Layout> make_launches(Family family, const AttentionProblem& p, bool deterministic, bool any_address,
                                const char* name_pattern) {
   Launches<Layout> launches;
-  const KernelSet kernels = choose_kernels(family, p, any_address, deterministic, name_pattern);
+  const KernelSet kernels = choose_kernels(family, p, any_address, name_pattern);
   launches.clause = kernels.clause;
   if (!launches.clause.empty()) return launches;
   launches.layout = make_layout<Layout>(p, kernels, deterministic);

@@ -94,7 +94,6 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 = false;         ///< forward: reads q, k and v as a kBf16x3 kernel before it writes them
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
-  bool deterministic = true;   ///< backward: gives the same bits each time where that is asked
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA

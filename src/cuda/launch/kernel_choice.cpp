@@ -93,12 +93,6 @@ std::string terms_clause(const Kernel& k, const KernelRequest& r) {
   return missing == 0 ? "" : "does not know " + names_of_terms(missing);
 }
 
-std::string deterministic_clause(const Kernel& k, const KernelRequest& r) {
-  return r.deterministic && !k.deterministic
-             ? "adds up dq in the order in which blocks of keys end, so not the same bits each time"
-             : "";
-}
-
 std::string keys_clause(const Kernel& k, const KernelRequest& r) {
   if (r.problem.seqlen_k >= k.min_keys) return "";
   return "is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
@@ -121,9 +115,9 @@ std::string shared_memory_clause(const Kernel& k, const KernelRequest& r) {
          " gives a CTA " + std::to_string(r.device.shared_per_cta);
 }
 
-constexpr std::array kConditions = {name_clause,      capability_clause, dtype_clause,         length_clause,
-                                    head_size_clause, terms_clause,      deterministic_clause, keys_clause,
-                                    tma_clause,       alignment_clause,  shared_memory_clause};
+constexpr std::array kConditions = {name_clause,      capability_clause,   dtype_clause, length_clause,
+                                    head_size_clause, terms_clause,        keys_clause,  tma_clause,
+                                    alignment_clause, shared_memory_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
@@ -167,12 +161,11 @@ const Kernel* fastest_like(const Kernel& first, std::span<const Kernel* const> t
 }  // namespace
 
 KernelRequest::KernelRequest(const AttentionProblem& p, const DeviceProperties& d, bool any,
-                             const char* pattern, bool same_bits)
+                             const char* pattern)
     : problem(p),
       device(d),
       any_address(any),
       name_pattern(pattern),
-      deterministic(same_bits),
       terms(terms_of(p)),
       aligned16(params_of(p).aligned16) {}
 

@@ -14,13 +14,12 @@ namespace fovea::cuda {
 /// What kernels are judged by, worked out once for all of them. Refers to the problem and the device.
 struct KernelRequest {
   KernelRequest(const AttentionProblem& problem, const DeviceProperties& device, bool any_address = false,
-                const char* name_pattern = nullptr, bool deterministic = false);
+                const char* name_pattern = nullptr);
 
   const AttentionProblem& problem;
   const DeviceProperties& device;
   bool any_address;          ///< for pointers that are multiples of the size of their elements only
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
-  bool deterministic;        ///< a backward is to give the same bits each time
   uint32_t terms;            ///< terms_of(problem)
   uint32_t aligned16;        ///< bits of tile::AlignedBit that sizes and strides allow
 };

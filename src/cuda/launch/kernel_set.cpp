@@ -22,11 +22,11 @@ bool occupies_memory(const TensorDesc& t) {
   return t.present;
 }
 
-KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_address, bool deterministic,
+KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_address,
                          const char* name_pattern) {
   const Family family = family_for(wanted, any_address);
   const DeviceProperties& device = properties_of(p[Role::kQ].device_id);
-  const KernelRequest request(p, device, any_address, name_pattern, deterministic);
+  const KernelRequest request(p, device, any_address, name_pattern);
   KernelSet set;
   const auto find = [&](KernelKind kind) -> Choice {
     Choice choice = choose_kernel(kernel_table(), kind, family, request);

@@ -25,7 +25,7 @@ bool occupies_memory(const TensorDesc& t);
 /// Kernels of `family` (and those that serve every family), loaded on the device of the problem's tensors.
 /// `any_address`: for pointers that are no multiples of 16 bytes.
 /// `name_pattern`: see KernelRequest.
-KernelSet choose_kernels(Family family, const AttentionProblem& problem, bool any_address, bool deterministic,
+KernelSet choose_kernels(Family family, const AttentionProblem& problem, bool any_address,
                          const char* name_pattern);
 
 }  // namespace fovea::cuda
