@@ -4,35 +4,48 @@
 //   dV += P^T dO   dK += dS^T Q   (in registers, over all query blocks and heads of the group)
 //   dQ += dS K     (float32 sums in global memory)
 //
-// A CTA stays on its SM and takes tile after tile: 128 keys of one key head. Each of two consumers, warpgroups, owns 64
-// of the keys and walks over the blocks of kTileM queries that see any of the 128, head by head of the group. S and dP
-// are computed transposed, keys in rows, so that P^T and dS^T are in registers what dV and dK want as left operands.
-// Only dS reaches shared memory: for dQ, the consumers share out columns or queries, and each needs dS of all keys.
-// dQ of a step is staged in shared memory, and a producer adds it to global memory by bulk reductions while the
-// consumers go on.
+// A CTA stays on its SM and takes tile after tile: 128 or 64 keys of one key head, against all blocks of kTileM queries
+// that see any of them, head by head of the group. S and dP are computed transposed, keys in rows, so that P^T and dS^T
+// are in registers what dV and dK want as left operands. Two ways to share the work, by what registers hold:
+//
+//   both gradients (D <= 128)   Each of two consumers, warpgroups, sums dK and dV of its own 64 keys. dQ of a step is
+//                               computed one step later, a slice a consumer: by then both have written dS, and nobody
+//                               waits. It is staged in shared memory, and a warp for each consumer adds it to global
+//                               memory by bulk reductions.
+//   one gradient (D > 128)      Both work on the same 64 keys: the first computes P and sums dV, the second takes P over,
+//                               computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and adds it
+//                               straight from registers.
 //
 // Files
-//   bwd_sm90_config.cuh     configuration, shared memory, what the warps are told of a tile
-//   bwd_sm90_producers.cuh  the planner, the loaders, and the writer of dQ
+//   bwd_sm90_config.cuh     configuration, shared memory, barriers, what the warps are told of a tile, the fixed order
+//   bwd_sm90_producers.cuh  planner, loaders, writers of dQ
 //   bwd_sm90_consumer.cuh   the products and what is done element by element
+//   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns
 // Shared memory (bwd_sm90_config.cuh)
-//   K, V 128 rows; Q, dO two stages; all in strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's
-//   128-byte mode. dS (queries, keys), a strip a consumer. dQ in float32. lse_log2 and delta of each stage.
+//   K (twice where it fits: the next tile's arrives while dQ of the last step is computed), V; Q, dO two stages; all in
+//   strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. dS (queries, keys), two
+//   buffers of a strip for each 64 keys; P passes through them. Staged dQ, float32. lse_log2 and delta of each stage.
 // Registers of a consumer's thread
-//   acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each, of 232 or 240 (64 + 64 + 32 + 32 at D = 128).
-// Bytes that shared memory moves a step at D = 128, of the 320 KB that it could while the five products take place:
-//   S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32: 368 KB.
-// Barriers                                                                  who arrives -> who waits
-//   full_work[t] empty_work[t]  the tile is planned, or has been read            planner -> all, and back
-//   full_k full_v               K, or V, is there                                loaders, bytes -> consumers
-//   empty_kv                    no product reads K or V any more                 8 warps -> loaders
-//   full_q[s] full_do[s]        Q and lse_log2, or dO and delta, are there       loaders, bytes -> consumers
-//   empty_q[s] empty_do[s]      nobody reads them any more                       8 warps -> loaders
-//   kOwnKeys + w                K of the consumer is finite                      among its warps
-//   kShareDs                    dS of both consumers can be read                 among consumers
-//   kFreeDs                     dS may be overwritten (where it has one buffer)  among consumers
-//   kDqStaged + w, kDqFree + w  dQ of the consumer is staged, or has been read   consumer -> writer, and back
-//   kOddRows                    rows that take no part are zeros                 among consumers
+//   both: acc_dk D / 2, acc_dv Dv / 2, acc_s and acc_dp kTileM / 2 each (64 + 64 + 32 + 32 of 232 at D = 128)
+//   one:  D / 2 and kTileM / 2 (128 + 32 of 208 at D = 256)
+// Bytes that shared memory moves a step, against 128 B a clock of the five products' time:
+//   D = 128: S 64, dP 64, dQ 64, dV 32, dK 32, dS written 16, dQ staged and read 64, Q and dO arriving 32 KB: 368 of 320.
+//   D = 256: S 64, dP 64, dQ 64, dV 32, dK 32, P and dS 24, Q and dO arriving 64 KB: 344 of 320; dQ leaves through L1, 64.
+// Barriers                                                                    who arrives -> who waits
+//   full_work[t] empty_work[t]  the tile is planned, or has been read             a loader -> all, and back
+//   full_k[s] full_v            K, or V, is there                                 loaders, bytes -> consumers
+//   empty_k[s] empty_v          no product reads them any more                    their readers -> loaders
+//   full_q[s] full_do[s]        Q and lse_log2, or dO and delta, are there        loaders, bytes -> consumers
+//   empty_q[s] empty_do[s]      nobody reads them any more                        consumers -> loaders
+//   full_ds[b]                  dS of all keys is written                         consumers -> those that compute dQ
+//   empty_ds[b]                 no product reads it any more                      they -> consumers
+//   full_p[b]                   P is written where dS will be                     first consumer -> second
+//   kPTaken                     all have read P: dS may take its place            among the second's warps
+//   kOwnKeys + w                K of the consumer is finite                       among its warps
+//   kDqStaged + w, kDqFree + w  dQ of the consumer is staged, or has been read    consumer -> its writer, and back
+//   kOddRows + w                rows that take no part are zeros                  consumer -> the other
+// dS and staged dQ are written by ordinary stores and read by the asynchronous proxy: the reader fences, behind the
+// barrier, once for all writers.
 //
 // What is not finite. Consumers make K finite: a row that sees a NaN in K has lse NaN, hence P = NaN, whatever K holds;
 // an infinity becomes the largest finite number, which gives the weights 0 or NaN that infinity would give. Q and dO of
@@ -44,7 +57,7 @@
 //   grid    bwd_sm90_grid: at most as many CTAs as the GPU holds at a time
 //   block   threads()
 //   shared  shared_bytes(), dynamic
-//   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum)
+//   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum and dq_semaphore)
 //   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k)
 #pragma once
 

@@ -108,10 +108,10 @@ struct BwdSm90Work {
 /// Named barriers; barrier 0 is __syncthreads().
 enum BwdSm90Barrier : int {
   kOwnKeys = 1,   ///< + consumer: its rows of K are finite
-  kOddRows = 3,   ///< rows that take no part are zeros
   kDqFree = 4,    ///< + consumer: its room for staged dQ may be overwritten
   kDqStaged = 6,  ///< + consumer: and is written
   kPTaken = 8,    ///< P has been read, by the consumer that puts dS in its place
+  kOddRows = 9,   ///< + consumer: rows that take no part are zeros as far as it clears them
 };
 inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
 
@@ -172,30 +172,29 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = 4, kConsumerWarps = kWarps * kConfig.kConsumers;
-    // Warps that read V, and write dS; and those that compute dQ: both consumers, or one and a warpgroup of its own.
-    constexpr int kDsWarps = kWarps * kConfig.key_groups(), kDqWarps = kDsWarps;
+    // Threads of both consumers, and those that read V, write dS, and compute dQ: of both, or of one warpgroup each.
+    constexpr int kConsumers = 128 * kConfig.kConsumers, kOwners = 128 * kConfig.key_groups();
     ptx::mbarrier_init(full_v(), 1);
-    ptx::mbarrier_init(empty_v(), kDsWarps);
+    ptx::mbarrier_init(empty_v(), kOwners);
     for (int s = 0; s < kKStages; ++s) {
       ptx::mbarrier_init(full_k(s), 1);
-      ptx::mbarrier_init(empty_k(s), 2 * kWarps);
+      ptx::mbarrier_init(empty_k(s), 256);
     }
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
-      ptx::mbarrier_init(full_ds(buffer), kDsWarps);
-      ptx::mbarrier_init(empty_ds(buffer), kDqWarps);
-      ptx::mbarrier_init(full_p(buffer), kWarps);
+      ptx::mbarrier_init(full_ds(buffer), kOwners);
+      ptx::mbarrier_init(empty_ds(buffer), kOwners);
+      ptx::mbarrier_init(full_p(buffer), 128);
     }
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
-      // Consumers, loaders, and those that add dQ: a warpgroup, or two warps.
-      ptx::mbarrier_init(empty_work(tile), kConsumerWarps + 2 + (kConfig.one_gradient ? kWarps : 2));
+      // Consumers, two loaders, and those that add dQ: a warpgroup, or two warps.
+      ptx::mbarrier_init(empty_work(tile), kConsumers + 2 + (kConfig.one_gradient ? 128 : 64));
     }
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(full_q(s), 1);
       ptx::mbarrier_init(full_do(s), 1);
-      ptx::mbarrier_init(empty_q(s), kConsumerWarps);
-      ptx::mbarrier_init(empty_do(s), kConsumerWarps);
+      ptx::mbarrier_init(empty_q(s), kConsumers);
+      ptx::mbarrier_init(empty_do(s), kConsumers);
     }
     ptx::mbarrier_init_fence();
   }
@@ -248,10 +247,8 @@ struct BwdSm90Warpgroup {
     return (encoded >> 32 << 32) |
            (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + offset / 16));
   }
-  /// After a wait for products or __syncwarp(): a lane that has not seen its phase yet would miss it.
-  __device__ __forceinline__ static void release(uint32_t barrier) {
-    if (lane() == 0) ptx::mbarrier_arrive(barrier);
-  }
+  /// Every lane arrives for itself, so that what it has read or written comes before what the waiter does.
+  __device__ __forceinline__ static void release(uint32_t barrier) { ptx::mbarrier_arrive(barrier); }
 };
 
 }  // namespace fovea::cuda

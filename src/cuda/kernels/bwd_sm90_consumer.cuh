@@ -156,7 +156,6 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i)
       ptx::st_shared_16(at + i * 2048, uint4{p[i][0], p[i][1], p[i][2], p[i][3]});
-    __syncwarp();  // the warp's part is written
     release(memory.full_p(buffer));
   }
   __device__ __forceinline__ void take_over(Operand& p, int buffer) const {
@@ -217,7 +216,14 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     clear_odd_chunks<kConfig.q_bytes()>(memory.q(s), s);
     clear_odd_chunks<kConfig.do_bytes()>(memory.d_o(s), s);
     ptx::async_proxy_fence();
-    ptx::barrier_wait(kOddRows, kBothConsumers);  // the rows are zeros for the products of both consumers
+    // All rows are zeros for the products of both. The second answers, so that no barrier is used again too early.
+    if (consumer == 0) {
+      ptx::barrier_arrive(kOddRows, kBothConsumers);
+      ptx::barrier_wait(kOddRows + 1, kBothConsumers);
+    } else {
+      ptx::barrier_wait(kOddRows, kBothConsumers);
+      ptx::barrier_arrive(kOddRows + 1, kBothConsumers);
+    }
   }
   /// The threads of both consumers share the 16-byte chunks of a tile.
   template <int kBytes>
@@ -262,7 +268,6 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       to_operand(acc_s, p);
     }
     if constexpr (!kSumsDk) {
-      __syncwarp();  // the warp has read lse
       release(memory.empty_q(s));
       ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       hand_over(p, buffer.index);
@@ -280,7 +285,6 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       to_operand(acc_dp, ds);
       if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
-      __syncwarp();  // the warp's part is written
       release(memory.full_ds(buffer.index));
     }
     if constexpr (kBoth) issue_dq(acc_dq, count - 1, k_before);
@@ -395,7 +399,6 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
         write<kD>(args.b.p.dk, tile::kAlignedDK, args.b.p.head_dim, work, sums.dk, args.b.p.scale);
       if constexpr (kSumsDv)
         write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, work, sums.dv, 1.0f);
-      __syncwarp();  // all lanes have read what the tile is
       release(memory.empty_work(tile));
     }
     if (kBoth && count > 0) {

@@ -112,7 +112,6 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
              BwdSm90Turn::of(b, work, head, n, kM, kN, warp()));
         if (++n == m_end) n = m_begin, ++head;
       }
-      __syncwarp();  // all lanes have read what the tile is
       if (steps > 0) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }

@@ -174,8 +174,7 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
       turn = BwdSm90Turn::of(b, work, head, n, Instance::kConfig.tile_m, Instance::kConfig.tile_n(), w);
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
-    __syncwarp();  // all lanes have read what the tile is
-    if (lane == 0) ptx::mbarrier_arrive(memory.empty_work(tile));
+    ptx::mbarrier_arrive(memory.empty_work(tile));
   }
   if (before != nullptr) add();
   if (lane == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
