@@ -112,7 +112,6 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     const BwdSm90Work work = memory.work(tile);
     int left = work[BwdSm90Work::kSteps];
     if (left < 0) return;
-    if constexpr (kQ) next = bwd_sm90_next_index(args);  // arrives while this tile is loaded
     const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
     int head = work[BwdSm90Work::kHeadKv] * b.p.group, n = work[BwdSm90Work::kMBegin];
     for (bool first = true; left > 0; --left, ++step, first = false) {
@@ -134,6 +133,8 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
       if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
+    // Not earlier: the steps that are loaded ahead hide the wait, and a tile that lies reserved keeps others from their turn.
+    if constexpr (kQ) next = bwd_sm90_next_index(args);
   }
 }
 
