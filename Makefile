@@ -230,7 +230,7 @@ format: test-setup ## clang-format all sources in place
 format-check: test-setup ## fail on sources that clang-format would change
 	@clang-format --dry-run -Werror $(FORMATTED)
 
-time-run: ## seconds of `make run` from a bare clone on two cores, into bench/results/house.json
+time-run: ## seconds of `make run` from a bare clone on two cores, into bench/results/house/seconds.json
 	@python3 tools/time_from_bare.py run
 
 time-test: ## the same for `make test`

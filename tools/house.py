@@ -5,7 +5,7 @@
     house.py REPOSITORY --functions N prints the N longest functions of src/, one per line
     house.py REPOSITORY --write       writes the tables into docs/architecture.md, between its markers
     house.py REPOSITORY --check       exit status 1 when those tables are stale: a name differs, or a number is off by over
-                                      10 %. Seconds are not checked: they come from bench/results/house.json, a measurement.
+                                      10 %. Seconds are not checked: they come from bench/results/house/seconds.json, a measurement.
     house.py REPOSITORY --heads       exit status 1 when a file of src/ does not begin with a comment that says what it holds
     house.py --self-test              checks the counting of functions on small sources
 
@@ -28,7 +28,7 @@ TENSOR = re.compile("block_?mask", re.IGNORECASE)  # an optional tensor that eve
 PAGE = "docs/architecture.md"
 BEGIN = "<!-- table: house -->\n"
 END = "<!-- end of table -->"
-TIMES = "bench/results/house.json"
+TIMES = "bench/results/house/seconds.json"
 
 BLANKED = re.compile(
     r'//[^\n]*|/\*.*?\*/|R"([^\s()]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9A-Za-z_])\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)

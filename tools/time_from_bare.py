@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times a target of the Makefile from a bare clone of HEAD, on two cores, and writes the seconds into bench/results/house.json.
+"""Times a target of the Makefile from a bare clone of HEAD, on two cores, and writes the seconds into bench/results/house/seconds.json.
 
     time_from_bare.py run|test [--cores N] [--keep]
 
@@ -18,7 +18,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results" / "house.json"
+RESULTS = ROOT / "bench" / "results" / "house" / "seconds.json"
 
 
 def machine(cores):

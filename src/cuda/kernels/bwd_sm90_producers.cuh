@@ -56,9 +56,11 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   return true;
 }
 
-/// The next tile that no CTA has; the first of each is that of its index.
+/// The next tile that no CTA has. The first of each is that of its index; where the order of additions is fixed it is
+/// taken like the others, so that whom a CTA waits for has begun, in whatever order CTAs start.
 __device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args) {
-  return static_cast<int>(gridDim.x) + atomicAdd(args.tile_counter, 1);
+  const int given = args.b.dq_semaphore != nullptr ? 0 : static_cast<int>(gridDim.x);
+  return given + atomicAdd(args.tile_counter, 1);
 }
 
 /// Plans tile number `tile` of this CTA: that of `index` or, where it has no keys, the next that nobody has. One thread.
@@ -105,7 +107,9 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
   constexpr int kBytes = (kQ ? kConfig.q_bytes() : kConfig.do_bytes()) + kConfig.statistics_bytes();
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
-  int next = static_cast<int>(blockIdx.x);
+  int next = 0;
+  if constexpr (kQ)
+    next = b.dq_semaphore != nullptr ? bwd_sm90_next_index(args) : static_cast<int>(blockIdx.x);
   for (uint32_t tile = 0;; ++tile) {
     if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
