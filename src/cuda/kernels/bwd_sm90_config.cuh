@@ -17,8 +17,8 @@ struct BwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 64
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
   int stages = 2;            ///< of Q, and of dO
-  int k_stages =
-      2;  ///< of K: with two, dQ of a tile's last step is computed in the first step of the next tile
+  /// Of K. With two, dQ of a tile's last step is computed in the first step of the next tile.
+  int k_stages = 2;
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
@@ -75,8 +75,8 @@ struct RingSlot {
       : index(static_cast<int>(use % kSlots)), phase(use / kSlots & 1) {}
 };
 
-/// What the warps are told of a tile, in shared memory: 128 keys of one key head, and the blocks of queries that see any
-/// of them. By address, as a generic pointer would take two registers of every warp that reads it.
+/// What the warps are told of a tile, in shared memory: tile_n() keys of one key head, and the blocks of queries that see
+/// any of them. By address, as a generic pointer would take two registers of every warp that reads it.
 struct BwdSm90Work {
   enum Field : int {
     kRowQ,
@@ -172,7 +172,8 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA.
   __device__ __forceinline__ void init_barriers() const {
-    // Threads of both consumers, and those that read V, write dS, and compute dQ: of both, or of one warpgroup each.
+    // Threads of both consumers; and those that read V, those that write dS, those that compute dQ: of both consumers, or
+    // of one warpgroup each. K has 256 readers: both consumers, or the first and the warpgroup of dQ.
     constexpr int kConsumers = 128 * kConfig.kConsumers, kOwners = 128 * kConfig.key_groups();
     ptx::mbarrier_init(full_v(), 1);
     ptx::mbarrier_init(empty_v(), kOwners);

@@ -1,5 +1,4 @@
-// A consumer of bwd_sm90: 64 keys of the tile, against all queries that see any of its 128. The steps of step(), in the
-// order in which they are called.
+// A consumer of bwd_sm90: 64 keys of the tile, against all queries that see any of the tile's.
 #pragma once
 
 #include <cmath>
@@ -42,7 +41,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
   using Dq = BwdSm90Dq<Instance>;
-  int consumer;
+  int consumer;  ///< 0 or 1; uniform
 
   /// Which 64 of the tile's keys are its own.
   __device__ __forceinline__ int keys() const { return kPart == BwdSm90Part::kBoth ? consumer : 0; }
@@ -174,6 +173,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) ptx::stmatrix_x4_trans(at + i * 16 * kRowBytes, ds[i]);
   }
+
   // --- what is not finite (bwd_sm90.cuh) ---
 
   /// Makes this consumer's rows of K finite.
@@ -239,8 +239,9 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- the mainloop ---
 
-  /// Step number `count` of this CTA: block n of the queries of one head, against K at `k_at`. The consumer then computes
-  /// dQ of the step before, whose keys lie at `k_before` and whose dS both consumers have written long ago.
+  /// Step number `count` of this CTA: block n of the queries of one head, against K at `k_at`. A consumer that sums both
+  /// gradients then computes its slice of dQ of the step before, whose keys lie at `k_before` and whose dS both consumers
+  /// have written long ago.
   __device__ __forceinline__ void step(const Work& work, int n, uint32_t count, bool masked, int k_at,
                                        int k_before, Sums& sums) const {
     constexpr bool kBoth = kSumsDv && kSumsDk;
