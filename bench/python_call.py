@@ -58,7 +58,7 @@ def contenders(device: str) -> dict[str, Callable[[], object]]:
         for name, module in (("flash-attn 2", "flash_attn"), ("flash-attn 3", "flash_attn_interface")):
             try:
                 theirs = importlib.import_module(module).flash_attn_func
-            except ImportError:
+            except (ImportError, AttributeError):  # FlashAttention-4 is a package flash_attn, too, without the function
                 continue
             found[name] = lambda theirs=theirs: theirs(q, k, v)
             found[f"{name}, gradients"] = lambda theirs=theirs: theirs(*trained)

@@ -2,6 +2,7 @@
 
     python3 bench/cpu/compare.py                    all rows, both sides; ours alone where PyTorch is not installed
     python3 bench/cpu/compare.py --json auto        and writes bench/results/cpu_<machine>.json
+    python3 bench/cpu/compare.py --before OLD/libfovea.so   an earlier build in PyTorch's place
 
 Needs libfovea.so, and the program fovea for decoding and for ours alone; finds them beside this file, in a build directory
 of the repository, or where --lib and --fovea say. bench/README.md says how it measures.
@@ -115,9 +116,11 @@ def machine(library: Library) -> dict[str, Any]:
 
 
 class Case:
-    """One row: the tensors that both sides share, a call of ours and a call of theirs."""
+    """One row: the tensors that both sides share, a call of ours and a call of theirs: PyTorch's, or an earlier build's."""
 
-    def __init__(self, library: Library, row: Row, layout: str, threads: int, backend: str | None) -> None:
+    def __init__(
+        self, library: Library, row: Row, layout: str, threads: int, backend: str | None, before: Library | None
+    ) -> None:
         self.row = row
         dtype = getattr(torch, row.dtype)
         generator = torch.Generator().manual_seed(1)
@@ -146,6 +149,9 @@ class Case:
             self.inputs = [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
             self.their_o = scaled_dot_product_attention(*self.inputs, is_causal=row.causal)
         self.ours: Callable[[], Any] = self.plan.run
+        self.before: Callable[[], Any] | None = None
+        if before is not None:
+            self.before = before.plan(FORWARD if row.pass_ == "fwd" else BACKWARD, tensors, **options).run  # type: ignore[arg-type]
 
     def _view(self, t: Any) -> View:
         """A (b, h, s, d) tensor as (b, s, h, d)."""
@@ -249,7 +255,7 @@ def compare(case: Case, min_time: float) -> dict[str, Any]:
     our_error, their_error = case.errors()
     if not our_error <= TOLERANCE[row.dtype]:
         sys.exit(f"compare.py: {row.name}: differs from float64 by {our_error:.1e} of the largest value")
-    sides = {"ours": case.ours, "theirs": case.theirs}
+    sides = {"ours": case.ours, "theirs": case.before or case.theirs}
     others = Others()
     calls = {name: calls_of_a_turn(call) for name, call in sides.items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -292,11 +298,11 @@ def quietest(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare_all(library: Library, rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any]]:
-    print(f"{'row':44} {'backend':16} {'ours ms':>10} {'GFLOP/s':>8} {'spread':>7} {'torch ms':>10} {'GFLOP/s':>8} "
+    print(f"{'row':44} {'backend':16} {'ours ms':>10} {'GFLOP/s':>8} {'spread':>7} {'before ms' if args.before else 'torch ms':>10} {'GFLOP/s':>8} "
           f"{'spread':>7} {'ratio':>6} {'error':>8} {'torch':>8} {'others':>6}")  # fmt: skip
     results = []
     for row in rows:
-        case = Case(library, row, args.layout, args.threads, args.backend)
+        case = Case(library, row, args.layout, args.threads, args.backend, args.before)
         result = quietest(lambda: compare(case, args.min_time))  # noqa: B023
         results.append(result)
         ours, theirs = result["ours"], result["torch"]
@@ -438,6 +444,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order in memory, both sides")
     parser.add_argument("--backend", help="this backend of ours and not the first that can")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
+    parser.add_argument("--before", type=Path, metavar="PATH",
+                        help="another libfovea.so in PyTorch's place: prints the ratios, writes nothing")  # fmt: skip
     parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
     parser.add_argument("--sources-hash", metavar="HEX", help="where the sources are not at hand; see --print-hash")
     parser.add_argument("--print-hash", action="store_true", help="print the hash of the kernels' sources, and stop")
@@ -465,6 +473,10 @@ def main() -> int:
     if path is None:
         sys.exit("compare.py: no libfovea.so; build the target fovea, or give --lib")
     library = Library(path)
+    if args.before is not None:
+        args.before = Library(find("libfovea.so", args.before))
+        if args.json:
+            sys.exit("compare.py: --before: the results of a file are beside PyTorch's; leave out --json")
     args.threads = args.threads or library.default_threads
     torch.set_num_threads(args.threads)
     about = machine(library)
@@ -501,6 +513,11 @@ def main() -> int:
     print(f"fovea {library.version}, torch {torch.__version__}; {library.machine}; {args.threads} threads, "
           f"{len(runtimes)} OpenMP runtime(s)")  # fmt: skip
     results["rows"] = compare_all(library, [row for row in expand(ATTENTION) if wanted(row)], args)
+    if args.before is not None:
+        ratios = [row["ratio"] for row in results["rows"]]
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        print(f"times as fast as before: geometric mean {mean:.3f}, least {min(ratios):.3f}, {len(ratios)} rows")
+        return 0
     decode = [] if args.no_decode else [row.name for row in expand(DECODE) if wanted(row)]
     if decode and program is None:
         print("no program fovea here: decode rows left out")

@@ -310,7 +310,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     which = parser.add_argument_group("which rows")
     which.add_argument("--rows", choices=("grid", "special", "all"), default="grid")
     which.add_argument("--pass", dest="passes", type=words(PASSES), default=["fwd", "bwd"], metavar="PASS,...",
-                       help="fwd, bwd, bwd_det (fwd,bwd)")  # fmt: skip
+                       help="fwd, fwd_lse, bwd, bwd_det (fwd,bwd)")  # fmt: skip
     which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid (bf16)")
     which.add_argument("--d", type=numbers, default=GRID_HEAD_DIMS, metavar="N,...", help="head sizes of the grid")
     which.add_argument("--s", type=numbers, default=GRID_LENGTHS, metavar="N,...", help="lengths of the grid")

@@ -92,7 +92,7 @@ class OurCall(Call):
         lse = torch.empty(rows, dtype=torch.float32, device="cuda")
         self._outputs = {"o": o, "lse": lse}
         tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, inputs.k, inputs.v, o), strict=True)}
-        if shape.lse or shape.backward:
+        if shape.lse:
             tensors["lse"] = view(lse)
         else:
             del self._outputs["lse"]
@@ -139,20 +139,21 @@ class OurCall(Call):
 
 
 class TheirCall(Call):
-    """A function of q, k, v; its backward is torch.autograd.grad on a kept graph."""
+    """A function of q, k, v; its backward is torch.autograd.grad on a kept graph. Inputs that ask for gradients make a
+    forward write lse."""
 
     def __init__(self, inputs: Inputs, forward: Callable[..., Tensor], backend: str) -> None:
         self.backend = backend
         self._forward, self._inputs = forward, (inputs.q, inputs.k, inputs.v)
         self._d_o, self._outputs = inputs.d_o, {}
-        if inputs.shape.backward:
+        if inputs.shape.lse:
             self._inputs = tuple(t.detach().requires_grad_() for t in self._inputs)
+        if inputs.shape.backward:
             self._o = forward(*self._inputs)
 
     def run(self) -> None:
         if self._d_o is None:
-            with torch.no_grad():
-                self._outputs = {"o": self._forward(*self._inputs)}
+            self._outputs = {"o": self._forward(*self._inputs).detach()}
             return
         gradients = torch.autograd.grad(self._o, self._inputs, self._d_o, retain_graph=True)
         self._outputs = dict(zip(("dq", "dk", "dv"), gradients, strict=True))

@@ -15,8 +15,8 @@ GRID_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-# bwd_det: the backward that gives the same bits each time.
-PASSES = ("fwd", "bwd", "bwd_det")
+# fwd_lse: the forward as training runs it, which also writes lse. bwd_det: the backward that gives the same bits each time.
+PASSES = ("fwd", "fwd_lse", "bwd", "bwd_det")
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,15 @@ class Shape:
     window: int = -1  # keys seen to the left of the diagonal; -1: all
     softcap: int = 0  # 0: none
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
-    lse: bool = False  # the forward is asked for lse; a backward's always is
     group: str = "other"  # grid, special or other
 
     @property
     def backward(self) -> bool:
+        return self.pass_.startswith("bwd")
+
+    @property
+    def lse(self) -> bool:
+        """The forward writes lse, which a backward needs."""
         return self.pass_ != "fwd"
 
     @property
@@ -58,8 +62,6 @@ class Shape:
             parts.append(f"w{self.window}")
         if self.softcap:
             parts.append(f"softcap{self.softcap}")
-        if self.lse:
-            parts.append("lse")
         return "_".join(parts)
 
     @property
@@ -128,30 +130,35 @@ def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tu
 
 
 def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
-    """What the grid leaves out: float32, grouped heads, a window, packed sequences, few tokens, many keys."""
+    """What the grid leaves out: float32, other head sizes, grouped heads, a window, packed sequences, few tokens, many keys."""
+    forward = ("fwd", "fwd_lse")
 
-    def rows(allowed: Sequence[str], dtype: str, *sizes: int, **more: object) -> list[Shape]:
+    def rows(allowed: Sequence[str], dtype: str, *sizes: int, d_v: int = 0, **more: object) -> list[Shape]:
         b, s_q, s_k, h_q, h_kv, d = sizes
         return [
-            Shape(dtype, p, b, s_q, s_k, h_q, h_kv, d, d, group="special", **more)  # type: ignore[arg-type]
+            Shape(dtype, p, b, s_q, s_k, h_q, h_kv, d, d_v or d, group="special", **more)  # type: ignore[arg-type]
             for p in passes
             if p in allowed
         ]
 
-    packed = packed_lengths(16384, 64, 4096)
+    packed = packed_lengths(GRID_TOKENS, 64, 4096)
     found = [
         *rows(PASSES, "fp32", 4, 4096, 4096, 32, 32, 64),
-        *rows(("fwd",), "fp32", 100, 4096, 4096, 1, 1, 32),
+        *rows(forward, "fp32", 100, 4096, 4096, 1, 1, 32),
         *rows(PASSES, "fp16", 4, 4096, 4096, 16, 16, 128, causal=True),
+        *rows(PASSES, "bf16", 4, 4096, 4096, 32, 32, 128, causal=True),
         *rows(PASSES, "bf16", 4, 4096, 4096, 32, 8, 128, causal=True),
-        *rows(PASSES, "bf16", 1, 16384, 16384, 16, 16, 128, causal=True, window=1023),
+        *rows(PASSES, "bf16", 1, GRID_TOKENS, GRID_TOKENS, 16, 16, 128, causal=True, window=1023),
         *rows(PASSES, "bf16", 1, sum(packed), sum(packed), 16, 16, 128, causal=True, lengths=packed),
-        *rows(PASSES, "bf16", 1, 512, 512, 16, 16, 128),
-        *rows(PASSES, "bf16", 1, 2048, 2048, 16, 16, 128),
         *rows(("fwd",), "bf16", 1, 1, 65536, 32, 8, 128),
-        *rows(("fwd",), "bf16", 4, 4096, 4096, 32, 32, 64, lse=True),
-        *rows(("fwd",), "bf16", 4, 4096, 4096, 10, 10, 192, causal=True),
     ]
+    for causal in (False, True):
+        for s in (128, 512, 1024, 2048):
+            found += rows(PASSES, "bf16", 1, s, s, 16, 16, 128, causal=causal)
+        found += rows(PASSES, "bf16", 16, 128, 128, 12, 12, 64, causal=causal)
+        for h, d, d_v in ((20, 96, 96), (10, 192, 192), (16, 192, 128)):
+            for s in (1024, 4096, 16384):
+                found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, h, h, d, d_v=d_v, causal=causal)
     return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
 
 
@@ -161,7 +168,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, lse = "bf16", "fwd", False, False
+    dtype, pass_, causal = "bf16", "fwd", False
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -169,13 +176,11 @@ def parse(text: str) -> Shape:
             pass_ = word
         elif word == "causal":
             causal = True
-        elif word == "lse":
-            lse = True
         elif match := _NUMBER.match(word):
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, lse, or a "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, or a "
                 "number after b, s, sk, h, hkv, d, dv, w or softcap"
             )
     for needed in ("s", "d"):
@@ -187,4 +192,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), lse=lse)
+    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0))

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-PASS_NAMES = {"fwd": "Forward", "bwd": "Backward", "bwd_det": "Backward, deterministic"}
+PASS_NAMES = {
+    "fwd": "Forward",
+    "fwd_lse": "Forward with lse",
+    "bwd": "Backward",
+    "bwd_det": "Backward, deterministic",
+}
 PEER_NAMES = {
     "fa2": "FlashAttention-2 (PyTorch)",
     "cudnn": "cuDNN (PyTorch)",
@@ -152,7 +157,7 @@ def ratio_tables(results: dict[str, Any]) -> list[str]:
 
                 def against_stored(row: Row, o: str = ours, known: Any = known) -> float | None:
                     over_cudnn = ratio(row, o, "cudnn")
-                    best = known.get((row["pass"], row["d"], row["causal"], row["s_q"]))
+                    best = known.get((row["pass"].removesuffix("_lse"), row["d"], row["causal"], row["s_q"]))
                     return None if over_cudnn is None or best is None else over_cudnn / best
 
                 add(

@@ -15,9 +15,9 @@
 
 namespace fovea::cuda {
 
-inline constexpr int kPostprocessThreads = 128;
-/// One row of fragments; the warps share its columns.
-inline constexpr int kPostprocessRows = 16;
+inline constexpr int kPostprocessThreads = 256;
+/// Four rows of fragments, which the warps share in pieces of 16 rows x 32 columns: one or more for each at every head size.
+inline constexpr int kPostprocessRows = 64;
 
 /// Writes zeros to this CTA's share of the rows of dk or dv from used_k on.
 __device__ __forceinline__ void clear_unused_keys(const tile::RowsView& view, const tile::SequenceSpan& span,
@@ -63,49 +63,59 @@ __device__ __forceinline__ void write_dq(const tile::AttentionParams& p, unsigne
   }
 }
 
+/// dq of 16 rows x 32 columns from its sums; zeros in rows from used_q on.
+template <class T>
+__device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, const tile::SequenceSpan& span,
+                                                  const float* sums, int batch, int head, int row16,
+                                                  int column32, int lane) {
+  const tile::AttentionParams& p = args.p;
+  const int g = lane >> 2, t = lane & 3;
+  uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
+  if (row16 * 16 < span.used_q) {
+#pragma unroll
+    for (int f = 0; f < 4; ++f) {
+      const int64_t at =
+          (static_cast<int64_t>(row16) * (args.dq_columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+      const float4 sum = __ldcs(reinterpret_cast<const float4*>(sums + at));
+      words[0][f] = pack<T>(sum.x * p.scale, sum.y * p.scale);
+      words[1][f] = pack<T>(sum.z * p.scale, sum.w * p.scale);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    transpose_words(words[h], t);
+    const int row = row16 * 16 + h * 8 + g;
+    if (row >= span.length_q) continue;
+    if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
+    const int column = column32 * 32 + t * 8;
+    write_dq(p,
+             reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column,
+             words[h], column, (p.aligned16 & tile::kAlignedDQ) != 0);
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kPostprocessThreads)
     bwd_postprocess(const __grid_constant__ BackwardArgs args) {
   const tile::AttentionParams& p = args.p;
-  const int columns = args.dq_columns;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
-  const int g = lane >> 2, t = lane & 3;
   const float* const sums =
-      args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * columns;
-  const bool aligned = (p.aligned16 & tile::kAlignedDQ) != 0;
+      args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * args.dq_columns;
 
   if (head < p.heads_kv) {
     clear_unused_keys(p.dk, span, batch, head, p.head_dim);
     clear_unused_keys(p.dv, span, batch, head, p.head_dim_v);
   }
-  for (int row16 = static_cast<int>(blockIdx.x); row16 * 16 < span.length_q;
-       row16 += static_cast<int>(gridDim.x)) {
-    for (int column32 = warp; column32 < columns / 32; column32 += kPostprocessThreads / 32) {
-      uint32_t words[2][4] = {};  // rows g and g + 8; fragment f
-      if (row16 * 16 < span.used_q) {
-#pragma unroll
-        for (int f = 0; f < 4; ++f) {
-          const int64_t at =
-              (static_cast<int64_t>(row16) * (columns / 8) + column32 * 4 + f) * 128 + lane * 4;
-          const float4 sum = __ldcs(reinterpret_cast<const float4*>(sums + at));
-          words[0][f] = pack<T>(sum.x * p.scale, sum.y * p.scale);
-          words[1][f] = pack<T>(sum.z * p.scale, sum.w * p.scale);
-        }
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        transpose_words(words[h], t);
-        const int row = row16 * 16 + h * 8 + g;
-        if (row >= span.length_q) continue;
-        if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
-        const int column = column32 * 32 + t * 8;
-        write_dq(p,
-                 reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) +
-                     column,
-                 words[h], column, aligned);
-      }
+  const int across = args.dq_columns / 32;
+  for (int first = static_cast<int>(blockIdx.x) * kPostprocessRows; first < span.length_q;
+       first += static_cast<int>(gridDim.x) * kPostprocessRows) {
+#pragma unroll 2
+    for (int piece = warp; piece < kPostprocessRows / 16 * across; piece += kPostprocessThreads / 32) {
+      const int row16 = first / 16 + piece / across;
+      if (row16 * 16 < span.length_q)
+        postprocess_piece<T>(args, span, sums, batch, head, row16, piece % across, lane);
     }
   }
 }

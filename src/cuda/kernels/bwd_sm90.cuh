@@ -42,7 +42,7 @@
 //   full_p[b]                   P is written where dS will be                     first consumer -> second
 //   kPTaken                     all have read P: dS may take its place            among the second's warps
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
-//   kDqStaged + w, kDqFree + w  dQ of the consumer is staged, or has been read    consumer -> its writer, and back
+//   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, and back
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
 // dS and staged dQ are written by ordinary stores and read by the asynchronous proxy: the reader fences, behind the
 // barrier, once for all writers.

@@ -62,7 +62,7 @@ struct BwdSm90Config {
   constexpr int work_at() const { return statistics_at() + 2 * stages * statistics_bytes(); }
   static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers() const { return 2 + 2 * k_stages + 3 * kBuffers + 4 + 4 * stages; }
+  constexpr int barriers() const { return 2 + 2 * k_stages + 3 * kBuffers + 4 + 4 * stages + kConsumers; }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
 
@@ -108,8 +108,7 @@ struct BwdSm90Work {
 /// Named barriers; barrier 0 is __syncthreads().
 enum BwdSm90Barrier : int {
   kOwnKeys = 1,   ///< + consumer: its rows of K are finite
-  kDqFree = 4,    ///< + consumer: its room for staged dQ may be overwritten
-  kDqStaged = 6,  ///< + consumer: and is written
+  kDqStaged = 6,  ///< + consumer: its dQ is staged
   kPTaken = 8,    ///< P has been read, by the consumer that puts dS in its place
   kOddRows = 9,   ///< + consumer: rows that take no part are zeros as far as it clears them
 };
@@ -164,6 +163,7 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kStages + s); }
   __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kStages + s); }
   __device__ __forceinline__ uint32_t empty_do(int s) const { return full_q(3 * kStages + s); }
+  __device__ __forceinline__ uint32_t empty_dq(int consumer) const { return full_q(4 * kStages + consumer); }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
@@ -197,6 +197,7 @@ struct BwdSm90Memory {
       ptx::mbarrier_init(empty_q(s), kConsumers);
       ptx::mbarrier_init(empty_do(s), kConsumers);
     }
+    for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
     ptx::mbarrier_init_fence();
   }
 

@@ -36,7 +36,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   using Scores = float[kM / 2];          ///< (64 keys, kM queries): rows are keys
   using Operand = uint32_t[kM / 16][4];  ///< the same as operand A
 
-  static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv;
+  static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
+                        kBoth = kSumsDv && kSumsDk;
   struct Sums {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
@@ -119,11 +120,48 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       return {__uint_as_float(of[i / 4].x), __uint_as_float(of[i / 4].y)};
     }
   };
+  /// A tile of keys, and the blocks of queries that see any of them; uniform.
+  struct Tile {
+    Work work;
+    uint32_t number;  ///< of the CTA's tiles
+    int steps;        ///< -1: there is no tile any more
+    int m_begin, m_end, full_begin, full_end;
+  };
+  /// The next tile, with K where it has steps: `keys` tiles of this CTA had any.
+  __device__ __forceinline__ Tile open(uint32_t number, uint32_t keys) const {
+    ptx::mbarrier_wait(memory.full_work(number), number / 2 & 1);
+    // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the warp for
+    // whole again.
+    ptx::wgmma_fence();
+    const Work work = memory.work(number);
+    const Tile tile{work,
+                    number,
+                    uniform(work[Work::kSteps]),
+                    uniform(work[Work::kMBegin]),
+                    uniform(work[Work::kMEnd]),
+                    uniform(work[Work::kFullBegin]),
+                    uniform(work[Work::kFullEnd])};
+    if (kSumsDv && tile.steps > 0) {
+      const RingSlot<kConfig.k_stages> k(keys);
+      ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
+      make_keys_finite(k.index);
+    }
+    return tile;
+  }
+  /// What a step begins with, looked up while the last products of the step before run.
+  struct Ahead {
+    bool odd;             ///< rows have to be cleared
+    Statistics<64> lse;  ///< of its first 64 queries
+  };
+  __device__ __forceinline__ void look_ahead(Ahead& ahead, uint32_t count) const {
+    const RingSlot<kConfig.stages> slot(count);
+    ptx::mbarrier_wait(memory.full_q(slot.index), slot.phase);
+    ahead.odd = any_odd_row(slot.index);
+    if constexpr (kBoth) ahead.lse.read(memory.lse(slot.index));
+  }
   /// Waits for S, with kBehind groups of products behind it: S -> P = exp2(scale_log2 S - lse_log2).
   template <int kBehind>
-  __device__ __forceinline__ void weigh(Scores& acc_s, int s) const {
-    Statistics<64> lse;
-    lse.read(memory.lse(s));  // while S is computed
+  __device__ __forceinline__ void weigh(Scores& acc_s, Statistics<64>& lse, int s) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc_s);
 #pragma unroll
@@ -133,10 +171,14 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], args.scale_log2, -lse[i % 32].y));
     }
   }
-  /// dP -> dS = P (dP - delta).
+  /// Waits for dP: dP -> dS = P (dP - delta).
   __device__ __forceinline__ void score_gradients(const Operand& p, Scores& dp, int s) const {
     Statistics<kM> delta;
-    delta.read(memory.delta(s));
+    constexpr bool kEarly = kSumsDv && kSumsDk && kM == 64;  // others have no registers for it
+    if constexpr (kEarly) delta.read(memory.delta(s));
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_done(dp);
+    if constexpr (!kEarly) delta.read(memory.delta(s));
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
       const float2 weights = unpack<T>(p[i / 8][i % 8 / 2]);
@@ -239,12 +281,23 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- the mainloop ---
 
-  /// Step number `count` of this CTA: block n of the queries of one head, against K at `k_at`. A consumer that sums both
-  /// gradients then computes its slice of dQ of the step before, whose keys lie at `k_before` and whose dS both consumers
-  /// have written long ago.
-  __device__ __forceinline__ void step(const Work& work, int n, uint32_t count, bool masked, int k_at,
-                                       int k_before, Sums& sums) const {
-    constexpr bool kBoth = kSumsDv && kSumsDk;
+  /// What this consumer keeps from step to step.
+  struct State {
+    Tile tile, next;  ///< `next` is known from the last step of `tile` on
+    Ahead ahead;
+    uint32_t steps = 0, tiles = 0;  ///< that this CTA has done; of the tiles those with steps
+    bool looked = false;            ///< `ahead` is that of the next step
+    Sums sums;
+  };
+
+  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. A consumer that sums both gradients
+  /// computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and looks at what comes
+  /// next while its last products run.
+  __device__ __forceinline__ void step(State& state, int n, bool first, bool more) const {
+    const uint32_t count = state.steps;
+    const Tile& tile = state.tile;
+    const bool masked = n < tile.full_begin || n >= tile.full_end;
+    const RingSlot<kConfig.k_stages> k(state.tiles);
     const RingSlot<kConfig.kBuffers> buffer(count);
     const RingSlot<kConfig.stages> slot(count);
     const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
@@ -252,20 +305,22 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     Operand p, ds;
     typename Dq::Slice acc_dq;
     Scores acc_s, acc_dp;
-    ptx::mbarrier_wait(memory.full_q(s), slot.phase);
-    if (any_odd_row(s)) clear_odd_rows(s, slot.phase);
+    if constexpr (!kBoth) look_ahead(state.ahead, count);  // no registers to keep it from step to step
+    if (state.ahead.odd) clear_odd_rows(s, slot.phase);
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
-      issue_keys_by_queries<kD>(acc_s, k_at, q_at);
+      issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
+      if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
     if constexpr (kSumsDk) {
+      if (first) ptx::mbarrier_wait(memory.full_v(), state.tiles & 1);
       ptx::mbarrier_wait(memory.full_do(s), slot.phase);
       ptx::wgmma_fence();
       issue_keys_by_queries<kDv>(acc_dp, kConfig.v_at(), do_at);
     }
     if constexpr (kSumsDv) {
-      weigh<kBoth ? 1 : 0>(acc_s, s);
-      if (masked) mask(acc_s, work, n);
+      weigh<kBoth ? 1 : 0>(acc_s, state.ahead.lse, s);
+      if (masked) mask(acc_s, tile.work, n);
       to_operand(acc_s, p);
     }
     if constexpr (!kSumsDk) {
@@ -279,30 +334,36 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
         ptx::mbarrier_wait(memory.full_p(buffer.index), buffer.phase);
         take_over(p, buffer.index);
       }
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_done(acc_dp);
       score_gradients(p, acc_dp, s);
-      if (masked) mask(acc_dp, work, n);
+      if (!more) release(memory.empty_v());
+      if (masked) mask(acc_dp, tile.work, n);
       to_operand(acc_dp, ds);
       if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
       release(memory.full_ds(buffer.index));
     }
-    if constexpr (kBoth) issue_dq(acc_dq, count - 1, k_before);
+    if constexpr (kBoth) issue_dq(acc_dq, count - 1, (first ? k.index ^ 1 : k.index) * kConfig.k_bytes());
     ptx::wgmma_fence();
-    if constexpr (kSumsDv) issue_gradient<kDv>(sums.dv, p, do_at);
-    if constexpr (kSumsDk) issue_gradient<kD>(sums.dk, ds, q_at);
-    if constexpr (kBoth) finish_dq<2>(acc_dq, count - 1);
+    if constexpr (kSumsDv) issue_gradient<kDv>(state.sums.dv, p, do_at);
+    if constexpr (kSumsDk) issue_gradient<kD>(state.sums.dk, ds, q_at);
+    if constexpr (kBoth) {
+      finish_dq<2>(acc_dq, count - 1);
+      if (first && state.tiles > 0) release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
+      if (!more) state.next = open(tile.number + 1, state.tiles + 1);
+      state.looked = more || state.next.steps > 0;
+      if (state.looked) look_ahead(state.ahead, count + 1);
+    }
     if constexpr (kSumsDv) {
       ptx::wgmma_wait<kSumsDk ? 1 : 0>();
-      ptx::wgmma_done(sums.dv);
+      ptx::wgmma_done(state.sums.dv);
     }
     release(memory.empty_do(s));
     if constexpr (kSumsDk) {
       ptx::wgmma_wait<0>();
-      ptx::wgmma_done(sums.dk);
+      ptx::wgmma_done(state.sums.dk);
       release(memory.empty_q(s));
     }
+    ++state.steps;
   }
   /// Queues this consumer's slice of dQ of step number `count`; for -1, before the first, of what shared memory happens
   /// to hold: products under a condition would wait for each other.
@@ -320,7 +381,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     ptx::wgmma_done(acc);
     if (count != ~0u) release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
     const int w = warpgroup() - 1;  // looked up again: `consumer` would take a register of the loop
-    ptx::barrier_wait(kDqFree + w, kConsumerAndWriter);  // the last step's has been read
+    ptx::mbarrier_wait(memory.empty_dq(w), count & 1);  // the last step's has been read: staging number count + 1
     Dq::stage(acc, memory.dq(w));
     ptx::barrier_arrive(kDqStaged + w, kConsumerAndWriter);
   }
@@ -351,61 +412,47 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     }
   }
 
+  __device__ __forceinline__ void write_sums(const Tile& tile, const Sums& sums) const {
+    if constexpr (kSumsDk)
+      write<kD>(args.b.p.dk, tile::kAlignedDK, args.b.p.head_dim, tile.work, sums.dk, args.b.p.scale);
+    if constexpr (kSumsDv)
+      write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, tile.work, sums.dv, 1.0f);
+    release(memory.empty_work(tile.number));
+  }
+
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
-    Sums sums;
-    constexpr bool kBoth = kSumsDv && kSumsDk;
     static_assert(!kBoth || kConfig.k_stages == 2);
-    uint32_t count = 0, keys_read = 0;
-    int k_before = kConfig.k_bytes();  // not that of the first tile
-    for (uint32_t tile = 0;; ++tile) {
-      ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
-      // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the warp for
-      // whole again.
-      ptx::wgmma_fence();
-      const Work work = memory.work(tile);
-      const int steps = uniform(work[BwdSm90Work::kSteps]);
-      if (steps < 0) break;
-      const int m_begin = uniform(work[BwdSm90Work::kMBegin]), m_end = uniform(work[BwdSm90Work::kMEnd]),
-                full_begin = uniform(work[BwdSm90Work::kFullBegin]),
-                full_end = uniform(work[BwdSm90Work::kFullEnd]);
+    State state;
+    state.tile = open(0, 0);
+    while (state.tile.steps >= 0) {
+      const Tile& tile = state.tile;
 #pragma unroll
-      for (float& x : sums.dk) x = 0.0f;
+      for (float& x : state.sums.dk) x = 0.0f;
 #pragma unroll
-      for (float& x : sums.dv) x = 0.0f;
-      if (steps > 0) {
-        const RingSlot<kConfig.k_stages> k(keys_read);
-        const int k_at = k.index * kConfig.k_bytes();
-        if constexpr (kSumsDv) {
-          ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
-          make_keys_finite(k.index);
-        }
-        if constexpr (kSumsDk) ptx::mbarrier_wait(memory.full_v(), keys_read & 1);
+      for (float& x : state.sums.dv) x = 0.0f;
+      if (tile.steps > 0) {
+        if (kBoth && !state.looked) look_ahead(state.ahead, state.steps);
         ptx::wgmma_fence();
 #pragma unroll 1
-        for (int left = steps, n = m_begin; left > 0; --left, ++count) {
-          step(work, n, count, n < full_begin || n >= full_end, k_at, k_before, sums);
-          if (kBoth && k_before != k_at) {
-            if (keys_read > 0)
-              release(memory.empty_k(k.index ^ 1));  // the last dQ of the tile before is computed
-            k_before = k_at;
-          }
-          if (++n == m_end) n = m_begin;
+        for (int left = tile.steps, n = tile.m_begin; left > 0; --left) {
+          step(state, n, left == tile.steps, left > 1);
+          if (++n == tile.m_end) n = tile.m_begin;
         }
-        if constexpr (kSumsDv && !kSumsDk) release(memory.empty_k(k.index));
-        if constexpr (kSumsDk) release(memory.empty_v());
-        ++keys_read;
+        if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
+        ++state.tiles;
       }
-      if constexpr (kSumsDk)
-        write<kD>(args.b.p.dk, tile::kAlignedDK, args.b.p.head_dim, work, sums.dk, args.b.p.scale);
-      if constexpr (kSumsDv)
-        write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, work, sums.dv, 1.0f);
-      release(memory.empty_work(tile));
+      write_sums(tile, state.sums);
+      if (!kBoth || tile.steps == 0) {
+        state.next = open(tile.number + 1, state.tiles);
+        state.looked = false;
+      }
+      state.tile = state.next;
     }
-    if (kBoth && count > 0) {
+    if (kBoth && state.steps > 0) {
       typename Dq::Slice acc_dq;
-      issue_dq(acc_dq, count - 1, k_before);
-      finish_dq<0>(acc_dq, count - 1);
+      issue_dq(acc_dq, state.steps - 1, RingSlot<kConfig.k_stages>(state.tiles - 1).index * kConfig.k_bytes());
+      finish_dq<0>(acc_dq, state.steps - 1);
     }
   }
 };

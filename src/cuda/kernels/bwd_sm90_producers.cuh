@@ -162,10 +162,9 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
       turn.release();
       ptx::bulk_wait_read<0>();
     }
-    __syncwarp();  // the other lanes pass on only what the first has seen
-    ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
+    if (lane == 0) ptx::mbarrier_arrive(memory.empty_dq(w));
+    __syncwarp();  // the warp waits for the next as a whole
   };
-  ptx::barrier_arrive(kDqFree + w, kConsumerAndWriter);
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
