@@ -298,7 +298,8 @@ def quietest(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare_all(library: Library, rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any]]:
-    print(f"{'row':44} {'backend':16} {'ours ms':>10} {'GFLOP/s':>8} {'spread':>7} {'before ms' if args.before else 'torch ms':>10} {'GFLOP/s':>8} "
+    other = "before ms" if args.before else "torch ms"
+    print(f"{'row':44} {'backend':16} {'ours ms':>10} {'GFLOP/s':>8} {'spread':>7} {other:>10} {'GFLOP/s':>8} "
           f"{'spread':>7} {'ratio':>6} {'error':>8} {'torch':>8} {'others':>6}")  # fmt: skip
     results = []
     for row in rows:

@@ -91,7 +91,8 @@ struct BackwardArgs {
   /// Where a gradient is to have the same bits each time: whose turn it is to add to a tile of dq_sum
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
-  int key_blocks = 1;  ///< of the longest sequence, a CTA each
+  int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
+  int key_blocks = 1;           ///< of the longest sequence, a CTA each
   /// Key heads whose blocks run at the same time. With `dq_semaphore` as many as keep them from waiting: in a head
   /// another block can begin for each tile of dQ that the one before it has left.
   int heads_at_once = 1;

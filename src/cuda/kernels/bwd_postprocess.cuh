@@ -88,9 +88,9 @@ __device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, cons
     if (row >= span.length_q) continue;
     if (row >= span.used_q) words[h][0] = words[h][1] = words[h][2] = words[h][3] = 0;
     const int column = column32 * 32 + t * 8;
-    write_dq(p,
-             reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column,
-             words[h], column, (p.aligned16 & tile::kAlignedDQ) != 0);
+    write_dq(
+        p, reinterpret_cast<unsigned short*>(p.dq.data) + p.dq.offset(batch, span.row_q + row, head) + column,
+        words[h], column, (p.aligned16 & tile::kAlignedDQ) != 0);
   }
 }
 

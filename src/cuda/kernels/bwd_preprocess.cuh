@@ -1,4 +1,5 @@
-// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq and their semaphore.
+// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, their semaphore
+// and the counter of tiles.
 //
 //   lse_log2 = lse log2(e)              +inf for rows that take no part: their weights are exp2(-inf) = 0
 //                                       NaN for lse = +inf
@@ -48,8 +49,8 @@ __device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batc
 /// read 16 bytes at a time.
 template <class T>
 __device__ __forceinline__ void dots_of_lane(const tile::AttentionParams& p, const int64_t (&o_offset)[2],
-                                             const int64_t (&d_o_offset)[2], const bool (&exists)[2], bool wide,
-                                             int lane, float (&sums)[2]) {
+                                             const int64_t (&d_o_offset)[2], const bool (&exists)[2],
+                                             bool wide, int lane, float (&sums)[2]) {
   constexpr int kBytes = static_cast<int>(sizeof(T)), kWord = 16 / kBytes;
   if (wide) {
 #pragma unroll 2
@@ -106,9 +107,10 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   const bool wide = sizeof(T) == 2 && (p.aligned16 & tile::kAlignedO) != 0 &&
                     (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32();
 
-  if (args.dq_semaphore != nullptr && blockIdx.x == 0 && head == 0 && batch == 0 &&
-      thread < args.semaphore_columns())
-    args.dq_semaphore[thread] = 0;  // no CTA has begun
+  if (blockIdx.x == 0 && head == 0 && batch == 0) {  // no CTA of the main kernel has begun
+    if (args.dq_semaphore != nullptr && thread < args.semaphore_columns()) args.dq_semaphore[thread] = 0;
+    if (args.tile_counter != nullptr && thread == 0) *args.tile_counter = 0;
+  }
   for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < padded;
        first += static_cast<int>(gridDim.x) * kPreprocessRows) {
     clear_dq_sums(args, batch, head, rows_before, first, thread);

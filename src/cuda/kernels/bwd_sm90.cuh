@@ -74,7 +74,10 @@ template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static_assert(kConfig.head_dim % 64 == 0 && kConfig.head_dim_v % 64 == 0);
+  static_assert(kConfig.head_dim % 32 == 0 && kConfig.head_dim_v % 32 == 0);
+  // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
+  static_assert(kConfig.one_gradient ? kConfig.head_dim % kConfig.kSlice == 0
+                                     : kConfig.slices() == kConfig.kConsumers);
   static_assert(4 * BwdSm90Work::kFields <= kConfig.kWorkBytes);
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 

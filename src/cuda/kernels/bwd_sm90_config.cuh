@@ -14,7 +14,7 @@
 namespace fovea::cuda {
 
 struct BwdSm90Config {
-  int head_dim, head_dim_v;  ///< padded to multiples of 64
+  int head_dim, head_dim_v;  ///< padded to multiples of 32
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
   int stages = 2;            ///< of Q, and of dO
   /// Of K. With two, dQ of a tile's last step is computed in the first step of the next tile.
@@ -39,7 +39,7 @@ struct BwdSm90Config {
 
   /// dQ of a step is computed slice by slice: 64 queries x 64 columns, 32 registers a thread.
   static constexpr int kSlice = 64;
-  constexpr int slices() const { return tile_m / kSlice * (head_dim / kSlice); }
+  constexpr int slices() const { return tile_m / kSlice * strips(head_dim); }
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
   /// Of dS: one is written while the other is read. With one_gradient P passes through them first.
   static constexpr int kBuffers = 2;

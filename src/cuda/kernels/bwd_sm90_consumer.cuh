@@ -98,14 +98,20 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     for (int half = 0; half < 2; ++half) {
       const int j = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4 + 8 * half;
       const tile::Span32 seen = j < span.used_k ? tile::queries_of_any(p, span, j, j + 1) : tile::Span32{};
-      const int begin = seen.begin - first_query, end = seen.end - first_query;
+      const uint32_t kept = below(seen.end - first_query) & ~below(seen.begin - first_query);
 #pragma unroll
       for (int t = 0; t < kM / 8; ++t) {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if (8 * t + e < begin || 8 * t + e >= end) x[4 * t + 2 * half + e] = 0.0f;
+          if ((kept >> (2 * t + e) & 1) == 0) x[4 * t + 2 * half + e] = 0.0f;
       }
     }
+  }
+  /// Bit 2 t + e for each of this lane's columns 8 t + e below `column`: a test of a bit is half of what comparing takes.
+  __device__ __forceinline__ static uint32_t below(int column) {
+    static_assert(kM <= 128);
+    const int c = max(0, min(column, kM)), bits = c / 8 * 2 + min(c % 8, 2);
+    return bits == 32 ? ~0u : (1u << bits) - 1;
   }
   /// lse or delta of kQueries of the queries of a step, those of this lane's columns.
   template <int kQueries>
@@ -150,7 +156,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   }
   /// What a step begins with, looked up while the last products of the step before run.
   struct Ahead {
-    bool odd;             ///< rows have to be cleared
+    bool odd;            ///< rows have to be cleared
     Statistics<64> lse;  ///< of its first 64 queries
   };
   __device__ __forceinline__ void look_ahead(Ahead& ahead, uint32_t count) const {
@@ -348,7 +354,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     if constexpr (kSumsDk) issue_gradient<kD>(state.sums.dk, ds, q_at);
     if constexpr (kBoth) {
       finish_dq<2>(acc_dq, count - 1);
-      if (first && state.tiles > 0) release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
+      if (first && state.tiles > 0)
+        release(memory.empty_k(k.index ^ 1));  // dQ of the tile before is computed
       if (!more) state.next = open(tile.number + 1, state.tiles + 1);
       state.looked = more || state.next.steps > 0;
       if (state.looked) look_ahead(state.ahead, count + 1);
@@ -381,7 +388,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     ptx::wgmma_done(acc);
     if (count != ~0u) release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
     const int w = warpgroup() - 1;  // looked up again: `consumer` would take a register of the loop
-    ptx::mbarrier_wait(memory.empty_dq(w), count & 1);  // the last step's has been read: staging number count + 1
+    ptx::mbarrier_wait(memory.empty_dq(w),
+                       count & 1);  // the last step's has been read: staging number count + 1
     Dq::stage(acc, memory.dq(w));
     ptx::barrier_arrive(kDqStaged + w, kConsumerAndWriter);
   }
@@ -451,7 +459,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     }
     if (kBoth && state.steps > 0) {
       typename Dq::Slice acc_dq;
-      issue_dq(acc_dq, state.steps - 1, RingSlot<kConfig.k_stages>(state.tiles - 1).index * kConfig.k_bytes());
+      issue_dq(acc_dq, state.steps - 1,
+               RingSlot<kConfig.k_stages>(state.tiles - 1).index * kConfig.k_bytes());
       finish_dq<0>(acc_dq, state.steps - 1);
     }
   }

@@ -20,7 +20,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
                        kSlice = kConfig.kSlice;
-  static constexpr int kRowBytes = kConfig.kRowBytes, kSlicesAcross = kD / kSlice;
+  static constexpr int kRowBytes = kConfig.kRowBytes, kSlicesAcross = kConfig.strips(kD);
   static constexpr auto kSwizzle = tile::SwizzleMode::k128;
   using Slice = float[kSlice / 2];  ///< (64 queries, 64 columns)
   /// Bytes: of a fragment, of 16 rows of dq_sum, of a warp's part of a slice.
@@ -61,11 +61,13 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, int head, int n) {
     return b.dq_sum + (int64_t{head} * b.rows + n * kM) * kD;
   }
-  /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction.
+  /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction, of the
+  /// columns that exist.
   __device__ __forceinline__ static void add(uint32_t from, float* sums, int slice, int of_warp) {
     const int row16 = slice / kSlicesAcross * (kSlice / 16) + of_warp;
-    ptx::bulk_add_f32(sums + (row16 * kRow16 + slice % kSlicesAcross * kPart) / 4, from + of_warp * kPart,
-                      kPart);
+    const int before = slice % kSlicesAcross * kPart;
+    ptx::bulk_add_f32(sums + (row16 * kRow16 + before) / 4, from + of_warp * kPart,
+                      min(kPart, kRow16 - before));
   }
 
   /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.

@@ -60,7 +60,7 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
 /// taken like the others, so that whom a CTA waits for has begun, in whatever order CTAs start.
 __device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args) {
   const int given = args.b.dq_semaphore != nullptr ? 0 : static_cast<int>(gridDim.x);
-  return given + atomicAdd(args.tile_counter, 1);
+  return given + atomicAdd(args.b.tile_counter, 1);
 }
 
 /// Plans tile number `tile` of this CTA: that of `index` or, where it has no keys, the next that nobody has. One thread.

@@ -29,8 +29,7 @@ struct TmaForwardArgs {
 struct TmaBackwardArgs {
   BackwardArgs b;
   CUtensorMap q, k, v, d_o;
-  float scale_log2 = 0;         ///< scale * log2(e)
-  int* tile_counter = nullptr;  ///< tiles given out after the first of each CTA; 0 at the start
+  float scale_log2 = 0;  ///< scale * log2(e)
 };
 
 }  // namespace fovea::cuda

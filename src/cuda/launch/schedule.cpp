@@ -236,6 +236,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.delta = reinterpret_cast<float*>(workspace + delta);
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
+  if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
 }
 
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {

@@ -60,7 +60,7 @@ struct BackwardLayout {
   Args args;                                       ///< no pointers
   int64_t lse_log2 = -1, delta = -1, dq_sum = -1;  ///< see BackwardArgs
   int64_t dq_semaphore = -1;
-  int64_t tile_counter = -1;  ///< of a persistent kernel; zeroed before each launch
+  int64_t tile_counter = -1;  ///< of a persistent kernel; bwd_preprocess makes it 0
   int64_t workspace_size = 0;
 
   void point_into(char* workspace, Args& args) const;

@@ -1,5 +1,4 @@
-// The parameter of backward kernels that copy by TMA (TmaBackwardArgs): tensor maps of q, k, v and d_o, and the tile
-// counter.
+// The parameter of backward kernels that copy by TMA (TmaBackwardArgs): tensor maps of q, k, v and d_o.
 #include <new>
 
 #include "cuda/kernels/tma_args.hpp"
@@ -22,8 +21,6 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   all.k = map_of_keys(p.k, kernel.dtype, p, p.head_dim, kTmaColumns, kernel.tile_n, kernel.name);
   all.v = map_of_keys(p.v, kernel.dtype, p, p.head_dim_v, kTmaColumns, kernel.tile_n, kernel.name);
   all.scale_log2 = p.scale * tile::kLog2e;
-  all.tile_counter = reinterpret_cast<int*>(launch.workspace + launch.layout.tile_counter);
-  set_words(all.tile_counter, 0, 1, launch.stream);
 }
 
 }  // namespace
