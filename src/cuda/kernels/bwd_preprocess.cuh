@@ -25,9 +25,7 @@ namespace fovea::cuda {
 inline constexpr int kPreprocessThreads = 256;
 /// Eight lanes read a row: 128 bytes at a time, a whole line of L2, at the smallest usual head size.
 inline constexpr int kPreprocessLanes = 8;
-/// Each lane reads its share of two rows at a time: twice the bytes in flight.
-inline constexpr int kPreprocessGroups = kPreprocessThreads / kPreprocessLanes,
-                     kPreprocessRows = 2 * kPreprocessGroups;
+inline constexpr int kPreprocessRows = kPreprocessThreads / kPreprocessLanes;
 
 /// This thread's share of the zeros of kPreprocessRows rows: their sums of dq, and whose turn it is at their tiles.
 /// A multiple of 16 rows is contiguous in every layout of dq_sum.
@@ -37,47 +35,35 @@ __device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batc
   for (int index = thread; index < kPreprocessRows * args.dq_columns / 4; index += kPreprocessThreads) {
     sums[index] = make_float4(0, 0, 0, 0);
   }
-  static_assert(kPreprocessRows % BackwardArgs::kSemaphoreRows == 0 &&
-                BackwardArgs::kRowPadding % kPreprocessRows == 0);
-  if (args.dq_semaphore != nullptr && thread < args.semaphore_columns()) {
-    for (int row = first; row < first + kPreprocessRows; row += BackwardArgs::kSemaphoreRows)
-      args.dq_semaphore[args.semaphore_at(batch, head, row, thread)] = 0;
-  }
+  static_assert(kPreprocessRows == BackwardArgs::kSemaphoreRows);
+  if (args.dq_semaphore != nullptr && thread < args.semaphore_columns())
+    args.dq_semaphore[args.semaphore_at(batch, head, first, thread)] = 0;
 }
 
-/// This lane's share of the dot products of o and dO of two rows, each of which may not exist: then 0. `wide`: they can be
-/// read 16 bytes at a time.
+/// This lane's share of the dot product of o and dO of a row. `wide`: both can be read 16 bytes at a time.
 template <class T>
-__device__ __forceinline__ void dots_of_lane(const tile::AttentionParams& p, const int64_t (&o_offset)[2],
-                                             const int64_t (&d_o_offset)[2], const bool (&exists)[2],
-                                             bool wide, int lane, float (&sums)[2]) {
-  constexpr int kBytes = static_cast<int>(sizeof(T)), kWord = 16 / kBytes;
+__device__ __forceinline__ float dot_of_lane(const tile::AttentionParams& p, int64_t o_offset,
+                                             const char* d_o, bool wide, int lane) {
+  float sum = 0;
   if (wide) {
+    const auto* const o_words =
+        reinterpret_cast<const uint4*>(p.o.data + o_offset * static_cast<int>(sizeof(T)));
+    const auto* const d_o_words = reinterpret_cast<const uint4*>(d_o);
 #pragma unroll 2
-    for (int c = lane; c < p.head_dim_v / kWord; c += kPreprocessLanes) {
-      uint4 x[2] = {}, y[2] = {};
+    for (int c = lane; c < p.head_dim_v / 8; c += kPreprocessLanes) {
+      const uint4 x = __ldg(o_words + c), y = __ldg(d_o_words + c);
+      const T* const xs = reinterpret_cast<const T*>(&x);
+      const T* const ys = reinterpret_cast<const T*>(&y);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (!exists[r]) continue;
-        x[r] = __ldg(reinterpret_cast<const uint4*>(p.o.data + o_offset[r] * kBytes) + c);
-        y[r] = __ldg(reinterpret_cast<const uint4*>(p.d_o.data + d_o_offset[r] * kBytes) + c);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const T* const xs = reinterpret_cast<const T*>(&x[r]);
-        const T* const ys = reinterpret_cast<const T*>(&y[r]);
-#pragma unroll
-        for (int e = 0; e < kWord; ++e) sums[r] += to_float(xs[e]) * to_float(ys[e]);
-      }
+      for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) sum += to_float(xs[e]) * to_float(ys[e]);
     }
   } else {
-    for (int r = 0; r < 2; ++r) {
-      if (!exists[r]) continue;
-      const T* const d_o = reinterpret_cast<const T*>(p.d_o.data) + d_o_offset[r];
-      for (int c = lane; c < p.head_dim_v; c += kPreprocessLanes)
-        sums[r] += load_either<T>(p.o.data, o_offset[r] + c, p.o_is_f32()) * to_float(__ldg(d_o + c));
+    for (int c = lane; c < p.head_dim_v; c += kPreprocessLanes) {
+      sum += load_either<T>(p.o.data, o_offset + c, p.o_is_f32()) *
+             to_float(__ldg(reinterpret_cast<const T*>(d_o) + c));
     }
   }
+  return sum;
 }
 
 /// Writes lse_log2 and delta of a row from its dot product.
@@ -114,26 +100,18 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < padded;
        first += static_cast<int>(gridDim.x) * kPreprocessRows) {
     clear_dq_sums(args, batch, head, rows_before, first, thread);
-    int64_t o_offset[2] = {}, d_o_offset[2] = {};
-    bool exists[2];
-    float sums[2] = {};
     const int row = first + thread / kPreprocessLanes;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      exists[r] = row + r * kPreprocessGroups < span.used_q;
-      if (!exists[r]) continue;
-      o_offset[r] = p.o.offset(batch, span.row_q + row + r * kPreprocessGroups, head);
-      d_o_offset[r] = p.d_o.offset(batch, span.row_q + row + r * kPreprocessGroups, head);
+    float sum = 0;
+    if (row < span.used_q) {
+      const char* const d_o =
+          p.d_o.data + p.d_o.offset(batch, span.row_q + row, head) * static_cast<int>(sizeof(T));
+      sum = dot_of_lane<T>(p, p.o.offset(batch, span.row_q + row, head), d_o, wide, lane);
     }
-    dots_of_lane<T>(p, o_offset, d_o_offset, exists, wide, lane, sums);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int distance = kPreprocessLanes / 2; distance > 0; distance /= 2)
-        sums[r] += __shfl_xor_sync(~0u, sums[r], distance);
-      if (lane == 0)
-        write_statistics(args, span, batch, head, rows_before, row + r * kPreprocessGroups, sums[r]);
+    for (int distance = kPreprocessLanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
     }
+    if (lane == 0 && row < padded) write_statistics(args, span, batch, head, rows_before, row, sum);
   }
 }
 

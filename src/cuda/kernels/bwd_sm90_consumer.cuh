@@ -296,9 +296,9 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     Sums sums;
   };
 
-  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. A consumer that sums both gradients
-  /// computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and looks at what comes
-  /// next while its last products run.
+  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. A consumer that sums
+  /// both gradients computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and
+  /// looks at what comes next while its last products run.
   __device__ __forceinline__ void step(State& state, int n, bool first, bool more) const {
     const uint32_t count = state.steps;
     const Tile& tile = state.tile;
@@ -311,7 +311,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     Operand p, ds;
     typename Dq::Slice acc_dq;
     Scores acc_s, acc_dp;
-    if constexpr (!kBoth) look_ahead(state.ahead, count);  // no registers to keep it from step to step
+    if constexpr (!kBoth)
+      look_ahead(state.ahead, count);  // in the step before it gains nothing at D = 192 and 256
     if (state.ahead.odd) clear_odd_rows(s, slot.phase);
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();

@@ -75,8 +75,10 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
-    if (lane() == 0) turn.acquire();
-    __syncwarp();  // the warp may add
+    if (BwdSm90Turn::wanted(args.b)) {
+      if (lane() == 0) turn.acquire();
+      __syncwarp();  // the warp may add
+    }
     float* const of_lane = sums + warp() * (kRow16 / 4) + lane() * 4;
 #pragma unroll 1  // one slice's descriptors in uniform registers at a time
     for (int slice = 0; slice < kConfig.slices(); ++slice) {
@@ -91,8 +93,10 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
         ptx::red_add_v4(of_lane + slice * (kPart / 4) + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1],
                         acc[4 * t + 2], acc[4 * t + 3]);
     }
-    __syncwarp();  // the warp has added
-    if (lane() == 0) turn.release();
+    if (BwdSm90Turn::wanted(args.b)) {
+      __syncwarp();  // the warp has added
+      if (lane() == 0) turn.release();
+    }
   }
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.

@@ -153,13 +153,15 @@ __device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
   const auto add = [&] {
     ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
     if (lane == 0 && before != nullptr) {
-      turn.acquire();
+      if (BwdSm90Turn::wanted(b)) turn.acquire();
       ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
       for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), before, w, warp);
       ptx::bulk_commit();
-      if (turn.flag != nullptr) ptx::bulk_wait<0>();  // the sums are in memory
-      turn.release();
+      if (BwdSm90Turn::wanted(b)) {
+        ptx::bulk_wait<0>();  // the sums are in memory
+        turn.release();
+      }
       ptx::bulk_wait_read<0>();
     }
     if (lane == 0) ptx::mbarrier_arrive(memory.empty_dq(w));
