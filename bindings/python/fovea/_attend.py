@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._arguments import Options, output_shapes, shape_of, takes_options
 from ._arrays import results_like
+from ._types import attend_of_types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,10 +60,6 @@ def _attend_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, 
     return (results.done(o), results.done(lse)) if return_lse else results.done(o)
 
 
-# Type of q -> (q, k, v, return_lse, options) -> o or (o, lse): attend for arrays of this type.
-_attend_of_types: dict[type, Callable[..., Any]] = {}
-
-
 def _find_attend(q: Any) -> Callable[..., Any]:
     """For a type seen for the first time; PyTorch and JAX are imported only where their arrays are given."""
     name = framework(q)
@@ -72,7 +69,7 @@ def _find_attend(q: Any) -> Callable[..., Any]:
         from .jax import attend_options as found
     else:
         found = _attend_arrays
-    _attend_of_types[type(q)] = found
+    attend_of_types[type(q)] = found
     return found
 
 
@@ -113,7 +110,7 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
 
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
-    return (_attend_of_types.get(type(q)) or _find_attend(q))(q, k, v, return_lse, options)
+    return (attend_of_types.get(type(q)) or _find_attend(q))(q, k, v, return_lse, options)
 
 
 @takes_options

@@ -8,7 +8,7 @@ with fovea.torch.replace_sdpa():                                  # PyTorch's ow
 
 import torch as _torch
 
-from .. import _attend as _front_end
+from .._types import attend_of_types as _attend_of_types
 from ._attend import attend, attend_options
 from ._routing import register_flash_attention_impl, replace_sdpa
 from ._sdpa import scaled_dot_product_attention
@@ -17,6 +17,6 @@ if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
     raise ImportError(f"fovea.torch: got PyTorch {_torch.__version__}; expected 2.4 or newer; upgrade it")
 
 # fovea.attend finds these without a look at sys.modules, which torch.compile of PyTorch 2.11 cannot trace.
-_front_end._attend_of_types.update({_torch.Tensor: attend_options, _torch.nn.Parameter: attend_options})
+_attend_of_types.update({_torch.Tensor: attend_options, _torch.nn.Parameter: attend_options})
 
 __all__ = ["attend", "register_flash_attention_impl", "replace_sdpa", "scaled_dot_product_attention"]
