@@ -68,6 +68,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the medians here, with the machine")
     options = parser.parse_args()
     shape = options.shape
+    if shape.window >= 0 or shape.softcap or shape.pass_ != "fwd":
+        parser.error(f"--shape: got {shape.name}, expected sizes, a type and causal: a step is both passes, without other terms")
+    if not torch.cuda.is_available():
+        sys.exit("train_step.py: PyTorch sees no GPU; nvidia-smi tells whether the driver does")
     torch.manual_seed(1)
     dtype = getattr(torch, shapes.DTYPES[shape.dtype])
     q = torch.randn(shape.b, shape.s_q, shape.h_q, shape.d, device="cuda").to(dtype).requires_grad_()
