@@ -399,7 +399,7 @@ TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   EXPECT_EQ(forward_layout(causal, kPlain64, hopper(), 1, true).tile_counter, -1) << "a CTA for each tile";
   AttentionProblem few = problem(1, 512, 512, 2, 2, 64);
   few.window_right = 0;
-  EXPECT_EQ(layout(few).tile_counter, -1) << "a tile for each CTA at most";
+  EXPECT_EQ(layout(few).tile_counter, -1) << "two tiles for each CTA at most, longest first";
   AttentionProblem used = dense;
   add(used, Role::kSeqUsedK);
   EXPECT_EQ(layout(used).tile_counter, 0);
@@ -412,6 +412,28 @@ TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   const int left = 4 * 16 - args.whole_sections * args.heads_at_once;
   EXPECT_GE(left * blocks, 3 * hopper().sm_count);
   EXPECT_LT((left - args.heads_at_once) * blocks, 3 * hopper().sm_count) << "no more than needed";
+}
+
+TEST(Schedule, TilesOfABackwardEndEvenly) {
+  Kernel stays = kPlain64;
+  stays.kind = KernelKind::kBackward;
+  stays.persistent = true;
+  const int slots = hopper().sm_count;
+  for (const int group : {1, 4}) {
+    for (const int64_t keys : {512, 1024, 2048, 4096, 8192, 16384}) {
+      for (const bool deterministic : {false, true}) {
+        AttentionProblem p = problem(16384 / keys, keys, keys, 16, 16 / group, 64);
+        p.window_right = 0;
+        const BackwardArgs args = backward_layout(p, stays, hopper(), 1, deterministic).args;
+        const int64_t heads = p.batch * p.heads_kv, left = heads - args.whole_sections * args.heads_at_once;
+        ASSERT_GT(left, 0) << "the last section has what is left, and there is one";
+        EXPECT_GE(left * args.key_blocks, std::min<int64_t>(2 * slots, heads * args.key_blocks));
+        if (args.whole_sections > 0) {
+          EXPECT_GE(args.heads_at_once * args.key_blocks, slots) << "a section fills the GPU";
+        }
+      }
+    }
+  }
 }
 
 TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {

@@ -39,8 +39,10 @@
 //   empty_q[s] empty_do[s]      nobody reads them any more                        consumers -> loaders
 //   full_ds[b]                  dS of all keys is written                         consumers -> those that compute dQ
 //   empty_ds[b]                 no product reads it any more                      they -> consumers
-//   full_p[b]                   P is written where dS will be                     first consumer -> second
-//   kPTaken                     all have read P: dS may take its place            among the second's warps
+//   full_p[b]                   the factor of dS is written where dS will be      first consumer -> second
+//   kPTaken                     all have read it: dS may take its place           among the second's warps
+//   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
+//   passed_on[b]                and the next block's turn has come                among those that take turns
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
 //   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, and back
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};
   const int thread = static_cast<int>(threadIdx.x);
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
-  if (thread == 0) memory.init_barriers();
+  if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b));
   __syncthreads();  // the barriers are ready
 
   if (warpgroup == 0) {
@@ -93,9 +95,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     // Looked up again: the least registers are left.
     const int role = __shfl_sync(0xffffffffu, static_cast<int>(ptx::thread_index() / 32), 0);
     if constexpr (!kConfig.one_gradient) {
-      if (role >= 2) bwd_sm90_add_dq<Instance>(args, memory, role - 2);
+      if (role >= 2)
+        BwdSm90Writer<Instance>{args, memory, role - 2, static_cast<int>(ptx::thread_index() % 32), {}}.run();
     }
     if (ptx::thread_index() % 32 != 0) return;
+    if constexpr (kConfig.one_gradient) {
+      if (BwdSm90Turn::wanted(args.b)) {
+        if (role == 2) bwd_sm90_take_turns<Instance, true>(args, memory);
+        if (role == 3) bwd_sm90_take_turns<Instance, false>(args, memory);
+      }
+    }
     if (role == 0) bwd_sm90_load<Instance, true>(args, memory);
     if (role == 1) bwd_sm90_load<Instance, false>(args, memory);
     return;

@@ -22,6 +22,7 @@ struct BwdSm90Config {
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
+  bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
 
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
   constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
@@ -62,7 +63,7 @@ struct BwdSm90Config {
   constexpr int work_at() const { return statistics_at() + 2 * stages * statistics_bytes(); }
   static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers() const { return 2 + 2 * k_stages + 3 * kBuffers + 4 + 4 * stages + kConsumers; }
+  constexpr int barriers() const { return 2 + 2 * k_stages + 6 * kBuffers + 4 + 4 * stages + kConsumers; }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
 
@@ -102,6 +103,25 @@ struct BwdSm90Work {
   }
   __device__ __forceinline__ void set(Field field, int x) const {
     ptx::st_shared_4(at + 4 * field, static_cast<uint32_t>(x));
+  }
+};
+
+/// The steps of a tile in their order: head by head of the group, in each the blocks of queries that see it.
+struct BwdSm90Steps {
+  int left;        ///< -1: there is no tile any more
+  int head;        ///< query head, counted over all sequences
+  int n;           ///< block of queries
+  int begin, end;  ///< of n
+
+  __device__ __forceinline__ BwdSm90Steps(const tile::AttentionParams& p, const BwdSm90Work& work)
+      : left(work[BwdSm90Work::kSteps]),
+        head(work[BwdSm90Work::kBatch] * p.heads_q + work[BwdSm90Work::kHeadKv] * p.group),
+        n(work[BwdSm90Work::kMBegin]),
+        begin(n),
+        end(work[BwdSm90Work::kMEnd]) {}
+  __device__ __forceinline__ void next() {
+    --left;
+    if (++n == end) n = begin, ++head;
   }
 };
 
@@ -164,14 +184,17 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kStages + s); }
   __device__ __forceinline__ uint32_t empty_do(int s) const { return full_q(3 * kStages + s); }
   __device__ __forceinline__ uint32_t empty_dq(int consumer) const { return full_q(4 * kStages + consumer); }
+  __device__ __forceinline__ uint32_t turn(int buffer) const { return empty_dq(kConfig.kConsumers + buffer); }
+  __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
+  __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
     return {base + kConfig.work_at() + (tile & 1) * kConfig.kWorkBytes};
   }
 
-  /// One thread; the others see them behind a barrier of the CTA.
-  __device__ __forceinline__ void init_barriers() const {
+  /// One thread; the others see them behind a barrier of the CTA. `in_turn`: dQ is added in a fixed order.
+  __device__ __forceinline__ void init_barriers(bool in_turn) const {
     // Threads of both consumers; and those that read V, those that write dS, those that compute dQ: of both consumers, or
     // of one warpgroup each. K has 256 readers: both consumers, or the first and the warpgroup of dQ.
     constexpr int kConsumers = 128 * kConfig.kConsumers, kOwners = 128 * kConfig.key_groups();
@@ -185,11 +208,15 @@ struct BwdSm90Memory {
       ptx::mbarrier_init(full_ds(buffer), kOwners);
       ptx::mbarrier_init(empty_ds(buffer), kOwners);
       ptx::mbarrier_init(full_p(buffer), 128);
+      ptx::mbarrier_init(turn(buffer), 1);
+      ptx::mbarrier_init(added(buffer), 128);
+      ptx::mbarrier_init(passed_on(buffer), 1);
     }
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
-      // Consumers, two loaders, and those that add dQ: a warpgroup, or two warps.
-      ptx::mbarrier_init(empty_work(tile), kConsumers + 2 + (kConfig.one_gradient ? 128 : 64));
+      // Consumers, two loaders, and those that add dQ: a warpgroup and whoever looks after its turns, or two warps.
+      ptx::mbarrier_init(empty_work(tile),
+                         kConsumers + 2 + (kConfig.one_gradient ? 128 + (in_turn ? 2 : 0) : 64));
     }
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(full_q(s), 1);
@@ -206,23 +233,29 @@ struct BwdSm90Memory {
 };
 
 /// The fixed order in which key blocks add to a tile of dQ, from the last that sees it to the first, so that the sums have
-/// the same bits each time. Later blocks come first among the tiles, so whom a CTA waits for has begun before it.
+/// the same bits each time. Later blocks come first among the tiles, so whom a CTA waits for has begun before it; under a
+/// causal mask they are ahead by themselves.
 struct BwdSm90Turn {
   int* flag;   ///< the number of the block that has added last, plus 1
   int number;  ///< of this tile's block
   bool waits;  ///< whether the block behind it adds before
 
-  /// Of block n of the queries of a (batch, head); `part` of the sums has an order of its own. Null flag: no order.
-  __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work, int head,
-                                                   int n, int tile_m, int tile_n, int part) {
+  /// Of a step; `part` of its sums has an order of its own. Null flag: no order.
+  __device__ __forceinline__ static BwdSm90Turn of(const BackwardArgs& b, const BwdSm90Work& work,
+                                                   const BwdSm90Steps& step, int tile_m, int tile_n,
+                                                   int part) {
     if (b.dq_semaphore == nullptr) return {nullptr, 0, false};
-    return {b.dq_semaphore + b.semaphore_at(0, head, n * tile_m, 0) + part,
+    return {b.dq_semaphore + b.semaphore_at(0, step.head, step.n * tile_m, 0) + part,
             work[BwdSm90Work::kFirstKey] / tile_n,
-            n >= work[BwdSm90Work::kBeforeBegin] && n < work[BwdSm90Work::kBeforeEnd]};
+            step.n >= work[BwdSm90Work::kBeforeBegin] && step.n < work[BwdSm90Work::kBeforeEnd]};
   }
   /// Whether there is an order, for a branch round acquire() and release(): predicated instead, the fences of a release
   /// take a tenth of the time at D = 256 though no thread executes them.
   __device__ __forceinline__ static bool wanted(const BackwardArgs& b) { return b.dq_semaphore != nullptr; }
+  /// Sees whether it has come, without waiting. By one thread.
+  __device__ __forceinline__ void look() {
+    if (waits) waits = ptx::ld_acquire(flag) != number + 2;
+  }
   /// By one thread, before it adds.
   __device__ __forceinline__ void acquire() const {
     if (waits) ptx::wait_for(flag, number + 2);

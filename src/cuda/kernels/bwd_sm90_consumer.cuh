@@ -7,6 +7,7 @@
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -14,6 +15,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/row_vectors.cuh"
 #include "tile/wgmma_map.hpp"
 
@@ -38,6 +40,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
+  /// Whether dP is computed while P is: with 128 queries tanh has no registers for both.
+  static constexpr bool kDpBesideP = kSumsDk && !(kConfig.softcap && kM == 128);
   struct Sums {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
@@ -88,42 +92,59 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- element by element ---
 
-  /// Zero for pairs that are not seen, whatever they hold.
-  __device__ __forceinline__ void mask(Scores& x, const Work& work, int n) const {
-    const tile::AttentionParams& p = args.b.p;
+  /// Which of this lane's pairs of columns, 8 t and 8 t + 1, see its row of this half: bits t and 16 + t.
+  __device__ __forceinline__ uint32_t seen(const Work& work, int n, int half) const {
     tile::SequenceSpan span;
     span.used_q = work[BwdSm90Work::kUsedQ], span.used_k = work[BwdSm90Work::kUsedK];
     const int first_query = n * kM + 2 * (lane() % 4);
+    const int j = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4 + 8 * half;
+    const tile::Span32 queries =
+        j < span.used_k ? tile::queries_of_any(args.b.p, span, j, j + 1) : tile::Span32{};
+    return below(queries.end - first_query) & ~below(queries.begin - first_query);
+  }
+  /// Of these columns those below `column`.
+  __device__ __forceinline__ static uint32_t below(int column) {
+    static_assert(kM <= 128);
+    const int c = max(0, min(column, kM));
+    return ((1u << (c + 7) / 8) - 1) | ((1u << (c + 6) / 8) - 1) << 16;
+  }
+  /// Zero for pairs that are not seen, whatever they hold.
+  __device__ __forceinline__ void mask(Scores& x, const Work& work, int n) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int j = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4 + 8 * half;
-      const tile::Span32 seen = j < span.used_k ? tile::queries_of_any(p, span, j, j + 1) : tile::Span32{};
-      const uint32_t kept = below(seen.end - first_query) & ~below(seen.begin - first_query);
+      const uint32_t kept = seen(work, n, half);
 #pragma unroll
       for (int t = 0; t < kM / 8; ++t) {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if ((kept >> (2 * t + e) & 1) == 0) x[4 * t + 2 * half + e] = 0.0f;
+          if ((kept >> (16 * e + t) & 1) == 0) x[4 * t + 2 * half + e] = 0.0f;
       }
     }
   }
-  /// Bit 2 t + e for each of this lane's columns 8 t + e below `column`: a test of a bit is half of what comparing takes.
-  __device__ __forceinline__ static uint32_t below(int column) {
-    static_assert(kM <= 128);
-    const int c = max(0, min(column, kM)), bits = c / 8 * 2 + min(c % 8, 2);
-    return bits == 32 ? ~0u : (1u << bits) - 1;
+  __device__ __forceinline__ void mask(Operand& x, const Work& work, int n) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t kept = seen(work, n, half);
+#pragma unroll
+      for (int t = 0; t < kM / 8; ++t) {
+        const uint32_t signs = t < 8 ? kept << (7 - t) : kept >> (t - 7);  // the bits of the pair to 7 and 23
+        x[t / 2][t % 2 * 2 + half] &= ptx::halves_by_signs(signs);
+      }
+    }
   }
-  /// lse or delta of kQueries of the queries of a step, those of this lane's columns.
-  template <int kQueries>
+  /// lse or delta of some of the queries of a step, those of this lane's columns.
   struct Statistics {
+    static constexpr int kQueries = 64;
     uint2 of[kQueries / 8];
     __device__ __forceinline__ void read(uint32_t from) {
 #pragma unroll
       for (int t = 0; t < kQueries / 8; ++t) of[t] = ptx::ld_shared_8(from + lane() % 4 * 8 + t * 32);
     }
-    /// Of an even element of a thread's scores, and of the next.
-    __device__ __forceinline__ float2 operator[](int i) const {
-      return {__uint_as_float(of[i / 4].x), __uint_as_float(of[i / 4].y)};
+    /// Of elements i and i + 1 of a thread's scores, i even. Read from `all` where they are the first of their part.
+    __device__ __forceinline__ float2 at(int i, uint32_t all) {
+      constexpr int kElements = kQueries / 2;
+      if (i > 0 && i % kElements == 0) read(all + 2 * i * 4);
+      return {__uint_as_float(of[i % kElements / 4].x), __uint_as_float(of[i % kElements / 4].y)};
     }
   };
   /// A tile of keys, and the blocks of queries that see any of them; uniform.
@@ -156,8 +177,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   }
   /// What a step begins with, looked up while the last products of the step before run.
   struct Ahead {
-    bool odd;            ///< rows have to be cleared
-    Statistics<64> lse;  ///< of its first 64 queries
+    bool odd;        ///< rows have to be cleared
+    Statistics lse;  ///< of its first queries
   };
   __device__ __forceinline__ void look_ahead(Ahead& ahead, uint32_t count) const {
     const RingSlot<kConfig.stages> slot(count);
@@ -167,52 +188,69 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   }
   /// Waits for S, with kBehind groups of products behind it: S -> P = exp2(scale_log2 S - lse_log2).
   template <int kBehind>
-  __device__ __forceinline__ void weigh(Scores& acc_s, Statistics<64>& lse, int s) const {
+  __device__ __forceinline__ void weigh(Scores& acc_s, Statistics& lse, int s) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc_s);
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
-      if (i == 32) lse.read(memory.lse(s) + 256);
-      acc_s[i] = ptx::ex2(fmaf(acc_s[i], args.scale_log2, -lse[i % 32].x));
-      acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], args.scale_log2, -lse[i % 32].y));
+      const float2 base = lse.at(i, memory.lse(s));
+      acc_s[i] = ptx::ex2(fmaf(acc_s[i], args.scale_log2, -base.x));
+      acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], args.scale_log2, -base.y));
     }
   }
-  /// Waits for dP: dP -> dS = P (dP - delta).
-  __device__ __forceinline__ void score_gradients(const Operand& p, Scores& dp, int s) const {
-    Statistics<kM> delta;
-    constexpr bool kEarly = kSumsDv && kSumsDk && kM == 64;  // others have no registers for it
-    if constexpr (kEarly) delta.read(memory.delta(s));
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_done(dp);
-    if constexpr (!kEarly) delta.read(memory.delta(s));
+  /// The same with a softcap, and the factor of dS, P times the slope of the score. Both rounded at once: no registers are
+  /// left for more.
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_capped(Scores& acc_s, Operand& p, Operand& factor, Statistics& lse,
+                                               int s) const {
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_done(acc_s);
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
-      const float2 weights = unpack<T>(p[i / 8][i % 8 / 2]);
-      dp[i] = weights.x * (dp[i] - delta[i].x);
-      dp[i + 1] = weights.y * (dp[i + 1] - delta[i].y);
+      const float2 base = lse.at(i, memory.lse(s));
+      const float2 t = {tanh_of(acc_s[i] * args.cap_scale), tanh_of(acc_s[i + 1] * args.cap_scale)};
+      const float2 weight = {ptx::ex2(fmaf(t.x, args.scale_log2, -base.x)),
+                             ptx::ex2(fmaf(t.y, args.scale_log2, -base.y))};
+      p[i / 8][i % 8 / 2] = pack<T>(weight.x, weight.y);
+      factor[i / 8][i % 8 / 2] = pack<T>(weight.x * fmaf(-t.x, t.x, 1.0f), weight.y * fmaf(-t.y, t.y, 1.0f));
     }
   }
   __device__ __forceinline__ static void to_operand(const Scores& x, Operand& operand) {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) operand[i / 4][i % 4] = pack<T>(x[2 * i], x[2 * i + 1]);
   }
-  /// P from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries: through the
-  /// buffer that dS of the step will take.
-  __device__ __forceinline__ void hand_over(const Operand& p, int buffer) const {
+  /// Waits for dP: dS = factor (dP - delta), the factor being P times the slope of the score.
+  __device__ __forceinline__ void score_gradients(const Operand& factor, Scores& dp, Operand& ds,
+                                                  int s) const {
+    Statistics delta;
+    constexpr bool kEarly = kBoth && kM == 64 && !kConfig.softcap;  // others have no registers for it
+    if constexpr (kEarly) delta.read(memory.delta(s));
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_done(dp);
+    if constexpr (!kEarly) delta.read(memory.delta(s));
+#pragma unroll
+    for (int i = 0; i < kM / 2; i += 2) {
+      const float2 weight = unpack<T>(factor[i / 8][i % 8 / 2]), base = delta.at(i, memory.delta(s));
+      ds[i / 8][i % 8 / 2] = pack<T>(weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y));
+    }
+  }
+  /// The factor of dS from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries:
+  /// through the buffer that dS of the step will take.
+  __device__ __forceinline__ void hand_over(const Operand& factor, int buffer) const {
     const uint32_t at = memory.ds(buffer, 0) + static_cast<int>(ptx::thread_index()) % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i)
-      ptx::st_shared_16(at + i * 2048, uint4{p[i][0], p[i][1], p[i][2], p[i][3]});
+      ptx::st_shared_16(at + i * 2048, uint4{factor[i][0], factor[i][1], factor[i][2], factor[i][3]});
     release(memory.full_p(buffer));
   }
-  __device__ __forceinline__ void take_over(Operand& p, int buffer) const {
+  __device__ __forceinline__ void take_over(Operand& factor, int buffer) const {
     const uint32_t at = memory.ds(buffer, 0) + static_cast<int>(ptx::thread_index()) % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       const uint4 x = ptx::ld_shared_16(at + i * 2048);
-      p[i][0] = x.x, p[i][1] = x.y, p[i][2] = x.z, p[i][3] = x.w;
+      factor[i][0] = x.x, factor[i][1] = x.y, factor[i][2] = x.z, factor[i][3] = x.w;
     }
-    ptx::barrier_wait(kPTaken, 128);  // all warps have read P: dS may take its place
+    ptx::barrier_wait(kPTaken, 128);  // all warps have read the factors: dS may take their place
   }
   /// Transposed into the strip of dS of this consumer's keys.
   __device__ __forceinline__ void store_ds(const Operand& ds, int buffer) const {
@@ -308,7 +346,8 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     const RingSlot<kConfig.stages> slot(count);
     const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
               do_at = kConfig.do_at() + s * kConfig.do_bytes();
-    Operand p, ds;
+    Operand p, ds, slopes;
+    Operand& factor = kConfig.softcap || !kSumsDv ? slopes : p;  // of dS
     typename Dq::Slice acc_dq;
     Scores acc_s, acc_dp;
     if constexpr (!kBoth)
@@ -319,32 +358,31 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
       if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
-    if constexpr (kSumsDk) {
-      if (first) ptx::mbarrier_wait(memory.full_v(), state.tiles & 1);
-      ptx::mbarrier_wait(memory.full_do(s), slot.phase);
-      ptx::wgmma_fence();
-      issue_keys_by_queries<kDv>(acc_dp, kConfig.v_at(), do_at);
-    }
-    if constexpr (kSumsDv) {
-      weigh<kBoth ? 1 : 0>(acc_s, state.ahead.lse, s);
+    if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
+    constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
+    if constexpr (kSumsDv && kConfig.softcap) {
+      weigh_capped<kBesideP>(acc_s, p, factor, state.ahead.lse, s);
+      if (masked) mask(p, tile.work, n);
+    } else if constexpr (kSumsDv) {
+      weigh<kBesideP>(acc_s, state.ahead.lse, s);
       if (masked) mask(acc_s, tile.work, n);
-      to_operand(acc_s, p);
+      to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 4 % longer
     }
+    if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     if constexpr (!kSumsDk) {
       release(memory.empty_q(s));
       ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
-      hand_over(p, buffer.index);
+      hand_over(factor, buffer.index);
       ptx::mbarrier_wait(memory.full_do(s), slot.phase);
     }
     if constexpr (kSumsDk) {
       if constexpr (!kSumsDv) {
         ptx::mbarrier_wait(memory.full_p(buffer.index), buffer.phase);
-        take_over(p, buffer.index);
+        take_over(factor, buffer.index);
       }
-      score_gradients(p, acc_dp, s);
+      score_gradients(factor, acc_dp, ds, s);
       if (!more) release(memory.empty_v());
-      if (masked) mask(acc_dp, tile.work, n);
-      to_operand(acc_dp, ds);
+      if (masked) mask(ds, tile.work, n);
       if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
       release(memory.full_ds(buffer.index));
@@ -372,6 +410,14 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       release(memory.empty_q(s));
     }
     ++state.steps;
+  }
+  /// Queues dP, behind the first of a tile's steps V.
+  __device__ __forceinline__ void issue_dp(Scores& acc, uint32_t tiles, bool first,
+                                           const RingSlot<kConfig.stages>& slot, int do_at) const {
+    if (first) ptx::mbarrier_wait(memory.full_v(), tiles & 1);
+    ptx::mbarrier_wait(memory.full_do(slot.index), slot.phase);
+    ptx::wgmma_fence();
+    issue_keys_by_queries<kDv>(acc, kConfig.v_at(), do_at);
   }
   /// Queues this consumer's slice of dQ of step number `count`; for -1, before the first, of what shared memory happens
   /// to hold: products under a condition would wait for each other.

@@ -57,9 +57,9 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
                         uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                               __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
   }
-  /// Where the sums of dQ of block n of the queries of a (batch, head) are.
-  __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, int head, int n) {
-    return b.dq_sum + (int64_t{head} * b.rows + n * kM) * kD;
+  /// Where the sums of dQ of a step are.
+  __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, const BwdSm90Steps& step) {
+    return b.dq_sum + (int64_t{step.head} * b.rows + step.n * kM) * kD;
   }
   /// Adds what a warp has staged of a slice at `from` to `sums`, those of the step: contiguous, one bulk reduction, of the
   /// columns that exist.
@@ -71,20 +71,18 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   }
 
   /// All slices of step number `count`, added to `sums` straight from registers: staged slices would wait for one another.
-  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums, const BwdSm90Turn& turn) const {
+  __device__ __forceinline__ void step(uint32_t count, int k_at, float* sums) const {
     const RingSlot<kConfig.kBuffers> ds(count);
     ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
     ptx::async_proxy_fence();  // dS, which the consumer has written, for the products
-    if (BwdSm90Turn::wanted(args.b)) {
-      if (lane() == 0) turn.acquire();
-      __syncwarp();  // the warp may add
-    }
     float* const of_lane = sums + warp() * (kRow16 / 4) + lane() * 4;
 #pragma unroll 1  // one slice's descriptors in uniform registers at a time
     for (int slice = 0; slice < kConfig.slices(); ++slice) {
       Slice acc;
       ptx::wgmma_fence();
       issue(acc, ds.index, k_at, slice);
+      if (slice == 0 && BwdSm90Turn::wanted(args.b))
+        ptx::mbarrier_wait(memory.turn(ds.index), ds.phase);  // it is this block's turn to add
       ptx::wgmma_wait<0>();
       ptx::wgmma_done(acc);
       if (slice + 1 == kConfig.slices()) release(memory.empty_ds(ds.index));
@@ -93,32 +91,24 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
         ptx::red_add_v4(of_lane + slice * (kPart / 4) + t * (kFragment / 4), acc[4 * t], acc[4 * t + 1],
                         acc[4 * t + 2], acc[4 * t + 3]);
     }
-    if (BwdSm90Turn::wanted(args.b)) {
-      __syncwarp();  // the warp has added
-      if (lane() == 0) turn.release();
-    }
+    if (BwdSm90Turn::wanted(args.b)) release(memory.added(ds.index));
   }
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
   __device__ __forceinline__ void run() const {
-    const BackwardArgs& b = args.b;
     uint32_t count = 0, keys_read = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-      const BwdSm90Work work = memory.work(tile);
-      const int steps = uniform(work[BwdSm90Work::kSteps]);
-      if (steps < 0) break;
-      const int m_begin = uniform(work[BwdSm90Work::kMBegin]), m_end = uniform(work[BwdSm90Work::kMEnd]);
+      BwdSm90Steps steps(args.b.p, memory.work(tile));
+      steps.left = uniform(steps.left);
+      if (steps.left < 0) break;
       const RingSlot<kConfig.k_stages> k(keys_read);
-      int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group;
+      const bool any = steps.left > 0;
 #pragma unroll 1
-      for (int left = steps, n = m_begin; left > 0; --left, ++count) {
-        step(count, k.index * kConfig.k_bytes(), sums_of(b, head, n),
-             BwdSm90Turn::of(b, work, head, n, kM, kN, warp()));
-        if (++n == m_end) n = m_begin, ++head;
-      }
-      if (steps > 0) release(memory.empty_k(k.index)), ++keys_read;
+      for (; steps.left > 0; steps.next(), ++count)
+        step(count, k.index * kConfig.k_bytes(), sums_of(args.b, steps));
+      if (any) release(memory.empty_k(k.index)), ++keys_read;
       release(memory.empty_work(tile));
     }
   }

@@ -10,18 +10,17 @@
 
 namespace fovea::cuda {
 
-/// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys, which
-/// causal queries see longest, first; the last first where the order of additions is fixed (BwdSm90Turn).
-/// Whether it has any key.
+/// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys, which most
+/// causal queries see, first; the last first where the order of additions is fixed (BwdSm90Turn). Whether it has any key.
 template <class Instance>
 __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int index,
                                                    const BwdSm90Work& work) {
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
-  const int section = index / (b.heads_at_once * b.key_blocks);
+  const int section = min(index / (b.heads_at_once * b.key_blocks), b.whole_sections);
   index -= section * b.heads_at_once * b.key_blocks;
   int head = section * b.heads_at_once;
-  const int heads = min(b.heads_at_once, p.heads_kv * p.batch - head);
+  const int heads = section < b.whole_sections ? b.heads_at_once : p.heads_kv * p.batch - head;
   const int place = index / heads;
   const int first_key = (b.dq_semaphore != nullptr ? b.key_blocks - 1 - place : place) * kTileN;
   head += index % heads;
@@ -114,11 +113,10 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    int left = work[BwdSm90Work::kSteps];
-    if (left < 0) return;
+    BwdSm90Steps steps(b.p, work);
+    if (steps.left < 0) return;
     const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
-    int head = work[BwdSm90Work::kHeadKv] * b.p.group, n = work[BwdSm90Work::kMBegin];
-    for (bool first = true; left > 0; --left, ++step, first = false) {
+    for (bool first = true; steps.left > 0; steps.next(), ++step, first = false) {
       const RingSlot<kConfig.stages> slot(step);
       const int s = slot.index;
       const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s);
@@ -129,12 +127,11 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
       for (int c = 0; c < kStrips; ++c)
         ptx::tma_load((kQ ? memory.q(s) : memory.d_o(s)) + c * kTileM * kConfig.kRowBytes,
                       kQ ? args.q : args.d_o, full, c * kConfig.kStrip, 0,
-                      work[BwdSm90Work::kRowQ] + n * kTileM, head, batch);
+                      work[BwdSm90Work::kRowQ] + steps.n * kTileM,
+                      steps.head - work[BwdSm90Work::kBatch] * b.p.heads_q, batch);
       ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s),
-                     (kQ ? b.lse_log2 : b.delta) +
-                         (int64_t{work[BwdSm90Work::kBatch] * b.p.heads_q + head} * b.rows + n * kTileM),
+                     (kQ ? b.lse_log2 : b.delta) + (int64_t{steps.head} * b.rows + steps.n * kTileM),
                      kConfig.statistics_bytes(), full);
-      if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
     // Not earlier: the steps that are loaded ahead hide the wait, and a tile that lies reserved keeps others from their turn.
@@ -144,46 +141,82 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
 
 /// Adds what consumer w stages of dQ to dq_sum: at each step that of the step before. One warp, whose first lane issues.
 template <class Instance>
-__device__ __forceinline__ void bwd_sm90_add_dq(const TmaBackwardArgs& args,
-                                                const BwdSm90Memory<Instance>& memory, int w) {
-  const BackwardArgs& b = args.b;
-  const int lane = static_cast<int>(ptx::thread_index() % 32);
-  float* before = nullptr;  // sums of the step before; the first step of all stages what nobody wants
-  BwdSm90Turn turn{nullptr, 0, false};
-  const auto add = [&] {
+struct BwdSm90Writer {
+  const TmaBackwardArgs& args;
+  const BwdSm90Memory<Instance>& memory;
+  const int w, lane;
+  struct Step {
+    float* sums = nullptr;
+    BwdSm90Turn turn{nullptr, 0, false};
+  };
+  Step staged;  ///< what is staged next; at the first step of all, what nobody wants
+
+  /// Adds what is staged, behind which `next` will be.
+  __device__ __forceinline__ void add(Step next) {
+    const bool any = lane == 0 && staged.sums != nullptr, in_turn = any && BwdSm90Turn::wanted(args.b);
+    if (in_turn) staged.turn.acquire();  // while the consumer still computes what to add
+    __syncwarp();
     ptx::barrier_wait(kDqStaged + w, kConsumerAndWriter);
-    if (lane == 0 && before != nullptr) {
-      if (BwdSm90Turn::wanted(b)) turn.acquire();
+    if (any) {
       ptx::async_proxy_fence();  // what the consumer has written, for the reductions
 #pragma unroll 1
-      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), before, w, warp);
+      for (int warp = 0; warp < 4; ++warp) BwdSm90Dq<Instance>::add(memory.dq(w), staged.sums, w, warp);
       ptx::bulk_commit();
-      if (BwdSm90Turn::wanted(b)) {
-        ptx::bulk_wait<0>();  // the sums are in memory
-        turn.release();
-      }
       ptx::bulk_wait_read<0>();
     }
     if (lane == 0) ptx::mbarrier_arrive(memory.empty_dq(w));
+    if (in_turn) {
+      next.turn.look();     // while the sums are on their way
+      ptx::bulk_wait<0>();  // they are in memory
+      staged.turn.release();
+    }
+    staged = next;
     __syncwarp();  // the warp waits for the next as a whole
-  };
+  }
+  __device__ __forceinline__ void run() {
+    constexpr BwdSm90Config kConfig = Instance::kConfig;
+    for (uint32_t tile = 0;; ++tile) {
+      ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
+      const BwdSm90Work work = memory.work(tile);
+      BwdSm90Steps steps(args.b.p, work);
+      if (steps.left < 0) break;
+      for (; steps.left > 0; steps.next())
+        add({BwdSm90Dq<Instance>::sums_of(args.b, steps),
+             BwdSm90Turn::of(args.b, work, steps, kConfig.tile_m, kConfig.tile_n(), w)});
+      ptx::mbarrier_arrive(memory.empty_work(tile));
+    }
+    if (staged.sums != nullptr) add({});
+    if (lane == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
+  }
+};
+
+/// Where dQ has a warpgroup of its own and the order is fixed: waits for the turn of each step (kAcquires), or passes it on
+/// when all warps have added. A thread for each, so that the warpgroup waits neither for flags nor for its sums to arrive.
+template <class Instance, bool kAcquires>
+__device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
+                                                    const BwdSm90Memory<Instance>& memory) {
+  constexpr BwdSm90Config kConfig = Instance::kConfig;
+  uint32_t count = 0;
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    int left = work[BwdSm90Work::kSteps];
-    if (left < 0) break;
-    int head = work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group,
-        n = work[BwdSm90Work::kMBegin];
-    for (; left > 0; --left) {
-      add();
-      before = BwdSm90Dq<Instance>::sums_of(b, head, n);
-      turn = BwdSm90Turn::of(b, work, head, n, Instance::kConfig.tile_m, Instance::kConfig.tile_n(), w);
-      if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
+    BwdSm90Steps steps(args.b.p, work);
+    if (steps.left < 0) return;
+    for (; steps.left > 0; steps.next(), ++count) {
+      const RingSlot<kConfig.kBuffers> slot(count);
+      const BwdSm90Turn turn = BwdSm90Turn::of(args.b, work, steps, kConfig.tile_m, kConfig.tile_n(), 0);
+      if constexpr (kAcquires) {
+        ptx::mbarrier_wait(memory.passed_on(slot.index), slot.phase ^ 1);
+        turn.acquire();
+        ptx::mbarrier_arrive(memory.turn(slot.index));
+      } else {
+        ptx::mbarrier_wait(memory.added(slot.index), slot.phase);
+        turn.release();
+        ptx::mbarrier_arrive(memory.passed_on(slot.index));
+      }
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
   }
-  if (before != nullptr) add();
-  if (lane == 0) ptx::bulk_wait<0>();  // shared memory is this CTA's until its last addition has read it
 }
 
 }  // namespace fovea::cuda

@@ -29,7 +29,8 @@ struct TmaForwardArgs {
 struct TmaBackwardArgs {
   BackwardArgs b;
   CUtensorMap q, k, v, d_o;
-  float scale_log2 = 0;  ///< scale * log2(e)
+  float scale_log2 = 0;  ///< scale * log2(e); with a softcap softcap * log2(e)
+  float cap_scale = 0;   ///< scale / softcap, where there is one
 };
 
 }  // namespace fovea::cuda

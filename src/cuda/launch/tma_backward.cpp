@@ -20,7 +20,8 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   all.d_o = map_of_queries(p.d_o, kernel.dtype, p, p.head_dim_v, 1, kTmaColumns, kernel.tile_m, kernel.name);
   all.k = map_of_keys(p.k, kernel.dtype, p, p.head_dim, kTmaColumns, kernel.tile_n, kernel.name);
   all.v = map_of_keys(p.v, kernel.dtype, p, p.head_dim_v, kTmaColumns, kernel.tile_n, kernel.name);
-  all.scale_log2 = p.scale * tile::kLog2e;
+  all.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * tile::kLog2e;
+  if (p.softcap > 0) all.cap_scale = p.scale / p.softcap;
 }
 
 }  // namespace

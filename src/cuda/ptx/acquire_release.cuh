@@ -9,12 +9,17 @@ __device__ __forceinline__ void st_release(int* flag, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
+/// What a flag holds now.
+__device__ __forceinline__ int ld_acquire(const int* flag) {
+  int seen;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  return seen;
+}
+
 /// Waits until a flag has this value, which another CTA sets by st_release.
 __device__ __forceinline__ void wait_for(const int* flag, int value) {
-  int seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-  } while (seen != value);
+  while (ld_acquire(flag) != value) {
+  }
 }
 
 }  // namespace fovea::cuda::ptx

@@ -1,5 +1,5 @@
 // Arithmetic on two 16-bit floats in a register (PTX ISA "Half Precision Floating Point Instructions"; sm_80 for the
-// maximum).
+// maximum), and their masks ("Data Movement and Conversion Instructions: prmt").
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,6 +21,15 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   }
   return c;
+}
+
+/// A mask of two halves: bit 7 of `signs` fills the low one, bit 23 the high one.
+__device__ __forceinline__ uint32_t halves_by_signs(uint32_t signs) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0xaa88;"
+      : "=r"(mask)
+      : "r"(signs));  // bytes 2 2 0 0, the sign of each in all its bits
+  return mask;
 }
 
 }  // namespace fovea::cuda::ptx
