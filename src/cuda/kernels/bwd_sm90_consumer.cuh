@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_dq.cuh"
+#include "cuda/kernels/bwd_sm90_keys.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -23,18 +24,18 @@ namespace fovea::cuda {
 enum class BwdSm90Part { kBoth, kDv, kDk };
 
 template <class Instance, BwdSm90Part kPart>
-struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
+struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   using T = typename Instance::Element;
-  using Base = BwdSm90Warpgroup<Instance>;
+  using Base = BwdSm90Keys<Instance>;
   using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::uniform, Base::warp;
+  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
+  using Base::mask, Base::read_tile;
   using Work = BwdSm90Work;
-  static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
-                       kDv = kConfig.head_dim_v;
-  static constexpr int kRowBytes = kConfig.kRowBytes;
-  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
-  using Scores = float[kM / 2];          ///< (64 keys, kM queries): rows are keys
-  using Operand = uint32_t[kM / 16][4];  ///< the same as operand A
+  using Scores = typename Base::Scores;
+  using Tile = typename Base::Tile;
+  template <int kQueries>
+  using Statistics = typename Base::template Statistics<kQueries>;
+  using Operand = uint32_t[kM / 16][4];  ///< scores as operand A
 
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
@@ -88,65 +89,9 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- element by element ---
 
-  /// Zero for pairs that are not seen, whatever they hold.
-  __device__ __forceinline__ void mask(Scores& x, const Work& work, int n) const {
-    const tile::AttentionParams& p = args.b.p;
-    tile::SequenceSpan span;
-    span.used_q = work[BwdSm90Work::kUsedQ], span.used_k = work[BwdSm90Work::kUsedK];
-    const int first_query = n * kM + 2 * (lane() % 4);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int j = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4 + 8 * half;
-      const tile::Span32 seen = j < span.used_k ? tile::queries_of_any(p, span, j, j + 1) : tile::Span32{};
-      const uint32_t kept = below(seen.end - first_query) & ~below(seen.begin - first_query);
-#pragma unroll
-      for (int t = 0; t < kM / 8; ++t) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if ((kept >> (2 * t + e) & 1) == 0) x[4 * t + 2 * half + e] = 0.0f;
-      }
-    }
-  }
-  /// Bit 2 t + e for each of this lane's columns 8 t + e below `column`: a test of a bit is half of what comparing takes.
-  __device__ __forceinline__ static uint32_t below(int column) {
-    static_assert(kM <= 128);
-    const int c = max(0, min(column, kM)), bits = c / 8 * 2 + min(c % 8, 2);
-    return bits == 32 ? ~0u : (1u << bits) - 1;
-  }
-  /// lse or delta of kQueries of the queries of a step, those of this lane's columns.
-  template <int kQueries>
-  struct Statistics {
-    uint2 of[kQueries / 8];
-    __device__ __forceinline__ void read(uint32_t from) {
-#pragma unroll
-      for (int t = 0; t < kQueries / 8; ++t) of[t] = ptx::ld_shared_8(from + lane() % 4 * 8 + t * 32);
-    }
-    /// Of an even element of a thread's scores, and of the next.
-    __device__ __forceinline__ float2 operator[](int i) const {
-      return {__uint_as_float(of[i / 4].x), __uint_as_float(of[i / 4].y)};
-    }
-  };
-  /// A tile of keys, and the blocks of queries that see any of them; uniform.
-  struct Tile {
-    Work work;
-    uint32_t number;  ///< of the CTA's tiles
-    int steps;        ///< -1: there is no tile any more
-    int m_begin, m_end, full_begin, full_end;
-  };
   /// The next tile, with K where it has steps: `keys` tiles of this CTA had any.
   __device__ __forceinline__ Tile open(uint32_t number, uint32_t keys) const {
-    ptx::mbarrier_wait(memory.full_work(number), number / 2 & 1);
-    // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the warp for
-    // whole again.
-    ptx::wgmma_fence();
-    const Work work = memory.work(number);
-    const Tile tile{work,
-                    number,
-                    uniform(work[Work::kSteps]),
-                    uniform(work[Work::kMBegin]),
-                    uniform(work[Work::kMEnd]),
-                    uniform(work[Work::kFullBegin]),
-                    uniform(work[Work::kFullEnd])};
+    const Tile tile = read_tile(number);
     if (kSumsDv && tile.steps > 0) {
       const RingSlot<kConfig.k_stages> k(keys);
       ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
@@ -160,7 +105,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     Statistics<64> lse;  ///< of its first 64 queries
   };
   __device__ __forceinline__ void look_ahead(Ahead& ahead, uint32_t count) const {
-    const RingSlot<kConfig.stages> slot(count);
+    const RingSlot<kConfig.q_stages> slot(count);
     ptx::mbarrier_wait(memory.full_q(slot.index), slot.phase);
     ahead.odd = any_odd_row(slot.index);
     if constexpr (kBoth) ahead.lse.read(memory.lse(slot.index));
@@ -305,7 +250,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     const bool masked = n < tile.full_begin || n >= tile.full_end;
     const RingSlot<kConfig.k_stages> k(state.tiles);
     const RingSlot<kConfig.kBuffers> buffer(count);
-    const RingSlot<kConfig.stages> slot(count);
+    const RingSlot<kConfig.q_stages> slot(count);
     const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
               do_at = kConfig.do_at() + s * kConfig.do_bytes();
     Operand p, ds;
@@ -327,7 +272,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     }
     if constexpr (kSumsDv) {
       weigh<kBoth ? 1 : 0>(acc_s, state.ahead.lse, s);
-      if (masked) mask(acc_s, tile.work, n);
+      if (masked) mask(acc_s, tile.work, keys(), n);
       to_operand(acc_s, p);
     }
     if constexpr (!kSumsDk) {
@@ -343,7 +288,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       }
       score_gradients(p, acc_dp, s);
       if (!more) release(memory.empty_v());
-      if (masked) mask(acc_dp, tile.work, n);
+      if (masked) mask(acc_dp, tile.work, keys(), n);
       to_operand(acc_dp, ds);
       if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
