@@ -26,7 +26,8 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward", "preprocess": "kPreprocess",
+KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
+         "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
          "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}

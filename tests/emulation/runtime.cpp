@@ -145,6 +145,7 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
       if (kernel.tma) return run_kernel<cuda::TmaBackwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
     case cuda::KernelKind::kPreprocess:
+    case cuda::KernelKind::kBackwardBf16x3:
     case cuda::KernelKind::kPostprocess:
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:

@@ -9,9 +9,6 @@
 
 namespace fovea::cuda {
 
-/// bfloat16 values that stand for one float32 in bf16x3.
-inline constexpr int kBf16x3Parts = 3;
-
 /// A tile of queries is kTileM rows of one sequence and key head. With `pack_group` queries of the `group`
 /// heads that share the key head are packed into it, row r being query r / group of head r % group: K and V
 /// are then read once for all of them.
@@ -92,7 +89,13 @@ struct BackwardArgs {
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
-  int key_blocks = 1;           ///< of the longest sequence, a CTA each
+  /// q, k, v and d_o of float32 as bf16x3, as in ForwardArgs, for a main kernel that multiplies these, with zeros for rows of
+  /// q and d_o that take no part; whether a row of dk or dv is not finite, which bwd_postprocess_f32 then looks for: 0 at
+  /// first.
+  char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr, *bf16x3_do = nullptr;
+  int* not_finite = nullptr;
+  int bf16x3_columns = 0;
+  int key_blocks = 1;  ///< of the longest sequence, a CTA each
   /// Key heads whose blocks run at the same time. With `dq_semaphore` as many as keep them from waiting: in a head
   /// another block can begin for each tile of dQ that the one before it has left.
   int heads_at_once = 1;

@@ -1,5 +1,5 @@
 // Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, their semaphore
-// and the counter of tiles.
+// the counter of tiles, and whether gradients are not finite.
 //
 //   lse_log2 = lse log2(e)              +inf for rows that take no part: their weights are exp2(-inf) = 0
 //                                       NaN for lse = +inf
@@ -44,18 +44,19 @@ __device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batc
 template <class T>
 __device__ __forceinline__ float dot_of_lane(const tile::AttentionParams& p, int64_t o_offset,
                                              const char* d_o, bool wide, int lane) {
+  constexpr int kVector = static_cast<int>(16 / sizeof(T));
   float sum = 0;
   if (wide) {
     const auto* const o_words =
         reinterpret_cast<const uint4*>(p.o.data + o_offset * static_cast<int>(sizeof(T)));
     const auto* const d_o_words = reinterpret_cast<const uint4*>(d_o);
 #pragma unroll 2
-    for (int c = lane; c < p.head_dim_v / 8; c += kPreprocessLanes) {
+    for (int c = lane; c < p.head_dim_v / kVector; c += kPreprocessLanes) {
       const uint4 x = __ldg(o_words + c), y = __ldg(d_o_words + c);
       const T* const xs = reinterpret_cast<const T*>(&x);
       const T* const ys = reinterpret_cast<const T*>(&y);
 #pragma unroll
-      for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) sum += to_float(xs[e]) * to_float(ys[e]);
+      for (int e = 0; e < kVector; ++e) sum += to_float(xs[e]) * to_float(ys[e]);
     }
   } else {
     for (int c = lane; c < p.head_dim_v; c += kPreprocessLanes) {
@@ -90,12 +91,13 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kPreprocessLanes;
   const int64_t rows_before = (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows;
-  const bool wide = sizeof(T) == 2 && (p.aligned16 & tile::kAlignedO) != 0 &&
-                    (p.aligned16 & tile::kAlignedDO) != 0 && !p.o_is_f32();
+  const bool wide = (p.aligned16 & tile::kAlignedO) != 0 && (p.aligned16 & tile::kAlignedDO) != 0 &&
+                    p.o_is_f32() == (sizeof(T) == 4);
 
   if (blockIdx.x == 0 && head == 0 && batch == 0) {  // no CTA of the main kernel has begun
     if (args.dq_semaphore != nullptr && thread < args.semaphore_columns()) args.dq_semaphore[thread] = 0;
     if (args.tile_counter != nullptr && thread == 0) *args.tile_counter = 0;
+    if (args.not_finite != nullptr && thread == 0) *args.not_finite = 0;
   }
   for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < padded;
        first += static_cast<int>(gridDim.x) * kPreprocessRows) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/bf16x3.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -16,13 +17,15 @@ namespace fovea::cuda {
 struct BwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 32
   int tile_m;                ///< queries of a step: 64, or 128 where S and dP of 128 fit the registers
-  int stages = 2;            ///< of Q, and of dO
+  int q_stages = 2, do_stages = 2;
   /// Of K. With two, dQ of a tile's last step is computed in the first step of the next tile.
   int k_stages = 2;
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
   bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
+  int parts =
+      1;  ///< of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh)
 
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
   constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
@@ -42,28 +45,36 @@ struct BwdSm90Config {
   static constexpr int kSlice = 64;
   constexpr int slices() const { return tile_m / kSlice * strips(head_dim); }
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
-  /// Of dS: one is written while the other is read. With one_gradient P passes through them first.
+  /// Whether consumers stage dQ in shared memory for warps that add it.
+  constexpr bool stages_dq() const { return !one_gradient && parts == 1; }
+  /// Of dS: one is written while the other is read. With one_gradient P passes through them first. In parts: one for each
+  /// consumer, which reads it alone.
   static constexpr int kBuffers = 2;
+  constexpr int ds_groups() const {
+    return parts == 1 ? key_groups() : 1;
+  }  ///< of 64 keys, whose dS a buffer holds
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
-  constexpr int k_bytes() const { return strips(head_dim) * tile_n() * kRowBytes; }
-  constexpr int v_bytes() const { return strips(head_dim_v) * tile_n() * kRowBytes; }
-  constexpr int q_bytes() const { return strips(head_dim) * tile_m * kRowBytes; }
-  constexpr int do_bytes() const { return strips(head_dim_v) * tile_m * kRowBytes; }
-  constexpr int ds_bytes() const { return key_groups() * tile_m * kRowBytes; }
+  constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n() * kRowBytes; }
+  constexpr int v_bytes() const { return parts * strips(head_dim_v) * tile_n() * kRowBytes; }
+  constexpr int q_bytes() const { return parts * strips(head_dim) * tile_m * kRowBytes; }
+  constexpr int do_bytes() const { return parts * strips(head_dim_v) * tile_m * kRowBytes; }
+  constexpr int ds_bytes() const { return parts * ds_groups() * tile_m * kRowBytes; }
   constexpr int statistics_bytes() const { return tile_m * 4; }
 
   constexpr int v_at() const { return k_stages * k_bytes(); }
   constexpr int q_at() const { return v_at() + v_bytes(); }
-  constexpr int do_at() const { return q_at() + stages * q_bytes(); }
-  constexpr int ds_at() const { return do_at() + stages * do_bytes(); }
+  constexpr int do_at() const { return q_at() + q_stages * q_bytes(); }
+  constexpr int ds_at() const { return do_at() + do_stages * do_bytes(); }
   /// Staged dQ: a slice of each consumer.
   constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
-  constexpr int statistics_at() const { return dq_at() + (one_gradient ? 0 : kConsumers * kSliceBytes); }
-  constexpr int work_at() const { return statistics_at() + 2 * stages * statistics_bytes(); }
+  constexpr int statistics_at() const { return dq_at() + (stages_dq() ? kConsumers * kSliceBytes : 0); }
+  constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
   static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers() const { return 2 + 2 * k_stages + 6 * kBuffers + 4 + 4 * stages + kConsumers; }
+  constexpr int barriers() const {
+    return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers;
+  }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
 
@@ -123,6 +134,11 @@ struct BwdSm90Steps {
     --left;
     if (++n == end) n = begin, ++head;
   }
+  /// The same, for those that have no registers for `begin` and `end`.
+  __device__ __forceinline__ void next(const BwdSm90Work& work) {
+    --left;
+    if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
+  }
 };
 
 /// Named barriers; barrier 0 is __syncthreads().
@@ -145,7 +161,8 @@ constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
 template <class Instance>
 struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kStages = kConfig.stages, kKStages = kConfig.k_stages;
+  static constexpr int kQStages = kConfig.q_stages, kDoStages = kConfig.do_stages,
+                       kKStages = kConfig.k_stages;
   static constexpr int kBuffers = kConfig.kBuffers;
   uint32_t base;
 
@@ -155,7 +172,7 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t d_o(int s) const {
     return base + kConfig.do_at() + s * kConfig.do_bytes();
   }
-  /// dS as (queries, 64 keys): a strip.
+  /// dS as (queries, 64 keys): a strip, of 64 of the keys, or of a part.
   __device__ __forceinline__ uint32_t ds(int buffer, int strip) const {
     return base + kConfig.ds_at() + buffer * kConfig.ds_bytes() + strip * kConfig.tile_m * kConfig.kRowBytes;
   }
@@ -166,7 +183,7 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t lse(int s) const {
     return base + kConfig.statistics_at() + s * kConfig.statistics_bytes();
   }
-  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kStages + s); }
+  __device__ __forceinline__ uint32_t delta(int s) const { return lse(kQStages + s); }
 
   __device__ __forceinline__ uint32_t full_v() const { return barrier(0); }
   __device__ __forceinline__ uint32_t empty_v() const { return barrier(1); }
@@ -180,10 +197,12 @@ struct BwdSm90Memory {
   }
   __device__ __forceinline__ uint32_t empty_work(uint32_t tile) const { return full_work(tile) + 16; }
   __device__ __forceinline__ uint32_t full_q(int s) const { return full_ds(3 * kBuffers + 4 + s); }
-  __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kStages + s); }
-  __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kStages + s); }
-  __device__ __forceinline__ uint32_t empty_do(int s) const { return full_q(3 * kStages + s); }
-  __device__ __forceinline__ uint32_t empty_dq(int consumer) const { return full_q(4 * kStages + consumer); }
+  __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kQStages + s); }
+  __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kQStages + s); }
+  __device__ __forceinline__ uint32_t empty_do(int s) const { return full_do(kDoStages + s); }
+  __device__ __forceinline__ uint32_t empty_dq(int consumer) const {
+    return full_do(2 * kDoStages + consumer);
+  }
   __device__ __forceinline__ uint32_t turn(int buffer) const { return empty_dq(kConfig.kConsumers + buffer); }
   __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
@@ -205,8 +224,8 @@ struct BwdSm90Memory {
       ptx::mbarrier_init(empty_k(s), 256);
     }
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
-      ptx::mbarrier_init(full_ds(buffer), kOwners);
-      ptx::mbarrier_init(empty_ds(buffer), kOwners);
+      ptx::mbarrier_init(full_ds(buffer), 128 * kConfig.ds_groups());
+      ptx::mbarrier_init(empty_ds(buffer), 128 * kConfig.ds_groups());
       ptx::mbarrier_init(full_p(buffer), 128);
       ptx::mbarrier_init(turn(buffer), 1);
       ptx::mbarrier_init(added(buffer), 128);
@@ -214,14 +233,17 @@ struct BwdSm90Memory {
     }
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
-      // Consumers, two loaders, and those that add dQ: a warpgroup and whoever looks after its turns, or two warps.
+      // Consumers, two loaders, and others that add dQ: a warpgroup and whoever looks after its turns, or two warps.
+      constexpr int kWriters = kConfig.stages_dq() ? 64 : 0;
       ptx::mbarrier_init(empty_work(tile),
-                         kConsumers + 2 + (kConfig.one_gradient ? 128 + (in_turn ? 2 : 0) : 64));
+                         kConsumers + 2 + (kConfig.one_gradient ? 128 + (in_turn ? 2 : 0) : kWriters));
     }
-    for (int s = 0; s < kStages; ++s) {
+    for (int s = 0; s < kQStages; ++s) {
       ptx::mbarrier_init(full_q(s), 1);
-      ptx::mbarrier_init(full_do(s), 1);
       ptx::mbarrier_init(empty_q(s), kConsumers);
+    }
+    for (int s = 0; s < kDoStages; ++s) {
+      ptx::mbarrier_init(full_do(s), 1);
       ptx::mbarrier_init(empty_do(s), kConsumers);
     }
     for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
@@ -248,6 +270,10 @@ struct BwdSm90Turn {
     return {b.dq_semaphore + b.semaphore_at(0, step.head, step.n * tile_m, 0) + part,
             work[BwdSm90Work::kFirstKey] / tile_n,
             step.n >= work[BwdSm90Work::kBeforeBegin] && step.n < work[BwdSm90Work::kBeforeEnd]};
+  }
+  /// The same, of the half of the block that a consumer adds: the second consumer's comes before the first's.
+  __device__ __forceinline__ BwdSm90Turn of_half(int consumer) const {
+    return {flag, 2 * number + consumer, waits || consumer == 0};
   }
   /// Whether there is an order, for a branch round acquire() and release(): predicated instead, the fences of a release
   /// take a tenth of the time at D = 256 though no thread executes them.

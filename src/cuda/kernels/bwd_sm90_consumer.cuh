@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_dq.cuh"
+#include "cuda/kernels/bwd_sm90_keys.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -25,18 +26,17 @@ namespace fovea::cuda {
 enum class BwdSm90Part { kBoth, kDv, kDk };
 
 template <class Instance, BwdSm90Part kPart>
-struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
+struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   using T = typename Instance::Element;
-  using Base = BwdSm90Warpgroup<Instance>;
+  using Base = BwdSm90Keys<Instance>;
   using Base::args, Base::memory, Base::descriptor, Base::lane, Base::release, Base::uniform, Base::warp;
+  using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
+  using Base::mask, Base::read_tile, Base::seen;
   using Work = BwdSm90Work;
-  static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kM = kConfig.tile_m, kN = kConfig.tile_n(), kD = kConfig.head_dim,
-                       kDv = kConfig.head_dim_v;
-  static constexpr int kRowBytes = kConfig.kRowBytes;
-  static constexpr auto kSwizzle = tile::SwizzleMode::k128;
-  using Scores = float[kM / 2];          ///< (64 keys, kM queries): rows are keys
-  using Operand = uint32_t[kM / 16][4];  ///< the same as operand A
+  using Scores = typename Base::Scores;
+  using Tile = typename Base::Tile;
+  using Statistics = typename Base::Statistics;
+  using Operand = uint32_t[kM / 16][4];  ///< scores as operand A
 
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
@@ -92,39 +92,11 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
 
   // --- element by element ---
 
-  /// Which of this lane's pairs of columns, 8 t and 8 t + 1, see its row of this half: bits t and 16 + t.
-  __device__ __forceinline__ uint32_t seen(const Work& work, int n, int half) const {
-    tile::SequenceSpan span;
-    span.used_q = work[BwdSm90Work::kUsedQ], span.used_k = work[BwdSm90Work::kUsedK];
-    const int first_query = n * kM + 2 * (lane() % 4);
-    const int j = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4 + 8 * half;
-    const tile::Span32 queries =
-        j < span.used_k ? tile::queries_of_any(args.b.p, span, j, j + 1) : tile::Span32{};
-    return below(queries.end - first_query) & ~below(queries.begin - first_query);
-  }
-  /// Of these columns those below `column`.
-  __device__ __forceinline__ static uint32_t below(int column) {
-    static_assert(kM <= 128);
-    const int c = max(0, min(column, kM));
-    return ((1u << (c + 7) / 8) - 1) | ((1u << (c + 6) / 8) - 1) << 16;
-  }
   /// Zero for pairs that are not seen, whatever they hold.
-  __device__ __forceinline__ void mask(Scores& x, const Work& work, int n) const {
+  __device__ __forceinline__ void mask_rounded(Operand& x, const Work& work, int n) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t kept = seen(work, n, half);
-#pragma unroll
-      for (int t = 0; t < kM / 8; ++t) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if ((kept >> (16 * e + t) & 1) == 0) x[4 * t + 2 * half + e] = 0.0f;
-      }
-    }
-  }
-  __device__ __forceinline__ void mask(Operand& x, const Work& work, int n) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t kept = seen(work, n, half);
+      const uint32_t kept = seen(work, keys(), n, half);
 #pragma unroll
       for (int t = 0; t < kM / 8; ++t) {
         const uint32_t signs = t < 8 ? kept << (7 - t) : kept >> (t - 7);  // the bits of the pair to 7 and 23
@@ -132,42 +104,9 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       }
     }
   }
-  /// lse or delta of some of the queries of a step, those of this lane's columns.
-  struct Statistics {
-    static constexpr int kQueries = 64;
-    uint2 of[kQueries / 8];
-    __device__ __forceinline__ void read(uint32_t from) {
-#pragma unroll
-      for (int t = 0; t < kQueries / 8; ++t) of[t] = ptx::ld_shared_8(from + lane() % 4 * 8 + t * 32);
-    }
-    /// Of elements i and i + 1 of a thread's scores, i even. Read from `all` where they are the first of their part.
-    __device__ __forceinline__ float2 at(int i, uint32_t all) {
-      constexpr int kElements = kQueries / 2;
-      if (i > 0 && i % kElements == 0) read(all + 2 * i * 4);
-      return {__uint_as_float(of[i % kElements / 4].x), __uint_as_float(of[i % kElements / 4].y)};
-    }
-  };
-  /// A tile of keys, and the blocks of queries that see any of them; uniform.
-  struct Tile {
-    Work work;
-    uint32_t number;  ///< of the CTA's tiles
-    int steps;        ///< -1: there is no tile any more
-    int m_begin, m_end, full_begin, full_end;
-  };
   /// The next tile, with K where it has steps: `keys` tiles of this CTA had any.
   __device__ __forceinline__ Tile open(uint32_t number, uint32_t keys) const {
-    ptx::mbarrier_wait(memory.full_work(number), number / 2 & 1);
-    // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the warp for
-    // whole again.
-    ptx::wgmma_fence();
-    const Work work = memory.work(number);
-    const Tile tile{work,
-                    number,
-                    uniform(work[Work::kSteps]),
-                    uniform(work[Work::kMBegin]),
-                    uniform(work[Work::kMEnd]),
-                    uniform(work[Work::kFullBegin]),
-                    uniform(work[Work::kFullEnd])};
+    const Tile tile = read_tile(number);
     if (kSumsDv && tile.steps > 0) {
       const RingSlot<kConfig.k_stages> k(keys);
       ptx::mbarrier_wait(memory.full_k(k.index), k.phase);
@@ -181,7 +120,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     Statistics lse;  ///< of its first queries
   };
   __device__ __forceinline__ void look_ahead(Ahead& ahead, uint32_t count) const {
-    const RingSlot<kConfig.stages> slot(count);
+    const RingSlot<kConfig.q_stages> slot(count);
     ptx::mbarrier_wait(memory.full_q(slot.index), slot.phase);
     ahead.odd = any_odd_row(slot.index);
     if constexpr (kBoth) ahead.lse.read(memory.lse(slot.index));
@@ -343,7 +282,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     const bool masked = n < tile.full_begin || n >= tile.full_end;
     const RingSlot<kConfig.k_stages> k(state.tiles);
     const RingSlot<kConfig.kBuffers> buffer(count);
-    const RingSlot<kConfig.stages> slot(count);
+    const RingSlot<kConfig.q_stages> slot(count);
     const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
               do_at = kConfig.do_at() + s * kConfig.do_bytes();
     Operand p, ds, slopes;
@@ -362,10 +301,10 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
     if constexpr (kSumsDv && kConfig.softcap) {
       weigh_capped<kBesideP>(acc_s, p, factor, state.ahead.lse, s);
-      if (masked) mask(p, tile.work, n);
+      if (masked) mask_rounded(p, tile.work, n);
     } else if constexpr (kSumsDv) {
       weigh<kBesideP>(acc_s, state.ahead.lse, s);
-      if (masked) mask(acc_s, tile.work, n);
+      if (masked) mask(acc_s, tile.work, keys(), n);
       to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 4 % longer
     }
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
@@ -382,7 +321,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
       }
       score_gradients(factor, acc_dp, ds, s);
       if (!more) release(memory.empty_v());
-      if (masked) mask(ds, tile.work, n);
+      if (masked) mask_rounded(ds, tile.work, n);
       if constexpr (kSumsDv) ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);
       store_ds(ds, buffer.index);
       release(memory.full_ds(buffer.index));
@@ -413,7 +352,7 @@ struct BwdSm90Consumer : BwdSm90Warpgroup<Instance> {
   }
   /// Queues dP, behind the first of a tile's steps V.
   __device__ __forceinline__ void issue_dp(Scores& acc, uint32_t tiles, bool first,
-                                           const RingSlot<kConfig.stages>& slot, int do_at) const {
+                                           const RingSlot<kConfig.q_stages>& slot, int do_at) const {
     if (first) ptx::mbarrier_wait(memory.full_v(), tiles & 1);
     ptx::mbarrier_wait(memory.full_do(slot.index), slot.phase);
     ptx::wgmma_fence();

@@ -91,7 +91,7 @@ __device__ __forceinline__ void bwd_sm90_load_keys(const TmaBackwardArgs& args,
   }
   ptx::mbarrier_arrive_expect(full, kK ? kConfig.k_bytes() : kConfig.v_bytes());
 #pragma unroll 1
-  for (int c = 0; c < kConfig.strips(kK ? kConfig.head_dim : kConfig.head_dim_v); ++c)
+  for (int c = 0; c < kConfig.parts * kConfig.strips(kK ? kConfig.head_dim : kConfig.head_dim_v); ++c)
     ptx::tma_load((kK ? memory.k(k.index) : memory.v()) + c * kConfig.tile_n() * kConfig.kRowBytes,
                   kK ? args.k : args.v, full, c * kConfig.kStrip,
                   work[BwdSm90Work::kRowK] + work[BwdSm90Work::kFirstKey], work[BwdSm90Work::kHeadKv], batch);
@@ -102,7 +102,8 @@ template <class Instance, bool kQ>
 __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
-  constexpr int kTileM = kConfig.tile_m, kStrips = kConfig.strips(kQ ? kConfig.head_dim : kConfig.head_dim_v);
+  constexpr int kTileM = kConfig.tile_m,
+                kStrips = kConfig.parts * kConfig.strips(kQ ? kConfig.head_dim : kConfig.head_dim_v);
   constexpr int kBytes = (kQ ? kConfig.q_bytes() : kConfig.do_bytes()) + kConfig.statistics_bytes();
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     if (steps.left < 0) return;
     const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
     for (bool first = true; steps.left > 0; steps.next(), ++step, first = false) {
-      const RingSlot<kConfig.stages> slot(step);
+      const RingSlot<kQ ? kConfig.q_stages : kConfig.do_stages> slot(step);
       const int s = slot.index;
       const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s);
       if (first) bwd_sm90_load_keys<Instance, kQ>(args, memory, work, batch, keys++);

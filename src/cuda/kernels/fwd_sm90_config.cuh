@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/bf16x3.hpp"
 #include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
@@ -70,19 +71,6 @@ struct FwdSm90Config {
   constexpr int shared_bytes() const { return next_at() + 2 * 4; }
   static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
 };
-
-/// How many products of parts of A and B make one product of A and B. For bf16x3 six of the nine, the smallest
-/// first: the three left out are below 2^-24 of the whole.
-constexpr int products_of_parts(int parts) {
-  return parts == kBf16x3Parts ? 6 : 1;
-}
-struct PartPair {
-  int a, b;
-};
-constexpr PartPair part_pair(int parts, int i) {
-  // (0, 2) (2, 0) (1, 1) (0, 1) (1, 0) (0, 0), a hexadecimal digit each: an array would lie in local memory.
-  return parts == kBf16x3Parts ? PartPair{0x010120 >> 4 * i & 3, 0x001102 >> 4 * i & 3} : PartPair{0, 0};
-}
 
 /// What a consumer does with a tile: its 64 rows, and blocks of keys. The planner writes it before it signals
 /// full_q. Rows up to end_row exist; those from used_q on get zeros.

@@ -7,28 +7,14 @@
 
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
+#include "cuda/warp/operand_parts.cuh"
 
 namespace fovea::cuda {
 
 /// What a lane's weights of a block may add up to: 2^8 for each of 32. No weight then exceeds 2^13, which
 /// float16 holds.
 inline constexpr float kMostSum = 8192.0f;
-
-/// Pair `x` of a row of weights as operand A: kParts of T (bf16x3: three), each the rest of those before.
-template <class T, int kParts, int kSteps>
-__device__ __forceinline__ void set_weights(uint32_t (&to)[kParts][kSteps][4], int x, float low, float high) {
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const uint32_t pair = to[part][x / 4][x % 4] = pack<T>(low, high);
-    if (part + 1 < kParts) {
-      const float2 taken = unpack<T>(pair);
-      low -= taken.x;
-      high -= taken.y;
-    }
-  }
-}
 
 /// Rows of a consumer's thread, over blocks of kTileN keys. With kSums their sums are kept here; otherwise tensor
 /// cores add the weights up.
@@ -78,7 +64,7 @@ struct FwdSm90Rows : OnlineRows {
   /// Weights as operand A of P V.
   __device__ __forceinline__ static void pack_weights(const AccS& acc_s, Weights& to) {
 #pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x) set_weights<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
+    for (int x = 0; x < kTileN / 4; ++x) set_parts<T>(to, x, acc_s[2 * x], acc_s[2 * x + 1]);
   }
 
   /// Packed weights against the maxima of the blocks before, from S, which stays. False when weights exceed the
@@ -91,7 +77,7 @@ struct FwdSm90Rows : OnlineRows {
     for (int x = 0; x < kTileN / 4; ++x) {  // register x % 4 of step x / 4: of row x % 2
       const float low = ptx::ex2(fmaf(acc_s[2 * x], scale_log2, -bases[x % 2]));
       const float high = ptx::ex2(fmaf(acc_s[2 * x + 1], scale_log2, -bases[x % 2]));
-      set_weights<T>(to, x, low, high);
+      set_parts<T>(to, x, low, high);
       if constexpr (kSums) {
         sum[x % 2] += low + high;
       } else {

@@ -54,6 +54,7 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
   }
   set.main = require(KernelKind::kBackward);
   add(set.before, KernelKind::kPreprocess);
+  if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBackwardBf16x3);
   if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kPostprocess);
   if (occupies_memory(p[Role::kDBias])) add(set.after, KernelKind::kDBias);
   if (p.has(Role::kDSink)) add(set.after, KernelKind::kDSink);

@@ -59,6 +59,8 @@ const char* name_of(KernelKind kind) {
       return "backward";
     case KernelKind::kPreprocess:
       return "backward (preprocess)";
+    case KernelKind::kBackwardBf16x3:
+      return "backward (bf16x3)";
     case KernelKind::kPostprocess:
       return "backward (postprocess)";
     case KernelKind::kDBias:

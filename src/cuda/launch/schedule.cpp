@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/params.hpp"
 
 namespace fovea::cuda {
@@ -29,6 +30,15 @@ constexpr int64_t kMostSplits = 128;
 bool tiles_differ(const AttentionProblem& p) {
   return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
          p.has(Role::kSeqUsedK);
+}
+
+/// Room for a tensor of queries or keys as bf16x3, in `columns` columns.
+int64_t take_copy(Parts& parts, const AttentionProblem& p, Role role, int columns) {
+  const bool of_queries = role == Role::kQ || role == Role::kDO;
+  const int64_t length = of_queries ? p.seqlen_q : p.seqlen_k;
+  const int64_t rows = p.packed ? (of_queries ? p.total_q : p.total_k) : saturating_product(p.batch, length);
+  return parts.take(saturating_product(rows, of_queries ? p.heads_q : p.heads_kv),
+                    int64_t{size_of(DType::kBF16)} * kBf16x3Parts * columns);
 }
 
 }  // namespace
@@ -171,12 +181,9 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   }
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
-    const int64_t row_bytes = int64_t{size_of(DType::kBF16)} * kBf16x3Parts * kernel.head_dim;
-    const int64_t rows_q = p.packed ? p.total_q : saturating_product(p.batch, p.seqlen_q);
-    const int64_t rows_k = p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k);
-    layout.bf16x3_q = parts.take(saturating_product(rows_q, p.heads_q), row_bytes);
-    layout.bf16x3_k = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
-    layout.bf16x3_v = parts.take(saturating_product(rows_k, p.heads_kv), row_bytes);
+    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
+                     take_copy(parts, p, Role::kK, kernel.head_dim),
+                     take_copy(parts, p, Role::kV, kernel.head_dim)};
   }
   // A counter is set to 0 by a launch of its own, of 2 us. Two tiles a CTA, longest first, are even without it (one sequence of
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %).
@@ -229,6 +236,14 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     layout.dq_semaphore =
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
   if (kernel.persistent) layout.tile_counter = parts.take(1, 4);
+  if (kernel.bf16x3) {
+    args.bf16x3_columns = kernel.head_dim;
+    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
+                     take_copy(parts, p, Role::kK, kernel.head_dim),
+                     take_copy(parts, p, Role::kV, kernel.head_dim)};
+    layout.bf16x3_do = take_copy(parts, p, Role::kDO, kernel.head_dim);
+    layout.not_finite = parts.take(1, 4);
+  }
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -236,9 +251,9 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
 void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (part_o >= 0) a.part_o = reinterpret_cast<float*>(workspace + part_o);
   if (part_lse >= 0) a.part_lse = reinterpret_cast<float*>(workspace + part_lse);
-  if (bf16x3_q >= 0) a.bf16x3_q = workspace + bf16x3_q;
-  if (bf16x3_k >= 0) a.bf16x3_k = workspace + bf16x3_k;
-  if (bf16x3_v >= 0) a.bf16x3_v = workspace + bf16x3_v;
+  if (bf16x3.q >= 0) a.bf16x3_q = workspace + bf16x3.q;
+  if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;
+  if (bf16x3.v >= 0) a.bf16x3_v = workspace + bf16x3.v;
 }
 
 void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
@@ -247,6 +262,12 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
+  if (bf16x3_do < 0) return;
+  a.bf16x3_q = workspace + bf16x3.q;
+  a.bf16x3_k = workspace + bf16x3.k;
+  a.bf16x3_v = workspace + bf16x3.v;
+  a.bf16x3_do = workspace + bf16x3_do;
+  a.not_finite = reinterpret_cast<int*>(workspace + not_finite);
 }
 
 Grid default_grid(const Kernel& kernel, const ForwardArgs& args) {

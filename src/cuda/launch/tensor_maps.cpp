@@ -56,6 +56,10 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimensi
   return map;
 }
 
+tile::RowsView bf16x3_rows(char* data, int64_t heads, int64_t length, int columns) {
+  return {data, length * heads * columns, heads * columns, columns};
+}
+
 CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p,
                            int columns, int group, int box_columns, int box_rows, const char* kernel) {
   const bool packed = p.cu_seqlens_q != nullptr;

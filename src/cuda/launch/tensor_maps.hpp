@@ -16,6 +16,9 @@ struct TmaDimension {
   int box;
 };
 
+/// The copy of a tensor as bf16x3: rows of `columns` elements, heads side by side. Its element type is kBF16.
+tile::RowsView bf16x3_rows(char* data, int64_t heads, int64_t length, int columns);
+
 /// A map of up to five dimensions, the innermost first. Boxes lie in shared memory with `swizzle`; what is outside of
 /// the tensor reads as zeros. Throws RequestError(kCudaError) in the name of `kernel` where the driver refuses.
 CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimension> dimensions,

@@ -1,6 +1,7 @@
 // The parameter of forward kernels that copy by TMA (TmaForwardArgs): tensor maps of q, k and v, and the tile counter.
 #include <new>
 
+#include "cuda/kernels/bf16x3.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/args_binding.hpp"
 #include "cuda/launch/driver.hpp"
@@ -23,12 +24,9 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   if (args.bf16x3_columns > 0) {  // compact copies, the parts of a row side by side
     columns = columns_v = kBf16x3Parts * args.bf16x3_columns;
     dtype = DType::kBF16;
-    const auto view = [&](char* data, int64_t heads, int64_t length) {
-      return tile::RowsView{data, length * heads * columns, heads * columns, columns};
-    };
-    q = view(args.bf16x3_q, p.heads_q, p.seqlen_q);
-    k = view(args.bf16x3_k, p.heads_kv, p.seqlen_k);
-    v = view(args.bf16x3_v, p.heads_kv, p.seqlen_k);
+    q = bf16x3_rows(args.bf16x3_q, p.heads_q, p.seqlen_q, columns);
+    k = bf16x3_rows(args.bf16x3_k, p.heads_kv, p.seqlen_k, columns);
+    v = bf16x3_rows(args.bf16x3_v, p.heads_kv, p.seqlen_k, columns);
   }
   const int group = args.pack_group ? p.group : 1, tile_n = launch.kernel.tile_n;
   all.q = map_of_queries(q, dtype, p, columns, group, kTmaColumns, kTmaRowsQ, kernel);

@@ -1,4 +1,4 @@
-// Writes rows of accumulators to global memory as 16-bit elements. In an accumulator of mma or wgmma the four lanes of a
+// Writes rows of accumulators to global memory. In an accumulator of mma or wgmma the four lanes of a
 // row have two columns each of every eight (tile/fragment_map.hpp: AccumulatorM16N8).
 #pragma once
 
@@ -32,6 +32,19 @@ __device__ __forceinline__ void store_row_vectors(T* row, int columns, const flo
                    y = __shfl_xor_sync(0xffffffffu, upper ? words[0][1] : words[1][1], 2);
     const uint4 out = upper ? uint4{x, y, words[1][0], words[1][1]} : uint4{words[0][0], words[0][1], x, y};
     if (first_column + n32 * 32 < columns) *reinterpret_cast<uint4*>(row + first_column + n32 * 32) = out;
+  }
+}
+
+/// The same in float32, in vectors of 8 bytes: the four lanes of a row write a sector of 32. `columns` is even.
+template <int kColumns, int kRegs>
+__device__ __forceinline__ void store_row_pairs(float* row, int columns, const float (&acc)[kRegs], int half,
+                                                float factor, int lane) {
+  const int first = 2 * (lane % 4);
+#pragma unroll
+  for (int n8 = 0; n8 < kColumns / 8; ++n8) {
+    const float* const x = acc + 4 * n8 + 2 * half;
+    if (first + n8 * 8 < columns)
+      *reinterpret_cast<float2*>(row + first + n8 * 8) = make_float2(x[0] * factor, x[1] * factor);
   }
 }
 
