@@ -95,7 +95,7 @@ struct BackwardArgs {
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr, *bf16x3_do = nullptr;
   int* not_finite = nullptr;
   int bf16x3_columns = 0;
-  int key_blocks = 1;           ///< of the longest sequence, a CTA each
+  int key_blocks = 1;  ///< of the longest sequence, a CTA each
   /// Key heads whose blocks run at the same time. With `dq_semaphore` as many as keep them from waiting: in a head
   /// another block can begin for each tile of dQ that the one before it has left.
   int heads_at_once = 1;

@@ -24,7 +24,8 @@
 namespace fovea::cuda {
 
 inline constexpr int kPostprocessF32Threads = 128;
-inline constexpr int kPostprocessF32Rows = kPostprocessF32Threads / 32 * 16;  ///< 16 a warp: those of a fragment
+inline constexpr int kPostprocessF32Rows =
+    kPostprocessF32Threads / 32 * 16;  ///< 16 a warp: those of a fragment
 
 /// A warp's share of the work on one (batch, head).
 template <int kColumns>

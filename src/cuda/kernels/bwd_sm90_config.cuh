@@ -23,7 +23,8 @@ struct BwdSm90Config {
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
-  int parts = 1;  ///< of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh)
+  int parts =
+      1;  ///< of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh)
 
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
   constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
@@ -48,7 +49,9 @@ struct BwdSm90Config {
   /// Of dS: one is written while the other is read. With one_gradient P passes through them first. In parts: one for each
   /// consumer, which reads it alone.
   static constexpr int kBuffers = 2;
-  constexpr int ds_groups() const { return parts == 1 ? key_groups() : 1; }  ///< of 64 keys, whose dS a buffer holds
+  constexpr int ds_groups() const {
+    return parts == 1 ? key_groups() : 1;
+  }  ///< of 64 keys, whose dS a buffer holds
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
   constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n() * kRowBytes; }
@@ -68,7 +71,9 @@ struct BwdSm90Config {
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
   static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
-  constexpr int barriers() const { return 2 + 2 * k_stages + 3 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers; }
+  constexpr int barriers() const {
+    return 2 + 2 * k_stages + 3 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers;
+  }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
 
@@ -131,7 +136,8 @@ constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
 template <class Instance>
 struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kQStages = kConfig.q_stages, kDoStages = kConfig.do_stages, kKStages = kConfig.k_stages;
+  static constexpr int kQStages = kConfig.q_stages, kDoStages = kConfig.do_stages,
+                       kKStages = kConfig.k_stages;
   static constexpr int kBuffers = kConfig.kBuffers;
   uint32_t base;
 
@@ -169,7 +175,9 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t empty_q(int s) const { return full_q(kQStages + s); }
   __device__ __forceinline__ uint32_t full_do(int s) const { return full_q(2 * kQStages + s); }
   __device__ __forceinline__ uint32_t empty_do(int s) const { return full_do(kDoStages + s); }
-  __device__ __forceinline__ uint32_t empty_dq(int consumer) const { return full_do(2 * kDoStages + consumer); }
+  __device__ __forceinline__ uint32_t empty_dq(int consumer) const {
+    return full_do(2 * kDoStages + consumer);
+  }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
@@ -178,8 +186,9 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA.
   __device__ __forceinline__ void init_barriers() const {
-    // Threads of both consumers; and those that read V, those that write dS, those that compute dQ: of both consumers, or
-    // of one warpgroup each. K has 256 readers: both consumers, or the first and the warpgroup of dQ.
+    // Threads of both consumers; and those that read V: of both, or of one warpgroup. Those that write dS, and those that
+    // compute dQ, likewise, or where dS is in parts of its consumer. K has 256 readers: both consumers, or the first and the
+    // warpgroup of dQ.
     constexpr int kConsumers = 128 * kConfig.kConsumers, kOwners = 128 * kConfig.key_groups();
     ptx::mbarrier_init(full_v(), 1);
     ptx::mbarrier_init(empty_v(), kOwners);
@@ -195,8 +204,10 @@ struct BwdSm90Memory {
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
       // Consumers, two loaders, and others that add dQ: a warpgroup, or two warps.
-      ptx::mbarrier_init(empty_work(tile),
-                         kConsumers + 2 + (kConfig.one_gradient ? 128 : kConfig.stages_dq() ? 64 : 0));
+      ptx::mbarrier_init(empty_work(tile), kConsumers + 2 +
+                                               (kConfig.one_gradient  ? 128
+                                                : kConfig.stages_dq() ? 64
+                                                                      : 0));
     }
     for (int s = 0; s < kQStages; ++s) {
       ptx::mbarrier_init(full_q(s), 1);

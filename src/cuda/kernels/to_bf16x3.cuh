@@ -88,8 +88,7 @@ __device__ __forceinline__ void write_bf16x3(const Bf16x3Operand& operand, const
 #pragma unroll
   for (int part = 0; part < kBf16x3Parts; ++part) {
     const uint32_t low = pack<__nv_bfloat16>(rest.x, rest.y), high = pack<__nv_bfloat16>(rest.z, rest.w);
-    *reinterpret_cast<uint2*>(operand.to +
-                              ((at.row * kBf16x3Parts + part) * columns + at.column) * 2) =
+    *reinterpret_cast<uint2*>(operand.to + ((at.row * kBf16x3Parts + part) * columns + at.column) * 2) =
         make_uint2(low, high);
     const float2 a = unpack<__nv_bfloat16>(low), b = unpack<__nv_bfloat16>(high);
     rest.x -= a.x;
@@ -128,7 +127,8 @@ __device__ __forceinline__ int sequence_of_query(const tile::AttentionParams& p,
 /// Whether a row of q and d_o has a finite lse, behind bwd_preprocess.
 __device__ __forceinline__ bool query_takes_part(const BackwardArgs& args, const Bf16x3Place& at) {
   const tile::AttentionParams& p = args.p;
-  const int batch = p.cu_seqlens_q != nullptr ? sequence_of_query(p, at.position) : static_cast<int>(at.batch);
+  const int batch =
+      p.cu_seqlens_q != nullptr ? sequence_of_query(p, at.position) : static_cast<int>(at.batch);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);
   const int64_t row = at.position - span.row_q;
   if (row >= span.used_q) return false;
@@ -143,8 +143,7 @@ __device__ __forceinline__ float finite(float x) {
 
 /// The same for the backward: q, k, v and d_o.
 template <class Tag>
-__global__ void __launch_bounds__(kBf16x3Threads)
-    bwd_to_bf16x3(const __grid_constant__ BackwardArgs args) {
+__global__ void __launch_bounds__(kBf16x3Threads) bwd_to_bf16x3(const __grid_constant__ BackwardArgs args) {
   const tile::AttentionParams& p = args.p;
   const bool is_q = blockIdx.y == 0, is_k = blockIdx.y == 1, is_v = blockIdx.y == 2;
   const Bf16x3Operand operand{

@@ -93,7 +93,8 @@ struct Kernel {
   /// pointers are no multiples of 16.
   bool aligned_only = false;
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
-  bool bf16x3 = false;         ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
+  bool bf16x3 =
+      false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
   bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;

@@ -181,7 +181,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   }
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
-    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim), take_copy(parts, p, Role::kK, kernel.head_dim),
+    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
+                     take_copy(parts, p, Role::kK, kernel.head_dim),
                      take_copy(parts, p, Role::kV, kernel.head_dim)};
   }
   if (kernel.persistent && ctas * args.num_splits > args.slots && tiles_differ(p))
@@ -227,7 +228,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   if (kernel.persistent) layout.tile_counter = parts.take(1, 4);
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
-    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim), take_copy(parts, p, Role::kK, kernel.head_dim),
+    layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
+                     take_copy(parts, p, Role::kK, kernel.head_dim),
                      take_copy(parts, p, Role::kV, kernel.head_dim)};
     layout.bf16x3_do = take_copy(parts, p, Role::kDO, kernel.head_dim);
     layout.not_finite = parts.take(1, 4);
