@@ -20,6 +20,7 @@
 //   bwd_sm90_config.cuh     configuration, shared memory, barriers, what the warps are told of a tile, the fixed order
 //   bwd_sm90_producers.cuh  planner, loaders, writers of dQ
 //   bwd_sm90_consumer.cuh   the products and what is done element by element
+//   bwd_sm90_keys.cuh       tiles, statistics and masks, which consumers of bwd_sm90_bf16x3 share
 //   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns
 // Shared memory (bwd_sm90_config.cuh)
 //   K (twice where it fits: the next tile's arrives while dQ of the last step is computed), V; Q, dO two stages; all in
@@ -77,6 +78,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     bwd_sm90(const __grid_constant__ TmaBackwardArgs args) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
   static_assert(kConfig.head_dim % 32 == 0 && kConfig.head_dim_v % 32 == 0);
+  static_assert(kConfig.parts == 1 && kConfig.q_stages == kConfig.do_stages,
+                "a step has one slot for Q and dO");
   // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
   static_assert(kConfig.one_gradient ? kConfig.head_dim % kConfig.kSlice == 0
                                      : kConfig.slices() == kConfig.kConsumers);

@@ -44,6 +44,8 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
     Product dk, dv;
   };
   int consumer;  ///< 0 or 1; uniform
+  /// The same, looked up again: kept, it would take a register of the loop.
+  __device__ __forceinline__ static int own() { return static_cast<int>(ptx::thread_index() / 128) - 1; }
 
   // --- products in parts, each queued as a group of its own: from zero, six of parts ---
 
@@ -129,7 +131,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   /// Transposed into this consumer's dS: (queries, own keys), a strip a part.
   __device__ __forceinline__ void store_ds(const Operand& ds) const {
     const int row = lane() % 8 + lane() / 16 * 8, chunk = 2 * warp() + lane() / 8 % 2;
-    const uint32_t at = memory.ds(consumer, 0) + row * kRowBytes + (chunk ^ row % 8) * 16;
+    const uint32_t at = memory.ds(own(), 0) + row * kRowBytes + (chunk ^ row % 8) * 16;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -145,7 +147,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   /// Adds dQ of a step: each warp its 16 queries, straight from registers.
   __device__ __forceinline__ void add_dq(const Product& acc, const Work& work, const BwdSm90Steps& at) const {
     const BackwardArgs& b = args.b;
-    const BwdSm90Turn turn = BwdSm90Turn::of(b, work, at, kM, kN, warp()).of_half(consumer);
+    const BwdSm90Turn turn = BwdSm90Turn::of(b, work, at, kM, kN, warp()).of_half(own());
     if (BwdSm90Turn::wanted(b)) {
       if (lane() == 0) turn.acquire();
       __syncwarp();  // the warp may add
@@ -187,34 +189,36 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
     ptx::wgmma_wait<1>();
     ptx::wgmma_done(s);
     weigh(s, lse);
-    if (masked) mask(s, work, consumer, at.n);
+    if (masked) mask(s, work, own(), at.n);
     to_operand(s, p);
+    // dS of the step before has been read long ago. The wait stands here as the compiler moves nothing behind it: P is in
+    // parts before the wait for dP.
+    ptx::mbarrier_wait(memory.empty_ds(own()), (count & 1) ^ 1);
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(dp);
     delta.read(memory.delta(d_o.index));
     if (last) release(memory.empty_v());
     score_gradients(s, dp, delta);
-    if (masked) mask(dp, work, consumer, at.n);
+    if (masked) mask(dp, work, own(), at.n);
     ptx::wgmma_fence();
     multiply(acc_dv, p, down(do_at, kM));
+    to_operand(dp, ds);
+    store_ds(ds);
+    release(memory.full_ds(own()));
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_dv);
     release(memory.empty_do(d_o.index));
     add(sums.dv, acc_dv);
-    to_operand(dp, ds);
-    ptx::mbarrier_wait(memory.empty_ds(consumer), (count & 1) ^ 1);
-    store_ds(ds);
-    release(memory.full_ds(consumer));
 
-    ptx::mbarrier_wait(memory.full_ds(consumer), count & 1);
+    ptx::mbarrier_wait(memory.full_ds(own()), count & 1);
     ptx::async_proxy_fence();  // dS, which all four warps have written, for the product
     ptx::wgmma_fence();
     issue_dq(acc_dq);
     multiply(acc_dk, ds, down(q_at, kM));
     ptx::wgmma_wait<1>();
     ptx::wgmma_done(acc_dq);
-    release(memory.empty_ds(consumer));
+    release(memory.empty_ds(own()));
     if (last) release(memory.empty_k(0));
     add_dq(acc_dq, work, at);
     ptx::wgmma_wait<0>();
@@ -226,7 +230,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   /// Rows of dK or dV of this consumer's keys, times `factor`. Says so where one is not finite.
   __device__ __forceinline__ void write(const tile::RowsView& view, uint32_t aligned_bit, int columns,
                                         const Work& work, const Product& acc, float factor) const {
-    const int row = work[Work::kFirstKey] + consumer * 64 + warp() * 16 + lane() / 4,
+    const int row = work[Work::kFirstKey] + own() * 64 + warp() * 16 + lane() / 4,
               used_k = work[Work::kUsedK];
     float* const rows = reinterpret_cast<float*>(view.data) +
                         view.offset(work[Work::kBatch], work[Work::kRowK], work[Work::kHeadKv]);
@@ -251,9 +255,10 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
     const tile::AttentionParams& p = args.b.p;
-    uint32_t count = 0, keys = 0;  // steps that this CTA has done; tiles that had any
-    for (uint32_t number = 0;; ++number) {
-      const Tile tile = read_tile(number);
+    uint32_t count = 0;  // steps that this CTA has done
+    // Twice its tiles, plus the phase of K and V: two counters would take two registers of the loop.
+    for (uint32_t tiles = 0;; tiles += 2) {
+      const Tile tile = read_tile(tiles / 2);
       if (tile.steps < 0) break;
       Sums sums;
 #pragma unroll
@@ -261,9 +266,9 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
       for (float& x : sums.dv) x = 0.0f;
       if (tile.steps > 0) {
-        ptx::mbarrier_wait(memory.full_k(0), keys & 1);
-        ptx::mbarrier_wait(memory.full_v(), keys & 1);
-        ++keys;
+        ptx::mbarrier_wait(memory.full_k(0), tiles & 1);
+        ptx::mbarrier_wait(memory.full_v(), tiles & 1);
+        tiles ^= 1;
         ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
         BwdSm90Steps steps(p, tile.work);
         steps.left = Base::uniform(steps.left), steps.head = Base::uniform(steps.head);
@@ -272,7 +277,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
       }
       write(p.dk, tile::kAlignedDK, p.head_dim, tile.work, sums.dk, p.scale);
       write(p.dv, tile::kAlignedDV, p.head_dim_v, tile.work, sums.dv, 1.0f);
-      release(memory.empty_work(number));
+      release(memory.empty_work(tiles / 2));
     }
   }
 };

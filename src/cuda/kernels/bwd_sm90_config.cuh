@@ -24,8 +24,8 @@ struct BwdSm90Config {
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
   bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
-  int parts =
-      1;  ///< of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh)
+  /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
+  int parts = 1;
 
   static constexpr int kConsumers = 2, kRows = 64;  ///< warpgroups, and keys of each: the m of wgmma
   constexpr int key_groups() const { return one_gradient ? 1 : kConsumers; }
@@ -214,8 +214,9 @@ struct BwdSm90Memory {
 
   /// One thread; the others see them behind a barrier of the CTA. `in_turn`: dQ is added in a fixed order.
   __device__ __forceinline__ void init_barriers(bool in_turn) const {
-    // Threads of both consumers; and those that read V, those that write dS, those that compute dQ: of both consumers, or
-    // of one warpgroup each. K has 256 readers: both consumers, or the first and the warpgroup of dQ.
+    // Threads of both consumers; and those that read V: of both, or of one warpgroup. Those that write dS, and those that
+    // compute dQ, likewise, or where dS is in parts of its consumer. K has 256 readers: both consumers, or the first and the
+    // warpgroup of dQ.
     constexpr int kConsumers = 128 * kConfig.kConsumers, kOwners = 128 * kConfig.key_groups();
     ptx::mbarrier_init(full_v(), 1);
     ptx::mbarrier_init(empty_v(), kOwners);
