@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
@@ -487,9 +488,51 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
     EXPECT_LE(layout.args.heads_at_once, deterministic ? 4 : 1);
     EXPECT_GE(layout.args.heads_at_once, 1);
   }
+  Kernel of_float32 = kernel;
+  of_float32.bf16x3 = of_float32.persistent = true;
+  const BackwardLayout copies = backward_layout(p, of_float32, hopper(), 1, true);
+  EXPECT_EQ(copies.args.bf16x3_columns, 64);
+  constexpr int64_t kRowBytes = 3 * 64 * 2;  // 40 columns, padded, in three parts of bfloat16
+  std::vector<std::array<int64_t, 2>> parts = {
+      {copies.dq_sum, 2 * 8 * 256 * 64 * 4},
+      {copies.dq_semaphore, (copies.args.semaphore_at(1, 7, 255, 1) + 1) * 4},
+      {copies.tile_counter, 4},
+      {copies.not_finite, 4},
+      {copies.bf16x3.q, 2 * 200 * 8 * kRowBytes},
+      {copies.bf16x3.k, 2 * 5000 * 2 * kRowBytes},
+      {copies.bf16x3.v, 2 * 5000 * 2 * kRowBytes},
+      {copies.bf16x3_do, 2 * 200 * 8 * kRowBytes}};
+  std::sort(parts.begin(), parts.end());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_GE(parts[i][0], 0);
+    EXPECT_EQ(parts[i][0] % kPartAlignment, 0);
+    EXPECT_LE(parts[i][0] + parts[i][1], i + 1 < parts.size() ? parts[i + 1][0] : copies.workspace_size);
+  }
+  std::vector<char> workspace(static_cast<size_t>(copies.workspace_size));
+  BackwardArgs args;
+  copies.point_into(workspace.data(), args);
+  EXPECT_EQ(args.bf16x3_do - args.bf16x3_q, copies.bf16x3_do - copies.bf16x3.q);
+  EXPECT_EQ(reinterpret_cast<char*>(args.not_finite) - args.bf16x3_v, copies.not_finite - copies.bf16x3.v);
+
   kernel.writes_dq = true;
   const BackwardLayout no_sums = backward_layout(p, kernel, hopper(), 1, true);
   EXPECT_LT(no_sums.workspace_size, 2 * (2 * 8 * 256 * 4 + kPartAlignment) + kPartAlignment);
+}
+
+TEST(Bf16x3, SixProductsOfPartsTheSmallestFirst) {
+  EXPECT_EQ(products_of_parts(1), 1);
+  EXPECT_EQ(products_of_parts(kBf16x3Parts), 6);
+  std::vector<std::array<int, 2>> seen;
+  int before = 2;  // a part is 2^-8 of the one before it
+  for (int i = 0; i < 6; ++i) {
+    const PartPair pair = part_pair(kBf16x3Parts, i);
+    EXPECT_LE(pair.a + pair.b, before);
+    before = pair.a + pair.b;
+    seen.push_back({pair.a, pair.b});
+  }
+  std::sort(seen.begin(), seen.end());
+  const std::vector<std::array<int, 2>> all = {{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {2, 0}};
+  EXPECT_EQ(seen, all);
 }
 
 TEST(Schedule, WorkspacesThatCannotBeAreKnown) {
