@@ -90,7 +90,7 @@ struct BackwardArgs {
   int* dq_semaphore = nullptr;
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
   /// q, k, v and d_o of float32 as bf16x3, as in ForwardArgs, for a main kernel that multiplies these, with zeros for rows of
-  /// q and d_o that take no part; whether a row of dk or dv is not finite, which bwd_postprocess_f32 then looks for: 0 at
+  /// q and d_o that take no part; whether a row of dk or dv is not finite, which bwd_postprocess_exact then looks for: 0 at
   /// first.
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr, *bf16x3_do = nullptr;
   int* not_finite = nullptr;

@@ -13,7 +13,7 @@
 //               between consumers, K no second place, and nothing is staged; shared memory has no room for either.
 //   sums        Tensor cores truncate what they add to. dV and dK of a step start at zero, and FADD adds them.
 //   what is     K is finite, and Q and dO of rows that take no part are zeros, before the kernel sees them. What else is
-//   not finite  not finite makes gradients so; bwd_postprocess_f32 computes such rows again.
+//   not finite  not finite makes gradients so; bwd_postprocess_exact computes such rows again.
 //
 // Files
 //   bwd_sm90_bf16x3_consumer.cuh   the products and what is done element by element
@@ -44,7 +44,7 @@
 //   block   threads()
 //   shared  shared_bytes(), dynamic
 //   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum, dq_semaphore and not_finite), bwd_to_bf16x3
-//   after   bwd_postprocess_f32 (dq; zeros in rows of dk, dv beyond used_k; rows that are not finite)
+//   after   bwd_postprocess_exact (dq; zeros in rows of dk, dv beyond used_k; rows that are not finite)
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_bf16x3_consumer.cuh"

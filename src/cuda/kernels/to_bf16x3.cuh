@@ -5,7 +5,7 @@
 // The backward multiplies pairs that do not see each other, too, by weights of 0, and 0 times NaN is NaN. So it gets zeros
 // for rows of q and d_o whose lse is not finite (their weights alone tell what they give), and finite numbers for k: a
 // row that sees a NaN in k has lse NaN whatever k holds, and the largest number gives the weights 0 or NaN that infinity
-// would give. What is left in v and d_o makes rows of gradients NaN, which bwd_postprocess_f32 then computes again.
+// would give. What is left in v and d_o makes rows of gradients NaN, which bwd_postprocess_exact then computes again.
 //
 // Grid: to_bf16x3_grid, y being q, k, v (or d_o). Block: kBf16x3Threads threads, four columns of a row each.
 #pragma once
@@ -45,6 +45,7 @@ struct Bf16x3Operand {
   char* to;
   bool of_queries;
   int size;  ///< columns that it has
+  uint32_t aligned_bit;
 };
 
 /// Four columns of a row of a tensor.
@@ -76,9 +77,12 @@ __device__ __forceinline__ Bf16x3Place bf16x3_place(const tile::AttentionParams&
 }
 
 /// Columns that the tensor does not have are zeros.
-__device__ __forceinline__ float4 read_float32(const Bf16x3Operand& operand, const Bf16x3Place& at) {
+__device__ __forceinline__ float4 read_float32(const tile::AttentionParams& p, const Bf16x3Operand& operand,
+                                               const Bf16x3Place& at) {
   const float* const x = reinterpret_cast<const float*>(operand.from.data) +
                          operand.from.offset(at.batch, at.position, at.head) + at.column;
+  if ((p.aligned16 & operand.aligned_bit) != 0 && at.column < operand.size)
+    return *reinterpret_cast<const float4*>(x);
   const auto element = [&](int i) { return at.column + i < operand.size ? x[i] : 0.0f; };
   return {element(0), element(1), element(2), element(3)};
 }
@@ -103,11 +107,11 @@ template <class Tag>
 __global__ void __launch_bounds__(kBf16x3Threads) to_bf16x3(const __grid_constant__ ForwardArgs args) {
   const tile::AttentionParams& p = args.p;
   const bool is_q = blockIdx.y == 0, is_v = blockIdx.y == 2;
-  const Bf16x3Operand operand{is_q ? p.q : (is_v ? p.v : p.k),
-                              is_q ? args.bf16x3_q : (is_v ? args.bf16x3_v : args.bf16x3_k), is_q,
-                              is_v ? p.head_dim_v : p.head_dim};
+  const Bf16x3Operand operand{
+      is_q ? p.q : (is_v ? p.v : p.k), is_q ? args.bf16x3_q : (is_v ? args.bf16x3_v : args.bf16x3_k), is_q,
+      is_v ? p.head_dim_v : p.head_dim, is_q ? tile::kAlignedQ : (is_v ? tile::kAlignedV : tile::kAlignedK)};
   const Bf16x3Place at = bf16x3_place(p, operand, args.bf16x3_columns);
-  if (at.exists) write_bf16x3(operand, at, args.bf16x3_columns, read_float32(operand, at));
+  if (at.exists) write_bf16x3(operand, at, args.bf16x3_columns, read_float32(p, operand, at));
 }
 
 /// The sequence that a row of packed queries belongs to: the last that begins at or before it.
@@ -149,11 +153,12 @@ __global__ void __launch_bounds__(kBf16x3Threads) bwd_to_bf16x3(const __grid_con
   const Bf16x3Operand operand{
       is_q ? p.q : (is_k ? p.k : (is_v ? p.v : p.d_o)),
       is_q ? args.bf16x3_q : (is_k ? args.bf16x3_k : (is_v ? args.bf16x3_v : args.bf16x3_do)), !is_k && !is_v,
-      is_q || is_k ? p.head_dim : p.head_dim_v};
+      is_q || is_k ? p.head_dim : p.head_dim_v,
+      is_q ? tile::kAlignedQ : (is_k ? tile::kAlignedK : (is_v ? tile::kAlignedV : tile::kAlignedDO))};
   const Bf16x3Place at = bf16x3_place(p, operand, args.bf16x3_columns);
   if (!at.exists) return;
   float4 x = {0, 0, 0, 0};
-  if (!operand.of_queries || query_takes_part(args, at)) x = read_float32(operand, at);
+  if (!operand.of_queries || query_takes_part(args, at)) x = read_float32(p, operand, at);
   if (is_k) x = {finite(x.x), finite(x.y), finite(x.z), finite(x.w)};
   write_bf16x3(operand, at, args.bf16x3_columns, x);
 }

@@ -10,8 +10,8 @@
 // dq where they are found, those of dk and dv where the main kernel has said that there are any (not_finite).
 //
 // Launch
-//   grid    (any number but 0, heads_q, batch), best ceil(seqlen_q / kPostprocessF32Rows)
-//   block   kPostprocessF32Threads
+//   grid    (any number but 0, heads_q, batch), best ceil(seqlen_q / kPostprocessExactRows)
+//   block   kPostprocessExactThreads
 //   shared  none
 #pragma once
 
@@ -23,19 +23,19 @@
 
 namespace fovea::cuda {
 
-inline constexpr int kPostprocessF32Threads = 128;
-inline constexpr int kPostprocessF32Rows =
-    kPostprocessF32Threads / 32 * 16;  ///< 16 a warp: those of a fragment
+inline constexpr int kPostprocessExactThreads = 128;
+inline constexpr int kPostprocessExactRows =
+    kPostprocessExactThreads / 32 * 16;  ///< 16 a warp: those of a fragment
 
 /// A warp's share of the work on one (batch, head).
 template <int kColumns>
-struct BwdPostprocessF32 {
+struct BwdPostprocessExact {
   const BackwardArgs& args;
   BwdTf32Place place;
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
-  static constexpr int kWarps = kPostprocessF32Threads / 32;
+  static constexpr int kWarps = kPostprocessExactThreads / 32;
 
   __device__ __forceinline__ float* row_of(const tile::RowsView& view, int64_t first, int row) const {
     return reinterpret_cast<float*>(view.data) + view.offset(place.batch, first + row, place.head);
@@ -111,9 +111,9 @@ struct BwdPostprocessF32 {
 };
 
 template <int kColumns>
-__global__ void __launch_bounds__(kPostprocessF32Threads)
-    bwd_postprocess_f32(const __grid_constant__ BackwardArgs args) {
-  using Share = BwdPostprocessF32<kColumns>;
+__global__ void __launch_bounds__(kPostprocessExactThreads)
+    bwd_postprocess_exact(const __grid_constant__ BackwardArgs args) {
+  using Share = BwdPostprocessExact<kColumns>;
   const tile::AttentionParams& p = args.p;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   Share share{args, {}};
