@@ -281,6 +281,17 @@ TEST(PtxSm90, LargerOfPairs) {
   expect_maxima<__nv_bfloat16>();
 }
 
+__global__ void masks(const uint32_t* signs, uint32_t* out) {
+  out[threadIdx.x] = ptx::halves_by_signs(signs[threadIdx.x]);
+}
+TEST(PtxSm90, SignsFillHalves) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  const DeviceArray<uint32_t> signs({0u, 1u << 7, 1u << 23, 1u << 7 | 1u << 23, ~(1u << 7 | 1u << 23), ~0u});
+  DeviceArray<uint32_t> out(6);
+  masks<<<1, 6>>>(signs.data(), out.data());
+  EXPECT_EQ(out.values(), (std::vector<uint32_t>{0u, 0xffffu, 0xffff0000u, ~0u, 0u, ~0u}));
+}
+
 // ---- setmaxnreg
 
 /// Half of the threads release registers, the other half takes them, and all continue.

@@ -482,12 +482,18 @@ TEST(Ptx, RedAddsOfManyThreadsSumUp) {
 
 // ---- flags between CTAs
 
-/// CTAs take turns to change the words of all their threads: x becomes 3 x + number, so the order shows.
+/// CTAs take turns to change the words of all their threads: x becomes 3 x + number, so the order shows. Every other one
+/// looks at the flag itself.
 __global__ void take_turns(int* started, int* turn, uint32_t* x) {
   __shared__ int number;
   if (threadIdx.x == 0) {
     number = atomicAdd(started, 1);
-    ptx::wait_for(turn, number);
+    if (number % 2 == 0) {
+      ptx::wait_for(turn, number);
+    } else {
+      while (ptx::ld_acquire(turn) != number) {
+      }
+    }
   }
   __syncthreads();  // it is this CTA's turn: all threads may change their words
   x[threadIdx.x] = 3 * x[threadIdx.x] + static_cast<uint32_t>(number);
