@@ -99,8 +99,8 @@ struct BackwardArgs {
   /// Key heads whose blocks run at the same time. With `dq_semaphore` as many as keep them from waiting: in a head
   /// another block can begin for each tile of dQ that the one before it has left.
   int heads_at_once = 1;
-  int whole_sections =
-      0;  ///< of a kernel that stays: sections of so many heads; those that are left make the last one
+  /// Of a kernel that stays: sections of so many heads; those that are left make the last one.
+  int whole_sections = 0;
   int slots = 0;       ///< CTAs that the GPU holds at a time: as many as kernels that stay need
   int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
   int dq_columns = 0;  ///< head_dim as the main kernel pads it: the width of dq_sum

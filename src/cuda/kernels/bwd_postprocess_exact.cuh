@@ -24,8 +24,8 @@
 namespace fovea::cuda {
 
 inline constexpr int kPostprocessExactThreads = 128;
-inline constexpr int kPostprocessExactRows =
-    kPostprocessExactThreads / 32 * 16;  ///< 16 a warp: those of a fragment
+/// 16 a warp: those of a fragment.
+inline constexpr int kPostprocessExactRows = kPostprocessExactThreads / 32 * 16;
 
 /// A warp's share of the work on one (batch, head).
 template <int kColumns>

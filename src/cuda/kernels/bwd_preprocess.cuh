@@ -1,5 +1,5 @@
-// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, their semaphore
-// the counter of tiles, and whether gradients are not finite.
+// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, their semaphore,
+// the counter of tiles and the flag of gradients that are not finite.
 //
 //   lse_log2 = lse log2(e)              +inf for rows that take no part: their weights are exp2(-inf) = 0
 //                                       NaN for lse = +inf

@@ -3,6 +3,8 @@
 //   S^T = K Q^T    P = exp2(scale_log2 S - lse_log2)    dP^T = V dO^T    dS = P o (dP - delta)
 //   dV += P^T dO   dK += dS^T Q   (in registers, over all query blocks and heads of the group)
 //   dQ += dS K     (float32 sums in global memory)
+// With a softcap c: P = exp2(c log2(e) t - lse_log2), t = tanh(scale S / c), and dS is times 1 - t^2. P times that factor, or
+// P itself, is called the factor of dS below.
 //
 // A CTA stays on its SM and takes tile after tile: 128 or 64 keys of one key head, against all blocks of kTileM queries
 // that see any of them, head by head of the group. S and dP are computed transposed, keys in rows, so that P^T and dS^T
@@ -12,9 +14,9 @@
 //                               computed one step later, a slice a consumer: by then both have written dS, and nobody
 //                               waits. It is staged in shared memory, and a warp for each consumer adds it to global
 //                               memory by bulk reductions.
-//   one gradient (D > 128)      Both work on the same 64 keys: the first computes P and sums dV, the second takes P over,
-//                               computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and adds it
-//                               straight from registers.
+//   one gradient (D > 128)      Both work on the same 64 keys: the first computes P and sums dV, the second takes the
+//                               factor over, computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and
+//                               adds it straight from registers.
 //
 // Files
 //   bwd_sm90_config.cuh     configuration, shared memory, barriers, what the warps are told of a tile, the fixed order
@@ -40,8 +42,8 @@
 //   empty_q[s] empty_do[s]      nobody reads them any more                        consumers -> loaders
 //   full_ds[b]                  dS of all keys is written                         consumers -> those that compute dQ
 //   empty_ds[b]                 no product reads it any more                      they -> consumers
-//   full_p[b]                   the factor of dS is written where dS will be      first consumer -> second
-//   kPTaken                     all have read it: dS may take its place           among the second's warps
+//   full_factor[b]              the factor of dS is written where dS will be      first consumer -> second
+//   kFactorTaken                all have read it: dS may take its place           among the second's warps
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
 //   passed_on[b]                and the next block's turn has come                among those that take turns
 //   kOwnKeys + w                K of the consumer is finite                       among its warps

@@ -47,12 +47,11 @@ struct BwdSm90Config {
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
   /// Whether consumers stage dQ in shared memory for warps that add it.
   constexpr bool stages_dq() const { return !one_gradient && parts == 1; }
-  /// Of dS: one is written while the other is read. With one_gradient P passes through them first. In parts: one for each
-  /// consumer, which reads it alone.
+  /// Of dS: one is written while the other is read. With one_gradient the factor of dS passes through them first. In
+  /// parts: one for each consumer, which reads it alone.
   static constexpr int kBuffers = 2;
-  constexpr int ds_groups() const {
-    return parts == 1 ? key_groups() : 1;
-  }  ///< of 64 keys, whose dS a buffer holds
+  /// Of 64 keys, whose dS a buffer holds.
+  constexpr int ds_groups() const { return parts == 1 ? key_groups() : 1; }
 
   static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
   constexpr int k_bytes() const { return parts * strips(head_dim) * tile_n() * kRowBytes; }
@@ -143,10 +142,10 @@ struct BwdSm90Steps {
 
 /// Named barriers; barrier 0 is __syncthreads().
 enum BwdSm90Barrier : int {
-  kOwnKeys = 1,   ///< + consumer: its rows of K are finite
-  kDqStaged = 6,  ///< + consumer: its dQ is staged
-  kPTaken = 8,    ///< P has been read, by the consumer that puts dS in its place
-  kOddRows = 9,   ///< + consumer: rows that take no part are zeros as far as it clears them
+  kOwnKeys = 1,      ///< + consumer: its rows of K are finite
+  kDqStaged = 6,     ///< + consumer: its dQ is staged
+  kFactorTaken = 8,  ///< the factor of dS has been read, by the consumer that puts dS in its place
+  kOddRows = 9,      ///< + consumer: rows that take no part are zeros as far as it clears them
 };
 inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
 
@@ -191,7 +190,7 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(kKStages + s); }
   __device__ __forceinline__ uint32_t full_ds(int buffer) const { return full_k(2 * kKStages + buffer); }
   __device__ __forceinline__ uint32_t empty_ds(int buffer) const { return full_ds(kBuffers + buffer); }
-  __device__ __forceinline__ uint32_t full_p(int buffer) const { return full_ds(2 * kBuffers + buffer); }
+  __device__ __forceinline__ uint32_t full_factor(int buffer) const { return full_ds(2 * kBuffers + buffer); }
   __device__ __forceinline__ uint32_t full_work(uint32_t tile) const {
     return full_ds(3 * kBuffers + static_cast<int>(tile & 1));
   }
@@ -227,7 +226,7 @@ struct BwdSm90Memory {
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       ptx::mbarrier_init(full_ds(buffer), 128 * kConfig.ds_groups());
       ptx::mbarrier_init(empty_ds(buffer), 128 * kConfig.ds_groups());
-      ptx::mbarrier_init(full_p(buffer), 128);
+      ptx::mbarrier_init(full_factor(buffer), 128);
       ptx::mbarrier_init(turn(buffer), 1);
       ptx::mbarrier_init(added(buffer), 128);
       ptx::mbarrier_init(passed_on(buffer), 1);

@@ -180,7 +180,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i)
       ptx::st_shared_16(at + i * 2048, uint4{factor[i][0], factor[i][1], factor[i][2], factor[i][3]});
-    release(memory.full_p(buffer));
+    release(memory.full_factor(buffer));
   }
   __device__ __forceinline__ void take_over(Operand& factor, int buffer) const {
     const uint32_t at = memory.ds(buffer, 0) + static_cast<int>(ptx::thread_index()) % 128 * 16;
@@ -189,7 +189,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       const uint4 x = ptx::ld_shared_16(at + i * 2048);
       factor[i][0] = x.x, factor[i][1] = x.y, factor[i][2] = x.z, factor[i][3] = x.w;
     }
-    ptx::barrier_wait(kPTaken, 128);  // all warps have read the factors: dS may take their place
+    ptx::barrier_wait(kFactorTaken, 128);  // all warps have read the factors: dS may take their place
   }
   /// Transposed into the strip of dS of this consumer's keys.
   __device__ __forceinline__ void store_ds(const Operand& ds, int buffer) const {
@@ -305,7 +305,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     } else if constexpr (kSumsDv) {
       weigh<kBesideP>(acc_s, state.ahead.lse, s);
       if (masked) mask(acc_s, tile.work, keys(), n);
-      to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 4 % longer
+      to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
     }
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     if constexpr (!kSumsDk) {
@@ -316,7 +316,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     }
     if constexpr (kSumsDk) {
       if constexpr (!kSumsDv) {
-        ptx::mbarrier_wait(memory.full_p(buffer.index), buffer.phase);
+        ptx::mbarrier_wait(memory.full_factor(buffer.index), buffer.phase);
         take_over(factor, buffer.index);
       }
       score_gradients(factor, acc_dp, ds, s);

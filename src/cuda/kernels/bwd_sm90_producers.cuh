@@ -146,6 +146,7 @@ struct BwdSm90Writer {
   const TmaBackwardArgs& args;
   const BwdSm90Memory<Instance>& memory;
   const int w, lane;
+  /// Where a step's dQ goes, and its turn where the order is fixed. Null: there is no step.
   struct Step {
     float* sums = nullptr;
     BwdSm90Turn turn{nullptr, 0, false};

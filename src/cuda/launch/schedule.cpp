@@ -218,8 +218,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     // As many heads as fill the GPU, so that CTAs share Q, dO and dq_sum in L2; where tiles differ twice as many, so
     // that the longest of each come first, and the last section has enough to end evenly: two tiles a CTA. (Simulated
     // at d128, causal: with what happens to be left 91 % of the GPU are busy at 2,048 tokens, so 99 %; with heads in groups
-    // of four, 4,096 tokens, 85 and 99 %.) In turn no more than fill it:
-    // the blocks of a head wait for each other least when they follow each other.
+    // of four, 4,096 tokens, 85 and 99 %.) In a fixed order no more than fill it: Q, dO and dQ of more leave L2, and
+    // nothing is won.
     const int64_t heads = std::max<int64_t>(1, p.batch * p.heads_kv);
     const int64_t blocks =
         p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;

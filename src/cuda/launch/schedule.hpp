@@ -35,8 +35,8 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
-/// Float32 operands as bf16x3.
-struct Bf16x3Parts {
+/// Where copies of float32 operands as bf16x3 lie.
+struct Bf16x3Copies {
   int64_t q = -1, k = -1, v = -1;
 };
 
@@ -46,7 +46,7 @@ struct ForwardLayout {
 
   Args args;                           ///< no pointers
   int64_t part_o = -1, part_lse = -1;  ///< results of splits
-  Bf16x3Parts bf16x3;
+  Bf16x3Copies bf16x3;
   int64_t tile_counter = -1;  ///< of a persistent kernel; zeroed before each launch
   int64_t workspace_size = 0;
 
@@ -66,7 +66,7 @@ struct BackwardLayout {
   int64_t lse_log2 = -1, delta = -1, dq_sum = -1;  ///< see BackwardArgs
   int64_t dq_semaphore = -1;
   int64_t tile_counter = -1;  ///< of a persistent kernel; bwd_preprocess makes it 0
-  Bf16x3Parts bf16x3;
+  Bf16x3Copies bf16x3;
   int64_t bf16x3_do = -1;   ///< d_o likewise
   int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0
   int64_t workspace_size = 0;

@@ -26,9 +26,8 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
 /// A mask of two halves: bit 7 of `signs` fills the low one, bit 23 the high one.
 __device__ __forceinline__ uint32_t halves_by_signs(uint32_t signs) {
   uint32_t mask;
-  asm("prmt.b32 %0, %1, 0, 0xaa88;"
-      : "=r"(mask)
-      : "r"(signs));  // bytes 2 2 0 0, the sign of each in all its bits
+  // Bytes 2 2 0 0, the sign of each in all its bits.
+  asm("prmt.b32 %0, %1, 0, 0xaa88;" : "=r"(mask) : "r"(signs));
   return mask;
 }
 
