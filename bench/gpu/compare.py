@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCES = ("cuda", "tile")  # of the kernels, below src
-CONTENDERS = ("ours", "fa2", "cudnn", "efficient", "fa3", "fa4")
+CONTENDERS = ("ours", "fa2", "cudnn", "efficient", "flex", "fa3", "fa4")
 
 # Launches a turn: as many as fill this time, so that a replay of the graph is long beside its start and the clock's tick.
 TURN_SECONDS = 0.008
@@ -158,6 +158,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "causal": shape.causal,
         "window": shape.window,
         "softcap": shape.softcap,
+        "alibi": shape.alibi,
         "lengths": list(shape.lengths),
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,

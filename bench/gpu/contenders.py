@@ -1,4 +1,4 @@
-"""The contenders of compare.py: ours through the C ABI, PyTorch's backends, FlashAttention-3 and -4 where installed.
+"""The contenders of compare.py: ours through the C ABI, PyTorch's backends and FlexAttention, FlashAttention-3 and -4 where installed.
 
 A contender prepares a call from inputs on the GPU. A call is put into the current stream by `run`, allocates what its
 interface allocates, and afterwards holds its outputs, in Fovea's layout: (batch, seqlen, heads, size), packed (total,
@@ -51,6 +51,9 @@ class Inputs:
         if shape.lengths:
             ends = [0, *(end for _, end in shape.sequences)]
             self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        # 2^(-8 h / heads), h from 1 on (Press et al. 2021, "Train short, test long", section 3).
+        heads = torch.arange(1, shape.h_q + 1, device="cuda", dtype=torch.float32)
+        self.slopes = torch.exp2(-8 * heads / shape.h_q) if shape.alibi else None
 
 
 class Call:
@@ -98,6 +101,8 @@ class OurCall(Call):
             del self._outputs["lse"]
         if inputs.cu_seqlens is not None:
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = view(inputs.cu_seqlens)
+        if inputs.slopes is not None:
+            tensors["alibi"] = view(inputs.slopes)
         options: dict[str, Any] = {
             "causal": shape.causal,
             "window_left": shape.window,
@@ -167,8 +172,8 @@ def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
     shape = inputs.shape
     if shape.lengths:
         raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
-    if shape.softcap:
-        raise NotSupported("scaled_dot_product_attention takes no softcap")
+    if shape.softcap or shape.alibi:
+        raise NotSupported("scaled_dot_product_attention takes no softcap and no slopes")
     if shape.causal and shape.s_q != shape.s_k:
         raise NotSupported("its causal mask is aligned top-left, not bottom-right")
     options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.h_q != shape.h_kv}
@@ -201,8 +206,8 @@ class AtenFlashCall(Call):
 
     def __init__(self, inputs: Inputs) -> None:
         shape = inputs.shape
-        if shape.softcap:
-            raise NotSupported("the operator takes no softcap")
+        if shape.softcap or shape.alibi:
+            raise NotSupported("the operator takes no softcap and no slopes")
         self._inputs, self._outputs = inputs, {}
         longest_q, longest_k = (max(shape.lengths),) * 2 if shape.lengths else (shape.s_q, shape.s_k)
         self._lengths = (inputs.cu_seqlens, inputs.cu_seqlens, longest_q, longest_k)
@@ -254,6 +259,8 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
         options["window_size"] = (shape.window, 0 if shape.causal else -1)
     if shape.softcap:
         options["softcap"] = float(shape.softcap)
+    if shape.alibi:
+        raise NotSupported("FlashAttention-3 and -4 take no slopes")
     if shape.backward:
         options["deterministic"] = shape.deterministic
     function = module.flash_attn_func
@@ -267,6 +274,35 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
         return found[0] if isinstance(found, tuple) else found
 
     return TheirCall(inputs, forward, f"{module.__name__}.{function.__name__}")
+
+
+def flex_call(inputs: Inputs) -> Call:
+    """FlexAttention, compiled for the shape and its score; blocks behind a causal mask are left out."""
+    shape, slopes = inputs.shape, inputs.slopes
+    if shape.lengths or shape.window >= 0 or shape.s_q != shape.s_k:
+        raise NotSupported("only whole square problems are written down for FlexAttention here")
+    if not (shape.softcap or shape.alibi):
+        raise NotSupported("without a score of its own the other peers are faster")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def score(s: Tensor, _b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if shape.softcap:
+            s = shape.softcap * torch.tanh(s / shape.softcap)
+        return s if slopes is None else s - slopes[h] * (i - j).abs()
+
+    seen = None
+    if shape.causal:
+        seen = create_block_mask(lambda _b, _h, i, j: j <= i, None, None, shape.s_q, shape.s_k, device="cuda")
+    torch.compiler.reset()  # beyond a few shapes of a process it would run uncompiled
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o = compiled(
+            *(t.transpose(1, 2) for t in (q, k, v)), score, block_mask=seen, enable_gqa=shape.h_q != shape.h_kv
+        )
+        return o.transpose(1, 2)
+
+    return TheirCall(inputs, forward, "flex_attention")
 
 
 # ---- the list
@@ -293,6 +329,7 @@ def peers(wanted: list[str]) -> dict[str, Prepare]:
         "fa2": fa2_call,
         "cudnn": lambda inputs: sdpa_call(SDPBackend.CUDNN_ATTENTION, inputs),
         "efficient": lambda inputs: sdpa_call(SDPBackend.EFFICIENT_ATTENTION, inputs),
+        "flex": flex_call,
     }
     for name, module_name in (("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")):
         if name not in wanted:

@@ -33,6 +33,7 @@ class Shape:
     causal: bool = False
     window: int = -1  # keys seen to the left of the diagonal; -1: all
     softcap: int = 0  # 0: none
+    alibi: bool = False  # with the slopes of its paper for a power of two heads
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     group: str = "other"  # grid, special or other
 
@@ -62,6 +63,8 @@ class Shape:
             parts.append(f"w{self.window}")
         if self.softcap:
             parts.append(f"softcap{self.softcap}")
+        if self.alibi:
+            parts.append("alibi")
         return "_".join(parts)
 
     @property
@@ -130,7 +133,8 @@ def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tu
 
 
 def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
-    """What the grid leaves out: float32, other head sizes, grouped heads, a window, packed sequences, few tokens, many keys."""
+    """What the grid leaves out: float32, other head sizes, grouped heads, a window, packed sequences, few tokens, many keys,
+    softcap, ALiBi."""
     forward = ("fwd", "fwd_lse")
 
     def rows(allowed: Sequence[str], dtype: str, *sizes: int, d_v: int = 0, **more: object) -> list[Shape]:
@@ -151,7 +155,11 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
         *rows(PASSES, "bf16", 1, GRID_TOKENS, GRID_TOKENS, 16, 16, 128, causal=True, window=1023),
         *rows(PASSES, "bf16", 1, sum(packed), sum(packed), 16, 16, 128, causal=True, lengths=packed),
         *rows(("fwd",), "bf16", 1, 1, 65536, 32, 8, 128),
+        *rows(PASSES, "bf16", 4, 4096, 4096, 16, 16, 128, softcap=30),
     ]
+    for s in (512, 4096, 16384):
+        found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, 16, 16, 128, alibi=True)
+    found += rows(PASSES, "bf16", 4, 4096, 4096, 16, 16, 128, alibi=True, causal=True)
     for causal in (False, True):
         for s in (128, 512, 1024, 2048):
             found += rows(PASSES, "bf16", 1, s, s, 16, 16, 128, causal=causal)
@@ -168,7 +176,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal = "bf16", "fwd", False
+    dtype, pass_, causal, alibi = "bf16", "fwd", False, False
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -176,12 +184,14 @@ def parse(text: str) -> Shape:
             pass_ = word
         elif word == "causal":
             causal = True
+        elif word == "alibi":
+            alibi = True
         elif match := _NUMBER.match(word):
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, or a "
-                "number after b, s, sk, h, hkv, d, dv, w or softcap"
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, "
+                "or a number after b, s, sk, h, hkv, d, dv, w or softcap"
             )
     for needed in ("s", "d"):
         if needed not in words:
@@ -192,4 +202,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0))
+    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi)

@@ -20,6 +20,7 @@ PEER_NAMES = {
     "fa2": "FlashAttention-2 (PyTorch)",
     "cudnn": "cuDNN (PyTorch)",
     "efficient": "memory-efficient (PyTorch)",
+    "flex": "FlexAttention (PyTorch)",
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
 }

@@ -63,6 +63,8 @@ class Slice:
                     s, slope = capped * shape.softcap, 1 - capped.square()
                 i = torch.arange(begin, begin + len(q), device="cuda")[:, None] + len(k) - length_q
                 j = torch.arange(len(k), device="cuda")[None]
+                if inputs.slopes is not None:
+                    s -= inputs.slopes[head * group + h].double() * (i - j).abs()
                 if shape.causal:
                     s.masked_fill_(j > i, -math.inf)
                 if shape.window >= 0:

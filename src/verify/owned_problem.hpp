@@ -436,7 +436,11 @@ class OwnedProblem {
       const Sizes shape = s.alibi_by_batch ? Sizes{s.batch, s.heads_q} : Sizes{s.heads_q};
       OwnedTensor& alibi = make(Role::kAlibi, Type::kF32, shape, strides_for(shape, false));
       std::vector<double> slopes(static_cast<size_t>(alibi.count()));
-      for (double& slope : slopes) slope = std::exp2(-random_.uniform() * 8);
+      for (double& slope : slopes) {
+        slope = std::exp2(-random_.uniform() * 8);
+        if (random_.chance(0.15)) slope *= 100;  // so steep that a key is nothing beside its neighbour
+        if (random_.chance(0.15)) slope = -slope;
+      }
       alibi.assign(slopes);
     }
     if (s.sink) {

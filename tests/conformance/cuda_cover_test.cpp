@@ -106,6 +106,31 @@ const std::vector<Cover>& covers() {
        }},
       {"softcap", [](ProblemSpec& s) { s.softcap = 5; }},
       {"alibi", [](ProblemSpec& s) { s.alibi = s.alibi_by_batch = true; }},
+      {"alibi_d128_packed_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         s.heads_q = 3 * s.heads_kv;
+         s.lengths_q = {140, 0, 33, 1};
+         s.lengths_k = {70, 5, 150, 0};
+         s.alibi = s.causal = s.sink = s.dlse = true;
+       }},
+      {"alibi_d256_window",
+       [](ProblemSpec& s) {
+         sizes(s, 256, 256);
+         s.batch = 2;
+         s.alibi = s.alibi_by_batch = true;
+         s.window_left = 40;
+         s.window_right = 9;
+       }},
+      {"alibi_decode",
+       [](ProblemSpec& s) {
+         s.batch = 2;
+         s.heads_q = 8;
+         s.heads_kv = 2;
+         s.seqlen_q = 1;
+         s.seqlen_k = 1500;
+         s.alibi = true;
+       }},
       {"bias", [](ProblemSpec& s) { s.bias = s.dbias = true; }},
       {"bias_broadcast",
        [](ProblemSpec& s) {

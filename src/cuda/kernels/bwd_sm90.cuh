@@ -4,7 +4,7 @@
 //   dV += P^T dO   dK += dS^T Q   (in registers, over all query blocks and heads of the group)
 //   dQ += dS K     (float32 sums in global memory)
 // With a softcap c: P = exp2(c log2(e) t - lse_log2), t = tanh(scale S / c), and dS is times 1 - t^2. P times that factor, or
-// P itself, is called the factor of dS below.
+// P itself, is called the factor of dS below. With ALiBi P = exp2(scale_log2 S - slope_log2 |distance| - lse_log2).
 //
 // A CTA stays on its SM and takes tile after tile: 128 or 64 keys of one key head, against all blocks of kTileM queries
 // that see any of them, head by head of the group. S and dP are computed transposed, keys in rows, so that P^T and dS^T

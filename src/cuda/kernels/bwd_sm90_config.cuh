@@ -24,6 +24,7 @@ struct BwdSm90Config {
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
   bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
+  bool alibi = false;    ///< scores are scale S - slope |distance|
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 

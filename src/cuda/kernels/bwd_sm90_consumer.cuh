@@ -14,10 +14,12 @@
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/alibi.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/row_vectors.cuh"
+#include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -40,8 +42,8 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
-  /// Whether dP is computed while P is: with 128 queries tanh has no registers for both.
-  static constexpr bool kDpBesideP = kSumsDk && !(kConfig.softcap && kM == 128);
+  /// Whether dP is computed while P is: with 128 queries tanh, or distances, have no registers for both.
+  static constexpr bool kDpBesideP = kSumsDk && !((kConfig.softcap || kConfig.alibi) && kM == 128);
   struct Sums {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
@@ -137,6 +139,26 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       acc_s[i + 1] = ptx::ex2(fmaf(acc_s[i + 1], args.scale_log2, -base.y));
     }
   }
+  /// Waits for S, with kBehind groups of products behind it: S -> P = exp2(scale_log2 S - slope_log2 |distance| - lse_log2).
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_alibi(Scores& acc_s, Statistics& lse, int s, const Work& work, int n,
+                                              float slope) const {
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_done(acc_s);
+#pragma unroll
+    for (int i = 0; i < kM / 2; i += 2) {
+      const float2 base = lse.at(i, memory.lse(s));
+      acc_s[i] = fmaf(acc_s[i], args.scale_log2, -base.x);
+      acc_s[i + 1] = fmaf(acc_s[i + 1], args.scale_log2, -base.y);
+    }
+    const int first_key = work[Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4;
+    const int distance = n * kM + 2 * (lane() % 4) + work[Work::kUsedK] - work[Work::kUsedQ] - first_key;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      add_distances<1>(acc_s, half, -slope * tile::kLog2e, static_cast<float>(distance - 8 * half));
+#pragma unroll
+    for (float& x : acc_s) x = ptx::ex2(x);
+  }
   /// The same with a softcap, and the factor of dS, P times the slope of the score. Both rounded at once: no registers are
   /// left for more.
   template <int kBehind>
@@ -162,7 +184,8 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   __device__ __forceinline__ void score_gradients(const Operand& factor, Scores& dp, Operand& ds,
                                                   int s) const {
     Statistics delta;
-    constexpr bool kEarly = kBoth && kM == 64 && !kConfig.softcap;  // others have no registers for it
+    constexpr bool kEarly =
+        kBoth && kM == 64 && !kConfig.softcap && !kConfig.alibi;  // others have no registers for it
     if constexpr (kEarly) delta.read(memory.delta(s));
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(dp);
@@ -273,10 +296,10 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     Sums sums;
   };
 
-  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. A consumer that sums
+  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. `slope` is that of ALiBi. A consumer that sums
   /// both gradients computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and
   /// looks at what comes next while its last products run.
-  __device__ __forceinline__ void step(State& state, int n, bool first, bool more) const {
+  __device__ __forceinline__ void step(State& state, int n, bool first, bool more, float slope) const {
     const uint32_t count = state.steps;
     const Tile& tile = state.tile;
     const bool masked = n < tile.full_begin || n >= tile.full_end;
@@ -299,7 +322,11 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
-    if constexpr (kSumsDv && kConfig.softcap) {
+    if constexpr (kSumsDv && kConfig.alibi) {
+      weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope);
+      if (masked) mask(acc_s, tile.work, keys(), n);
+      to_operand(acc_s, p);
+    } else if constexpr (kSumsDv && kConfig.softcap) {
       weigh_capped<kBesideP>(acc_s, p, factor, state.ahead.lse, s);
       if (masked) mask_rounded(p, tile.work, n);
     } else if constexpr (kSumsDv) {
@@ -349,6 +376,11 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       release(memory.empty_q(s));
     }
     ++state.steps;
+  }
+  /// Of a head of the tile's group.
+  __device__ __forceinline__ float slope_of(const Work& work, int head) const {
+    if constexpr (!kConfig.alibi || !kSumsDv) return 0.0f;
+    return alibi_slope(args.b.p, work[Work::kBatch], work[Work::kHeadKv] * args.b.p.group + head);
   }
   /// Queues dP, behind the first of a tile's steps V.
   __device__ __forceinline__ void issue_dp(Scores& acc, uint32_t tiles, bool first,
@@ -429,9 +461,9 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
         if (kBoth && !state.looked) look_ahead(state.ahead, state.steps);
         ptx::wgmma_fence();
 #pragma unroll 1
-        for (int left = tile.steps, n = tile.m_begin; left > 0; --left) {
-          step(state, n, left == tile.steps, left > 1);
-          if (++n == tile.m_end) n = tile.m_begin;
+        for (int left = tile.steps, n = tile.m_begin, head = 0; left > 0; --left) {
+          step(state, n, left == tile.steps, left > 1, slope_of(tile.work, head));
+          if (++n == tile.m_end) n = tile.m_begin, ++head;
         }
         if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
         ++state.tiles;

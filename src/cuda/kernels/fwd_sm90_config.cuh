@@ -29,6 +29,7 @@ struct FwdSm90Config {
   /// keys read it often. It takes head_dim / 4 registers.
   bool q_in_registers = false;
   bool softcap = false;
+  bool alibi = false;
   bool bf16x3 = false;  ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma

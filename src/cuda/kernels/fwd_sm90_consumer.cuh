@@ -16,6 +16,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/alibi.cuh"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -65,6 +66,12 @@ struct FwdSm90Consumer {
   uint32_t weights[kParts][kStepsPv][4];  ///< P as operand A
   uint32_t q_fragments[kConfig.q_in_registers ? kStepsQk : 1][4];
   Rows rows;
+  /// Of this lane's two rows: the slope as a factor of Q K^T, negative, and the key position of the query.
+  float alibi_factor[kConfig.alibi ? 2 : 1];
+  int diagonal[kConfig.alibi ? 2 : 1];
+  /// Whether scores may grow by so much from one block to the next that weights against the maxima of the blocks before
+  /// would overflow: then maxima follow each block.
+  bool steep = false;
   const FwdSm90WorkTile* work = nullptr;  ///< in shared memory
   StageRing<kStages> ring;
   bool all_begun = false;  ///< every row of the warp has seen a key, so it has a maximum
@@ -167,6 +174,22 @@ struct FwdSm90Consumer {
     for (float& x : acc_block) x = 0.0f;
     rows.start();
     all_begun = false;
+    if constexpr (kConfig.alibi) begin_alibi();
+  }
+  __device__ __forceinline__ void begin_alibi() {
+    const tile::AttentionParams& p = args.f.p;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // A row behind the last one has a slope, too, that nobody looks at.
+      const int row =
+          min(work->first_row + 16 * warp_index() + lane_index() / 4 + 8 * half, work->end_row - 1);
+      const QueryRow query = query_row(args.f, *work, max(row, 0));
+      alibi_factor[half] = -alibi_slope(p, work->batch, query.head) / p.scale;
+      diagonal[half] = query.query + work->span.used_k - work->span.used_q;
+    }
+    constexpr float kMostGrowth = 100;  // of log2; float32 ends at 128, and products grow as well
+    const float slope = fmaxf(fabsf(alibi_factor[0]), fabsf(alibi_factor[1])) * args.scale_log2;
+    steep = __any_sync(kWholeWarp, !(slope * kTileN <= kMostGrowth));
   }
 
   /// Passes over blocks first, first - 1, ... last, which other consumers need. It waits for each: an arrival
@@ -286,12 +309,18 @@ struct FwdSm90Consumer {
     }
   }
 
-  /// From Q K^T to scores: softcap, and the mask where block n needs one.
+  /// From Q K^T to scores: softcap, or ALiBi, and the mask where block n needs one.
   __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, bool masked) const {
     if constexpr (kConfig.softcap) {
       const tile::AttentionParams& p = args.f.p;
 #pragma unroll
       for (float& s : acc_s) s = p.softcap * tanh_of(s * (p.scale / p.softcap));
+    }
+    if constexpr (kConfig.alibi) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        add_distances<-1>(acc_s, half, alibi_factor[half],
+                          static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
     }
     if (masked) mask(acc_s, n);
   }
@@ -306,7 +335,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, bool masked) {
     apply_terms(acc_s, n, masked);
     if (first) rows.guess(acc_s);
-    if (!all_begun) all_begun = rows.all_have_maxima();
+    if (!all_begun) all_begun = !steep && rows.all_have_maxima();
     if (all_begun && rows.weigh_stale(acc_s, weights)) return;
     if (rows.raise(acc_s)) rescale_o();
     rows.weigh(acc_s);
@@ -323,7 +352,7 @@ struct FwdSm90Consumer {
     } else {
       raised = rows.raise(acc_s);
       rows.weigh(acc_s);
-      all_begun = rows.all_have_maxima();
+      all_begun = !steep && rows.all_have_maxima();
     }
     return raised;
   }
