@@ -25,7 +25,7 @@ fuzz() {  # name of target, further options
 
 if [[ -x $build/bin/fuzz_io_seeds ]]; then "$build/bin/fuzz_io_seeds" "$build/corpus" >/dev/null; fi
 fuzz fuzz_problem -max_len=512
-if [[ -x $build/bin/fuzz_expr ]]; then fuzz fuzz_expr -max_len=512; fi
+if [[ -x $build/bin/fuzz_expr ]]; then fuzz fuzz_expr -max_len=512 -dict="$(dirname "$0")/../tests/fuzz/expr.dict"; fi
 for target in fuzz_npy fuzz_safetensors; do
   if [[ -x $build/bin/$target ]]; then fuzz "$target" -max_len=4096 -malloc_limit_mb=16; fi
 done

@@ -9,25 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "expr/excerpt.hpp"
 #include "expr/lexer.hpp"
 
 namespace fovea::expr {
 namespace {
-
-std::string quoted(std::string_view text) {
-  constexpr size_t kLongest = 40;  // a message stays a line
-  std::string shown = "'";
-  for (const char c : text.substr(0, kLongest)) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      constexpr std::string_view kDigits = "0123456789abcdef";
-      shown.append("\\x") += kDigits[static_cast<unsigned char>(c) >> 4];
-      shown += kDigits[static_cast<unsigned char>(c) & 15];
-    } else {
-      shown += c;
-    }
-  }
-  return shown.append(text.size() > kLongest ? "...'" : "'");
-}
 
 std::string shown(const Token& token) {
   return token.kind == TokenKind::kEnd ? "the end of the text" : quoted(token.text);
@@ -35,27 +21,6 @@ std::string shown(const Token& token) {
 
 std::string plural(int64_t count, std::string_view noun) {
   return std::to_string(count).append(" ").append(noun).append(count == 1 ? "" : "s");
-}
-
-bool continues_character(char c) {
-  return (static_cast<unsigned char>(c) & 0xc0u) == 0x80u;
-}
-
-/// The line around the position, at most kWidth characters before and behind it, and a caret under it.
-std::string excerpt_of(std::string_view text, size_t position) {
-  constexpr size_t kWidth = 50;
-  size_t begin = position, end = position;
-  while (begin > 0 && text[begin - 1] != '\n' && position - begin < kWidth) --begin;
-  while (end < text.size() && text[end] != '\n' && end - position < kWidth) ++end;
-  while (begin < position && continues_character(text[begin])) ++begin;
-  while (end > position && end < text.size() && continues_character(text[end])) --end;
-  std::string line = "  ", caret = "  ";
-  for (size_t i = begin; i < end; ++i) {
-    const bool control = static_cast<unsigned char>(text[i]) < 0x20 || text[i] == 0x7f;
-    line += control ? ' ' : text[i];
-    if (i < position && !continues_character(text[i])) caret += ' ';
-  }
-  return line + "\n" + caret + "^";
 }
 
 /// A part that was read: its node, and where it begins.
@@ -264,7 +229,7 @@ class Parser {
       if (parts.back().failed()) return false;
       const int count = static_cast<int>(parts.size());
       if (token_.is(",") && count == expected) {
-        fail(token_, "'" + std::string(close) + "' after " + of, "leave out what follows");
+        fail(token_, quoted(close) + " after " + of, "leave out what follows");
         return false;
       }
       if (accept(",")) continue;
@@ -272,7 +237,7 @@ class Parser {
       if (token_.is(close)) {
         fail(token_, "',' and more, " + of, "add " + std::to_string(expected - count));
       } else {
-        fail(token_, "an operator, ',' or '" + std::string(close) + "'", "close the list of " + of);
+        fail(token_, "an operator, ',' or " + quoted(close), "close the list of " + of);
       }
       return false;
     }

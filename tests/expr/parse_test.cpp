@@ -198,6 +198,19 @@ TEST(Errors, PutACaretUnderThePosition) {
             "  " + spaces.substr(0, 50) + "x" + spaces.substr(0, 49) + "\n  " + spaces.substr(0, 50) + "^");
 }
 
+TEST(Errors, AreTextWhateverTheTextIs) {
+  const auto text = [](std::string_view given) {
+    return std::get<ParseError>(parse(given, Use::kScore)).text();
+  };
+  EXPECT_NE(text("s \x01").find("got '\\x01'"), std::string::npos);
+  EXPECT_NE(text("s \xff").find("got '\\xff', expected"), std::string::npos);
+  EXPECT_TRUE(text("s \xff").ends_with("  s ?\n    ^")) << text("s \xff");
+  EXPECT_TRUE(text("\xc3\xa4").ends_with("  \xc3\xa4\n  ^"));
+  EXPECT_TRUE(text("s + \xc3").ends_with("  s + ?\n      ^"));
+  const std::string nul("s + \0 x", 7);
+  EXPECT_NE(text(nul).find("got '\\x00'"), std::string::npos);
+}
+
 std::string repeated(std::string_view text, size_t count) {
   std::string all;
   for (size_t i = 0; i < count; ++i) all += text;
@@ -219,6 +232,10 @@ TEST(Errors, Limits) {
   // The longest sums, which make the deepest trees.
   EXPECT_FALSE(fails("s" + repeated("+s", kMaxNodes - 1)));
   EXPECT_TRUE(fails("s" + repeated("+s", kMaxNodes)));
+  const std::string longest = "s" + repeated(" + s", kMaxNodes - 1);
+  const Expression sum = parsed(longest, Use::kScore);
+  EXPECT_EQ(print(sum), longest);
+  EXPECT_EQ(Evaluator(sum).score(kPair), 0.5 * static_cast<double>(kMaxNodes));
 }
 
 TEST(Errors, Declarations) {
