@@ -74,7 +74,8 @@ TEST(Derivative, OfRandomScoresByS) {
   const MadeUpTensors tensors;
   int compared = 0, not_finite = 0;  // tanh(s / 0.0): the factors of the chain rule are 0 and infinite
   for (uint64_t seed = 0; seed < 4000; ++seed) {
-    const std::string text = RandomText(seed, Use::kScore).of(Type::kFloat, 2 + static_cast<int>(seed % 3));
+    const std::string text =
+        RandomText(seed, Use::kScore, true).of(Type::kFloat, 2 + static_cast<int>(seed % 3));
     const ScoreDerivative d = differentiate_by_s(parsed(text, Use::kScore));
     Evaluator evaluator(d.score, &tensors);
     for (int64_t i = 0; i < 3; ++i) {
@@ -115,7 +116,7 @@ TEST(Derivative, OfRandomScoresByAScalar) {
   int compared = 0;
   for (uint64_t seed = 0; seed < 4000; ++seed) {
     Expression score =
-        parsed("gain * 0.5 * " + RandomText(seed, Use::kScore).of(Type::kFloat, 3), Use::kScore);
+        parsed("gain * 0.5 * " + RandomText(seed, Use::kScore, true).of(Type::kFloat, 3), Use::kScore);
     const auto all = differentiate_by_elements(score, 4);
     if (all.empty()) continue;
     ASSERT_EQ(all.size(), 1u);  // a scalar is one element

@@ -52,8 +52,8 @@ class MadeUpTensors : public TensorReader {
   bool special_;
 };
 
-/// Texts of random trees of a type, with all operations of the language. `smooth` floats have no steps, so that finite differences make
-/// sense almost everywhere.
+/// Texts of random trees of a type, with all operations of the language. `smooth` floats have no
+/// steps, whose differences are no derivatives, and no ints so large that differences cancel.
 class RandomText {
  public:
   RandomText(uint64_t seed, Use use, bool smooth = false) : random_(seed), use_(use), smooth_(smooth) {}
@@ -94,7 +94,8 @@ class RandomText {
     if (depth == 0) {
       static constexpr std::array<std::string_view, 14> kLeaves = {
           "q", "k", "q", "k", "nq", "nk", "b", "h", "hk", "doc[b, q]", "doc[b, k]", "0", "1", "2147483647"};
-      return below(4) == 0 ? std::to_string(below(20)) : one_of(kLeaves);
+      const std::string leaf = below(4) == 0 ? std::to_string(below(20)) : one_of(kLeaves);
+      return smooth_ && leaf == "2147483647" ? "3" : leaf;
     }
     static constexpr std::array<std::string_view, 5> kInfix = {"+", "-", "*", "/", "%"};
     switch (below(9)) {
@@ -120,6 +121,7 @@ class RandomText {
       return use_ == Use::kScore && below(2) == 0 ? "s" : one_of(kLeaves);
     }
     static constexpr std::array<std::string_view, 4> kInfix = {"+", "-", "*", "/"};
+    static constexpr std::array<std::string_view, 5> kSmooth = {"abs", "exp", "log", "tanh", "sqrt"};
     static constexpr std::array<std::string_view, 6> kFunctions = {"abs",  "exp",  "log",
                                                                    "tanh", "sqrt", "floor"};
     const std::string a = below(5) == 0 ? "float(" + integer(depth - 1) + ")" : number(depth - 1);
@@ -128,7 +130,7 @@ class RandomText {
       case 0:
         return "-" + a;
       case 1:
-        return one_of(kFunctions) + "(" + b + ")";
+        return (smooth_ ? one_of(kSmooth) : one_of(kFunctions)) + "(" + b + ")";
       case 2:
         return "max(" + a + ", " + b + ")";
       case 3:
