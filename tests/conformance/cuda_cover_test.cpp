@@ -26,6 +26,20 @@ void sizes(ProblemSpec& s, int64_t size, int64_t size_v) {
   s.head_dim_v = size_v;
 }
 
+void decode(ProblemSpec& s) {
+  s.batch = 2;
+  s.heads_q = 8;
+  s.heads_kv = 2;
+  s.seqlen_q = 1;
+  s.seqlen_k = 1500;
+}
+
+/// One sequence without queries, one without keys.
+void pack(ProblemSpec& s) {
+  s.lengths_q = {140, 0, 33, 1};
+  s.lengths_k = {70, 5, 150, 0};
+}
+
 const std::vector<Cover>& covers() {
   static const std::vector<Cover> list = {
       // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that are no
@@ -64,14 +78,7 @@ const std::vector<Cover>& covers() {
       {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
 
       // Few queries: packed groups, and keys split over CTAs.
-      {"decode",
-       [](ProblemSpec& s) {
-         s.batch = 2;
-         s.heads_q = 8;
-         s.heads_kv = 2;
-         s.seqlen_q = 1;
-         s.seqlen_k = 1500;
-       }},
+      {"decode", decode},
       {"few_queries_causal",
        [](ProblemSpec& s) {
          s.heads_q = 6;
@@ -86,8 +93,7 @@ const std::vector<Cover>& covers() {
       // Lengths.
       {"packed",
        [](ProblemSpec& s) {
-         s.lengths_q = {140, 0, 33, 1};
-         s.lengths_k = {70, 5, 150, 0};
+         pack(s);
          s.spare_rows = 3;
          s.causal = true;
        }},
@@ -110,8 +116,7 @@ const std::vector<Cover>& covers() {
        [](ProblemSpec& s) {
          sizes(s, 128, 128);
          s.heads_q = 3 * s.heads_kv;
-         s.lengths_q = {140, 0, 33, 1};
-         s.lengths_k = {70, 5, 150, 0};
+         pack(s);
          s.alibi = s.causal = s.sink = s.dlse = true;
        }},
       {"alibi_d256_window",
@@ -124,11 +129,7 @@ const std::vector<Cover>& covers() {
        }},
       {"alibi_decode",
        [](ProblemSpec& s) {
-         s.batch = 2;
-         s.heads_q = 8;
-         s.heads_kv = 2;
-         s.seqlen_q = 1;
-         s.seqlen_k = 1500;
+         decode(s);
          s.alibi = true;
        }},
       {"bias", [](ProblemSpec& s) { s.bias = s.dbias = true; }},

@@ -159,7 +159,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
     for (float& x : acc_s) x = ptx::ex2(x);
   }
-  /// The same with a softcap, and the factor of dS, P times the slope of the score. Both rounded at once: no registers are
+  /// As weigh, with a softcap, and the factor of dS, P times the slope of the score. Both rounded at once: no registers are
   /// left for more.
   template <int kBehind>
   __device__ __forceinline__ void weigh_capped(Scores& acc_s, Operand& p, Operand& factor, Statistics& lse,
@@ -322,15 +322,15 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
-    if constexpr (kSumsDv && kConfig.alibi) {
-      weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope);
-      if (masked) mask(acc_s, tile.work, keys(), n);
-      to_operand(acc_s, p);
-    } else if constexpr (kSumsDv && kConfig.softcap) {
+    if constexpr (kSumsDv && kConfig.softcap) {
       weigh_capped<kBesideP>(acc_s, p, factor, state.ahead.lse, s);
       if (masked) mask_rounded(p, tile.work, n);
     } else if constexpr (kSumsDv) {
-      weigh<kBesideP>(acc_s, state.ahead.lse, s);
+      if constexpr (kConfig.alibi) {
+        weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope);
+      } else {
+        weigh<kBesideP>(acc_s, state.ahead.lse, s);
+      }
       if (masked) mask(acc_s, tile.work, keys(), n);
       to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
     }
