@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "tile/expression_tensors.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::tile {
@@ -53,8 +54,9 @@ struct AttentionParams {
   int block_q = 1, block_k = 1;
   const float* alibi = nullptr;
   int64_t alibi_batch = 0, alibi_head = 0;
-  const float* sink = nullptr;  ///< (heads_q), stride 1
-  float* dsink = nullptr;       ///< (heads_q), stride 1
+  const float* sink = nullptr;   ///< (heads_q), stride 1
+  float* dsink = nullptr;        ///< (heads_q), stride 1
+  ExpressionTensors expression;  ///< what the kernels compiled for an expression read
 
   // Lengths. Null: every sequence has seqlen_q queries and seqlen_k keys.
   const int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< (batch + 1)

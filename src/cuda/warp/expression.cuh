@@ -1,0 +1,40 @@
+// The user's expressions of the score, and of which keys a query sees: none, in the kernels that the library holds. Kernels that are
+// compiled at run time include the text of expr/cuda_text.hpp in place of this file, which has the same names.
+#pragma once
+
+#include "tile/expression_tensors.hpp"
+
+namespace fovea::cuda {
+
+struct Expression {
+  static constexpr bool kHasScore = false, kHasSees = false;
+  /// Whether add_gradients does anything.
+  static constexpr bool kHasGradients = false;
+
+  /// What depends on the sequence and the head alone. `t` outlives it.
+  struct Head {
+    __device__ __forceinline__ Head(const tile::ExpressionTensors& t, int b, int h, int hk, int nq, int nk) {}
+  };
+  /// What depends on the query, and not on the key.
+  struct Query {
+    __device__ __forceinline__ Query(const Head& head, int q) {}
+  };
+  /// What depends on the key, and not on the query.
+  struct Key {
+    __device__ __forceinline__ Key(const Head& head, int k) {}
+  };
+
+  __device__ __forceinline__ static float score(const Head&, const Query&, const Key&, float s) { return s; }
+  /// The score, and its derivative by s.
+  __device__ __forceinline__ static float score(const Head&, const Query&, const Key&, float s,
+                                                float& slope) {
+    slope = 1.0f;
+    return s;
+  }
+  __device__ __forceinline__ static bool sees(const Head&, const Query&, const Key&) { return true; }
+  /// Adds d_score times the derivative of the score by each element whose gradient is asked for to that gradient.
+  __device__ __forceinline__ static void add_gradients(const Head&, const Query&, const Key&, float s,
+                                                       float d_score) {}
+};
+
+}  // namespace fovea::cuda
