@@ -113,7 +113,24 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;
  *   s += -slope * |i + sk - sq - j| (ALiBi);  s += bias[i][j];  masked keys are left out;  a sink adds
  * exp(sink) to the denominator. Row without any key: o = 0, lse = -inf (the sink when there is one),
- * gradients 0. */
+ * gradients 0.
+ *
+ * Expressions (docs/expressions.md): with `score` the score is what this text makes of s, the score so far; with
+ * `sees` a query sees, of the keys that causal, window and masks leave, those for which this text is true. */
+
+/* A tensor that expressions read by its name. */
+#define FOVEA_MAX_NAMED_TENSORS 8
+typedef struct fovea_named_tensor {
+  const char* name; /* a letter or _, then letters, digits and _; none of s b h hk q k nq nk */
+  const fovea_tensor*
+      tensor; /* 0 to 4 dimensions; float32, float16, bfloat16, int32, uint8 or bool; any strides.
+                                   An index that is b, h, hk, q, k, nq or nk alone needs a dimension that has all its
+                                   values, or of size 1, which then stands for all */
+  const fovea_tensor*
+      gradient; /* backward, of a float tensor that `score` reads: as tensor, float32; optional
+                                   output */
+} fovea_named_tensor;
+
 typedef struct fovea_problem {
   size_t struct_size;
   int32_t pass; /* one of fovea_pass */
@@ -157,6 +174,11 @@ typedef struct fovea_problem {
   int64_t block_q, block_k;           /* block sizes of block_mask */
   int64_t max_seqlen_q, max_seqlen_k; /* packed only; 0 = read from cu_seqlens, or the total when it has no
                                          data. Runs with a longer sequence are refused */
+
+  const char* score;               /* NULL: s */
+  const char* sees;                /* NULL: true */
+  const fovea_named_tensor* named; /* the tensors of both */
+  int64_t num_named;               /* at most FOVEA_MAX_NAMED_TENSORS */
 } fovea_problem;
 
 /* What a pass does with a tensor. */
@@ -242,6 +264,9 @@ typedef struct fovea_buffers {
   void* workspace;       /* fovea_plan_workspace_size() bytes, aligned to FOVEA_WORKSPACE_ALIGNMENT */
   size_t workspace_size;
   void* stream; /* CUDA: a cudaStream_t of the plan's device; NULL is the default stream */
+  /* In the order of fovea_problem's `named`. */
+  const void* named[FOVEA_MAX_NAMED_TENSORS];
+  void* named_gradients[FOVEA_MAX_NAMED_TENSORS];
 } fovea_buffers;
 
 #if defined(__cplusplus)

@@ -190,6 +190,12 @@ class Tensor {
 
 enum class Pass : int32_t { forward = FOVEA_FORWARD, backward = FOVEA_BACKWARD };
 
+/// A tensor that expressions read by its name, and where its gradient goes.
+struct NamedTensor {
+  std::string name{};
+  Tensor tensor{}, gradient{};
+};
+
 /// All that can be asked, by name; fovea_problem in fovea.h documents shapes, types and meaning of each field. Left
 /// out means absent. As the options of attend(q, k, v, o, {...}) it names everything beside those four.
 struct Problem {
@@ -206,6 +212,8 @@ struct Problem {
   double dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  std::string score{}, sees{};  ///< expressions; "": none
+  std::vector<NamedTensor> named{};
   /// Of dropout; read by attend and attend_backward (a Plan takes them per run).
   uint64_t seed = 0, offset = 0;
 };
@@ -240,6 +248,9 @@ class CProblem {
     c_.block_k = p.block_k;
     c_.max_seqlen_q = p.max_seqlen_q;
     c_.max_seqlen_k = p.max_seqlen_k;
+    if (!p.score.empty()) c_.score = p.score.c_str();
+    if (!p.sees.empty()) c_.sees = p.sees.c_str();
+    set_named(p);
   }
   CProblem(const CProblem&) = delete;
   CProblem& operator=(const CProblem&) = delete;
@@ -259,9 +270,27 @@ class CProblem {
     return &tensors_[used_++];
   }
 
+  void set_named(const Problem& p) {
+    if (p.named.size() > FOVEA_MAX_NAMED_TENSORS) {
+      throw Error(FOVEA_INVALID_ARGUMENT, "named",
+                  "named: got " + std::to_string(p.named.size()) + " tensors, expected at most " +
+                      std::to_string(FOVEA_MAX_NAMED_TENSORS) +
+                      "; put several into one, with an index that chooses");
+    }
+    for (size_t i = 0; i < p.named.size(); ++i) {
+      const NamedTensor& given = p.named[i];
+      const std::string argument = "named." + given.name;
+      named_[i] = {given.name.c_str(), tensor(argument.c_str(), given.tensor, FOVEA_READ),
+                   tensor((argument + ".gradient").c_str(), given.gradient, FOVEA_WRITE)};
+    }
+    c_.named = named_.data();
+    c_.num_named = static_cast<int64_t>(p.named.size());
+  }
+
   fovea_problem c_ = FOVEA_PROBLEM_INIT;
+  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named_{};
 #define FOVEA_COUNT_TENSOR(field, Name, forward, backward, meaning) +1
-  std::array<fovea_tensor, 0 FOVEA_TENSORS(FOVEA_COUNT_TENSOR)> tensors_{};
+  std::array<fovea_tensor, 2 * FOVEA_MAX_NAMED_TENSORS FOVEA_TENSORS(FOVEA_COUNT_TENSOR)> tensors_{};
 #undef FOVEA_COUNT_TENSOR
 
   size_t used_ = 0;
@@ -291,6 +320,9 @@ struct Buffers {
   const void *bias = nullptr, *mask = nullptr, *block_mask = nullptr, *alibi = nullptr, *sink = nullptr;
   const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
   void* rng_state = nullptr;
+  /// In the order of Problem::named.
+  std::array<const void*, FOVEA_MAX_NAMED_TENSORS> named{};
+  std::array<void*, FOVEA_MAX_NAMED_TENSORS> named_gradients{};
   uint64_t seed = 0, offset = 0;
   void* stream = nullptr;  ///< CUDA: a cudaStream_t of the plan's device; null is the default stream
 };
@@ -327,6 +359,10 @@ class Plan {
 #define FOVEA_SET_POINTER(field, Name, forward, backward, meaning) c.field = b.field;
     FOVEA_TENSORS(FOVEA_SET_POINTER)
 #undef FOVEA_SET_POINTER
+    for (size_t i = 0; i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+      c.named[i] = b.named[i];
+      c.named_gradients[i] = b.named_gradients[i];
+    }
     c.seed = b.seed;
     c.offset = b.offset;
     c.workspace = workspace;

@@ -89,6 +89,10 @@ Buffers read_buffers(const fovea_buffers* buffers) {
       FOVEA_TENSORS(FOVEA_ROLE_POINTER)
 #undef FOVEA_ROLE_POINTER
   };
+  for (size_t i = 0; i < kMaxNamedTensors; ++i) {
+    out.data[place_of_named(i)] = const_cast<void*>(b.named[i]);
+    out.data[place_of_gradient(i)] = b.named_gradients[i];
+  }
   out.seed = b.seed;
   out.offset = b.offset;
   out.workspace = b.workspace;
@@ -106,17 +110,20 @@ const fovea_tensor* tensor_of(const fovea_problem& p, Role role) {
   return p.*kFields[index_of(role)];
 }
 
-TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {
+namespace {
+
+TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor, int smallest_rank) {
   TensorDesc t;
   t.present = true;
   t.dtype = to_dtype(argument, tensor.dtype);
   t.device = to_device_type(argument, tensor.device);
   t.device_id = t.device == DeviceType::kCpu ? 0 : tensor.device.id;
-  if (tensor.ndim < 1 || tensor.ndim > kMaxRank) {
-    throw_invalid(argument, std::to_string(tensor.ndim) + " dimensions", "1 to " + std::to_string(kMaxRank),
+  if (tensor.ndim < smallest_rank || tensor.ndim > kMaxRank) {
+    throw_invalid(argument, std::to_string(tensor.ndim) + " dimensions",
+                  std::to_string(smallest_rank) + " to " + std::to_string(kMaxRank),
                   "set ndim, or reshape the tensor");
   }
-  if (tensor.shape == nullptr) {
+  if (tensor.ndim > 0 && tensor.shape == nullptr) {
     throw_invalid(argument, "no shape (NULL)", std::to_string(tensor.ndim) + " sizes", "set shape");
   }
   t.ndim = tensor.ndim;
@@ -135,6 +142,44 @@ TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {
     t.data = reinterpret_cast<void*>(address + tensor.byte_offset);
   }
   return t;
+}
+
+/// The named tensors of a problem, as they are given.
+std::vector<NamedTensor> to_named(const fovea_problem& p) {
+  if (p.num_named < 0 || p.num_named > FOVEA_MAX_NAMED_TENSORS) {
+    throw_invalid("num_named", std::to_string(p.num_named), "0 to " + std::to_string(FOVEA_MAX_NAMED_TENSORS),
+                  "put several tensors into one, with an index that chooses");
+  }
+  if (p.num_named > 0 && p.named == nullptr) {
+    throw_invalid("named", "NULL", std::to_string(p.num_named) + " tensors, as num_named says",
+                  "pass their address");
+  }
+  std::vector<NamedTensor> out;
+  for (int64_t i = 0; i < p.num_named; ++i) {
+    const fovea_named_tensor& given = p.named[i];
+    const std::string argument =
+        "named." + (given.name != nullptr ? std::string(given.name) : std::to_string(i));
+    if (given.name == nullptr)
+      throw_invalid(argument, "no name (NULL)", "the name that expressions use", "set name");
+    if (given.tensor == nullptr)
+      throw_invalid(argument, "no tensor (NULL)", "the tensor of this name", "set tensor");
+    NamedTensor named;
+    named.name = given.name;
+    named.tensor = to_named_tensor(argument.c_str(), *given.tensor);
+    if (given.gradient != nullptr)
+      named.gradient = to_named_tensor((argument + ".gradient").c_str(), *given.gradient);
+    out.push_back(std::move(named));
+  }
+  return out;
+}
+
+}  // namespace
+
+TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor) {
+  return to_tensor(argument, tensor, 1);
+}
+TensorDesc to_named_tensor(const char* argument, const fovea_tensor& tensor) {
+  return to_tensor(argument, tensor, 0);
 }
 
 ProblemDescription to_description(const fovea_problem& p) {
@@ -157,6 +202,9 @@ ProblemDescription to_description(const fovea_problem& p) {
   out.block_k = p.block_k;
   out.max_seqlen_q = p.max_seqlen_q;
   out.max_seqlen_k = p.max_seqlen_k;
+  if (p.score != nullptr) out.score = p.score;
+  if (p.sees != nullptr) out.sees = p.sees;
+  out.named = to_named(p);
   return out;
 }
 

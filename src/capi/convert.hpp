@@ -19,6 +19,8 @@ DeviceType to_device_type(const char* argument, fovea_device device);
 
 /// Throws RequestError(kInvalidArgument) for what no tensor can be: unknown types, no shape, too many dimensions.
 TensorDesc to_tensor(const char* argument, const fovea_tensor& tensor);
+/// The same for a tensor that expressions read, which may have no dimension.
+TensorDesc to_named_tensor(const char* argument, const fovea_tensor& tensor);
 ProblemDescription to_description(const fovea_problem& problem);
 
 /// The tensors of a problem by role; null where there is none.

@@ -26,12 +26,12 @@ struct fovea_plan {
 namespace fovea::capi {
 namespace {
 
-std::unique_ptr<fovea_plan> make_plan(const fovea_problem& problem, const fovea_options* given) {
+std::unique_ptr<fovea_plan> make_plan(const ProblemDescription& description, const fovea_options* given) {
   const fovea_options options = read_options(given);
   return std::make_unique<fovea_plan>(
-      plan::make_plan(to_description(problem), {.backend = options.backend,
-                                                .num_threads = options.num_threads,
-                                                .deterministic = options.deterministic != 0}));
+      plan::make_plan(description, {.backend = options.backend,
+                                    .num_threads = options.num_threads,
+                                    .deterministic = options.deterministic != 0}));
 }
 
 void run(const fovea_plan& plan, const Buffers& buffers) {
@@ -75,12 +75,13 @@ class CallWorkspace {
 };
 
 void attend(const fovea_problem* given, const fovea_options* options, uint64_t seed, uint64_t offset) {
-  const fovea_problem problem = read_problem(given);
-  const auto plan = make_plan(problem, options);
+  const ProblemDescription description = to_description(read_problem(given));
+  const auto plan = make_plan(description, options);
   Buffers buffers;
-  for (size_t i = 0; i < buffers.data.size(); ++i) {
-    const Role role = static_cast<Role>(i);
-    if (const fovea_tensor* t = tensor_of(problem, role)) buffers.data[i] = to_tensor(name_of(role), *t).data;
+  for (size_t i = 0; i < kRoleCount; ++i) buffers.data[i] = description.tensors[i].data;
+  for (size_t i = 0; i < description.named.size(); ++i) {
+    buffers.data[place_of_named(i)] = description.named[i].tensor.data;
+    buffers.data[place_of_gradient(i)] = description.named[i].gradient.data;
   }
   buffers.seed = seed;
   buffers.offset = offset;
@@ -139,7 +140,7 @@ fovea_status fovea_plan_create(const fovea_problem* problem, const fovea_options
     if (plan == nullptr)
       throw_invalid("plan", "NULL", "where to store the plan", "pass the address of a pointer");
     *plan = nullptr;
-    *plan = capi::make_plan(capi::read_problem(problem), options).release();
+    *plan = capi::make_plan(capi::to_description(capi::read_problem(problem)), options).release();
   });
 }
 

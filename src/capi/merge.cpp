@@ -11,6 +11,7 @@
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
 #include "plan/layout.hpp"
+#include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
 #include "plan/validate.hpp"
 

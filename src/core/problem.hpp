@@ -5,11 +5,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "core/dtype.hpp"
 #include "core/roles.hpp"
 
 namespace fovea {
+
+namespace expr {
+struct PairExpressions;
+}
 
 enum class DeviceType : uint8_t { kCpu, kCuda };
 
@@ -27,6 +34,22 @@ struct TensorDesc {
 
 using TensorDescs = std::array<TensorDesc, kRoleCount>;
 
+/// A tensor that expressions read, and its gradient where that is asked for.
+struct NamedTensor {
+  std::string name;
+  TensorDesc tensor, gradient;
+};
+
+/// What a problem has memory of: a place for each role, then the named tensors, then their gradients.
+inline constexpr size_t kMaxNamedTensors = FOVEA_MAX_NAMED_TENSORS;
+inline constexpr size_t kPlaceCount = kRoleCount + 2 * kMaxNamedTensors;
+constexpr size_t place_of_named(size_t i) {
+  return kRoleCount + i;
+}
+constexpr size_t place_of_gradient(size_t i) {
+  return kRoleCount + kMaxNamedTensors + i;
+}
+
 /// The numbers of a problem, before validation (what fovea_problem holds, in C++ types).
 struct ProblemDescription {
   Pass pass = Pass::kForward;
@@ -37,6 +60,8 @@ struct ProblemDescription {
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  std::string score, sees;  ///< "": none
+  std::vector<NamedTensor> named;
 };
 
 /// A valid problem. Every tensor of `tensors` is rewritten to one form, so that backends index without cases:
@@ -47,6 +72,8 @@ struct ProblemDescription {
 ///   bias dbias mask:      (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts
 ///   block_mask:           the same, in blocks
 ///   alibi:                (batch, heads), stride 0 where it broadcasts
+///   named and gradients:  as they are; a dimension of size 1 that is indexed by a name of the pair alone has stride 0, and
+///                         the size kMaxDimension
 struct AttentionProblem {
   Pass pass = Pass::kForward;
   DType dtype = DType::kF32;  ///< of q, k, v, d_o and the gradients
@@ -60,9 +87,33 @@ struct AttentionProblem {
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
   TensorDescs tensors;
+  std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
+  std::vector<NamedTensor> named;
 
   const TensorDesc& operator[](Role r) const { return tensors[index_of(r)]; }
   bool has(Role r) const { return tensors[index_of(r)].present; }
+  /// What lies at a place; not present where the problem has nothing there.
+  const TensorDesc& at(size_t place) const {
+    static constexpr TensorDesc kNothing;
+    if (place < kRoleCount) return tensors[place];
+    const size_t i = (place - kRoleCount) % kMaxNamedTensors;
+    if (i >= named.size()) return kNothing;
+    return place < place_of_gradient(0) ? named[i].tensor : named[i].gradient;
+  }
+  /// The same, to change it; the problem has it.
+  TensorDesc& at(size_t place) {
+    return const_cast<TensorDesc&>(static_cast<const AttentionProblem*>(this)->at(place));
+  }
+  /// What messages call it.
+  std::string name_at(size_t place) const {
+    if (place < kRoleCount) return name_of(static_cast<Role>(place));
+    const size_t i = (place - kRoleCount) % kMaxNamedTensors;
+    const std::string name = "named." + (i < named.size() ? named[i].name : std::to_string(i));
+    return place < place_of_gradient(0) ? name : name + ".gradient";
+  }
+  bool writes(size_t place) const {
+    return place < kRoleCount ? is_output(static_cast<Role>(place), pass) : place >= place_of_gradient(0);
+  }
   int64_t group() const { return heads_q / heads_kv; }  ///< query heads that share one key head
 };
 
@@ -73,14 +124,16 @@ struct PlanOptions {
   bool deterministic = false;
 };
 
-/// Pointers of one run, by role.
+/// Pointers of one run, by place.
 struct Buffers {
-  std::array<void*, kRoleCount> data{};
+  std::array<void*, kPlaceCount> data{};
   uint64_t seed = 0, offset = 0;
   void* workspace = nullptr;
   size_t workspace_size = 0;
   void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream
 
+  void* named(size_t i) const { return data[place_of_named(i)]; }
+  void* gradient(size_t i) const { return data[place_of_gradient(i)]; }
   template <class T>
   T* get(Role r) const {
     return static_cast<T*>(data[index_of(r)]);

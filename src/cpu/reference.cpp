@@ -3,16 +3,18 @@
 // For query row i of one head and the keys j that it sees:
 //
 //   z_j  = scale * q_i . k_j
-//   s_j  = cap(z_j) - slope * |i + sk - sq - j| + bias_ij     cap(z) = c tanh(z / c), or z without softcap
+//   t_j  = cap(z_j) - slope * |i + sk - sq - j| + bias_ij     cap(z) = c tanh(z / c), or z without softcap
+//   s_j  = f(t_j)                                             f: the problem's expression, or t_j without
 //   lse  = log(exp(sink) + sum_j exp(s_j))
 //   p_j  = exp(s_j - lse)
 //   m_j  = keep_j / (1 - dropout), or 1 without dropout
 //   o    = sum_j p_j m_j v_j
 //
 //   dp_j  = m_j dO . v_j                    delta   = dO . o - dlse
-//   ds_j  = p_j (dp_j - delta)              dz_j    = ds_j cap'(z_j)
+//   ds_j  = p_j (dp_j - delta)              dt_j    = ds_j f'(t_j)             dz_j = dt_j cap'(z_j)
 //   dv_j += p_j m_j dO                      dq_i   += scale dz_j k_j         dk_j += scale dz_j q_i
-//   dbias_ij += ds_j                        dsink  -= exp(sink - lse) delta
+//   dbias_ij += dt_j                        dsink  -= exp(sink - lse) delta
+//   dx       += ds_j df / dx  for an element x of a tensor that f reads
 //
 // A key that is masked, or whose score is -inf, is left out: its K and V are not read into the row, so their
 // NaN cannot reach it. The same holds for the V of a dropped key.
@@ -28,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/expression.hpp"
 #include "cpu/sequence.hpp"
 #include "tile/philox.hpp"
 
@@ -113,7 +116,9 @@ void add_scaled(double factor, std::span<const double> x, std::span<double> sum)
 struct SeenKey {
   int64_t j = 0;
   double score = 0;
-  double cap_slope = 1;  ///< d score / d (scale * q.k)
+  double cap_slope = 1;  ///< d before / d (scale * q.k)
+  double before = 0;     ///< the score before the expression
+  double slope = 1;      ///< d score / d before
   double keep = 1;       ///< dropout's factor: 0 or 1 / (1 - p)
   double weight = 0;     ///< softmax, before dropout
 };
@@ -123,6 +128,7 @@ class Oracle {
   Oracle(const AttentionProblem& problem, const Buffers& buffers)
       : p_(problem),
         buffers_(buffers),
+        terms_(problem, buffers),
         q_scratch_(static_cast<size_t>(problem.head_dim)),
         k_scratch_(static_cast<size_t>(problem.head_dim)),
         v_scratch_(static_cast<size_t>(problem.head_dim_v)),
@@ -186,6 +192,7 @@ class Oracle {
         Role::kCuSeqlensK, p_.total_k, p_.heads_kv);
     if (p_.has(Role::kDSink)) per_head(Role::kDSink).write(dsink);
     write_dbias();
+    terms_.write_gradients();
   }
 
  private:
@@ -225,14 +232,22 @@ class Oracle {
                role)[batch * stride[0] + head * stride[1] + row * stride[2] + column * stride[3]] != 0;
   }
 
-  bool sees(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i, int64_t j) const {
+  bool sees(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i, int64_t j) {
     const int64_t position = i + span.used_k - span.used_q;
     if (p_.causal && j > position) return false;
     if (p_.window_left >= 0 && j < position - p_.window_left) return false;
     if (p_.window_right >= 0 && j > position + p_.window_right) return false;
     if (!mask_allows(Role::kMask, batch, head, i, j)) return false;
-    return !p_.has(Role::kBlockMask) ||
-           mask_allows(Role::kBlockMask, batch, head, i / p_.block_q, j / p_.block_k);
+    if (p_.has(Role::kBlockMask) &&
+        !mask_allows(Role::kBlockMask, batch, head, i / p_.block_q, j / p_.block_k)) {
+      return false;
+    }
+    return terms_.sees(pair(span, batch, head, i, j, 0));
+  }
+
+  expr::Pair pair(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i, int64_t j,
+                  double s) const {
+    return {s, batch, head, head / p_.group(), i, j, span.used_q, span.used_k};
   }
 
   /// Fills keys_ with the keys that take part in the row and their weights, lse_ and sink_weight_.
@@ -263,6 +278,12 @@ class Oracle {
         const auto& stride = p_[Role::kBias].stride;
         key.score +=
             elements(Role::kBias, batch * stride[0] + head * stride[1] + i * stride[2], stride[3]).get(j);
+      }
+      if (terms_.has_score()) {
+        key.before = key.score;
+        const expr::Pair here = pair(span, batch, head, i, j, key.before);
+        key.score = terms_.score(here);
+        if (p_.pass == Pass::kBackward) key.slope = terms_.slope(here);
       }
       if (key.score == -kInfinity) continue;
       if (p_.dropout > 0) {
@@ -327,8 +348,10 @@ class Oracle {
         add_scaled(key.weight * key.keep, d_o, row_in(dv_, key.j, p_.head_dim_v));
       }
       const double d_score = key.weight * (d_weight - delta);
-      add_to_dbias(batch, head, i, key.j, d_score);
-      const double d_dot = p_.scale * key.cap_slope * d_score;
+      if (terms_.has_score()) terms_.add_gradients(pair(span, batch, head, i, key.j, key.before), d_score);
+      const double d_before = key.slope * d_score;
+      add_to_dbias(batch, head, i, key.j, d_before);
+      const double d_dot = p_.scale * key.cap_slope * d_before;
       add_scaled(d_dot, row_of(Role::kK, batch, head_kv, span.row_k + key.j).read(k_scratch_), dq);
       add_scaled(d_dot, q, row_in(dk_, key.j, p_.head_dim));
     }
@@ -373,6 +396,7 @@ class Oracle {
 
   const AttentionProblem& p_;
   const Buffers& buffers_;
+  PairTerms terms_;
   tile::Dropout dropout_;
 
   // The current row.

@@ -27,13 +27,13 @@ Bytes bytes_at(const void* data, int64_t size) {
 
 BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
     : workspace_size_(workspace_size) {
-  for (size_t i = 0; i < problem.tensors.size(); ++i) {
-    const TensorDesc& t = problem.tensors[i];
-    const Role role = static_cast<Role>(i);
+  static_assert(kPlaceCount <= 64, "sets of places are 64-bit masks");
+  for (size_t i = 0; i < kPlaceCount; ++i) {
+    const TensorDesc& t = problem.at(i);
     if (!t.present) {
-      absent_ |= uint32_t{1} << i;
+      absent_ |= uint64_t{1} << i;
     } else if (has_memory(t)) {
-      rules_.push_back({role, is_output(role, problem.pass), static_cast<uint8_t>(size_of(t.dtype)),
+      rules_.push_back({static_cast<uint8_t>(i), problem.writes(i), static_cast<uint8_t>(size_of(t.dtype)),
                         extent_bytes(t).value()});
     }
   }
@@ -46,21 +46,21 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
 }
 
 void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers) const {
-  uint32_t given = 0;
-  for (size_t i = 0; i < buffers.data.size(); ++i) given |= uint32_t{buffers.data[i] != nullptr} << i;
-  if (const uint32_t surplus = given & absent_) {
-    const Role role = static_cast<Role>(__builtin_ctz(surplus));
-    throw_invalid(name_of(role), "a pointer", "NULL, as the plan's problem has no such tensor",
+  uint64_t given = 0;
+  for (size_t i = 0; i < kPlaceCount; ++i) given |= uint64_t{buffers.data[i] != nullptr} << i;
+  if (const uint64_t surplus = given & absent_) {
+    throw_invalid(problem.name_at(static_cast<size_t>(__builtin_ctzll(surplus))), "a pointer",
+                  "NULL, as the plan's problem has no such tensor",
                   "leave it out, or make a plan with the tensor");
   }
   for (const Rule& rule : rules_) {
-    const void* data = buffers.data[index_of(rule.role)];
+    const void* data = buffers.data[rule.place];
     if (data == nullptr) {
-      throw_invalid(name_of(rule.role), "a null pointer", "the memory of the plan's tensor",
+      throw_invalid(problem.name_at(rule.place), "a null pointer", "the memory of the plan's tensor",
                     "set this field");
     }
     if ((reinterpret_cast<uintptr_t>(data) & (rule.element_size - 1u)) != 0) {
-      throw_invalid(name_of(rule.role),
+      throw_invalid(problem.name_at(rule.place),
                     "an address that is no multiple of " + std::to_string(rule.element_size) + " bytes",
                     "elements at multiples of their size", "check the pointer, or copy the tensor");
     }
@@ -81,42 +81,44 @@ void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers)
     }
   }
   check_overlaps(problem, buffers);
-  if (tells_memory_) check_memory(buffers);
+  if (tells_memory_) check_memory(problem, buffers);
   if (has_sequence_lengths_) check_sequence_lengths(problem, buffers);
 }
 
-void BufferRules::check_memory(const Buffers& buffers) const {
-  const auto check = [](const char* name, const void* data) {
+void BufferRules::check_memory(const AttentionProblem& problem, const Buffers& buffers) const {
+  const auto check = [](const auto& name_of_it, const void* data) {
     const cuda::Memory memory = cuda::memory_of(data);
     if (memory.place != cuda::Place::kDevice) return;
-    throw_invalid(name, cuda::text_of(memory), "memory of the CPU, where the plan's tensors are",
+    throw_invalid(name_of_it(), cuda::text_of(memory), "memory of the CPU, where the plan's tensors are",
                   "make a plan for that device, or copy the tensor");
   };
-  for (const Rule& rule : rules_) check(name_of(rule.role), buffers.data[index_of(rule.role)]);
-  if (workspace_size_ > 0) check("workspace", buffers.workspace);
+  for (const Rule& rule : rules_)
+    check([&] { return problem.name_at(rule.place); }, buffers.data[rule.place]);
+  if (workspace_size_ > 0) check([] { return std::string("workspace"); }, buffers.workspace);
 }
 
 void BufferRules::check_overlaps(const AttentionProblem& problem, const Buffers& buffers) const {
   const Bytes workspace = bytes_at(buffers.workspace, static_cast<int64_t>(workspace_size_));
   for (const Rule& rule : rules_) {
     if (workspace_size_ == 0) break;
-    if (workspace.meets(bytes_at(buffers.data[index_of(rule.role)], rule.extent))) {
-      throw_invalid("workspace", std::string("memory that overlaps ") + name_of(rule.role),
+    if (workspace.meets(bytes_at(buffers.data[rule.place], rule.extent))) {
+      throw_invalid("workspace", "memory that overlaps " + problem.name_at(rule.place),
                     "memory that nothing else uses during the run", "allocate a workspace of its own");
     }
   }
   for (size_t i = 0; i < outputs_; ++i) {
-    const char* output = buffers.get<const char>(rules_[i].role);
+    const void* output = buffers.data[rules_[i].place];
     const Bytes written = bytes_at(output, rules_[i].extent);
     for (size_t j = i + 1; j < rules_.size(); ++j) {
-      const char* other = buffers.get<const char>(rules_[j].role);
+      const void* other = buffers.data[rules_[j].place];
       if (!written.meets(bytes_at(other, rules_[j].extent))) continue;
       const auto distance =
           static_cast<int64_t>(reinterpret_cast<uintptr_t>(other) - reinterpret_cast<uintptr_t>(output));
-      if (interleave_without_overlap(problem[rules_[i].role], problem[rules_[j].role], distance)) continue;
-      throw_invalid(name_of(rules_[i].role), std::string("memory that overlaps ") + name_of(rules_[j].role),
-                    "memory of its own for each output",
-                    "allocate the output apart: nothing is computed in place");
+      if (interleave_without_overlap(problem.at(rules_[i].place), problem.at(rules_[j].place), distance))
+        continue;
+      throw_invalid(
+          problem.name_at(rules_[i].place), "memory that overlaps " + problem.name_at(rules_[j].place),
+          "memory of its own for each output", "allocate the output apart: nothing is computed in place");
     }
   }
 }

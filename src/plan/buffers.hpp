@@ -24,17 +24,17 @@ class BufferRules {
 
  private:
   struct Rule {
-    Role role;
+    uint8_t place;
     bool output;
     uint8_t element_size;
     int64_t extent;  ///< bytes from the first to past the last element
   };
   void check_overlaps(const AttentionProblem& problem, const Buffers& buffers) const;
-  void check_memory(const Buffers& buffers) const;
+  void check_memory(const AttentionProblem& problem, const Buffers& buffers) const;
 
   std::vector<Rule> rules_;  ///< of the tensors that have memory; outputs first
   size_t outputs_ = 0;
-  uint32_t absent_ = 0;  ///< bit r: role r is not part of the problem
+  uint64_t absent_ = 0;  ///< bit i: the problem has nothing at place i
   size_t workspace_size_ = 0;
   bool has_sequence_lengths_ = false;
   bool tells_memory_ = false;  ///< on the CPU: whether pointers can be known for those of a GPU

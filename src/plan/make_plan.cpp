@@ -101,29 +101,34 @@ void choose(Plan& plan, const char* named, const PrepareOptions& options) {
   }
 }
 
-/// Tensors that came with data must lie where they say: validation reads some of those that say CPU.
-void check_memory(const TensorDescs& tensors) {
+/// A tensor that came with data must lie where it says: validation reads some of those that say CPU.
+void check_memory(const std::string& name, const TensorDesc& t) {
+  if (!t.present || t.data == nullptr || !has_elements(t)) return;
+  const cuda::Memory memory = cuda::memory_of(t.data);
+  const bool elsewhere = t.device == DeviceType::kCpu
+                             ? memory.place == cuda::Place::kDevice
+                             : memory.place == cuda::Place::kHost || memory.place == cuda::Place::kPinned ||
+                                   (memory.place == cuda::Place::kDevice && memory.device != t.device_id);
+  if (!elsewhere) return;
+  throw_invalid(name, cuda::text_of(memory),
+                "memory of " + device_text(t.device, t.device_id) + ", as the tensor says",
+                "set its device, or copy it");
+}
+void check_memory(const ProblemDescription& description) {
   if (!cuda::can_tell_memory()) return;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorDesc& t = tensors[i];
-    if (!t.present || t.data == nullptr || !has_elements(t)) continue;
-    const cuda::Memory memory = cuda::memory_of(t.data);
-    const bool elsewhere = t.device == DeviceType::kCpu
-                               ? memory.place == cuda::Place::kDevice
-                               : memory.place == cuda::Place::kHost || memory.place == cuda::Place::kPinned ||
-                                     (memory.place == cuda::Place::kDevice && memory.device != t.device_id);
-    if (!elsewhere) continue;
-    throw_invalid(name_of(static_cast<Role>(i)), cuda::text_of(memory),
-                  "memory of " + device_text(t.device, t.device_id) + ", as the tensor says",
-                  "set its device, or copy it");
+  for (size_t i = 0; i < kRoleCount; ++i) check_memory(name_of(static_cast<Role>(i)), description.tensors[i]);
+  for (const NamedTensor& named : description.named) {
+    check_memory("named." + named.name, named.tensor);
+    check_memory("named." + named.name + ".gradient", named.gradient);
   }
 }
 
 /// Takes the data pointers out of a problem: runs bring pointers of their own. Returns those that the host can read.
 Buffers take_data(AttentionProblem& problem) {
   Buffers known;
-  for (size_t i = 0; i < problem.tensors.size(); ++i) {
-    TensorDesc& t = problem.tensors[i];
+  for (size_t i = 0; i < kPlaceCount; ++i) {
+    if (!problem.at(i).present) continue;
+    TensorDesc& t = problem.at(i);
     if (t.device == DeviceType::kCpu) known.data[i] = t.data;
     t.data = nullptr;
   }
@@ -176,7 +181,7 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
   PrepareOptions prepare = {.num_threads = threads_of(options.num_threads),
                             .deterministic = options.deterministic};
-  check_memory(description.tensors);
+  check_memory(description);
   Plan plan;
   plan.problem = validate(description);
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {

@@ -8,8 +8,9 @@
 #include <string>
 
 #include "core/status.hpp"
-#include "plan/layout.hpp"
+#include "plan/expressions.hpp"
 #include "plan/shapes.hpp"
+#include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
 
 namespace fovea::plan {
@@ -72,6 +73,7 @@ class Validator {
     check_block_size("block_k", in_.block_k);
     for_each_tensor([&](Role role) { check_shape(p_, role); });
     for_each_tensor([&](Role role) { to_common_form(p_, role, at(role)); });
+    read_expressions(in_, p_);
     check_sequence_lengths(p_, data_of(p_));
     return p_;
   }
@@ -117,72 +119,8 @@ class Validator {
     TensorDesc& t = at(role);
     check_rank(spec_of(role), t, has(Role::kCuSeqlensQ));
     check_dtype(spec_of(role), p_.tensors);
-    check_device(role);
-    check_sizes(role);
-    canonicalise_strides(t);
-    check_strides(role);
-    if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(size_of(t.dtype)) != 0) {
-      throw_invalid(name_of(role), "an address that is no multiple of " + whole(size_of(t.dtype)) + " bytes",
-                    "elements of " + std::string(name_of(t.dtype)) + " at multiples of their size",
-                    "check data and byte_offset, or copy the tensor");
-    }
-  }
-
-  void check_device(Role role) const {
-    const TensorDesc &t = p_[role], &q = p_[Role::kQ];
-    if (t.device == q.device && t.device_id == q.device_id) return;
-    throw_invalid(name_of(role), "memory of " + device_text(t.device, t.device_id),
-                  "memory of " + device_text(q.device, q.device_id) + ", as q",
-                  "move all tensors to one device");
-  }
-
-  void check_sizes(Role role) const {
-    const TensorDesc& t = p_[role];
-    for (int i = 0; i < t.ndim; ++i) {
-      const int64_t size = t.shape[static_cast<size_t>(i)];
-      if (size < 0 || size > kMaxDimension) {
-        throw_invalid(name_of(role), "shape " + shape_text(t),
-                      "sizes from 0 to " + whole(kMaxDimension) + " in every dimension",
-                      "check the shape; split the problem if it is that large");
-      }
-    }
-    const auto bytes = compact_bytes(t);
-    if (!bytes || *bytes > kMaxTensorBytes) {
-      throw_invalid(name_of(role), "shape " + shape_text(t) + " of " + std::string(name_of(t.dtype)),
-                    "at most 2^57 bytes", "check the shape; split the problem if it is that large");
-    }
-  }
-
-  /// Strides of dimensions that are never stepped along become plain: arrays come with anything there.
-  static void canonicalise_strides(TensorDesc& t) {
-    const bool empty = !has_elements(t);
-    int64_t compact = 1;
-    for (size_t i = static_cast<size_t>(t.ndim); i-- > 0;) {
-      if (empty || t.shape[i] == 1) t.stride[i] = compact;
-      if (!empty) compact *= t.shape[i];
-    }
-  }
-
-  void check_strides(Role role) const {
-    const TensorDesc& t = p_[role];
-    const auto strides = std::span(t.stride).first(static_cast<size_t>(t.ndim));
-    if (std::any_of(strides.begin(), strides.end(), [](int64_t s) { return s < 0; })) {
-      throw_invalid(name_of(role), strides_text(t), "no negative stride", "copy the tensor to a compact one");
-    }
-    if (spec_of(role).contiguous && strides.back() != 1) {
-      throw_invalid(name_of(role), strides_text(t), "1 as the last stride: a contiguous last dimension",
-                    "copy the tensor, or swap its dimensions");
-    }
-    const auto extent = extent_bytes(t);
-    if (!extent || *extent > kMaxTensorBytes) {
-      throw_invalid(name_of(role), "shape " + shape_text(t) + " with " + strides_text(t),
-                    "all elements within 2^57 bytes", "check the strides: they count elements, not bytes");
-    }
-    if (is_output(role, p_.pass) && !elements_are_disjoint(t)) {
-      throw_invalid(name_of(role), "shape " + shape_text(t) + " with " + strides_text(t),
-                    "memory of its own for each element of an output",
-                    "give strides that step over all smaller dimensions; outputs cannot broadcast");
-    }
+    check_memory(name_of(role), t, p_[Role::kQ],
+                 {.contiguous = spec_of(role).contiguous, .output = is_output(role, p_.pass)});
   }
 
   // --- tensors together ---

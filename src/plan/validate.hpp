@@ -7,8 +7,6 @@ namespace fovea::plan {
 
 /// Largest head size (D and Dv): 576 is the latent head of multi-head latent attention, the largest in use.
 inline constexpr int64_t kMaxHeadSize = 576;
-/// Largest size of a dimension of a tensor.
-inline constexpr int64_t kMaxDimension = 0x7fffffff;
 
 /// The problem in the form that src/core/problem.hpp documents. Contents of cu_seqlens and seqused are
 /// checked where their data is at hand (on the CPU); data pointers are kept in `tensors`. Throws

@@ -12,15 +12,15 @@ namespace fovea::cuda {
 
 RunChecks::RunChecks(const AttentionProblem& problem, CUcontext context)
     : device_(problem[Role::kQ].device_id), context_(context) {
-  for (size_t i = 0; i < problem.tensors.size(); ++i) {
-    if (occupies_memory(problem.tensors[i])) tensors_.push_back(static_cast<Role>(i));
+  for (size_t i = 0; i < kPlaceCount; ++i) {
+    if (occupies_memory(problem.at(i))) tensors_.push_back({i, problem.name_at(i)});
   }
 }
 
 void RunChecks::check(const Buffers& buffers, bool uses_workspace) const {
-  for (const Role role : tensors_) {
-    if (const void* pointer = buffers.data[index_of(role)])
-      check_memory(name_of(role), pointer, "copy the tensor there, or make a plan for where it is");
+  for (const auto& [place, name] : tensors_) {
+    if (const void* pointer = buffers.data[place])
+      check_memory(name.c_str(), pointer, "copy the tensor there, or make a plan for where it is");
   }
   if (uses_workspace)
     check_memory("workspace", buffers.workspace, "take it from fovea_workspace_create, or cudaMalloc");

@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include "core/problem.hpp"
@@ -22,7 +24,11 @@ class RunChecks {
 
   int device_;
   CUcontext context_;
-  std::vector<Role> tensors_;  ///< those that have memory
+  struct Tensor {
+    size_t place;
+    std::string name;
+  };
+  std::vector<Tensor> tensors_;  ///< those that have memory
 };
 
 }  // namespace fovea::cuda

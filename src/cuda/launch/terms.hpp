@@ -19,7 +19,9 @@ namespace fovea::cuda {
   X(Sink, sink, "sink", p.has(Role::kSink))                                                                  \
   X(NegativeScale, negative_scale, "a scale of 0 or less", !(static_cast<float>(p.scale) > 0))               \
   /* The forward writes it, or merges parts by it. */                                                        \
-  X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))
+  X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))                                          \
+  /* Of kernels that are compiled for it alone. */                                                           \
+  X(Expression, expression, "score or sees", p.expressions != nullptr)
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -38,6 +40,7 @@ enum Term : uint32_t {
 inline constexpr uint32_t kNoTerms = 0;
 /// Terms that only enter the end of a row, and cost nearly every kernel nothing.
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
-inline constexpr uint32_t kAllTerms = (1u << term_bits::kCount) - 1;
+/// All that a kernel knows that is not compiled for an expression.
+inline constexpr uint32_t kAllTerms = ((1u << term_bits::kCount) - 1) & ~kTermExpression;
 
 }  // namespace fovea::cuda
