@@ -28,7 +28,8 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
-         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink"}
+         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
+         "named_gradients": "kNamedGradients"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"

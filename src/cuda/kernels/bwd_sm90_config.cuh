@@ -23,8 +23,9 @@ struct BwdSm90Config {
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
-  bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
-  bool alibi = false;    ///< scores are scale S - slope |distance|
+  bool softcap = false;     ///< scores are softcap tanh(scale S / softcap)
+  bool alibi = false;       ///< scores are scale S - slope |distance|
+  bool expression = false;  ///< compiled for warp/expression.cuh
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionPar
   }
   // The V of a dropped key does not reach the row.
   const bool kept = keep != 0;
-  return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * terms.cap_slope(p, dot),
+  return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * terms.product_slope(p, dot, j),
           true, kept};
 }
 

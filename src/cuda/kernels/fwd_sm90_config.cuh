@@ -30,7 +30,8 @@ struct FwdSm90Config {
   bool q_in_registers = false;
   bool softcap = false;
   bool alibi = false;
-  bool bf16x3 = false;  ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  bool expression = false;  ///< compiled for warp/expression.cuh
+  bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes

@@ -17,6 +17,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/alibi.cuh"
+#include "cuda/warp/expression.cuh"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -46,6 +47,8 @@ struct FwdSm90Consumer {
   /// Without Q in registers the last Q K^T of the tile frees sQ.
   static constexpr bool kQInShared = !kConfig.q_in_registers;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
+  static constexpr bool kHasExpression = Expression::kHasScore || Expression::kHasSees;
+  static_assert(kConfig.expression == kHasExpression);
   static_assert(kConfig.bf16x3 == std::is_same_v<Element, float>);
   static_assert(!kAccumulatorPerBlock || !kConfig.intra_warpgroup_overlap);
   static_assert(kTileN % 16 == 0 && kDim % 16 == 0 && kDimV % 16 == 0);
@@ -91,13 +94,14 @@ struct FwdSm90Consumer {
     if (kConfig.ping_pong && w == kConsumers - 1) pass_turn();
     for (uint32_t tile_count = 0; begin_tile(tile_count); ++tile_count) {
       const KeyBlocks blocks = key_blocks();
+      const PairTerms terms = pair_terms();
       clear();
       skip_blocks(blocks.load_end - 1, max(blocks.end, blocks.load_begin));
       if (blocks.begin < blocks.end) {
         if constexpr (kConfig.intra_warpgroup_overlap) {
-          mainloop_overlapped(blocks);
+          mainloop_overlapped(blocks, terms);
         } else {
-          mainloop_queued(blocks);
+          mainloop_queued(blocks, terms);
         }
       } else if (kQInShared) {
         __syncwarp();  // every lane has seen the phase of full_q
@@ -115,6 +119,20 @@ struct FwdSm90Consumer {
     int begin, end, full_begin, full_end, load_begin, load_end;
     __device__ __forceinline__ bool is_masked(int n) const { return n < full_begin || n >= full_end; }
   };
+
+  /// The expression's share of this lane's two rows.
+  struct PairTerms {
+    Expression::Head head;
+    Expression::Query query[2];
+  };
+  /// Heads of a group are not packed into a tile that has an expression: its rows are of one head.
+  __device__ __forceinline__ PairTerms pair_terms() const {
+    const Expression::Head head = expression_head(args.f.p, work->span, work->batch, work->head);
+    const int row = work->first_row + 16 * warp_index() + lane_index() / 4;
+    return {head,
+            {Expression::Query(head, query_in_use(work->span, row)),
+             Expression::Query(head, query_in_use(work->span, row + 8))}};
+  }
 
   /// Marks a value warp-uniform: the compiler knows that a shuffle from lane 0 gives all lanes the same.
   /// Everything that bounds a loop has to be such. Then its counter, the ring and the descriptors made of it
@@ -175,6 +193,7 @@ struct FwdSm90Consumer {
     rows.start();
     all_begun = false;
     if constexpr (kConfig.alibi) begin_alibi();
+    if constexpr (Expression::kHasScore) steep = true;  // nobody knows how a score of the user's grows
   }
   __device__ __forceinline__ void begin_alibi() {
     const tile::AttentionParams& p = args.f.p;
@@ -309,8 +328,29 @@ struct FwdSm90Consumer {
     }
   }
 
-  /// From Q K^T to scores: softcap, or ALiBi, and the mask where block n needs one.
-  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, bool masked) const {
+  /// From Q K^T to what the expression makes of it; -inf where it sees no key.
+  __device__ __forceinline__ void apply_expression(AccS& acc_s, int n, const PairTerms& terms) const {
+    const tile::AttentionParams& p = args.f.p;
+    const int first_key = n * kTileN + 2 * (lane_index() % 4);
+#pragma unroll
+    for (int i = 0; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) {
+      // Keys behind the last one get that, so that every tensor has their elements: the mask takes them out.
+      const int k = first_key + i / 4 * 8 + i % 2;
+      const Expression::Key key(terms.head,
+                                Expression::kReadsByKey ? max(min(k, work->span.used_k - 1), 0) : k);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& s = acc_s[i + 2 * half];
+        if constexpr (Expression::kHasScore)
+          s = Expression::score(terms.head, terms.query[half], key, s * p.scale);
+        if constexpr (Expression::kHasSees)
+          if (!Expression::sees(terms.head, terms.query[half], key)) s = -INFINITY;
+      }
+    }
+  }
+
+  /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
+  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, bool masked, const PairTerms& terms) const {
     if constexpr (kConfig.softcap) {
       const tile::AttentionParams& p = args.f.p;
 #pragma unroll
@@ -322,6 +362,7 @@ struct FwdSm90Consumer {
         add_distances<-1>(acc_s, half, alibi_factor[half],
                           static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
     }
+    if constexpr (kHasExpression) apply_expression(acc_s, n, terms);
     if (masked) mask(acc_s, n);
   }
 
@@ -332,8 +373,9 @@ struct FwdSm90Consumer {
   }
 
   /// From Q K^T of block n to packed weights. No P V is under way.
-  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, bool masked) {
-    apply_terms(acc_s, n, masked);
+  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, bool masked,
+                                          const PairTerms& terms) {
+    apply_terms(acc_s, n, masked, terms);
     if (first) rows.guess(acc_s);
     if (!all_begun) all_begun = !steep && rows.all_have_maxima();
     if (all_begun && rows.weigh_stale(acc_s, weights)) return;
@@ -344,8 +386,8 @@ struct FwdSm90Consumer {
 
   /// From Q K^T of block n to weights in the registers of S, while P V of the block before reads acc_o and
   /// `weights`. Whether rescale_o() is due once that is done.
-  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, bool masked) {
-    apply_terms(acc_s, n, masked);
+  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, bool masked, const PairTerms& terms) {
+    apply_terms(acc_s, n, masked, terms);
     bool raised;
     if (all_begun) {
       raised = rows.weigh_in_place(acc_s);
@@ -360,7 +402,7 @@ struct FwdSm90Consumer {
   // --- the two schedules ---
 
   /// Blocks end - 1 to begin: Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
-  __device__ __forceinline__ void mainloop_queued(const KeyBlocks& blocks) {
+  __device__ __forceinline__ void mainloop_queued(const KeyBlocks& blocks, const PairTerms& terms) {
     for (int n = blocks.end - 1; n >= blocks.begin; --n) {
       AccS acc_s;
       const bool first = n + 1 == blocks.end;
@@ -375,7 +417,7 @@ struct FwdSm90Consumer {
       release(memory.empty_k(ring.stage));
       if (!first) release(memory.empty_v(ring.before()));
       if (kQInShared && n == blocks.begin) release(memory.empty_q(w));
-      softmax(acc_s, n, first, masked);
+      softmax(acc_s, n, first, masked, terms);
       ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
       wait_for_turn();
       ptx::wgmma_fence();
@@ -389,7 +431,7 @@ struct FwdSm90Consumer {
   }
 
   /// The same, but softmax(n) runs while this consumer's own P V(n + 1) does.
-  __device__ __forceinline__ void mainloop_overlapped(const KeyBlocks& blocks) {
+  __device__ __forceinline__ void mainloop_overlapped(const KeyBlocks& blocks, const PairTerms& terms) {
     AccS acc_s;
     ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
     wait_for_turn();
@@ -399,7 +441,7 @@ struct FwdSm90Consumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_s);
     release(memory.empty_k(ring.stage));
-    softmax(acc_s, blocks.end - 1, true, blocks.is_masked(blocks.end - 1));
+    softmax(acc_s, blocks.end - 1, true, blocks.is_masked(blocks.end - 1), terms);
     for (int n = blocks.end - 2; n >= blocks.begin; --n) {
       const StageRing<kStages> before = ring;
       ring.advance();
@@ -414,7 +456,7 @@ struct FwdSm90Consumer {
       ptx::wgmma_wait<1>();  // Q K^T of this block
       ptx::wgmma_done(acc_s);
       release(memory.empty_k(ring.stage));
-      const bool raised = softmax_in_place(acc_s, n, masked);
+      const bool raised = softmax_in_place(acc_s, n, masked, terms);
       ptx::wgmma_wait<0>();  // P V of the block before
       finish_pv();
       release(memory.empty_v(before.stage));

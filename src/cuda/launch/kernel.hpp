@@ -54,6 +54,8 @@ enum class KernelKind : uint8_t {
   kPostprocess,     ///< backward: dq from its sums
   kDBias,           ///< backward: dbias
   kDSink,           ///< backward: dsink
+  kNamedZeros,      ///< backward: clears the gradients of named tensors
+  kNamedGradients,  ///< backward: adds to them
 };
 
 /// CTAs of a launch. Any of them 0: nothing is launched.

@@ -1,9 +1,12 @@
 // Collects the kernels of a pass: main, and those before and after it.
 #include "cuda/launch/kernel_set.hpp"
 
+#include <algorithm>
+
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -54,10 +57,14 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
   }
   set.main = require(KernelKind::kBackward);
   add(set.before, KernelKind::kPreprocess);
+  const bool named = std::any_of(p.named.begin(), p.named.end(),
+                                 [](const NamedTensor& t) { return occupies_memory(t.gradient); });
+  if (named) add(set.before, KernelKind::kNamedZeros);
   if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBackwardBf16x3);
   if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kPostprocess);
   if (occupies_memory(p[Role::kDBias])) add(set.after, KernelKind::kDBias);
   if (p.has(Role::kDSink)) add(set.after, KernelKind::kDSink);
+  if (named && p.expressions->score) add(set.after, KernelKind::kNamedGradients);
   return set;
 }
 

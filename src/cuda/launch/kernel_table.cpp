@@ -67,6 +67,10 @@ const char* name_of(KernelKind kind) {
       return "dbias";
     case KernelKind::kDSink:
       return "dsink";
+    case KernelKind::kNamedZeros:
+      return "gradients of named tensors (zeros)";
+    case KernelKind::kNamedGradients:
+      return "gradients of named tensors";
   }
   return "?";
 }

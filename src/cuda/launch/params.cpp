@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "expr/graph.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cuda {
@@ -80,6 +81,23 @@ bool rows_are_vectors(const TensorDesc& t) {
   return true;
 }
 
+void set_strides(const TensorDesc& t, int64_t (&strides)[expr::kMaxRank]) {
+  for (size_t d = 0; d < static_cast<size_t>(t.ndim); ++d) strides[d] = t.stride[d];
+}
+
+tile::ExpressionTensors expression_of(const AttentionProblem& p) {
+  tile::ExpressionTensors out;
+  for (size_t i = 0; i < p.named.size(); ++i) {
+    const NamedTensor& named = p.named[i];
+    tile::NamedTensor& to = out.at[i];
+    for (size_t d = 0; d < expr::kMaxRank; ++d)
+      to.extent[d] = d < static_cast<size_t>(named.tensor.ndim) ? static_cast<int>(named.tensor.shape[d]) : 1;
+    set_strides(named.tensor, to.stride);
+    if (named.gradient.present) set_strides(named.gradient, to.gradient_stride);
+  }
+  return out;
+}
+
 }  // namespace
 
 tile::AttentionParams params_of(const AttentionProblem& p) {
@@ -92,6 +110,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   a.o_type = p[Role::kO].dtype;
   a.bias_type = p[Role::kBias].dtype;
   a.dbias_type = p[Role::kDBias].dtype;
+  a.expression = expression_of(p);
   if (p.has(Role::kBlockMask)) {
     a.block_q = static_cast<int>(p.block_q);
     a.block_k = static_cast<int>(p.block_k);
@@ -129,6 +148,11 @@ void bind(tile::AttentionParams& a, const Buffers& buffers) {
   std::memcpy(static_cast<void*>(&a.field), &buffers.data[index_of(Role::k##Name)], sizeof(void*));
   FOVEA_TENSORS(FOVEA_BIND)
 #undef FOVEA_BIND
+  static_assert(tile::kMaxNamedTensors == kMaxNamedTensors);
+  for (size_t i = 0; i < kMaxNamedTensors; ++i) {
+    a.expression.at[i].data = static_cast<const char*>(buffers.named(i));
+    a.expression.at[i].gradient = static_cast<float*>(buffers.gradient(i));
+  }
   a.seed = buffers.seed;
   a.offset = buffers.offset;
   for (const auto& [role, bit] : kAlignedBits) {
