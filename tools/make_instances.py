@@ -29,14 +29,15 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
          "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
-         "named_gradients": "kNamedGradients"}
+         "named_gradients": "kNamedGradients", "seen_blocks": "kSeenBlocks",
+         "backward_seen_blocks": "kBackwardSeenBlocks"}
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "writes_dq", "can_split", "can_pack",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "seen_blocks", "writes_dq", "can_split", "can_pack",
                "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",

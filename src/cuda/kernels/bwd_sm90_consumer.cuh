@@ -49,7 +49,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   /// Whether the factor of dS is another than P.
   static constexpr bool kHasSlope = kConfig.softcap || (kConfig.expression && !Expression::kSlopeIsOne);
   /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
-  static constexpr bool kDpBesideP = kSumsDk && !(kHasTerm && kM == 128);
+  static constexpr bool kDpBesideP = kSumsDk && !kConfig.dp_behind_p && !(kHasTerm && kM == 128);
   struct Sums {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
@@ -182,41 +182,51 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       factor[i / 8][i % 8 / 2] = pack<T>(weight.x * fmaf(-t.x, t.x, 1.0f), weight.y * fmaf(-t.y, t.y, 1.0f));
     }
   }
-  /// As weigh_capped, of the expression. P of pairs that it excludes is 0.
-  template <int kBehind>
-  __device__ __forceinline__ void weigh_expression(Scores& acc_s, Operand& factor, Statistics& lse, int s,
-                                                   const Work& work, int n, int head) const {
-    ptx::wgmma_wait<kBehind>();
-    ptx::wgmma_done(acc_s);
+  /// What the expression knows of this lane's pairs in a step.
+  struct PairTerms {
+    Expression::Head head;
+    Expression::Key key[2];  ///< of the lane's two rows
+    tile::SequenceSpan span;
+    int first_query;
+    /// Of column 8 t + e from the lane's first. Rows behind the last one have no weights, whatever is computed for them.
+    __device__ __forceinline__ Expression::Query query(int t, int e) const {
+      const int q = first_query + 8 * t + e;
+      return Expression::Query(head, Expression::kReadsByQuery ? query_in_use(span, q) : q);
+    }
+  };
+  __device__ __forceinline__ PairTerms pair_terms(const Work& work, int n, int head) const {
     const tile::AttentionParams& p = args.b.p;
     tile::SequenceSpan span;
     span.used_q = work[Work::kUsedQ], span.used_k = work[Work::kUsedK];
     const Expression::Head of_head =
         expression_head(p, span, work[Work::kBatch], work[Work::kHeadKv] * p.group + head);
-    const int first_key = work[Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4;
-    // Rows behind the last one have no weights, whatever is computed for them.
-    const auto key_in_use = [&](int k) { return max(min(k, span.used_k - 1), 0); };
-    const Expression::Key of_key[2] = {Expression::Key(of_head, key_in_use(first_key)),
-                                       Expression::Key(of_head, key_in_use(first_key + 8))};
-    const int first_query = n * kM + 2 * (lane() % 4);
+    const int key = work[Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4;
+    const auto in_use = [&](int k) { return max(min(k, span.used_k - 1), 0); };
+    return {of_head,
+            {Expression::Key(of_head, in_use(key)), Expression::Key(of_head, in_use(key + 8))},
+            span,
+            n * kM + 2 * (lane() % 4)};
+  }
+  /// As weigh, of a score of the user's; and, where its slope is not 1, the factor of dS.
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_score(Scores& acc_s, Operand& factor, Statistics& lse, int s,
+                                              const PairTerms& terms) const {
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_done(acc_s);
 #pragma unroll
     for (int t = 0; t < kM / 8; ++t) {
       const float2 base[2] = {lse.at(4 * t, memory.lse(s)), lse.at(4 * t + 2, memory.lse(s))};
       float slope[2][2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int q = first_query + 8 * t + e;
-        const Expression::Query query(of_head, Expression::kReadsByQuery ? query_in_use(span, q) : q);
+        const Expression::Query query = terms.query(t, e);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = acc_s[4 * t + 2 * half + e];
-          float score = x * p.scale;
-          if constexpr (Expression::kHasScore)
-            score = Expression::score(of_head, query, of_key[half], score, slope[half][e]);
+          const float score =
+              Expression::score(terms.head, query, terms.key[half], x * args.b.p.scale, slope[half][e]);
           x = ptx::ex2(fmaf(score, tile::kLog2e, -(e == 0 ? base[half].x : base[half].y)));
-          if constexpr (Expression::kHasSees)
-            if (!Expression::sees(of_head, query, of_key[half])) x = 0.0f;
-          if constexpr (kHasSlope) slope[half][e] = x == 0 ? 0.0f : x * slope[half][e];
+          slope[half][e] = x == 0 ? 0.0f : x * slope[half][e];
         }
       }
       if constexpr (kHasSlope) {
@@ -224,6 +234,37 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
         for (int half = 0; half < 2; ++half)
           factor[t / 2][t % 2 * 2 + half] = pack<T>(slope[half][0], slope[half][1]);
       }
+    }
+  }
+  /// P, and the factor of dS, of pairs that the expression does not let see each other become 0.
+  __device__ __forceinline__ void mask_by_expression(Scores& weights, Operand& factor,
+                                                     const PairTerms& terms) const {
+#pragma unroll
+    for (int t = 0; t < kM / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Expression::Query query = terms.query(t, e);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (Expression::sees(terms.head, query, terms.key[half])) continue;
+          weights[4 * t + 2 * half + e] = 0.0f;
+          if constexpr (kHasSlope) factor[t / 2][t % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0xffffu;
+        }
+      }
+    }
+  }
+  /// As weigh, of what the expression says.
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_expression(Scores& acc_s, Operand& factor, Statistics& lse, int s,
+                                                   const Work& work, int n, int head) const {
+    if constexpr (Expression::kHasScore) {
+      weigh_score<kBehind>(acc_s, factor, lse, s, pair_terms(work, n, head));
+    } else {
+      weigh<kBehind>(acc_s, lse, s);
+    }
+    if constexpr (Expression::kHasSees) {
+      if (BwdSm90Walk::of(args.b, work).is_partial(n))
+        mask_by_expression(acc_s, factor, pair_terms(work, n, head));
     }
   }
   __device__ __forceinline__ static void to_operand(const Scores& x, Operand& operand) {
@@ -502,6 +543,12 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     release(memory.empty_work(tile.number));
   }
 
+  /// The tile's block of queries behind block n; m_end where there is none.
+  __device__ __forceinline__ int behind(const Tile& tile, int n) const {
+    if constexpr (!Expression::kHasSees) return n + 1;
+    return uniform(BwdSm90Walk::of(args.b, tile.work).behind(n, tile.m_end));
+  }
+
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
     static_assert(!kBoth || kConfig.k_stages == 2);
@@ -519,7 +566,8 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll 1
         for (int left = tile.steps, n = tile.m_begin, head = 0; left > 0; --left) {
           step(state, n, left == tile.steps, left > 1, head);
-          if (++n == tile.m_end) n = tile.m_begin, ++head;
+          n = behind(tile, n);
+          if (n == tile.m_end) n = tile.m_begin, ++head;
         }
         if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
         ++state.tiles;

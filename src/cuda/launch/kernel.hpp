@@ -45,17 +45,19 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
 /// of them.
 enum class KernelKind : uint8_t {
-  kForward,         ///< o and lse, or the parts of splits
-  kBf16x3,          ///< forward: float32 operands as bf16x3, before kForward
-  kCombine,         ///< forward: merges the parts of splits
-  kBackward,        ///< dk, dv, sums of dq
-  kPreprocess,      ///< backward: row statistics; zeros where sums are accumulated
-  kBackwardBf16x3,  ///< backward: float32 operands as bf16x3, behind kPreprocess
-  kPostprocess,     ///< backward: dq from its sums
-  kDBias,           ///< backward: dbias
-  kDSink,           ///< backward: dsink
-  kNamedZeros,      ///< backward: clears the gradients of named tensors
-  kNamedGradients,  ///< backward: adds to them
+  kForward,             ///< o and lse, or the parts of splits
+  kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
+  kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward
+  kCombine,             ///< forward: merges the parts of splits
+  kBackward,            ///< dk, dv, sums of dq
+  kPreprocess,          ///< backward: row statistics; zeros where sums are accumulated
+  kBackwardSeenBlocks,  ///< backward: looks which blocks of queries see a tile, before kBackward
+  kBackwardBf16x3,      ///< backward: float32 operands as bf16x3, behind kPreprocess
+  kPostprocess,         ///< backward: dq from its sums
+  kDBias,               ///< backward: dbias
+  kDSink,               ///< backward: dsink
+  kNamedZeros,          ///< backward: clears the gradients of named tensors
+  kNamedGradients,      ///< backward: adds to them
 };
 
 /// CTAs of a launch. Any of them 0: nothing is launched.
@@ -97,7 +99,8 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
-  bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
+  bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
+  bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA

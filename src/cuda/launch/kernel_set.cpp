@@ -47,9 +47,11 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
     if (const Kernel* kernel = require(kind)) to.push_back(kernel);
   };
 
+  const bool sees = p.expressions && p.expressions->sees;
   if (p.pass == Pass::kForward) {
     set.main = require(KernelKind::kForward);
     if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBf16x3);
+    if (sees && set.main != nullptr && set.main->seen_blocks) add(set.before, KernelKind::kSeenBlocks);
     if (!set.clause.empty()) return set;
     // Without one, keys are not split.
     if (const Kernel* combine = find(KernelKind::kCombine).kernel) set.after.push_back(combine);
@@ -61,6 +63,7 @@ KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_addr
                                  [](const NamedTensor& t) { return occupies_memory(t.gradient); });
   if (named) add(set.before, KernelKind::kNamedZeros);
   if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBackwardBf16x3);
+  if (sees && set.main != nullptr && set.main->seen_blocks) add(set.before, KernelKind::kBackwardSeenBlocks);
   if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kPostprocess);
   if (occupies_memory(p[Role::kDBias])) add(set.after, KernelKind::kDBias);
   if (p.has(Role::kDSink)) add(set.after, KernelKind::kDSink);

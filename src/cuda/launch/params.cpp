@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "expr/graph.hpp"
+#include "expr/pair_expressions.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cuda {
@@ -87,6 +87,7 @@ void set_strides(const TensorDesc& t, int64_t (&strides)[expr::kMaxRank]) {
 
 tile::ExpressionTensors expression_of(const AttentionProblem& p) {
   tile::ExpressionTensors out;
+  out.has_score = p.expressions && p.expressions->score;
   for (size_t i = 0; i < p.named.size(); ++i) {
     const NamedTensor& named = p.named[i];
     tile::NamedTensor& to = out.at[i];
