@@ -143,7 +143,14 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   return a;
 }
 
-void bind(tile::AttentionParams& a, const Buffers& buffers) {
+NamedPlaces named_places_of(const AttentionProblem& p) {
+  NamedPlaces places;
+  for (size_t i = 0; i < places.size(); ++i)
+    places[i] = static_cast<uint8_t>(i < p.named.size() ? p.named[i].place : place_of_named(i));
+  return places;
+}
+
+void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& named) {
   // One copy for each role, at offsets that the compiler knows: a run pays for this.
 #define FOVEA_BIND(field, Name, forward, backward, meaning) \
   std::memcpy(static_cast<void*>(&a.field), &buffers.data[index_of(Role::k##Name)], sizeof(void*));
@@ -151,7 +158,7 @@ void bind(tile::AttentionParams& a, const Buffers& buffers) {
 #undef FOVEA_BIND
   static_assert(tile::kMaxNamedTensors == kMaxNamedTensors);
   for (size_t i = 0; i < kMaxNamedTensors; ++i) {
-    a.expression.at[i].data = static_cast<const char*>(buffers.named(i));
+    a.expression.at[i].data = static_cast<const char*>(buffers.data[named[i]]);
     a.expression.at[i].gradient = static_cast<float*>(buffers.gradient(i));
   }
   a.seed = buffers.seed;
