@@ -87,7 +87,7 @@ void set_strides(const TensorDesc& t, int64_t (&strides)[expr::kMaxRank]) {
 
 tile::ExpressionTensors expression_of(const AttentionProblem& p) {
   tile::ExpressionTensors out;
-  out.has_score = p.expressions && p.expressions->score;
+  out.has_score = p.expressions && (p.expressions->score || !(static_cast<float>(p.scale) > 0));
   for (size_t i = 0; i < p.named.size(); ++i) {
     const NamedTensor& named = p.named[i];
     tile::NamedTensor& to = out.at[i];
