@@ -156,7 +156,7 @@ def kernels_of(key, family):
                 check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
                 members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
-                forward = family["kind"] in ("forward", "bf16x3", "combine")
+                forward = family["kind"] in ("forward", "bf16x3", "seen_blocks", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))
@@ -164,7 +164,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "writes_dq", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "seen_blocks", "writes_dq", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))

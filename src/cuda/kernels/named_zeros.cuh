@@ -12,7 +12,8 @@ inline constexpr int kNamedZerosThreads = 256;
 inline constexpr int kNamedZerosCtas =
     132;  ///< a wave on the largest chip; the elements are few, or memory limits
 
-__global__ void __launch_bounds__(kNamedZerosThreads) named_zeros(const __grid_constant__ BackwardArgs args) {
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) named_zeros(const __grid_constant__ BackwardArgs args) {
   const tile::NamedTensor& t = args.p.expression.at[blockIdx.y];
   if (t.gradient == nullptr) return;
   // A dimension that stands for all has one element.
@@ -22,8 +23,8 @@ __global__ void __launch_bounds__(kNamedZerosThreads) named_zeros(const __grid_c
     size[d] = t.gradient_stride[d] == 0 ? 1 : t.extent[d];
     count *= size[d];
   }
-  for (int64_t i = int64_t{blockIdx.x} * kNamedZerosThreads + threadIdx.x; i < count;
-       i += int64_t{kNamedZerosCtas} * kNamedZerosThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{kNamedZerosCtas} * kThreads) {
     int64_t rest = i, offset = 0;
 #pragma unroll
     for (int d = 3; d >= 0; --d) {

@@ -7,6 +7,8 @@
 // Block    kSeenBlocksThreads threads, whose warps take a block each; lanes take keys.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/args.hpp"
 #include "cuda/warp/score_terms.cuh"
 
@@ -86,13 +88,10 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   }
 }
 
-__global__ void __launch_bounds__(kSeenBlocksThreads)
-    seen_blocks_forward(const __grid_constant__ ForwardArgs args) {
-  seen_blocks_of_tile<false>(args.p, args.seen);
-}
-__global__ void __launch_bounds__(kSeenBlocksThreads)
-    seen_blocks_backward(const __grid_constant__ BackwardArgs args) {
-  seen_blocks_of_tile<true>(args.p, args.seen);
+/// Args: ForwardArgs, or BackwardArgs, whose tiles are of keys.
+template <class Args>
+__global__ void __launch_bounds__(kSeenBlocksThreads) seen_blocks(const __grid_constant__ Args args) {
+  seen_blocks_of_tile<std::is_same_v<Args, BackwardArgs>>(args.p, args.seen);
 }
 
 /// No CTA where nobody looks.
