@@ -79,7 +79,7 @@ struct Kernel {
   bool any_dtype = false;     ///< reads no tensor of the problem's type (dsink)
   /// The __global__ function. Null where the kernel is compiled at run time only, and in tests of the table.
   const void* entry = nullptr;
-  KernelSource source;
+  KernelSource source = {};
   /// Null: the kernel's parameter is ForwardArgs or BackwardArgs as it is.
   const ArgsBinding* binding = nullptr;
   /// CTAs of a launch, from a host function in the family's header. Called once, when a plan is made: sizes,
