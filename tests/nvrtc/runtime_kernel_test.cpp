@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "cubin.hpp"
+#include "cuda/launch/device.hpp"
+#include "cuda/launch/driver.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/runtime_kernel.hpp"
 
@@ -89,7 +91,7 @@ TEST_P(RuntimeKernels, UseWhatNvccsUse) {
 }
 INSTANTIATE_TEST_SUITE_P(Set, RuntimeKernels,
                          testing::Values(Case{"fwd_sm90_bf16_d128", 90}, Case{"bwd_sm90_bf16_d128", 90},
-                                         Case{"fwd_sm80_bf16_d128", 80}, Case{"fwd_simt_bf16_v64", 75},
+                                         Case{"fwd_sm80_bf16_d128", 80}, Case{"fwd_simt_f16_v64", 75},
                                          Case{"fwd_simt_bf16_v64", 80}));
 
 /// A kernel that compiles quickly.
@@ -203,6 +205,51 @@ TEST(RuntimeKernel, EveryProgramNamesItsKernel) {
     EXPECT_EQ(kernel->source.text != nullptr, takes) << kernel->name;
     EXPECT_TRUE(kernel->entry != nullptr || takes) << kernel->name;
   }
+}
+
+// --- on a GPU
+
+#define FOVEA_SKIP_WITHOUT_GPU() \
+  if (!driver().missing.empty()) GTEST_SKIP() << driver().missing
+
+TEST(LoadedKernels, OfRunTimeAreThoseOfTheLibrary) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  FOVEA_SKIP_WITHOUT_GPU();
+  const int capability = properties_of(0).capability;
+  int count = 0;
+  for (const char* name : {"fwd_sm90_bf16_d128", "fwd_sm80_bf16_d128", "fwd_simt_f16_v64"}) {
+    const Kernel* kernel = kernel_called(name);
+    if (kernel == nullptr || kernel->min_capability > capability || kernel->entry == nullptr ||
+        (kernel->max_capability != 0 && kernel->max_capability < capability)) {
+      continue;
+    }
+    const LoadedKernel& ahead = loaded(*kernel, 0);
+    const LoadedKernel& now = loaded(*kernel, 0, no_expression());
+    EXPECT_EQ(now.clause, ahead.clause);
+    EXPECT_EQ(now.ctas_per_sm, ahead.ctas_per_sm) << name;
+    EXPECT_NE(now.function, nullptr) << name;
+    EXPECT_EQ(&loaded(*kernel, 0, no_expression()), &now);
+    ++count;
+  }
+  if (count == 0) GTEST_SKIP() << "no kernel for this GPU in this build";
+}
+
+TEST(LoadedKernels, MustNotSpill) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  FOVEA_SKIP_WITHOUT_GPU();
+  Kernel kernel;
+  kernel.name = "spills";
+  kernel.threads = 32;
+  kernel.source = {.text =
+                       "#include \"cuda/kernels/args.hpp\"\n"
+                       "template <int kSize> __global__ void spills(int* x) {\n"
+                       "  int local[kSize]; for (int i = 0; i < kSize; ++i) local[i] = x[i * i];\n"
+                       "  for (int i = 0; i < kSize; ++i) x[i] = local[x[i] % kSize]; }\n",
+                   .entry = "spills<300>"};
+  const LoadedKernel& refused = loaded(kernel, 0, "");
+  EXPECT_EQ(refused.function, nullptr);
+  EXPECT_NE(refused.clause.find("spills spills registers with this expression (12"), std::string::npos)
+      << refused.clause;
 }
 
 }  // namespace
