@@ -548,7 +548,8 @@ TEST(Ptx, ConversionsOf16BitFloats) {
   std::mt19937 random(1);
   for (uint32_t bits = 0; bits < 1u << 16;
        ++bits) {  // of every size; halfway between two bfloat16, and near it
-    x.push_back(std::bit_cast<float>(bits << 16 | (bits % 3 == 0 ? 0x8000u : random() & 0xffffu)));
+    x.push_back(std::bit_cast<float>(bits << 16 |
+                                     (bits % 3 == 0 ? 0x8000u : static_cast<uint32_t>(random()) & 0xffffu)));
   }
   const DeviceArray<float> dx(x);
   const DeviceArray<Converted> dy(x.size());
