@@ -68,15 +68,22 @@ struct Grid {
 /// Makes a kernel's parameter from ForwardArgs or BackwardArgs (args_binding.hpp).
 struct ArgsBinding;
 
+/// What a kernel is compiled from at run time (runtime_kernel.hpp).
+struct KernelSource {
+  const char* text = nullptr;   ///< a translation unit; null: it is not compiled at run time
+  const char* entry = nullptr;  ///< the __global__ function, with its template arguments
+  bool specific = false;        ///< uses features of one architecture alone ("sm_90a")
+};
+
 struct Kernel {
   const char* name = "";  ///< "fwd_sm80_bf16_d128": unique; errors and `fovea explain` say it
   KernelKind kind = KernelKind::kForward;
   Family family = Family::kAny;
   DType dtype = DType::kF32;  ///< of q, k, v
   bool any_dtype = false;     ///< reads no tensor of the problem's type (dsink)
-  /// The __global__ function. Null only in tests of the table.
+  /// The __global__ function. Null where the kernel is compiled at run time only, and in tests of the table.
   const void* entry = nullptr;
-  const char* source = nullptr;
+  KernelSource source = {};
   /// Null: the kernel's parameter is ForwardArgs or BackwardArgs as it is.
   const ArgsBinding* binding = nullptr;
   /// CTAs of a launch, from a host function in the family's header. Called once, when a plan is made: sizes,

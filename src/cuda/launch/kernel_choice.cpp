@@ -191,7 +191,7 @@ uint32_t terms_of(const AttentionProblem& p) {
 uint32_t terms_known_by(const Kernel& k) {
   const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
                                k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
-  const bool general = k.source != nullptr && k.terms == kAllTerms;
+  const bool general = k.source.text != nullptr && k.terms == kAllTerms;
   return k.terms | (general || !computes_scores ? uint32_t{kTermExpression} : 0u);
 }
 
