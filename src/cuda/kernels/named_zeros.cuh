@@ -12,6 +12,11 @@ inline constexpr int kNamedZerosThreads = 256;
 inline constexpr int kNamedZerosCtas =
     132;  ///< a wave on the largest chip; the elements are few, or memory limits
 
+template <class Grid>
+constexpr Grid named_zeros_grid(const BackwardArgs&) {
+  return {kNamedZerosCtas, tile::kMaxNamedTensors};
+}
+
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) named_zeros(const __grid_constant__ BackwardArgs args) {
   const tile::NamedTensor& t = args.p.expression.at[blockIdx.y];
