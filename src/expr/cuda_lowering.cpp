@@ -1,7 +1,9 @@
 #include "expr/cuda_lowering.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 
 namespace fovea::expr {
@@ -73,7 +75,8 @@ void CudaLowering::lower_variable(NodeId id, const Node& node) {
     return;
   }
   const bool heads = v == Variable::kH || v == Variable::kHk, length = v == Variable::kNq || v == Variable::kNk;
-  const int64_t above = v == Variable::kB ? input_.batch : heads ? input_.heads : input_.positions;
+  const int64_t given = v == Variable::kB ? input_.batch : heads ? input_.heads : input_.positions;
+  const int64_t above = std::min<int64_t>(given, std::numeric_limits<int32_t>::max());  // kernels pass ints
   const Place place = v == Variable::kQ ? Place::kQuery : v == Variable::kK ? Place::kKey : Place::kHead;
   const StepId step =
       steps_.add(Kind::kInt, name, {}, Range::of_int(0, length ? above : above - 1), place);

@@ -304,8 +304,10 @@ class Header {
         const std::string inside = body.operand(gradient.inside);
         condition += call ? " && " + inside : " && (" + inside + ")";
       }
-      const std::string pointer = body.operand(gradient.pointer), derivative = body.operand(gradient.derivative);
-      body.line("if (" + condition + ") add_to(" + pointer + ", d_score * (" + derivative + "));");
+      const std::string pointer = body.operand(gradient.pointer);
+      const std::string derivative = body.operand(gradient.derivative);
+      const std::string times = derivative == "1.0f" ? "" : " * (" + derivative + ")";
+      body.line("if (" + condition + ") add_to(" + pointer + ", d_score" + times + ");");
     }
     return body.text();
   }

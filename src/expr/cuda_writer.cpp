@@ -10,7 +10,7 @@ namespace fovea::expr {
 namespace {
 
 /// Steps inside one expression; compilers have limits, and readers too.
-constexpr int kMaxNested = 5;
+constexpr int kMaxNested = 8;
 
 /// Whether a text is a name, a literal or a call: no operator stands outside its parentheses.
 bool is_primary(std::string_view text) {
@@ -101,11 +101,6 @@ CudaFunction::CudaFunction(const Steps& steps, const CudaMembers& members, Place
       counted_(steps.size(), false),
       written_(steps.size(), false) {}
 
-bool CudaFunction::is_outside(StepId id) const {
-  const Step& step = steps_[id];
-  return step.operands.empty() || (members_.is_member(id) && (step.place != place_ || written_[id]));
-}
-
 void CudaFunction::count(StepId root) {
   ++uses_[root];
   std::vector<StepId> waiting = {root};
@@ -138,8 +133,8 @@ std::string CudaFunction::reference(StepId id, int depth) {
   const bool leaf = step.operands.empty();
   if (leaf || (uses_[id] < 2 && depth < kMaxNested)) return expression(id, depth + 1);
   const std::string value = expression(id, 0);
-  line("const " + step.type + (step.kind == Kind::kPointer ? " " : " ") + "x_" + std::to_string(id) + " = " +
-       value + ";");
+  line((step.kind == Kind::kPointer ? step.type + " const x_" : "const " + step.type + " x_") +
+       std::to_string(id) + " = " + value + ";");
   written_[id] = true;
   return name(id);
 }

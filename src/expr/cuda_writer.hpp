@@ -42,11 +42,9 @@ class CudaFunction {
   const std::string& text() const { return text_; }
 
  private:
-  bool is_outside(StepId id) const;
   std::string name(StepId id) const;
   std::string reference(StepId id, int depth);
   std::string expression(StepId id, int depth);
-  int depth_of(StepId id) const;
 
   const Steps& steps_;
   const CudaMembers& members_;
