@@ -64,8 +64,7 @@ StepId CudaLowering::inside(const Node& element) {
 
 StepId CudaLowering::offset(const Sum& index, size_t tensor, size_t dimension, bool gradient) {
   const StepId at = ints_.total(index);
-  // Gradients have strides of their own.
-  const int64_t stride = gradient ? -1 : known(input_.strides, tensor, dimension);
+  const int64_t stride = known(gradient ? input_.gradient_strides : input_.strides, tensor, dimension);
   if (stride == 1) return at;
   const std::string text = tensor_text(tensor) + (gradient ? ".gradient_stride[" : ".stride[") +
                            std::to_string(dimension) + "]";

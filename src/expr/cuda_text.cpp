@@ -102,6 +102,16 @@ constexpr Helper kHelpers[] = {
     {"maximum_of_any", R"(
   __device__ __forceinline__ static float maximum_of_any(float a, float b) { return b != b || b > a ? b : a; }
 )"},
+    {"opaque", R"(
+  /// Compilers that see through a pointer add all offsets up for each pair, in 64 bits, before they add the pointer.
+  template <class T>
+  __device__ __forceinline__ static T* opaque(T* pointer) {
+#ifdef __CUDA_ARCH__
+    asm("" : "+l"(pointer));
+#endif
+    return pointer;
+  }
+)"},
     {"add_to", R"(
   __device__ __forceinline__ static void add_to(float* gradient, float x) {
     if (x != 0.0f) atomicAdd(gradient, x);

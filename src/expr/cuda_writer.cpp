@@ -159,7 +159,8 @@ std::string CudaFunction::expression(StepId id, int depth) {
 
 void CudaFunction::assign_member(StepId id) {
   const std::string value = expression(id, 0);
-  line(member_name(steps_, id) + " = " + value + ";");
+  const bool pointer = steps_[id].kind == Kind::kPointer;
+  line(member_name(steps_, id) + " = " + (pointer ? "opaque(" + value + ")" : value) + ";");
   written_[id] = true;
 }
 

@@ -36,7 +36,7 @@ const std::vector<TextCase> kChosen = {
     {"s + half[(q - k) / 0]", "1 / 0 == 1"},
     // elements outside
     {"s + table[h, q - k] + half[k - 4]", "flag[q - k] != 0"},
-    {"s + table[q, 3] * half[8] + half[nk - nq]", "doc[q, k] == doc[k, q] || flag[0] == 1"},
+    {"s + table[q, 3] * half[8] + half[nk - nq]", "doc[q % 3, k] == doc[k - 1, q] || flag[0] == 1"},
     {"s + half[q * 9223372036854775807 + k]", "flag[q + k * 4294967296] == 0"},
     {"s + half[9] + table[h, limit[b]]", "doc[limit[b], q] == 1 && limit[1] > 0"},
     // what is not chosen is not needed

@@ -25,7 +25,7 @@ inline const std::vector<TensorDeclaration> kTextTensors = [] {
 }();
 inline const std::vector<std::vector<int64_t>> kTextExtents = [] {
   std::vector<std::vector<int64_t>> all = kExtents;
-  all.push_back({2, 24});
+  all.push_back({16, 24});
   all.push_back({2});
   all.push_back({9});
   return all;
@@ -74,6 +74,7 @@ inline CudaTextInput text_input(const TextCase& of, const Expression* score, con
     for (size_t d = 0; d < kTextExtents[tensor].size(); ++d) extents[d] = kTextExtents[tensor][d];
     input.extents.push_back(extents);
     input.strides.push_back(text_strides(tensor, true));
+    input.gradient_strides.push_back(text_strides(tensor, true));
   }
   return input;
 }

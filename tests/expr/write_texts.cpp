@@ -15,7 +15,7 @@ std::string in_namespace(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   std::string result, line;
   while (std::getline(lines, line)) {
-    if (line.starts_with("#")) continue;
+    if (line.starts_with("#include") || line == "#pragma once") continue;
     result += (line == "namespace fovea::cuda {" ? "namespace fovea::" + name + " {" : line) + "\n";
   }
   return result;
