@@ -25,6 +25,7 @@ Range as_number(const IntRange& range) {
 }  // namespace
 
 StepId CudaLowering::to_float(NodeId id) {
+  if (sums_[id].terms.empty()) return steps_.number(static_cast<double>(sums_[id].constant));
   const StepId exact = ints_.place(sums_[id]) == Place::kPair ? exact_float(id) : kNoStep;
   return exact != kNoStep ? exact : ints_.apply(Op::kToFloat, {step(id)});
 }
@@ -92,7 +93,7 @@ StepId CudaLowering::biased_difference(const SumParts& parts) {
     const StepId whole = ints_.total(negated ? IntSteps::scaled(part, -1) : part);
     const IntRange range = steps_[whole].range.integer;
     if (range.lowest < -kMost || range.highest > kMost) return kNoStep;
-    return steps_.add(Kind::kFloat, "__int_as_float($0 + 0x4b400000)", {whole}, as_number({0, kExact}));
+    return steps_.add(Kind::kFloat, "__int_as_float(%0 + 0x4b400000)", {whole}, as_number({0, kExact}));
   };
   const StepId base = biased(parts.base, negative), key = biased(parts.key, !negative);
   if (base == kNoStep || key == kNoStep) return kNoStep;
@@ -123,8 +124,7 @@ StepId CudaLowering::exact_call(const Node& node) {
   for (const NodeId operand : node.operands()) {
     const auto range = ints_.range(sums_[operand]);
     if (!range || !is_exact(*range)) return kNoStep;
-    x.push_back(sums_[operand].terms.empty() ? steps_.number(static_cast<double>(sums_[operand].constant))
-                                             : to_float(operand));
+    x.push_back(to_float(operand));
   }
   const auto call = [&](Op op, const std::vector<StepId>& operands) {
     std::vector<Range> ranges;

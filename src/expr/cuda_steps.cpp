@@ -58,6 +58,9 @@ StepId Steps::add(Kind kind, std::string text, std::vector<StepId> operands, con
                   Place place) {
   if (kind == Kind::kBool && !operands.empty() && range.may_be_true() != range.may_be_false())
     return boolean(range.may_be_true());
+  const bool is_int = kind == Kind::kInt || kind == Kind::kLong;
+  if (is_int && !operands.empty() && range.integer.lowest == range.integer.highest)
+    return integer(range.integer.lowest);
   Step step{
       std::move(text), std::string(type_of(kind)), kind, std::move(operands), place, range, false};
   size_t variables = 0;

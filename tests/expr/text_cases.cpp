@@ -58,8 +58,19 @@ const std::vector<TextCase> kChosen = {
     {"s + max(table[h, k], table[h, q]) / slope[hk]", "h == hk || b == 1"},
 };
 
-std::string random_score(uint64_t seed) {
-  return RandomText(seed, Use::kScore).of(Type::kFloat, 1 + static_cast<int>(seed % 4));
+/// A random text, half of them with random indices, which may be outside.
+std::string random_text(uint64_t seed, Use use) {
+  RandomText random(seed, use);
+  std::string text = random.of(use == Use::kScore ? Type::kFloat : Type::kBool, 1 + static_cast<int>(seed % 4));
+  if (seed % 2 == 0) return text;
+  for (const std::string name : {"slope[h", "flag[k", "doc[b, k", "doc[b, q", "bias[b, h, q, k"}) {
+    const size_t at = text.find(name + "]");
+    if (at == std::string::npos) continue;
+    const size_t end = at + name.size(), begin = text.find_last_of(" [", end - 1) + 1;
+    // A name alone would promise that it is inside.
+    text.replace(begin, end - begin, random.of(Type::kInt, random.below(3)) + " - 1");
+  }
+  return text;
 }
 
 }  // namespace
@@ -73,8 +84,8 @@ std::vector<TextCase> text_cases() {
     }
   }
   for (uint64_t seed = 0; seed < 150; ++seed) {
-    const std::string sees = RandomText(seed, Use::kSees).of(Type::kBool, 1 + static_cast<int>(seed % 4));
-    cases.push_back({random_score(seed), sees, static_cast<Facts>(seed % 3)});
+    cases.push_back(
+        {random_text(seed, Use::kScore), random_text(seed, Use::kSees), static_cast<Facts>(seed % 3)});
   }
   return cases;
 }
