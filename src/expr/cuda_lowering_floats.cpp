@@ -130,9 +130,7 @@ StepId CudaLowering::exact_call(const Node& node) {
     std::vector<Range> ranges;
     for (const StepId id : operands) ranges.push_back(steps_[id].range);
     const Range range = apply(op, Type::kFloat, ranges);
-    const char* text = op == Op::kAbs   ? "fabsf($0)"
-                       : op == Op::kMin ? "fminf($0, $1)"
-                                        : "fmaxf($0, $1)";
+    const char* text = op == Op::kAbs ? "fabsf($0)" : op == Op::kMin ? "fminf($0, $1)" : "fmaxf($0, $1)";
     return steps_.add(Kind::kFloat, text, operands, range);
   };
   if (node.op == Op::kClamp) return call(Op::kMin, {call(Op::kMax, {x[0], x[1]}), x[2]});

@@ -44,8 +44,8 @@ struct OnHost {
     typename Text::Query query;
     typename Text::Key key;
     Parts(const tile::ExpressionTensors& t, const Pair& p)
-        : head(t, static_cast<int>(p.b), static_cast<int>(p.h), static_cast<int>(p.hk), static_cast<int>(p.nq),
-               static_cast<int>(p.nk)),
+        : head(t, static_cast<int>(p.b), static_cast<int>(p.h), static_cast<int>(p.hk),
+               static_cast<int>(p.nq), static_cast<int>(p.nk)),
           query(head, static_cast<int>(p.q)),
           key(head, static_cast<int>(p.k)) {}
   };

@@ -39,7 +39,8 @@ TEST(CudaTextGolden, AlibiKeepsASlopeAndThePositionsAsFloats) {
   EXPECT_EQ(block(text, "struct Head"),
             "float h_6;\n"
             "int h_11;\n"
-            "__device__ __forceinline__ Head(const tile::ExpressionTensors& t, int b, int h, int hk, int nq, int nk) {\n"
+            "__device__ __forceinline__ Head(const tile::ExpressionTensors& t, int b, int h, int hk, int nq, "
+            "int nk) {\n"
             "h_6 = __ldg(reinterpret_cast<const float*>(t.at[0].data) + (static_cast<long long>(h) * "
             "t.at[0].stride[0]));\n"
             "h_11 = nk - nq;\n"
@@ -47,7 +48,7 @@ TEST(CudaTextGolden, AlibiKeepsASlopeAndThePositionsAsFloats) {
   EXPECT_EQ(block(text, "struct Query"),
             "float q_15;\n"
             "__device__ __forceinline__ Query(const Head& head, int q) {\n"
-            "q_15 = __int_as_float(q + head.h_11 + 0x4b400000);\n"
+            "q_15 = __int_as_float((q + head.h_11) + 0x4b400000);\n"
             "}\n");
   EXPECT_EQ(block(text, "struct Key"),
             "float k_16;\n"
@@ -56,6 +57,29 @@ TEST(CudaTextGolden, AlibiKeepsASlopeAndThePositionsAsFloats) {
             "}\n");
   EXPECT_NE(text.find("return s - (head.h_6 * fabsf(query.q_15 - key.k_16));"), std::string::npos) << text;
   EXPECT_NE(text.find("kSlopeIsOne = true"), std::string::npos);
+}
+
+/// 2^22 positions are too many for the bits of a float, and 2^23 for floats.
+TEST(CudaTextGolden, DistancesAreFloatsWhereTheseAreExact) {
+  const std::string score = "s - slope[h] * abs(q + nk - nq - k)";
+  const std::string bits = "__int_as_float(k + 0x4b400000)", floats = "fabsf(", ints = "absolute<int>(";
+  const auto has = [&](int64_t positions, const std::string& part) {
+    return text_of(score, "", positions).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(int64_t{1} << 21, bits));
+  EXPECT_TRUE(has(int64_t{1} << 22, floats));
+  EXPECT_FALSE(has(int64_t{1} << 22, bits));
+  EXPECT_TRUE(has(int64_t{1} << 23, ints));
+  EXPECT_FALSE(has(int64_t{1} << 23, floats));
+}
+
+/// The largest texts that parse, and their derivatives.
+TEST(CudaTextGolden, LargeExpressions) {
+  std::string chain = "s", deep = "s";
+  while (chain.size() < 4000) chain += " * tanh(s) + k";
+  for (int i = 0; i < 60; ++i) deep = "tanh(" + deep + " * s)";
+  EXPECT_GT(text_of(chain, "").size(), 1000u);
+  EXPECT_GT(text_of(deep, "").size(), 1000u);
 }
 
 TEST(CudaTextGolden, CausalWindowsCompareIntsOf32Bits) {

@@ -118,8 +118,8 @@ class CudaText : public testing::Test {
     const Range of_score = ranges.range(d.score.root, pair);
     const float got = text.score(memory.tensors(), pair);
     EXPECT_TRUE(agrees(of_score, ranges.undecided(d.score.root), got))
-        << print(score) << describe(pair) << ": got " << got << ", expected " << of_score.number.lowest << " to "
-        << of_score.number.highest << (of_score.number.nan ? " or NaN" : "")
+        << print(score) << describe(pair) << ": got " << got << ", expected " << of_score.number.lowest
+        << " to " << of_score.number.highest << (of_score.number.nan ? " or NaN" : "")
         << (of_score.invalid ? " not valid" : "");
     const Range of_slope = ranges.range(d.by_s, pair);
     const float slope = text.slope(memory.tensors(), pair);
@@ -176,8 +176,8 @@ class CudaText : public testing::Test {
         }
         sum.invalid = invalid;
         EXPECT_TRUE(agrees(sum, false, gradient[i] / 2))
-            << print(score) << describe(pair) << ": " << kTextTensors[tensor].name << " got " << gradient[i] / 2
-            << ", expected " << sum.number.lowest << " to " << sum.number.highest;
+            << print(score) << describe(pair) << ": " << kTextTensors[tensor].name << " got "
+            << gradient[i] / 2 << ", expected " << sum.number.lowest << " to " << sum.number.highest;
         ++counts.gradients;
       }
     }

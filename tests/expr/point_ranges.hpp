@@ -26,7 +26,8 @@ class PointRanges {
     exact_.value(root, pair);
     for (NodeId id = 0; id <= root; ++id) {
       ranges_[id] = of(id, pair);
-      for (const NodeId operand : graph[id].operands()) undecided_[id] = undecided_[id] || undecided_[operand];
+      for (const NodeId operand : graph[id].operands())
+        undecided_[id] = undecided_[id] || undecided_[operand];
       if (graph[id].type != Type::kFloat && ranges_[id].integer.lowest != ranges_[id].integer.highest)
         undecided_[id] = true;
     }

@@ -61,7 +61,8 @@ const std::vector<TextCase> kChosen = {
 /// A random text, half of them with random indices, which may be outside.
 std::string random_text(uint64_t seed, Use use) {
   RandomText random(seed, use);
-  std::string text = random.of(use == Use::kScore ? Type::kFloat : Type::kBool, 1 + static_cast<int>(seed % 4));
+  std::string text =
+      random.of(use == Use::kScore ? Type::kFloat : Type::kBool, 1 + static_cast<int>(seed % 4));
   if (seed % 2 == 0) return text;
   for (const std::string name : {"slope[h", "flag[k", "doc[b, k", "doc[b, q", "bias[b, h, q, k"}) {
     const size_t at = text.find(name + "]");

@@ -15,7 +15,8 @@ namespace fovea::expr {
 /// its elements is NaN or large, so that reading it shows.
 class TextMemory : public TensorReader {
  public:
-  TextMemory(uint64_t seed, bool dense) : random_(seed), data_(kTextTensors.size()), gradients_(data_.size()) {
+  TextMemory(uint64_t seed, bool dense)
+      : random_(seed), data_(kTextTensors.size()), gradients_(data_.size()) {
     for (size_t i = 0; i < data_.size(); ++i) {
       tile::NamedTensor& at = tensors_.at[i];
       const std::vector<int64_t>& extents = kTextExtents[i];
@@ -85,7 +86,8 @@ class TextMemory : public TensorReader {
     }
     char* to = data_[tensor].data() + static_cast<size_t>(at) * size(tensor);
     float number = static_cast<float>(below(64)) / 32 - 1;
-    if (below(40) == 0) number = std::array{std::nanf(""), HUGE_VALF, -HUGE_VALF, -0.0f}[static_cast<size_t>(below(4))];
+    if (below(40) == 0)
+      number = std::array{std::nanf(""), HUGE_VALF, -HUGE_VALF, -0.0f}[static_cast<size_t>(below(4))];
     const auto put = [&](auto value) { std::memcpy(to, &value, sizeof value); };
     switch (kTextTensors[tensor].dtype) {
       case DType::kF16:
