@@ -79,7 +79,8 @@ StepId IntSteps::quotient(Op op, StepId a, StepId b) {
   Range range = expr::apply(op, Type::kInt, operands);
   range.invalid = false;
   const IntRange x = operands[0].integer, y = operands[1].integer;
-  const bool wide = steps_[a].kind == Kind::kLong || steps_[b].kind == Kind::kLong || !fits_int(range.integer);
+  const bool wide =
+      steps_[a].kind == Kind::kLong || steps_[b].kind == Kind::kLong || !fits_int(range.integer);
   const Kind kind = wide ? Kind::kLong : Kind::kInt;
   const bool divides = op == Op::kDivide;
   if (y.lowest == y.highest && y.lowest > 0 && std::has_single_bit(static_cast<uint64_t>(y.lowest))) {
@@ -112,7 +113,7 @@ StepId IntSteps::apply(Op op, const std::vector<StepId>& x) {
   wide = wide || !fits_int(range.integer);
   switch (op) {
     case Op::kAbs:
-      return ranges[0].integer.lowest >= 0   ? x[0]
+      return ranges[0].integer.lowest >= 0 ? x[0]
              : ranges[0].integer.lowest == kSmallest
                  ? steps_.add(Kind::kLong, "wrapping_absolute($0)", x, range)
                  : call("absolute", x, range, wide);

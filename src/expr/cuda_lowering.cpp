@@ -1,7 +1,9 @@
 #include "expr/cuda_lowering.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 
 namespace fovea::expr {
@@ -72,11 +74,12 @@ void CudaLowering::lower_variable(NodeId id, const Node& node) {
     values_[id] = steps_.add(Kind::kFloat, name, {}, any, Place::kPair);
     return;
   }
-  const bool heads = v == Variable::kH || v == Variable::kHk, length = v == Variable::kNq || v == Variable::kNk;
-  const int64_t above = v == Variable::kB ? input_.batch : heads ? input_.heads : input_.positions;
+  const bool heads = v == Variable::kH || v == Variable::kHk,
+             length = v == Variable::kNq || v == Variable::kNk;
+  const int64_t given = v == Variable::kB ? input_.batch : heads ? input_.heads : input_.positions;
+  const int64_t above = std::min<int64_t>(given, std::numeric_limits<int32_t>::max());  // kernels pass ints
   const Place place = v == Variable::kQ ? Place::kQuery : v == Variable::kK ? Place::kKey : Place::kHead;
-  const StepId step =
-      steps_.add(Kind::kInt, name, {}, Range::of_int(0, length ? above : above - 1), place);
+  const StepId step = steps_.add(Kind::kInt, name, {}, Range::of_int(0, length ? above : above - 1), place);
   sums_[id] = ints_.of_term(step);
   origins_[step] = id;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "expr/cuda_ints.hpp"
@@ -48,6 +49,8 @@ class CudaLowering {
   StepId to_float(NodeId id);
   StepId exact_float(NodeId id);
   StepId exact_sum(const Sum& sum);
+  StepId biased_difference(const SumParts& parts);
+  StepId exact_total(StepId result, std::vector<std::pair<StepId, double>> terms);
   StepId exact_call(const Node& node);
 
   bool is_inside(const Node& element, size_t dimension);

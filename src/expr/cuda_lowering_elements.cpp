@@ -53,8 +53,8 @@ StepId CudaLowering::inside(const Node& element) {
     if (is_inside(element, d)) continue;
     const StepId index = step(element.operand[d]);
     // As unsigned, what is negative is above every extent.
-    const std::string cast = steps_[index].kind == Kind::kLong ? "static_cast<unsigned long long>("
-                                                                : "static_cast<unsigned>(";
+    const std::string cast =
+        steps_[index].kind == Kind::kLong ? "static_cast<unsigned long long>(" : "static_cast<unsigned>(";
     const std::string extent = tensor_text(element.tensor()) + ".extent[" + std::to_string(d) + "]";
     all = steps_.both(all, steps_.add(Kind::kBool, cast + "$0) < " + cast + extent + ")", {index},
                                       Range::of_bool(true, true), Place::kHead));
@@ -64,11 +64,10 @@ StepId CudaLowering::inside(const Node& element) {
 
 StepId CudaLowering::offset(const Sum& index, size_t tensor, size_t dimension, bool gradient) {
   const StepId at = ints_.total(index);
-  // Gradients have strides of their own.
-  const int64_t stride = gradient ? -1 : known(input_.strides, tensor, dimension);
+  const int64_t stride = known(gradient ? input_.gradient_strides : input_.strides, tensor, dimension);
   if (stride == 1) return at;
-  const std::string text = tensor_text(tensor) + (gradient ? ".gradient_stride[" : ".stride[") +
-                           std::to_string(dimension) + "]";
+  const std::string text =
+      tensor_text(tensor) + (gradient ? ".gradient_stride[" : ".stride[") + std::to_string(dimension) + "]";
   const std::array operands = {steps_[at].range, Range::of_int(0, std::max<int64_t>(stride, 0))};
   const bool narrow = stride >= 0 && stride <= std::numeric_limits<int32_t>::max() &&
                       expr::fits_int(apply(Op::kMultiply, Type::kInt, operands).integer);
@@ -109,9 +108,10 @@ StepId CudaLowering::pointer(const Node& element, bool gradient) {
     }
   }
   const std::string type = gradient ? "float*" : type_of(tensors_[tensor].dtype);
-  StepId at = gradient ? steps_.pointer(type, tensor_text(tensor) + ".gradient", {}, Place::kHead)
-                       : steps_.pointer(type, "reinterpret_cast<" + type + ">(" + tensor_text(tensor) + ".data)",
-                                        {}, Place::kHead);
+  StepId at = gradient
+                  ? steps_.pointer(type, tensor_text(tensor) + ".gradient", {}, Place::kHead)
+                  : steps_.pointer(type, "reinterpret_cast<" + type + ">(" + tensor_text(tensor) + ".data)",
+                                   {}, Place::kHead);
   const auto advance = [&](const std::vector<StepId>& offsets) {
     for (const StepId offset : offsets) at = steps_.pointer(type, "%0 + %1", {at, offset});
   };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "expr/cuda_lowering.hpp"
 
@@ -23,6 +25,7 @@ Range as_number(const IntRange& range) {
 }  // namespace
 
 StepId CudaLowering::to_float(NodeId id) {
+  if (sums_[id].terms.empty()) return steps_.number(static_cast<double>(sums_[id].constant));
   const StepId exact = ints_.place(sums_[id]) == Place::kPair ? exact_float(id) : kNoStep;
   return exact != kNoStep ? exact : ints_.apply(Op::kToFloat, {step(id)});
 }
@@ -58,9 +61,10 @@ StepId CudaLowering::exact_sum(const Sum& sum) {
     return kNoStep;
 
   const SumParts parts = ints_.parts(sum);
+  StepId result = biased_difference(parts);
   std::vector<std::pair<StepId, double>> terms;
   const auto add_part = [&](const Sum& part) {
-    if (part.terms.empty()) return;
+    if (part.terms.empty() || result != kNoStep) return;
     const bool negative = IntSteps::is_negative(part);
     const StepId whole = ints_.total(negative ? IntSteps::scaled(part, -1) : part);
     terms.emplace_back(ints_.apply(Op::kToFloat, {whole}), negative ? -1.0 : 1.0);
@@ -73,10 +77,34 @@ StepId CudaLowering::exact_sum(const Sum& sum) {
     if (exact == kNoStep) exact = ints_.apply(Op::kToFloat, {term});
     terms.emplace_back(exact, static_cast<double>(factor));
   }
-  std::stable_partition(terms.begin(), terms.end(), [](const auto& term) { return term.second > 0; });
+  if (parts.pair.constant != 0)
+    terms.emplace_back(steps_.number(static_cast<double>(parts.pair.constant)), 1.0);
+  return exact_total(result, std::move(terms));
+}
 
+/// Where the key is subtracted from head and query, or these from it, both may be off by the same amount, and an int
+/// that is added to the bits of 2^23 + 2^22 is added to that number: no conversion at all.
+StepId CudaLowering::biased_difference(const SumParts& parts) {
+  constexpr int64_t kMost = (int64_t{1} << 22) - 1;
+  const bool negative = IntSteps::is_negative(parts.base);
+  if (parts.base.terms.empty() || parts.key.terms.empty() || negative == IntSteps::is_negative(parts.key))
+    return kNoStep;
+  const auto biased = [&](const Sum& part, bool negated) {
+    const StepId whole = ints_.total(negated ? IntSteps::scaled(part, -1) : part);
+    const IntRange range = steps_[whole].range.integer;
+    if (range.lowest < -kMost || range.highest > kMost) return kNoStep;
+    return steps_.add(Kind::kFloat, "__int_as_float(%0 + 0x4b400000)", {whole}, as_number({0, kExact}));
+  };
+  const StepId base = biased(parts.base, negative), key = biased(parts.key, !negative);
+  if (base == kNoStep || key == kNoStep) return kNoStep;
+  return steps_.add(Kind::kFloat, "%0 - %1", {negative ? key : base, negative ? base : key},
+                    as_number({-kExact, kExact}));
+}
+
+/// What is added stands before what is subtracted.
+StepId CudaLowering::exact_total(StepId result, std::vector<std::pair<StepId, double>> terms) {
+  std::stable_partition(terms.begin(), terms.end(), [](const auto& term) { return term.second > 0; });
   const Range bound = as_number({-kExact, kExact});
-  StepId result = parts.pair.constant != 0 ? steps_.number(static_cast<double>(parts.pair.constant)) : kNoStep;
   for (const auto& [term, factor] : terms) {
     const double times = std::abs(factor);
     const StepId x =
@@ -96,16 +124,13 @@ StepId CudaLowering::exact_call(const Node& node) {
   for (const NodeId operand : node.operands()) {
     const auto range = ints_.range(sums_[operand]);
     if (!range || !is_exact(*range)) return kNoStep;
-    x.push_back(sums_[operand].terms.empty() ? steps_.number(static_cast<double>(sums_[operand].constant))
-                                             : to_float(operand));
+    x.push_back(to_float(operand));
   }
   const auto call = [&](Op op, const std::vector<StepId>& operands) {
     std::vector<Range> ranges;
     for (const StepId id : operands) ranges.push_back(steps_[id].range);
     const Range range = apply(op, Type::kFloat, ranges);
-    const char* text = op == Op::kAbs   ? "fabsf($0)"
-                       : op == Op::kMin ? "fminf($0, $1)"
-                                        : "fmaxf($0, $1)";
+    const char* text = op == Op::kAbs ? "fabsf($0)" : op == Op::kMin ? "fminf($0, $1)" : "fmaxf($0, $1)";
     return steps_.add(Kind::kFloat, text, operands, range);
   };
   if (node.op == Op::kClamp) return call(Op::kMin, {call(Op::kMax, {x[0], x[1]}), x[2]});

@@ -58,11 +58,14 @@ StepId Steps::add(Kind kind, std::string text, std::vector<StepId> operands, con
                   Place place) {
   if (kind == Kind::kBool && !operands.empty() && range.may_be_true() != range.may_be_false())
     return boolean(range.may_be_true());
-  Step step{
-      std::move(text), std::string(type_of(kind)), kind, std::move(operands), place, range, false};
+  const bool is_int = kind == Kind::kInt || kind == Kind::kLong;
+  if (is_int && !operands.empty() && range.integer.lowest == range.integer.highest)
+    return integer(range.integer.lowest);
+  Step step{std::move(text), std::string(type_of(kind)), kind, std::move(operands), place, range, false};
   size_t variables = 0;
   for (const StepId operand : step.operands) variables += !steps_[operand].constant();
-  const bool converts = step.text.starts_with("static_cast<float>") || step.text.starts_with("static_cast<int>");
+  const bool converts =
+      step.text.starts_with("static_cast<float>") || step.text.starts_with("static_cast<int>");
   const bool calls = step.text.find('(') != std::string::npos && !step.text.starts_with("static_cast");
   const bool divides = step.text.find(" / ") != std::string::npos;
   step.cheap = variables == 1 && !converts && !calls && !divides && step.text.find('@') == std::string::npos;

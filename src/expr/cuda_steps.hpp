@@ -47,7 +47,7 @@ class Steps {
   const Step& operator[](StepId id) const { return steps_[id]; }
   size_t size() const { return steps_.size(); }
 
-  /// `place` is joined with those of the operands. A bool that has one value becomes that constant.
+  /// `place` is joined with those of the operands. What has one value becomes that constant.
   StepId add(Kind kind, std::string text, std::vector<StepId> operands, const Range& range,
              Place place = Place::kConstant);
   StepId pointer(std::string type, std::string text, std::vector<StepId> operands,

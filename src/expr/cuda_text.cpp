@@ -18,53 +18,52 @@ namespace {
 struct Helper {
   std::string_view name, text;
 };
-constexpr Helper kHelpers[] = {
-    {"wrapping_add", R"(
+constexpr Helper kHelpers[] = {{"wrapping_add", R"(
   __device__ __forceinline__ static long long wrapping_add(long long a, long long b) {
     return static_cast<long long>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
   }
 )"},
-    {"wrapping_subtract", R"(
+                               {"wrapping_subtract", R"(
   __device__ __forceinline__ static long long wrapping_subtract(long long a, long long b) {
     return static_cast<long long>(static_cast<unsigned long long>(a) - static_cast<unsigned long long>(b));
   }
 )"},
-    {"wrapping_multiply", R"(
+                               {"wrapping_multiply", R"(
   __device__ __forceinline__ static long long wrapping_multiply(long long a, long long b) {
     return static_cast<long long>(static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b));
   }
 )"},
-    {"wrapping_absolute", R"(
+                               {"wrapping_absolute", R"(
   __device__ __forceinline__ static long long wrapping_absolute(long long a) {
     return a < 0 ? static_cast<long long>(0 - static_cast<unsigned long long>(a)) : a;
   }
 )"},
-    {"absolute", R"(
+                               {"absolute", R"(
   template <class T>
   __device__ __forceinline__ static T absolute(T a) {
     return a < 0 ? -a : a;
   }
 )"},
-    {"smaller", R"(
+                               {"smaller", R"(
   template <class T>
   __device__ __forceinline__ static T smaller(T a, T b) {
     return b < a ? b : a;
   }
 )"},
-    {"larger", R"(
+                               {"larger", R"(
   template <class T>
   __device__ __forceinline__ static T larger(T a, T b) {
     return b > a ? b : a;
   }
 )"},
-    {"non_zero", R"(
+                               {"non_zero", R"(
   /// Pairs that divide by 0 are not valid, whatever they compute.
   template <class T>
   __device__ __forceinline__ static T non_zero(T a) {
     return a == 0 ? 1 : a;
   }
 )"},
-    {"floor_quotient", R"(
+                               {"floor_quotient", R"(
   template <class T>
   __device__ __forceinline__ static T floor_quotient(T a, T b) {
     if (b == -1) return static_cast<T>(0 - static_cast<unsigned long long>(a));
@@ -72,7 +71,7 @@ constexpr Helper kHelpers[] = {
     return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
   }
 )"},
-    {"floor_remainder", R"(
+                               {"floor_remainder", R"(
   template <class T>
   __device__ __forceinline__ static T floor_remainder(T a, T b) {
     if (b == -1) return 0;
@@ -80,29 +79,39 @@ constexpr Helper kHelpers[] = {
     return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
   }
 )"},
-    {"minimum", R"(
+                               {"minimum", R"(
   /// b is never NaN.
   __device__ __forceinline__ static float minimum(float a, float b) { return b < a ? b : a; }
 )"},
-    {"minimum_of_number", R"(
+                               {"minimum_of_number", R"(
   /// a is never NaN.
   __device__ __forceinline__ static float minimum_of_number(float a, float b) { return b >= a ? a : b; }
 )"},
-    {"minimum_of_any", R"(
+                               {"minimum_of_any", R"(
   __device__ __forceinline__ static float minimum_of_any(float a, float b) { return b != b || b < a ? b : a; }
 )"},
-    {"maximum", R"(
+                               {"maximum", R"(
   /// b is never NaN.
   __device__ __forceinline__ static float maximum(float a, float b) { return b > a ? b : a; }
 )"},
-    {"maximum_of_number", R"(
+                               {"maximum_of_number", R"(
   /// a is never NaN.
   __device__ __forceinline__ static float maximum_of_number(float a, float b) { return b <= a ? a : b; }
 )"},
-    {"maximum_of_any", R"(
+                               {"maximum_of_any", R"(
   __device__ __forceinline__ static float maximum_of_any(float a, float b) { return b != b || b > a ? b : a; }
 )"},
-    {"add_to", R"(
+                               {"opaque", R"(
+  /// Compilers that see through a pointer add all offsets up for each pair, in 64 bits, before they add the pointer.
+  template <class T>
+  __device__ __forceinline__ static T* opaque(T* pointer) {
+#ifdef __CUDA_ARCH__
+    asm("" : "+l"(pointer));
+#endif
+    return pointer;
+  }
+)"},
+                               {"add_to", R"(
   __device__ __forceinline__ static void add_to(float* gradient, float x) {
     if (x != 0.0f) atomicAdd(gradient, x);
   }
@@ -182,7 +191,9 @@ std::vector<bool> needed_nodes(const Roots& roots) {
 class Header {
  public:
   explicit Header(const CudaTextInput& input)
-      : input_(input), roots_(roots_of(input)), lowering_(input, roots_.tensors, roots_.graph, needed_nodes(roots_)) {
+      : input_(input),
+        roots_(roots_of(input)),
+        lowering_(input, roots_.tensors, roots_.graph, needed_nodes(roots_)) {
     if (roots_.score != kNoNode) score_ = lowering_.score(roots_.score);
     if (roots_.slope != kNoNode) slope_ = lowering_.score(roots_.slope);
     if (roots_.sees != kNoNode) sees_ = lowering_.sees(roots_.sees);
@@ -229,14 +240,11 @@ class Header {
   std::string object(Place place, bool keeps_tensors = false) const {
     const Steps& steps = lowering_.steps();
     const std::vector<StepId> members = members_->of(place);
-    CudaFunction body(steps, *members_, place);
-    for (const StepId id : members) body.count(id);
-    for (const StepId id : members) body.assign_member(id);
+    const CudaFunction body(steps, *members_, place, members);
     const std::string name = place == Place::kHead ? "Head" : place == Place::kQuery ? "Query" : "Key";
-    const std::string parameters = place == Place::kHead
-                                       ? "const tile::ExpressionTensors& t, int b, int h, int hk, int nq, int nk"
-                                       : std::string("const Head& head, int ") +
-                                             (place == Place::kQuery ? "q" : "k");
+    const std::string parameters =
+        place == Place::kHead ? "const tile::ExpressionTensors& t, int b, int h, int hk, int nq, int nk"
+                              : std::string("const Head& head, int ") + (place == Place::kQuery ? "q" : "k");
     std::string text = "\n  struct " + name + " {\n";
     if (keeps_tensors) text += "    const tile::ExpressionTensors& t;\n";
     for (const StepId id : members) text += "    " + steps[id].type + " " + member_name(steps, id) + ";\n";
@@ -264,48 +272,39 @@ class Header {
            function("void", "add_gradients", ", float s, float d_score", gradient_body());
   }
 
+  CudaFunction pair_function(const std::vector<StepId>& roots) const {
+    return {lowering_.steps(), *members_, Place::kPair, roots};
+  }
+
   std::string score_body(bool with_slope) const {
-    CudaFunction body(lowering_.steps(), *members_, Place::kPair);
-    if (score_ == kNoStep) {
-      if (with_slope) body.line("slope = 1.0f;");
-      body.line("return s;");
-      return body.text();
-    }
-    if (with_slope) body.count(slope_);
-    body.count(score_);
-    if (with_slope) {
-      const std::string slope = body.operand(slope_);
-      body.line("slope = " + slope + ";");
-    }
-    const std::string score = body.operand(score_);
-    body.line("return " + score + ";");
+    if (score_ == kNoStep)
+      return std::string(with_slope ? "    slope = 1.0f;\n" : "").append("    return s;\n");
+    CudaFunction body = pair_function(with_slope ? std::vector{slope_, score_} : std::vector{score_});
+    if (with_slope) body.line("slope = " + body.operand(slope_) + ";");
+    body.line("return " + body.operand(score_) + ";");
     return body.text();
   }
 
   std::string sees_body() const {
     if (sees_ == kNoStep) return "    return true;\n";
-    CudaFunction body(lowering_.steps(), *members_, Place::kPair);
-    body.count(sees_);
-    const std::string sees = body.operand(sees_);
-    body.line("return " + sees + ";");
+    CudaFunction body = pair_function({sees_});
+    body.line("return " + body.operand(sees_) + ";");
     return body.text();
   }
 
   /// Lanes whose pairs have the same element add to it one after the other.
   std::string gradient_body() const {
-    CudaFunction body(lowering_.steps(), *members_, Place::kPair);
-    for (const ElementGradient& gradient : gradients_) {
-      for (const StepId root : {gradient.inside, gradient.pointer, gradient.derivative}) body.count(root);
-    }
-    for (const ElementGradient& gradient : gradients_) {
-      std::string condition = body.operand(gradient.wanted);
-      if (!lowering_.steps().is(gradient.inside, true)) {
-        const bool call = lowering_.steps()[gradient.inside].text.find("||") == std::string::npos;
-        const std::string inside = body.operand(gradient.inside);
-        condition += call ? " && " + inside : " && (" + inside + ")";
-      }
-      const std::string pointer = body.operand(gradient.pointer), derivative = body.operand(gradient.derivative);
-      body.line("if (" + condition + ") add_to(" + pointer + ", d_score * (" + derivative + "));");
+    const Steps& steps = lowering_.steps();
+    std::vector<StepId> roots;
+    for (const ElementGradient& x : gradients_)
+      roots.insert(roots.end(), {x.wanted, x.inside, x.pointer, x.derivative});
+    CudaFunction body = pair_function(roots);
+    for (const ElementGradient& x : gradients_) {
+      const std::string derivative = body.operand(x.derivative);
+      const std::string inside = steps.is(x.inside, true) ? "" : " && (" + body.operand(x.inside) + ")";
+      const std::string times = derivative == "1.0f" ? "" : " * (" + derivative + ")";
+      body.line("if (" + body.operand(x.wanted) + inside + ") add_to(" + body.operand(x.pointer) +
+                ", d_score" + times + ");");
     }
     return body.text();
   }

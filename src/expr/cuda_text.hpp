@@ -26,7 +26,7 @@ struct CudaTextInput {
   int64_t batch = int64_t{1} << 30, heads = int64_t{1} << 30;
   /// Of each tensor; -1 and tensors that are left out: not known. Known extents may prove that an index is inside, known
   /// strides that an offset has 32 bits or needs no product.
-  std::vector<std::array<int64_t, kMaxRank>> extents, strides;
+  std::vector<std::array<int64_t, kMaxRank>> extents, strides, gradient_strides;
 };
 
 /// The header. Its readers promise that a name of the pair that indexes a dimension alone is inside it: where kReadsByQuery

@@ -1,8 +1,6 @@
 #include "expr/cuda_writer.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <map>
 #include <string_view>
 
@@ -10,7 +8,7 @@ namespace fovea::expr {
 namespace {
 
 /// Steps inside one expression; compilers have limits, and readers too.
-constexpr int kMaxNested = 5;
+constexpr int kMaxNested = 8;
 
 /// Whether a text is a name, a literal or a call: no operator stands outside its parentheses.
 bool is_primary(std::string_view text) {
@@ -93,79 +91,80 @@ void CudaMembers::choose(Place place) {
 
 // --- functions ---
 
-CudaFunction::CudaFunction(const Steps& steps, const CudaMembers& members, Place place)
+CudaFunction::CudaFunction(const Steps& steps, const CudaMembers& members, Place place,
+                           const std::vector<StepId>& roots)
     : steps_(steps),
       members_(members),
       place_(place),
       uses_(steps.size(), 0),
-      counted_(steps.size(), false),
-      written_(steps.size(), false) {}
-
-bool CudaFunction::is_outside(StepId id) const {
-  const Step& step = steps_[id];
-  return step.operands.empty() || (members_.is_member(id) && (step.place != place_ || written_[id]));
+      heights_(steps.size(), 0),
+      written_(steps.size(), false) {
+  count(roots);
+  for (StepId id = 0; id < steps.size(); ++id) {
+    if (uses_[id] > 0) write(id);
+  }
 }
 
-void CudaFunction::count(StepId root) {
-  ++uses_[root];
-  std::vector<StepId> waiting = {root};
+bool CudaFunction::has_name(StepId id) const {
+  return written_[id] || (members_.is_member(id) && steps_[id].place != place_);
+}
+
+void CudaFunction::count(const std::vector<StepId>& roots) {
+  std::vector<StepId> waiting = roots;
   while (!waiting.empty()) {
     const StepId id = waiting.back();
     waiting.pop_back();
-    const bool member = members_.is_member(id) && steps_[id].place != place_;
-    if (counted_[id] || member) continue;
-    counted_[id] = true;
-    for (const StepId operand : steps_[id].operands) {
-      ++uses_[operand];
-      waiting.push_back(operand);
-    }
+    if (++uses_[id] > 1 || has_name(id)) continue;
+    waiting.insert(waiting.end(), steps_[id].operands.begin(), steps_[id].operands.end());
   }
+}
+
+/// Gives the step a name where it needs one, after its operands had theirs.
+void CudaFunction::write(StepId id) {
+  const Step& step = steps_[id];
+  if (has_name(id)) return;
+  const bool member = members_.is_member(id), pointer = step.kind == Kind::kPointer;
+  for (const StepId operand : step.operands) {
+    if (!has_name(operand)) heights_[id] = std::max(heights_[id], heights_[operand] + 1);
+  }
+  const bool shared = uses_[id] > 1 && !step.operands.empty();
+  if (!member && !shared && heights_[id] <= kMaxNested) return;
+  const std::string value = expression(id);
+  written_[id] = true;
+  if (member) return line(name(id) + " = " + (pointer ? "opaque(" + value + ")" : value) + ";");
+  line((pointer ? step.type + " const " : "const " + step.type + " ") + name(id) + " = " + value + ";");
 }
 
 std::string CudaFunction::name(StepId id) const {
-  static constexpr std::array<std::string_view, 3> kObjects = {"head.", "query.", "key."};
-  const Step& step = steps_[id];
-  if (members_.is_member(id) && (step.place != place_ || written_[id])) {
-    const size_t object = step.place == Place::kHead ? 0 : step.place == Place::kQuery ? 1 : 2;
-    return std::string(step.place == place_ ? "" : kObjects[object]) + member_name(steps_, id);
-  }
-  return "x_" + std::to_string(id);
+  const Place place = steps_[id].place;
+  if (!members_.is_member(id)) return "x_" + std::to_string(id);
+  const char* object = place == place_          ? ""
+                       : place == Place::kHead  ? "head."
+                       : place == Place::kQuery ? "query."
+                                                : "key.";
+  return object + member_name(steps_, id);
 }
 
-std::string CudaFunction::reference(StepId id, int depth) {
-  const Step& step = steps_[id];
-  if (written_[id] || (members_.is_member(id) && step.place != place_)) return name(id);
-  const bool leaf = step.operands.empty();
-  if (leaf || (uses_[id] < 2 && depth < kMaxNested)) return expression(id, depth + 1);
-  const std::string value = expression(id, 0);
-  line("const " + step.type + (step.kind == Kind::kPointer ? " " : " ") + "x_" + std::to_string(id) + " = " +
-       value + ";");
-  written_[id] = true;
-  return name(id);
+std::string CudaFunction::operand(StepId id) const {
+  return has_name(id) ? name(id) : expression(id);
 }
 
-std::string CudaFunction::expression(StepId id, int depth) {
+std::string CudaFunction::expression(StepId id) const {
   const Step& step = steps_[id];
   std::string text;
   for (size_t i = 0; i < step.text.size(); ++i) {
     const char c = step.text[i];
+    const bool placeholder = c == '$' || (c == '%' && step.text[i + 1] != ' ');  // "a % b" is a remainder
     if (c == '@') {
       if (place_ != Place::kHead) text += "head.";
-    } else if (c == '$' || (c == '%' && i + 1 < step.text.size() && std::isdigit(step.text[i + 1]))) {
-      const std::string operand = reference(step.operands[static_cast<size_t>(step.text[++i] - '0')], depth);
-      const bool bare = c == '$' || is_primary(operand);
-      text += bare ? operand : "(" + operand + ")";
+    } else if (placeholder) {
+      const std::string value = operand(step.operands[static_cast<size_t>(step.text[++i] - '0')]);
+      text += c == '$' || is_primary(value) ? value : "(" + value + ")";
     } else {
       text += c;
     }
   }
   return text;
-}
-
-void CudaFunction::assign_member(StepId id) {
-  const std::string value = expression(id, 0);
-  line(member_name(steps_, id) + " = " + value + ";");
-  written_[id] = true;
 }
 
 }  // namespace fovea::expr

@@ -30,29 +30,29 @@ class CudaMembers {
 /// The body of a constructor, or of a function of the pair.
 class CudaFunction {
  public:
-  CudaFunction(const Steps& steps, const CudaMembers& members, Place place);
+  /// `roots` are what the function computes: for a constructor the members of its place.
+  CudaFunction(const Steps& steps, const CudaMembers& members, Place place, const std::vector<StepId>& roots);
 
-  /// Counts the uses of what the function computes; before any text of it.
-  void count(StepId root);
-  /// An expression for the step; what is used more than once becomes a constant before it.
-  std::string operand(StepId id) { return reference(id, 0); }
+  /// An expression for a root. What is used more than once is a constant before it.
+  std::string operand(StepId id) const;
   /// Adds a line.
   void line(const std::string& text) { text_ += "    " + text + "\n"; }
-  void assign_member(StepId id);
   const std::string& text() const { return text_; }
 
  private:
-  bool is_outside(StepId id) const;
+  void count(const std::vector<StepId>& roots);
+  void write(StepId id);
+  /// A member of another place, or what has a name in this function.
+  bool has_name(StepId id) const;
   std::string name(StepId id) const;
-  std::string reference(StepId id, int depth);
-  std::string expression(StepId id, int depth);
-  int depth_of(StepId id) const;
+  std::string expression(StepId id) const;
 
   const Steps& steps_;
   const CudaMembers& members_;
   Place place_;
-  std::vector<int> uses_;
-  std::vector<bool> counted_, written_;
+  std::vector<int> uses_;     ///< by steps of this function, and as roots
+  std::vector<int> heights_;  ///< steps inside each other in an expression
+  std::vector<bool> written_;
   std::string text_;
 };
 
