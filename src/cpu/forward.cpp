@@ -20,6 +20,7 @@
 
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -66,8 +67,10 @@ struct Schedule {
         std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
-    row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) ||
-                                         p.has(Role::kBias) || p.has(Role::kMask) || p.has(Role::kBlockMask));
+    const bool scales = p.expressions && p.expressions->score;
+    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
+               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
+                 p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
 };
 
@@ -90,8 +93,10 @@ struct Partial {
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  PairScratch pairs;
 
-  ThreadScratch(Scratch& memory, const Staging& s, const Schedule& schedule) {
+  ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+                const PairPrograms& programs) {
     const int64_t block = round_up(kBlockKeys, 32);
     queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
@@ -104,6 +109,7 @@ struct ThreadScratch {
     keep = memory.take<float>(block * kPanel);
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
+    pairs = PairScratch(memory, p, programs, block * kPanel);
   }
 };
 
@@ -127,14 +133,14 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
 }
 
 /// One panel against one block of keys.
-void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                 Operand keys, Operand values, const MatrixView& raw_values, const float* queries, int64_t j0,
                 int64_t n, const Partial& out, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
-  const bool masked = panel_scores(ops, group, lanes, terms, keys, queries, key_rows, n, s.words_d, j0,
-                                   t.scores, t.maxima, nullptr);
+  const bool masked = panel_scores(ops, group, lanes, terms, seen, keys, queries, key_rows, n, s.words_d, j0,
+                                   t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !all_finite(raw_values, s.type, n, s.d_v);
   const bool pairs = s.ops->word_elements == 2 && !exact;
@@ -162,8 +168,8 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 }
 
 /// A tile of panels against the keys [first_key, last_key) that they see.
-void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, const Lanes* lanes,
-                  int64_t panels, int64_t first_key, int64_t last_key, float* partials,
+void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
+                  const Lanes* lanes, int64_t panels, int64_t first_key, int64_t last_key, float* partials,
                   const ThreadScratch& t) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
@@ -177,6 +183,8 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   const int64_t bytes = size_of(s.type);
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
     const int64_t n = std::min(kBlockKeys, last_key - j0);
+    Seen block_seen[kMaxPanels];
+    if (!panels_seen(group, lanes[0].first_row, panels, j0, n, blocks, block_seen)) continue;
     const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
     const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
     const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
@@ -185,32 +193,108 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
       // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
       // reach beyond the keys that the mask and the check for NaN cover.
-      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin) continue;
+      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
       const int64_t used =
           std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, keys, values, block_values, t.queries + x * s.words_d * kPanel,
+      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, block_values, t.queries + x * s.words_d * kPanel,
                  j0, used, Partial(partials + x * Partial::size(s), s), t);
+    }
+  }
+}
+
+/// A block of keys that a few rows see, and how much of it.
+struct RowBlock {
+  tile::Range keys;
+  Seen seen = Seen::kAll;
+};
+
+/// What rows_forward() works on.
+struct RowProblem {
+  const Staging& s;
+  const Group& group;
+  const ScoreTerms& terms;
+  const Lanes& lanes;
+  const Partial& out;
+  const ThreadScratch& t;
+  float* o;
+  int64_t ld_o;
+};
+
+/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
+  const Ops& ops = *a.s.ops;
+  const int64_t n = block.keys.size();
+  const Program* program = a.terms.programs.program_of(block.seen);
+  bool masked = program != nullptr;
+  if (program != nullptr) {
+    ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.keys.begin, n);
+    in.tiles = {row_scores, nullptr, nullptr};
+    in.scratch = a.t.pairs.registers;
+    ops.run_program(*program, in);
+  }
+  for (int64_t r = 0; r < a.lanes.count; ++r) {
+    float* row = row_scores + r * kBlockKeys;
+    if (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r]) {
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t key = block.keys.begin + j;
+        if (key < a.lanes.begin[r] || key >= a.lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
+      }
+      masked = true;
+    }
+    const float factor = a.terms.factor;
+    const float raised = std::max(a.out.row_max[r], ops.row_max(row, n) * factor);
+    const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+    const float alpha = std::exp2(a.out.row_max[r] - subtract);
+    a.out.row_sum[r] = a.out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
+    a.out.row_max[r] = raised;
+    if (alpha != 1.0f) {
+      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] *= alpha;
+    }
+  }
+  return masked;
+}
+
+/// O += P V of a block, skipping zero weights.
+void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores) {
+  const int64_t bytes = size_of(a.s.type);
+  for (int64_t r = 0; r < a.lanes.count; ++r) {
+    for (int64_t j = 0; j < n; ++j) {
+      const float weight = row_scores[r * kBlockKeys + j];
+      if (weight == 0) continue;
+      const char* value = values.data + j * values.stride * bytes;
+      for (int64_t c = 0; c < a.s.d_v; ++c)
+        a.o[r * a.ld_o + c] += weight * load_element(value, a.s.type, c);
     }
   }
 }
 
 /// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
 /// the speed of memory.
-void rows_forward(const Staging& s, const Group& group, float factor, const Lanes& lanes, int64_t first_key,
-                  int64_t last_key, float* partials, const ThreadScratch& t) {
+void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
+                  const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
+                  const ThreadScratch& t) {
   const Ops& ops = *s.ops;
   const Partial out(partials, s);
   out.reset(s);
   const int64_t rows = lanes.count, ld_q = round_up(s.d, 16), ld_o = round_up(s.d_v, 16);
   float* q = t.rows;
   float* o = t.rows + rows * ld_q;
+  const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);
   for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
   const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
   const int64_t bytes = size_of(s.type);
   const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
-  const auto block_at = [&](int64_t j) {
-    return tile::Range{j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
+  // The block of key j, or the first behind it of which some pair is seen.
+  const auto block_from = [&](int64_t j) {
+    RowBlock block;
+    do {
+      block.keys = {j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
+      if (block.keys.empty()) break;
+      block.seen = seen_of(group, lanes.first_row, rows, block.keys.begin, block.keys.size(), blocks);
+      j = block.keys.end;
+    } while (block.seen == Seen::kNone);
+    return block;
   };
   // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
@@ -222,52 +306,24 @@ void rows_forward(const Staging& s, const Group& group, float factor, const Lane
   };
   float* row_scores = t.scores;
   float* next_scores = t.scores + kRowPathRows * kBlockKeys;
-  tile::Range block = block_at(seen.begin);
-  if (!seen.empty()) dots(block, block.begin, block.end, row_scores);
-  while (!seen.empty() && block.begin < seen.end) {
-    const int64_t n = block.size();
-    bool masked = false;
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = row_scores + r * kBlockKeys;
-      if (block.begin < lanes.begin[r] || block.end > lanes.end[r]) {
-        for (int64_t j = 0; j < n; ++j) {
-          const int64_t key = block.begin + j;
-          if (key < lanes.begin[r] || key >= lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
-        }
-        masked = true;
-      }
-      const float raised = std::max(out.row_max[r], ops.row_max(row, n) * factor);
-      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-      const float alpha = std::exp2(out.row_max[r] - subtract);
-      out.row_sum[r] = out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
-      out.row_max[r] = raised;
-      if (alpha != 1.0f) {
-        for (int64_t c = 0; c < s.d_v; ++c) o[r * ld_o + c] *= alpha;
-      }
-    }
-    const MatrixView block_values{values.data + block.begin * values.stride * bytes, values.stride};
+  RowBlock block = block_from(seen.begin);
+  dots(block.keys, block.keys.begin, block.keys.end, row_scores);
+  while (!block.keys.empty()) {
+    const int64_t n = block.keys.size();
+    const bool masked = weigh_rows(a, block, row_scores);
+    const MatrixView block_values{values.data + block.keys.begin * values.stride * bytes, values.stride};
     const bool exact = masked && !all_finite(block_values, s.type, n, s.d_v);
-    if (exact) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t j = 0; j < n; ++j) {
-          const float weight = row_scores[r * kBlockKeys + j];
-          if (weight == 0) continue;
-          for (int64_t c = 0; c < s.d_v; ++c) {
-            o[r * ld_o + c] +=
-                weight * load_element(block_values.data + j * values.stride * bytes, s.type, c);
-          }
-        }
-      }
-    }
+    if (exact) add_rows_exactly(a, block_values, n, row_scores);
     // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
     // after the other (41 against 35 GB/s on one core).
-    const tile::Range next = block_at(block.end);
+    const RowBlock next = block_from(block.keys.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
       if (!exact && x < n) {
         ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
                      values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o, {});
       }
-      dots(next, next.begin + x, std::min(next.begin + x + kTurnKeys, next.end), next_scores);
+      dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
+           next_scores);
     }
     std::swap(row_scores, next_scores);
     block = next;
@@ -352,9 +408,10 @@ struct SplitStore {
   }
 };
 
-int64_t thread_bytes(const Staging& s, const Schedule& schedule) {
+int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+                     const PairPrograms& programs) {
   Scratch count(nullptr);
-  ThreadScratch(count, s, schedule);
+  ThreadScratch(count, p, s, schedule, programs);
   return count.used();
 }
 
@@ -396,10 +453,12 @@ class Forward final : public Prepared {
       : problem_(p),
         staging_(p, ops),
         schedule_(p, options.num_threads),
+        programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
-        thread_bytes_(thread_bytes(staging_, schedule_)),
+        thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_) {
     workspace_size = static_cast<size_t>(split_offset_ + split_bytes(staging_, schedule_));
+    summary = programs_.summary();
   }
 
   void run(const Buffers& buffers) const override;
@@ -419,26 +478,27 @@ class Forward final : public Prepared {
   int64_t tile_of(int64_t tile_index) const { return schedule_.tiles - 1 - tile_index % schedule_.tiles; }
   ThreadScratch scratch_of(char* workspace, int thread) const {
     Scratch memory(workspace + thread * thread_bytes_);
-    return {memory, staging_, schedule_};
+    return {memory, problem_, staging_, schedule_, programs_};
   }
   Partial panel_of(float* partials, int64_t x) const {
     return {partials + x * Partial::size(staging_), staging_};
   }
-  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
-                    const ThreadScratch& t, int64_t item) const;
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                   int64_t tile_index) const;
 
   AttentionProblem problem_;
   Staging staging_;
   Schedule schedule_;
+  PairPrograms programs_;
   int num_threads_;
   int64_t thread_bytes_, split_offset_;
 };
 
 /// One tile against one split of the keys.
-void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
-                           const ThreadScratch& t, int64_t item) const {
+void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                           const SplitStore& store, const ThreadScratch& t, int64_t item) const {
   const int64_t split = item % schedule_.splits, tile_index = item / schedule_.splits;
   const int64_t tile = tile_of(tile_index);
   const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile);
@@ -449,10 +509,10 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
   float* partials = schedule_.splits > 1 ? store.at(tile_index, split) : t.partials;
-  if (schedule_.row_path && !terms.any) {
-    rows_forward(staging_, group, terms.factor, lanes[0], first_key, last_key, partials, t);
+  if (schedule_.row_path) {
+    rows_forward(staging_, group, terms, blocks, lanes[0], first_key, last_key, partials, t);
   } else {
-    tile_forward(staging_, group, terms, lanes, panels, first_key, last_key, partials, t);
+    tile_forward(staging_, group, terms, blocks, lanes, panels, first_key, last_key, partials, t);
   }
   if (schedule_.splits > 1) return;
   for (int64_t x = 0; x < panels; ++x) write_panel(staging_, group, lanes[x], panel_of(partials, x), t.rows);
@@ -474,14 +534,15 @@ void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const 
 void Forward::run(const Buffers& buffers) const {
   write_rng_state(problem_, buffers);
   if (problem_.batch == 0 && problem_.packed) return write_rows_of_no_sequence(problem_, buffers);
-  const ScoreTerms terms(problem_, buffers);
+  const ScoreTerms terms(problem_, buffers, programs_);
   char* workspace = static_cast<char*>(buffers.workspace);
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
                          &schedule_};
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
-    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, store, t, item);
+    SeenBlocks blocks(problem_, buffers, programs_.sees_by_head, t.pairs.seen_memory(problem_));
+    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, blocks, store, t, item);
   });
   if (schedule_.splits == 1) return;
   WorkQueue merges(schedule_.groups * schedule_.tiles);

@@ -39,6 +39,9 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
+struct Program;
+struct ProgramInputs;
+
 struct Ops {
   const char* name;
   int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
@@ -83,6 +86,9 @@ struct Ops {
   void (*column_max)(const float* s, int64_t n, float* column_max);
   /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
   void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
+
+  /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
+  void (*run_program)(const Program& program, const ProgramInputs& inputs);
 
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);
