@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "cpu/panel.hpp"
@@ -132,17 +133,29 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
   }
 }
 
+/// The values of a block of keys, and whether they are finite, which the first panel that needs to know finds out.
+struct BlockValues {
+  Operand staged;
+  MatrixView rows;
+  int64_t n;
+  std::optional<bool> finite;
+
+  bool are_finite(const Staging& s) {
+    if (!finite) finite = all_finite(rows, s.type, n, s.d_v);
+    return *finite;
+  }
+};
+
 /// One panel against one block of keys.
 void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                Operand keys, Operand values, const MatrixView& raw_values, const float* queries, int64_t j0,
-                int64_t n, const Partial& out, const ThreadScratch& t) {
+                Operand keys, BlockValues& values, const float* queries, int64_t j0, int64_t n, const Partial& out, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
   const bool masked = panel_scores(ops, group, lanes, terms, seen, keys, queries, key_rows, n, s.words_d, j0,
                                    t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
-  const bool exact = zeros && !all_finite(raw_values, s.type, n, s.d_v);
+  const bool exact = zeros && !values.are_finite(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
@@ -155,7 +168,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     if (pairs) ops.to_pairs(t.scores, n, pair_weights);
   }
   if (exact) {
-    accumulate_exactly(s, raw_values, n, t.scores, t.alpha, out.o);
+    accumulate_exactly(s, values.rows, n, t.scores, t.alpha, out.o);
     return;
   }
   const int64_t words = s.words_of(n);
@@ -164,7 +177,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     const int64_t filled = ceil_div(n, 2);
     std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
   }
-  ops.accumulate(values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+  ops.accumulate(values.staged, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
 }
 
 /// A tile of panels against the keys [first_key, last_key) that they see.
@@ -188,7 +201,7 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
     const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
     const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
-    const Operand values = s.stage_columns(block_values, n, s.d_v, t.values);
+    BlockValues values{s.stage_columns(block_values, n, s.d_v, t.values), block_values, n, {}};
     for (int64_t x = 0; x < panels; ++x) {
       // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
       // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
@@ -196,8 +209,7 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
       const int64_t used =
           std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, block_values, t.queries + x * s.words_d * kPanel,
-                 j0, used, Partial(partials + x * Partial::size(s), s), t);
+      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, t.queries + x * s.words_d * kPanel, j0, used, Partial(partials + x * Partial::size(s), s), t);
     }
   }
 }

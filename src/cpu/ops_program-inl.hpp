@@ -84,6 +84,7 @@ void run_program(const Program& program, const ProgramInputs& in) {
   for (; strip.row < rows; strip.row += kStripRows) {
     strip.rows = std::min(kStripRows, rows - strip.row);
     run(program.pairs);
+    if (in.maxima != nullptr) column_max(in.tiles[kScoreTile] + strip.row * kPanel, strip.rows, in.maxima);
   }
 }
 

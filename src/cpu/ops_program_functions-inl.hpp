@@ -242,6 +242,7 @@ void unary(const Instruction& i, const Strip& s) {
   const Elements<int32_t> to(s, i.to);
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
     for (int64_t r = 0; r < rows; ++r)
       store(F()(a.template get<false>(r, x)), to.data + r * to.stride + x);
   }
@@ -253,6 +254,7 @@ HWY_INLINE void binary_loop(const Instruction& i, const Strip& s) {
   const Elements<int32_t> to(s, i.to);
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
     for (int64_t r = 0; r < rows; ++r) {
       store(F()(a.template get<kEachA>(r, x), b.template get<kEachB>(r, x)), to.data + r * to.stride + x);
     }
@@ -274,6 +276,7 @@ HWY_INLINE void ternary_loop(const Instruction& i, const Strip& s) {
   const Elements<float> a(s, i.operand[0]), b(s, i.operand[1]), c(s, i.operand[2]), to(s, i.to);
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
     for (int64_t r = 0; r < rows; ++r) {
       store(F()(a.template get<kEachA>(r, x), b.template get<kEachB>(r, x), c.template get<kEachC>(r, x)),
             to.data + r * to.stride + x);
@@ -295,6 +298,7 @@ void select(const Instruction& i, const Strip& s) {
   const Elements<int32_t> mask(s, i.operand[0]), a(s, i.operand[1]), b(s, i.operand[2]), to(s, i.to);
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
     for (int64_t r = 0; r < rows; ++r) {
       store(hn::IfThenElse(hn::MaskFromVec(mask.get<false>(r, x)), a.get<false>(r, x), b.get<false>(r, x)),
             to.data + r * to.stride + x);
@@ -304,8 +308,10 @@ void select(const Instruction& i, const Strip& s) {
 
 void shift_right(const Instruction& i, const Strip& s) {
   const Elements<int32_t> a(s, i.operand[0]), to(s, i.to);
-  for (int64_t x = 0; x < s.width_of(i); x += kLanes) {
-    for (int64_t r = 0; r < s.rows_of(i); ++r) {
+  const int64_t rows = s.rows_of(i), width = s.width_of(i);
+  for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < rows; ++r) {
       store(hn::ShiftRightSame(a.get<false>(r, x), static_cast<int>(i.payload)), to.data + r * to.stride + x);
     }
   }
@@ -314,8 +320,10 @@ void shift_right(const Instruction& i, const Strip& s) {
 void low_bits(const Instruction& i, const Strip& s) {
   const Elements<int32_t> a(s, i.operand[0]), to(s, i.to);
   const VI bits = hn::Set(DI(), static_cast<int32_t>(i.payload));
-  for (int64_t x = 0; x < s.width_of(i); x += kLanes) {
-    for (int64_t r = 0; r < s.rows_of(i); ++r)
+  const int64_t rows = s.rows_of(i), width = s.width_of(i);
+  for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < rows; ++r)
       store(hn::And(a.get<false>(r, x), bits), to.data + r * to.stride + x);
   }
 }
@@ -323,8 +331,10 @@ void low_bits(const Instruction& i, const Strip& s) {
 void int_to_float(const Instruction& i, const Strip& s) {
   const Elements<int32_t> a(s, i.operand[0]);
   const Elements<float> to(s, i.to);
-  for (int64_t x = 0; x < s.width_of(i); x += kLanes) {
-    for (int64_t r = 0; r < s.rows_of(i); ++r)
+  const int64_t rows = s.rows_of(i), width = s.width_of(i);
+  for (int64_t x = 0; x < width; x += kLanes) {
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < rows; ++r)
       store(hn::ConvertTo(D(), a.get<false>(r, x)), to.data + r * to.stride + x);
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace fovea::cpu {
 
@@ -182,6 +183,7 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     ProgramInputs in = terms.inputs_of(group, lanes, j0, n);
     in.tiles = {s, scratch.slope, nullptr};
     in.scratch = scratch.registers;
+    if (inside && !terms.masks) in.maxima = std::exchange(maxima, nullptr);
     ops.run_program(*program, in);
   }
   if (terms.masks) apply_masks(group, lanes, s, n, j0);

@@ -119,6 +119,7 @@ struct ProgramInputs {
   std::array<const char*, kMaxNamedTensors> tensors{};
   const GradientTarget* gradients = nullptr;
   std::array<float*, kTileCount> tiles{};  ///< rows of the program's width
+  float* maxima = nullptr;                 ///< raised to the largest score of each column, where given
   char* scratch = nullptr;                 ///< scratch_bytes(), aligned
 };
 
