@@ -210,8 +210,9 @@ struct Equal {
   VI operator()(V a, V b) const { return as_mask(hn::Eq(a, b)); }
   VI operator()(VI a, VI b) const { return hn::VecFromMask(DI(), hn::Eq(a, b)); }
 };
+/// True for NaN, which Highway's Ne is not everywhere.
 struct NotEqual {
-  VI operator()(V a, V b) const { return as_mask(hn::Ne(a, b)); }
+  VI operator()(V a, V b) const { return hn::Not(as_mask(hn::Eq(a, b))); }
   VI operator()(VI a, VI b) const { return hn::Not(hn::VecFromMask(DI(), hn::Eq(a, b))); }
 };
 struct Both {
