@@ -26,13 +26,13 @@ struct ValueNode {
   Kind kind = Kind::kFloat;    ///< of the instruction
   Kind result = Kind::kFloat;  ///< of its elements
   DType dtype = DType::kF32;
-  bool wide_offsets = false;
+  bool wide_offsets = false, everywhere = false;
   uint8_t shape = kUniform;
   int64_t payload = 0;
   std::array<ValueId, 4> operand = {kNoValue, kNoValue, kNoValue, kNoValue};
 
   auto key() const {
-    return std::tuple(code, kind, result, dtype, wide_offsets, shape, payload, operand);
+    return std::tuple(code, kind, result, dtype, wide_offsets, everywhere, shape, payload, operand);
   }
   friend bool operator<(const ValueNode& a, const ValueNode& b) { return a.key() < b.key(); }
 };

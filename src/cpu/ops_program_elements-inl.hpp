@@ -47,6 +47,10 @@ void variable(const Instruction& i, const Strip& s) {
   }
 }
 
+/// Columns and rows of the blocks that are transposed between a tile and memory.
+constexpr int64_t kBlock = 16;
+static_assert(kBlock == kStripRows && kBlock % kLanes == 0);
+
 /// Offsets of elements as ints of type Offset, from their three parts.
 template <class Offset>
 struct ElementOffsets {
@@ -59,6 +63,12 @@ struct ElementOffsets {
     if (column) sum += column.at(r, x);
     if (row) sum += row.at(r, x);
     return pair ? sum + pair.at(r, x) : sum;
+  }
+  /// Whether the rows of a whole strip are neighbours in memory, as the keys of a bias are.
+  bool rows_are_contiguous(const Strip& s) const {
+    bool all = row && row.each && column && !pair && s.rows == kStripRows && s.width % kBlock == 0;
+    for (int64_t r = 1; all && r < kStripRows; ++r) all = row.data[r] == row.data[0] + r;
+    return all;
   }
   HWY_INLINE VI vector(int64_t r, int64_t x) const {
     VI sum = column ? column.vector(r, x) : hn::Zero(DI());
@@ -83,20 +93,47 @@ HWY_INLINE int32_t as_element(uint8_t x) {
   return x;
 }
 
+template <class T>
+HWY_INLINE void copy_elements(const T* from, float* to) {
+  for (int64_t v = 0; v < kBlock; v += kLanes) hn::StoreU(load_as_float(from + v), D(), to + v);
+}
+HWY_INLINE void copy_elements(const int32_t* from, float* to) {
+  std::memcpy(to, from, kBlock * sizeof(float));
+}
+HWY_INLINE void copy_elements(const uint8_t* from, float* to) {
+  for (int64_t v = 0; v < kBlock; ++v) {
+    const int32_t element = from[v];
+    std::memcpy(to + v, &element, sizeof(element));
+  }
+}
+
+/// Rows that are neighbours in memory: each column's elements are read together, and transposed.
+template <class T, class Offset, class Out>
+void load_blocks(const T* data, const ElementOffsets<Offset>& offsets, const Strip& s,
+                 const Elements<Out>& to) {
+  alignas(64) float block[kBlock][kBlock];
+  for (int64_t x = 0; x < s.width; x += kBlock) {
+    for (int64_t lane = 0; lane < kBlock; ++lane) copy_elements(data + offsets.at(0, x + lane), block[lane]);
+    transpose(block[0], kBlock, kBlock, kBlock, reinterpret_cast<float*>(to.data) + x, to.stride);
+  }
+}
+
 /// Elements of type T. Where the mask is not set nothing is read, and the result is 0.
 template <class T>
 void load_of(const Instruction& i, const Strip& s) {
   using Out = decltype(as_element(T{}));
   const auto* data = reinterpret_cast<const T*>(s.in->tensors[static_cast<size_t>(i.payload)]);
   const Elements<int32_t> mask(s, i.operand[3]);
+  const Elements<Out> to(s, i.to);
   if (i.wide_offsets) {
     const ElementOffsets<int64_t> offsets(i, s);
+    if (i.count == 0 && !mask && offsets.rows_are_contiguous(s)) return load_blocks(data, offsets, s, to);
     return for_elements<Out>(i, s, [&](int64_t r, int64_t x) {
       return mask && mask.at(r, x) == 0 ? Out{0} : as_element(data[offsets.at(r, x)]);
     });
   }
   const ElementOffsets<int32_t> offsets(i, s);
-  const Elements<Out> to(s, i.to);
+  if (i.count == 0 && !mask && offsets.rows_are_contiguous(s)) return load_blocks(data, offsets, s, to);
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   alignas(64) int32_t at[kLanes];
   alignas(64) int32_t seen[kLanes];
@@ -148,6 +185,17 @@ void add_values(const Instruction& i, const Strip& s, T* out) {
       hn::StoreU(sum, D(), sums);
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         if (sums[lane] != 0) out[offsets.at(0, x + lane)] += static_cast<T>(sums[lane]);
+      }
+    }
+    return;
+  }
+  if (i.everywhere && offsets.rows_are_contiguous(s)) {
+    alignas(64) float block[kBlock][kBlock];
+    for (int64_t x = 0; x < s.width; x += kBlock) {
+      transpose(value.data + x, value.stride, kBlock, kBlock, block[0], kBlock);
+      for (int64_t lane = 0; lane < kBlock; ++lane) {
+        T* to = out + offsets.at(0, x + lane);
+        for (int64_t r = 0; r < kBlock; ++r) to[r] += static_cast<T>(block[lane][r]);
       }
     }
     return;

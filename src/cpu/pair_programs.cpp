@@ -52,6 +52,7 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   added = values.both(added, offsets.valid);
   ValueNode node{Code::kAddTo, Kind::kFloat, Kind::kFloat};
   node.wide_offsets = offsets.wide;
+  node.everywhere = offsets.valid == kNoValue;
   node.payload = static_cast<int64_t>(target);
   node.shape = kByPair;
   node.operand = {offsets.part[0], offsets.part[1], offsets.part[2],

@@ -83,6 +83,7 @@ struct Instruction {
   Kind kind = Kind::kFloat;
   DType dtype = DType::kF32;  ///< of the tensor
   bool wide_offsets = false;  ///< of kLoad and kAddTo: int64_t
+  bool everywhere = false;    ///< of kAddTo: each pair has an element, also those that add 0
   int32_t count = 0;          ///< elements; 0 for pairs
   int64_t payload = 0;
   Place to{};

@@ -184,7 +184,7 @@ class Compiler {
   void emit(ValueId id, size_t at) {
     const ValueNode& node = values_[id];
     const int phase = phase_of(node);
-    Instruction i{node.code, node.kind, node.dtype, node.wide_offsets};
+    Instruction i{node.code, node.kind, node.dtype, node.wide_offsets, node.everywhere};
     i.payload = node.payload;
     for (size_t x = 0; x < 4; ++x) i.operand[x] = operand_of(node, x);
     for (const ValueId operand : node.operand) release(operand, phase, at);

@@ -55,7 +55,9 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
     for (size_t name = 0; name < kItemNames; ++name) {
       if (!g.covered[name]) g.copies *= std::max<int64_t>(1, items[name]);
     }
-    g.direct = elements.empty() || (g.covered[0] && g.covered[1] && g.covered[2]);
+    const bool by_pairs = covers(score.graph, elements, t, {Variable::kQ}) && g.covered[kItemRange];
+    // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
+    g.direct = elements.empty() || (by_pairs && g.copies == 1);
     if (g.direct) {
       layout.layout = t;
       g.copies = 0;
@@ -81,13 +83,17 @@ template <class Visit>
 void TensorGradients::for_piece(const Gradient& g, int64_t piece, Visit&& visit) const {
   const TensorDesc& t = p_.named[g.tensor].gradient;
   const int64_t end = std::min(g.size, (piece + 1) * kPieceElements);
-  for (int64_t element = piece * kPieceElements; element < end; ++element) {
+  const auto last = static_cast<size_t>(std::max(0, t.ndim - 1));
+  for (int64_t element = piece * kPieceElements; element < end;) {
     int64_t rest = element, offset = 0;
     for (size_t d = static_cast<size_t>(t.ndim); d-- > 0;) {
       offset += rest % g.extent[d] * t.stride[d];
       rest /= g.extent[d];
     }
-    visit(element, offset);
+    // The rest of a row of the last dimension.
+    const int64_t size = t.ndim == 0 ? 1 : g.extent[last], stride = t.ndim == 0 ? 0 : t.stride[last];
+    const int64_t row_end = std::min(end, element - element % size + size);
+    for (; element < row_end; ++element, offset += stride) visit(element, offset);
   }
 }
 
