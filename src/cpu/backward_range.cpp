@@ -11,11 +11,6 @@ namespace fovea::cpu::backward_pass {
 
 namespace {
 
-/// ds = ds * factor; what has no gradient keeps none, even where the factor is infinite.
-void multiply_gradients(float* ds, const float* factor, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) ds[i] = ds[i] == 0 ? 0.0f : ds[i] * factor[i];
-}
-
 void add_tensor_gradients(const Problem& a, const Lanes& lanes, int64_t j0, int64_t n) {
   ProgramInputs in = a.terms.inputs_of(a.group, lanes, j0, n);
   in.tiles = {a.t.pairs.before, nullptr, a.t.dp};
@@ -43,12 +38,12 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   const PairPrograms& programs = a.terms.programs;
   if (!programs.gradients.empty() && dbias_tile == nullptr) add_tensor_gradients(a, lanes, block.j0, n);
-  if (programs.has_slope) multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
+  if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
   if (a.terms.dropout) {
     for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] = t.keep[i] == 0 ? 0.0f : t.scores[i] * t.keep[i];
   }
-  if (a.terms.softcap) multiply_gradients(t.dp, t.derivative, n * kPanel);
+  if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 
 namespace {

@@ -36,6 +36,7 @@ constexpr Ops make_ops(const char* name) {
   ops.gradients = gradients<kPairs>;
   ops.gradients_float = gradients_float;
   ops.store_gradients = store_gradients<kPairs>;
+  ops.multiply_gradients = multiply_gradients;
   ops.mask_range = mask_range;
   ops.column_max = column_max;
   ops.softcap = softcap;

@@ -80,6 +80,9 @@ struct Ops {
   void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds,
                           int64_t ld, uint32_t* ds_pairs);
 
+  /// ds = ds * factor. Where ds is 0 it stays 0, whatever the factor holds.
+  void (*multiply_gradients)(float* ds, const float* factor, int64_t count);
+
   /// Masks s[n][kPanel], keys from j0 on: keeps lane x of key j when begin[x] <= j < end[x], else -inf.
   void (*mask_range)(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end);
   /// column_max[lane] = max(column_max[lane], s[j][lane]).

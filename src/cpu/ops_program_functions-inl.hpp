@@ -110,17 +110,29 @@ struct Product {
 struct Quotient {
   V operator()(V a, V b) const { return hn::Div(a, b); }
 };
-/// NaN when an operand is; a + b is NaN then.
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+/// The processor's minimum and maximum are their second operand when one is NaN, so only the first has to be looked at.
+HWY_INLINE V min_or_nan(V a, V b) {
+  return hn::IfThenElse(hn::Eq(a, a), hn::Min(a, b), a);
+}
+HWY_INLINE V max_or_nan(V a, V b) {
+  return hn::IfThenElse(hn::Eq(a, a), hn::Max(a, b), a);
+}
+#else
+/// a + b is NaN when one of them is.
+HWY_INLINE V min_or_nan(V a, V b) {
+  return hn::IfThenElse(hn::And(hn::Eq(a, a), hn::Eq(b, b)), hn::Min(a, b), hn::Add(a, b));
+}
+HWY_INLINE V max_or_nan(V a, V b) {
+  return hn::IfThenElse(hn::And(hn::Eq(a, a), hn::Eq(b, b)), hn::Max(a, b), hn::Add(a, b));
+}
+#endif
 struct Smaller {
-  V operator()(V a, V b) const {
-    return hn::IfThenElse(hn::And(hn::Eq(a, a), hn::Eq(b, b)), hn::Min(a, b), hn::Add(a, b));
-  }
+  V operator()(V a, V b) const { return min_or_nan(a, b); }
   VI operator()(VI a, VI b) const { return hn::Min(a, b); }
 };
 struct Larger {
-  V operator()(V a, V b) const {
-    return hn::IfThenElse(hn::And(hn::Eq(a, a), hn::Eq(b, b)), hn::Max(a, b), hn::Add(a, b));
-  }
+  V operator()(V a, V b) const { return max_or_nan(a, b); }
   VI operator()(VI a, VI b) const { return hn::Max(a, b); }
 };
 struct Negated {
