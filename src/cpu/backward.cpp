@@ -292,7 +292,8 @@ void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& b
                              const ItemIndex& item) const {
   const bool banded = problem_.window_left >= 0 || problem_.window_right >= 0;
   const bool exact_checks = banded || r.terms.any || r.terms.dropout || programs_.has_sees;
-  const int64_t range = item[kItemRange], group_index = item[kItemBatch] * problem_.heads_kv + item[kItemHead];
+  const int64_t range = item[kItemRange],
+                group_index = item[kItemBatch] * problem_.heads_kv + item[kItemHead];
   const Group group = group_at(r, group_index);
   if (range == 0) clear_unused_rows(staging_, group);
   const int64_t begin = range * schedule_.range_keys;
@@ -358,8 +359,8 @@ void Backward::bias_gradients(const Run& r) const {
     RowTile tile;
     for (int64_t item; (item = owners.next()) >= 0;) {
       const int64_t key_block = item % key_blocks, owner = item / key_blocks;
-      bias_gradient(staging_, r.buffers, problem_, r.terms, blocks, r.shared, t, owner / held[1], owner % held[1],
-                    key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
+      bias_gradient(staging_, r.buffers, problem_, r.terms, blocks, r.shared, t, owner / held[1],
+                    owner % held[1], key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
     }
   });
   write_bias_gradient(*staging_.ops, problem_, r.buffers, r.shared);

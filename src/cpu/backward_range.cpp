@@ -202,8 +202,8 @@ void tile_step(const Problem& a, int64_t first_panel, int64_t panels, bool exact
   Seen seen[kStagedKeys / kBlockKeys][kPanels];
   bool block_seen[kStagedKeys / kBlockKeys], any = false;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    block_seen[b] = panels_seen(a.group, first_panel * kPanel, panels, blocks[b].j0, blocks[b].n, a.blocks,
-                                seen[b]);
+    block_seen[b] =
+        panels_seen(a.group, first_panel * kPanel, panels, blocks[b].j0, blocks[b].n, a.blocks, seen[b]);
     any = any || block_seen[b];
   }
   if (!any) return;

@@ -148,7 +148,8 @@ struct BlockValues {
 
 /// One panel against one block of keys.
 void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                Operand keys, BlockValues& values, const float* queries, int64_t j0, int64_t n, const Partial& out, const ThreadScratch& t) {
+                Operand keys, BlockValues& values, const float* queries, int64_t j0, int64_t n,
+                const Partial& out, const ThreadScratch& t) {
   const Ops& ops = *s.ops;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
@@ -209,7 +210,8 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
       const int64_t used =
           std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, t.queries + x * s.words_d * kPanel, j0, used, Partial(partials + x * Partial::size(s), s), t);
+      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, t.queries + x * s.words_d * kPanel,
+                 j0, used, Partial(partials + x * Partial::size(s), s), t);
     }
   }
 }
@@ -274,8 +276,7 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, 
       const float weight = row_scores[r * kBlockKeys + j];
       if (weight == 0) continue;
       const char* value = values.data + j * values.stride * bytes;
-      for (int64_t c = 0; c < a.s.d_v; ++c)
-        a.o[r * a.ld_o + c] += weight * load_element(value, a.s.type, c);
+      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] += weight * load_element(value, a.s.type, c);
     }
   }
 }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
+#include <utility>
 
 namespace fovea::cpu {
 
@@ -128,7 +130,9 @@ ValueId Values::converted(ValueId value, Kind kind) {
   const ValueNode& node = nodes_[value];
   if (node.result == kind) return value;
   if (node.code == Code::kConstant && kind == Kind::kWide) return integer(kind, node.payload);
-  const Code code = kind == Kind::kFloat ? Code::kToFloat : kind == Kind::kWide ? Code::kToWide : Code::kToInt;
+  const Code code = kind == Kind::kFloat  ? Code::kToFloat
+                    : kind == Kind::kWide ? Code::kToWide
+                                          : Code::kToInt;
   return make(code, node.result, kind, {value});
 }
 
@@ -149,9 +153,22 @@ Lowering::Lowering(const AttentionProblem& problem, const expr::Expression& expr
       graph_(expression.graph),
       keys_on_columns_(keys_on_columns),
       s_(s),
+      has_steps_(has_steps()),
       values_(values),
       ranges_(ranges_of(problem, expression)),
       lowered_(expression.graph.size()) {}
+
+/// Whether a rounding may move a value to the other side of a step.
+bool Lowering::has_steps() const {
+  const std::vector<bool> needed = expr::needed_by(graph_, expression_.root);
+  for (NodeId id = 0; id <= expression_.root; ++id) {
+    const Op op = graph_[id].op;
+    const bool compares_floats =
+        expr::is_comparison(op) && graph_[graph_[id].operand[0]].type == Type::kFloat;
+    if (needed[id] && (op == Op::kFloor || compares_floats)) return true;
+  }
+  return false;
+}
 
 /// Ints without a value fit anywhere.
 bool Lowering::fits(NodeId id) const {
@@ -275,7 +292,8 @@ Lowered Lowering::choice(NodeId id) {
   ValueId value = values_.select(kind, c.value, a.value, b.value);
   if (kind == Kind::kWide && fits(id)) value = values_.converted(value, Kind::kInt);
   if (a.valid == kNoValue && b.valid == kNoValue) return {value, c.valid};
-  const ValueId of_a = values_.either(values_.negated(c.value), a.valid), of_b = values_.either(c.value, b.valid);
+  const ValueId of_a = values_.either(values_.negated(c.value), a.valid),
+                of_b = values_.either(c.value, b.valid);
   return {value, values_.both(c.valid, values_.both(of_a, of_b))};
 }
 
@@ -389,6 +407,30 @@ Lowered Lowering::of_ints(NodeId id) {
   return {wide && fits(id) ? values_.converted(value, Kind::kInt) : value, valid};
 }
 
+/// s is a product with the scale, which a constant factor joins.
+ValueId Lowering::product(ValueId a, ValueId b) {
+  for (const auto& [x, y] : {std::pair{a, b}, std::pair{b, a}}) {
+    const ValueNode &factor = values_[y], &inner = values_[x];
+    if (x != s_ || inner.code != Code::kMultiply || factor.code != Code::kConstant) continue;
+    const auto of = [](const ValueNode& c) { return std::bit_cast<float>(static_cast<int32_t>(c.payload)); };
+    const float joined = of(values_[inner.operand[1]]) * of(factor);
+    const ValueId tile = inner.operand[0];
+    if (std::isnormal(joined))
+      return values_.make(Code::kMultiply, Kind::kFloat, {tile, values_.number(joined)});
+  }
+  return values_.make(Code::kMultiply, Kind::kFloat, {a, b});
+}
+
+/// Divisions are slow, so constant divisors become factors where their rounding decides nothing.
+ValueId Lowering::quotient(ValueId a, ValueId b) {
+  const ValueNode& divisor = values_[b];
+  if (divisor.code == Code::kConstant && !has_steps_) {
+    const float factor = 1 / std::bit_cast<float>(static_cast<int32_t>(divisor.payload));
+    if (std::isnormal(factor)) return product(a, values_.number(factor));
+  }
+  return values_.make(Code::kDivide, Kind::kFloat, {a, b});
+}
+
 Lowered Lowering::of_floats(NodeId id) {
   const Node& node = graph_[id];
   std::array<ValueId, 3> x = {kNoValue, kNoValue, kNoValue};
@@ -406,9 +448,9 @@ Lowered Lowering::of_floats(NodeId id) {
       case Op::kSubtract:
         return binary(Code::kSubtract);
       case Op::kMultiply:
-        return binary(Code::kMultiply);
+        return product(x[0], x[1]);
       case Op::kDivide:
-        return binary(Code::kDivide);
+        return quotient(x[0], x[1]);
       case Op::kMin:
         return binary(Code::kMin);
       case Op::kMax:

@@ -101,6 +101,9 @@ class Lowering {
   Lowered of_floats(expr::NodeId id);
   Lowered compared(const expr::Node& node);
   Lowered as_float(expr::NodeId int_node);
+  ValueId product(ValueId a, ValueId b);
+  ValueId quotient(ValueId a, ValueId b);
+  bool has_steps() const;
   bool is_exact_as_float(expr::NodeId id) const;
   ValueId divided(const expr::Node& node, Kind kind, ValueId a, ValueId b);
   ValueId valid_of(const expr::Node& node);
@@ -110,6 +113,7 @@ class Lowering {
   const expr::Graph& graph_;
   bool keys_on_columns_;
   ValueId s_;
+  bool has_steps_;
   Values& values_;
   std::vector<expr::Range> ranges_;
   std::vector<Lowered> lowered_;

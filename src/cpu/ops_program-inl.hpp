@@ -42,6 +42,7 @@ constexpr Executors make_executors() {
   set(Code::kMax, binary<float, Larger>, binary<int32_t, Larger>, wide_binary<WideLarger>, nullptr);
   set(Code::kNegate, unary<float, Negated>, unary<int32_t, Negated>, wide_unary<WideNegated>, nullptr);
   set(Code::kAbs, unary<float, Absolute>, unary<int32_t, Absolute>, wide_unary<WideAbsolute>, nullptr);
+  set(Code::kAbsDifference, binary<float, AbsDifference>, binary<int32_t, AbsDifference>, nullptr, nullptr);
   set(Code::kShiftRight, nullptr, shift_right, nullptr, nullptr);
   set(Code::kLowBits, nullptr, low_bits, nullptr, nullptr);
   set(Code::kMultiplyAdd, ternary<ProductPlus>, nullptr, nullptr, nullptr);
@@ -71,8 +72,13 @@ constexpr Executors make_executors() {
 
 void run_program(const Program& program, const ProgramInputs& in) {
   static constexpr Executors kExecutors = make_executors();
-  Strip strip{&in, in.scratch, in.scratch + program.column_bytes,
-              in.scratch + program.column_bytes + program.row_bytes, 0, 1, program.width};
+  Strip strip{&in,
+              in.scratch,
+              in.scratch + program.column_bytes,
+              in.scratch + program.column_bytes + program.row_bytes,
+              0,
+              1,
+              program.width};
   const auto run = [&](const std::vector<Instruction>& instructions) {
     for (const Instruction& i : instructions) {
       kExecutors[static_cast<size_t>(i.code)][static_cast<size_t>(i.kind)](i, strip);

@@ -147,6 +147,12 @@ struct Absolute {
     return hn::Abs(a);
   }
 };
+struct AbsDifference {
+  template <class X>
+  X operator()(X a, X b) const {
+    return hn::Abs(hn::Sub(a, b));
+  }
+};
 struct Root {
   V operator()(V a) const { return hn::Sqrt(a); }
 };
@@ -165,9 +171,13 @@ struct Exponential {
     const V n = hn::Round(hn::Mul(safe, hn::Set(d, 1.44269504f)));
     V f = hn::MulSub(safe, hn::Set(d, 1.44269502f), n);
     f = hn::MulAdd(safe, hn::Set(d, 1.92596303e-8f), f);
-    const V half = hn::Floor(hn::Mul(n, hn::Set(d, 0.5f)));
-    const V value = hn::Mul(hn::Mul(exp2_fast<6>(f), exp2_fast<6>(half)), exp2_fast<6>(hn::Sub(n, half)));
+    // 2^n in two factors, each of which is a float where 2^n is none.
+    const VI power = hn::ConvertTo(DI(), n), half = hn::ShiftRight<1>(power);
+    const V value = hn::Mul(hn::Mul(exp2_fast<6>(f), power_of_2(half)), power_of_2(hn::Sub(power, half)));
     return hn::IfThenElse(hn::Eq(x, x), value, x);
+  }
+  static HWY_INLINE V power_of_2(VI n) {
+    return hn::BitCast(D(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(DI(), 127))));
   }
 };
 
@@ -183,8 +193,7 @@ struct Logarithm {
     const VI shifted = hn::Sub(bits, hn::Set(di, 0x3f3504f3));
     const VI exponent = hn::ShiftRight<23>(shifted);
     const V m = hn::Sub(hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<23>(exponent))), one);
-    const V e = hn::Sub(hn::ConvertTo(d, exponent),
-                        hn::IfThenElseZero(subnormal, hn::Set(d, 23.0f)));
+    const V e = hn::Sub(hn::ConvertTo(d, exponent), hn::IfThenElseZero(subnormal, hn::Set(d, 23.0f)));
     const V m2 = hn::Mul(m, m);
     V p = hn::Set(d, 7.0376836292e-2f);
     p = hn::MulAdd(p, m, hn::Set(d, -1.1514610310e-1f));
@@ -256,8 +265,7 @@ void unary(const Instruction& i, const Strip& s) {
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
 #pragma GCC unroll 4
-    for (int64_t r = 0; r < rows; ++r)
-      store(F()(a.template get<false>(r, x)), to.data + r * to.stride + x);
+    for (int64_t r = 0; r < rows; ++r) store(F()(a.template get<false>(r, x)), to.data + r * to.stride + x);
   }
 }
 
@@ -300,8 +308,10 @@ template <class F>
 void ternary(const Instruction& i, const Strip& s) {
   const bool a = i.operand[0].space == Space::kEachRow, b = i.operand[1].space == Space::kEachRow,
              c = i.operand[2].space == Space::kEachRow;
-  if (c) return a ? ternary_loop<F, true, false, true>(i, s)
-                  : b ? ternary_loop<F, false, true, true>(i, s) : ternary_loop<F, false, false, true>(i, s);
+  if (c)
+    return a   ? ternary_loop<F, true, false, true>(i, s)
+           : b ? ternary_loop<F, false, true, true>(i, s)
+               : ternary_loop<F, false, false, true>(i, s);
   if (a) return ternary_loop<F, true, false, false>(i, s);
   if (b) return ternary_loop<F, false, true, false>(i, s);
   ternary_loop<F, false, false, false>(i, s);
@@ -336,8 +346,7 @@ void low_bits(const Instruction& i, const Strip& s) {
   const int64_t rows = s.rows_of(i), width = s.width_of(i);
   for (int64_t x = 0; x < width; x += kLanes) {
 #pragma GCC unroll 4
-    for (int64_t r = 0; r < rows; ++r)
-      store(hn::And(a.get<false>(r, x), bits), to.data + r * to.stride + x);
+    for (int64_t r = 0; r < rows; ++r) store(hn::And(a.get<false>(r, x), bits), to.data + r * to.stride + x);
   }
 }
 

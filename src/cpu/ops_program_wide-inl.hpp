@@ -103,8 +103,7 @@ void wide_unary(const Instruction& i, const Strip& s) {
 template <class F>
 void wide_compare(const Instruction& i, const Strip& s) {
   const Elements<int64_t> a(s, i.operand[0]), b(s, i.operand[1]);
-  for_elements<int32_t>(i, s,
-                        [&](int64_t r, int64_t x) { return F()(a.at(r, x), b.at(r, x)) ? -1 : 0; });
+  for_elements<int32_t>(i, s, [&](int64_t r, int64_t x) { return F()(a.at(r, x), b.at(r, x)) ? -1 : 0; });
 }
 template <class F>
 void int_binary(const Instruction& i, const Strip& s) {
@@ -114,8 +113,8 @@ void int_binary(const Instruction& i, const Strip& s) {
 void wide_select(const Instruction& i, const Strip& s) {
   const Elements<int32_t> mask(s, i.operand[0]);
   const Elements<int64_t> a(s, i.operand[1]), b(s, i.operand[2]);
-  for_elements<int64_t>(
-      i, s, [&](int64_t r, int64_t x) { return mask.at(r, x) != 0 ? a.at(r, x) : b.at(r, x); });
+  for_elements<int64_t>(i, s,
+                        [&](int64_t r, int64_t x) { return mask.at(r, x) != 0 ? a.at(r, x) : b.at(r, x); });
 }
 template <class Out>
 void wide_to(const Instruction& i, const Strip& s) {

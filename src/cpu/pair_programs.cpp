@@ -113,14 +113,13 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     Lowering lowering(p, *sees, keys_on_columns, s, values);
     const Lowered seen = lowering.of(sees->root);
     const ValueId lowest = values.number(-std::numeric_limits<float>::infinity());
-    outputs.back().value =
-        values.select(Kind::kFloat, values.both(seen.valid, seen.value), result, lowest);
+    outputs.back().value = values.select(Kind::kFloat, values.both(seen.valid, seen.value), result, lowest);
     some = compile(values, outputs, {}, keys_on_columns, width);
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {
       const expr::Node& node = sees->graph[id];
-      sees_by_head = sees_by_head || (needed[id] && node.op == expr::Op::kVariable &&
-                                      node.variable() == expr::Variable::kH);
+      sees_by_head = sees_by_head ||
+                     (needed[id] && node.op == expr::Op::kVariable && node.variable() == expr::Variable::kH);
     }
   }
   if (has_score && !gradient_layouts.empty()) {

@@ -31,8 +31,8 @@ struct PairPrograms {
   bool has_slope = false;     ///< the slope tile holds d score / d s; else that is 1
   bool scales = false;        ///< takes products, and multiplies them by the scale itself
   bool gradients_read_score = false;
-  Program all, some;          ///< of blocks that are seen in all of their pairs, and in some
-  Program gradients;          ///< reads the scores before the expression, and their gradients
+  Program all, some;  ///< of blocks that are seen in all of their pairs, and in some
+  Program gradients;  ///< reads the scores before the expression, and their gradients
 
   /// Null where the scores stay as they are.
   const Program* program_of(Seen seen) const {

@@ -43,11 +43,12 @@ enum class Code : uint8_t {
   kMax,
   kNegate,
   kAbs,
-  kShiftRight,  // payload: bits
-  kLowBits,     // payload: mask
-  kMultiplyAdd,          // a * b + c
-  kNegatedMultiplyAdd,   // c - a * b
-  kMultiplySubtract,     // a * b - c
+  kAbsDifference,       // |a - b|
+  kShiftRight,          // payload: bits
+  kLowBits,             // payload: mask
+  kMultiplyAdd,         // a * b + c
+  kNegatedMultiplyAdd,  // c - a * b
+  kMultiplySubtract,    // a * b - c
   kExp,
   kLog,
   kTanh,

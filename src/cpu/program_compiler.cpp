@@ -23,16 +23,20 @@ std::vector<int> uses_of(const Values& values, std::span<const ValueId> roots) {
   return uses;
 }
 
-/// Sums with a product that nothing else needs become one operation.
+/// Sums with a product, and absolute values of a difference, that nothing else needs become one operation.
 void fuse(Values& values, std::span<const ValueId> roots) {
   const std::vector<int> uses = uses_of(values, roots);
-  const auto is_product = [&](ValueId id) {
-    const ValueNode& node = values[id];
-    return node.code == Code::kMultiply && node.shape == kByPair && uses[id] == 1;
+  const auto is_own = [&](ValueId id, Code code) {
+    return id != kNoValue && values[id].code == code && values[id].shape == kByPair && uses[id] == 1;
   };
+  const auto is_product = [&](ValueId id) { return is_own(id, Code::kMultiply); };
   for (ValueId id = 0; id < values.size(); ++id) {
     ValueNode& node = values.at(id);
     const auto [a, b, c, d] = node.operand;
+    if (uses[id] > 0 && node.code == Code::kAbs && node.kind != Kind::kWide && is_own(a, Code::kSubtract)) {
+      node.operand = values[a].operand;
+      node.code = Code::kAbsDifference;
+    }
     if (uses[id] == 0 || node.kind != Kind::kFloat) continue;
     if (node.code == Code::kAdd && (is_product(a) || is_product(b))) {
       const ValueNode& product = values[is_product(a) ? a : b];

@@ -48,10 +48,10 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
     std::vector<expr::ElementDerivative> elements;
     if (score.root != expr::kNoNode) elements = expr::differentiate_by_elements(score, i);
     using expr::Variable;
-    g.covered = {covers(score.graph, elements, t, {Variable::kB}),
-                 covers(score.graph, elements, t, {Variable::kH}) ||
-                     covers(score.graph, elements, t, {Variable::kHk}),
-                 covers(score.graph, elements, t, {Variable::kK})};
+    g.covered = {
+        covers(score.graph, elements, t, {Variable::kB}),
+        covers(score.graph, elements, t, {Variable::kH}) || covers(score.graph, elements, t, {Variable::kHk}),
+        covers(score.graph, elements, t, {Variable::kK})};
     for (size_t name = 0; name < kItemNames; ++name) {
       if (!g.covered[name]) g.copies *= std::max<int64_t>(1, items[name]);
     }

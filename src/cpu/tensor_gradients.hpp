@@ -43,7 +43,7 @@ class TensorGradients {
   struct Gradient {
     size_t tensor;
     std::array<bool, kItemNames> covered;
-    bool direct = false;       ///< items add to the output itself
+    bool direct = false;  ///< items add to the output itself
     int64_t copies = 1, size = 0, first = 0;
     std::array<int64_t, kMaxRank> extent{};
   };

@@ -117,7 +117,8 @@ class Problem {
     if (s.mask) add("mask", DType::kU8, {1, 1, s.sq, s.sk});
     for (auto& [name, t] : tensors) {
       if (name.starts_with("cu_")) continue;
-      for (int64_t i = 0; i < t.count(); ++i) t.set(i, name == "mask" ? random.below(3) != 0 : random.normal());
+      for (int64_t i = 0; i < t.count(); ++i)
+        t.set(i, name == "mask" ? random.below(3) != 0 : random.normal());
     }
     add_named("slope", DType::kF32, {s.heads});
     add_named("bias", DType::kBF16, {s.batch, s.heads, longest(s.sq), longest(s.sk)});
@@ -192,8 +193,9 @@ class Problem {
     Tensor& t = add(name, dtype, std::move(shape));
     for (int64_t i = 0; i < t.count(); ++i) {
       const int64_t last = t.shape.empty() ? 0 : i % t.shape.back();
-      t.set(i, name == "doc" ? static_cast<double>(last / 37)
-                             : name == "flag" ? static_cast<double>(random.below(2)) : random.normal() / 4);
+      t.set(i, name == "doc"    ? static_cast<double>(last / 37)
+               : name == "flag" ? static_cast<double>(random.below(2))
+                                : random.normal() / 4);
     }
   }
 
@@ -250,7 +252,8 @@ void compare(const Shape& shape, const std::string& score, const std::string& se
         }
         for (const std::string& name : outputs) {
           const Tensor& t = problem.tensors.at(name);
-          EXPECT_LE(error_of(t, expected[name]), allowed) << backend << (backward ? " backward " : " ") << name;
+          EXPECT_LE(error_of(t, expected[name]), allowed)
+              << backend << (backward ? " backward " : " ") << name;
           const size_t size = static_cast<size_t>(t.count() * size_of(t.dtype));
           std::vector<char> now(t.bytes.begin(), t.bytes.begin() + static_cast<std::ptrdiff_t>(size));
           if (threads == 1) bits[name] = now;
@@ -298,7 +301,8 @@ TEST(CpuExpressions, Texts) {
   }
 }
 TEST(CpuExpressions, Group) {
-  for (const auto& [score, sees] : kTexts) compare({.batch = 1, .sq = 33, .heads = 6, .heads_kv = 2}, score, sees);
+  for (const auto& [score, sees] : kTexts)
+    compare({.batch = 1, .sq = 33, .heads = 6, .heads_kv = 2}, score, sees);
 }
 TEST(CpuExpressions, FewRows) {
   for (const auto& [score, sees] : kTexts) {
@@ -307,7 +311,8 @@ TEST(CpuExpressions, FewRows) {
   }
 }
 TEST(CpuExpressions, Bfloat16) {
-  for (const auto& [score, sees] : kTexts) compare({.sq = 150, .sk = 270, .dtype = DType::kBF16}, score, sees);
+  for (const auto& [score, sees] : kTexts)
+    compare({.sq = 150, .sk = 270, .dtype = DType::kBF16}, score, sees);
 }
 TEST(CpuExpressions, PackedCausal) {
   for (const auto& [score, sees] : kTexts)

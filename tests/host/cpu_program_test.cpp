@@ -104,7 +104,8 @@ class Evaluators {
         if (a != b && near(a, b, 1e-4)) return false;
         if (a == b && !std::isinf(a)) return false;
       }
-      if (node.op == expr::Op::kFloor && near(std::round(rounded.number), exact_.value(node.operand[0], pair).number, 1e-4))
+      if (node.op == expr::Op::kFloor &&
+          near(std::round(rounded.number), exact_.value(node.operand[0], pair).number, 1e-4))
         return false;
     }
     return true;
@@ -178,11 +179,14 @@ void check(Tensors& tensors, const std::string& text, Use use, bool keys_on_colu
       for (int64_t j = 0; j < kKeys; ++j) {
         const auto at = static_cast<size_t>(keys_on_columns ? lane * kProgramWidth + j : j * 48 + lane);
         const double s = use == Use::kScore ? 0.5 * static_cast<double>(before[at]) : 0;
-        const Pair pair{s, 1, head[static_cast<size_t>(lane)], 0, query[static_cast<size_t>(lane)], kFirstKey + j, 16, 15};
+        const Pair pair{
+            s,  1, head[static_cast<size_t>(lane)], 0, query[static_cast<size_t>(lane)], kFirstKey + j,
+            16, 15};
         if (!evaluators.agree(pair)) continue;
         ++compared;
         if (use == Use::kSees) {
-          const float expected = evaluators.exact().sees(pair) ? before[at] : -std::numeric_limits<float>::infinity();
+          const float expected =
+              evaluators.exact().sees(pair) ? before[at] : -std::numeric_limits<float>::infinity();
           ASSERT_EQ(tile[at], expected) << ops->name << " query " << pair.q << " key " << pair.k;
         } else {
           const double expected = evaluators.exact().score(pair);
