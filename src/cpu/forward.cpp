@@ -17,102 +17,19 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <utility>
 
+#include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
-#include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
+
+using namespace forward_pass;
+
 namespace {
 
-// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
-// written, turned into weights and read again.
-constexpr int64_t kBlockKeys = 128;
-// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
-// 128, fp32) leave room in a 1 MB second-level cache.
-constexpr int64_t kMaxPanels = 4;
-// Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
-// does not depend on the thread count, so results do not either.
-constexpr int64_t kWantedItems = 64;
-constexpr int64_t kMinSplitKeys = 1024;
-// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
-// queries are faster.
-constexpr int64_t kRowPathRows = 4;
-constexpr int64_t kTurnKeys = 32;
 // Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
 constexpr double kMinFlopsPerThread = 1e6;
-
-struct Schedule {
-  int64_t panels;      ///< panels a tile
-  int64_t tiles;       ///< tiles of the longest sequence of one key head
-  int64_t splits;      ///< splits of the keys
-  int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
-  int64_t groups;      ///< batch * heads_kv
-  bool row_path;
-  int64_t items() const { return groups * tiles * splits; }
-
-  Schedule(const AttentionProblem& p, int num_threads) {
-    groups = p.batch * p.heads_kv;
-    const int64_t rows = p.seqlen_q * p.group();
-    const int64_t all_panels = ceil_div(rows, kPanel);
-    splits = 1;
-    const int64_t full_tiles = groups * ceil_div(all_panels, 1);
-    if (full_tiles > 0 && full_tiles < kWantedItems) {
-      splits = std::clamp<int64_t>(ceil_div(kWantedItems, full_tiles), 1,
-                                   std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
-    }
-    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
-    splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
-    panels =
-        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
-    panels = std::min(panels, std::max<int64_t>(1, all_panels));
-    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
-    const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
-               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-                 p.has(Role::kMask) || p.has(Role::kBlockMask));
-  }
-};
-
-/// Unnormalised result of one panel over some of the keys.
-struct Partial {
-  float* o;        ///< [padded_dv][kPanel]
-  float* row_max;  ///< [kPanel], log2 units
-  float* row_sum;  ///< [kPanel]
-
-  static int64_t size(const Staging& s) { return (s.padded_dv + 2) * kPanel; }
-  Partial(float* base, const Staging& s)
-      : o(base), row_max(base + s.padded_dv * kPanel), row_sum(base + (s.padded_dv + 1) * kPanel) {}
-  void reset(const Staging& s) const {
-    std::fill_n(o, s.padded_dv * kPanel, 0.0f);
-    std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
-    std::fill_n(row_sum, kPanel, 0.0f);
-  }
-};
-
-/// What one thread works in.
-struct ThreadScratch {
-  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
-  PairScratch pairs;
-
-  ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
-                const PairPrograms& programs) {
-    const int64_t block = round_up(kBlockKeys, 32);
-    queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
-    partials = memory.take<float>(schedule.panels * Partial::size(s));
-    scores = memory.take<float>(block * kPanel);
-    weights = memory.take<float>(block * kPanel / 2);
-    keys = memory.take<float>(s.rows_size(block, s.words_d));
-    values = memory.take<float>(s.columns_size(block, s.d_v));
-    alpha = memory.take<float>(kPanel);
-    maxima = memory.take<float>(kPanel);
-    keep = memory.take<float>(block * kPanel);
-    rows = memory.take<float>(std::max<int64_t>(
-        kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
-    pairs = PairScratch(memory, p, programs, block * kPanel);
-  }
-};
 
 /// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do not
 /// spread.
@@ -213,136 +130,6 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, t.queries + x * s.words_d * kPanel,
                  j0, used, Partial(partials + x * Partial::size(s), s), t);
     }
-  }
-}
-
-/// A block of keys that a few rows see, and how much of it.
-struct RowBlock {
-  tile::Range keys;
-  Seen seen = Seen::kAll;
-};
-
-/// What rows_forward() works on.
-struct RowProblem {
-  const Staging& s;
-  const Group& group;
-  const ScoreTerms& terms;
-  const Lanes& lanes;
-  const Partial& out;
-  const ThreadScratch& t;
-  float* o;
-  int64_t ld_o;
-};
-
-/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
-  const Ops& ops = *a.s.ops;
-  const int64_t n = block.keys.size();
-  const Program* program = a.terms.programs.program_of(block.seen);
-  bool masked = program != nullptr;
-  if (program != nullptr) {
-    ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.keys.begin, n);
-    in.tiles = {row_scores, nullptr, nullptr};
-    in.scratch = a.t.pairs.registers;
-    ops.run_program(*program, in);
-  }
-  for (int64_t r = 0; r < a.lanes.count; ++r) {
-    float* row = row_scores + r * kBlockKeys;
-    if (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r]) {
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t key = block.keys.begin + j;
-        if (key < a.lanes.begin[r] || key >= a.lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
-      }
-      masked = true;
-    }
-    const float factor = a.terms.factor;
-    const float raised = std::max(a.out.row_max[r], ops.row_max(row, n) * factor);
-    const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-    const float alpha = std::exp2(a.out.row_max[r] - subtract);
-    a.out.row_sum[r] = a.out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
-    a.out.row_max[r] = raised;
-    if (alpha != 1.0f) {
-      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] *= alpha;
-    }
-  }
-  return masked;
-}
-
-/// O += P V of a block, skipping zero weights.
-void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores) {
-  const int64_t bytes = size_of(a.s.type);
-  for (int64_t r = 0; r < a.lanes.count; ++r) {
-    for (int64_t j = 0; j < n; ++j) {
-      const float weight = row_scores[r * kBlockKeys + j];
-      if (weight == 0) continue;
-      const char* value = values.data + j * values.stride * bytes;
-      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] += weight * load_element(value, a.s.type, c);
-    }
-  }
-}
-
-/// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
-/// the speed of memory.
-void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
-                  const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
-                  const ThreadScratch& t) {
-  const Ops& ops = *s.ops;
-  const Partial out(partials, s);
-  out.reset(s);
-  const int64_t rows = lanes.count, ld_q = round_up(s.d, 16), ld_o = round_up(s.d_v, 16);
-  float* q = t.rows;
-  float* o = t.rows + rows * ld_q;
-  const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
-  std::fill_n(o, rows * ld_o, 0.0f);
-  for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
-  const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
-  const int64_t bytes = size_of(s.type);
-  const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
-  // The block of key j, or the first behind it of which some pair is seen.
-  const auto block_from = [&](int64_t j) {
-    RowBlock block;
-    do {
-      block.keys = {j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
-      if (block.keys.empty()) break;
-      block.seen = seen_of(group, lanes.first_row, rows, block.keys.begin, block.keys.size(), blocks);
-      j = block.keys.end;
-    } while (block.seen == Seen::kNone);
-    return block;
-  };
-  // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
-  const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
-    if (from >= to) return;
-    ops.row_dots(
-        q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
-        row_scores + (from - block.begin), kBlockKeys,
-        {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
-  };
-  float* row_scores = t.scores;
-  float* next_scores = t.scores + kRowPathRows * kBlockKeys;
-  RowBlock block = block_from(seen.begin);
-  dots(block.keys, block.keys.begin, block.keys.end, row_scores);
-  while (!block.keys.empty()) {
-    const int64_t n = block.keys.size();
-    const bool masked = weigh_rows(a, block, row_scores);
-    const MatrixView block_values{values.data + block.keys.begin * values.stride * bytes, values.stride};
-    const bool exact = masked && !all_finite(block_values, s.type, n, s.d_v);
-    if (exact) add_rows_exactly(a, block_values, n, row_scores);
-    // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
-    // after the other (41 against 35 GB/s on one core).
-    const RowBlock next = block_from(block.keys.end);
-    for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
-      if (!exact && x < n) {
-        ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
-                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o, {});
-      }
-      dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
-           next_scores);
-    }
-    std::swap(row_scores, next_scores);
-    block = next;
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < s.d_v; ++c) out.o[c * kPanel + r] = o[r * ld_o + c];
   }
 }
 
