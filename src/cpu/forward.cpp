@@ -50,30 +50,47 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
   }
 }
 
-/// The values of a block of keys, and whether they are finite, which the first panel that needs to know finds out.
-struct BlockValues {
-  Operand staged;
-  MatrixView rows;
-  int64_t n;
-  std::optional<bool> finite;
+/// Staged keys and values [j0, j0 + n).
+struct KeyBlock {
+  Operand keys, values;
+  MatrixView rows;  ///< of the values, where they lie
+  int64_t j0, n;
 
-  bool are_finite(const Staging& s) {
-    if (!finite) finite = all_finite(rows, s.type, n, s.d_v);
-    return *finite;
+  /// Those of keys [begin, end) of the block; `begin` is a multiple of kSeenStep.
+  KeyBlock part(const Staging& s, int64_t begin, int64_t end) const {
+    KeyBlock block = *this;
+    block.keys.data += begin * keys.row_stride;
+    block.values.data += begin / s.ops->word_elements * values.k_stride;
+    block.rows.data += begin * rows.stride * size_of(s.type);
+    block.j0 += begin;
+    block.n = end - begin;
+    return block;
+  }
+};
+
+/// Whether the values of a block are finite, which the first panel that needs to know finds out.
+struct FiniteValues {
+  const KeyBlock& block;
+  std::optional<bool> known;
+
+  bool all(const Staging& s) {
+    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
+    return *known;
   }
 };
 
 /// One panel against one block of keys.
 void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                Operand keys, BlockValues& values, const float* queries, int64_t j0, int64_t n,
-                const Partial& out, const ThreadScratch& t) {
+                const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
+                const ThreadScratch& t) {
   const Ops& ops = *s.ops;
+  const int64_t j0 = block.j0, n = block.n;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
-  const bool masked = panel_scores(ops, group, lanes, terms, seen, keys, queries, key_rows, n, s.words_d, j0,
-                                   t.scores, t.maxima, nullptr, t.pairs);
+  const bool masked = panel_scores(ops, group, lanes, terms, seen, block.keys, queries, key_rows, n,
+                                   s.words_d, j0, t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
-  const bool exact = zeros && !values.are_finite(s);
+  const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
@@ -86,7 +103,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     if (pairs) ops.to_pairs(t.scores, n, pair_weights);
   }
   if (exact) {
-    accumulate_exactly(s, values.rows, n, t.scores, t.alpha, out.o);
+    accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
     return;
   }
   const int64_t words = s.words_of(n);
@@ -95,7 +112,23 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     const int64_t filled = ceil_div(n, 2);
     std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
   }
-  ops.accumulate(values.staged, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+  ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+}
+
+/// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
+tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
+  const auto none = [&](int64_t begin, int64_t end) {
+    return seen_of(group, lanes.first_row, kPanel, block.j0 + begin, end - begin, blocks) == Seen::kNone;
+  };
+  tile::Range keys{0, block.n};
+  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
+    keys.begin += kSeenStep;
+  while (!keys.empty()) {
+    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
+    if (!none(last, keys.end)) break;
+    keys.end = last;
+  }
+  return keys;
 }
 
 /// A tile of panels against the keys [first_key, last_key) that they see.
@@ -118,8 +151,9 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     if (!panels_seen(group, lanes[0].first_row, panels, j0, n, blocks, block_seen)) continue;
     const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
     const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
-    const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
-    BlockValues values{s.stage_columns(block_values, n, s.d_v, t.values), block_values, n, {}};
+    const KeyBlock block{s.stage_rows(block_keys, n, s.d, s.words_d, t.keys),
+                         s.stage_columns(block_values, n, s.d_v, t.values), block_values, j0, n};
+    FiniteValues finite{block, {}};
     for (int64_t x = 0; x < panels; ++x) {
       // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
       // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
@@ -127,8 +161,17 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
       const int64_t used =
           std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, block_seen[x], keys, values, t.queries + x * s.words_d * kPanel,
-                 j0, used, Partial(partials + x * Partial::size(s), s), t);
+      tile::Range part{0, used};
+      if (block_seen[x] == Seen::kSome) {
+        part = seen_keys(group, lanes[x], block, blocks);
+        part.end = std::min(part.end, used);
+        if (part.empty()) continue;
+        if (part.size() < used) {
+          block_seen[x] = seen_of(group, lanes[x].first_row, kPanel, j0 + part.begin, part.size(), blocks);
+        }
+      }
+      panel_step(s, group, lanes[x], terms, block_seen[x], block.part(s, part.begin, part.end), finite,
+                 t.queries + x * s.words_d * kPanel, Partial(partials + x * Partial::size(s), s), t);
     }
   }
 }

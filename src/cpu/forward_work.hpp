@@ -25,6 +25,8 @@ inline constexpr int64_t kMinSplitKeys = 1024;
 // queries are faster.
 inline constexpr int64_t kRowPathRows = 4;
 inline constexpr int64_t kTurnKeys = 32;
+// Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
+inline constexpr int64_t kSeenStep = 32;
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
