@@ -252,7 +252,7 @@ class Backward final : public Prepared {
     return {memory, problem_, staging_, schedule_, programs_};
   }
   SeenBlocks seen_blocks(const Run& r, const ThreadScratch& t) const {
-    return {problem_, r.buffers, programs_.sees_by_head, t.pairs.seen_memory(problem_)};
+    return {problem_, r.buffers, programs_, t.pairs.seen};
   }
   Group group_at(const Run& r, int64_t index) const {
     return {problem_, r.buffers, index / problem_.heads_kv, index % problem_.heads_kv};

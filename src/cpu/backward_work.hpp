@@ -114,7 +114,7 @@ struct ThreadScratch {
     ds_pairs = memory.take<float>(kBlockKeys * kPanel / 2);
     temp = memory.take<float>(
         std::max(kPanel * std::max(s.padded_d, s.padded_dv), 4 * (std::max(s.words_d, s.words_dv) + 16)));
-    pairs = PairScratch(memory, problem, programs, kBlockKeys * kPanel);
+    pairs = PairScratch(memory, problem, programs, kBlockKeys * kPanel, problem.heads_kv);
   }
 };
 

@@ -384,7 +384,7 @@ void Forward::run(const Buffers& buffers) const {
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
-    SeenBlocks blocks(problem_, buffers, programs_.sees_by_head, t.pairs.seen_memory(problem_));
+    SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, blocks, store, t, item);
   });
   if (schedule_.splits == 1) return;

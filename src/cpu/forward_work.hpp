@@ -94,7 +94,7 @@ struct ThreadScratch {
     keep = memory.take<float>(block * kPanel);
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
-    pairs = PairScratch(memory, p, programs, block * kPanel);
+    pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
   }
 };
 

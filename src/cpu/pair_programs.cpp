@@ -118,8 +118,9 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {
       const expr::Node& node = sees->graph[id];
-      sees_by_head = sees_by_head ||
-                     (needed[id] && node.op == expr::Op::kVariable && node.variable() == expr::Variable::kH);
+      if (!needed[id] || node.op != expr::Op::kVariable) continue;
+      sees_by_head = sees_by_head || node.variable() == expr::Variable::kH;
+      sees_by_key_head = sees_by_key_head || node.variable() == expr::Variable::kHk;
     }
   }
   if (has_score && !gradient_layouts.empty()) {

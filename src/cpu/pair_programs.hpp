@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,9 +28,10 @@ struct PairPrograms {
                std::span<const GradientLayout> gradient_layouts = {});
 
   bool has_score = false, has_sees = false;
-  bool sees_by_head = false;  ///< whether `sees` depends on the query head
-  bool has_slope = false;     ///< the slope tile holds d score / d s; else that is 1
-  bool scales = false;        ///< takes products, and multiplies them by the scale itself
+  bool sees_by_head = false;      ///< whether `sees` depends on the query head
+  bool sees_by_key_head = false;  ///< or on the key head
+  bool has_slope = false;         ///< the slope tile holds d score / d s; else that is 1
+  bool scales = false;            ///< takes products, and multiplies them by the scale itself
   bool gradients_read_score = false;
   Program all, some;  ///< of blocks that are seen in all of their pairs, and in some
   Program gradients;  ///< reads the scores before the expression, and their gradients
@@ -47,15 +49,29 @@ struct PairPrograms {
 /// Finds out how much of blocks of pairs is seen. One thread at a time.
 class SeenBlocks {
  public:
-  /// `memory` holds memory_of(problem) ranges.
-  SeenBlocks(const AttentionProblem& problem, const Buffers& buffers, bool by_head,
-             std::span<expr::Range> memory);
-  static int64_t memory_of(const AttentionProblem& problem);
+  /// An answer that other heads may need, too.
+  struct Known {
+    uint64_t block;
+    Seen seen;
+  };
+  struct Memory {
+    std::span<expr::Range> ranges;  ///< one for each node
+    std::span<Known> known;         ///< kKnownBlocks, or none
+
+    static int64_t ranges_of(const AttentionProblem& problem);
+  };
+  static constexpr int kKnownBits = 12;
+  static constexpr int64_t kKnownBlocks = int64_t{1} << kKnownBits;
+
+  SeenBlocks(const AttentionProblem& problem, const Buffers& buffers, const PairPrograms& programs,
+             const Memory& memory);
 
   /// Of all heads of the group, where `sees` tells heads apart.
-  Seen of(expr::Block block);
+  Seen of(const expr::Block& block);
 
  private:
+  Seen computed(expr::Block block);
+
   class Tensors final : public expr::TensorRanges {
    public:
     Tensors(const AttentionProblem& problem, const Buffers& buffers) : problem_(problem), buffers_(buffers) {}
@@ -69,6 +85,8 @@ class SeenBlocks {
   bool by_head_;
   Tensors tensors_;
   std::optional<expr::BlockAnalysis> analysis_;
+  std::span<Known> known_;  ///< of batch_
+  int64_t batch_ = -1;
 };
 
 }  // namespace fovea::cpu

@@ -160,11 +160,14 @@ ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, int6
 }
 
 PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
-                         int64_t tile_size) {
+                         int64_t tile_size, int64_t heads) {
   registers = memory.take<char>(programs.scratch_bytes());
   if (programs.has_slope) slope = memory.take<float>(tile_size);
   if (programs.gradients_read_score) before = memory.take<float>(tile_size);
-  ranges = memory.take<expr::Range>(SeenBlocks::memory_of(p));
+  const int64_t nodes = SeenBlocks::Memory::ranges_of(p);
+  const int64_t known = nodes > 0 && heads > 1 ? SeenBlocks::kKnownBlocks : 0;
+  seen.ranges = {memory.take<expr::Range>(nodes), static_cast<size_t>(nodes)};
+  seen.known = {memory.take<SeenBlocks::Known>(known), static_cast<size_t>(known)};
 }
 
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,

@@ -83,13 +83,12 @@ struct PairScratch {
   char* registers = nullptr;
   float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
   float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
-  expr::Range* ranges = nullptr;
+  SeenBlocks::Memory seen;
 
   PairScratch() = default;
-  PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs, int64_t tile_size);
-  std::span<expr::Range> seen_memory(const AttentionProblem& p) const {
-    return {ranges, static_cast<size_t>(SeenBlocks::memory_of(p))};
-  }
+  /// `heads`: how many of them may ask for the same blocks.
+  PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs, int64_t tile_size,
+              int64_t heads);
 };
 
 /// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi and

@@ -99,20 +99,32 @@ std::optional<Range> SeenBlocks::Tensors::range(size_t tensor, std::span<const I
   return range;
 }
 
-SeenBlocks::SeenBlocks(const AttentionProblem& problem, const Buffers& buffers, bool by_head,
-                       std::span<Range> memory)
-    : group_(problem.group()), by_head_(by_head), tensors_(problem, buffers) {
-  if (problem.expressions && problem.expressions->sees)
-    analysis_.emplace(*problem.expressions->sees, &tensors_, memory);
+namespace {
+
+/// A block in one number, 0 where it takes more.
+uint64_t packed(const expr::Block& block) {
+  const int64_t queries = block.q1 - block.q0, keys = block.k1 - block.k0;
+  constexpr int64_t kMostStart = int64_t{1} << 23, kMostSize = 1 << 8;
+  if (block.q0 >= kMostStart || block.k0 >= kMostStart || queries > kMostSize || keys > kMostSize) return 0;
+  return static_cast<uint64_t>((block.q0 << 41 | block.k0 << 18 | (queries - 1) << 10 | (keys - 1) << 2) + 1);
 }
 
-int64_t SeenBlocks::memory_of(const AttentionProblem& problem) {
+}  // namespace
+
+SeenBlocks::SeenBlocks(const AttentionProblem& problem, const Buffers& buffers, const PairPrograms& programs,
+                       const Memory& memory)
+    : group_(problem.group()), by_head_(programs.sees_by_head), tensors_(problem, buffers) {
+  if (!problem.expressions || !problem.expressions->sees) return;
+  analysis_.emplace(*problem.expressions->sees, &tensors_, memory.ranges);
+  if (!by_head_ && !programs.sees_by_key_head) known_ = memory.known;
+}
+
+int64_t SeenBlocks::Memory::ranges_of(const AttentionProblem& problem) {
   if (!problem.expressions || !problem.expressions->sees) return 0;
   return static_cast<int64_t>(problem.expressions->sees->graph.size());
 }
 
-Seen SeenBlocks::of(expr::Block block) {
-  if (!analysis_) return Seen::kAll;
+Seen SeenBlocks::computed(expr::Block block) {
   block.h = block.hk * group_;
   const Seen first = analysis_->seen(block);
   if (!by_head_ || first == Seen::kSome) return first;
@@ -121,6 +133,19 @@ Seen SeenBlocks::of(expr::Block block) {
     if (analysis_->seen(block) != first) return Seen::kSome;
   }
   return first;
+}
+
+Seen SeenBlocks::of(const expr::Block& block) {
+  if (!analysis_) return Seen::kAll;
+  const uint64_t name = packed(block);
+  if (known_.empty() || name == 0 || block.q0 >= block.q1 || block.k0 >= block.k1) return computed(block);
+  if (block.b != batch_) {
+    std::fill(known_.begin(), known_.end(), Known{});
+    batch_ = block.b;
+  }
+  Known& known = known_[static_cast<size_t>(name * 0x9e3779b97f4a7c15u >> (64 - kKnownBits))];
+  if (known.block != name) known = {name, computed(block)};
+  return known.seen;
 }
 
 }  // namespace fovea::cpu

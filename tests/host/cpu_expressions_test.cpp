@@ -291,6 +291,8 @@ const std::vector<std::pair<const char*, const char*>> kTexts = {
     {"clamp(s, -1.0, slope[h]) + min(s, gain) - max(s, 0.3) + sqrt(0.1 + abs(s)) + floor(s / 1000)", ""},
     {"s + slope[hk] + slope[h] * slope[h]", "nk - nq > 3 && hk >= 0"},
     {"where(q < k, s, -1.0 / 0)", ""},
+    {"", "k / 64 == hk"},
+    {"", "(k / 40 + h) % 2 == 0 || q > 30"},
     {"s + (k - q) / 7 * 0.1 + (k - q) % 5 * 0.1", "(k + q) / (b + 2) % 3 != 1"},
 };
 
