@@ -9,6 +9,9 @@
 namespace fovea::cpu::forward_pass {
 namespace {
 
+// All rows are one strip of a program, and its registers hold a strip of a panel.
+static_assert(kBlockKeys == kProgramWidth && kRowPathRows * kProgramWidth <= kStripRows * kPanel);
+
 /// A block of keys that a few rows see, and how much of it.
 struct RowBlock {
   tile::Range keys;

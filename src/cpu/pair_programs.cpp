@@ -5,14 +5,13 @@
 #include <limits>
 
 #include "cpu/lowering.hpp"
+#include "cpu/ops.hpp"
 #include "cpu/program_compiler.hpp"
 #include "expr/differentiate.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
-
-constexpr int64_t kPanelRows = 48;
 
 /// NaN where a pair is not valid.
 ValueId score_of(Values& values, const Lowered& lowered) {
@@ -74,7 +73,7 @@ Program gradient_program(const AttentionProblem& p, bool scales, std::span<const
       additions.push_back(addition_of(score.graph, d, layouts[i].layout, i, lowering, values));
     }
   }
-  return compile(std::move(values), {}, additions, false, kPanelRows);
+  return compile(std::move(values), {}, additions, false, kPanel);
 }
 
 bool reads_tile(const Program& program, ProgramTile tile) {
@@ -106,7 +105,7 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     has_slope = backward && !is_number(tree.score.graph, tree.by_s, 1);
     if (has_slope) outputs.push_back({score_of(values, lowering.of(tree.by_s)), kSlopeTile});
   }
-  const int64_t width = keys_on_columns ? kProgramWidth : kPanelRows;
+  const int64_t width = keys_on_columns ? kProgramWidth : kPanel;
   outputs.push_back({result, kScoreTile});
   if (has_score) all = compile(values, outputs, {}, keys_on_columns, width);
   if (has_sees) {

@@ -103,7 +103,7 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
                   Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
                   float* s, float* maxima, float* derivative, const PairScratch& scratch);
 
-/// How much of rows [lanes.first_row, +count) with keys [j0, j0 + n) the expression `sees` leaves.
+/// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
 Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);
 /// The same for each panel of a tile. False when none of them sees a key.
 bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t j0, int64_t n,

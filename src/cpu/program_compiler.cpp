@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cpu/ops.hpp"
+
 namespace fovea::cpu {
 namespace {
 
@@ -90,7 +92,7 @@ class Compiler {
         last_use_(values.size(), 0),
         spread_(values.size()),
         registers_{Registers(kProgramWidth), Registers(kProgramWidth),
-                   Registers(static_cast<uint32_t>(kStripRows * 48))} {
+                   Registers(static_cast<uint32_t>(kStripRows * kPanel))} {
     program_.width = width;
     program_.keys_on_columns = keys_on_columns;
   }
