@@ -209,7 +209,7 @@ void add_values(const Instruction& i, const Strip& s, T* out) {
 }
 
 void add_to(const Instruction& i, const Strip& s) {
-  const GradientTarget& target = s.in->gradients[i.payload];
+  const GradientTarget& target = s.in->gradients[i.payload & ((1 << kGradientBits) - 1)];
   if (i.wide_offsets) {
     target.sums ? add_values<int64_t>(i, s, target.sums) : add_values<int64_t>(i, s, target.output);
   } else {

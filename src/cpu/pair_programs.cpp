@@ -52,7 +52,8 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   ValueNode node{Code::kAddTo, Kind::kFloat, Kind::kFloat};
   node.wide_offsets = offsets.wide;
   node.everywhere = offsets.valid == kNoValue;
-  node.payload = static_cast<int64_t>(target);
+  // Two elements that are one where a dimension stands for all are added twice, so their additions must differ.
+  node.payload = static_cast<int64_t>(target) | static_cast<int64_t>(d.element) << kGradientBits;
   node.shape = kByPair;
   node.operand = {offsets.part[0], offsets.part[1], offsets.part[2],
                   values.select(Kind::kFloat, added, value, values.number(0))};

@@ -65,8 +65,10 @@ enum class Code : uint8_t {
   kToFloat,
   kToWide,
   kToInt,
-  kAddTo  // payload: a gradient; operands: the three offsets, value
+  kAddTo  // payload: a gradient, in the low kGradientBits, and what tells additions apart; operands: the three offsets, value
 };
+inline constexpr int kGradientBits = 3;
+static_assert(kMaxNamedTensors == 1 << kGradientBits);
 inline constexpr size_t kCodeCount = static_cast<size_t>(Code::kAddTo) + 1;
 
 /// Where an operand lies. A row value that a pair reads is broadcast: kEachRow.

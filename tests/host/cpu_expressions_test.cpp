@@ -127,6 +127,7 @@ class Problem {
     add_named("flag", DType::kU8, {longest(s.sk)});
     add_named("gain", DType::kF16, {});
     add_named("table", DType::kF32, {s.heads, 33});
+    add_named("one", DType::kF32, {s.batch, 1});
     add_named("short", DType::kF32, {10});
   }
 
@@ -291,6 +292,7 @@ const std::vector<std::pair<const char*, const char*>> kTexts = {
     {"clamp(s, -1.0, slope[h]) + min(s, gain) - max(s, 0.3) + sqrt(0.1 + abs(s)) + floor(s / 1000)", ""},
     {"s + slope[hk] + slope[h] * slope[h]", "nk - nq > 3 && hk >= 0"},
     {"where(q < k, s, -1.0 / 0)", ""},
+    {"s + one[b, q] * one[b, k]", ""},
     {"", "k / 64 == hk"},
     {"", "(k / 40 + h) % 2 == 0 || q > 30"},
     {"s + (k - q) / 7 * 0.1 + (k - q) % 5 * 0.1", "(k + q) / (b + 2) % 3 != 1"},
