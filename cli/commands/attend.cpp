@@ -89,10 +89,11 @@ void check_names(const AttendOptions& options, const Expressions& expressions) {
   for (const Array& tensor : expressions.tensors) {
     for (const std::string_view taken : {"v", "bias", "sink"}) {
       if (tensor.name == taken) {
-        throw Failure(Exit::usage,
-                      fmt::format("--tensor: got the name '{}', expected another beside --grad: d{} is the gradient of "
-                                  "an input",
-                                  taken, taken));
+        throw Failure(
+            Exit::usage,
+            fmt::format("--tensor: got the name '{}', expected another beside --grad: d{} is the gradient of "
+                        "an input",
+                        taken, taken));
       }
     }
   }
@@ -245,9 +246,10 @@ void add_attend(CLI::App& program, Action& action) {
       ->type_name("TYPE")
       ->group(kOutputs);
   command
-      ->add_option("--grad", options->grad,
-                   "The gradient of o; dq, dk, dv (and dbias, dsink, and dX for each float tensor X of --score) are "
-                   "written as well")
+      ->add_option(
+          "--grad", options->grad,
+          "The gradient of o; dq, dk, dv (and dbias, dsink, and dX for each float tensor X of --score) are "
+          "written as well")
       ->type_name("FILE")
       ->group(kOutputs);
   add_json_option(*command, options->json);
@@ -262,7 +264,8 @@ void add_attend(CLI::App& program, Action& action) {
       "  fovea attend --input qkv.safetensors --causal --output o.safetensors\n"
       "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
       "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors\n"
-      "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor slope=slopes.npy "
+      "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor "
+      "slope=slopes.npy "
       "--output o.npy");
   command->callback([options, &action] { action = [options] { return run_attend(*options); }; });
 }

@@ -4,7 +4,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
-#include <limits>
+#include <algorithm>
 #include <utility>
 
 #include "cli/data/inputs.hpp"
@@ -23,8 +23,9 @@ Array as_element(const std::string& source, Array array) {
   const auto to = out.elements<int32_t>();
   for (size_t i = 0; i < from.size(); ++i) {
     if (!std::in_range<int32_t>(from[i])) {
-      throw Failure(Exit::input, fmt::format("--tensor ({}): element {} is {}, expected a number that fits int32",
-                                             source, i, from[i]));
+      throw Failure(Exit::input,
+                    fmt::format("--tensor ({}): element {} is {}, expected a number that fits int32", source,
+                                i, from[i]));
     }
     to[i] = static_cast<int32_t>(from[i]);
   }
@@ -38,10 +39,12 @@ std::pair<int64_t, int64_t> grid_of(const Problem& p, int64_t block_q, int64_t b
     if (!packed) return rows.shape()[1];
     const auto* at = static_cast<const int32_t*>(starts.data());
     if (most == 0 && at == nullptr) return rows.shape()[0];
-    for (int64_t i = 1; most == 0 && i < starts.shape()[0]; ++i) most = std::max<int64_t>(most, at[i] - at[i - 1]);
+    for (int64_t i = 1; most == 0 && i < starts.shape()[0]; ++i)
+      most = std::max<int64_t>(most, at[i] - at[i - 1]);
     return most;
   };
-  const int64_t q = longest(p.q, p.cu_seqlens_q, p.max_seqlen_q), k = longest(p.k, p.cu_seqlens_k, p.max_seqlen_k);
+  const int64_t q = longest(p.q, p.cu_seqlens_q, p.max_seqlen_q),
+                k = longest(p.k, p.cu_seqlens_k, p.max_seqlen_k);
   return {(q + block_q - 1) / block_q, (k + block_k - 1) / block_k};
 }
 
@@ -50,10 +53,13 @@ std::pair<int64_t, int64_t> grid_of(const Problem& p, int64_t block_q, int64_t b
 void ExpressionOptions::add_options(CLI::App& command) {
   constexpr const char* kGroup = "Expressions";
   command
-      .add_option("--score", score, "What the score is made of s, b, h, hk, q, k, nq, nk and tensors: \"30 * tanh(s / 30)\"")
+      .add_option("--score", score,
+                  "What the score is made of s, b, h, hk, q, k, nq, nk and tensors: \"30 * tanh(s / 30)\"")
       ->type_name("TEXT")
       ->group(kGroup);
-  command.add_option("--sees", sees, "Which keys a query sees: \"q - k < 128 || k < 4\"")->type_name("TEXT")->group(kGroup);
+  command.add_option("--sees", sees, "Which keys a query sees: \"q - k < 128 || k < 4\"")
+      ->type_name("TEXT")
+      ->group(kGroup);
   command
       .add_option("--tensor", tensors,
                   "A tensor that the texts read by its name; repeat it for others: --tensor slope=slopes.npy")
@@ -84,7 +90,8 @@ Expressions read_expressions(const ExpressionOptions& options) {
         // read_array names an option after the tensor.
         const std::string message = failure.what();
         const size_t colon = message.find(": ");
-        throw Failure(failure.code, "--tensor" + (message.starts_with("--tensor") ? message.substr(8) : message.substr(colon)));
+        throw Failure(failure.code, "--tensor" + (message.starts_with("--tensor") ? message.substr(8)
+                                                                                  : message.substr(colon)));
       }
     }();
     array.name = name;

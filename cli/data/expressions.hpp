@@ -1,6 +1,8 @@
 // --score, --sees and --tensor: expressions, and the tensors that they read from files.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -23,9 +25,9 @@ struct ExpressionOptions {
 /// Expressions with their tensors read. Problems refer to the arrays.
 struct Expressions {
   std::string score, sees;
-  std::vector<Array> tensors;                 ///< by name
-  std::vector<std::filesystem::path> files;   ///< that were read
-  std::map<std::string, std::string> sources; ///< "named.slope" -> its file
+  std::vector<Array> tensors;                  ///< by name
+  std::vector<std::filesystem::path> files;    ///< that were read
+  std::map<std::string, std::string> sources;  ///< "named.slope" -> its file
 
   void apply(Problem& problem) const;
 };

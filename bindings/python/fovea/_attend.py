@@ -109,9 +109,9 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
         max_seqlen_q, max_seqlen_k: longest packed sequence; 0 reads it from cu_seqlens, or on a GPU takes the total.
         seqused_q, seqused_k: (batch) int32: how many rows of each sequence take part.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
-        score: what the score is, as text of docs/expressions.md or a function of symbols (fovea.expressions), called once:
-            lambda s, h, q, k: s - slope[h] * abs(q - k).
-        sees: which keys a query sees, of those that the other arguments leave: lambda q, k: (k <= q) & (q - k < 128).
+        score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
+            (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.
+        sees: which keys a query sees, of those that the other arguments leave: `lambda q, k: (k <= q) & (q - k < 128)`.
         tensors: dict of the tensors that score and sees read by their names, 8 at most: of 0 to 4 dimensions, float32, float16,
             bfloat16, int32, uint8 or bool. fovea.named(array) in a function adds one.
         backend: its name (see explain); None takes the first that can.

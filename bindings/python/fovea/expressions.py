@@ -25,6 +25,10 @@ _REMEDY = (
     "write & | ~ for and, or, not, fovea.where(condition, x, y) for if, two comparisons joined by & for a chain, and "
     "fovea.expressions.minimum and maximum for min and max"
 )
+_NOT_NAMED = (
+    "got a symbol as the index of an array; expected an array that expressions know; wrap it by fovea.named(array), or give it "
+    "by tensors={...}"
+)
 _FLOAT, _INT, _BOOL = "float", "int", "bool"
 _NAMES = {"s": _FLOAT} | dict.fromkeys(("b", "h", "hk", "q", "k", "nq", "nk"), _INT)
 _OR, _AND, _EQUALITY, _RELATION, _SUM, _PRODUCT, _PREFIX, _PRIMARY = range(1, 9)
@@ -61,10 +65,7 @@ class Symbol:
     __float__ = __int__ = __complex__ = __round__ = __len__ = _no_value
 
     def __index__(self) -> int:
-        raise TypeError(
-            f"got {self._text!r} as the index of an array; expected an array that expressions know; wrap it by "
-            "fovea.named(array), or give it by tensors={...}"
-        )
+        raise TypeError(_NOT_NAMED)
 
     def __iter__(self) -> Any:
         return self._no_value()
@@ -320,6 +321,8 @@ _FOREIGN: dict[str, Callable[..., Any]] = {
 def _foreign(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """A function of numpy or PyTorch, of symbols."""
     name = getattr(function, "__name__", str(function))
+    if name == "__getitem__":
+        raise TypeError(_NOT_NAMED)
     mine = _FOREIGN.get(name)
     if mine is None or options:
         what = f"{name}({', '.join(options)}=...)" if mine else name
@@ -452,7 +455,9 @@ def _text_of(function: Any, use: str, trace: _Trace) -> str:
     arguments = _arguments_for(function, use, trace.tensors)
     try:
         result = _symbol(function(**arguments))
-    except (TypeError, ValueError, IndexError) as error:
+    except IndexError as error:  # numpy's, which hides ours
+        raise TypeError(f"{use}: {_NOT_NAMED}") from error
+    except (TypeError, ValueError) as error:
         raise type(error)(f"{use}: {error}") from error
     return result._text
 
