@@ -9,6 +9,7 @@
 #include "expr/differentiate.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
+#include "expr/print.hpp"
 #include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
 
@@ -172,6 +173,28 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
     if (p.named[i].gradient.present) broadcast(p.named[i].gradient, broadcasts[i]);
   }
   p.expressions = std::move(expressions);
+}
+
+std::string describe_expressions(const AttentionProblem& p) {
+  constexpr size_t kLongest = 400;  // derivatives repeat what a tree shares
+  std::string text;
+  const auto line = [&](const std::string& name, const expr::Expression& expression, expr::NodeId node) {
+    text += (text.empty() ? "" : "\n") + name + "\t" + expr::print(expression, node, kLongest);
+  };
+  if (!p.expressions) return text;
+  if (p.expressions->score) {
+    expr::ScoreDerivative derivative = expr::differentiate_by_s(*p.expressions->score);
+    expr::Expression& score = derivative.score;
+    line("score", score, score.root);
+    line("d score / d s", score, derivative.by_s);
+    for (size_t i = 0; i < p.named.size(); ++i) {
+      if (!expr::is_float(p.named[i].tensor.dtype)) continue;
+      for (const expr::ElementDerivative& d : expr::differentiate_by_elements(score, i))
+        line("d score / d " + expr::print(score, d.element, kLongest), score, d.derivative);
+    }
+  }
+  if (p.expressions->sees) line("sees", *p.expressions->sees, p.expressions->sees->root);
+  return text;
 }
 
 }  // namespace fovea::plan
