@@ -136,9 +136,9 @@ class Tensor {
         present_(true),
         has_strides_(!strides.empty()) {
     if (shape.empty() || shape.size() > kMaxRank) {
-      throw Error(
-          FOVEA_INVALID_ARGUMENT, "shape",
-          "shape: got " + std::to_string(shape.size()) + " sizes, expected 1 to 4; reshape the tensor, or use Tensor::scalar");
+      throw Error(FOVEA_INVALID_ARGUMENT, "shape",
+                  "shape: got " + std::to_string(shape.size()) +
+                      " sizes, expected 1 to 4; reshape the tensor, or use Tensor::scalar");
     }
     if (has_strides_ && strides.size() != shape.size()) {
       throw Error(FOVEA_INVALID_ARGUMENT, "strides",

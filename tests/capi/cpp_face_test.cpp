@@ -129,8 +129,7 @@ TEST(CppFace, GradientsOfNamedTensors) {
   Data d;
   const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
       o(d.o.data(), kShape), lse(d.lse.data(), {1, 2, 4});
-  std::vector<float> bias(32, 0.5f), dbias(32, -1.0f), d_o = Data::wave(0.9f), dq(64), dk(64),
-                     dv(64);
+  std::vector<float> bias(32, 0.5f), dbias(32, -1.0f), d_o = Data::wave(0.9f), dq(64), dk(64), dv(64);
   const float gain = 1;
   float dgain = -1;
   const std::vector<int32_t> doc = {3, 3, 5, 5};

@@ -243,8 +243,9 @@ TEST(SameAsArgument, Mask) {
   const KnownExpression mask = {
       .name = "mask",
       .text = "mask[b, h, q, k] != 0",
-      .tensors = {{"mask", Elements::kTruth, {kBatches, kHeads, kQueries, kKeys},
-                   [](Random&, const Index&) { return 1.0; }}}};
+      .tensors = {{"mask", Elements::kTruth, {kBatches, kHeads, kQueries, kKeys}, [](Random&, const Index&) {
+                     return 1.0;
+                   }}}};
   for (const int broadcast : {0, 2, 4, 9, 15}) {
     ProblemSpec argument = base(), expression = with_mask(mask);
     argument.mask = true;
@@ -324,11 +325,10 @@ TEST(InvalidPairs, DivisionByZero) {
   spec.causal = true;  // the first three rows do not see the key
   expect_conformance_of_all_types(spec);
 
-  const KnownExpression mask = {.name = "division_by_zero",
-                                .text = "q / (k - 3) >= -2",
-                                .sees = [](NamedValues&, const Pair& p) {
-                                  return p.k != 3 && detail::floor_divided(p.q, p.k - 3) >= -2;
-                                }};
+  const KnownExpression mask = {
+      .name = "division_by_zero", .text = "q / (k - 3) >= -2", .sees = [](NamedValues&, const Pair& p) {
+        return p.k != 3 && detail::floor_divided(p.q, p.k - 3) >= -2;
+      }};
   expect_conformance_of_all_types(with_mask(mask));
   // What hides the key keeps the row valid.
   spec.sees = &mask;
@@ -356,10 +356,9 @@ TEST(InvalidPairs, NanInATensor) {
 // --- rows that see nothing, keys that nobody sees ---
 
 TEST(EmptyRows, BySees) {
-  const KnownExpression mask = {
-      .name = "two_of_three", .text = "q % 3 != 1", .sees = [](NamedValues&, const Pair& p) {
-        return p.q % 3 != 1;
-      }};
+  const KnownExpression mask = {.name = "two_of_three",
+                                .text = "q % 3 != 1",
+                                .sees = [](NamedValues&, const Pair& p) { return p.q % 3 != 1; }};
   const KnownExpression nothing = {
       .name = "nothing", .text = "false", .sees = [](NamedValues&, const Pair&) { return false; }};
   for (const KnownExpression* sees : {&mask, &nothing}) {
@@ -419,11 +418,12 @@ TEST(HiddenByExpression, NanStaysAway) {
 /// A tensor that the score does not read, or does not depend on, has a gradient of zeros.
 TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
   const KnownTensor importance = mask_named("important_keys").tensors[0];
-  const KnownExpression unread = {
-      .name = "unread",
-      .text = "s - 1",
-      .tensors = {importance},
-      .score = [](NamedValues&, const Pair&, float s) { return Scored{s - 1, 1}; }};
+  const KnownExpression unread = {.name = "unread",
+                                  .text = "s - 1",
+                                  .tensors = {importance},
+                                  .score = [](NamedValues&, const Pair&, float s) {
+                                    return Scored{s - 1, 1};
+                                  }};
   const KnownExpression step = {.name = "step",
                                 .text = "where(importance[hk, k] > 0.25, s, s - 2)",
                                 .tensors = {importance},
@@ -431,7 +431,8 @@ TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
                                   return Scored{t.real(0, {p.hk, p.k}) > 0.25f ? s : s - 2, 1};
                                 }};
   for (const KnownExpression* score : {&unread, &step}) {
-    for (const KnownExpression* sees : {static_cast<const KnownExpression*>(nullptr), &mask_named("important_keys")}) {
+    for (const KnownExpression* sees :
+         {static_cast<const KnownExpression*>(nullptr), &mask_named("important_keys")}) {
       ProblemSpec spec = with_score(*score);
       spec.sees = sees;
       expect_conformance_of_all_types(spec);
@@ -448,15 +449,14 @@ TEST(NamedGradients, AsManyTensorsAsAreAllowed) {
   for (const char* name : {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"})
     eight.push_back({name, Elements::kReal, {kHeads, kKeys}, detail::some_normal});
   // The catalogue's scores read two elements at most: of eight tensors the first and the last.
-  const KnownExpression score = {.name = "eight",
-                                 .text = "s + t0[h, k] - 0.5 * t7[h, k]",
-                                 .tensors = eight,
-                                 .score = [](NamedValues& t, const Pair& p, float s) {
-                                   const Index at = {p.h, p.k};
-                                   return Scored{s + t.real(0, at) - 0.5f * t.real(7, at),
-                                                 1,
-                                                 {{{0, at, 1}, {7, at, -0.5f}}}};
-                                 }};
+  const KnownExpression score = {
+      .name = "eight",
+      .text = "s + t0[h, k] - 0.5 * t7[h, k]",
+      .tensors = eight,
+      .score = [](NamedValues& t, const Pair& p, float s) {
+        const Index at = {p.h, p.k};
+        return Scored{s + t.real(0, at) - 0.5f * t.real(7, at), 1, {{{0, at, 1}, {7, at, -0.5f}}}};
+      }};
   expect_conformance_of_all_types(with_score(score));
 }
 

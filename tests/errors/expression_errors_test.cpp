@@ -22,7 +22,8 @@ Request backward() {
 }
 Request forward() {
   Request r = backward();
-  for (const char* name : {"d_o", "dq", "dk", "dv", "named.bias.gradient", "named.gain.gradient"}) r.remove(name);
+  for (const char* name : {"d_o", "dq", "dk", "dv", "named.bias.gradient", "named.gain.gradient"})
+    r.remove(name);
   r.problem.pass = FOVEA_FORWARD;
   return r;
 }
@@ -119,10 +120,16 @@ const Case kCases[] = {
      "0 to 4"},
     {"no_shape", forward, [](Request& r) { r["named.bias"].c.shape = nullptr; }, "named.bias", "no shape",
      "4 sizes"},
-    {"negative_size", forward, [](Request& r) { r["named.table"].set_shape({4, -7}); }, "named.table",
-     "(4, -7)", "sizes from 0"},
-    {"negative_stride", forward, [](Request& r) { r["named.table"].set_strides({-7, 1}); }, "named.table",
-     "(-7, 1)", "no negative stride"},
+    {"negative_size", forward,
+     [](Request& r) {
+       r["named.table"].set_shape({4, -7});
+     },
+     "named.table", "(4, -7)", "sizes from 0"},
+    {"negative_stride", forward,
+     [](Request& r) {
+       r["named.table"].set_strides({-7, 1});
+     },
+     "named.table", "(-7, 1)", "no negative stride"},
     {"strides_too_large", forward,
      [](Request& r) {
        r["named.table"].set_strides({INT64_MAX, 1});
@@ -130,22 +137,40 @@ const Case kCases[] = {
      "named.table", "9223372036854775807", "2^57 bytes"},
     {"misaligned", forward, [](Request& r) { r["named.bias"].c.byte_offset = 2; }, "named.bias",
      "no multiple of 4", "multiples of their size"},
-    {"on_a_gpu", forward, [](Request& r) { r["named.bias"].c.device = {FOVEA_CUDA, 1}; }, "named.bias",
-     "cuda:1", "memory of cpu"},
+    {"on_a_gpu", forward,
+     [](Request& r) {
+       r["named.bias"].c.device = {FOVEA_CUDA, 1};
+     },
+     "named.bias", "cuda:1", "memory of cpu"},
     {"device_type", forward, [](Request& r) { r["named.bias"].c.device.type = 7; }, "named.bias",
      "device type 7", "1 (CPU)"},
 
     // Dimensions that names index.
-    {"too_few_batches", forward, [](Request& r) { r["named.doc"].set_shape({0, 5}); }, "named.doc", "(0, 5)",
-     "at least 2 in dimension 0, which b indexes, or 1"},
-    {"too_few_heads", forward, [](Request& r) { r["named.table"].set_shape({2, 7}); }, "named.table", "(2, 7)",
-     "at least 4 in dimension 0, which h indexes, or 1"},
-    {"too_few_queries", forward, [](Request& r) { r["named.bias"].set_shape({2, 4, 2, 5}); }, "named.bias",
-     "(2, 4, 2, 5)", "at least 3 in dimension 2, which q indexes"},
-    {"too_few_keys", forward, [](Request& r) { r["named.bias"].set_shape({2, 4, 3, 4}); }, "named.bias",
-     "(2, 4, 3, 4)", "at least 5 in dimension 3, which k indexes"},
-    {"too_few_positions", forward, [](Request& r) { r["named.doc"].set_shape({2, 3}); }, "named.doc", "(2, 3)",
-     "at least 5 in dimension 1, which k indexes"},
+    {"too_few_batches", forward,
+     [](Request& r) {
+       r["named.doc"].set_shape({0, 5});
+     },
+     "named.doc", "(0, 5)", "at least 2 in dimension 0, which b indexes, or 1"},
+    {"too_few_heads", forward,
+     [](Request& r) {
+       r["named.table"].set_shape({2, 7});
+     },
+     "named.table", "(2, 7)", "at least 4 in dimension 0, which h indexes, or 1"},
+    {"too_few_queries", forward,
+     [](Request& r) {
+       r["named.bias"].set_shape({2, 4, 2, 5});
+     },
+     "named.bias", "(2, 4, 2, 5)", "at least 3 in dimension 2, which q indexes"},
+    {"too_few_keys", forward,
+     [](Request& r) {
+       r["named.bias"].set_shape({2, 4, 3, 4});
+     },
+     "named.bias", "(2, 4, 3, 4)", "at least 5 in dimension 3, which k indexes"},
+    {"too_few_positions", forward,
+     [](Request& r) {
+       r["named.doc"].set_shape({2, 3});
+     },
+     "named.doc", "(2, 3)", "at least 5 in dimension 1, which k indexes"},
     {"too_few_key_heads", forward,
      [](Request& r) {
        r.problem.score = "s + gains[hk]";
@@ -160,27 +185,47 @@ const Case kCases[] = {
      "named.lengths", "(5, 4)", "at least 6 in dimension 0, which nk indexes"},
 
     // Gradients.
-    {"gradient_in_forward", forward, [](Request& r) { r.add_gradient("table", kFloat32, {4, 7}); },
+    {"gradient_in_forward", forward,
+     [](Request& r) {
+       r.add_gradient("table", kFloat32, {4, 7});
+     },
      "named.table.gradient", "a tensor", "none in a forward problem"},
-    {"gradient_of_ints", backward, [](Request& r) { r.add_gradient("doc", kFloat32, {2, 5}); },
+    {"gradient_of_ints", backward,
+     [](Request& r) {
+       r.add_gradient("doc", kFloat32, {2, 5});
+     },
      "named.doc.gradient", "int32", "a float tensor"},
-    {"gradient_of_another_type", backward, [](Request& r) { r.add_gradient("table", kFloat16, {4, 7}); },
+    {"gradient_of_another_type", backward,
+     [](Request& r) {
+       r.add_gradient("table", kFloat16, {4, 7});
+     },
      "named.table.gradient", "float16", "float32"},
-    {"gradient_of_another_shape", backward, [](Request& r) { r.add_gradient("table", kFloat32, {7, 4}); },
+    {"gradient_of_another_shape", backward,
+     [](Request& r) {
+       r.add_gradient("table", kFloat32, {7, 4});
+     },
      "named.table.gradient", "(7, 4)", "(4, 7), that of table"},
     {"gradient_of_another_rank", backward, [](Request& r) { r.add_gradient("table", kFloat32, {28}); },
      "named.table.gradient", "(28)", "(4, 7)"},
     {"gradient_of_rank_5", backward,
-     [](Request& r) { r.add_gradient("table", kFloat32, {4, 7}).c.ndim = 5; }, "named.table.gradient",
-     "5 dimensions", "0 to 4"},
-    {"gradient_without_score", only_sees, [](Request& r) { r.add_gradient("bias", kFloat32, {2, 4, 3, 5}); },
+     [](Request& r) {
+       r.add_gradient("table", kFloat32, {4, 7}).c.ndim = 5;
+     },
+     "named.table.gradient", "5 dimensions", "0 to 4"},
+    {"gradient_without_score", only_sees,
+     [](Request& r) {
+       r.add_gradient("bias", kFloat32, {2, 4, 3, 5});
+     },
      "named.bias.gradient", "a tensor", "there is no score"},
     {"gradient_that_broadcasts", backward,
      [](Request& r) {
        r["named.bias.gradient"].set_strides({0, 15, 5, 1});
      },
      "named.bias.gradient", "(0, 15, 5, 1)", "memory of its own for each element"},
-    {"gradient_on_a_gpu", backward, [](Request& r) { r["named.bias.gradient"].c.device = {FOVEA_CUDA, 0}; },
+    {"gradient_on_a_gpu", backward,
+     [](Request& r) {
+       r["named.bias.gradient"].c.device = {FOVEA_CUDA, 0};
+     },
      "named.bias.gradient", "cuda:0", "memory of cpu"},
     {"gradient_misaligned", backward, [](Request& r) { r["named.bias.gradient"].c.byte_offset = 1; },
      "named.bias.gradient", "no multiple of 4", "multiples of their size"},
@@ -223,7 +268,7 @@ const Text kTexts[] = {
      "score, character 5: got '*', expected a number, a name, a function or '('; complete the expression\n"
      "  s + * 2\n"
      "      ^"},
-    {"unfinished", nullptr, "k <= (q", 
+    {"unfinished", nullptr, "k <= (q",
      "sees, character 8: got the end of the text, expected an operator or ')'; close the '(' of "
      "character 6\n"
      "  k <= (q\n"
@@ -271,8 +316,9 @@ TEST(ExpressionText, ThatAreTooLong) {
   request.problem.score = text.c_str();
   expect_refused(request, [] {
     EXPECT_STREQ(fovea_last_error_argument(), "score");
-    EXPECT_NE(std::string(fovea_last_error()).find("score: got a text of 5001 characters, expected at most 4096; "),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(fovea_last_error()).find("score: got a text of 5001 characters, expected at most 4096; "),
+        std::string::npos)
         << fovea_last_error();
   });
 }
