@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kFooter =
     "Each subcommand has its own --help. Results go to stdout (with --json as one JSON value), errors to "
     "stderr\n"
-    "as one line.\n"
+    "as one line, and two more that show the place in an expression.\n"
     "\n"
     "Exit codes:\n"
     "  0  all went well\n"
@@ -28,8 +28,15 @@ constexpr const char* kFooter =
     "  5  an output cannot be written\n"
     "  6  out of memory, a missing program or package, or a fault of the library\n";
 
+/// All but an excerpt of an expression with a caret under it, which keeps its two lines.
 std::string in_one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
+  size_t end = text.size();
+  if (const size_t caret = text.rfind('\n'); caret != std::string::npos && text.ends_with('^')) {
+    const bool alone = text.find_first_not_of(' ', caret + 1) + 1 == text.size();
+    const size_t excerpt = caret > 0 ? text.rfind('\n', caret - 1) : std::string::npos;
+    if (alone && excerpt != std::string::npos) end = excerpt;
+  }
+  std::replace(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '\n', ' ');
   return text;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/commands/commands.hpp"
+#include "cli/data/expressions.hpp"
 #include "cli/data/inputs.hpp"
 #include "cli/data/output.hpp"
 #include "cli/options/options.hpp"
@@ -18,6 +19,7 @@ namespace {
 struct AttendOptions {
   InputFiles files;
   Terms terms;
+  ExpressionOptions expressions;
   Execution execution;
   std::string output, lse_output, grad, output_dtype;
   bool json = false;
@@ -77,18 +79,40 @@ struct Results {
   const Array& lse() const { return outputs[1]; }
 };
 
+bool is_float(const Tensor& tensor) {
+  return tensor.dtype().code == FOVEA_CODE_FLOAT || tensor.dtype().code == FOVEA_CODE_BFLOAT;
+}
+
+/// The gradient of a tensor x of --tensor is written as dx, beside dq, dk, dv, dbias and dsink.
+void check_names(const AttendOptions& options, const Expressions& expressions) {
+  if (options.grad.empty()) return;
+  for (const Array& tensor : expressions.tensors) {
+    for (const std::string_view taken : {"v", "bias", "sink"}) {
+      if (tensor.name == taken) {
+        throw Failure(
+            Exit::usage,
+            fmt::format("--tensor: got the name '{}', expected another beside --grad: d{} is the gradient of "
+                        "an input",
+                        taken, taken));
+      }
+    }
+  }
+}
+
 /// Runs the forward, and the backward where there is d_o. Arrays have the shapes that the user gave q in; the library sees them in
 /// the rank that it wants.
-Results compute(const AttendOptions& options, const Inputs& inputs, const std::optional<Array>& d_o) {
+Results compute(const AttendOptions& options, const Inputs& inputs, const Expressions& expressions,
+                const std::optional<Array>& d_o) {
   const ElementType o_type =
       options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
   Results results;
-  results.outputs.reserve(8);  // views point into them
+  results.outputs.reserve(8 + FOVEA_MAX_NAMED_TENSORS);  // views point into them
   const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
     return results.outputs.emplace_back(io::make_array(name, type, shape));
   };
   Problem problem = inputs.problem();
   options.terms.apply(problem);
+  expressions.apply(problem);
   problem.o = view(output("o", o_type, inputs.o_shape_for_user()), inputs.o_shape());
   problem.lse = view(output("lse", ElementType::f32, inputs.lse_shape_for_user()), inputs.lse_shape());
   results.steps.push_back(run_pass(problem, options));
@@ -104,6 +128,11 @@ Results compute(const AttendOptions& options, const Inputs& inputs, const std::o
   problem.dv = gradient_of("dv", *inputs.v, problem.v);
   if (inputs.bias) problem.dbias = gradient_of("dbias", *inputs.bias, problem.bias);
   if (inputs.sink) problem.dsink = gradient_of("dsink", *inputs.sink, problem.sink);
+  for (NamedTensor& named : problem.named) {
+    if (options.expressions.score.empty() || !is_float(named.tensor)) continue;
+    const auto shape = named.tensor.shape();
+    named.gradient = view(output(("d" + named.name).c_str(), ElementType::f32, {shape.begin(), shape.end()}));
+  }
   results.steps.push_back(run_pass(problem, options));
   return results;
 }
@@ -174,10 +203,14 @@ Exit run_attend(const AttendOptions& options) {
   Inputs inputs = read_inputs(options.files);
   std::optional<Array> d_o;
   if (!options.grad.empty()) d_o = read_gradient(options, inputs);
+  const Expressions expressions = read_expressions(options.expressions);
+  check_names(options, expressions);
+  inputs.files.insert(inputs.files.end(), expressions.files.begin(), expressions.files.end());
+  inputs.sources.insert(expressions.sources.begin(), expressions.sources.end());
   check_outputs(options, inputs.files);
   Results results;
   try {
-    results = compute(options, inputs, d_o);
+    results = compute(options, inputs, expressions, d_o);
   } catch (const Error& error) {
     throw inputs.naming_file(error);
   }
@@ -194,6 +227,7 @@ void add_attend(CLI::App& program, Action& action) {
       program.add_subcommand("attend", "Attention over .npy and .safetensors files, and its gradients");
   options->files.add_options(*command, true, true);
   options->terms.add_options(*command, true);
+  options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
   constexpr const char* kOutputs = "Outputs";
   command
@@ -212,8 +246,10 @@ void add_attend(CLI::App& program, Action& action) {
       ->type_name("TYPE")
       ->group(kOutputs);
   command
-      ->add_option("--grad", options->grad,
-                   "The gradient of o; dq, dk, dv (and dbias, dsink) are written as well")
+      ->add_option(
+          "--grad", options->grad,
+          "The gradient of o; dq, dk, dv (and dbias, dsink, and dX for each float tensor X of --score) are "
+          "written as well")
       ->type_name("FILE")
       ->group(kOutputs);
   add_json_option(*command, options->json);
@@ -227,7 +263,10 @@ void add_attend(CLI::App& program, Action& action) {
       "Examples:\n"
       "  fovea attend --input qkv.safetensors --causal --output o.safetensors\n"
       "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
-      "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors");
+      "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors\n"
+      "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor "
+      "slope=slopes.npy "
+      "--output o.npy");
   command->callback([options, &action] { action = [options] { return run_attend(*options); }; });
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/commands/commands.hpp"
+#include "cli/data/expressions.hpp"
 #include "cli/data/inputs.hpp"
 #include "cli/options/options.hpp"
 #include "cli/options/shape_options.hpp"
@@ -19,6 +20,7 @@ struct ExplainOptions {
   InputFiles files;
   ShapeOptions shape;
   Terms terms;
+  ExpressionOptions expressions;
   Execution execution;
   std::string pass = "fwd", device;
   std::vector<std::string> with;
@@ -96,11 +98,13 @@ void move_to_gpu(Problem& p, int id) {
   if (p.field) p.field = Tensor(nullptr, p.field.dtype(), p.field.shape()).on(cuda(id));
   FOVEA_TENSORS(FOVEA_MOVE)
 #undef FOVEA_MOVE
+  for (NamedTensor& named : p.named)
+    named.tensor = Tensor(nullptr, named.tensor.dtype(), named.tensor.shape()).on(cuda(id));
 }
 
 /// A tensor that a problem has, and what FOVEA_TENSORS says of it.
 struct TensorLine {
-  const char* name;
+  std::string name;
   fovea_access access;  ///< in the problem's pass
   std::vector<int64_t> shape;
   const char* meaning;
@@ -117,6 +121,10 @@ std::vector<TensorLine> tensors_of(const Problem& p) {
                    meaning});
   FOVEA_TENSORS(FOVEA_LINE)
 #undef FOVEA_LINE
+  for (const NamedTensor& named : p.named) {
+    const auto shape = named.tensor.shape();
+    all.push_back({named.name, FOVEA_READ, {shape.begin(), shape.end()}, "read by expressions"});
+  }
   std::stable_partition(all.begin(), all.end(),
                         [](const TensorLine& line) { return line.access == FOVEA_READ; });
   return all;
@@ -126,7 +134,7 @@ void print_tensors(const Problem& problem) {
   const std::vector<TensorLine> all = tensors_of(problem);
   size_t name = 0, shape = 0;
   for (const TensorLine& line : all) {
-    name = std::max(name, std::string_view(line.name).size());
+    name = std::max(name, line.name.size());
     shape = std::max(shape, shape_text(line.shape).size());
   }
   for (const TensorLine& line : all) {
@@ -163,11 +171,30 @@ void print_verdicts(const Plan& plan) {
   }
 }
 
+/// How many pairs of the blocks that a kernel works on are seen: the size of a usual tile.
+constexpr int64_t kBlock = 128;
+
+void print_expressions(const Plan& plan, const std::optional<BlockCounts>& counts) {
+  const std::vector<ExpressionLine> lines = lines_of(plan.expressions());
+  size_t widest = 0;
+  for (const ExpressionLine& line : lines) widest = std::max(widest, line.name.size());
+  for (const ExpressionLine& line : lines) fmt::print("{:<{}}  {}\n", line.name, widest, line.text);
+  if (counts) {
+    const int64_t total = std::max<int64_t>(counts->none + counts->all + counts->some, 1);
+    fmt::print("blocks of {} x {}{}: {} not seen ({:.0f} %), {} seen whole, {} in part\n", kBlock, kBlock,
+               counts->every_head ? "" : ", first head of the first sequence", counts->none,
+               100.0 * static_cast<double>(counts->none) / static_cast<double>(total), counts->all,
+               counts->some);
+  }
+  if (!lines.empty() || counts) fmt::print("\n");
+}
+
 const char* name_of(Pass pass) {
   return pass == Pass::forward ? "forward" : "backward";
 }
 
-Json json_of(const Problem& problem, const Plan& plan, int threads) {
+Json json_of(const Problem& problem, const Plan& plan, const std::optional<BlockCounts>& counts,
+             int threads) {
   Json json = {{"pass", name_of(problem.pass)},
                {"q", problem.q.shape()},
                {"k", problem.k.shape()},
@@ -183,6 +210,16 @@ Json json_of(const Problem& problem, const Plan& plan, int threads) {
                                {"access", line.access == FOVEA_READ ? "read" : "write"},
                                {"shape", line.shape},
                                {"meaning", line.meaning}});
+  }
+  json["expressions"] = Json::array();
+  for (const ExpressionLine& line : lines_of(plan.expressions()))
+    json["expressions"].push_back({{"name", line.name}, {"text", line.text}});
+  if (counts) {
+    json["blocks"] = {{"size", counts->block},
+                      {"every_head", counts->every_head},
+                      {"none", counts->none},
+                      {"all", counts->all},
+                      {"some", counts->some}};
   }
   for (const Verdict& verdict : verdicts(plan.reason())) {
     json["backends"].push_back(
@@ -209,6 +246,10 @@ Exit run_explain(const ExplainOptions& options) {
     add_described_terms(problem, shape, options.with);
   }
   options.terms.apply(problem);
+  const Expressions expressions = read_expressions(options.expressions);
+  expressions.apply(problem);
+  if (inputs) inputs->sources.insert(expressions.sources.begin(), expressions.sources.end());
+  const Problem on_host = problem;
   const std::optional<int> gpu = gpu_of(options.device, options.execution.backend);
   if (gpu) move_to_gpu(problem, *gpu);
   const Plan plan = [&] {
@@ -221,13 +262,17 @@ Exit run_explain(const ExplainOptions& options) {
   }();
 
   const int threads = options.execution.resolved_threads();
+  std::optional<BlockCounts> counts;
+  const bool has_data = !on_host.cu_seqlens_q || on_host.cu_seqlens_q.data() != nullptr;
+  if (!options.expressions.sees.empty() && has_data) counts = count_blocks(on_host, kBlock);
   if (options.json) {
-    print_json(json_of(problem, plan, threads));
+    print_json(json_of(problem, plan, counts, threads));
     return Exit::ok;
   }
   fmt::print("{}\n\n", name_of(pass));
   print_tensors(problem);
   fmt::print("\n");
+  print_expressions(plan, counts);
   print_verdicts(plan);
   fmt::print("\n");
   if (!gpu) fmt::print("threads    {}\n", threads);
@@ -252,6 +297,7 @@ void add_explain(CLI::App& program, Action& action) {
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");
+  options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
   add_device_option(*command, options->device);
   options->files.add_options(*command, true, true, false);
@@ -263,6 +309,7 @@ void add_explain(CLI::App& program, Action& action) {
       "  fovea explain --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --dtype bfloat16 --causal\n"
       "  fovea explain --pass bwd --with bias,sink --backend cpu_generic\n"
       "  fovea explain --device cuda --seqlen 4096 --heads 16 --head-dim 128 --with bias\n"
+      "  fovea explain --seqlen 1024 --sees \"k <= q && q - k < 256\" --score \"30 * tanh(s / 30)\"\n"
       "  fovea explain --input qkv.safetensors --json");
   command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
 }

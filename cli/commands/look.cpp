@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <tuple>
 
 #include "cli/commands/commands.hpp"
+#include "cli/data/expressions.hpp"
 #include "cli/data/output.hpp"
 #include "cli/measure/measure.hpp"
+#include "cli/options/shape_options.hpp"
 #include "cli/picture/attention_map.hpp"
 #include "cli/picture/figure.hpp"
 #include "cli/terminal/text.hpp"
@@ -17,11 +21,13 @@ namespace {
 
 struct LookOptions {
   InputFiles files;
+  ShapeOptions shape;
   Terms terms;
+  ExpressionOptions expressions;
   Execution execution;
-  std::string output, pool = "max", queries, keys;
+  std::string output, pool = "max", queries, keys, block_size;
   int64_t head = 0, batch_index = 0, size = 1024;
-  bool json = false;
+  bool blocks = false, json = false;
 };
 
 constexpr int64_t kSmallest = 16, kLargest = 16384;
@@ -37,6 +43,13 @@ Range parse_range(const char* option, const std::string& text, int64_t seqlen) {
 }
 
 void check_options(const LookOptions& options) {
+  if (options.expressions.any() || options.shape.given() || !options.block_size.empty()) {
+    throw Failure(Exit::usage,
+                  "--blocks: got sizes, an expression or a block size without it, expected --blocks beside "
+                  "them: a map of "
+                  "weights is drawn from q and k alone");
+  }
+  if (options.output.empty()) throw Failure(Exit::usage, "--output: got none, expected FILE.png or FILE.svg");
   if (options.pool != "max" && options.pool != "mean") {
     throw Failure(Exit::usage, "--pool: got '" + options.pool + "', expected max or mean");
   }
@@ -79,7 +92,68 @@ AttentionMap map_of(const LookOptions& options, const Inputs& inputs) {
   }
 }
 
+/// The problem whose blocks are drawn: over files, or of sizes alone.
+Problem problem_of_blocks(const LookOptions& options, std::optional<Inputs>& inputs) {
+  if (!options.files.any()) return described(options.shape.shapes().front(), Pass::forward);
+  if (options.shape.given()) {
+    throw Failure(Exit::usage, "inputs: got both files and sizes, expected one or the other");
+  }
+  inputs = read_inputs(options.files, false);
+  Problem problem = inputs->problem();
+  problem.v = problem.k;
+  problem.o = described(inputs->q.type, problem.q.shape());
+  return problem;
+}
+
+/// Draws the classes of blocks into the terminal.
+Exit run_look_at_blocks(const LookOptions& options) {
+  if (!options.output.empty()) {
+    throw Failure(Exit::usage,
+                  "--output: got a file beside --blocks, which draws on the terminal; leave one of them out");
+  }
+  int64_t block_q = 128, block_k = 128;
+  if (!options.block_size.empty())
+    std::tie(block_q, block_k) = parse_pair("--block-size", options.block_size, ',', "Q,K");
+  if (block_q < 1 || block_k < 1) {
+    throw Failure(Exit::usage,
+                  fmt::format("--block-size: got {},{}, expected positive numbers", block_q, block_k));
+  }
+  std::optional<Inputs> inputs;
+  Problem problem = problem_of_blocks(options, inputs);
+  options.terms.apply(problem);
+  const Expressions expressions = read_expressions(options.expressions);
+  expressions.apply(problem);
+  const SeenBlocks blocks = blocks_of(problem, options.batch_index, options.head, block_q, block_k);
+  constexpr int64_t kMostColumns = 120;
+  if (!options.json && blocks.columns > kMostColumns) {
+    throw Failure(
+        Exit::usage,
+        fmt::format("--block-size: got {} blocks beside each other, expected at most {}; make them larger",
+                    blocks.columns, kMostColumns));
+  }
+  if (options.json) {
+    Json rows = Json::array();
+    for (int64_t row = 0; row < blocks.rows; ++row) {
+      Json line = Json::array();
+      for (int64_t column = 0; column < blocks.columns; ++column)
+        line.push_back(static_cast<int>(blocks.at(row, column)));
+      rows.push_back(std::move(line));
+    }
+    print_json({{"head", options.head},
+                {"batch_index", options.batch_index},
+                {"block_size", {block_q, block_k}},
+                {"classes", {"none", "all", "some"}},
+                {"blocks", std::move(rows)}});
+    return Exit::ok;
+  }
+  fmt::print("{}", drawn(blocks));
+  fmt::print("{}; blocks of {} queries (down) and {} keys, head {}\n", kBlockLegend, block_q, block_k,
+             options.head);
+  return Exit::ok;
+}
+
 Exit run_look(const LookOptions& options) {
+  if (options.blocks) return run_look_at_blocks(options);
   check_options(options);
   const Inputs inputs = read_inputs(options.files, false);
   check_picture_output("--output", options.output, inputs.files);
@@ -121,11 +195,20 @@ void add_look(CLI::App& program, Action& action) {
   CLI::App* command = program.add_subcommand("look", "One head's attention map as a picture, at any length");
   options->files.add_options(*command, false, false);
   options->terms.add_options(*command, false);
+  options->expressions.add_options(*command);
+  options->shape.add_options(*command, false, false);
   options->execution.add_options(*command, false);
   constexpr const char* kPicture = "Picture";
   command->add_option("--output", options->output, "Where the picture goes, as PNG or SVG")
       ->type_name("FILE")
-      ->required()
+      ->group(kPicture);
+  command
+      ->add_flag(
+          "--blocks", options->blocks,
+          "Draw on the terminal which blocks the window and --sees leave: all of their pairs, some, none")
+      ->group(kPicture);
+  command->add_option("--block-size", options->block_size, "Of --blocks: 128,128 (the default)")
+      ->type_name("Q,K")
       ->group(kPicture);
   command->add_option("--head", options->head, "Head of the queries, from 0 (the default)")
       ->type_name("N")
@@ -153,7 +236,8 @@ void add_look(CLI::App& program, Action& action) {
       "\n"
       "Examples:\n"
       "  fovea look --input qkv.safetensors --head 9 --output head9.svg\n"
-      "  fovea look --q q.npy --k k.npy --causal --pool mean --size 2048 --output map.png");
+      "  fovea look --q q.npy --k k.npy --causal --pool mean --size 2048 --output map.png\n"
+      "  fovea look --blocks --seqlen 2048 --sees \"k < 256 || k <= q && q - k < 512\"");
   command->callback([options, &action] { action = [options] { return run_look(*options); }; });
 }
 

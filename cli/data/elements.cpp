@@ -97,6 +97,11 @@ Buffers buffers_of(const Problem& problem) {
 #define FOVEA_BUFFER(field, Name, forward, backward, meaning) buffers.field = problem.field.data();
   FOVEA_TENSORS(FOVEA_BUFFER)
 #undef FOVEA_BUFFER
+  const std::vector<NamedTensor> named = problem.all_named();
+  for (size_t i = 0; i < named.size() && i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+    buffers.named[i] = named[i].tensor.data();
+    buffers.named_gradients[i] = named[i].gradient.data();
+  }
   buffers.seed = problem.seed;
   return buffers;
 }

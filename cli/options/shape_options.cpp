@@ -8,7 +8,7 @@
 
 namespace fovea::cli {
 
-void ShapeOptions::add_options(CLI::App& command, bool lists) {
+void ShapeOptions::add_options(CLI::App& command, bool lists, bool with_type) {
   constexpr const char* kGroup = "Sizes";
   const auto add = [&](const char* name, auto& field, const char* help, const char* type) {
     CLI::Option* option =
@@ -24,6 +24,7 @@ void ShapeOptions::add_options(CLI::App& command, bool lists) {
   add("--heads-kv", heads_kv, "Heads of keys and values (default: as many)", number);
   add("--head-dim", head_dim, "Head size (64)", number);
   add("--head-dim-v", head_dim_v, "Head size of the values (default: the same)", number);
+  if (!with_type) return;
   add("--dtype", dtype, "float32, float16, bfloat16 (the default) or float64", lists ? "TYPE,..." : "TYPE");
 }
 

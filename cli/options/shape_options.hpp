@@ -32,7 +32,8 @@ struct ShapeOptions {
                        head_dim = {64}, head_dim_v = {0};
   std::vector<std::string> dtype = {"bfloat16"};
 
-  void add_options(CLI::App& command, bool lists);
+  /// `with_type`: --dtype is one of them.
+  void add_options(CLI::App& command, bool lists, bool with_type = true);
   bool given() const;
   std::vector<Shape> shapes() const;
 

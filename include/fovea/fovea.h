@@ -305,6 +305,24 @@ FOVEA_API fovea_device fovea_plan_device(const fovea_plan* plan) FOVEA_NOEXCEPT;
 FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one. */
 FOVEA_API const char* fovea_plan_reason(const fovea_plan* plan) FOVEA_NOEXCEPT;
+/* The expressions of the problem as the library reads them, one line each: a name, a tab, a text. The names are "score", "d score /
+ * d s", "d score / d slope[h]" for each element of a float tensor, and "sees". "" when there are none. Valid until this
+ * thread asks again. */
+FOVEA_API const char* fovea_plan_expressions(const fovea_plan* plan) FOVEA_NOEXCEPT;
+
+/* ---- blocks that are seen ---- */
+
+typedef enum fovea_seen { FOVEA_SEEN_NONE = 0, FOVEA_SEEN_ALL = 1, FOVEA_SEEN_SOME = 2 } fovea_seen;
+
+/* How many pairs of each block are seen by what causal, window and `sees` say, without computing a score: one fovea_seen for each
+ * block of block_q queries and block_k keys of query head `head` of sequence `batch`, row after row of
+ * ceil(Sq / block_q) * ceil(Sk / block_k) bytes, which is `size`. None and all are certain; some may stand for either. Named
+ * tensors count with their values where they have data on the CPU. Masks and block masks take no part. */
+FOVEA_API fovea_status fovea_seen_blocks(const fovea_problem* problem, int64_t batch, int64_t head,
+                                         int64_t block_q, int64_t block_k, uint8_t* seen,
+                                         size_t size) FOVEA_NOEXCEPT;
+
+/* ---- runs ---- */
 
 /* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is
  * fovea_plan_device(), size fovea_plan_workspace_size(). *workspace is NULL when size is 0. On a GPU both

@@ -20,6 +20,7 @@
 // Whatever fails throws fovea::Error, and then no output was written.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -205,6 +206,21 @@ struct NamedTensor {
   Tensor tensor{}, gradient{};
 };
 
+/// A text of docs/expressions.md, with the tensors that it brings; fovea::score and fovea::sees (score.hpp) make both
+/// from C++ operators.
+struct Expression {
+  std::string text;
+  std::vector<NamedTensor> named;
+
+  Expression() = default;
+  Expression(std::string given) : text(std::move(given)) {}
+  Expression(const char* given) : text(given) {}
+  Expression(std::string given, std::vector<NamedTensor> tensors)
+      : text(std::move(given)), named(std::move(tensors)) {}
+  operator const std::string&() const { return text; }
+  bool empty() const { return text.empty(); }
+};
+
 /// All that can be asked, by name; fovea_problem in fovea.h documents shapes, types and meaning of each field. Left
 /// out means absent. As the options of attend(q, k, v, o, {...}) it names everything beside those four.
 struct Problem {
@@ -221,8 +237,19 @@ struct Problem {
   double dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
-  std::string score{}, sees{};  ///< expressions; "": none
+  Expression score{}, sees{};  ///< "": none
   std::vector<NamedTensor> named{};
+  /// `named`, then those that score and sees bring, a name once: the order of Buffers::named.
+  std::vector<NamedTensor> all_named() const {
+    std::vector<NamedTensor> all = named;
+    for (const auto* more : {&score.named, &sees.named}) {
+      for (const NamedTensor& tensor : *more) {
+        const auto same = [&](const NamedTensor& other) { return other.name == tensor.name; };
+        if (std::none_of(all.begin(), all.end(), same)) all.push_back(tensor);
+      }
+    }
+    return all;
+  }
   /// Of dropout; read by attend and attend_backward (a Plan takes them per run).
   uint64_t seed = 0, offset = 0;
 };
@@ -257,9 +284,9 @@ class CProblem {
     c_.block_k = p.block_k;
     c_.max_seqlen_q = p.max_seqlen_q;
     c_.max_seqlen_k = p.max_seqlen_k;
-    if (!p.score.empty()) c_.score = p.score.c_str();
-    if (!p.sees.empty()) c_.sees = p.sees.c_str();
-    set_named(p);
+    if (!p.score.empty()) c_.score = p.score.text.c_str();
+    if (!p.sees.empty()) c_.sees = p.sees.text.c_str();
+    set_named(p.all_named());
   }
   CProblem(const CProblem&) = delete;
   CProblem& operator=(const CProblem&) = delete;
@@ -279,24 +306,26 @@ class CProblem {
     return &tensors_[used_++];
   }
 
-  void set_named(const Problem& p) {
-    if (p.named.size() > FOVEA_MAX_NAMED_TENSORS) {
+  void set_named(std::vector<NamedTensor> tensors) {
+    all_named_ = std::move(tensors);
+    if (all_named_.size() > FOVEA_MAX_NAMED_TENSORS) {
       throw Error(FOVEA_INVALID_ARGUMENT, "named",
-                  "named: got " + std::to_string(p.named.size()) + " tensors, expected at most " +
+                  "named: got " + std::to_string(all_named_.size()) + " tensors, expected at most " +
                       std::to_string(FOVEA_MAX_NAMED_TENSORS) +
                       "; put several into one, with an index that chooses");
     }
-    for (size_t i = 0; i < p.named.size(); ++i) {
-      const NamedTensor& given = p.named[i];
+    for (size_t i = 0; i < all_named_.size(); ++i) {
+      const NamedTensor& given = all_named_[i];
       const std::string argument = "named." + given.name;
       named_[i] = {given.name.c_str(), tensor(argument.c_str(), given.tensor, FOVEA_READ),
                    tensor((argument + ".gradient").c_str(), given.gradient, FOVEA_WRITE)};
     }
     c_.named = named_.data();
-    c_.num_named = static_cast<int64_t>(p.named.size());
+    c_.num_named = static_cast<int64_t>(all_named_.size());
   }
 
   fovea_problem c_ = FOVEA_PROBLEM_INIT;
+  std::vector<NamedTensor> all_named_;
   std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named_{};
 #define FOVEA_COUNT_TENSOR(field, Name, forward, backward, meaning) +1
   std::array<fovea_tensor, 2 * FOVEA_MAX_NAMED_TENSORS FOVEA_TENSORS(FOVEA_COUNT_TENSOR)> tensors_{};
@@ -316,6 +345,27 @@ inline fovea_options c_options(const Options& options) {
 
 }  // namespace detail
 
+// ---- blocks that are seen ----
+
+enum class Seen : uint8_t { none = FOVEA_SEEN_NONE, all = FOVEA_SEEN_ALL, some = FOVEA_SEEN_SOME };
+
+/// What causal, window and `sees` leave of each block of one query head of one sequence; see fovea_seen_blocks.
+struct SeenBlocks {
+  int64_t rows = 0, columns = 0;
+  std::vector<Seen> seen;
+  Seen at(int64_t row, int64_t column) const { return seen[static_cast<size_t>(row * columns + column)]; }
+};
+/// `rows` and `columns`: those of the longest sequence, in blocks.
+inline SeenBlocks seen_blocks(const Problem& problem, int64_t batch, int64_t head, int64_t block_q,
+                              int64_t block_k, int64_t rows, int64_t columns) {
+  const detail::CProblem c(problem);
+  std::vector<uint8_t> bytes(static_cast<size_t>(rows * columns));
+  detail::check(fovea_seen_blocks(c.get(), batch, head, block_q, block_k, bytes.data(), bytes.size()));
+  SeenBlocks found{rows, columns, {}};
+  for (const uint8_t byte : bytes) found.seen.push_back(static_cast<Seen>(byte));
+  return found;
+}
+
 // ---- plans ----
 
 class Workspace;
@@ -329,7 +379,7 @@ struct Buffers {
   const void *bias = nullptr, *mask = nullptr, *block_mask = nullptr, *alibi = nullptr, *sink = nullptr;
   const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
   void* rng_state = nullptr;
-  /// In the order of Problem::named.
+  /// In the order of Problem::all_named().
   std::array<const void*, FOVEA_MAX_NAMED_TENSORS> named{};
   std::array<void*, FOVEA_MAX_NAMED_TENSORS> named_gradients{};
   uint64_t seed = 0, offset = 0;
@@ -356,6 +406,8 @@ class Plan {
   std::string_view backend() const noexcept { return fovea_plan_backend(plan_.get()); }
   /// One line a backend: which was chosen, and what ruled out each other one.
   std::string_view reason() const noexcept { return fovea_plan_reason(plan_.get()); }
+  /// The expressions as the library reads them, and derivatives of the score; see fovea_plan_expressions.
+  std::string expressions() const { return fovea_plan_expressions(plan_.get()); }
   /// Floating-point operations of one run.
   double flops() const noexcept { return fovea_plan_flops(plan_.get()); }
 
@@ -516,3 +568,5 @@ inline std::vector<BackendInfo> backends() {
 
 }  // namespace v0
 }  // namespace fovea
+
+#include "fovea/score.hpp"

@@ -1,9 +1,11 @@
 // The C ABI. Every function catches all; none lets a null pointer through.
 #include "fovea/fovea.h"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "capi/convert.hpp"
 #include "capi/last_error.hpp"
@@ -13,7 +15,10 @@
 #include "cpu/backends.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "plan/buffers.hpp"
+#include "plan/expressions.hpp"
 #include "plan/make_plan.hpp"
+#include "plan/seen_blocks.hpp"
+#include "plan/validate.hpp"
 
 struct fovea_plan {
   explicit fovea_plan(fovea::Plan made)
@@ -130,6 +135,9 @@ const char* made_once(Make&& make, const char* fallback) noexcept {
 }  // namespace
 }  // namespace fovea::capi
 
+static_assert(static_cast<int>(fovea::expr::Seen::kNone) == FOVEA_SEEN_NONE &&
+              static_cast<int>(fovea::expr::Seen::kAll) == FOVEA_SEEN_ALL &&
+              static_cast<int>(fovea::expr::Seen::kSome) == FOVEA_SEEN_SOME);
 static_assert(FOVEA_WORKSPACE_ALIGNMENT == fovea::plan::kWorkspaceAlignment);
 
 using namespace fovea;
@@ -159,6 +167,29 @@ double fovea_plan_flops(const fovea_plan* plan) noexcept {
 }
 const char* fovea_plan_reason(const fovea_plan* plan) noexcept {
   return plan ? plan->plan.reason.c_str() : "";
+}
+
+const char* fovea_plan_expressions(const fovea_plan* plan) noexcept {
+  // Of this thread, until its next call: derivatives cost more than a plan.
+  thread_local std::string text;
+  try {
+    text = plan ? plan::describe_expressions(plan->plan.problem) : "";
+    return text.c_str();
+  } catch (...) {
+    return "out of memory";
+  }
+}
+
+fovea_status fovea_seen_blocks(const fovea_problem* problem, int64_t batch, int64_t head, int64_t block_q,
+                               int64_t block_k, uint8_t* seen, size_t size) noexcept {
+  return capi::guarded([&] {
+    if (seen == nullptr && size > 0)
+      throw_invalid("seen", "NULL", "where to store the answers", "pass an array");
+    const AttentionProblem valid = plan::validate(capi::to_description(capi::read_problem(problem)));
+    std::vector<expr::Seen> found(size);
+    plan::find_seen_blocks(valid, {batch, head, block_q, block_k}, found);
+    std::transform(found.begin(), found.end(), seen, [](expr::Seen s) { return static_cast<uint8_t>(s); });
+  });
 }
 
 fovea_device fovea_plan_device(const fovea_plan* plan) noexcept {

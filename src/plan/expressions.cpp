@@ -10,6 +10,7 @@
 #include "expr/excerpt.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
+#include "expr/print.hpp"
 #include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
 
@@ -161,6 +162,7 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
   check_names(description.named);
   p.named = description.named;
   std::vector<expr::TensorDeclaration> declarations;
+  for (size_t i = 0; i < p.named.size(); ++i) p.named[i].place = place_of_named(i);
   for (NamedTensor& named : p.named) {
     declarations.push_back({named.name, element_type(named), named.tensor.ndim});
     check_memory(argument_of(named), named.tensor, p[Role::kQ], {});
@@ -180,6 +182,28 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
     if (p.named[i].gradient.present) broadcast(p.named[i].gradient, broadcasts[i]);
   }
   p.expressions = std::move(expressions);
+}
+
+std::string describe_expressions(const AttentionProblem& p) {
+  constexpr size_t kLongest = 400;  // derivatives repeat what a tree shares
+  std::string text;
+  const auto line = [&](const std::string& name, const expr::Expression& expression, expr::NodeId node) {
+    text += (text.empty() ? "" : "\n") + name + "\t" + expr::print(expression, node, kLongest);
+  };
+  if (!p.expressions) return text;
+  if (p.expressions->score) {
+    expr::ScoreDerivative derivative = expr::differentiate_by_s(*p.expressions->score);
+    expr::Expression& score = derivative.score;
+    line("score", score, score.root);
+    line("d score / d s", score, derivative.by_s);
+    for (size_t i = 0; i < p.named.size(); ++i) {
+      if (!expr::is_float(p.named[i].tensor.dtype)) continue;
+      for (const expr::ElementDerivative& d : expr::differentiate_by_elements(score, i))
+        line("d score / d " + expr::print(score, d.element, kLongest), score, d.derivative);
+    }
+  }
+  if (p.expressions->sees) line("sees", *p.expressions->sees, p.expressions->sees->root);
+  return text;
 }
 
 }  // namespace fovea::plan

@@ -49,10 +49,21 @@ enum Number {
 #undef FOVEA_PYTHON_ENUMERATOR
       kNumbers
 };
-constexpr size_t kArguments = kTensors + kNumbers;
+
+// Expressions: two texts, and dicts of arrays by name.
+#define FOVEA_PYTHON_EXPRESSIONS(X) X(score) X(sees) X(tensors) X(tensor_gradients)
+enum Expression {
+#define FOVEA_PYTHON_ENUMERATOR(name) name,
+  FOVEA_PYTHON_EXPRESSIONS(FOVEA_PYTHON_ENUMERATOR)
+#undef FOVEA_PYTHON_ENUMERATOR
+      kExpressions
+};
+constexpr size_t kFirstExpression = kTensors + kNumbers;
+constexpr size_t kArguments = kFirstExpression + kExpressions;
 constexpr std::array<const char*, kArguments> kNames = {
 #define FOVEA_PYTHON_NAME(name, ...) #name,
     FOVEA_TENSORS(FOVEA_PYTHON_NAME) FOVEA_PYTHON_NUMBERS(FOVEA_PYTHON_NAME)
+        FOVEA_PYTHON_EXPRESSIONS(FOVEA_PYTHON_NAME)
 #undef FOVEA_PYTHON_NAME
 };
 
@@ -187,6 +198,72 @@ void set_number(Request& r, size_t number, PyObject* value) {
   }
 }
 
+std::string as_text(PyObject* object) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+  if (text == nullptr) throw PythonError();
+  return {text, static_cast<size_t>(size)};
+}
+
+/// Calls visit(name, array) for a dict of arrays.
+template <class Visit>
+void for_each_array(PyObject* dict, const char* argument, Visit&& visit) {
+  if (!PyDict_Check(dict)) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; expected a dict of names and arrays", argument, dict);
+    throw PythonError();
+  }
+  PyObject *name, *value;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(dict, &place, &name, &value) != 0) {
+    if (!PyUnicode_Check(name)) {
+      PyErr_Format(PyExc_TypeError, "%s: got the name %R; expected text", argument, name);
+      throw PythonError();
+    }
+    Ref kept = Ref::to(value);
+    visit(as_text(name), std::move(kept));
+  }
+}
+
+void set_tensors(Request& r, PyObject* dict) {
+  if (!PyDict_Check(dict) || PyDict_Size(dict) > 0) r.named = std::make_unique<NamedArrays>();
+  for_each_array(dict, "tensors", [&](std::string name, Ref array) {
+    if (r.named->count == FOVEA_MAX_NAMED_TENSORS) {
+      PyErr_Format(PyExc_ValueError,
+                   "tensors: got more than %d; put several into one, with an index that chooses",
+                   FOVEA_MAX_NAMED_TENSORS);
+      throw PythonError();
+    }
+    NamedArrays::One& one = r.named->list[r.named->count++];
+    one.name = std::move(name);
+    one.kept = std::move(array);
+    one.tensor.describe(one.kept.get(), ("tensors." + one.name).c_str(), false);
+  });
+}
+
+/// After set_tensors.
+void set_gradients(Request& r, PyObject* dict) {
+  for_each_array(dict, "tensor_gradients", [&](const std::string& name, Ref array) {
+    for (size_t i = 0; r.named && i < r.named->count; ++i) {
+      NamedArrays::One& one = r.named->list[i];
+      if (one.name == name)  // the caller holds it
+        one.gradient.describe(array.get(), ("tensor_gradients." + name).c_str(), true);
+    }
+  });
+}
+
+void set_expression(Request& r, size_t which, PyObject* value) {
+  if (which == tensors) return set_tensors(r, value);
+  if (which == tensor_gradients) return set_gradients(r, value);
+  if (!PyUnicode_Check(value)) {
+    r.is_traced = false;  // a function, of which the Python code makes text
+    return;
+  }
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(value, &size);  // lives as long as the argument
+  if (text == nullptr) throw PythonError();
+  (which == score ? r.problem.score : r.problem.sees) = text;
+}
+
 bool is_output(size_t tensor, bool backward) {
   constexpr std::array<std::array<fovea_access, 2>, kTensors> kAccess = {{
 #define FOVEA_PYTHON_ACCESS(name, Name, in_forward, in_backward, meaning) {in_forward, in_backward},
@@ -202,8 +279,10 @@ size_t read_argument(Request& r, bool backward, PyObject* name, PyObject* value,
   if (value == Py_None) return at + 1;
   if (at < kTensors) {
     r.arrays[at].describe(value, kNames[at], is_output(at, backward));
-  } else {
+  } else if (at < kFirstExpression) {
     set_number(r, at - kTensors, value);
+  } else {
+    set_expression(r, at - kFirstExpression, value);
   }
   return at + 1;
 }
@@ -241,6 +320,10 @@ void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positio
   read_keywords(r, backward, values, keywords);
   if (!r.at(Tensor::q).present()) {
     PyErr_SetString(PyExc_TypeError, "q: got None; expected an array");
+    throw PythonError();
+  }
+  if (!r.is_traced) {
+    PyErr_SetString(PyExc_TypeError, "score, sees: got a function; expected text");
     throw PythonError();
   }
 }
@@ -344,6 +427,11 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     for (const Tensor each : {Tensor::bias, Tensor::sink}) {
       if (checks.forbid(request.at(each).object())) Py_RETURN_NONE;
     }
+    if (!request.is_traced) Py_RETURN_NONE;
+    for (const NamedArrays::One& one : request.named_list()) {
+      if (one.tensor.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
+      if (checks.forbid(one.tensor.object())) Py_RETURN_NONE;
+    }
     Array &q = array(Tensor::q), &k = array(Tensor::k), &v = array(Tensor::v);
     q.describe(given_q, "q", false);
     k.describe(values[1], "k", false);
@@ -383,8 +471,9 @@ PyObject* plan(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObje
     read(request, kBackward, values, positional, keywords);
     const std::shared_ptr<const Plan> made = plan_for(request);
     const fovea_plan* handle = made->handle.get();
-    return Py_BuildValue("(ssnd)", fovea_plan_backend(handle), fovea_plan_reason(handle),
-                         static_cast<Py_ssize_t>(made->workspace_size), fovea_plan_flops(handle));
+    return Py_BuildValue("(ssnds)", fovea_plan_backend(handle), fovea_plan_reason(handle),
+                         static_cast<Py_ssize_t>(made->workspace_size), fovea_plan_flops(handle),
+                         fovea_plan_expressions(handle));
   });
 }
 
@@ -540,7 +629,7 @@ PyMethodDef methods[] = {
      "forbid it "
      "then), and others that forbid it where they give true. options: arguments of forward."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
-     "(backend, reason, workspace bytes, floating-point operations) of what forward would do."},
+     "(backend, reason, workspace bytes, floating-point operations, expressions) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},
     {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
     {"roles", roles, METH_NOARGS, "Names of the tensors of a call, in the order of their indices."},

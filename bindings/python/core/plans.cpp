@@ -37,6 +37,9 @@ LastPlan& last_plan() {
   return *last;
 }
 
+// Of expressions and of the names in them. Longer ones are cut, which does not matter: the library refuses them.
+constexpr size_t kLongestText = 4200, kLongestName = 128;
+
 /// Bytes that decide the plan, in a buffer of fixed size.
 class Key {
  public:
@@ -52,10 +55,17 @@ class Key {
     std::memcpy(bytes_ + size_, bytes, size);
     size_ += size;
   }
+  void add_text(const char* text, size_t longest) {
+    const size_t size = text == nullptr ? 0 : std::strlen(text);
+    add(size);
+    if (size > 0) add(text, std::min(size, longest));
+  }
   std::string_view view() const { return {bytes_, size_}; }
 
  private:
-  char bytes_[kTensors * (32 + 2 * kMaxRank * sizeof(int64_t)) + 512];
+  static constexpr size_t kOfTensor = 32 + 2 * kMaxRank * sizeof(int64_t);
+  char bytes_[kTensors * kOfTensor + 2 * kLongestText +
+              2 * FOVEA_MAX_NAMED_TENSORS * (kOfTensor + kLongestName) + 1024];
   size_t size_ = 0;
 };
 
@@ -95,6 +105,15 @@ void fill_key(Key& key, const Request& r) {
                r.options.num_threads,
                r.options.deterministic};
   key.add(numbers);
+  if (p.score != nullptr || p.sees != nullptr || r.named) {
+    key.add_text(p.score, kLongestText);
+    key.add_text(p.sees, kLongestText);
+    for (const NamedArrays::One& one : r.named_list()) {
+      key.add_text(one.name.c_str(), kLongestName);
+      add_tensor(key, one.tensor);
+      add_tensor(key, one.gradient);
+    }
+  }
   // No backend has so long a name; what is cut off does not matter to one that will not be found.
   if (r.options.backend != nullptr)
     key.add(r.options.backend, std::min<size_t>(std::strlen(r.options.backend), 64));
@@ -133,6 +152,18 @@ std::shared_ptr<const Plan> make_plan(const Request& request) {
   }
   FOVEA_TENSORS(FOVEA_PYTHON_DESCRIBE)
 #undef FOVEA_PYTHON_DESCRIBE
+
+  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named{};
+  std::array<fovea_tensor, 2 * FOVEA_MAX_NAMED_TENSORS> of_named;
+  for (const NamedArrays::One& one : request.named_list()) {
+    const auto i = static_cast<size_t>(problem.num_named++);
+    of_named[2 * i] = without_data(one.tensor);
+    named[i] = {one.name.c_str(), &of_named[2 * i], nullptr};
+    if (!one.gradient.present()) continue;
+    of_named[2 * i + 1] = without_data(one.gradient);
+    named[i].gradient = &of_named[2 * i + 1];
+  }
+  problem.named = named.data();
 
   fovea_plan* made = nullptr;
   check(fovea_plan_create(&problem, &request.options, &made));
@@ -245,6 +276,11 @@ void run(const Plan& plan, const Request& request) {
   if (const Array& array = request.at(Tensor::name); array.present()) buffers.name = array.address();
   FOVEA_TENSORS(FOVEA_PYTHON_ADDRESS)
 #undef FOVEA_PYTHON_ADDRESS
+  for (size_t i = 0; i < request.named_list().size(); ++i) {
+    const NamedArrays::One& one = request.named_list()[i];
+    buffers.named[i] = one.tensor.address();
+    if (one.gradient.present()) buffers.named_gradients[i] = one.gradient.address();
+  }
   buffers.seed = request.seed;
   buffers.offset = request.offset;
 

@@ -7,6 +7,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "arrays.hpp"
 
@@ -21,13 +23,30 @@ enum class Tensor : uint8_t {
 };
 constexpr size_t kTensors = static_cast<size_t>(Tensor::count);
 
-/// One call: arrays and numbers. `problem` and `options` hold the numbers only.
+/// The tensors that expressions read, in the order of their dict, and the arrays that their gradients go to.
+struct NamedArrays {
+  struct One {
+    std::string name;
+    Array tensor, gradient;
+    Ref kept;  ///< the tensor, which its dict may lose while the library works
+  };
+  std::array<One, FOVEA_MAX_NAMED_TENSORS> list;
+  size_t count = 0;
+};
+
+/// One call: arrays and numbers. `problem` and `options` hold the numbers and the texts only.
 struct Request {
   std::array<Array, kTensors> arrays;
   fovea_problem problem = FOVEA_PROBLEM_INIT;
   fovea_options options = FOVEA_OPTIONS_INIT;
   uint64_t seed = 0, offset = 0;
+  std::unique_ptr<NamedArrays> named;  ///< none for most problems
+  bool is_traced = true;               ///< whether score and sees are texts, as the library wants them
 
+  std::span<const NamedArrays::One> named_list() const {
+    if (!named) return {};
+    return {named->list.data(), named->count};
+  }
   const Array& at(Tensor t) const { return arrays[static_cast<size_t>(t)]; }
 };
 

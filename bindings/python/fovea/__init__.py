@@ -4,6 +4,7 @@
 
 takes and returns arrays of numpy, PyTorch, JAX, CuPy, or another library with DLPack. Beside it:
 
+    fovea.expressions    scores and masks of one's own, as functions
     fovea.torch          autograd, torch.compile, scaled_dot_product_attention
     fovea.flash_attn     the functions of the packages flash-attn 2 and 3
     fovea.transformers   the attention implementation "fovea" of Hugging Face's transformers
@@ -18,9 +19,10 @@ from typing import Any
 
 from . import _core
 from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan
+from .expressions import named, where
 
 __version__: str = _core.version()
-__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "plan"]
+__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "named", "plan", "where"]
 
 
 def info() -> dict[str, Any]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Array = Any
 Pair = Sequence[int]
+Expression = str | Callable[..., Any] | None
+Tensors = dict[str, Any] | None
 
 
 class Options(TypedDict, total=False):
@@ -43,6 +45,9 @@ class Options(TypedDict, total=False):
     deterministic: bool
     backend: str | None
     num_threads: int
+    score: Expression
+    sees: Expression
+    tensors: Tensors
 
 
 class Number(NamedTuple):
@@ -62,10 +67,13 @@ _NUMBERS_OF_TYPES = {
     str | None: Number("str?", None),
 }
 _TYPES = get_type_hints(Options)
+EXPRESSIONS = ("score", "sees", "tensors")
+"""Two texts or functions (expressions.py), and the tensors that they read."""
 TENSORS = tuple(name for name, kind in _TYPES.items() if kind is Array)
-NUMBERS = {name: _NUMBERS_OF_TYPES[kind] for name, kind in _TYPES.items() if kind is not Array}
+NUMBERS = {name: _NUMBERS_OF_TYPES[kind] for name, kind in _TYPES.items() if kind in _NUMBERS_OF_TYPES}
 NUMBERS["window"] = Number("SymInt[2]", (-1, -1))  # unlimited
 DEFAULTS: dict[str, Any] = dict.fromkeys(TENSORS) | {name: number.default for name, number in NUMBERS.items()}
+DEFAULTS |= dict.fromkeys(EXPRESSIONS)
 PAIRS = tuple(name for name, number in NUMBERS.items() if number.schema == "SymInt[2]")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -100,15 +108,23 @@ def pair(value: Any, name: str) -> tuple[int, int]:
 
 
 def complete(options: dict[str, Any]) -> dict[str, Any]:
-    """All options in the order of the list: those in `options`, and defaults for those that are left out or None.
+    """All options but expressions in the order of the list: those in `options`, and defaults for those that are left out
+    or None.
 
-    Raises TypeError for a name that is not in the list, ValueError or TypeError for a wrong pair or scale.
+    Raises TypeError for a name that is not in the list, ValueError or TypeError for a wrong pair or scale,
+    NotImplementedError for an expression.
     """
-    for name in options:
+    for name, value in options.items():
         if name not in DEFAULTS:
             raise TypeError(f"unexpected argument {name!r}")
+        if name in EXPRESSIONS and value:
+            raise NotImplementedError(
+                f"{name}: got an expression; expected none under JAX, torch.func, vmap and tensor subclasses; call fovea.attend "
+                "with arrays of numpy, or with plain tensors of PyTorch"
+            )
     found = {}
-    for name, default in DEFAULTS.items():
+    for name in (*TENSORS, *NUMBERS):
+        default = DEFAULTS[name]
         value = options.get(name)
         found[name] = default if value is None else value
     for name in PAIRS:

@@ -152,6 +152,11 @@ class Results:
                 return self._module.empty(shape, dtype)
         return self._module.empty(shape, dtype)
 
+    def cast(self, array: Any, like: Any) -> Any:
+        """`array` in the type of `like`, which may be of another library."""
+        dtype = getattr(like, "dtype", array.dtype)
+        return array if str(dtype) == str(array.dtype) else array.astype(dtype)
+
     def done(self, array: Any) -> Any:
         return array if self._convert is None or array is None else self._convert(array)
 

@@ -10,6 +10,7 @@ from . import _core
 from ._arguments import Options, output_shapes, shape_of, takes_options
 from ._arrays import results_like
 from ._types import attend_of_types
+from .expressions import float_tensors, traced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,6 +24,8 @@ class Gradients(NamedTuple):
     dv: Any
     dbias: Any = None
     dsink: Any = None
+    dtensors: Any = None
+    """The gradients of the float tensors that `score` reads, by their names."""
 
 
 class Plan(NamedTuple):
@@ -36,6 +39,8 @@ class Plan(NamedTuple):
     """Bytes of memory beside inputs and outputs."""
     flops: float
     """Floating-point operations of the products over the pairs that causal and window keep."""
+    expressions: str = ""
+    """score and sees as the library reads them, and derivatives of the score: a name, a tab and a text in each line."""
 
 
 def framework(array: Any) -> str:
@@ -52,6 +57,7 @@ def _attend_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, 
     made = _core.attend(q, k, v, return_lse, False, None, options)
     if made is not None:
         return made
+    options = traced(options)
     o_shape, lse_shape = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     results = results_like(q)
     o = results.empty(o_shape, q)
@@ -103,6 +109,11 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
         max_seqlen_q, max_seqlen_k: longest packed sequence; 0 reads it from cu_seqlens, or on a GPU takes the total.
         seqused_q, seqused_k: (batch) int32: how many rows of each sequence take part.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
+        score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
+            (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.
+        sees: which keys a query sees, of those that the other arguments leave: `lambda q, k: (k <= q) & (q - k < 128)`.
+        tensors: dict of the tensors that score and sees read by their names, 8 at most: of 0 to 4 dimensions, float32, float16,
+            bfloat16, int32, uint8 or bool. fovea.named(array) in a function adds one.
         backend: its name (see explain); None takes the first that can.
         num_threads: of the CPU; 0 takes all that the process may use.
 
@@ -125,7 +136,9 @@ def attend_backward(
         o, lse: what attend(..., return_lse=True) returned.
         dlse: as lse: the gradient that arrives at lse; None is 0.
 
-    Returns Gradients(dq, dk, dv, dbias, dsink); dbias and dsink are None where there was no bias or sink.
+    Returns Gradients(dq, dk, dv, dbias, dsink, dtensors); dbias and dsink are None where there was no bias or sink. dtensors is a
+    dict with the gradients of the float tensors that `score` reads, None without score. A function gets names for the tensors of
+    fovea.named in the order in which it reads them: t0, t1, ...
 
     Raises as attend does.
     """
@@ -136,8 +149,13 @@ def attend_backward(
     gradients = {
         name: None if x is None else results.empty(shape_of(x, name[1:]), x) for name, x in sources.items()
     }
-    _core.backward(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dlse=dlse, **gradients, **options)
-    return Gradients(*(results.done(x) for x in gradients.values()))
+    options = traced(options)
+    tensors = {name: results.empty(shape_of(x, name)) for name, x in float_tensors(options).items()}
+    _core.backward(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, dlse=dlse, **gradients, **options, tensor_gradients=tensors)
+    found = [results.done(x) for x in gradients.values()]
+    if options.get("score") is None:
+        return Gradients(*found)
+    return Gradients(*found, {name: results.done(results.cast(x, options["tensors"][name])) for name, x in tensors.items()})
 
 
 @takes_options
@@ -150,6 +168,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, return_lse: bool = F
     Raises as attend does.
     """
     o_shape, lse_shape = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
+    options = traced(options)
     results = results_like(q)
     o = results.empty(o_shape, q)
     lse = results.empty(lse_shape) if return_lse or backward else None

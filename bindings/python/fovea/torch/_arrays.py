@@ -67,6 +67,9 @@ class Results:
     def empty(self, shape: tuple[int, ...], like: torch.Tensor | None = None) -> torch.Tensor:
         return self._like.new_empty(shape, dtype=torch.float32 if like is None else like.dtype)
 
+    def cast(self, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return tensor.to(like.dtype)
+
     def done(self, tensor: Any) -> Any:
         return tensor
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import _core
 from .._arguments import TENSORS, Options, complete, output_shapes, takes_options
+from ..expressions import float_tensors, traced
 from . import _ops, _transforms
 from ._arrays import PLAIN
 
@@ -92,8 +93,10 @@ def _gradients(
     sink: Tensor | None,
     need_dbias: bool,
     need_dsink: bool,
+    gradients: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv, dbias, dsink) for the context of Attend or _Output; None where there is nothing to differentiate."""
+    """(dq, dk, dv, dbias, dsink) for the context of Attend or _Output; None where there is nothing to differentiate. `gradients`
+    gets those of the tensors of expressions."""
     q, k, v, o, lse = ctx.saved_tensors[:5]
     arguments = ctx.arguments
     if torch.are_deterministic_algorithms_enabled():
@@ -125,6 +128,7 @@ def _gradients(
         bias=bias,
         sink=sink,
         **arguments,
+        tensor_gradients=gradients,
     )
     return dq, dk, dv, dbias, dsink
 
@@ -144,6 +148,38 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
         bias, sink = ctx.saved_tensors[5:]
         return (*_gradients(ctx, d_o, dlse, bias, sink, *ctx.needs_input_grad[3:5]), None)
+
+
+class _AttendByExpressions(torch.autograd.Function):
+    """Attend with traced expressions: their tensors come last, in the order of the names in arguments["tensors"]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, arguments: dict[str, Any], *tensors: Any) -> Any:
+        (o, lse), q, k, v = compute(q, k, v, True, {**arguments, "bias": bias, "sink": sink})
+        ctx.save_for_backward(q, k, v, o, lse, bias, sink, *tensors)
+        ctx.names = tuple(arguments["tensors"])
+        ctx.arguments = {name: x for name, x in arguments.items() if name != "tensors"}
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
+        bias, sink, *tensors = ctx.saved_tensors[5:]
+        named = dict(zip(ctx.names, tensors, strict=True))
+        readable = float_tensors({**ctx.arguments, "tensors": named})
+        gradients = {
+            name: torch.empty(named[name].shape, dtype=_FLOAT32, device=named[name].device)
+            for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True)
+            if needed and name in readable
+        }
+        arguments, ctx.arguments = ctx.arguments, {**ctx.arguments, "tensors": named}
+        try:
+            found = _gradients(ctx, d_o, dlse, bias, sink, *ctx.needs_input_grad[3:5], gradients)
+        finally:
+            ctx.arguments = arguments
+        others = (gradients[name].to(x.dtype) if name in gradients else None for name, x in named.items())
+        return (*found, None, *others)
 
 
 class _Output(torch.autograd.Function):
@@ -180,10 +216,34 @@ def needs_grad(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def attend_by_expressions(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], *, need_lse: bool) -> tuple[Tensor, Any]:
+    """attend_any with score or sees."""
+    if not is_plain(q, k, v):
+        complete(arguments)  # refuses, and says so
+    arguments = traced(arguments)
+    tensors = arguments["tensors"]
+    _check_tensors({f"tensors[{name!r}]": x for name, x in tensors.items()})
+    bias, sink = arguments.get("bias"), arguments.get("sink")
+    if needs_grad(q, k, v, bias, sink, *tensors.values()):
+        rest = {name: value for name, value in arguments.items() if name not in ("bias", "sink")}
+        o, lse = _AttendByExpressions.apply(q, k, v, bias, sink, rest, *tensors.values())
+        return o, lse
+    made = compute(q, k, v, need_lse, arguments)[0]
+    return made if need_lse else (made, None)
+
+
+# Dynamo leaves the graph here and comes back after it.
+_attend_outside_graph = torch.compiler.disable(attend_by_expressions)
+
+
 def attend_any(
     q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], *, draw_seed: bool = False, need_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) with gradients; lse may be None unless need_lse. `arguments`: options of fovea.attend."""
+    if arguments.get("score") or arguments.get("sees") or arguments.get("tensors"):
+        if draw_seed:
+            arguments = {**arguments, "seed": _ops.draw_seed()}
+        return _attend_outside_graph(q, k, v, arguments, need_lse=need_lse)
     if torch.compiler.is_compiling() or not is_plain(q, k, v):
         return through_operator(q, k, v, draw_seed, arguments)
     if draw_seed:
