@@ -44,6 +44,13 @@ const KnownExpression& mask_named(const char* name) {
   return *known(known_masks(), name);
 }
 
+/// Each pass once without and once with `deterministic`: other tests repeat runs.
+CheckOptions without_repetitions() {
+  CheckOptions options;
+  options.repeat = false;
+  return options;
+}
+
 void pack(ProblemSpec& spec) {
   spec.lengths_q = {37, 0, 19, 1};
   spec.lengths_k = {26, 3, 53, 0};
@@ -117,9 +124,9 @@ TEST_P(Expressions, NoQueriesOrKeys) {
 /// Dimensions of size 1 that stand for all: gradients are summed over them.
 TEST_P(Expressions, Broadcast) {
   ProblemSpec spec = GetParam().spec();
-  for (const int bits : {1, 2, 4, 8, 5, 10, 15}) {
+  for (const int bits : {1, 2, 4, 10, 15}) {
     spec.named_broadcast = bits;
-    expect_conformance(spec);
+    expect_conformance(spec, without_repetitions());
   }
 }
 TEST_P(Expressions, StridesAndSpareElements) {
@@ -130,7 +137,7 @@ TEST_P(Expressions, StridesAndSpareElements) {
     for (const Placement placement : {Placement::kGuarded, Placement::kPageEnd}) {
       spec.placement = placement;
       ++spec.data_seed;
-      expect_conformance(spec);
+      expect_conformance(spec, without_repetitions());
     }
   }
 }
@@ -152,7 +159,7 @@ TEST_P(Expressions, WithEachOther) {
   const bool is_score = spec.score != nullptr;
   for (const KnownExpression& other : is_score ? known_masks() : known_scores()) {
     (is_score ? spec.sees : spec.score) = &other;
-    expect_conformance(spec);
+    expect_conformance(spec, without_repetitions());
   }
 }
 
