@@ -123,6 +123,7 @@ TEST_P(Expressions, NoQueriesOrKeys) {
 }
 /// Dimensions of size 1 that stand for all: gradients are summed over them.
 TEST_P(Expressions, Broadcast) {
+  if (GetParam().expression->tensors.empty()) return;
   ProblemSpec spec = GetParam().spec();
   for (const int bits : {1, 2, 4, 10, 15}) {
     spec.named_broadcast = bits;
@@ -130,6 +131,7 @@ TEST_P(Expressions, Broadcast) {
   }
 }
 TEST_P(Expressions, StridesAndSpareElements) {
+  if (GetParam().expression->tensors.empty()) return;
   ProblemSpec spec = GetParam().spec();
   spec.named_spare = 3;
   for (const Layout layout : {Layout::kHeadsFirst, Layout::kPadded, Layout::kSliced}) {
@@ -154,11 +156,11 @@ TEST_P(Expressions, WithEveryOtherTerm) {
   pack(spec);
   expect_conformance_of_all_types(spec);
 }
-TEST_P(Expressions, WithEachOther) {
+TEST_P(Expressions, WithEachMask) {
   ProblemSpec spec = GetParam().spec();
-  const bool is_score = spec.score != nullptr;
-  for (const KnownExpression& other : is_score ? known_masks() : known_scores()) {
-    (is_score ? spec.sees : spec.score) = &other;
+  if (!spec.score) return;  // scores take their turn
+  for (const KnownExpression& mask : known_masks()) {
+    spec.sees = &mask;
     expect_conformance(spec, without_repetitions());
   }
 }
