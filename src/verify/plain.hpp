@@ -269,7 +269,7 @@ class Plain {
       if (!alibi_.empty()) {
         const float penalty = slope * static_cast<float>(std::abs(diagonal - j));
         score -= penalty;
-        magnitude += static_cast<double>(penalty);
+        magnitude += std::abs(static_cast<double>(penalty));
       }
       if (!bias_.empty()) {
         seen.bias = place(x_[Role::kBias].shape(), {row.batch, head, row.i, j});
