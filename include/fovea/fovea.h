@@ -118,17 +118,18 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Expressions (docs/expressions.md): with `score` the score is what this text makes of s, the score so far; with
  * `sees` a query sees, of the keys that causal, window and masks leave, those for which this text is true. */
 
-/* A tensor that expressions read by its name. */
+/* A tensor that expressions read by its name.
+ *
+ * name: a letter or _, then letters, digits and _; no name of the language.
+ * tensor: 0 to 4 dimensions; float32, float16, bfloat16, int32, uint8 or bool; any strides. A dimension that b, h,
+ * hk, q, k, nq or nk alone indexes has room for all its values, or size 1, which then stands for all.
+ * gradient: optional output of the backward, for a tensor of floats in a problem with a score: its shape, float32;
+ * 0 for elements that the score does not depend on. */
 #define FOVEA_MAX_NAMED_TENSORS 8
 typedef struct fovea_named_tensor {
-  const char* name; /* a letter or _, then letters, digits and _; none of s b h hk q k nq nk */
-  const fovea_tensor*
-      tensor; /* 0 to 4 dimensions; float32, float16, bfloat16, int32, uint8 or bool; any strides.
-                                   An index that is b, h, hk, q, k, nq or nk alone needs a dimension that has all its
-                                   values, or of size 1, which then stands for all */
-  const fovea_tensor*
-      gradient; /* backward, of a float tensor that `score` reads: as tensor, float32; optional
-                                   output */
+  const char* name;
+  const fovea_tensor* tensor;
+  const fovea_tensor* gradient;
 } fovea_named_tensor;
 
 typedef struct fovea_problem {

@@ -134,11 +134,12 @@ class Tensor {
       : data_(data),
         dtype_(dtype),
         ndim_(static_cast<int32_t>(shape.size())),
+        present_(true),
         has_strides_(!strides.empty()) {
     if (shape.empty() || shape.size() > kMaxRank) {
-      throw Error(
-          FOVEA_INVALID_ARGUMENT, "shape",
-          "shape: got " + std::to_string(shape.size()) + " sizes, expected 1 to 4; reshape the tensor");
+      throw Error(FOVEA_INVALID_ARGUMENT, "shape",
+                  "shape: got " + std::to_string(shape.size()) +
+                      " sizes, expected 1 to 4; reshape the tensor, or use Tensor::scalar");
     }
     if (has_strides_ && strides.size() != shape.size()) {
       throw Error(FOVEA_INVALID_ARGUMENT, "strides",
@@ -150,6 +151,14 @@ class Tensor {
     for (size_t i = 0; i < strides.size(); ++i) strides_[i] = strides[i];
   }
 
+  /// A tensor without dimensions: one number, as expressions may read.
+  template <class T>
+  static Tensor scalar(T* data) {
+    Tensor t(data, {1});
+    t.ndim_ = 0;
+    return t;
+  }
+
   /// The same view of memory of a device.
   Tensor on(fovea_device device) const {
     Tensor t = *this;
@@ -158,7 +167,7 @@ class Tensor {
   }
 
   /// Whether there is a tensor.
-  explicit operator bool() const noexcept { return ndim_ > 0; }
+  explicit operator bool() const noexcept { return present_; }
   void* data() const noexcept { return data_; }
   fovea_dtype dtype() const noexcept { return dtype_; }
   fovea_device device() const noexcept { return device_; }
@@ -183,7 +192,7 @@ class Tensor {
   fovea_device device_{FOVEA_CPU, 0};
   fovea_dtype dtype_{};
   int32_t ndim_ = 0;
-  bool has_strides_ = false, read_only_ = false;
+  bool present_ = false, has_strides_ = false, read_only_ = false;
   std::array<int64_t, kMaxRank> shape_{}, strides_{};
 };
 

@@ -308,7 +308,7 @@ std::optional<ParseError> declaration_fault(Use use, std::span<const TensorDecla
     if (!is_name(t.name)) {
       return fault("name of a tensor", quoted(t.name), "letters, digits and _, no digit first", "rename it");
     }
-    if (variable_named(t.name) || function_named(t.name) || t.name == "true" || t.name == "false") {
+    if (!may_name_tensor(t.name)) {
       return fault("name of a tensor", quoted(t.name), "a name that the language does not use", "rename it");
     }
     const auto same = [&](const TensorDeclaration& other) { return other.name == t.name; };
@@ -328,6 +328,10 @@ std::optional<ParseError> declaration_fault(Use use, std::span<const TensorDecla
 }
 
 }  // namespace
+
+bool may_name_tensor(std::string_view name) {
+  return is_name(name) && !variable_named(name) && !function_named(name) && name != "true" && name != "false";
+}
 
 std::variant<Expression, ParseError> parse(std::string_view text, Use use,
                                            std::span<const TensorDeclaration> tensors,

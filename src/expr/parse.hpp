@@ -47,6 +47,9 @@ struct ParseOptions {
   bool simplify = true;
 };
 
+/// Whether a tensor may be called so: letters, digits and _, no digit first, and no name of the language.
+bool may_name_tensor(std::string_view name);
+
 /// Reads `text`. The tensors that are declared are part of the expression, whether it reads them or not.
 std::variant<Expression, ParseError> parse(std::string_view text, Use use,
                                            std::span<const TensorDeclaration> tensors = {},

@@ -7,6 +7,7 @@
 
 #include "core/status.hpp"
 #include "expr/differentiate.hpp"
+#include "expr/excerpt.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
 #include "expr/print.hpp"
@@ -32,6 +33,11 @@ void check_names(const std::vector<NamedTensor>& named) {
                   "put several into one, with an index that chooses");
   }
   for (size_t i = 0; i < named.size(); ++i) {
+    if (!expr::may_name_tensor(named[i].name)) {
+      throw_invalid("named." + std::to_string(i), "the name " + expr::quoted(named[i].name),
+                    "a letter or _, then letters, digits and _, and no name of the language",
+                    "rename the tensor");
+    }
     for (size_t j = 0; j < i; ++j) {
       if (named[i].name != named[j].name) continue;
       throw_invalid(argument_of(named[i]), "two tensors of this name", "one name for each tensor",
@@ -53,12 +59,15 @@ DType element_type(const NamedTensor& named) {
   return type;
 }
 
-void check_gradient(const AttentionProblem& p, NamedTensor& named) {
+void check_gradient(const AttentionProblem& p, const NamedTensor& named, bool has_score) {
   if (!named.gradient.present) return;
   const std::string argument = gradient_of(named);
   if (p.pass != Pass::kBackward) {
     throw_invalid(argument, "a tensor", "none in a forward problem",
                   "leave it out, or set pass to FOVEA_BACKWARD");
+  }
+  if (!has_score) {
+    throw_invalid(argument, "a tensor", "none, as there is no score", "leave it out: sees has no gradient");
   }
   if (!expr::is_float(named.tensor.dtype)) {
     throw_invalid(argument, "the gradient of a tensor of " + std::string(name_of(named.tensor.dtype)),
@@ -157,7 +166,7 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
   for (NamedTensor& named : p.named) {
     declarations.push_back({named.name, element_type(named), named.tensor.ndim});
     check_memory(argument_of(named), named.tensor, p[Role::kQ], {});
-    check_gradient(p, named);
+    check_gradient(p, named, !description.score.empty());
     if (named.gradient.present)
       check_memory(gradient_of(named), named.gradient, p[Role::kQ], {.output = true});
   }

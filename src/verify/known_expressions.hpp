@@ -380,8 +380,7 @@ inline std::vector<KnownExpression> masks_of_positions() {
            }},
       {.name = "dilated",
        .text = "(q / 8 - k / 8) % 3 == 0",
-       .sees = [](NamedValues&,
-                  const Pair& p) { return floor_remainder(p.q / 8 - p.k / 8, 3) == 0; }},
+       .sees = [](NamedValues&, const Pair& p) { return floor_remainder(p.q / 8 - p.k / 8, 3) == 0; }},
       {.name = "heads",
        .text = "h % 2 == 0 && hk >= 0 || !(abs(q - k) > 7)",
        .sees = [](NamedValues&, const Pair& p) { return p.h % 2 == 0 || std::abs(p.q - p.k) <= 7; }},
@@ -401,17 +400,25 @@ inline std::vector<KnownExpression> masks_of_tensors() {
            }},
       {.name = "prefix",
        .text = "k < prefix[b] || k <= q",
-       .tensors = {{"prefix", Elements::kInteger, {kBatches},
+       .tensors = {{"prefix",
+                    Elements::kInteger,
+                    {kBatches},
                     [](Random& random, const Index&) { return static_cast<double>(random.between(0, 60)); }}},
        .sees = [](NamedValues& t, const Pair& p) { return p.k < t.integer(0, {p.b}) || p.k <= p.q; }},
       {.name = "tree",
        .text = "ancestor[b, q, k] != 0",
        .tensors = {{"ancestor", Elements::kTruth, {kBatches, kQueries, kKeys}, mostly_true}},
-       .sees = [](NamedValues& t, const Pair& p) { return t.integer(0, {p.b, p.q, p.k}) != 0; }},
+       .sees =
+           [](NamedValues& t, const Pair& p) {
+             return t.integer(0, {p.b, p.q, p.k}) != 0;
+           }},
       {.name = "important_keys",
        .text = "importance[hk, k] > 0.25",
        .tensors = {{"importance", Elements::kReal, {kKeyHeads, kKeys}, some_normal}},
-       .sees = [](NamedValues& t, const Pair& p) { return t.real(0, {p.hk, p.k}) > 0.25f; }},
+       .sees =
+           [](NamedValues& t, const Pair& p) {
+             return t.real(0, {p.hk, p.k}) > 0.25f;
+           }},
       {.name = "past",  // outside of the tensor nothing is seen
        .text = "past[q - k] != 0",
        .tensors = {{"past", Elements::kTruth, {kDistances}, mostly_true}},
@@ -420,7 +427,9 @@ inline std::vector<KnownExpression> masks_of_tensors() {
        .text = "k < 24 || late[b, k - 24] != 0",
        .tensors = {{"late", Elements::kTruth, {kBatches, kDistances}, mostly_true}},
        .sees =
-           [](NamedValues& t, const Pair& p) { return p.k < 24 || t.integer(0, {p.b, p.k - 24}) != 0; }},
+           [](NamedValues& t, const Pair& p) {
+             return p.k < 24 || t.integer(0, {p.b, p.k - 24}) != 0;
+           }},
   };
 }
 

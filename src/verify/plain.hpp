@@ -220,6 +220,21 @@ class Plain {
     return static_cast<size_t>(at);
   }
 
+  bool sees(const Pair& p) {
+    const int64_t diagonal = p.q + p.nk - p.nq;
+    if (s_.causal && p.k > diagonal) return false;
+    if (s_.window_left >= 0 && p.k + s_.window_left < diagonal) return false;
+    if (s_.window_right >= 0 && p.k - s_.window_right > diagonal) return false;
+    if (!mask_.empty() && mask_[place(x_[Role::kMask].shape(), {p.b, p.h, p.q, p.k})] == 0) return false;
+    if (!block_mask_.empty()) {
+      const Sizes block = {p.b, p.h, p.q / s_.block_q, p.k / s_.block_k};
+      if (block_mask_[place(x_[Role::kBlockMask].shape(), block)] == 0) return false;
+    }
+    if (!s_.sees) return true;
+    const bool seen = s_.sees->sees(sees_values_, p);
+    return sees_values_.take_valid() && seen;
+  }
+
   void load_row(const Row& row) {
     const auto scale = static_cast<float>(s_.resolved_scale());
     const auto head = static_cast<int64_t>(row.head);
@@ -237,18 +252,8 @@ class Plain {
     float largest = sink_.empty() ? -kInfinity : sink_[row.head];
     const int64_t diagonal = row.i + row.sequence.used_k - row.sequence.used_q;
     for (int64_t j = 0; j < row.sequence.used_k; ++j) {
-      if (s_.causal && j > diagonal) continue;
-      if (s_.window_left >= 0 && j + s_.window_left < diagonal) continue;
-      if (s_.window_right >= 0 && j - s_.window_right > diagonal) continue;
-      const Sizes pair = {row.batch, head, row.i, j};
-      if (!mask_.empty() && mask_[place(x_[Role::kMask].shape(), pair)] == 0) continue;
-      if (!block_mask_.empty() &&
-          block_mask_[place(x_[Role::kBlockMask].shape(),
-                            {row.batch, head, row.i / s_.block_q, j / s_.block_k})] == 0) {
-        continue;
-      }
-      const Pair names = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
-      if (s_.sees && !sees(names)) continue;
+      const Pair pair = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
+      if (!sees(pair)) continue;
       Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
       const float* k = k_.data() + seen.row * size();
       float score = 0;
@@ -264,14 +269,14 @@ class Plain {
       if (!alibi_.empty()) {
         const float penalty = slope * static_cast<float>(std::abs(diagonal - j));
         score -= penalty;
-        magnitude += static_cast<double>(penalty);
+        magnitude += std::abs(static_cast<double>(penalty));
       }
       if (!bias_.empty()) {
-        seen.bias = place(x_[Role::kBias].shape(), pair);
+        seen.bias = place(x_[Role::kBias].shape(), {row.batch, head, row.i, j});
         score += bias_[seen.bias];
         if (std::isfinite(bias_[seen.bias])) magnitude += std::abs(static_cast<double>(bias_[seen.bias]));
       }
-      if (s_.score) score = apply_expression(names, score, seen, magnitude);
+      if (s_.score) score = apply_expression(pair, score, seen, magnitude);
       if (score == -kInfinity) continue;
       if (std::isfinite(magnitude)) score_magnitude = std::max(score_magnitude, magnitude);
       if (s_.dropout > 0) {
@@ -301,10 +306,6 @@ class Plain {
       roles.push_back(x_.named(tensor.name));
       values.add(x_[roles.back()]);
     }
-  }
-  bool sees(const Pair& pair) {
-    const bool seen = s_.sees->sees(sees_values_, pair);
-    return sees_values_.take_valid() && seen;
   }
   /// The result for the score so far, whose rounding error grows by the slope; the expression's own terms are at most
   /// about as large as its result and what it changes.

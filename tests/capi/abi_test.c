@@ -266,6 +266,15 @@ static void check_struct_sizes(void) {
   CHECK(fovea_attend(&p, NULL, 0, 0) == FOVEA_INVALID_ARGUMENT);
   CHECK(strcmp(fovea_last_error_argument(), "problem") == 0);
 
+  /* Before there were expressions. */
+  p = forward_of(&full);
+  p.causal = 0;
+  p.struct_size = offsetof(fovea_problem, score);
+  p.score = "nonsense";
+  p.num_named = 5;
+  CHECK(fovea_attend(&p, NULL, 0, 0) == FOVEA_OK);
+  CHECK(memcmp(e.o, full.o, sizeof e.o) == 0);
+
   /* Newer: more fields, all zero, or one that is not. */
   struct {
     fovea_problem known;
@@ -302,6 +311,70 @@ static void check_struct_sizes(void) {
   options.backend = "nonsense";
   CHECK(fovea_plan_create(&p, &options, &plan) == FOVEA_OK);
   fovea_plan_destroy(plan);
+}
+
+/* A score that reads a number (a tensor without dimensions) and a bias: as scale and bias say it. */
+static void check_expressions(void) {
+  static example expected, e;
+  static float bias[HQ * SQ * SK], dbias[HQ * SQ * SK];
+  float gain = 0.5f, dgain = 77;
+  init(&expected);
+  init(&e);
+  fill(bias, COUNT(bias), 5);
+  const int64_t shape_of_argument[4] = {1, HQ, SQ, SK}, shape[3] = {HQ, SQ, SK};
+  fovea_tensor tensor_argument = tensor(bias, 4, shape_of_argument), tensor_bias = tensor(bias, 3, shape);
+  fovea_tensor tensor_gain = tensor(&gain, 0, NULL), tensor_dgain = tensor(&dgain, 0, NULL);
+  fovea_tensor tensor_dbias = tensor(dbias, 3, shape);
+  fovea_problem p = forward_of(&expected);
+  p.scale = 0.5 / sqrt((double)D);
+  p.bias = &tensor_argument;
+  CHECK(fovea_attend(&p, NULL, 0, 0) == FOVEA_OK);
+
+  fovea_named_tensor named[2] = {{"gain", &tensor_gain, NULL}, {"bias", &tensor_bias, NULL}};
+  p = forward_of(&e);
+  p.causal = 0;
+  p.score = "gain * s + bias[h, q, k]";
+  p.sees = "k <= q + nk - nq";
+  p.named = named;
+  p.num_named = 2;
+  CHECK(fovea_attend(&p, NULL, 0, 0) == FOVEA_OK);
+  double worst = 0;
+  for (size_t i = 0; i < COUNT(e.o); ++i) worst = fmax(worst, fabs((double)e.o[i] - (double)expected.o[i]));
+  CHECK(worst < 1e-5);
+
+  /* The same by a plan, with the pointers of a run; and the gradients. */
+  static example planned;
+  init(&planned);
+  fovea_plan* plan = NULL;
+  CHECK(fovea_plan_create(&p, NULL, &plan) == FOVEA_OK);
+  fovea_buffers b = FOVEA_BUFFERS_INIT;
+  b.q = planned.q;
+  b.k = planned.k;
+  b.v = planned.v;
+  b.o = planned.o;
+  b.lse = planned.lse;
+  b.named[0] = &gain;
+  b.named[1] = bias;
+  b.workspace_size = fovea_plan_workspace_size(plan);
+  CHECK(fovea_workspace_create(fovea_plan_device(plan), b.workspace_size, &b.workspace) == FOVEA_OK);
+  CHECK(fovea_run(plan, &b) == FOVEA_OK);
+  CHECK(memcmp(planned.o, e.o, sizeof e.o) == 0);
+  fovea_workspace_destroy(fovea_plan_device(plan), b.workspace);
+  fovea_plan_destroy(plan);
+
+  fovea_problem backward = backward_of(&e);
+  named[0].gradient = &tensor_dgain;
+  named[1].gradient = &tensor_dbias;
+  backward.causal = 0;
+  backward.score = p.score;
+  backward.sees = p.sees;
+  backward.named = named;
+  backward.num_named = 2;
+  CHECK(fovea_attend(&backward, NULL, 0, 0) == FOVEA_OK);
+  double of_gain = 0; /* gain scales what q does */
+  for (size_t i = 0; i < COUNT(e.q); ++i) of_gain += (double)e.q[i] * (double)e.dq[i] / (double)gain;
+  CHECK(fabs(of_gain - (double)dgain) < 1e-5);
+  CHECK(dbias[SK - 1] == 0); /* the first query does not see the last key */
 }
 
 static void check_merge(void) {
@@ -382,6 +455,7 @@ int main(void) {
   check_gradients();
   check_byte_offset_and_strides();
   check_struct_sizes();
+  check_expressions();
   check_merge();
   check_null_plans();
   check_long_messages();

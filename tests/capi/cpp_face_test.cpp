@@ -80,6 +80,121 @@ TEST(CppFace, BackwardFillsTheGradients) {
   EXPECT_NEAR(sum, 4 * 2 * 8, 1e-4);
 }
 
+/// Options with a score of two tensors, one of them a number, and a mask of ints.
+fovea::Problem with_expressions(const std::vector<float>& bias, const float& gain,
+                                const std::vector<int32_t>& doc) {
+  return {.score = "gain * s + bias[h, q, k]",
+          .sees = "doc[q] == doc[k]",
+          .named = {{"bias", {bias.data(), {2, 4, 4}}},
+                    {"gain", fovea::Tensor::scalar(&gain)},
+                    {"doc", {doc.data(), {4}}}}};
+}
+
+TEST(CppFace, ExpressionsInOneCallAndInAPlan) {
+  Data expected, one, planned;
+  std::vector<float> bias(32);
+  for (size_t i = 0; i < 32; ++i) bias[i] = 0.1f * static_cast<float>(i % 7);
+  const float gain = 2;
+  const std::vector<int32_t> doc = {3, 3, 5, 5};
+  std::vector<uint8_t> mask(16);
+  for (size_t i = 0; i < 16; ++i) mask[i] = i / 8 == i % 4 / 2;
+  fovea::attend({expected.q.data(), kShape}, {expected.k.data(), kShape}, {expected.v.data(), kShape},
+                {expected.o.data(), kShape},
+                {.bias = {bias.data(), {1, 2, 4, 4}},
+                 .mask = {mask.data(), {1, 1, 4, 4}},
+                 .scale = 2 / std::sqrt(8.0)});
+
+  fovea::Problem problem = with_expressions(bias, gain, doc);
+  fovea::attend({one.q.data(), kShape}, {one.k.data(), kShape}, {one.v.data(), kShape},
+                {one.o.data(), kShape}, problem);
+  problem.q = {one.q.data(), kShape};
+  problem.k = {one.k.data(), kShape};
+  problem.v = {one.v.data(), kShape};
+  problem.o = {one.o.data(), kShape};
+  const fovea::Plan plan(problem);
+  fovea::Workspace workspace(plan);
+  plan.run({.q = planned.q.data(),
+            .k = planned.k.data(),
+            .v = planned.v.data(),
+            .o = planned.o.data(),
+            .named = {bias.data(), &gain, doc.data()}},
+           workspace);
+  for (size_t i = 0; i < 64; ++i) {
+    EXPECT_NEAR(one.o[i], expected.o[i], 1e-6);
+    EXPECT_EQ(planned.o[i], one.o[i]);
+  }
+}
+
+TEST(CppFace, GradientsOfNamedTensors) {
+  Data d;
+  const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
+      o(d.o.data(), kShape), lse(d.lse.data(), {1, 2, 4});
+  std::vector<float> bias(32, 0.5f), dbias(32, -1.0f), d_o = Data::wave(0.9f), dq(64), dk(64), dv(64);
+  const float gain = 1;
+  float dgain = -1;
+  const std::vector<int32_t> doc = {3, 3, 5, 5};
+  fovea::Problem problem = with_expressions(bias, gain, doc);
+  problem.lse = lse;
+  fovea::attend(q, k, v, o, problem);
+  problem.named[0].gradient = {dbias.data(), {2, 4, 4}};
+  problem.named[1].gradient = fovea::Tensor::scalar(&dgain);
+  problem.q = q;
+  problem.k = k;
+  problem.v = v;
+  problem.o = o;
+  problem.d_o = {d_o.data(), kShape};
+  problem.dq = {dq.data(), kShape};
+  problem.dk = {dk.data(), kShape};
+  problem.dv = {dv.data(), kShape};
+  fovea::attend_backward(problem);
+  // The gradients of a row of scores sum to 0, and gain scales what q does.
+  float of_gain = 0;
+  for (size_t c = 0; c < 64; ++c) of_gain += dq[c] * d.q[c];
+  EXPECT_NEAR(dgain, of_gain, 1e-5);
+  for (size_t row = 0; row < 8; ++row) {
+    float sum = 0;
+    for (size_t j = 0; j < 4; ++j) {
+      const bool seen = row % 4 / 2 == j / 2;
+      EXPECT_EQ(dbias[4 * row + j] != 0, seen) << row << " " << j;
+      sum += dbias[4 * row + j];
+    }
+    EXPECT_NEAR(sum, 0, 1e-6);
+  }
+}
+
+TEST(CppFace, ErrorsOfExpressionsNameTheTensor) {
+  Data d;
+  const fovea::Tensor t(d.q.data(), kShape), o(d.o.data(), kShape);
+  const std::vector<float> constant(4);
+  const auto argument_of = [&](fovea::Problem problem) {
+    problem.q = problem.k = problem.v = t;
+    problem.o = o;
+    try {
+      fovea::attend(problem);
+    } catch (const fovea::Error& error) {
+      return error.argument();
+    }
+    return std::string("accepted");
+  };
+  const fovea::Tensor x(constant.data(), {4});
+  EXPECT_EQ(argument_of({.score = "s + x[q]", .named = {{"x", x}}}), "accepted");
+  EXPECT_EQ(argument_of({.score = "s + y[q]", .named = {{"x", x}}}), "score");
+  EXPECT_EQ(argument_of({.sees = "x[q]", .named = {{"x", x}}}), "sees");
+  EXPECT_EQ(argument_of({.score = "s", .named = {{"x", {}}}}), "named.x");
+  EXPECT_EQ(argument_of({.score = "s + x[q]", .named = {{"x", x, x}}}), "named.x.gradient");  // const memory
+  EXPECT_EQ(argument_of({.score = "s", .named = std::vector<fovea::NamedTensor>(9, {"x", x})}), "named");
+}
+
+TEST(CppFace, ScalarsHaveNoDimensions) {
+  const float x = 3;
+  const fovea::Tensor scalar = fovea::Tensor::scalar(&x);
+  EXPECT_TRUE(scalar);
+  EXPECT_TRUE(scalar.read_only());
+  EXPECT_EQ(scalar.shape().size(), 0u);
+  EXPECT_EQ(scalar.c_tensor().ndim, 0);
+  EXPECT_EQ(scalar.c_tensor().data, &x);
+}
+
 TEST(CppFace, MergedHalvesEqualTheWhole) {
   Data whole, first, second;
   const auto attend_keys = [](Data& d, int64_t begin, int64_t end) {

@@ -25,26 +25,33 @@ std::vector<float> numbers(unsigned seed) {
 }
 
 std::vector<float> run(const fovea::Plan& plan, const std::vector<float>& q, const std::vector<float>& k,
-                       const std::vector<float>& v) {
+                       const std::vector<float>& v, const float* slopes) {
   std::vector<float> o(q.size());
   fovea::Workspace workspace(plan);
-  plan.run({.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data()}, workspace);
+  plan.run({.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data(), .named = {slopes}}, workspace);
   return o;
 }
 
-int check(const std::string& backend, int num_threads) {
+int check(const std::string& backend, int num_threads, bool expressions) {
   std::vector<float> q = numbers(1), k = numbers(2), v = numbers(3), o(q.size());
+  const std::vector<float> slopes = {0.5f, 0.25f};
   const fovea::Tensor shaped(q.data(), kShape);
-  const fovea::Plan plan({.q = shaped, .k = shaped, .v = shaped, .o = shaped, .causal = true},
-                         {.backend = backend, .num_threads = num_threads});
-  const std::vector<float> expected = run(plan, q, k, v);
+  fovea::Problem problem{.q = shaped, .k = shaped, .v = shaped, .o = shaped, .causal = !expressions};
+  if (expressions) {
+    problem.score = "s - slopes[h] * abs(q - k)";
+    problem.sees = "k <= q";
+    problem.named = {{"slopes", {slopes.data(), {kHeads}}}};
+  }
+  const float* named = expressions ? slopes.data() : nullptr;
+  const fovea::Plan plan(problem, {.backend = backend, .num_threads = num_threads});
+  const std::vector<float> expected = run(plan, q, k, v, named);
 
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       for (int repeat = 0; repeat < kRuns; ++repeat) {
-        if (run(plan, q, k, v) != expected) ++wrong;
+        if (run(plan, q, k, v, named) != expected) ++wrong;
         const std::string name = "backend_of_thread_" + std::to_string(t);
         try {
           const fovea::Plan refused({.q = shaped, .k = shaped, .v = shaped, .o = shaped}, {.backend = name});
@@ -57,8 +64,8 @@ int check(const std::string& backend, int num_threads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  std::printf("%s with %d: %d threads x %d runs, %d wrong\n", backend.c_str(), num_threads, kThreads, kRuns,
-              wrong.load());
+  std::printf("%s with %d%s: %d threads x %d runs, %d wrong\n", backend.c_str(), num_threads,
+              expressions ? ", expressions" : "", kThreads, kRuns, wrong.load());
   return wrong;
 }
 
@@ -68,10 +75,12 @@ int main() {
   int wrong = 0;
   for (const fovea::BackendInfo& backend : fovea::backends()) {
     for (const int num_threads : {1, 2}) {
-      try {
-        wrong += check(backend.name, num_threads);
-      } catch (const fovea::Error& error) {
-        if (error.status() != FOVEA_UNSUPPORTED) throw;
+      for (const bool expressions : {false, true}) {
+        try {
+          wrong += check(backend.name, num_threads, expressions);
+        } catch (const fovea::Error& error) {
+          if (error.status() != FOVEA_UNSUPPORTED) throw;
+        }
       }
     }
   }

@@ -11,21 +11,22 @@
 namespace fovea::conformance {
 namespace {
 
-TEST(Concurrency, ThreadsShareAPlan) {
-  ProblemSpec spec;
-  spec.heads_q = spec.heads_kv = 2;
-  spec.seqlen_q = spec.seqlen_k = 90;
-  spec.head_dim = spec.head_dim_v = 32;
-  spec.causal = true;
+void threads_share_a_plan(const ProblemSpec& spec, fovea_pass pass, Role result) {
   constexpr size_t kThreads = 4;
   for (const std::string& backend : backends_under_test()) {
     std::vector<std::unique_ptr<OwnedProblem>> problems;
-    for (size_t t = 0; t < kThreads; ++t) problems.push_back(std::make_unique<OwnedProblem>(spec));
-    RunMemory memory_of_plan(*problems[0], FOVEA_FORWARD, backend);
+    for (size_t t = 0; t < kThreads; ++t) {
+      problems.push_back(std::make_unique<OwnedProblem>(spec));
+      if (pass == FOVEA_BACKWARD) {
+        ASSERT_EQ(run_pass(*problems[t], FOVEA_FORWARD, {kOracle}).failure, "");
+      }
+    }
+    RunMemory memory_of_plan(*problems[0], pass, backend);
     const auto description = memory_of_plan.description();
     fovea_options options = FOVEA_OPTIONS_INIT;
     options.backend = backend.c_str();
     options.num_threads = 2;
+    options.deterministic = 1;
     fovea_plan* plan = nullptr;
     const fovea_status planned = fovea_plan_create(&description->problem, &options, &plan);
     if (planned == FOVEA_UNSUPPORTED) continue;
@@ -36,7 +37,7 @@ TEST(Concurrency, ThreadsShareAPlan) {
     std::vector<std::thread> threads;
     for (size_t t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
-        RunMemory memory(*problems[t], FOVEA_FORWARD, backend);
+        RunMemory memory(*problems[t], pass, backend);
         for (int repeat = 0; repeat < 5 && failures[t].empty(); ++repeat) {
           failures[t] = memory.run(plan, workspace_size, kPattern);
         }
@@ -44,12 +45,33 @@ TEST(Concurrency, ThreadsShareAPlan) {
     }
     for (std::thread& thread : threads) thread.join();
     fovea_plan_destroy(plan);
-    const std::vector<unsigned char> first = (*problems[0])[Role::kO].bytes();
+    const std::vector<unsigned char> first = (*problems[0])[result].bytes();
     for (size_t t = 0; t < kThreads; ++t) {
       EXPECT_EQ(failures[t], "") << backend << " thread " << t;
-      EXPECT_EQ((*problems[t])[Role::kO].bytes(), first) << backend << " thread " << t;
+      EXPECT_EQ((*problems[t])[result].bytes(), first) << backend << " thread " << t;
     }
   }
+}
+
+ProblemSpec base() {
+  ProblemSpec spec;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.seqlen_q = spec.seqlen_k = 90;
+  spec.head_dim = spec.head_dim_v = 32;
+  spec.causal = true;
+  return spec;
+}
+
+TEST(Concurrency, ThreadsShareAPlan) {
+  threads_share_a_plan(base(), FOVEA_FORWARD, Role::kO);
+}
+TEST(Concurrency, ThreadsShareAPlanWithExpressions) {
+  ProblemSpec spec = base();
+  spec.score = known(known_scores(), "relative_positions");
+  spec.sees = known(known_masks(), "documents");
+  spec.named_gradients = true;
+  threads_share_a_plan(spec, FOVEA_FORWARD, Role::kO);
+  threads_share_a_plan(spec, FOVEA_BACKWARD, gradient_role(0));
 }
 
 }  // namespace

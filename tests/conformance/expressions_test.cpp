@@ -44,6 +44,13 @@ const KnownExpression& mask_named(const char* name) {
   return *known(known_masks(), name);
 }
 
+/// Each pass once without and once with `deterministic`: other tests repeat runs.
+CheckOptions without_repetitions() {
+  CheckOptions options;
+  options.repeat = false;
+  return options;
+}
+
 void pack(ProblemSpec& spec) {
   spec.lengths_q = {37, 0, 19, 1};
   spec.lengths_k = {26, 3, 53, 0};
@@ -116,13 +123,15 @@ TEST_P(Expressions, NoQueriesOrKeys) {
 }
 /// Dimensions of size 1 that stand for all: gradients are summed over them.
 TEST_P(Expressions, Broadcast) {
+  if (GetParam().expression->tensors.empty()) return;
   ProblemSpec spec = GetParam().spec();
-  for (const int bits : {1, 2, 4, 8, 5, 10, 15}) {
+  for (const int bits : {1, 2, 4, 10, 15}) {
     spec.named_broadcast = bits;
-    expect_conformance(spec);
+    expect_conformance(spec, without_repetitions());
   }
 }
 TEST_P(Expressions, StridesAndSpareElements) {
+  if (GetParam().expression->tensors.empty()) return;
   ProblemSpec spec = GetParam().spec();
   spec.named_spare = 3;
   for (const Layout layout : {Layout::kHeadsFirst, Layout::kPadded, Layout::kSliced}) {
@@ -130,7 +139,7 @@ TEST_P(Expressions, StridesAndSpareElements) {
     for (const Placement placement : {Placement::kGuarded, Placement::kPageEnd}) {
       spec.placement = placement;
       ++spec.data_seed;
-      expect_conformance(spec);
+      expect_conformance(spec, without_repetitions());
     }
   }
 }
@@ -147,35 +156,31 @@ TEST_P(Expressions, WithEveryOtherTerm) {
   pack(spec);
   expect_conformance_of_all_types(spec);
 }
-TEST_P(Expressions, WithEachOther) {
+TEST_P(Expressions, WithEachMask) {
   ProblemSpec spec = GetParam().spec();
-  const bool is_score = spec.score != nullptr;
-  for (const KnownExpression& other : is_score ? known_masks() : known_scores()) {
-    (is_score ? spec.sees : spec.score) = &other;
-    expect_conformance(spec);
+  if (!spec.score) return;  // scores take their turn
+  for (const KnownExpression& mask : known_masks()) {
+    spec.sees = &mask;
+    expect_conformance(spec, without_repetitions());
   }
 }
 
 /// The bound of a backend grows with the error of the plain implementation, so that one has to be right by itself: within
 /// the floor that all results are allowed.
 TEST_P(Expressions, PlainAgreesWithTheOracle) {
-  for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
-    ProblemSpec spec = GetParam().spec();
-    spec.type = type;
-    spec.causal = true;
-    const OwnedProblem x(spec), oracle = x.in_float64();
-    Plain plain(x);
-    plain.forward();
-    plain.backward();
-    ASSERT_EQ(run_pass(oracle, FOVEA_FORWARD, {kOracle}).failure, "");
-    ASSERT_EQ(run_pass(oracle, FOVEA_BACKWARD, {kOracle}).failure, "");
-    const auto computed = plain.outputs;
-    for (const auto& [role, output] : computed) {
-      x[role].assign(output.values);
-      plain.outputs[role].values = oracle[role].values();
-      const Type rounded = role == Role::kLse ? Type::kF32 : type;
-      EXPECT_EQ(compare(role, rounded, x[role], oracle[role].values(), plain), "") << describe(spec);
-    }
+  ProblemSpec spec = GetParam().spec();
+  spec.causal = true;
+  const OwnedProblem x(spec), oracle = x.in_float64();
+  Plain plain(x);
+  plain.forward();
+  plain.backward();
+  ASSERT_EQ(run_pass(oracle, FOVEA_FORWARD, {kOracle}).failure, "");
+  ASSERT_EQ(run_pass(oracle, FOVEA_BACKWARD, {kOracle}).failure, "");
+  const auto computed = plain.outputs;
+  for (const auto& [role, output] : computed) {
+    x[role].assign(output.values);
+    plain.outputs[role].values = oracle[role].values();
+    EXPECT_EQ(compare(role, spec.type, x[role], oracle[role].values(), plain), "") << describe(spec);
   }
 }
 
@@ -247,8 +252,9 @@ TEST(SameAsArgument, Mask) {
   const KnownExpression mask = {
       .name = "mask",
       .text = "mask[b, h, q, k] != 0",
-      .tensors = {{"mask", Elements::kTruth, {kBatches, kHeads, kQueries, kKeys},
-                   [](Random&, const Index&) { return 1.0; }}}};
+      .tensors = {{"mask", Elements::kTruth, {kBatches, kHeads, kQueries, kKeys}, [](Random&, const Index&) {
+                     return 1.0;
+                   }}}};
   for (const int broadcast : {0, 2, 4, 9, 15}) {
     ProblemSpec argument = base(), expression = with_mask(mask);
     argument.mask = true;
@@ -328,11 +334,10 @@ TEST(InvalidPairs, DivisionByZero) {
   spec.causal = true;  // the first three rows do not see the key
   expect_conformance_of_all_types(spec);
 
-  const KnownExpression mask = {.name = "division_by_zero",
-                                .text = "q / (k - 3) >= -2",
-                                .sees = [](NamedValues&, const Pair& p) {
-                                  return p.k != 3 && detail::floor_divided(p.q, p.k - 3) >= -2;
-                                }};
+  const KnownExpression mask = {
+      .name = "division_by_zero", .text = "q / (k - 3) >= -2", .sees = [](NamedValues&, const Pair& p) {
+        return p.k != 3 && detail::floor_divided(p.q, p.k - 3) >= -2;
+      }};
   expect_conformance_of_all_types(with_mask(mask));
   // What hides the key keeps the row valid.
   spec.sees = &mask;
@@ -360,10 +365,9 @@ TEST(InvalidPairs, NanInATensor) {
 // --- rows that see nothing, keys that nobody sees ---
 
 TEST(EmptyRows, BySees) {
-  const KnownExpression mask = {
-      .name = "two_of_three", .text = "q % 3 != 1", .sees = [](NamedValues&, const Pair& p) {
-        return p.q % 3 != 1;
-      }};
+  const KnownExpression mask = {.name = "two_of_three",
+                                .text = "q % 3 != 1",
+                                .sees = [](NamedValues&, const Pair& p) { return p.q % 3 != 1; }};
   const KnownExpression nothing = {
       .name = "nothing", .text = "false", .sees = [](NamedValues&, const Pair&) { return false; }};
   for (const KnownExpression* sees : {&mask, &nothing}) {
@@ -423,11 +427,12 @@ TEST(HiddenByExpression, NanStaysAway) {
 /// A tensor that the score does not read, or does not depend on, has a gradient of zeros.
 TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
   const KnownTensor importance = mask_named("important_keys").tensors[0];
-  const KnownExpression unread = {
-      .name = "unread",
-      .text = "s - 1",
-      .tensors = {importance},
-      .score = [](NamedValues&, const Pair&, float s) { return Scored{s - 1, 1}; }};
+  const KnownExpression unread = {.name = "unread",
+                                  .text = "s - 1",
+                                  .tensors = {importance},
+                                  .score = [](NamedValues&, const Pair&, float s) {
+                                    return Scored{s - 1, 1};
+                                  }};
   const KnownExpression step = {.name = "step",
                                 .text = "where(importance[hk, k] > 0.25, s, s - 2)",
                                 .tensors = {importance},
@@ -435,7 +440,8 @@ TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
                                   return Scored{t.real(0, {p.hk, p.k}) > 0.25f ? s : s - 2, 1};
                                 }};
   for (const KnownExpression* score : {&unread, &step}) {
-    for (const KnownExpression* sees : {static_cast<const KnownExpression*>(nullptr), &mask_named("important_keys")}) {
+    for (const KnownExpression* sees :
+         {static_cast<const KnownExpression*>(nullptr), &mask_named("important_keys")}) {
       ProblemSpec spec = with_score(*score);
       spec.sees = sees;
       expect_conformance_of_all_types(spec);
@@ -452,15 +458,14 @@ TEST(NamedGradients, AsManyTensorsAsAreAllowed) {
   for (const char* name : {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"})
     eight.push_back({name, Elements::kReal, {kHeads, kKeys}, detail::some_normal});
   // The catalogue's scores read two elements at most: of eight tensors the first and the last.
-  const KnownExpression score = {.name = "eight",
-                                 .text = "s + t0[h, k] - 0.5 * t7[h, k]",
-                                 .tensors = eight,
-                                 .score = [](NamedValues& t, const Pair& p, float s) {
-                                   const Index at = {p.h, p.k};
-                                   return Scored{s + t.real(0, at) - 0.5f * t.real(7, at),
-                                                 1,
-                                                 {{{0, at, 1}, {7, at, -0.5f}}}};
-                                 }};
+  const KnownExpression score = {
+      .name = "eight",
+      .text = "s + t0[h, k] - 0.5 * t7[h, k]",
+      .tensors = eight,
+      .score = [](NamedValues& t, const Pair& p, float s) {
+        const Index at = {p.h, p.k};
+        return Scored{s + t.real(0, at) - 0.5f * t.real(7, at), 1, {{{0, at, 1}, {7, at, -0.5f}}}};
+      }};
   expect_conformance_of_all_types(with_score(score));
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 
 namespace fovea::conformance {
 namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 ProblemSpec small(Type type) {
   ProblemSpec spec;
@@ -69,8 +72,7 @@ TEST_P(Harness, RefusesSwappedRows) {
   EXPECT_NE(said, "");
 }
 TEST_P(Harness, RefusesNanAndInfinity) {
-  for (const double wrong :
-       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double wrong : {kNan, std::numeric_limits<double>::infinity()}) {
     EXPECT_NE(verdict(GetParam(), [&](OwnedTensor& o) { o.set({0, 20, 0, 3}, wrong); }), "");
   }
 }
@@ -79,6 +81,32 @@ TEST_P(Harness, RefusesAnythingInARowWithoutKeys) {
 }
 INSTANTIATE_TEST_SUITE_P(Type, Harness, testing::Values(Type::kF32, Type::kF16, Type::kBF16),
                          [](const auto& parameter) { return std::string(name_of(parameter.param)); });
+
+/// The text of compare() for the gradient of a table when `tamper` changes the oracle's own.
+std::string verdict_of_gradient(const std::function<void(OwnedTensor&)>& tamper) {
+  ProblemSpec spec = small(Type::kF32);
+  spec.score = known(known_scores(), "relative_positions");
+  spec.named_gradients = true;
+  spec.named_spare = 1;
+  const OwnedProblem x(spec), exact = x.in_float64();
+  for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD})
+    EXPECT_EQ(run_pass(exact, pass, {kOracle}).failure, "");
+  Plain plain(x);
+  plain.forward();
+  plain.backward();
+  const Role gradient = gradient_role(0);
+  x[gradient].assign(exact[gradient].values());
+  tamper(x[gradient]);
+  return compare(gradient, Type::kF32, x[gradient], exact[gradient].values(), plain);
+}
+TEST(HarnessParts, RefusesWrongGradientsOfNamedTensors) {
+  EXPECT_EQ(verdict_of_gradient([](OwnedTensor&) {}), "");
+  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({1, 12}, g.get({1, 12}) + 1e-3); }), "");
+  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({1, 12}, kNan); }), "");
+  // No query of this causal problem sees a key that is behind it; and there is no third head.
+  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({0, 32}, 1e-9); }), "");
+  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({2, 0}, 1e-9); }), "");
+}
 
 TEST(HarnessParts, SeesWhatWasNotWritten) {
   for (const Placement placement : {Placement::kGuarded, Placement::kPageEnd}) {
@@ -122,6 +150,36 @@ TEST(HarnessParts, ProblemsOfASeedStayTheSame) {
   EXPECT_NE(describe(random_problem(1, 2)), describe(random_problem(2, 2)));
   const OwnedProblem first(random_problem(1, 2)), second(random_problem(1, 2));
   EXPECT_EQ(first[Role::kQ].bytes(), second[Role::kQ].bytes());
+}
+TEST(HarnessParts, ExpressionsLeaveTheOtherTensorsOfASeedAsTheyAre) {
+  ProblemSpec spec = random_problem(1, 2);
+  spec.score = spec.sees = nullptr;
+  const OwnedProblem without(spec);
+  spec.score = known(known_scores(), "looked_up_distance");
+  spec.sees = known(known_masks(), "documents");
+  spec.named_gradients = true;
+  const OwnedProblem with(spec);
+  EXPECT_EQ(with.named().size(), 3u);
+  for (size_t i = 0; i < kFirstNamed; ++i) {
+    const auto role = static_cast<Role>(i);
+    ASSERT_EQ(with.has(role), without.has(role));
+    if (!with.has(role)) continue;
+    EXPECT_EQ(with[role].bytes(), without[role].bytes()) << name_of(role);
+    EXPECT_EQ(with[role].strides(), without[role].strides()) << name_of(role);
+  }
+}
+/// Enough problems of the stream have expressions, and every known one is among them.
+TEST(HarnessParts, RandomProblemsHaveExpressions) {
+  std::set<std::string> names;
+  int with_expressions = 0;
+  for (uint64_t index = 0; index < 2000; ++index) {
+    const ProblemSpec spec = random_problem(1, index);
+    with_expressions += spec.has_expressions() ? 1 : 0;
+    if (spec.score) names.insert(std::string("score ") + spec.score->name);
+    if (spec.sees) names.insert(std::string("sees ") + spec.sees->name);
+  }
+  EXPECT_NEAR(with_expressions, 400, 60);
+  EXPECT_EQ(names.size(), known_scores().size() + known_masks().size());
 }
 
 }  // namespace

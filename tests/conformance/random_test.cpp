@@ -109,7 +109,8 @@ TEST(CudaRandomProblems, Conform) {
       if (ran == 0 && found.empty()) {
         ++nobody;
         const bool expressions = random_problem(s.seed, index, s.work).has_expressions();
-        if (!only_one_backend() && !expressions) found.push_back("no CUDA backend can do " + s.reproduction(index));
+        if (!only_one_backend() && !expressions)
+          found.push_back("no CUDA backend can do " + s.reproduction(index));
       }
       const std::lock_guard lock(mutex);
       failures.insert(failures.end(), found.begin(), found.end());

@@ -103,6 +103,14 @@ class Request {
     return t;
   }
   void remove(const std::string& name) { tensors_.erase(name); }
+  /// A tensor for expressions, found as "named.<name>", and its gradient, found as "named.<name>.gradient".
+  TestTensor& add_named(const std::string& name, fovea_dtype dtype, std::initializer_list<int64_t> shape) {
+    names_.push_back(name);
+    return add("named." + name, dtype, shape);
+  }
+  TestTensor& add_gradient(const std::string& name, fovea_dtype dtype, std::initializer_list<int64_t> shape) {
+    return add("named." + name + ".gradient", dtype, shape);
+  }
   /// Sets the element type of the named tensors.
   void set_dtype(std::initializer_list<const char*> names, fovea_dtype dtype) {
     for (const char* name : names) tensors_.at(name).c.dtype = dtype;
@@ -110,6 +118,9 @@ class Request {
 
   fovea_problem problem = FOVEA_PROBLEM_INIT;
   fovea_options options = FOVEA_OPTIONS_INIT;
+  /// Called last, for what tensors cannot say: names and pointers.
+  void (*spoil_named)(std::vector<fovea_named_tensor>&) = nullptr;
+  void (*spoil_problem)(fovea_problem&) = nullptr;
 
   /// The problem with its tensor fields set.
   const fovea_problem& c_problem() {
@@ -117,6 +128,13 @@ class Request {
       const auto found = tensors_.find(name);
       problem.*field = found == tensors_.end() ? nullptr : &found->second.c;
     }
+    named_.clear();
+    for (const std::string& name : names_)
+      named_.push_back({name.c_str(), find("named." + name), find("named." + name + ".gradient")});
+    if (spoil_named) spoil_named(named_);
+    problem.named = named_.empty() ? nullptr : named_.data();
+    if (!named_.empty()) problem.num_named = static_cast<int64_t>(named_.size());
+    if (spoil_problem) spoil_problem(problem);
     return problem;
   }
   /// The data pointers of all tensors.
@@ -129,6 +147,10 @@ class Request {
 #define FOVEA_TEST_POINTER(field, Name, forward, backward, meaning) b.field = data(#field);
     FOVEA_TENSORS(FOVEA_TEST_POINTER)
 #undef FOVEA_TEST_POINTER
+    for (size_t i = 0; i < names_.size() && i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+      b.named[i] = data(("named." + names_[i]).c_str());
+      b.named_gradients[i] = data(("named." + names_[i] + ".gradient").c_str());
+    }
     return b;
   }
 
@@ -149,7 +171,14 @@ class Request {
     return all;
   }
 
+  const fovea_tensor* find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : &found->second.c;
+  }
+
   std::map<std::string, TestTensor> tensors_;
+  std::vector<std::string> names_;  ///< of expressions' tensors, in order
+  std::vector<fovea_named_tensor> named_;
 };
 
 /// A workspace for `plan`, aligned.

@@ -4,12 +4,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <random>
+#include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/problem.hpp"
 #include "cpu/reference.hpp"
+#include "expr/pair_expressions.hpp"
+#include "expr/parse.hpp"
 
 namespace fovea::testing {
 
@@ -91,6 +99,39 @@ class Float64Problem {
     integers_[role] = values;
   }
 
+  /// A compact float32 tensor of normal numbers for expressions, with a gradient. A size of 1 stands for all where `broadcast`
+  /// has its bit, as validation leaves it.
+  std::vector<float>& add_named(const std::string& name, const std::vector<int64_t>& shape,
+                                int broadcast = 0) {
+    NamedTensor named{name, named_desc(DType::kF32, shape, broadcast), {}};
+    named.gradient = named.tensor;
+    problem.named.push_back(named);
+    std::vector<float>& values = named_[problem.named.size() - 1];
+    values.resize(static_cast<size_t>(count_of(shape)));
+    for (float& x : values) x = static_cast<float>(normal_(generator_));
+    named_gradients_[problem.named.size() - 1].resize(values.size());
+    return values;
+  }
+  void add_named_integers(const std::string& name, const std::vector<int64_t>& shape,
+                          const std::vector<int32_t>& values) {
+    problem.named.push_back({name, named_desc(DType::kI32, shape, 0), {}});
+    named_integers_[problem.named.size() - 1] = values;
+  }
+  /// After its tensors.
+  void set_expressions(const std::string& score, const std::string& sees = "") {
+    std::vector<expr::TensorDeclaration> declarations;
+    for (const NamedTensor& named : problem.named)
+      declarations.push_back({named.name, named.tensor.dtype, named.tensor.ndim});
+    auto expressions = std::make_shared<expr::PairExpressions>();
+    if (!score.empty())
+      expressions->score = std::get<expr::Expression>(expr::parse(score, expr::Use::kScore, declarations));
+    if (!sees.empty())
+      expressions->sees = std::get<expr::Expression>(expr::parse(sees, expr::Use::kSees, declarations));
+    problem.expressions = std::move(expressions);
+  }
+  std::map<size_t, std::vector<float>>& named() { return named_; }
+  const std::vector<float>& named_gradient(size_t i) const { return named_gradients_.at(i); }
+
   std::vector<double>& operator[](Role role) { return reals_.at(role); }
 
   void run(Pass pass) {
@@ -101,10 +142,31 @@ class Float64Problem {
     for (auto& [role, values] : reals_) buffers.data[index_of(role)] = values.data();
     for (auto& [role, values] : bytes_) buffers.data[index_of(role)] = values.data();
     for (auto& [role, values] : integers_) buffers.data[index_of(role)] = values.data();
+    for (auto& [i, values] : named_) buffers.data[place_of_named(i)] = values.data();
+    for (auto& [i, values] : named_integers_) buffers.data[place_of_named(i)] = values.data();
+    for (auto& [i, values] : named_gradients_) buffers.data[place_of_gradient(i)] = values.data();
     cpu::run_reference(problem, buffers);
   }
 
  private:
+  static int64_t count_of(const std::vector<int64_t>& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  }
+  static TensorDesc named_desc(DType dtype, const std::vector<int64_t>& shape, int broadcast) {
+    TensorDesc t;
+    t.present = true;
+    t.dtype = dtype;
+    t.ndim = static_cast<int>(shape.size());
+    int64_t count = 1;
+    for (size_t axis = shape.size(); axis-- > 0;) {
+      const bool for_all = (broadcast >> axis & 1) != 0;
+      t.shape[axis] = for_all ? 0x7fffffff : shape[axis];
+      t.stride[axis] = for_all ? 0 : count;
+      count *= shape[axis];
+    }
+    return t;
+  }
+
   void add_rows() {
     const auto& p = problem;
     const bool packed = p.packed;
@@ -125,6 +187,8 @@ class Float64Problem {
   std::map<Role, std::vector<double>> reals_;
   std::map<Role, std::vector<uint8_t>> bytes_;
   std::map<Role, std::vector<int32_t>> integers_;
+  std::map<size_t, std::vector<float>> named_, named_gradients_;  ///< by place among the named tensors
+  std::map<size_t, std::vector<int32_t>> named_integers_;
 };
 
 }  // namespace fovea::testing

@@ -307,7 +307,7 @@ TEST(Parameters, AlignmentIsThatOfSizesStridesAndPointers) {
   buffers.data[index_of(Role::kK)] = memory.data() + 8;
   buffers.seed = 3;
   buffers.offset = 5;
-  bind(a, buffers);
+  cuda::bind(a, buffers, named_places_of(p));
   EXPECT_EQ(a.aligned16, tile::kAlignedQ | tile::kAlignedV | tile::kAlignedO);
   EXPECT_EQ(a.q.data, memory.data());
   EXPECT_EQ(a.seed, 3u);
@@ -335,7 +335,7 @@ TEST(Parameters, DropoutIsThatOfTheCpu) {
   Buffers buffers;
   buffers.seed = 0x123456789abcdef0;
   buffers.offset = 0xfedcba9876543210;
-  bind(a, buffers);
+  cuda::bind(a, buffers, named_places_of(p));
   const tile::Dropout here = tile::dropout_of(a), cpu(0.3, buffers.seed, buffers.offset);
   EXPECT_EQ(here.threshold, cpu.threshold);
   EXPECT_EQ(here.keep_scale, cpu.keep_scale);

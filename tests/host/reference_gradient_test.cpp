@@ -1,6 +1,6 @@
 // The oracle's gradients against central differences of its forward: with the loss
 //   L = sum(o * d_o) + sum over finite lse of (lse * dlse)
-// dq, dk, dv, dbias and dsink are dL by q, k, v, bias and sink.
+// dq, dk, dv, dbias, dsink and the gradients of named tensors are dL by q, k, v, bias, sink and these tensors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -149,6 +149,62 @@ std::vector<Feature> features() {
   return list;
 }
 
+/// Expressions that are smooth where these problems are.
+std::vector<Feature> expressions() {
+  std::vector<Feature> list;
+  for (const auto& [name, score] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"tanh", "1.5 * tanh(s / 1.5)"},
+           {"softplus", "max(s, 0) + log(1 + exp(-abs(s)))"},
+           {"hyperbola", "sqrt(1 + s * s)"},
+           {"quotient", "s / (1 + s * s)"},
+           {"where", "where((q + k) % 2 == 0, s * s, 0.5 * s)"},
+           {"clamp", "clamp(s * 0.001, -5, 5) + s"},
+           {"constant", "0.1 * float(q - k)"}}) {
+    list.push_back(with(std::string("score_") + name,
+                        [text = std::string(score)](auto& x) { x.set_expressions(text); }));
+  }
+  list.push_back(with("score_of_tensors", [](auto& x) {
+    x.add_named("t", {4});
+    x.add_named("bias", {2, 4, 5, 7});
+    x.add_named("of_keys", {1, 7}, 0b01);
+    x.set_expressions("s * exp(0.3 * t[h]) + bias[b, h, q, k] * tanh(s + of_keys[b, k])");
+  }));
+  list.push_back(with("score_of_a_number", [](auto& x) {
+    x.add_named("gain", {});
+    x.set_expressions("gain * s - gain * gain");
+  }));
+  list.push_back(with("score_that_reads_a_tensor_twice", [](auto& x) {
+    x.add_named("p", {2, 7});
+    x.set_expressions("s + p[b, q] * p[b, k]");
+  }));
+  list.push_back(with("score_of_a_table", [](auto& x) {
+    x.add_named("table", {4, 5});
+    x.add_named_integers("distance", {5, 7}, {0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2,
+                                              3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4});
+    x.set_expressions("s + table[h, distance[q, k]] * 0.5 + table[h, clamp(k - q, -2, 2) + 2]");
+  }));
+  list.push_back(with("score_with_everything", [](auto& x) {
+    x.problem.softcap = 1.2;
+    x.problem.dropout = 0.25;
+    x.add(Role::kAlibi, {1, 4});
+    add_sink(x);
+    add_bias(x, {1, 4, 5, 7});
+    x.add_mask(Role::kMask, {2, 1, 5, 7}, 0.8);
+    x.add_integers(Role::kSeqUsedK, {7, 5});
+    x.add_named("t", {4});
+    x.add_named_integers("doc", {7}, {0, 0, 1, 1, 0, 2, 2});
+    x.set_expressions("s * t[hk + 2] + t[h]", "doc[q] == doc[k] || q == k + 1");
+  }));
+  list.push_back({"packed_score", [] {
+                    Float64Problem x(1, 1, 1, 4, 2, 4, 3);
+                    x.pack({3, 0, 5, 2}, {4, 3, 2, 6}, 1);
+                    x.add_named("p", {4, 6});
+                    x.set_expressions("s * (1 + 0.1 * p[b, q]) + p[b, k] / nk", "k <= q + nk - nq");
+                    return x;
+                  }});
+  return list;
+}
+
 class ReferenceGradient : public ::testing::TestWithParam<Feature> {};
 
 TEST_P(ReferenceGradient, EqualsCentralDifference) {
@@ -174,9 +230,26 @@ TEST_P(ReferenceGradient, EqualsCentralDifference) {
           << name_of(gradient) << "[" << c << "]";
     }
   }
+  // Named tensors are float32: the step is a power of two, so that it is exact, and their gradients are rounded.
+  for (auto& [i, values] : x.named()) {
+    for (size_t c = 0; c < values.size(); ++c) {
+      const float value = values[c];
+      values[c] = value + 0x1p-12f;
+      const double step_up = static_cast<double>(values[c]) - static_cast<double>(value), above = loss(x);
+      values[c] = value - 0x1p-12f;
+      const double step = step_up + static_cast<double>(value) - static_cast<double>(values[c]);
+      const double below = loss(x);
+      values[c] = value;
+      const auto got = static_cast<double>(x.named_gradient(i)[c]);
+      ASSERT_NEAR(got, (above - below) / step, 1e-6 * (1 + std::abs(got)))
+          << x.problem.named[i].name << ".gradient[" << c << "]";
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Features, ReferenceGradient, ::testing::ValuesIn(features()),
+                         [](const auto& parameter) { return parameter.param.name; });
+INSTANTIATE_TEST_SUITE_P(Expressions, ReferenceGradient, ::testing::ValuesIn(expressions()),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace
