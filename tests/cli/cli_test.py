@@ -632,6 +632,16 @@ class Expressions(ProgramTest):
         self.assertEqual(told["blocks"], {"size": 128, "every_head": True, "none": 12, "all": 12, "some": 8})
         self.assertEqual(self.json("explain", "--seqlen", "8")["expressions"], [])
 
+    def test_bench_checks_parts_that_count_from_their_origin(self):
+        documents = self.saved("documents.npy", Array([i // 20 for i in range(128)], (1, 128), "i4"))
+        slopes = self.saved("slopes.npy", Array([0.5, 0.25, 0.125, 2.0], (4,), "f4"))
+        told = self.json("bench", "--batch", "2", "--seqlen", "96", "--seqlen-k", "128", "--heads", "4", "--heads-kv", "2",
+                         "--head-dim", "16", "--dtype", "float32", "--pass", "fwd,bwd", "--seconds", "0.01", "--score",
+                         "s - slope[h] * abs(q + nk - nq - k) + 1e-2 * q * hk * b", "--sees",
+                         "doc[b, q] == doc[b, k] || k % 3 == q % 3", "--tensor", f"doc={documents}", "--tensor", f"slope={slopes}")
+        for row in told["rows"]:
+            self.assertGreater(row["rows_checked"], 0)
+
     def test_picture_of_blocks(self):
         self.assertEqual(self.ok("look", "--blocks", "--seqlen", "6", "--block-size", "2,3", "--sees", "q - k < 3", "--causal"),
                          "+ .\n+ +\n+ +\n# all pairs, + some, . none; blocks of 2 queries (down) and 3 keys, head 0\n")
