@@ -14,9 +14,13 @@ from typing import Any
 FORWARD, BACKWARD = 0, 1
 CPU, CUDA = 1, 2
 _ALIGNMENT = 64
-_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
+_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "bool": (6, 8)}
 
 _HEADER = Path(__file__).resolve().parents[1] / "include" / "fovea" / "fovea.h"
+_CONSTANTS = {
+    name: int(value)
+    for name, value in re.findall(r"#define (FOVEA_\w+) (\d+)$", _HEADER.read_text(encoding="utf-8"), flags=re.MULTILINE)
+}
 _TYPES: dict[str, Any] = {
     "size_t": ctypes.c_size_t,
     "double": ctypes.c_double,
@@ -38,7 +42,11 @@ def _structure(name: str) -> type[ctypes.Structure]:
         type_name, rest = re.fullmatch(r"\s*(?:const\s+)?(\w+)\s*(.*?)\s*", declaration, flags=re.DOTALL).groups()
         for declarator in rest.split(","):
             pointer, field = "*" * declarator.count("*"), declarator.replace("*", "").strip()
-            fields.append((field + "_" * keyword.iskeyword(field), _TYPES[type_name + pointer]))
+            field, _, length = field.partition("[")
+            type_ = _TYPES[type_name + pointer]
+            if length:
+                type_ = type_ * _CONSTANTS[length.removesuffix("]")]
+            fields.append((field + "_" * keyword.iskeyword(field), type_))
     structure = type(name, (ctypes.Structure,), {"_fields_": fields})
     _TYPES[name], _TYPES[name + "*"] = structure, ctypes.POINTER(structure)
     return structure
@@ -47,6 +55,7 @@ def _structure(name: str) -> type[ctypes.Structure]:
 _DType = _structure("fovea_dtype")
 _Device = _structure("fovea_device")
 _Tensor = _structure("fovea_tensor")
+_NamedTensor = _structure("fovea_named_tensor")
 _Problem = _structure("fovea_problem")
 _Options = _structure("fovea_options")
 _Buffers = _structure("fovea_buffers")
@@ -118,10 +127,13 @@ class Library:
         softcap: float = 0,
         max_seqlen: int = 0,
         deterministic: bool = False,
+        score: str = "",
+        sees: str = "",
+        named: Mapping[str, View] | None = None,
         device: tuple[int, int] = (CPU, 0),
         allocate: Callable[[int], int] | None = None,
     ) -> Plan:
-        """`allocate` gives the address of so many bytes of the device's memory, which the caller keeps; left out, the
+        """`named` are the tensors of the expressions. `allocate` gives the address of so many bytes of the device's memory, which the caller keeps; left out, the
         workspace is memory of the host. `max_seqlen` is of packed sequences."""
         problem = _Problem(
             struct_size=ctypes.sizeof(_Problem),
@@ -132,6 +144,8 @@ class Library:
             softcap=softcap,
             max_seqlen_q=max_seqlen,
             max_seqlen_k=max_seqlen,
+            score=score.encode() or None,
+            sees=sees.encode() or None,
         )
         options = _Options(
             struct_size=ctypes.sizeof(_Options),
@@ -139,7 +153,7 @@ class Library:
             num_threads=num_threads,
             deterministic=deterministic,
         )
-        return Plan(self, tensors, problem, options, device, allocate)
+        return Plan(self, tensors, named or {}, problem, options, device, allocate)
 
 
 class Plan:
@@ -149,6 +163,7 @@ class Plan:
         self,
         library: Library,
         tensors: Mapping[str, View],
+        named: Mapping[str, View],
         problem: _Problem,
         options: _Options,
         device: tuple[int, int],
@@ -156,18 +171,26 @@ class Plan:
     ) -> None:
         self._library = library
         self._plan = ctypes.c_void_p()
-        for name, view in tensors.items():
-            sizes = (ctypes.c_int64 * len(view.shape))(*view.shape)
-            strides = (ctypes.c_int64 * len(view.strides))(*view.strides)
-            tensor = _Tensor(
-                data=view.pointer,
-                device=_Device(*device),
-                ndim=len(view.shape),
-                dtype=_DType(*_DTYPES[view.dtype], 1),
-                shape=sizes,
-                strides=strides,
+
+        def tensor(view: View) -> Any:
+            return ctypes.pointer(
+                _Tensor(
+                    data=view.pointer,
+                    device=_Device(*device),
+                    ndim=len(view.shape),
+                    dtype=_DType(*_DTYPES[view.dtype], 1),
+                    shape=(ctypes.c_int64 * len(view.shape))(*view.shape),
+                    strides=(ctypes.c_int64 * len(view.strides))(*view.strides),
+                )
             )
-            setattr(problem, name, ctypes.pointer(tensor))
+
+        for name, view in tensors.items():
+            setattr(problem, name, tensor(view))
+        all_named = (_NamedTensor * len(named))(
+            *(_NamedTensor(name=name.encode(), tensor=tensor(view)) for name, view in named.items())
+        )
+        if named:
+            problem.named, problem.num_named = all_named, len(named)
         c = library._c
         library.check(c.fovea_plan_create(ctypes.byref(problem), ctypes.byref(options), ctypes.byref(self._plan)))
         self.workspace_size = int(c.fovea_plan_workspace_size(self._plan))
@@ -182,6 +205,8 @@ class Plan:
         )
         for name, view in tensors.items():
             setattr(self._buffers, name, view.pointer)
+        for number, view in enumerate(named.values()):
+            self._buffers.named[number] = view.pointer
         self._run: Callable[..., int] = c.fovea_run
         self._argument = ctypes.byref(self._buffers)
 

@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   }
   for (const fovea::cuda::KernelUnit unit : fovea::cuda::kernel_units()) {
     for (const fovea::cuda::Kernel& kernel : unit()) {
+      if (kernel.entry == nullptr) continue;  // compiled at run time: the compiler of the build has no report
       std::fprintf(file, "%s\t%d\t%zu\n", kernel.name, kernel.threads, kernel.shared_bytes);
     }
   }

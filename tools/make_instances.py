@@ -28,18 +28,22 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
-         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink"}
+         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
+         "named_gradients": "kNamedGradients", "seen_blocks": "kSeenBlocks",
+         "backward_seen_blocks": "kBackwardSeenBlocks"}
+# Kinds whose kernels look at scores, and may be compiled for an expression of them.
+WITH_SOURCE = ("forward", "backward", "dbias", "named_gradients", "seen_blocks", "backward_seen_blocks")
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
 TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 
 FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "threads", "shared_bytes", "tile_m", "tile_n",
-               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "writes_dq", "can_split", "can_pack",
+               "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "seen_blocks", "writes_dq", "can_split", "can_pack",
                "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
 INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
-                 "config"}
+                 "config", "runtime"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
 NEWEST = 1000  # above every chip
@@ -145,16 +149,25 @@ def kernels_of(key, family):
                 text = re.sub(r"\bI\b", constant, text)
                 return re.sub(r"\bC\b", f"{constant}::kConfig", text)
 
+            runtime = row.get("runtime", False)
+            check(isinstance(runtime, bool), f"runtime = {runtime!r}: expected true or false")
+            check(not runtime or family["kind"] in WITH_SOURCE, f"runtime = true in {row}: expected one of the kinds "
+                  f"{', '.join(WITH_SOURCE)}, whose kernels take expressions")
+            entry = expression(family["entry"])
             config = ", ".join(f".{field} = {expression(values[field])}" for field in fields_of_row)
             members = [("name", f'"{name}"'), ("kind", f"KernelKind::{KINDS[family['kind']]}"),
                        ("family", f"Family::{BACKENDS[family['backend']]}"),
                        ("dtype", f"DType::{DTYPES[dtype][0]}") if dtype else ("any_dtype", "true"),
-                       ("entry", f"reinterpret_cast<const void*>(&{expression(family['entry'])})")]
+                       ("entry", "nullptr" if runtime else f"reinterpret_cast<const void*>(&{entry})")]
+            if family["kind"] in WITH_SOURCE:
+                qualified = re.sub(r"\binstances::", "fovea::cuda::instances::", entry)  # looked up in the global namespace
+                specific = ", .specific = true" if family.get("specific") else ""
+                members.append(("source", f"{{.text = {name}_text, .entry = \"fovea::cuda::{qualified}\"{specific}}}"))
             if "args" in family:
                 check(re.fullmatch(r"\w+", family["args"]), f"args = {family['args']!r}: expected the name of a binding")
                 members.append(("binding", f"&{family['args']}_args"))
             if "grid" in family:
-                forward = family["kind"] in ("forward", "bf16x3", "combine")
+                forward = family["kind"] in ("forward", "bf16x3", "seen_blocks", "combine")
                 members.append(("forward_grid" if forward else "backward_grid",
                                 f"[](const {'ForwardArgs' if forward else 'BackwardArgs'}& args) -> Grid {{ "
                                 f"return {{{expression(family['grid'])}}}; }}"))
@@ -162,7 +175,7 @@ def kernels_of(key, family):
             if "value_slice" in family:
                 members.append(("value_slice", expression(family["value_slice"])))
             members.append(("terms", terms_of(row.get("terms", "all"))))
-            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "writes_dq", "tile_m", "tile_n", "threads",
+            for member in ("can_split", "can_pack", "group_divides", "persistent", "aligned_only", "tma", "bf16x3", "seen_blocks", "writes_dq", "tile_m", "tile_n", "threads",
                            "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
@@ -188,24 +201,42 @@ def kernels_of(key, family):
             kernels.append({"name": name, "family": key, "chips": (first, last), "unit": name if family.get("split") else unit,
                             "config": config, "members": members, "header": family["header"],
                             "config_type": family.get("config"), "args": family.get("args"), "dtype": dtype, "function": function,
+                            "runtime": runtime, "has_source": family["kind"] in WITH_SOURCE,
                             "type": dtype if "T" in arguments else None, "literals": literals})
     return kernels
 
 
+def definitions(kernels):
+    """What defines the instances of these kernels, in namespace fovea::cuda."""
+    if not kernels[0]["config_type"]:
+        return []
+    lines = ["namespace instances {"]  # with linkage, so that the kernels' symbols bear their names
+    for k in kernels:
+        element = f"\n  using Element = {DTYPES[k['dtype']][1]};" if k["dtype"] else ""
+        lines += [f"struct {k['name']} {{{element}",
+                  f"  static constexpr {k['config_type']} kConfig{{{k['config']}}};", "};"]
+    return lines + ["}  // namespace instances"]
+
+
+def includes(kernels):
+    types = {k["dtype"] for k in kernels}
+    return [f'#include "{kernels[0]["header"]}"', "",
+            *sorted(f"#include <{DTYPES[d][2]}>" for d in types if d and DTYPES[d][2]), ""]
+
+
+def program(kernel):
+    """The translation unit that is compiled at run time."""
+    return "\n".join([*includes([kernel]), "namespace fovea::cuda {", *definitions([kernel]), "}  // namespace fovea::cuda", ""])
+
+
 def unit_source(unit, kernels):
-    lines = [GENERATED]
-    lines += [f'#include "{kernels[0]["header"]}"', ""]
-    lines += sorted(f"#include <{DTYPES[d][2]}>" for d in {k["dtype"] for k in kernels} if d and DTYPES[d][2])
-    lines += ["", '#include "cuda/launch/kernel.hpp"', "", "namespace fovea::cuda {"]
+    lines = [GENERATED, *includes(kernels), '#include "cuda/launch/kernel.hpp"', "", "namespace fovea::cuda {"]
     if kernels[0]["args"]:
         lines.append(f"extern const ArgsBinding {kernels[0]['args']}_args;")
-    if kernels[0]["config_type"]:
-        lines.append("namespace instances {")  # with linkage, so that the kernels' symbols bear their names
-        for k in kernels:
-            element = f"\n  using Element = {DTYPES[k['dtype']][1]};" if k["dtype"] else ""
-            lines += [f"struct {k['name']} {{{element}",
-                      f"  static constexpr {k['config_type']} kConfig{{{k['config']}}};", "};"]
-        lines.append("}  // namespace instances")
+    lines += definitions(kernels)
+    if kernels[0]["has_source"]:
+        texts = [f'constexpr const char* {k["name"]}_text = R"fovea({program(k)})fovea";' for k in kernels]
+        lines += ["", "namespace {", *texts, "}  // namespace"]
     lines += ["", f"std::span<const Kernel> kernels_{unit}();", f"std::span<const Kernel> kernels_{unit}() {{",
               "  static const Kernel kernels[] = {"]
     for kernel in kernels:
@@ -236,7 +267,7 @@ std::span<const KernelUnit> kernel_units() {{
 
 
 def outputs(families, architectures):
-    """File name -> contents."""
+    """File name -> contents. kernels.json has no kernel that is compiled at run time only: the compiler reports none."""
     check(families, "no families")
     files, cmake, all_kernels, units, libraries = {}, [], [], [], []
     for key, family in families.items():
@@ -272,7 +303,7 @@ def outputs(families, architectures):
     files["units.cmake"] = (f"# Generated by tools/make_instances.py.\nset(fovea_kernel_libraries {' '.join(libraries)})\n" +
                             "\n".join(cmake) + "\n")
     keep = ("name", "family", "unit", "chips", "function", "type", "literals")
-    files["kernels.json"] = json.dumps([{k: kernel[k] for k in keep} for kernel in all_kernels], indent=0) + "\n"
+    files["kernels.json"] = json.dumps([{k: kernel[k] for k in keep} for kernel in all_kernels if not kernel["runtime"]], indent=0) + "\n"
     return files
 
 
@@ -334,6 +365,12 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
     files = outputs(tomllib.loads(sound), [75, 80, 86, 89, 90])
     expect("files", sorted(files) == ["fwd_bf16_d64.cu", "fwd_f16_d64.cu", "kernel_units.cpp", "kernels.json", "new_from90.cu",
                                       "new_to89.cu", "old.cu", "units.cmake"])
+    text = files["fwd_f16_d64.cu"]
+    expect("program", 'fwd_f16_d64_text = R"fovea(#include "h.cuh"\n\n#include <cuda_fp16.h>\n\nnamespace fovea::cuda {\n'
+           "namespace instances {\nstruct fwd_f16_d64 {\n  using Element = __half;\n" in text)
+    expect("entry of a program", '.source = {.text = fwd_f16_d64_text, '
+           '.entry = "fovea::cuda::forward<__half, fovea::cuda::instances::fwd_f16_d64::kConfig>"}' in text)
+    expect("kinds without programs", ".source" not in files["old.cu"])
     expect("config", "struct fwd_f16_d64_general {\n  using Element = __half;\n  static constexpr Config "
            "kConfig{.d = 64, .general = true};" in files["fwd_f16_d64.cu"])
     expect("element type", "&forward<__half, instances::fwd_f16_d64::kConfig>" in files["fwd_f16_d64.cu"] and
@@ -353,6 +390,11 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
     expect("flags of PTX between", gencode(family, [75, 80, 90], 75, NEWEST) == [
         "-gencode=arch=compute_75,code=[sm_75,compute_75]", "-gencode=arch=compute_90,code=[sm_90,compute_90]"])
     expect("flags of PTX for newer chips", '"-gencode=arch=compute_75,code=[sm_75,compute_75]"' in files["units.cmake"])
+    at_run_time = sound.replace('variant = "general", ', 'variant = "general", runtime = true, ')
+    files = outputs(tomllib.loads(at_run_time), [80])
+    expect("rows for run time", ".entry = nullptr,\n       .source = {.text = fwd_f16_d64_general_text" in
+           files["fwd_f16_d64.cu"] and "&forward<__half, instances::fwd_f16_d64_general" not in files["fwd_f16_d64.cu"] and
+           "general" not in files["kernels.json"])
     files = outputs(tomllib.loads(sound), [90])
     expect("rows for other chips", "new_to89.cu" not in files and "new_from90.cu" in files)
     expect("flags of one chip", '"-gencode=arch=compute_90,code=[sm_90,compute_90]"' in files["units.cmake"] and
@@ -379,6 +421,8 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
         ("threads = 128", "", "missing keys"),
         ('"f16", "bf16"', '"f16", "bf17"', "dtype"),
         ("code_paths = [80, 90]", "code_paths = [86]", "code_paths"),
+        ("{config = {columns = 64}}", "{runtime = true, config = {columns = 64}}", "whose kernels take expressions"),
+        ("head_dim = 64, terms", "runtime = 1, head_dim = 64, terms", "true or false"),
     ]
     for old, new, message in mistakes:
         assert old in sound

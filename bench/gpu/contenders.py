@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fovea_ctypes import BACKWARD, CUDA, FORWARD, Library, View
 from shapes import DTYPES, Shape
+from terms import TERMS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -54,6 +55,10 @@ class Inputs:
         # 2^(-8 h / heads), h from 1 on (Press et al. 2021, "Train short, test long", section 3).
         heads = torch.arange(1, shape.h_q + 1, device="cuda", dtype=torch.float32)
         self.slopes = torch.exp2(-8 * heads / shape.h_q) if shape.alibi else None
+        self.term = TERMS[shape.term] if shape.term else None
+        self.term_tensors: dict[str, Tensor] = {}
+        if self.term:
+            self.term_tensors = self.term.tensors(shape.b, shape.h_q, shape.s_q, shape.s_k, generator)
 
 
 class Call:
@@ -103,7 +108,13 @@ class OurCall(Call):
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = view(inputs.cu_seqlens)
         if inputs.slopes is not None:
             tensors["alibi"] = view(inputs.slopes)
+        told: dict[str, Any] = {}
+        if inputs.term:
+            tensors |= {name: view(inputs.term_tensors[name]) for name in inputs.term.fields}
+            told = {"score": inputs.term.score, "sees": inputs.term.sees}
+            told["named"] = {n: view(t) for n, t in inputs.term_tensors.items() if n not in inputs.term.fields}
         options: dict[str, Any] = {
+            **told,
             "causal": shape.causal,
             "window_left": shape.window,
             "softcap": shape.softcap,
@@ -120,6 +131,9 @@ class OurCall(Call):
             gradients = {
                 f"d{name}": torch.empty_like(t) for name, t in zip("qkv", (inputs.q, inputs.k, inputs.v), strict=True)
             }
+            if inputs.term:
+                for name in inputs.term.gradients:
+                    gradients[f"d{name}"] = torch.empty_like(inputs.term_tensors[name])
             tensors["d_o"] = view(inputs.d_o)
             tensors |= {name: view(t) for name, t in gradients.items()}
             self._outputs = gradients
@@ -151,8 +165,13 @@ class TheirCall(Call):
         self.backend = backend
         self._forward, self._inputs = forward, (inputs.q, inputs.k, inputs.v)
         self._d_o, self._outputs = inputs.d_o, {}
+        self._names = ("dq", "dk", "dv")
         if inputs.shape.lse:
             self._inputs = tuple(t.detach().requires_grad_() for t in self._inputs)
+        self._wanted = self._inputs
+        if inputs.shape.backward and inputs.term and inputs.term.gradients:
+            self._wanted += tuple(inputs.term_tensors[name].requires_grad_() for name in inputs.term.gradients)
+            self._names += tuple(f"d{name}" for name in inputs.term.gradients)
         if inputs.shape.backward:
             self._o = forward(*self._inputs)
 
@@ -160,8 +179,8 @@ class TheirCall(Call):
         if self._d_o is None:
             self._outputs = {"o": self._forward(*self._inputs).detach()}
             return
-        gradients = torch.autograd.grad(self._o, self._inputs, self._d_o, retain_graph=True)
-        self._outputs = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        gradients = torch.autograd.grad(self._o, self._wanted, self._d_o, retain_graph=True)
+        self._outputs = dict(zip(self._names, gradients, strict=True))
 
     def outputs(self) -> Outputs:
         return self._outputs
@@ -177,6 +196,10 @@ def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
     if shape.causal and shape.s_q != shape.s_k:
         raise NotSupported("its causal mask is aligned top-left, not bottom-right")
     options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.h_q != shape.h_kv}
+    if inputs.term:
+        if not inputs.term.attn_mask or shape.causal:
+            raise NotSupported("scaled_dot_product_attention takes one full tensor, and no function")
+        options["attn_mask"] = inputs.term_tensors[inputs.term.attn_mask]
     if shape.window >= 0:
         if backend != SDPBackend.EFFICIENT_ATTENTION:
             raise NotSupported(
@@ -206,8 +229,8 @@ class AtenFlashCall(Call):
 
     def __init__(self, inputs: Inputs) -> None:
         shape = inputs.shape
-        if shape.softcap or shape.alibi:
-            raise NotSupported("the operator takes no softcap and no slopes")
+        if shape.softcap or shape.alibi or shape.term:
+            raise NotSupported("the operator takes no softcap, no slopes and no masks")
         self._inputs, self._outputs = inputs, {}
         longest_q, longest_k = (max(shape.lengths),) * 2 if shape.lengths else (shape.s_q, shape.s_k)
         self._lengths = (inputs.cu_seqlens, inputs.cu_seqlens, longest_q, longest_k)
@@ -259,8 +282,8 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
         options["window_size"] = (shape.window, 0 if shape.causal else -1)
     if shape.softcap:
         options["softcap"] = float(shape.softcap)
-    if shape.alibi:
-        raise NotSupported("FlashAttention-3 and -4 take no slopes")
+    if shape.alibi or shape.term:
+        raise NotSupported("FlashAttention-3 and -4 take no slopes and no masks")
     if shape.backward:
         options["deterministic"] = shape.deterministic
     function = module.flash_attn_func
@@ -281,17 +304,26 @@ def flex_call(inputs: Inputs) -> Call:
     shape, slopes = inputs.shape, inputs.slopes
     if shape.lengths or shape.window >= 0 or shape.s_q != shape.s_k:
         raise NotSupported("only whole square problems are written down for FlexAttention here")
-    if not (shape.softcap or shape.alibi):
+    if not (shape.softcap or shape.alibi or shape.term):
         raise NotSupported("without a score of its own the other peers are faster")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    def score(s: Tensor, _b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    term, tensors = inputs.term, inputs.term_tensors
+    of_term = term.flex_score(tensors) if term and term.flex_score else None
+    sees = term.flex_sees(tensors) if term and term.flex_sees else None
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if of_term:
+            return of_term(s, b, h, i, j)
         if shape.softcap:
             s = shape.softcap * torch.tanh(s / shape.softcap)
         return s if slopes is None else s - slopes[h] * (i - j).abs()
 
     seen = None
-    if shape.causal:
+    if sees:
+        # Its block mask is made before the measured call, once.
+        seen = create_block_mask(sees, shape.b, None, shape.s_q, shape.s_k, device="cuda", _compile=True)
+    elif shape.causal:
         seen = create_block_mask(lambda _b, _h, i, j: j <= i, None, None, shape.s_q, shape.s_k, device="cuda")
     torch.compiler.reset()  # beyond a few shapes of a process it would run uncompiled
     compiled = torch.compile(flex_attention, dynamic=False)

@@ -15,6 +15,8 @@ GRID_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# The names of the terms of terms.py, which needs PyTorch.
+TERMS = ("bias", "mask", "documents", "prefix", "seenwindow", "table", "ten")
 # fwd_lse: the forward as training runs it, which also writes lse. bwd_det: the backward that gives the same bits each time.
 PASSES = ("fwd", "fwd_lse", "bwd", "bwd_det")
 
@@ -34,6 +36,7 @@ class Shape:
     window: int = -1  # keys seen to the left of the diagonal; -1: all
     softcap: int = 0  # 0: none
     alibi: bool = False  # with the slopes of its paper for a power of two heads
+    term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     group: str = "other"  # grid, special or other
 
@@ -65,6 +68,8 @@ class Shape:
             parts.append(f"softcap{self.softcap}")
         if self.alibi:
             parts.append("alibi")
+        if self.term:
+            parts.append(self.term)
         return "_".join(parts)
 
     @property
@@ -160,6 +165,8 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
     for s in (512, 4096, 16384):
         found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, 16, 16, 128, alibi=True)
     found += rows(PASSES, "bf16", 4, 4096, 4096, 16, 16, 128, alibi=True, causal=True)
+    for term in TERMS:
+        found += rows(("fwd", "fwd_lse", "bwd"), "bf16", 4, 4096, 4096, 16, 16, 128, term=term)
     for causal in (False, True):
         for s in (128, 512, 1024, 2048):
             found += rows(PASSES, "bf16", 1, s, s, 16, 16, 128, causal=causal)
@@ -176,7 +183,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi = "bf16", "fwd", False, False
+    dtype, pass_, causal, alibi, term = "bf16", "fwd", False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -186,11 +193,13 @@ def parse(text: str) -> Shape:
             causal = True
         elif word == "alibi":
             alibi = True
+        elif word in TERMS:
+            term = word
         elif match := _NUMBER.match(word):
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, {', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w or softcap"
             )
     for needed in ("s", "d"):
@@ -202,4 +211,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi)
+    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, term=term)

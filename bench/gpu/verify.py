@@ -65,6 +65,9 @@ class Slice:
                 j = torch.arange(len(k), device="cuda")[None]
                 if inputs.slopes is not None:
                     s -= inputs.slopes[head * group + h].double() * (i - j).abs()
+                if inputs.term:
+                    value = inputs.term.value(inputs.term_tensors, batch, head * group + h, i, j)
+                    s = s.masked_fill(~value, -math.inf) if value.dtype == torch.bool else s + value
                 if shape.causal:
                     s.masked_fill_(j > i, -math.inf)
                 if shape.window >= 0:

@@ -38,6 +38,7 @@ using TensorDescs = std::array<TensorDesc, kRoleCount>;
 struct NamedTensor {
   std::string name;
   TensorDesc tensor, gradient;
+  size_t place = 0;  ///< among Buffers::data, where runs bring its pointer
 };
 
 /// What a problem has memory of: a place for each role, then the named tensors, then their gradients.

@@ -93,13 +93,11 @@ std::string generic_missing() {
 // What a backend cannot do, as the clause that fails; "" when it can.
 
 std::string needs_bf16(const AttentionProblem& p) {
-  if (p.expressions) return "does not know score or sees";
   return p.dtype == DType::kBF16
              ? ""
              : "its products take bfloat16 only, this problem is " + std::string(name_of(p.dtype));
 }
 std::string needs_float(const AttentionProblem& p) {
-  if (p.expressions) return "does not know score or sees";
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
 }
 

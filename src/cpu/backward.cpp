@@ -74,8 +74,8 @@ void write_query_gradients(const Problem& a, int64_t panel) {
 /// The bias gradient of one (batch, head, key block) of dbias: dS summed over the dimensions in which bias
 /// broadcasts. A separate pass, so that each element has one owner and one order of additions.
 void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProblem& p,
-                   const ScoreTerms& terms, const Shared& shared, const ThreadScratch& t, int64_t bias_batch,
-                   int64_t bias_head, int64_t first_key, int64_t last_key, RowTile& tile,
+                   const ScoreTerms& terms, SeenBlocks& blocks, const Shared& shared, const ThreadScratch& t,
+                   int64_t bias_batch, int64_t bias_head, int64_t first_key, int64_t last_key, RowTile& tile,
                    float* scores_gradient) {
   const auto held = extents(p[Role::kDBias]);
   const int64_t bias_rows = held[2], bias_cols = held[3];
@@ -85,18 +85,20 @@ void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProb
     for (int64_t kv = 0; kv < p.heads_kv; ++kv) {
       if (!all_heads && kv != bias_head / p.group()) continue;
       const Group group(p, buffers, b, kv);
-      const Problem a{s, group, terms, shared, t, b * p.heads_kv + kv, 0};
+      const Problem a{s, group, terms, shared, t, blocks, b * p.heads_kv + kv, 0};
       const int64_t end = std::min(last_key, group.span.used_k);
       KeyBlock block;
       for (int64_t j0 = first_key; j0 < end; j0 += kBlockKeys) {
         stage_keys(s, group, t, j0, std::min(end, j0 + kBlockKeys), &block);
         const int64_t panels = ceil_div(group.rows(), kPanel);
         for (int64_t panel = 0; panel < panels; ++panel) {
+          const Seen seen = seen_of(group, panel * kPanel, kPanel, block.j0, block.n, blocks);
+          if (seen == Seen::kNone) continue;
           stage_tile(a, panel, 1, false, tile);
           const Lanes& lanes = tile.lanes[0];
           if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin) continue;
           const int64_t stats = shared.stats_of(a.group_index, panel);
-          weights_and_gradients(a, lanes, block, block.n, 0, shared.lse2 + stats, shared.delta + stats,
+          weights_and_gradients(a, lanes, block, seen, block.n, 0, shared.lse2 + stats, shared.delta + stats,
                                 scores_gradient);
           for (int x = 0; x < lanes.count; ++x) {
             const int64_t row = lanes.first_row + x;
@@ -144,16 +146,31 @@ void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shar
   buffers.get<float>(Role::kDSink)[head * p[Role::kDSink].stride[0]] = static_cast<float>(sum);
 }
 
-int64_t thread_bytes(const Staging& s, const Schedule& schedule) {
+int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+                     const PairPrograms& programs) {
   Scratch count(nullptr);
-  ThreadScratch(count, s, schedule);
+  ThreadScratch(count, p, s, schedule, programs);
   return count.used();
 }
 
-int64_t shared_bytes(const Schedule& schedule, const AttentionProblem& p) {
+int64_t shared_bytes(const Schedule& schedule, const AttentionProblem& p, const TensorGradients& gradients) {
   Scratch count(nullptr);
-  Shared(count, schedule, p);
+  Shared(count, schedule, p, gradients);
   return count.used();
+}
+
+ItemIndex items_of(const AttentionProblem& p, const Schedule& schedule) {
+  return {p.batch, p.heads_kv, schedule.ranges};
+}
+
+/// Where chains of work items take whole groups together, keys are divided into more ranges, so that enough threads
+/// have work.
+Schedule schedule_of(const AttentionProblem& p, const Staging& s) {
+  const Schedule schedule(p, s);
+  const TensorGradients gradients(p, items_of(p, schedule));
+  const int64_t one_thread =
+      (gradients.chains(kItemBatch) ? p.batch : 1) * (gradients.chains(kItemHead) ? p.heads_kv : 1);
+  return Schedule(p, s, std::max<int64_t>(1, one_thread));
 }
 
 int threads_for(const PrepareOptions& options, const Schedule& schedule) {
@@ -188,19 +205,30 @@ class Backward final : public Prepared {
   Backward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(p, staging_),
+        schedule_(schedule_of(p, staging_)),
+        gradients_(problem_, items_of(p, schedule_)),
+        programs_(p, false, gradients_.layouts()),
         num_threads_(threads_for(options, schedule_)),
-        shared_bytes_(shared_bytes(schedule_, p)),
-        thread_bytes_(thread_bytes(staging_, schedule_)) {
+        shared_bytes_(shared_bytes(schedule_, p, gradients_)),
+        thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)) {
     workspace_size = static_cast<size_t>(shared_bytes_ + options.num_threads * thread_bytes_);
+    summary = programs_.summary();
   }
 
   void run(const Buffers& buffers) const override {
-    const Run r{buffers, ScoreTerms(problem_, buffers), shared_in(buffers.workspace)};
+    const Run r{buffers, ScoreTerms(problem_, buffers, programs_), shared_in(buffers.workspace)};
     if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(staging_, problem_, buffers);
     row_statistics_of_all(r);
+    if (!gradients_.empty()) {
+      WorkQueue pieces(gradients_.pieces());
+      run_threads(num_threads_, [&](int) { gradients_.clear(buffers, r.shared.sums, pieces); });
+    }
     ranges_of_keys(r);
     query_gradients(r);
+    if (!gradients_.empty()) {
+      WorkQueue pieces(gradients_.pieces());
+      run_threads(num_threads_, [&](int) { gradients_.write(buffers, r.shared.sums, pieces); });
+    }
     if (problem_.has(Role::kDSink)) {
       for (int64_t head = 0; head < problem_.heads_q; ++head)
         sink_gradient(problem_, buffers, r.shared, head);
@@ -217,23 +245,30 @@ class Backward final : public Prepared {
   };
   Shared shared_in(void* workspace) const {
     Scratch memory(workspace);
-    return {memory, schedule_, problem_};
+    return {memory, schedule_, problem_, gradients_};
   }
   ThreadScratch scratch_of(const Run& r, int thread) const {
     Scratch memory(static_cast<char*>(r.buffers.workspace) + shared_bytes_ + thread * thread_bytes_);
-    return {memory, staging_, schedule_};
+    return {memory, problem_, staging_, schedule_, programs_};
+  }
+  SeenBlocks seen_blocks(const Run& r, const ThreadScratch& t) const {
+    return {problem_, r.buffers, programs_, t.pairs.seen};
   }
   Group group_at(const Run& r, int64_t index) const {
     return {problem_, r.buffers, index / problem_.heads_kv, index % problem_.heads_kv};
   }
   void row_statistics_of_all(const Run& r) const;
   void ranges_of_keys(const Run& r) const;
+  void range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& blocks, RowTile& tile,
+                     const ItemIndex& item) const;
   void query_gradients(const Run& r) const;
   void bias_gradients(const Run& r) const;
 
   AttentionProblem problem_;
   Staging staging_;
   Schedule schedule_;
+  TensorGradients gradients_;
+  PairPrograms programs_;
   int num_threads_;
   int64_t shared_bytes_, thread_bytes_;
 };
@@ -252,24 +287,46 @@ void Backward::row_statistics_of_all(const Run& r) const {
   });
 }
 
-/// dK, dV, and the part of dQ of each range of keys.
-void Backward::ranges_of_keys(const Run& r) const {
+/// dK, dV, and the part of dQ of one range of keys.
+void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& blocks, RowTile& tile,
+                             const ItemIndex& item) const {
   const bool banded = problem_.window_left >= 0 || problem_.window_right >= 0;
-  const bool exact_checks = banded || r.terms.any || r.terms.dropout;
-  WorkQueue items(schedule_.groups * schedule_.ranges);
+  const bool exact_checks = banded || r.terms.any || r.terms.dropout || programs_.has_sees;
+  const int64_t range = item[kItemRange],
+                group_index = item[kItemBatch] * problem_.heads_kv + item[kItemHead];
+  const Group group = group_at(r, group_index);
+  if (range == 0) clear_unused_rows(staging_, group);
+  const int64_t begin = range * schedule_.range_keys;
+  const int64_t end = std::min(begin + schedule_.range_keys, group.span.used_k);
+  if (range > 0 && begin >= end) return;
+  std::array<GradientTarget, kMaxNamedTensors> targets;
+  gradients_.targets_of(r.buffers, r.shared.sums, item, targets);
+  range_backward({staging_, group, r.terms, r.shared, t, blocks, group_index, range, targets.data()}, begin,
+                 end, exact_checks, tile);
+}
+
+/// All ranges. Those that chains join are done by one thread, in order.
+void Backward::ranges_of_keys(const Run& r) const {
+  const ItemIndex items = items_of(problem_, schedule_);
+  ItemIndex queued = items, chained = {1, 1, 1};
+  for (const ItemName name : {kItemBatch, kItemHead, kItemRange}) {
+    if (gradients_.chains(name)) std::swap(queued[name], chained[name]);
+  }
+  WorkQueue queue(queued[0] * queued[1] * queued[2]);
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(r, thread);
+    SeenBlocks blocks = seen_blocks(r, t);
     RowTile tile;
-    for (int64_t item; (item = items.next()) >= 0;) {
+    for (int64_t x; (x = queue.next()) >= 0;) {
       // Early keys first: under a causal mask most queries see them.
-      const int64_t range = item / schedule_.groups, group_index = item % schedule_.groups;
-      const Group group = group_at(r, group_index);
-      if (range == 0) clear_unused_rows(staging_, group);
-      const int64_t begin = range * schedule_.range_keys;
-      const int64_t end = std::min(begin + schedule_.range_keys, group.span.used_k);
-      if (range > 0 && begin >= end) continue;
-      range_backward({staging_, group, r.terms, r.shared, t, group_index, range}, begin, end, exact_checks,
-                     tile);
+      const int64_t groups = queued[kItemBatch] * queued[kItemHead];
+      const ItemIndex first = {x % groups / queued[kItemHead], x % queued[kItemHead], x / groups};
+      for (int64_t b = first[0]; b < first[0] + chained[0]; ++b) {
+        for (int64_t h = first[1]; h < first[1] + chained[1]; ++h) {
+          for (int64_t range = first[2]; range < first[2] + chained[2]; ++range)
+            range_of_keys(r, t, blocks, tile, {b, h, range});
+        }
+      }
     }
   });
 }
@@ -279,11 +336,12 @@ void Backward::query_gradients(const Run& r) const {
   WorkQueue panels(schedule_.groups * schedule_.panels);
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(r, thread);
+    SeenBlocks blocks = seen_blocks(r, t);
     for (int64_t item; (item = panels.next()) >= 0;) {
       const int64_t group_index = item / schedule_.panels, panel = item % schedule_.panels;
       const Group group = group_at(r, group_index);
       if (panel * kPanel < group.rows()) {
-        write_query_gradients({staging_, group, r.terms, r.shared, t, group_index, 0}, panel);
+        write_query_gradients({staging_, group, r.terms, r.shared, t, blocks, group_index, 0}, panel);
       }
     }
   });
@@ -297,11 +355,12 @@ void Backward::bias_gradients(const Run& r) const {
   WorkQueue owners(held[0] * held[1] * key_blocks);
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(r, thread);
+    SeenBlocks blocks = seen_blocks(r, t);
     RowTile tile;
     for (int64_t item; (item = owners.next()) >= 0;) {
       const int64_t key_block = item % key_blocks, owner = item / key_blocks;
-      bias_gradient(staging_, r.buffers, problem_, r.terms, r.shared, t, owner / held[1], owner % held[1],
-                    key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
+      bias_gradient(staging_, r.buffers, problem_, r.terms, blocks, r.shared, t, owner / held[1],
+                    owner % held[1], key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
     }
   });
   write_bias_gradient(*staging_.ops, problem_, r.buffers, r.shared);

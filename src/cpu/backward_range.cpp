@@ -3,18 +3,31 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "cpu/backward_work.hpp"
 
 namespace fovea::cpu::backward_pass {
 
-void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, int64_t x,
-                           const float* lse2, const float* delta, float* dbias_tile) {
+namespace {
+
+void add_tensor_gradients(const Problem& a, const Lanes& lanes, int64_t j0, int64_t n) {
+  ProgramInputs in = a.terms.inputs_of(a.group, lanes, j0, n);
+  in.tiles = {a.t.pairs.before, nullptr, a.t.dp};
+  in.scratch = a.t.pairs.registers;
+  in.gradients = a.gradients;
+  a.s.ops->run_program(a.terms.programs.gradients, in);
+}
+
+}  // namespace
+
+void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
+                           int64_t x, const float* lse2, const float* delta, float* dbias_tile) {
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
-  panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * a.s.words_d * kPanel,
-               round_up(n, ops.row_multiple), n, a.s.words_d, block.j0, t.scores, nullptr,
-               a.terms.any ? t.derivative : nullptr);
+  panel_scores(ops, a.group, lanes, a.terms, seen, block.keys, t.queries + x * a.s.words_d * kPanel,
+               round_up(n, ops.row_multiple), n, a.s.words_d, block.j0, t.scores, nullptr, t.derivative,
+               t.pairs);
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
@@ -23,13 +36,14 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
     for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.keep[i] == 0 ? 0.0f : t.dp[i] * t.keep[i];
   }
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
+  const PairPrograms& programs = a.terms.programs;
+  if (!programs.gradients.empty() && dbias_tile == nullptr) add_tensor_gradients(a, lanes, block.j0, n);
+  if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
   if (a.terms.dropout) {
     for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] = t.keep[i] == 0 ? 0.0f : t.scores[i] * t.keep[i];
   }
-  if (a.terms.any) {
-    for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.dp[i] == 0 ? 0.0f : t.dp[i] * t.derivative[i];
-  }
+  if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 
 namespace {
@@ -100,7 +114,7 @@ void clear_panel_rows(const ThreadScratch& t, int64_t x, int64_t panel_words, in
 }
 
 /// One block of keys against one tile of rows.
-void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
+void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen) {
   const Staging& s = a.s;
   const Ops& ops = *s.ops;
   const ThreadScratch& t = a.t;
@@ -112,7 +126,8 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
   for (int64_t x = 0; x < tile.panels; ++x) {
     const Lanes& lanes = tile.lanes[x];
     skipped[x] = true;
-    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin) continue;
+    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin || seen[x] == Seen::kNone)
+      continue;
     skipped[x] = false;
     first = std::min(first, x);
     last = x + 1;
@@ -122,23 +137,23 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block) {
     const float *lse2 = a.shared.lse2 + stats, *delta = a.shared.delta + stats;
     float* dq = a.shared.dq_of(a.group_index, a.range, tile.first_panel + x);
     const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
-    const bool zeros = !inside || a.terms.any || a.terms.dropout;
+    const bool zeros = !inside || a.terms.any || a.terms.dropout || seen[x] == Seen::kSome;
     float* p = t.p + x * panel_words;
     float* ds = t.ds + x * panel_words;
     auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
     if (zeros && !(block.keys_finite && tile.finite[x])) {
-      weights_and_gradients(a, lanes, block, n, x, lse2, delta, nullptr);
+      weights_and_gradients(a, lanes, block, seen[x], n, x, lse2, delta, nullptr);
       multiply_exactly(a, lanes, block, n, dq);
       skipped[x] = true;
       continue;
     }
     if (a.terms.any || a.terms.dropout) {
-      weights_and_gradients(a, lanes, block, n, x, lse2, delta, nullptr);
+      weights_and_gradients(a, lanes, block, seen[x], n, x, lse2, delta, nullptr);
       ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
     } else {
       const int64_t rows = round_up(n, ops.row_multiple);
-      panel_scores(ops, a.group, lanes, a.terms, block.keys, t.queries + x * s.words_d * kPanel, rows, n,
-                   s.words_d, block.j0, t.scores, nullptr, nullptr);
+      panel_scores(ops, a.group, lanes, a.terms, seen[x], block.keys, t.queries + x * s.words_d * kPanel,
+                   rows, n, s.words_d, block.j0, t.scores, nullptr, nullptr, t.pairs);
       ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
       ops.gradients(t.scores, t.dp, n, a.terms.factor, lse2, delta, p, ds, t.ld, ds_pairs);
     }
@@ -178,6 +193,23 @@ void write_rows(const Staging& s, const float* src, int64_t ld, int64_t n, int64
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t c = 0; c < size; ++c) temp[c] = src[j * ld + c] * factor;
     s.ops->from_float(temp, size, s.type, out.data + (first_row + j) * out.stride * size_of(s.type));
+  }
+}
+
+/// The staged keys against one tile of rows, which is not staged where no pair is seen.
+void tile_step(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile,
+               std::span<const KeyBlock> blocks) {
+  Seen seen[kStagedKeys / kBlockKeys][kPanels];
+  bool block_seen[kStagedKeys / kBlockKeys], any = false;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    block_seen[b] =
+        panels_seen(a.group, first_panel * kPanel, panels, blocks[b].j0, blocks[b].n, a.blocks, seen[b]);
+    any = any || block_seen[b];
+  }
+  if (!any) return;
+  stage_tile(a, first_panel, panels, exact_checks, tile);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (block_seen[b]) block_step(a, tile, blocks[b], seen[b]);
   }
 }
 
@@ -243,15 +275,13 @@ void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_che
   const int64_t staged = a.shared.schedule->staged_keys;
   for (int64_t j0 = begin; j0 < end; j0 += staged) {
     const int64_t j1 = std::min(end, j0 + staged);
-    const int64_t count = stage_keys(s, a.group, a.t, j0, j1, blocks);
+    const auto count = static_cast<size_t>(stage_keys(s, a.group, a.t, j0, j1, blocks));
     const tile::Range queries = a.group.window.queries_of_any(j0, j1);
     if (!queries.empty()) {
       const int64_t first_panel = queries.begin * a.group.size() / kPanel;
       const int64_t last_panel = ceil_div(queries.end * a.group.size(), kPanel);
-      for (int64_t x = first_panel; x < last_panel; x += kPanels) {
-        stage_tile(a, x, std::min(kPanels, last_panel - x), exact_checks, tile);
-        for (int64_t b = 0; b < count; ++b) block_step(a, tile, blocks[b]);
-      }
+      for (int64_t x = first_panel; x < last_panel; x += kPanels)
+        tile_step(a, x, std::min(kPanels, last_panel - x), exact_checks, tile, {blocks, count});
     }
     const auto scale = static_cast<float>(a.group.problem->scale);
     write_rows(s, a.t.dk, s.padded_d, j1 - j0, s.d, scale, a.group.keys(Role::kDK), j0, a.t.temp);

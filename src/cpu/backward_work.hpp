@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/panel.hpp"
+#include "cpu/tensor_gradients.hpp"
 
 namespace fovea::cpu::backward_pass {
 
@@ -28,13 +29,14 @@ struct Schedule {
   int64_t staged_keys;
   int64_t dq_panel;  ///< floats of one panel of dQ^T
 
-  Schedule(const AttentionProblem& p, const Staging& s) {
+  /// `one_thread` groups of work items are done by one thread, one after the other.
+  Schedule(const AttentionProblem& p, const Staging& s, int64_t one_thread = 1) {
     groups = p.batch * p.heads_kv;
     panels = ceil_div(p.seqlen_q * p.group(), kPanel);
     dq_panel = round_up(s.d, 16) * kPanel;
     const int64_t blocks = std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
     const int64_t dq_bytes = std::max<int64_t>(1, groups * panels * dq_panel * 4);
-    ranges = std::clamp<int64_t>(ceil_div(kWantedItems, std::max<int64_t>(1, groups)), 1,
+    ranges = std::clamp<int64_t>(ceil_div(kWantedItems, std::max<int64_t>(1, groups / one_thread)), 1,
                                  std::max<int64_t>(1, kMaxQueryGradientBytes / dq_bytes));
     range_keys = ceil_div(blocks, std::min(ranges, blocks)) * kBlockKeys;
     ranges = std::max<int64_t>(1, ceil_div(p.seqlen_k, range_keys));
@@ -55,17 +57,21 @@ inline int64_t count(const std::array<int64_t, 4>& held) {
   return held[0] * held[1] * held[2] * held[3];
 }
 
-/// Arrays that all threads share: dQ^T by (group, range, panel), lse2 (log2 units) and delta by (group, row).
+/// Arrays that all threads share: dQ^T by (group, range, panel), lse2 (log2 units) and delta by (group, row), sums of
+/// gradients of named tensors.
 struct Shared {
   float *dq, *lse2, *delta, *dbias;
+  double* sums;
   const Schedule* schedule;
 
-  Shared(Scratch& memory, const Schedule& plan, const AttentionProblem& p) : schedule(&plan) {
+  Shared(Scratch& memory, const Schedule& plan, const AttentionProblem& p, const TensorGradients& gradients)
+      : schedule(&plan) {
     dq = memory.take<float>(plan.dq_size());
     lse2 = memory.take<float>(plan.row_stats());
     delta = memory.take<float>(plan.row_stats());
     const TensorDesc& bias = p[Role::kDBias];
     dbias = bias.present ? memory.take<float>(count(extents(bias))) : nullptr;
+    sums = memory.take<double>(gradients.sums());
   }
   float* dq_of(int64_t group, int64_t range, int64_t panel) const {
     return dq + ((group * schedule->ranges + range) * schedule->panels + panel) * schedule->dq_panel;
@@ -83,8 +89,10 @@ struct ThreadScratch {
   // One block.
   float *scores, *dp, *derivative, *keep, *p, *ds, *ds_pairs, *temp;
   int64_t ld;  ///< row stride of p and ds in words
+  PairScratch pairs;
 
-  ThreadScratch(Scratch& memory, const Staging& s, const Schedule& plan) {
+  ThreadScratch(Scratch& memory, const AttentionProblem& problem, const Staging& s, const Schedule& plan,
+                const PairPrograms& programs) {
     const int64_t n = round_up(plan.staged_keys, 32), rows = kPanels * kPanel, pair = s.ops->word_elements;
     keys = memory.take<float>(s.rows_size(n, s.words_d));
     values = memory.take<float>(s.rows_size(n, s.words_dv));
@@ -106,6 +114,7 @@ struct ThreadScratch {
     ds_pairs = memory.take<float>(kBlockKeys * kPanel / 2);
     temp = memory.take<float>(
         std::max(kPanel * std::max(s.padded_d, s.padded_dv), 4 * (std::max(s.words_d, s.words_dv) + 16)));
+    pairs = PairScratch(memory, problem, programs, kBlockKeys * kPanel, problem.heads_kv);
   }
 };
 
@@ -130,12 +139,15 @@ struct Problem {
   const ScoreTerms& terms;
   const Shared& shared;
   const ThreadScratch& t;
+  SeenBlocks& blocks;
   int64_t group_index, range;
+  const GradientTarget* gradients = nullptr;  ///< of named tensors
 };
 
-/// Fills scores with P and dp with dS, float32, with every term.
-void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, int64_t x,
-                           const float* lse2, const float* delta, float* dbias_tile);
+/// Fills scores with P and dp with dS, float32, with every term. Adds to the gradients of named tensors, but where
+/// `dbias_tile` asks for that of the bias alone.
+void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
+                           int64_t x, const float* lse2, const float* delta, float* dbias_tile);
 
 /// Stages `panels` panels of query rows. With exact_checks some rows may not see all keys, so the rows are
 /// checked for NaN and Inf.

@@ -16,96 +16,20 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <utility>
+#include <optional>
 
+#include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
 #include "cpu/parallel.hpp"
 
 namespace fovea::cpu {
+
+using namespace forward_pass;
+
 namespace {
 
-// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
-// written, turned into weights and read again.
-constexpr int64_t kBlockKeys = 128;
-// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
-// 128, fp32) leave room in a 1 MB second-level cache.
-constexpr int64_t kMaxPanels = 4;
-// Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
-// does not depend on the thread count, so results do not either.
-constexpr int64_t kWantedItems = 64;
-constexpr int64_t kMinSplitKeys = 1024;
-// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
-// queries are faster.
-constexpr int64_t kRowPathRows = 4;
-constexpr int64_t kTurnKeys = 32;
 // Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
 constexpr double kMinFlopsPerThread = 1e6;
-
-struct Schedule {
-  int64_t panels;      ///< panels a tile
-  int64_t tiles;       ///< tiles of the longest sequence of one key head
-  int64_t splits;      ///< splits of the keys
-  int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
-  int64_t groups;      ///< batch * heads_kv
-  bool row_path;
-  int64_t items() const { return groups * tiles * splits; }
-
-  Schedule(const AttentionProblem& p, int num_threads) {
-    groups = p.batch * p.heads_kv;
-    const int64_t rows = p.seqlen_q * p.group();
-    const int64_t all_panels = ceil_div(rows, kPanel);
-    splits = 1;
-    const int64_t full_tiles = groups * ceil_div(all_panels, 1);
-    if (full_tiles > 0 && full_tiles < kWantedItems) {
-      splits = std::clamp<int64_t>(ceil_div(kWantedItems, full_tiles), 1,
-                                   std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
-    }
-    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
-    splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
-    panels =
-        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
-    panels = std::min(panels, std::max<int64_t>(1, all_panels));
-    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
-    row_path = rows <= kRowPathRows && !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) ||
-                                         p.has(Role::kBias) || p.has(Role::kMask) || p.has(Role::kBlockMask));
-  }
-};
-
-/// Unnormalised result of one panel over some of the keys.
-struct Partial {
-  float* o;        ///< [padded_dv][kPanel]
-  float* row_max;  ///< [kPanel], log2 units
-  float* row_sum;  ///< [kPanel]
-
-  static int64_t size(const Staging& s) { return (s.padded_dv + 2) * kPanel; }
-  Partial(float* base, const Staging& s)
-      : o(base), row_max(base + s.padded_dv * kPanel), row_sum(base + (s.padded_dv + 1) * kPanel) {}
-  void reset(const Staging& s) const {
-    std::fill_n(o, s.padded_dv * kPanel, 0.0f);
-    std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
-    std::fill_n(row_sum, kPanel, 0.0f);
-  }
-};
-
-/// What one thread works in.
-struct ThreadScratch {
-  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
-
-  ThreadScratch(Scratch& memory, const Staging& s, const Schedule& schedule) {
-    const int64_t block = round_up(kBlockKeys, 32);
-    queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
-    partials = memory.take<float>(schedule.panels * Partial::size(s));
-    scores = memory.take<float>(block * kPanel);
-    weights = memory.take<float>(block * kPanel / 2);
-    keys = memory.take<float>(s.rows_size(block, s.words_d));
-    values = memory.take<float>(s.columns_size(block, s.d_v));
-    alpha = memory.take<float>(kPanel);
-    maxima = memory.take<float>(kPanel);
-    keep = memory.take<float>(block * kPanel);
-    rows = memory.take<float>(std::max<int64_t>(
-        kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
-  }
-};
 
 /// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do not
 /// spread.
@@ -126,17 +50,47 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
   }
 }
 
+/// Staged keys and values [j0, j0 + n).
+struct KeyBlock {
+  Operand keys, values;
+  MatrixView rows;  ///< of the values, where they lie
+  int64_t j0, n;
+
+  /// Those of keys [begin, end) of the block; `begin` is a multiple of kSeenStep.
+  KeyBlock part(const Staging& s, int64_t begin, int64_t end) const {
+    KeyBlock block = *this;
+    block.keys.data += begin * keys.row_stride;
+    block.values.data += begin / s.ops->word_elements * values.k_stride;
+    block.rows.data += begin * rows.stride * size_of(s.type);
+    block.j0 += begin;
+    block.n = end - begin;
+    return block;
+  }
+};
+
+/// Whether the values of a block are finite, which the first panel that needs to know finds out.
+struct FiniteValues {
+  const KeyBlock& block;
+  std::optional<bool> known;
+
+  bool all(const Staging& s) {
+    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
+    return *known;
+  }
+};
+
 /// One panel against one block of keys.
-void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
-                Operand keys, Operand values, const MatrixView& raw_values, const float* queries, int64_t j0,
-                int64_t n, const Partial& out, const ThreadScratch& t) {
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
+                const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
+                const ThreadScratch& t) {
   const Ops& ops = *s.ops;
+  const int64_t j0 = block.j0, n = block.n;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
-  const bool masked = panel_scores(ops, group, lanes, terms, keys, queries, key_rows, n, s.words_d, j0,
-                                   t.scores, t.maxima, nullptr);
+  const bool masked = panel_scores(ops, group, lanes, terms, seen, block.keys, queries, key_rows, n,
+                                   s.words_d, j0, t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
-  const bool exact = zeros && !all_finite(raw_values, s.type, n, s.d_v);
+  const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
@@ -149,7 +103,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     if (pairs) ops.to_pairs(t.scores, n, pair_weights);
   }
   if (exact) {
-    accumulate_exactly(s, raw_values, n, t.scores, t.alpha, out.o);
+    accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
     return;
   }
   const int64_t words = s.words_of(n);
@@ -158,12 +112,28 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     const int64_t filled = ceil_div(n, 2);
     std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
   }
-  ops.accumulate(values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+  ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+}
+
+/// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
+tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
+  const auto none = [&](int64_t begin, int64_t end) {
+    return seen_of(group, lanes.first_row, kPanel, block.j0 + begin, end - begin, blocks) == Seen::kNone;
+  };
+  tile::Range keys{0, block.n};
+  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
+    keys.begin += kSeenStep;
+  while (!keys.empty()) {
+    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
+    if (!none(last, keys.end)) break;
+    keys.end = last;
+  }
+  return keys;
 }
 
 /// A tile of panels against the keys [first_key, last_key) that they see.
-void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, const Lanes* lanes,
-                  int64_t panels, int64_t first_key, int64_t last_key, float* partials,
+void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
+                  const Lanes* lanes, int64_t panels, int64_t first_key, int64_t last_key, float* partials,
                   const ThreadScratch& t) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
@@ -177,103 +147,32 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   const int64_t bytes = size_of(s.type);
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
     const int64_t n = std::min(kBlockKeys, last_key - j0);
+    Seen block_seen[kMaxPanels];
+    if (!panels_seen(group, lanes[0].first_row, panels, j0, n, blocks, block_seen)) continue;
     const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
     const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
-    const Operand keys = s.stage_rows(block_keys, n, s.d, s.words_d, t.keys);
-    const Operand values = s.stage_columns(block_values, n, s.d_v, t.values);
+    const KeyBlock block{s.stage_rows(block_keys, n, s.d, s.words_d, t.keys),
+                         s.stage_columns(block_values, n, s.d_v, t.values), block_values, j0, n};
+    FiniteValues finite{block, {}};
     for (int64_t x = 0; x < panels; ++x) {
       // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
       // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
       // reach beyond the keys that the mask and the check for NaN cover.
-      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin) continue;
+      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
       const int64_t used =
           std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      panel_step(s, group, lanes[x], terms, keys, values, block_values, t.queries + x * s.words_d * kPanel,
-                 j0, used, Partial(partials + x * Partial::size(s), s), t);
-    }
-  }
-}
-
-/// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
-/// the speed of memory.
-void rows_forward(const Staging& s, const Group& group, float factor, const Lanes& lanes, int64_t first_key,
-                  int64_t last_key, float* partials, const ThreadScratch& t) {
-  const Ops& ops = *s.ops;
-  const Partial out(partials, s);
-  out.reset(s);
-  const int64_t rows = lanes.count, ld_q = round_up(s.d, 16), ld_o = round_up(s.d_v, 16);
-  float* q = t.rows;
-  float* o = t.rows + rows * ld_q;
-  std::fill_n(o, rows * ld_o, 0.0f);
-  for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
-  const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
-  const int64_t bytes = size_of(s.type);
-  const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
-  const auto block_at = [&](int64_t j) {
-    return tile::Range{j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
-  };
-  // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
-  const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
-    if (from >= to) return;
-    ops.row_dots(
-        q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
-        row_scores + (from - block.begin), kBlockKeys,
-        {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
-  };
-  float* row_scores = t.scores;
-  float* next_scores = t.scores + kRowPathRows * kBlockKeys;
-  tile::Range block = block_at(seen.begin);
-  if (!seen.empty()) dots(block, block.begin, block.end, row_scores);
-  while (!seen.empty() && block.begin < seen.end) {
-    const int64_t n = block.size();
-    bool masked = false;
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = row_scores + r * kBlockKeys;
-      if (block.begin < lanes.begin[r] || block.end > lanes.end[r]) {
-        for (int64_t j = 0; j < n; ++j) {
-          const int64_t key = block.begin + j;
-          if (key < lanes.begin[r] || key >= lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
-        }
-        masked = true;
-      }
-      const float raised = std::max(out.row_max[r], ops.row_max(row, n) * factor);
-      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-      const float alpha = std::exp2(out.row_max[r] - subtract);
-      out.row_sum[r] = out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
-      out.row_max[r] = raised;
-      if (alpha != 1.0f) {
-        for (int64_t c = 0; c < s.d_v; ++c) o[r * ld_o + c] *= alpha;
-      }
-    }
-    const MatrixView block_values{values.data + block.begin * values.stride * bytes, values.stride};
-    const bool exact = masked && !all_finite(block_values, s.type, n, s.d_v);
-    if (exact) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t j = 0; j < n; ++j) {
-          const float weight = row_scores[r * kBlockKeys + j];
-          if (weight == 0) continue;
-          for (int64_t c = 0; c < s.d_v; ++c) {
-            o[r * ld_o + c] +=
-                weight * load_element(block_values.data + j * values.stride * bytes, s.type, c);
-          }
+      tile::Range part{0, used};
+      if (block_seen[x] == Seen::kSome) {
+        part = seen_keys(group, lanes[x], block, blocks);
+        part.end = std::min(part.end, used);
+        if (part.empty()) continue;
+        if (part.size() < used) {
+          block_seen[x] = seen_of(group, lanes[x].first_row, kPanel, j0 + part.begin, part.size(), blocks);
         }
       }
+      panel_step(s, group, lanes[x], terms, block_seen[x], block.part(s, part.begin, part.end), finite,
+                 t.queries + x * s.words_d * kPanel, Partial(partials + x * Partial::size(s), s), t);
     }
-    // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
-    // after the other (41 against 35 GB/s on one core).
-    const tile::Range next = block_at(block.end);
-    for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
-      if (!exact && x < n) {
-        ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
-                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o, {});
-      }
-      dots(next, next.begin + x, std::min(next.begin + x + kTurnKeys, next.end), next_scores);
-    }
-    std::swap(row_scores, next_scores);
-    block = next;
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < s.d_v; ++c) out.o[c * kPanel + r] = o[r * ld_o + c];
   }
 }
 
@@ -352,9 +251,10 @@ struct SplitStore {
   }
 };
 
-int64_t thread_bytes(const Staging& s, const Schedule& schedule) {
+int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+                     const PairPrograms& programs) {
   Scratch count(nullptr);
-  ThreadScratch(count, s, schedule);
+  ThreadScratch(count, p, s, schedule, programs);
   return count.used();
 }
 
@@ -396,10 +296,12 @@ class Forward final : public Prepared {
       : problem_(p),
         staging_(p, ops),
         schedule_(p, options.num_threads),
+        programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
-        thread_bytes_(thread_bytes(staging_, schedule_)),
+        thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_) {
     workspace_size = static_cast<size_t>(split_offset_ + split_bytes(staging_, schedule_));
+    summary = programs_.summary();
   }
 
   void run(const Buffers& buffers) const override;
@@ -419,26 +321,27 @@ class Forward final : public Prepared {
   int64_t tile_of(int64_t tile_index) const { return schedule_.tiles - 1 - tile_index % schedule_.tiles; }
   ThreadScratch scratch_of(char* workspace, int thread) const {
     Scratch memory(workspace + thread * thread_bytes_);
-    return {memory, staging_, schedule_};
+    return {memory, problem_, staging_, schedule_, programs_};
   }
   Partial panel_of(float* partials, int64_t x) const {
     return {partials + x * Partial::size(staging_), staging_};
   }
-  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
-                    const ThreadScratch& t, int64_t item) const;
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                   int64_t tile_index) const;
 
   AttentionProblem problem_;
   Staging staging_;
   Schedule schedule_;
+  PairPrograms programs_;
   int num_threads_;
   int64_t thread_bytes_, split_offset_;
 };
 
 /// One tile against one split of the keys.
-void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SplitStore& store,
-                           const ThreadScratch& t, int64_t item) const {
+void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                           const SplitStore& store, const ThreadScratch& t, int64_t item) const {
   const int64_t split = item % schedule_.splits, tile_index = item / schedule_.splits;
   const int64_t tile = tile_of(tile_index);
   const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile);
@@ -449,10 +352,10 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
   float* partials = schedule_.splits > 1 ? store.at(tile_index, split) : t.partials;
-  if (schedule_.row_path && !terms.any) {
-    rows_forward(staging_, group, terms.factor, lanes[0], first_key, last_key, partials, t);
+  if (schedule_.row_path) {
+    rows_forward(staging_, group, terms, blocks, lanes[0], first_key, last_key, partials, t);
   } else {
-    tile_forward(staging_, group, terms, lanes, panels, first_key, last_key, partials, t);
+    tile_forward(staging_, group, terms, blocks, lanes, panels, first_key, last_key, partials, t);
   }
   if (schedule_.splits > 1) return;
   for (int64_t x = 0; x < panels; ++x) write_panel(staging_, group, lanes[x], panel_of(partials, x), t.rows);
@@ -474,14 +377,15 @@ void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const 
 void Forward::run(const Buffers& buffers) const {
   write_rng_state(problem_, buffers);
   if (problem_.batch == 0 && problem_.packed) return write_rows_of_no_sequence(problem_, buffers);
-  const ScoreTerms terms(problem_, buffers);
+  const ScoreTerms terms(problem_, buffers, programs_);
   char* workspace = static_cast<char*>(buffers.workspace);
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
                          &schedule_};
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
-    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, store, t, item);
+    SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
+    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, blocks, store, t, item);
   });
   if (schedule_.splits == 1) return;
   WorkQueue merges(schedule_.groups * schedule_.tiles);

@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/ops_products-inl.hpp"
+#include "cpu/ops_program-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
 #include "cpu/ops_softmax-inl.hpp"
 #include "cpu/ops_tiles-inl.hpp"
@@ -35,9 +36,11 @@ constexpr Ops make_ops(const char* name) {
   ops.gradients = gradients<kPairs>;
   ops.gradients_float = gradients_float;
   ops.store_gradients = store_gradients<kPairs>;
+  ops.multiply_gradients = multiply_gradients;
   ops.mask_range = mask_range;
   ops.column_max = column_max;
   ops.softcap = softcap;
+  ops.run_program = run_program;
   ops.transpose = transpose;
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;

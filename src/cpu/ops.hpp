@@ -39,6 +39,9 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
+struct Program;
+struct ProgramInputs;
+
 struct Ops {
   const char* name;
   int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
@@ -77,12 +80,18 @@ struct Ops {
   void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds,
                           int64_t ld, uint32_t* ds_pairs);
 
+  /// ds = ds * factor. Where ds is 0 it stays 0, whatever the factor holds.
+  void (*multiply_gradients)(float* ds, const float* factor, int64_t count);
+
   /// Masks s[n][kPanel], keys from j0 on: keeps lane x of key j when begin[x] <= j < end[x], else -inf.
   void (*mask_range)(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end);
   /// column_max[lane] = max(column_max[lane], s[j][lane]).
   void (*column_max)(const float* s, int64_t n, float* column_max);
   /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
   void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
+
+  /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
+  void (*run_program)(const Program& program, const ProgramInputs& inputs);
 
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);

@@ -189,6 +189,15 @@ void gradients_float(float* s, float* dp, int64_t n, float factor, const float* 
   }
 }
 
+void multiply_gradients(float* ds, const float* factor, int64_t count) {
+  const D d;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const V gradient = hn::LoadU(d, ds + i);
+    const V product = hn::Mul(gradient, hn::LoadU(d, factor + i));
+    hn::StoreU(hn::IfThenZeroElse(hn::Eq(gradient, hn::Zero(d)), product), d, ds + i);
+  }
+}
+
 template <bool kPairs>
 void store_gradients(const float* p_tile, const float* ds_tile, int64_t n, float* p_out, float* ds_out,
                      int64_t ld, uint32_t* ds_pairs) {

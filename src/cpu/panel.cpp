@@ -5,13 +5,17 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace fovea::cpu {
 
 Lanes::Lanes(const Group& group, int64_t row) : first_row(row) {
   count = static_cast<int>(std::min<int64_t>(kPanel, group.rows() - row));
   for (int x = 0; x < kPanel; ++x) {
-    const tile::Range keys = group.window.keys_of(group.query(row + std::min(x, count - 1)));
+    const int64_t at = row + std::min(x, count - 1);
+    query[x] = static_cast<int32_t>(group.query(at));
+    head[x] = static_cast<int32_t>(group.head(at));
+    const tile::Range keys = group.window.keys_of(query[x]);
     begin[x] = static_cast<int32_t>(keys.begin);
     end[x] = static_cast<int32_t>(keys.end);
   }
@@ -20,10 +24,13 @@ Lanes::Lanes(const Group& group, int64_t row) : first_row(row) {
   all = group.window.keys_of_all(first, last);
 }
 
-ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b) {
+ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs)
+    : programs(pair_programs) {
+  softcap = p.softcap > 0;
+  masks = p.has(Role::kMask) || p.has(Role::kBlockMask);
   // With a negative scale the largest product is the smallest score, so such a scale goes through apply_terms().
-  any = p.softcap > 0 || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || p.has(Role::kMask) ||
-        p.has(Role::kBlockMask);
+  any = softcap || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || masks || programs.has_score;
+  for (size_t i = 0; i < p.named.size(); ++i) tensors[i] = static_cast<const char*>(b.named(i));
   factor = any ? kLog2e : static_cast<float>(p.scale * 1.4426950408889634);
   dropout = p.dropout > 0;
   if (dropout) {
@@ -88,11 +95,9 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
     ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
   } else {
     for (int64_t i = 0; i < n * kPanel; ++i) s[i] *= scale;
-    if (derivative != nullptr) std::fill_n(derivative, n * kPanel, 1.0f);
   }
-  const bool alibi = p.has(Role::kAlibi), bias = p.has(Role::kBias), mask = p.has(Role::kMask),
-             blocks = p.has(Role::kBlockMask);
-  if (!(alibi || bias || mask || blocks)) return;
+  const bool alibi = p.has(Role::kAlibi), bias = p.has(Role::kBias);
+  if (!(alibi || bias)) return;
   const DType bias_type = p[Role::kBias].dtype;
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
@@ -108,14 +113,25 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
       for (int64_t j = 0; j < n; ++j)
         s[j * kPanel + x] += load_element(at(view, i, j0 + j, bias_type), bias_type, 0);
     }
-    if (mask) {
+  }
+}
+
+namespace {
+
+/// Mask and block mask.
+void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0) {
+  const AttentionProblem& p = *group.problem;
+  const Buffers& b = *group.buffers;
+  for (int x = 0; x < lanes.count; ++x) {
+    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
+    if (p.has(Role::kMask)) {
       const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
       for (int64_t j = 0; j < n; ++j) {
         if (*at(view, i, j0 + j, DType::kU8) == 0)
           s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
       }
     }
-    if (blocks) {
+    if (p.has(Role::kBlockMask)) {
       const MatrixView view = pairs_of(p, b, Role::kBlockMask, group.batch, head);
       for (int64_t j = 0; j < n; ++j) {
         if (*at(view, i / p.block_q, (j0 + j) / p.block_k, DType::kU8) == 0) {
@@ -126,19 +142,77 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
   }
 }
 
-bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+}  // namespace
+
+ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, int64_t j0, int64_t n) const {
+  ProgramInputs in;
+  in.query = lanes.query;
+  in.head = lanes.head;
+  in.lanes = lanes.count;
+  in.first_key = j0;
+  in.keys = n;
+  in.b = static_cast<int32_t>(group.batch);
+  in.hk = static_cast<int32_t>(group.head_kv);
+  in.nq = static_cast<int32_t>(group.span.used_q);
+  in.nk = static_cast<int32_t>(group.span.used_k);
+  in.tensors = tensors;
+  return in;
+}
+
+PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
+                         int64_t tile_size, int64_t heads) {
+  registers = memory.take<char>(programs.scratch_bytes());
+  if (programs.has_slope) slope = memory.take<float>(tile_size);
+  if (programs.gradients_read_score) before = memory.take<float>(tile_size);
+  const int64_t nodes = SeenBlocks::Memory::ranges_of(p);
+  const int64_t known = nodes > 0 && heads > 1 ? SeenBlocks::kKnownBlocks : 0;
+  seen.ranges = {memory.take<expr::Range>(nodes), static_cast<size_t>(nodes)};
+  seen.known = {memory.take<SeenBlocks::Known>(known), static_cast<size_t>(known)};
+}
+
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
-                  float* s, float* maxima, float* derivative) {
+                  float* s, float* maxima, float* derivative, const PairScratch& scratch) {
   const bool inside = lanes.all.begin <= j0 && j0 + n <= lanes.all.end;
-  if (inside && !terms.any && key_rows == n) {
+  const Program* program = terms.programs.program_of(seen);
+  if (inside && !terms.any && program == nullptr && key_rows == n) {
     ops.scores(keys, queries, n, k, s, maxima);
     return false;
   }
   ops.scores(keys, queries, key_rows, k, s, nullptr);
-  if (terms.any) apply_terms(ops, group, lanes, s, n, j0, derivative);
+  if (terms.any && !terms.programs.scales) apply_terms(ops, group, lanes, s, n, j0, derivative);
+  if (program != nullptr) {
+    if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
+    ProgramInputs in = terms.inputs_of(group, lanes, j0, n);
+    in.tiles = {s, scratch.slope, nullptr};
+    in.scratch = scratch.registers;
+    if (inside && !terms.masks) in.maxima = std::exchange(maxima, nullptr);
+    ops.run_program(*program, in);
+  }
+  if (terms.masks) apply_masks(group, lanes, s, n, j0);
   if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
   if (maxima != nullptr) ops.column_max(s, n, maxima);
-  return !inside;
+  return !inside || seen == Seen::kSome;
+}
+
+Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n,
+             SeenBlocks& blocks) {
+  const int64_t end_row = std::min(first_row + count, group.rows());
+  return blocks.of({group.query(first_row), ceil_div(end_row, group.size()), j0, j0 + n, group.batch, 0,
+                    group.head_kv, group.span.used_q, group.span.used_k});
+}
+
+bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t j0, int64_t n,
+                 SeenBlocks& blocks, Seen* seen) {
+  const Seen tile = seen_of(group, first_row, panels * kPanel, j0, n, blocks);
+  std::fill_n(seen, panels, tile);
+  if (tile != Seen::kSome) return tile == Seen::kAll;
+  bool any = false;
+  for (int64_t x = 0; x < panels; ++x) {
+    if (panels > 1) seen[x] = seen_of(group, first_row + x * kPanel, kPanel, j0, n, blocks);
+    any = any || seen[x] != Seen::kNone;
+  }
+  return any;
 }
 
 void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,

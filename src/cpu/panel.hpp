@@ -6,6 +6,7 @@
 
 #include "core/backend.hpp"
 #include "cpu/ops.hpp"
+#include "cpu/pair_programs.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/sequence.hpp"
 #include "tile/log2.hpp"
@@ -53,32 +54,60 @@ struct Lanes {
   tile::Range any, all;               ///< keys that some, that all lanes see
   alignas(64) int32_t begin[kPanel];  ///< keys that the lane sees
   alignas(64) int32_t end[kPanel];
+  alignas(64) int32_t query[kPanel];  ///< position in the sequence
+  alignas(64) int32_t head[kPanel];
 
   Lanes() = default;
   Lanes(const Group& group, int64_t row);
 };
 
-/// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, masks.
+/// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, expressions, masks.
 struct ScoreTerms {
-  bool any;  ///< the scores need apply_terms()
+  bool any;      ///< the scores are in natural units; else products
+  bool softcap;  ///< scores have a derivative by scale * product
+  bool masks;    ///< mask or block mask
   bool dropout;
   float factor;  ///< stored score times factor is in units of log2
   tile::Dropout stream;
+  const PairPrograms& programs;
+  std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
 
-  ScoreTerms(const AttentionProblem& p, const Buffers& b);
+  ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
+
+  /// The pairs of all rows of a panel with keys j0 .. j0+n-1, for a program; tiles are left out.
+  ProgramInputs inputs_of(const Group& group, const Lanes& lanes, int64_t j0, int64_t n) const;
 };
 
-/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi,
-/// bias, masks. `derivative` (or null) gets d score / d (scale * product).
+/// What the programs of expressions need of a thread, by tile.
+struct PairScratch {
+  char* registers = nullptr;
+  float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
+  float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
+  SeenBlocks::Memory seen;
+
+  PairScratch() = default;
+  /// `heads`: how many of them may ask for the same blocks.
+  PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs, int64_t tile_size,
+              int64_t heads);
+};
+
+/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi and
+/// bias. `derivative` (or null) gets d score / d (scale * product), with softcap alone.
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
                  float* derivative);
 
-/// Computes the masked scores of one panel against keys j0 .. j0+n-1, and raises `maxima`, when given, to
-/// their column maxima. `keys` points at the first of the n keys. Returns true when the band masks some of
-/// the n x lanes pairs.
-bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+/// Computes the masked scores of one panel against keys j0 .. j0+n-1, of which `seen` are seen, and raises `maxima`,
+/// when given, to their column maxima. `keys` points at the first of the n keys. Returns true when the band or `sees`
+/// masks some of the n x lanes pairs.
+bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
-                  float* s, float* maxima, float* derivative);
+                  float* s, float* maxima, float* derivative, const PairScratch& scratch);
+
+/// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
+Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);
+/// The same for each panel of a tile. False when none of them sees a key.
+bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t j0, int64_t n,
+                 SeenBlocks& blocks, Seen* seen);
 
 /// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
 void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,

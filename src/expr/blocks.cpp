@@ -7,7 +7,10 @@
 namespace fovea::expr {
 
 BlockAnalysis::BlockAnalysis(const Expression& sees, const TensorRanges* tensors)
-    : expression_(sees), tensors_(tensors), ranges_(sees.graph.size()) {}
+    : expression_(sees), tensors_(tensors), own_(sees.graph.size()), ranges_(own_) {}
+
+BlockAnalysis::BlockAnalysis(const Expression& sees, const TensorRanges* tensors, std::span<Range> memory)
+    : expression_(sees), tensors_(tensors), ranges_(memory) {}
 
 Range BlockAnalysis::leaf(const Node& node, const Block& block) const {
   if (node.op == Op::kFloat) {

@@ -38,6 +38,10 @@ class BlockAnalysis {
  public:
   /// Both outlive the analysis. Without ranges of tensors, any element may have any value and be outside.
   explicit BlockAnalysis(const Expression& sees, const TensorRanges* tensors = nullptr);
+  /// The same in memory of the caller, as many ranges as the expression's graph has nodes.
+  BlockAnalysis(const Expression& sees, const TensorRanges* tensors, std::span<Range> memory);
+  BlockAnalysis(const BlockAnalysis&) = delete;
+  BlockAnalysis& operator=(const BlockAnalysis&) = delete;
 
   Seen seen(const Block& block);
 
@@ -47,7 +51,8 @@ class BlockAnalysis {
 
   const Expression& expression_;
   const TensorRanges* tensors_;
-  std::vector<Range> ranges_;
+  std::vector<Range> own_;
+  std::span<Range> ranges_;
 };
 
 }  // namespace fovea::expr

@@ -1,6 +1,7 @@
 // The expressions of a problem.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,18 @@ void for_each_element(const Expression& expression, Visit&& visit) {
   for (NodeId id = 0; id < needed.size(); ++id) {
     if (needed[id] && expression.graph[id].op == Op::kTensor) visit(expression.graph, expression.graph[id]);
   }
+}
+
+/// Whether the expression has one of the names.
+inline bool depends_on(const Expression& expression, std::initializer_list<Variable> names) {
+  const std::vector<bool> needed = needed_by(expression.graph, expression.root);
+  for (NodeId id = 0; id < needed.size(); ++id) {
+    const Node& node = expression.graph[id];
+    if (!needed[id] || node.op != Op::kVariable) continue;
+    for (const Variable name : names)
+      if (node.variable() == name) return true;
+  }
+  return false;
 }
 
 }  // namespace fovea::expr

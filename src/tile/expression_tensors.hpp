@@ -18,6 +18,8 @@ struct NamedTensor {
 };
 
 struct ExpressionTensors {
+  /// Whether there is a score: its kernels take what it makes in natural units, without a factor.
+  bool has_score = false;
   NamedTensor at[kMaxNamedTensors];
 };
 

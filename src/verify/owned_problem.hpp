@@ -13,18 +13,32 @@
 #include <vector>
 
 #include "fovea/fovea.h"
+#include "verify/known_expressions.hpp"
 #include "verify/owned_tensor.hpp"
+#include "verify/random.hpp"
 
 namespace fovea::verify {
 
-/// kQ, kK, ... by the list of fovea.h.
+/// What a problem has memory of: kQ, kK, ... by the list of fovea.h, then its named tensors, then their gradients.
 enum class Role : uint8_t {
 #define FOVEA_VERIFY_ROLE(field, Name, forward, backward, meaning) k##Name,
   FOVEA_TENSORS(FOVEA_VERIFY_ROLE)
 #undef FOVEA_VERIFY_ROLE
+      kNamed,
+  kGradient = kNamed + FOVEA_MAX_NAMED_TENSORS,
+  kEnd = kGradient + FOVEA_MAX_NAMED_TENSORS
 };
+inline constexpr size_t kRoles = static_cast<size_t>(Role::kEnd);
+inline constexpr auto kFirstNamed = static_cast<size_t>(Role::kNamed);
+inline constexpr auto kFirstGradient = static_cast<size_t>(Role::kGradient);
+constexpr Role named_role(size_t i) {
+  return static_cast<Role>(kFirstNamed + i);
+}
+constexpr Role gradient_role(size_t i) {
+  return static_cast<Role>(kFirstGradient + i);
+}
 
-/// What fovea.h says of a tensor.
+/// What fovea.h says of a tensor of its list.
 struct RoleInfo {
   const char* name;
   std::array<fovea_access, 2> access;  ///< by fovea_pass
@@ -38,44 +52,34 @@ inline constexpr std::array kRoleInfos = {
     FOVEA_TENSORS(FOVEA_VERIFY_INFO)
 #undef FOVEA_VERIFY_INFO
 };
-inline constexpr size_t kRoles = kRoleInfos.size();
-constexpr const RoleInfo& info_of(Role role) {
-  return kRoleInfos[static_cast<size_t>(role)];
-}
+static_assert(kRoleInfos.size() == kFirstNamed);
+
+/// The field of fovea_buffers that points to it.
 constexpr const char* name_of(Role role) {
-  return info_of(role).name;
+  constexpr std::array<const char*, 2 * FOVEA_MAX_NAMED_TENSORS> kNames = {
+      "named[0]",           "named[1]",           "named[2]",           "named[3]",
+      "named[4]",           "named[5]",           "named[6]",           "named[7]",
+      "named_gradients[0]", "named_gradients[1]", "named_gradients[2]", "named_gradients[3]",
+      "named_gradients[4]", "named_gradients[5]", "named_gradients[6]", "named_gradients[7]"};
+  const auto place = static_cast<size_t>(role);
+  return place < kFirstNamed ? kRoleInfos[place].name : kNames[place - kFirstNamed];
 }
-
-/// The same numbers on every platform (the distributions of <random> are not).
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  /// SplitMix64 (Steele, Lea, Flood 2014).
-  uint64_t bits() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+constexpr fovea_access access_of(Role role, fovea_pass pass) {
+  const auto place = static_cast<size_t>(role);
+  if (place < kFirstNamed) return kRoleInfos[place].access[pass];
+  if (place < kFirstGradient) return FOVEA_READ;
+  return pass == FOVEA_BACKWARD ? FOVEA_WRITE : FOVEA_ABSENT;
+}
+inline void set_pointer(fovea_buffers& buffers, Role role, void* pointer) {
+  const auto place = static_cast<size_t>(role);
+  if (place < kFirstNamed) {
+    kRoleInfos[place].set_pointer(buffers, pointer);
+  } else if (place < kFirstGradient) {
+    buffers.named[place - kFirstNamed] = pointer;
+  } else {
+    buffers.named_gradients[place - kFirstGradient] = pointer;
   }
-  int64_t between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
-  }
-  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-  bool chance(double probability) { return uniform() < probability; }
-  /// Nearly normal, of variance 1: the sum of four uniform numbers.
-  double normal() {
-    const uint64_t x = bits();
-    const uint64_t sum = (x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48);
-    return (static_cast<double>(sum) * 0x1p-16 - 2.0) * 1.7320508075688772;
-  }
-  template <class T>
-  T one_of(std::initializer_list<T> choices) {
-    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
-  }
-
- private:
-  uint64_t state_;
-};
+}
 
 /// Order of a tensor's dimensions in memory.
 enum class Layout : uint8_t {
@@ -136,6 +140,12 @@ struct ProblemSpec {
   bool dlse = false;
   bool rng_state = false;
 
+  const KnownExpression *score = nullptr, *sees = nullptr;
+  Type named_type = Type::kF32;  ///< of the named tensors of floats
+  bool named_gradients = false;  ///< of those of them that the score reads
+  int named_broadcast = 0;       ///< bit a: dimension a of named tensors has size 1, where it may
+  int64_t named_spare = 0;       ///< more elements than are indexed, in each dimension that names index
+
   Layout layout = Layout::kCompact;
   /// Tensors of layouts other than compact start at a multiple of 64 bytes, too (but for kPageEnd).
   bool aligned = false;
@@ -147,6 +157,7 @@ struct ProblemSpec {
   uint64_t data_seed = 1;
 
   bool packed() const { return !lengths_q.empty(); }
+  bool has_expressions() const { return score || sees; }
   double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
 };
 
@@ -188,6 +199,12 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.dsink) out << " dsink";
   if (s.dlse) out << " dlse";
   if (s.rng_state) out << " rng_state";
+  if (s.score) out << " score=\"" << s.score->text << '"';
+  if (s.sees) out << " sees=\"" << s.sees->text << '"';
+  if (s.has_expressions()) {
+    out << " named=" << name_of(s.named_type) << ",broadcast" << s.named_broadcast << ",spare"
+        << s.named_spare << (s.named_gradients ? ",gradients" : "");
+  }
   out << " layout" << static_cast<int>(s.layout) << (s.aligned ? ",aligned" : "") << " placement"
       << static_cast<int>(s.placement) << " keys" << static_cast<int>(s.keys) << " logit=" << s.logit
       << " data=" << s.data_seed;
@@ -200,12 +217,20 @@ class OwnedProblem {
     make_integers();
     make_inputs();
     make_outputs();
+    make_named();
   }
 
   ProblemSpec spec;
 
   OwnedTensor& operator[](Role role) const { return *tensors_[static_cast<size_t>(role)]; }
   bool has(Role role) const { return tensors_[static_cast<size_t>(role)] != nullptr; }
+  /// The tensors that the expressions read, by place: each once, those of the score first.
+  const std::vector<const KnownTensor*>& named() const { return named_; }
+  Role named(const std::string& name) const {
+    size_t i = 0;
+    while (i < named_.size() && named_[i]->name != name) ++i;
+    return named_role(i);
+  }
 
   /// The same problem in float64, compact, for the oracle.
   OwnedProblem in_float64() const {
@@ -216,14 +241,15 @@ class OwnedProblem {
     s.placement = Placement::kGuarded;
     s.plan_knows_data = true;
     OwnedProblem copy(s, Empty{});
+    copy.named_ = named_;
     for (size_t i = 0; i < kRoles; ++i) {
       const auto role = static_cast<Role>(i);
       if (!has(role)) continue;
       const OwnedTensor& t = (*this)[role];
       const bool real = t.type() == Type::kF16 || t.type() == Type::kBF16 || t.type() == Type::kF32;
-      const bool always_f32 = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
-                              role == Role::kAlibi || role == Role::kSink;
-      copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !always_f32 ? Type::kF64 : t.type(), t.shape(),
+      const bool keeps_type = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
+                              role == Role::kAlibi || role == Role::kSink || role >= Role::kNamed;
+      copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !keeps_type ? Type::kF64 : t.type(), t.shape(),
                                                        compact_strides(t.shape()));
       if (role == Role::kRngState) continue;
       copy[role].assign(t.values());
@@ -231,9 +257,9 @@ class OwnedProblem {
     return copy;
   }
 
-  static bool is_output(Role role, fovea_pass pass) { return info_of(role).access[pass] == FOVEA_WRITE; }
+  static bool is_output(Role role, fovea_pass pass) { return access_of(role, pass) == FOVEA_WRITE; }
   bool takes_part(Role role, fovea_pass pass) const {
-    return has(role) && info_of(role).access[pass] != FOVEA_ABSENT;
+    return has(role) && access_of(role, pass) != FOVEA_ABSENT;
   }
 
   /// Numbers of one sequence: where its rows start (in rows of the dense tensors), how many there are and take part.
@@ -259,6 +285,7 @@ class OwnedProblem {
   struct Description {
     fovea_problem problem = FOVEA_PROBLEM_INIT;
     std::array<fovea_tensor, kRoles> tensors{};
+    std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named{};
   };
   /// Addresses of the tensors somewhere else than on the host (device_memory.hpp); null where there is none.
   using Addresses = std::array<void*, kRoles>;
@@ -273,8 +300,9 @@ class OwnedProblem {
       d->tensors[i] = tensors_[i]->view(spec.plan_knows_data);
       d->tensors[i].device = device;
       if (elsewhere && d->tensors[i].data) d->tensors[i].data = (*elsewhere)[i];
-      p.*kRoleInfos[i].tensor = &d->tensors[i];
+      if (i < kFirstNamed) p.*kRoleInfos[i].tensor = &d->tensors[i];
     }
+    describe_expressions(*d, pass);
     p.pass = pass;
     p.scale = spec.scale;
     p.causal = spec.causal ? 1 : 0;
@@ -297,7 +325,7 @@ class OwnedProblem {
       return elsewhere ? (*elsewhere)[static_cast<size_t>(role)] : (*this)[role].data();
     };
     fovea_buffers b = FOVEA_BUFFERS_INIT;
-    for (size_t i = 0; i < kRoles; ++i) kRoleInfos[i].set_pointer(b, at(static_cast<Role>(i)));
+    for (size_t i = 0; i < kRoles; ++i) set_pointer(b, static_cast<Role>(i), at(static_cast<Role>(i)));
     // A backward with rng_state must ignore these two; a wrong one gives wrong results.
     const bool from_state = pass == FOVEA_BACKWARD && spec.rng_state;
     b.seed = from_state ? ~spec.seed : spec.seed;
@@ -308,6 +336,17 @@ class OwnedProblem {
  private:
   struct Empty {};
   OwnedProblem(const ProblemSpec& given, Empty) : spec(given), random_(given.data_seed) {}
+
+  void describe_expressions(Description& d, fovea_pass pass) const {
+    for (size_t i = 0; i < named_.size(); ++i) {
+      d.named[i] = {named_[i]->name, &d.tensors[kFirstNamed + i], nullptr};
+      if (takes_part(gradient_role(i), pass)) d.named[i].gradient = &d.tensors[kFirstGradient + i];
+    }
+    if (spec.score) d.problem.score = spec.score->text;
+    if (spec.sees) d.problem.sees = spec.sees->text;
+    d.problem.named = named_.empty() ? nullptr : d.named.data();
+    d.problem.num_named = static_cast<int64_t>(named_.size());
+  }
 
   /// Strides for `shape`: its dimensions in the order that the layout asks for, with gaps. `rows` tensors
   /// keep their last dimension contiguous.
@@ -550,8 +589,37 @@ class OwnedProblem {
     if (s.rng_state) make(Role::kRngState, Type::kI64, {2}, {1});
   }
 
+  /// After all others, so that these are the same with and without expressions.
+  void make_named() {
+    for (const KnownExpression* expression : {spec.score, spec.sees}) {
+      if (!expression) continue;
+      for (const KnownTensor& tensor : expression->tensors) {
+        if (has(named(tensor.name))) continue;
+        named_.push_back(&tensor);
+        make_named(named_.size() - 1, expression == spec.score);
+      }
+    }
+  }
+  void make_named(size_t i, bool of_score) {
+    const KnownTensor& known = *named_[i];
+    const PairSizes sizes = {spec.batch, spec.heads_q, spec.heads_kv, spec.seqlen_q, spec.seqlen_k};
+    const Sizes shape = shape_of(known, sizes, spec.named_broadcast, spec.named_spare);
+    Sizes strides = strides_for(shape, false);
+    // No dimension of a named tensor need be contiguous.
+    const int64_t step = spec.layout == Layout::kPadded ? random_.between(1, 2) : 1;
+    for (int64_t& stride : strides) stride *= step;
+    OwnedTensor& tensor = make(named_role(i), element_type(known, spec.named_type, random_), shape, strides);
+    std::vector<double> values;
+    for (int64_t place = 0; place < tensor.count(); ++place)
+      values.push_back(known.value(random_, index_at(shape, place)));
+    tensor.assign(values);
+    if (spec.named_gradients && of_score && known.elements == Elements::kReal)
+      make(gradient_role(i), Type::kF32, shape, strides_for(shape, false));
+  }
+
   Random random_;
   std::array<std::shared_ptr<OwnedTensor>, kRoles> tensors_;
+  std::vector<const KnownTensor*> named_;
 };
 
 }  // namespace fovea::verify

@@ -52,6 +52,8 @@ class Plain {
     if (x_.has(Role::kBlockMask)) block_mask_ = x_[Role::kBlockMask].floats();
     if (x_.has(Role::kAlibi)) alibi_ = x_[Role::kAlibi].floats();
     if (x_.has(Role::kSink)) sink_ = x_[Role::kSink].floats();
+    if (s_.score) read_tensors(*s_.score, score_values_, score_roles_);
+    if (s_.sees) read_tensors(*s_.sees, sees_values_, sees_roles_);
     k_bound_ = row_bounds(k_, s_.head_dim);
     k_norm_ = row_norms(k_, s_.head_dim);
     v_bound_ = row_bounds(v_, s_.head_dim_v);
@@ -102,6 +104,7 @@ class Plain {
     std::vector<double> dq_bound(q_.size()), dk_bound(k_.size() / size()), dv_bound(v_.size() / size_v());
     std::vector<float> dbias(x_.has(Role::kDBias) ? bias_.size() : 0), dsink(sink_.size());
     std::vector<double> dbias_bound(dbias.size()), dsink_bound(sink_.size());
+    clear_named_gradients();
     const auto scale = static_cast<float>(s_.resolved_scale());
 
     for_each_row([&](const Row& row) {
@@ -134,9 +137,12 @@ class Plain {
           add(to_type(seen.weight * seen.keep), d_o, dv.data() + seen.row * size_v(), size_v());
           dv_bound[seen.row] += weight_bound(seen) * static_cast<double>(do_bound);
         }
-        const float d_score = seen.weight * (d_weight - delta);
-        const double bound =
+        const float d_result = seen.weight * (d_weight - delta);
+        const double result_bound =
             weight_bound(seen) * (static_cast<double>(seen.keep) * do_norm * v_norm_[seen.row] + delta_bound);
+        add_named_gradients(seen, d_result, result_bound);
+        const float d_score = seen.result_slope * d_result;
+        const double bound = result_bound * slope_bound(seen.result_slope);
         if (!dbias.empty()) {
           dbias[seen.bias] += d_score;
           dbias_bound[seen.bias] += bound;
@@ -165,6 +171,7 @@ class Plain {
     finish(Role::kDV, dv, repeated(dv_bound, size_v()));
     if (x_.has(Role::kDBias)) finish(Role::kDBias, dbias, std::move(dbias_bound));
     if (x_.has(Role::kDSink)) finish(Role::kDSink, dsink, std::move(dsink_bound));
+    for (auto& [role, sums] : named_sums_) finish(role, sums, std::move(named_bounds_[role]));
   }
 
  private:
@@ -182,6 +189,8 @@ class Plain {
     size_t row;   ///< index of the row of head vectors in k and v
     size_t bias;  ///< index in bias
     float score, cap_slope, weight, keep;
+    float result_slope = 1;  ///< d (result of the expression) / d (score before it)
+    std::array<Scored::Element, 2> elements{};
   };
 
   size_t size() const { return static_cast<size_t>(s_.head_dim); }
@@ -238,7 +247,9 @@ class Plain {
                             {row.batch, head, row.i / s_.block_q, j / s_.block_k})] == 0) {
         continue;
       }
-      Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1};
+      const Pair names = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
+      if (s_.sees && !sees(names)) continue;
+      Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
       const float* k = k_.data() + seen.row * size();
       float score = 0;
       for (size_t c = 0; c < size(); ++c) score += q[c] * k[c];
@@ -260,6 +271,7 @@ class Plain {
         score += bias_[seen.bias];
         if (std::isfinite(bias_[seen.bias])) magnitude += std::abs(static_cast<double>(bias_[seen.bias]));
       }
+      if (s_.score) score = apply_expression(names, score, seen, magnitude);
       if (score == -kInfinity) continue;
       if (std::isfinite(magnitude)) score_magnitude = std::max(score_magnitude, magnitude);
       if (s_.dropout > 0) {
@@ -280,6 +292,56 @@ class Plain {
     if (!sink_.empty()) sum += std::exp(sink_[row.head] - largest);
     for (Seen& seen : seen_) seen.weight /= sum;
     row_lse_ = seen_.empty() ? largest : largest + std::log(sum);
+  }
+
+  // Expressions.
+
+  void read_tensors(const KnownExpression& expression, NamedValues& values, std::vector<Role>& roles) const {
+    for (const KnownTensor& tensor : expression.tensors) {
+      roles.push_back(x_.named(tensor.name));
+      values.add(x_[roles.back()]);
+    }
+  }
+  bool sees(const Pair& pair) {
+    const bool seen = s_.sees->sees(sees_values_, pair);
+    return sees_values_.take_valid() && seen;
+  }
+  /// The result for the score so far, whose rounding error grows by the slope; the expression's own terms are at most
+  /// about as large as its result and what it changes.
+  float apply_expression(const Pair& pair, float score, Seen& seen, double& magnitude) {
+    const Scored scored = s_.score->score(score_values_, pair, score);
+    const bool valid = score_values_.take_valid();
+    seen.result_slope = scored.slope;
+    seen.elements = scored.elements;
+    magnitude = std::max(1.0, std::abs(static_cast<double>(scored.slope))) * magnitude +
+                std::abs(static_cast<double>(scored.value)) +
+                std::abs(static_cast<double>(scored.value) - static_cast<double>(score));
+    return valid ? scored.value : std::numeric_limits<float>::quiet_NaN();
+  }
+  /// A slope that is a difference, as 1 - tanh^2 is, has few correct digits where it is small.
+  static double slope_bound(float slope) {
+    return slope == 1 ? 1.0 : std::abs(static_cast<double>(slope)) + 0x1p-8;
+  }
+  void clear_named_gradients() {
+    for (size_t i = 0; i < x_.named().size(); ++i) {
+      const Role role = gradient_role(i);
+      if (!x_.has(role)) continue;
+      named_sums_[role].assign(static_cast<size_t>(x_[role].count()), 0.0f);
+      named_bounds_[role].assign(static_cast<size_t>(x_[role].count()), 0.0);
+    }
+  }
+  /// d_result times the derivative by each element. A derivative like s has the error of a score, which the floor allows to a
+  /// magnitude that is not near 0.
+  void add_named_gradients(const Seen& seen, float d_result, double bound) {
+    for (const Scored::Element& element : seen.elements) {
+      if (element.slope == 0) continue;
+      const int64_t at = score_values_.place(element.tensor, element.index);
+      const Role role = gradient_role(static_cast<size_t>(score_roles_[element.tensor]) - kFirstNamed);
+      if (at < 0 || !x_.has(role)) continue;
+      named_sums_[role][static_cast<size_t>(at)] += d_result * element.slope;
+      named_bounds_[role][static_cast<size_t>(at)] +=
+          bound * std::max(std::abs(static_cast<double>(element.slope)), 0.125);
+    }
   }
 
   float to_type(float x) const {
@@ -337,6 +399,11 @@ class Plain {
   std::vector<double> k_bound_, k_norm_, v_bound_, v_norm_;
   std::vector<float> o_, lse_;
   std::vector<double> o_magnitude_;
+
+  NamedValues score_values_, sees_values_;
+  std::vector<Role> score_roles_, sees_roles_;
+  std::map<Role, std::vector<float>> named_sums_;
+  std::map<Role, std::vector<double>> named_bounds_;
 
   std::vector<Seen> seen_;  ///< of the current row
   float row_lse_ = 0;

@@ -68,6 +68,7 @@ class RandomProblem {
     draw_masks();
     draw_head_terms();
     draw_memory();
+    draw_expressions();
     return s_;
   }
 
@@ -207,6 +208,23 @@ class RandomProblem {
                                 Layout::kSliced, Layout::kMixed});
     s_.aligned = random_.chance(0.5);
     s_.placement = random_.chance(0.5) ? Placement::kGuarded : Placement::kPageEnd;
+  }
+
+  /// Last, so that the problems of a seed are the same but for this.
+  void draw_expressions() {
+    if (!random_.chance(0.2)) return;
+    const bool both = random_.chance(0.3);
+    if (both || random_.chance(0.6)) s_.score = one_of(known_scores());
+    if (both || !s_.score) s_.sees = one_of(known_masks());
+    s_.named_type = random_.one_of({Type::kF32, Type::kF32, Type::kF16, Type::kBF16});
+    s_.named_gradients = random_.chance(0.7);
+    s_.named_broadcast = random_.chance(0.5) ? 0 : static_cast<int>(random_.between(1, 15));
+    s_.named_spare = random_.chance(0.7) ? 0 : random_.between(1, 3);
+    // Of a score of -inf most expressions make NaN, or a number: what is tested by name is enough.
+    if (s_.score) s_.bias_values = BiasValues::kNormal;
+  }
+  const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
+    return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];
   }
 
   Random random_;

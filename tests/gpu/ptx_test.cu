@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,9 +14,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -511,6 +514,84 @@ TEST(Ptx, AFlagPublishesTheWritesOfAllThreads) {
   for (uint32_t i = 0; i < kBlocks; ++i) expected = 3 * expected + i;
   EXPECT_EQ(x.values(), std::vector<uint32_t>(kBlock, expected));
   EXPECT_EQ(turn.values(), std::vector<int>{kBlocks});
+}
+
+// ---- conversions
+
+/// Of each float to 16 bits alone and in a pair, and of the bits of its number back.
+struct Converted {
+  uint16_t f16 = 0, bf16 = 0;
+  uint32_t f16x2 = 0, bf16x2 = 0;
+  float from_f16 = 0, from_bf16 = 0;
+};
+__global__ void convert(const float* x, Converted* y, int count) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count) return;
+  const auto bits = static_cast<uint16_t>(i);
+  y[i] = {ptx::f16_of(x[i]),           ptx::bf16_of(x[i]),      ptx::f16x2_of(x[i], -x[i]),
+          ptx::bf16x2_of(x[i], -x[i]), ptx::float_of_f16(bits), ptx::float_of_bf16(bits)};
+}
+
+template <class T>
+void expect_rounded(float x, uint32_t bits) {
+  const T expected = fovea::from_float<T>(x), got{static_cast<uint16_t>(bits)};
+  if (std::isnan(x)) {
+    EXPECT_TRUE(std::isnan(fovea::to_float(got)));
+  } else {
+    EXPECT_EQ(got.bits, expected.bits) << x;
+  }
+}
+
+TEST(Ptx, ConversionsOf16BitFloats) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  std::vector<float> x;
+  std::mt19937 random(1);
+  for (uint32_t bits = 0; bits < 1u << 16;
+       ++bits) {  // of every size; halfway between two bfloat16, and near it
+    x.push_back(std::bit_cast<float>(bits << 16 |
+                                     (bits % 3 == 0 ? 0x8000u : static_cast<uint32_t>(random()) & 0xffffu)));
+  }
+  const DeviceArray<float> dx(x);
+  const DeviceArray<Converted> dy(x.size());
+  convert<<<256, 256>>>(dx.data(), dy.data(), static_cast<int>(x.size()));
+  const auto y = dy.values();
+  for (uint32_t i = 0; i < x.size(); ++i) {
+    expect_rounded<fovea::F16>(x[i], y[i].f16);
+    expect_rounded<fovea::F16>(x[i], y[i].f16x2 & 0xffffu);
+    expect_rounded<fovea::F16>(-x[i], y[i].f16x2 >> 16);
+    expect_rounded<fovea::Bf16>(x[i], y[i].bf16);
+    expect_rounded<fovea::Bf16>(x[i], y[i].bf16x2 & 0xffffu);
+    expect_rounded<fovea::Bf16>(-x[i], y[i].bf16x2 >> 16);
+    const auto bits = static_cast<uint16_t>(i);
+    const float f16 = fovea::to_float(fovea::F16{bits}), bf16 = fovea::to_float(fovea::Bf16{bits});
+    if (!std::isnan(f16)) EXPECT_EQ(y[i].from_f16, f16);
+    if (!std::isnan(bf16)) EXPECT_EQ(y[i].from_bf16, bf16);
+    EXPECT_EQ(std::isnan(y[i].from_f16), std::isnan(f16));
+    EXPECT_EQ(std::isnan(y[i].from_bf16), std::isnan(bf16));
+  }
+}
+
+__global__ void fma_pairs(uint32_t a16, uint32_t b16, uint32_t c16, uint32_t a, uint32_t b, uint32_t c,
+                          uint32_t* d) {
+  d[0] = ptx::fma_f16x2(a16, b16, c16);
+  d[1] = ptx::fma_bf16x2(a, b, c);
+}
+
+TEST(Ptx, FmaOfPairsRoundsOnce) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  const auto pair = [](auto convert_one, float low, float high) {
+    return static_cast<uint32_t>(convert_one(low).bits) | static_cast<uint32_t>(convert_one(high).bits) << 16;
+  };
+  const auto f16 = [&](float low, float high) { return pair(fovea::from_float<fovea::F16>, low, high); };
+  const auto bf16 = [&](float low, float high) { return pair(fovea::from_float<fovea::Bf16>, low, high); };
+  DeviceArray<uint32_t> d(2);
+  for (int i = 0; i < 200; ++i) {
+    const float a = static_cast<float>(i % 33 - 16) / 8, b = static_cast<float>(i % 29 - 11) / 8;
+    const float c = static_cast<float>(i - 100) / 64;  // a b + c is exact in float32
+    fma_pairs<<<1, 1>>>(f16(a, -a), f16(b, b), f16(c, 1), bf16(a, -a), bf16(b, b), bf16(c, 1), d.data());
+    EXPECT_EQ(d.values()[0], f16(a * b + c, 1 - a * b));
+    if (kHasSm80) EXPECT_EQ(d.values()[1], bf16(a * b + c, 1 - a * b));
+  }
 }
 
 // ---- special functions

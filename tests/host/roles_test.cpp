@@ -24,6 +24,9 @@ TEST(Roles, EveryPointerOfTheStructsHasARole) {
     int64_t window_left, window_right;
     double softcap, dropout;
     int64_t block_q, block_k, max_seqlen_q, max_seqlen_k;
+    const char *score, *sees;
+    const fovea_named_tensor* named;
+    int64_t num_named;
   };
   struct BufferNumbers {
     size_t struct_size;
@@ -31,6 +34,8 @@ TEST(Roles, EveryPointerOfTheStructsHasARole) {
     void* workspace;
     size_t workspace_size;
     void* stream;
+    const void* named[FOVEA_MAX_NAMED_TENSORS];
+    void* named_gradients[FOVEA_MAX_NAMED_TENSORS];
   };
   EXPECT_EQ(sizeof(fovea_problem), sizeof(ProblemNumbers) + kRoleCount * sizeof(void*));
   EXPECT_EQ(sizeof(fovea_buffers), sizeof(BufferNumbers) + kRoleCount * sizeof(void*));

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tile/attention_params.hpp"
+#include "tile/seen_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
 namespace fovea::cuda {
@@ -37,6 +38,7 @@ struct ForwardArgs {
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
   int bf16x3_columns = 0;
   int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };
 
 /// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.
@@ -103,7 +105,8 @@ struct BackwardArgs {
   int whole_sections = 0;
   int slots = 0;       ///< CTAs that the GPU holds at a time: as many as kernels that stay need
   int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
-  int dq_columns = 0;  ///< head_dim as the main kernel pads it: the width of dq_sum
+  tile::SeenBlocksView seen;  ///< of tiles of keys, where an expression says which queries see them
+  int dq_columns = 0;         ///< head_dim as the main kernel pads it: the width of dq_sum
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel
   /// One turn for so many rows and columns: the smallest tile of any main kernel.

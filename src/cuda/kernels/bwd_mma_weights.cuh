@@ -16,6 +16,12 @@
 
 namespace fovea::cuda {
 
+/// dS of 0 is taken for a pair that takes no part: a slope is not 0 while the weight is not.
+__device__ __forceinline__ float not_zero(float slope) {
+  if constexpr (!Expression::kHasScore) return fmaxf(slope, 1e-30f);
+  return fabsf(slope) < 1e-30f ? copysignf(1e-30f, slope) : slope;
+}
+
 /// Weights of a chunk from S, in place: acc becomes P, without the dropout factor, times the slope of
 /// softcap; `weights` gets P with dropout, rounded. `keep` has a bit for each kept element, in the order of
 /// acc.
@@ -82,8 +88,7 @@ __device__ __forceinline__ void bwd_weights_general(
             if (score != -INFINITY || q_is_nan)
               weight = q_is_nan ? lse : ptx::ex2(score * tile::kLog2e - lse);
             kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
-            // Not 0 while the weight is not: dS of 0 is taken for a pair that takes no part.
-            if (weight != 0) weight *= fmaxf(terms.cap_slope(p, dot), 1e-30f);
+            if (weight != 0) weight *= not_zero(terms.product_slope(p, dot, j));
           } else {
             kept[m][e] = 0;
           }

@@ -50,6 +50,13 @@ constexpr int64_t bwd_simt_ctas(const BackwardArgs& args, int columns) {
   return ctas.dk + ctas.dv + ctas.dq;
 }
 
+/// The slope of the score by which weights are multiplied.
+enum class SimtSlope : uint8_t {
+  kNone,
+  kOfProduct,  ///< by scale * q.k
+  kOfBias,     ///< by the bias: that of the expression alone
+};
+
 /// Tiles of P and dS. Their rows are queries, or keys with `by_keys`.
 template <class T, class Tile>
 struct SimtGradient {
@@ -127,14 +134,13 @@ struct SimtGradient {
     }
   }
 
-  /// From dot products to weights P, times cap' with `with_cap`. Their sign says what dropout did: negative
-  /// is dropped. Pairs that take no part are 0.
-  __device__ __forceinline__ void weigh(int query0, int key0, bool with_cap, Pairs& pairs) {
+  /// From dot products to weights P times the slope, which say what dropout did (dropped). Pairs that take no part are 0.
+  __device__ __forceinline__ void weigh(int query0, int key0, SimtSlope slope, Pairs& pairs) {
     if (terms) {
       __syncthreads();  // X, Y are no longer read
       Tile::write_pairs(s, pairs);
       __syncthreads();  // dot products are complete
-      apply_terms(query0, key0, with_cap);
+      apply_terms(query0, key0, slope);
       __syncthreads();  // weights are complete
       Tile::read_pairs(s, pairs);
       return;
@@ -161,7 +167,7 @@ struct SimtGradient {
     }
   }
 
-  __device__ __forceinline__ void apply_terms(int query0, int key0, bool with_cap) {
+  __device__ __forceinline__ void apply_terms(int query0, int key0, SimtSlope slope) {
     const tile::Dropout dropout = tile::dropout_of(p);
 #pragma unroll 1
     for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
@@ -186,9 +192,10 @@ struct SimtGradient {
         if (j >= seen.begin && j < seen.end && row.sees(p, j)) {
           const float score = row.score(p, *w, j);
           if (score != -INFINITY) weight = fabsf(exp_of(score - s.lse[r]));
-          if (with_cap) weight *= row.cap_slope(p, *w);
+          if (slope == SimtSlope::kOfProduct) weight *= row.product_slope(p, *w, j);
+          if (Expression::kHasScore && slope == SimtSlope::kOfBias) weight *= row.expression_slope(p, *w, j);
         }
-        *w = (kept >> e & 1) != 0 ? weight : -weight;
+        *w = marked(weight, (kept >> e & 1) != 0);
       }
     }
   }
@@ -210,7 +217,7 @@ struct SimtGradient {
         const float w = weights[r][c];
         const float d_weight = dropped(w) ? 0.0f : d_weights[r][c] * p.dropout_keep_scale;
         const float delta = s.delta[kByKeys ? Tile::col_of(c) : Tile::row_of(r)];
-        weights[r][c] = w == 0 ? 0.0f : fabsf(w) * (d_weight - delta);
+        weights[r][c] = value_of(w) == 0 ? 0.0f : value_of(w) * (d_weight - delta);
       }
     }
   }
@@ -224,8 +231,17 @@ struct SimtGradient {
       }
     }
   }
+
+  /// A weight, and whether dropout kept it: by its sign, or where slopes of expressions have signs by its last bit.
+  static __device__ __forceinline__ float marked(float weight, bool kept) {
+    if constexpr (!Expression::kHasScore) return kept ? weight : -weight;
+    return __int_as_float((__float_as_int(weight) & ~1) | (kept ? 0 : 1));
+  }
   static __device__ __forceinline__ bool dropped(float weight) {
-    return __float_as_int(weight) < 0;
+    return Expression::kHasScore ? (__float_as_int(weight) & 1) != 0 : __float_as_int(weight) < 0;
+  }
+  static __device__ __forceinline__ float value_of(float weight) {
+    return Expression::kHasScore ? __int_as_float(__float_as_int(weight) & ~1) : fabsf(weight);
   }
 };
 
@@ -333,7 +349,8 @@ struct BwdSimt {
       gradient.set_queries(query0);
       finite = load_b(0);
     });
-    gradient.weigh(query0, key0, what != kDV && p.softcap > 0, weights);
+    const bool has_slope = what != kDV && (Expression::kHasScore || p.softcap > 0);
+    gradient.weigh(query0, key0, has_slope ? SimtSlope::kOfProduct : SimtSlope::kNone, weights);
     if (what == kDV) {
       gradient.drop(weights);
     } else {

@@ -270,7 +270,7 @@ struct BwdSm90Bf16x3Consumer : BwdSm90Keys<Instance> {
         ptx::mbarrier_wait(memory.full_v(), tiles & 1);
         tiles ^= 1;
         ptx::wgmma_fence();  // .aligned: the compiler takes the warp for whole again
-        BwdSm90Steps steps(p, tile.work);
+        BwdSm90Steps steps(args.b, tile.work);
         steps.left = Base::uniform(steps.left), steps.head = Base::uniform(steps.head);
 #pragma unroll 1
         for (; steps.left > 0; steps.next(tile.work), ++count) step(sums, tile.work, count, steps);

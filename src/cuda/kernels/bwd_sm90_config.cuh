@@ -9,6 +9,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/expression.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/wgmma_map.hpp"
 
@@ -23,8 +24,11 @@ struct BwdSm90Config {
   /// Whether each consumer sums one gradient, of the same 64 keys: the first dV, the second dK. Else both, of 64 keys of
   /// its own: their accumulators take (D + Dv) / 2 registers.
   bool one_gradient = false;
-  bool softcap = false;  ///< scores are softcap tanh(scale S / softcap)
-  bool alibi = false;    ///< scores are scale S - slope |distance|
+  bool softcap = false;     ///< scores are softcap tanh(scale S / softcap)
+  bool alibi = false;       ///< scores are scale S - slope |distance|
+  bool expression = false;  ///< compiled for warp/expression.cuh
+  bool dp_behind_p =
+      false;  ///< dP is computed when P is there, not beside it: for terms that take many registers
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 
@@ -117,27 +121,52 @@ struct BwdSm90Work {
   }
 };
 
+/// The blocks of queries of a tile of keys: all, or those that an expression lets see it.
+struct BwdSm90Walk {
+  tile::SeenBlocks seen;
+
+  __device__ __forceinline__ static BwdSm90Walk of(const BackwardArgs& b, const BwdSm90Work& work) {
+    if constexpr (!Expression::kHasSees) return {};
+    return {b.seen.at(b.p.batch, work[BwdSm90Work::kBatch], work[BwdSm90Work::kHeadKv],
+                      work[BwdSm90Work::kFirstKey] / b.seen.tile_rows)};
+  }
+  /// The block behind block n; `end` where there is none.
+  __device__ __forceinline__ int behind(int n, int end) const {
+    if constexpr (Expression::kHasSees) return seen.from(n + 1, end);
+    return n + 1;
+  }
+  /// Whether the expression is to be asked for each pair.
+  __device__ __forceinline__ bool is_partial(int n) const {
+    if constexpr (Expression::kHasSees) return seen.is_partial(n);
+    return false;
+  }
+};
+
 /// The steps of a tile in their order: head by head of the group, in each the blocks of queries that see it.
 struct BwdSm90Steps {
   int left;        ///< -1: there is no tile any more
   int head;        ///< query head, counted over all sequences
   int n;           ///< block of queries
   int begin, end;  ///< of n
+  BwdSm90Walk walk;
 
-  __device__ __forceinline__ BwdSm90Steps(const tile::AttentionParams& p, const BwdSm90Work& work)
+  __device__ __forceinline__ BwdSm90Steps(const BackwardArgs& b, const BwdSm90Work& work)
       : left(work[BwdSm90Work::kSteps]),
-        head(work[BwdSm90Work::kBatch] * p.heads_q + work[BwdSm90Work::kHeadKv] * p.group),
+        head(work[BwdSm90Work::kBatch] * b.p.heads_q + work[BwdSm90Work::kHeadKv] * b.p.group),
         n(work[BwdSm90Work::kMBegin]),
         begin(n),
-        end(work[BwdSm90Work::kMEnd]) {}
+        end(work[BwdSm90Work::kMEnd]),
+        walk(BwdSm90Walk::of(b, work)) {}
   __device__ __forceinline__ void next() {
     --left;
-    if (++n == end) n = begin, ++head;
+    n = walk.behind(n, end);
+    if (n == end) n = begin, ++head;
   }
   /// The same, for those that have no registers for `begin` and `end`.
   __device__ __forceinline__ void next(const BwdSm90Work& work) {
     --left;
-    if (++n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
+    n = walk.behind(n, work[BwdSm90Work::kMEnd]);
+    if (n == work[BwdSm90Work::kMEnd]) n = work[BwdSm90Work::kMBegin], ++head;
   }
 };
 

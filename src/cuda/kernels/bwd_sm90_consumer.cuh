@@ -15,10 +15,12 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/alibi.cuh"
+#include "cuda/warp/expression.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/row_vectors.cuh"
+#include "cuda/warp/score_terms.cuh"
 #include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
 
@@ -42,8 +44,12 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
-  /// Whether dP is computed while P is: with 128 queries tanh, or distances, have no registers for both.
-  static constexpr bool kDpBesideP = kSumsDk && !((kConfig.softcap || kConfig.alibi) && kM == 128);
+  static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
+  static constexpr bool kHasTerm = kConfig.softcap || kConfig.alibi || kConfig.expression;
+  /// Whether the factor of dS is another than P.
+  static constexpr bool kHasSlope = kConfig.softcap || (kConfig.expression && !Expression::kSlopeIsOne);
+  /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
+  static constexpr bool kDpBesideP = kSumsDk && !kConfig.dp_behind_p && !(kHasTerm && kM == 128);
   struct Sums {
     float dk[kSumsDk ? kD / 2 : 1], dv[kSumsDv ? kDv / 2 : 1];
   };
@@ -176,6 +182,91 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       factor[i / 8][i % 8 / 2] = pack<T>(weight.x * fmaf(-t.x, t.x, 1.0f), weight.y * fmaf(-t.y, t.y, 1.0f));
     }
   }
+  /// What the expression knows of this lane's pairs in a step.
+  struct PairTerms {
+    Expression::Head head;
+    Expression::Key key[2];  ///< of the lane's two rows
+    tile::SequenceSpan span;
+    int first_query;
+    /// Of column 8 t + e from the lane's first. Rows behind the last one have no weights, whatever is computed for them.
+    __device__ __forceinline__ Expression::Query query(int t, int e) const {
+      const int q = first_query + 8 * t + e;
+      return Expression::Query(head, Expression::kReadsByQuery ? query_in_use(span, q) : q);
+    }
+  };
+  __device__ __forceinline__ PairTerms pair_terms(const Work& work, int n, int head) const {
+    const tile::AttentionParams& p = args.b.p;
+    tile::SequenceSpan span;
+    span.used_q = work[Work::kUsedQ], span.used_k = work[Work::kUsedK];
+    const Expression::Head of_head =
+        expression_head(p, span, work[Work::kBatch], work[Work::kHeadKv] * p.group + head);
+    const int key = work[Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4;
+    const auto in_use = [&](int k) { return max(min(k, span.used_k - 1), 0); };
+    return {of_head,
+            {Expression::Key(of_head, in_use(key)), Expression::Key(of_head, in_use(key + 8))},
+            span,
+            n * kM + 2 * (lane() % 4)};
+  }
+  /// As weigh, of a score of the user's; and, where its slope is not 1, the factor of dS.
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_score(Scores& acc_s, Operand& factor, Statistics& lse, int s,
+                                              const PairTerms& terms) const {
+    ptx::wgmma_wait<kBehind>();
+    ptx::wgmma_done(acc_s);
+#pragma unroll
+    for (int t = 0; t < kM / 8; ++t) {
+      const float2 base[2] = {lse.at(4 * t, memory.lse(s)), lse.at(4 * t + 2, memory.lse(s))};
+      float slope[2][2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Expression::Query query = terms.query(t, e);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = acc_s[4 * t + 2 * half + e];
+          const float score =
+              Expression::score(terms.head, query, terms.key[half], x * args.b.p.scale, slope[half][e]);
+          x = ptx::ex2(fmaf(score, tile::kLog2e, -(e == 0 ? base[half].x : base[half].y)));
+          slope[half][e] = x == 0 ? 0.0f : x * slope[half][e];
+        }
+      }
+      if constexpr (kHasSlope) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          factor[t / 2][t % 2 * 2 + half] = pack<T>(slope[half][0], slope[half][1]);
+      }
+    }
+  }
+  /// P, and the factor of dS, of pairs that the expression does not let see each other become 0.
+  __device__ __forceinline__ void mask_by_expression(Scores& weights, Operand& factor,
+                                                     const PairTerms& terms) const {
+#pragma unroll
+    for (int t = 0; t < kM / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Expression::Query query = terms.query(t, e);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (Expression::sees(terms.head, query, terms.key[half])) continue;
+          weights[4 * t + 2 * half + e] = 0.0f;
+          if constexpr (kHasSlope) factor[t / 2][t % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0xffffu;
+        }
+      }
+    }
+  }
+  /// As weigh, of what the expression says.
+  template <int kBehind>
+  __device__ __forceinline__ void weigh_expression(Scores& acc_s, Operand& factor, Statistics& lse, int s,
+                                                   const Work& work, int n, int head) const {
+    if constexpr (Expression::kHasScore) {
+      weigh_score<kBehind>(acc_s, factor, lse, s, pair_terms(work, n, head));
+    } else {
+      weigh<kBehind>(acc_s, lse, s);
+    }
+    if constexpr (Expression::kHasSees) {
+      if (BwdSm90Walk::of(args.b, work).is_partial(n))
+        mask_by_expression(acc_s, factor, pair_terms(work, n, head));
+    }
+  }
   __device__ __forceinline__ static void to_operand(const Scores& x, Operand& operand) {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) operand[i / 4][i % 4] = pack<T>(x[2 * i], x[2 * i + 1]);
@@ -184,8 +275,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   __device__ __forceinline__ void score_gradients(const Operand& factor, Scores& dp, Operand& ds,
                                                   int s) const {
     Statistics delta;
-    constexpr bool kEarly =
-        kBoth && kM == 64 && !kConfig.softcap && !kConfig.alibi;  // others have no registers for it
+    constexpr bool kEarly = kBoth && kM == 64 && !kHasTerm;  // others have no registers for it
     if constexpr (kEarly) delta.read(memory.delta(s));
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(dp);
@@ -193,7 +283,12 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
       const float2 weight = unpack<T>(factor[i / 8][i % 8 / 2]), base = delta.at(i, memory.delta(s));
-      ds[i / 8][i % 8 / 2] = pack<T>(weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y));
+      float2 d_score = {weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y)};
+      if constexpr (kConfig.expression) {  // it may have excluded the pair, whose dP may be anything
+        if (weight.x == 0) d_score.x = 0;
+        if (weight.y == 0) d_score.y = 0;
+      }
+      ds[i / 8][i % 8 / 2] = pack<T>(d_score.x, d_score.y);
     }
   }
   /// The factor of dS from the consumer that sums dV to the one that sums dK, whose threads hold the same keys and queries:
@@ -296,10 +391,10 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     Sums sums;
   };
 
-  /// A step: block n of the queries of one head, the `first` of its tile, or with `more` behind it. `slope` is that of ALiBi. A consumer that sums
+  /// A step: block n of the queries of one head of the tile's group, the `first` of its tile, or with `more` behind it. A consumer that sums
   /// both gradients computes in it its slice of dQ of the step before, whose dS both consumers have written long ago, and
   /// looks at what comes next while its last products run.
-  __device__ __forceinline__ void step(State& state, int n, bool first, bool more, float slope) const {
+  __device__ __forceinline__ void step(State& state, int n, bool first, bool more, int head) const {
     const uint32_t count = state.steps;
     const Tile& tile = state.tile;
     const bool masked = n < tile.full_begin || n >= tile.full_end;
@@ -309,7 +404,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     const int s = slot.index, q_at = kConfig.q_at() + s * kConfig.q_bytes(),
               do_at = kConfig.do_at() + s * kConfig.do_bytes();
     Operand p, ds, slopes;
-    Operand& factor = kConfig.softcap || !kSumsDv ? slopes : p;  // of dS
+    Operand& factor = kHasSlope || !kSumsDv ? slopes : p;  // of dS
     typename Dq::Slice acc_dq;
     Scores acc_s, acc_dp;
     if constexpr (!kBoth)
@@ -327,7 +422,9 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       if (masked) mask_rounded(p, tile.work, n);
     } else if constexpr (kSumsDv) {
       if constexpr (kConfig.alibi) {
-        weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope);
+        weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope_of(tile.work, head));
+      } else if constexpr (kConfig.expression) {
+        weigh_expression<kBesideP>(acc_s, factor, state.ahead.lse, s, tile.work, n, head);
       } else {
         weigh<kBesideP>(acc_s, state.ahead.lse, s);
       }
@@ -446,6 +543,12 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     release(memory.empty_work(tile.number));
   }
 
+  /// The tile's block of queries behind block n; m_end where there is none.
+  __device__ __forceinline__ int behind(const Tile& tile, int n) const {
+    if constexpr (!Expression::kHasSees) return n + 1;
+    return uniform(BwdSm90Walk::of(args.b, tile.work).behind(n, tile.m_end));
+  }
+
   /// All tiles of this CTA.
   __device__ __forceinline__ void run() const {
     static_assert(!kBoth || kConfig.k_stages == 2);
@@ -462,8 +565,9 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
         ptx::wgmma_fence();
 #pragma unroll 1
         for (int left = tile.steps, n = tile.m_begin, head = 0; left > 0; --left) {
-          step(state, n, left == tile.steps, left > 1, slope_of(tile.work, head));
-          if (++n == tile.m_end) n = tile.m_begin, ++head;
+          step(state, n, left == tile.steps, left > 1, head);
+          n = behind(tile, n);
+          if (n == tile.m_end) n = tile.m_begin, ++head;
         }
         if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
         ++state.tiles;

@@ -38,11 +38,17 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
       tile::q_blocks(p, span, first_key, min(first_key + kTileN, span.used_k), Instance::kConfig.tile_m);
   if (blocks.begin >= blocks.end) blocks = {};
   if (first_key + kTileN > span.used_k) blocks.full_begin = blocks.full_end = blocks.begin;
+  int count = blocks.end - blocks.begin;
+  if constexpr (Expression::kHasSees) {
+    const BwdSm90Walk walk = BwdSm90Walk::of(b, work);
+    blocks.begin = walk.seen.from(blocks.begin, blocks.end);
+    count = walk.seen.count(blocks.begin, blocks.end);
+  }
   work.set(BwdSm90Work::kMBegin, blocks.begin);
   work.set(BwdSm90Work::kMEnd, blocks.end);
   work.set(BwdSm90Work::kFullBegin, blocks.full_begin);
   work.set(BwdSm90Work::kFullEnd, blocks.full_end);
-  work.set(BwdSm90Work::kSteps, p.group * (blocks.end - blocks.begin));
+  work.set(BwdSm90Work::kSteps, p.group * count);
   if (b.dq_semaphore != nullptr) {
     const int behind = first_key + kTileN;
     const tile::KvBlocks before =
@@ -114,7 +120,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    BwdSm90Steps steps(b.p, work);
+    BwdSm90Steps steps(b, work);
     if (steps.left < 0) return;
     const int batch = b.p.cu_seqlens_q != nullptr ? 0 : work[BwdSm90Work::kBatch];
     for (bool first = true; steps.left > 0; steps.next(), ++step, first = false) {
@@ -180,7 +186,7 @@ struct BwdSm90Writer {
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       const BwdSm90Work work = memory.work(tile);
-      BwdSm90Steps steps(args.b.p, work);
+      BwdSm90Steps steps(args.b, work);
       if (steps.left < 0) break;
       for (; steps.left > 0; steps.next())
         add({BwdSm90Dq<Instance>::sums_of(args.b, steps),
@@ -202,7 +208,7 @@ __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
     const BwdSm90Work work = memory.work(tile);
-    BwdSm90Steps steps(args.b.p, work);
+    BwdSm90Steps steps(args.b, work);
     if (steps.left < 0) return;
     for (; steps.left > 0; steps.next(), ++count) {
       const RingSlot<kConfig.kBuffers> slot(count);

@@ -82,8 +82,8 @@ __device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionPar
   }
   // The V of a dropped key does not reach the row.
   const bool kept = keep != 0;
-  return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * terms.cap_slope(p, dot),
-          true, kept};
+  return {kept ? weight * keep : 0.0f,
+          weight * ((kept ? keep * dp : 0.0f) - delta) * terms.product_slope(p, dot, j), true, kept};
 }
 
 /// Gradients of one row, pair by pair, by one warp: lane l holds columns l, l + 32, ...

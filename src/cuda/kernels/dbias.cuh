@@ -147,7 +147,7 @@ struct DBias {
     Pairs weights, d_weights;
     gradient.product(gradient.q(), query0, gradient.k(), key0, weights,
                      [&] { gradient.set_queries(query0); });
-    gradient.weigh(query0, key0, false, weights);
+    gradient.weigh(query0, key0, SimtSlope::kOfBias, weights);
     gradient.product(gradient.d_o(), query0, gradient.v(), key0, d_weights, [] {});
     gradient.differentiate(d_weights, weights);
 #pragma unroll

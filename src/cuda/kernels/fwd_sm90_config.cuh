@@ -9,6 +9,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/warp/expression.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 #include "tile/wgmma_map.hpp"
@@ -30,7 +31,8 @@ struct FwdSm90Config {
   bool q_in_registers = false;
   bool softcap = false;
   bool alibi = false;
-  bool bf16x3 = false;  ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  bool expression = false;  ///< compiled for warp/expression.cuh
+  bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
@@ -180,5 +182,26 @@ struct StageRing {
     }
   }
 };
+
+/// The blocks of keys of a tile, from the last to the first: all, or those that an expression lets it see.
+struct BlockWalk {
+  tile::SeenBlocks seen;
+
+  /// The block that comes before block n; begin - 1 where there is none.
+  __device__ __forceinline__ int before(int n, int begin) const {
+    if constexpr (Expression::kHasSees) return seen.before(n, begin);
+    return n - 1;
+  }
+  /// Whether the expression is to be asked for each pair.
+  __device__ __forceinline__ bool is_partial(int n) const {
+    if constexpr (Expression::kHasSees) return seen.is_partial(n);
+    return false;
+  }
+};
+/// Of tile `block` of queries. `head` is that of the queries: heads are not packed where there is an expression.
+__device__ __forceinline__ BlockWalk fwd_sm90_walk(const ForwardArgs& f, int batch, int head, int block) {
+  if constexpr (Expression::kHasSees) return {f.seen.at(f.p.batch, batch, head, block)};
+  return {};
+}
 
 }  // namespace fovea::cuda

@@ -17,6 +17,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/alibi.cuh"
+#include "cuda/warp/expression.cuh"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -46,6 +47,8 @@ struct FwdSm90Consumer {
   /// Without Q in registers the last Q K^T of the tile frees sQ.
   static constexpr bool kQInShared = !kConfig.q_in_registers;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
+  static constexpr bool kHasExpression = Expression::kHasScore || Expression::kHasSees;
+  static_assert(kConfig.expression == kHasExpression);
   static_assert(kConfig.bf16x3 == std::is_same_v<Element, float>);
   static_assert(!kAccumulatorPerBlock || !kConfig.intra_warpgroup_overlap);
   static_assert(kTileN % 16 == 0 && kDim % 16 == 0 && kDimV % 16 == 0);
@@ -91,13 +94,14 @@ struct FwdSm90Consumer {
     if (kConfig.ping_pong && w == kConsumers - 1) pass_turn();
     for (uint32_t tile_count = 0; begin_tile(tile_count); ++tile_count) {
       const KeyBlocks blocks = key_blocks();
+      const PairTerms terms = pair_terms();
       clear();
-      skip_blocks(blocks.load_end - 1, max(blocks.end, blocks.load_begin));
-      if (blocks.begin < blocks.end) {
+      skip_blocks(blocks, blocks.load_end, max(blocks.end, blocks.load_begin));
+      if (blocks.before(blocks.end) >= blocks.begin) {
         if constexpr (kConfig.intra_warpgroup_overlap) {
-          mainloop_overlapped(blocks);
+          mainloop_overlapped(blocks, terms);
         } else {
-          mainloop_queued(blocks);
+          mainloop_queued(blocks, terms);
         }
       } else if (kQInShared) {
         __syncwarp();  // every lane has seen the phase of full_q
@@ -109,12 +113,38 @@ struct FwdSm90Consumer {
   }
 
  private:
+  /// What is to be asked for each pair of a block: whether the window, or the expression, lets it see.
+  struct Mask {
+    bool window, expression;
+  };
   /// Indices of blocks of keys, warp-uniform. Those outside of [full_begin, full_end) need a mask; the producer
   /// loads [load_begin, load_end), of which this consumer needs [begin, end).
   struct KeyBlocks {
     int begin, end, full_begin, full_end, load_begin, load_end;
-    __device__ __forceinline__ bool is_masked(int n) const { return n < full_begin || n >= full_end; }
+    BlockWalk walk;
+    __device__ __forceinline__ Mask mask(int n) const {
+      return {n < full_begin || n >= full_end,
+              Expression::kHasSees && uniform(static_cast<int>(walk.is_partial(n))) != 0};
+    }
+    /// The block to do before block n; less than `begin` where there is none.
+    __device__ __forceinline__ int before(int n) const {
+      return Expression::kHasSees ? uniform(walk.before(n, begin)) : n - 1;
+    }
   };
+
+  /// The expression's share of this lane's two rows.
+  struct PairTerms {
+    Expression::Head head;
+    Expression::Query query[2];
+  };
+  /// Heads of a group are not packed into a tile that has an expression: its rows are of one head.
+  __device__ __forceinline__ PairTerms pair_terms() const {
+    const Expression::Head head = expression_head(args.f.p, work->span, work->batch, work->head);
+    const int row = work->first_row + 16 * warp_index() + lane_index() / 4;
+    return {head,
+            {Expression::Query(head, query_in_use(work->span, row)),
+             Expression::Query(head, query_in_use(work->span, row + 8))}};
+  }
 
   /// Marks a value warp-uniform: the compiler knows that a shuffle from lane 0 gives all lanes the same.
   /// Everything that bounds a loop has to be such. Then its counter, the ring and the descriptors made of it
@@ -153,8 +183,13 @@ struct FwdSm90Consumer {
   }
 
   __device__ __forceinline__ KeyBlocks key_blocks() const {
-    return {uniform(work->blocks.begin),    uniform(work->blocks.end), uniform(work->blocks.full_begin),
-            uniform(work->blocks.full_end), uniform(work->load_begin), uniform(work->load_end)};
+    return {uniform(work->blocks.begin),
+            uniform(work->blocks.end),
+            uniform(work->blocks.full_begin),
+            uniform(work->blocks.full_end),
+            uniform(work->load_begin),
+            uniform(work->load_end),
+            fwd_sm90_walk(args.f, work->batch, work->head, (work->first_row - w * kRows) / kConfig.tile_m())};
   }
 
   /// Q goes to registers where the configuration says so; O and the rows' statistics start empty.
@@ -175,6 +210,7 @@ struct FwdSm90Consumer {
     rows.start();
     all_begun = false;
     if constexpr (kConfig.alibi) begin_alibi();
+    if constexpr (Expression::kHasScore) steep = true;  // nobody knows how a score of the user's grows
   }
   __device__ __forceinline__ void begin_alibi() {
     const tile::AttentionParams& p = args.f.p;
@@ -192,11 +228,14 @@ struct FwdSm90Consumer {
     steep = __any_sync(kWholeWarp, !(slope * kTileN <= kMostGrowth));
   }
 
-  /// Passes over blocks first, first - 1, ... last, which other consumers need. It waits for each: an arrival
+  /// Passes over blocks [begin, end), which other consumers need, the last first. It waits for each: an arrival
   /// before the block is there could count for the stage's earlier block.
-  __device__ __forceinline__ void skip_blocks(int first, int last) {
+  __device__ __forceinline__ void skip_blocks(const KeyBlocks& blocks, int end, int begin) {
+    const auto before = [&](int n) {
+      return Expression::kHasSees ? uniform(blocks.walk.before(n, begin)) : n - 1;
+    };
 #pragma unroll 1
-    for (int n = first; n >= last; --n) {
+    for (int n = before(end); n >= begin; n = before(n)) {
       wait_for_turn();
       pass_turn();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
@@ -212,13 +251,13 @@ struct FwdSm90Consumer {
   /// other consumers' products, as the loader has stages left meanwhile; with bf16x3 that would take
   /// registers that are not there.
   __device__ __forceinline__ void end_tile(const KeyBlocks& blocks) {
-    const int first = min(blocks.begin, blocks.load_end) - 1;
-    if (kConfig.bf16x3) skip_blocks(first, blocks.load_begin);
+    const int end = min(blocks.begin, blocks.load_end);
+    if (kConfig.bf16x3) skip_blocks(blocks, end, blocks.load_begin);
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {
       ptx::wgmma_fence();  // .aligned, as in begin_tile: the stage is to stay in uniform registers
-      skip_blocks(first, blocks.load_begin);
+      skip_blocks(blocks, end, blocks.load_begin);
     }
   }
 
@@ -309,8 +348,37 @@ struct FwdSm90Consumer {
     }
   }
 
-  /// From Q K^T to scores: softcap, or ALiBi, and the mask where block n needs one.
-  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, bool masked) const {
+  /// Calls visit(score, half, key) for each score of a block: that of the lane's row `half` and this key.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_pair(AccS& acc_s, int n, const PairTerms& terms,
+                                                Visit&& visit) const {
+    const int first_key = n * kTileN + 2 * (lane_index() % 4);
+#pragma unroll
+    for (int i = 0; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) {
+      // Keys behind the last one get that, so that every tensor has their elements: the window takes them out.
+      const int k = first_key + i / 4 * 8 + i % 2;
+      const Expression::Key key(terms.head,
+                                Expression::kReadsByKey ? max(min(k, work->span.used_k - 1), 0) : k);
+      visit(acc_s[i], 0, key);
+      visit(acc_s[i + 2], 1, key);
+    }
+  }
+  /// From Q K^T to what the expression makes of it.
+  __device__ __forceinline__ void apply_expression(AccS& acc_s, int n, const PairTerms& terms) const {
+    const float scale = args.f.p.scale;
+    for_each_pair(acc_s, n, terms, [&](float& s, int half, const Expression::Key& key) {
+      s = Expression::score(terms.head, terms.query[half], key, s * scale);
+    });
+  }
+  /// Scores of keys that the expression does not let a row see become -inf.
+  __device__ __forceinline__ void mask_by_expression(AccS& acc_s, int n, const PairTerms& terms) const {
+    for_each_pair(acc_s, n, terms, [&](float& s, int half, const Expression::Key& key) {
+      if (!Expression::sees(terms.head, terms.query[half], key)) s = -INFINITY;
+    });
+  }
+
+  /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
+  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, Mask masked, const PairTerms& terms) const {
     if constexpr (kConfig.softcap) {
       const tile::AttentionParams& p = args.f.p;
 #pragma unroll
@@ -322,7 +390,10 @@ struct FwdSm90Consumer {
         add_distances<-1>(acc_s, half, alibi_factor[half],
                           static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
     }
-    if (masked) mask(acc_s, n);
+    if constexpr (Expression::kHasScore) apply_expression(acc_s, n, terms);
+    if constexpr (Expression::kHasSees)
+      if (masked.expression) mask_by_expression(acc_s, n, terms);
+    if (masked.window) mask(acc_s, n);
   }
 
   /// O follows the last raise of the maxima.
@@ -332,8 +403,9 @@ struct FwdSm90Consumer {
   }
 
   /// From Q K^T of block n to packed weights. No P V is under way.
-  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, bool masked) {
-    apply_terms(acc_s, n, masked);
+  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, Mask masked,
+                                          const PairTerms& terms) {
+    apply_terms(acc_s, n, masked, terms);
     if (first) rows.guess(acc_s);
     if (!all_begun) all_begun = !steep && rows.all_have_maxima();
     if (all_begun && rows.weigh_stale(acc_s, weights)) return;
@@ -344,8 +416,8 @@ struct FwdSm90Consumer {
 
   /// From Q K^T of block n to weights in the registers of S, while P V of the block before reads acc_o and
   /// `weights`. Whether rescale_o() is due once that is done.
-  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, bool masked) {
-    apply_terms(acc_s, n, masked);
+  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, Mask masked, const PairTerms& terms) {
+    apply_terms(acc_s, n, masked, terms);
     bool raised;
     if (all_begun) {
       raised = rows.weigh_in_place(acc_s);
@@ -360,22 +432,24 @@ struct FwdSm90Consumer {
   // --- the two schedules ---
 
   /// Blocks end - 1 to begin: Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
-  __device__ __forceinline__ void mainloop_queued(const KeyBlocks& blocks) {
-    for (int n = blocks.end - 1; n >= blocks.begin; --n) {
+  __device__ __forceinline__ void mainloop_queued(const KeyBlocks& blocks, const PairTerms& terms) {
+    const int first_block = blocks.before(blocks.end);
+    for (int n = first_block, next = 0; n >= blocks.begin; n = next) {
       AccS acc_s;
-      const bool first = n + 1 == blocks.end;
+      const bool first = n == first_block;
+      next = blocks.before(n);
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
       ptx::wgmma_fence();
       issue_qk(acc_s, ring.stage);
-      const bool masked = blocks.is_masked(n);
+      const Mask masked = blocks.mask(n);
       ptx::wgmma_wait<0>();  // Q K^T of this block, and P V of the one before
       if (!first) pass_turn();
       ptx::wgmma_done(acc_s);
       finish_pv();
       release(memory.empty_k(ring.stage));
       if (!first) release(memory.empty_v(ring.before()));
-      if (kQInShared && n == blocks.begin) release(memory.empty_q(w));
-      softmax(acc_s, n, first, masked);
+      if (kQInShared && next < blocks.begin) release(memory.empty_q(w));
+      softmax(acc_s, n, first, masked, terms);
       ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
       wait_for_turn();
       ptx::wgmma_fence();
@@ -389,7 +463,7 @@ struct FwdSm90Consumer {
   }
 
   /// The same, but softmax(n) runs while this consumer's own P V(n + 1) does.
-  __device__ __forceinline__ void mainloop_overlapped(const KeyBlocks& blocks) {
+  __device__ __forceinline__ void mainloop_overlapped(const KeyBlocks& blocks, const PairTerms& terms) {
     AccS acc_s;
     ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
     wait_for_turn();
@@ -399,8 +473,9 @@ struct FwdSm90Consumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_s);
     release(memory.empty_k(ring.stage));
-    softmax(acc_s, blocks.end - 1, true, blocks.is_masked(blocks.end - 1));
-    for (int n = blocks.end - 2; n >= blocks.begin; --n) {
+    const int first = blocks.before(blocks.end);
+    softmax(acc_s, first, true, blocks.mask(first), terms);
+    for (int n = blocks.before(first); n >= blocks.begin; n = blocks.before(n)) {
       const StageRing<kStages> before = ring;
       ring.advance();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
@@ -410,11 +485,11 @@ struct FwdSm90Consumer {
       issue_qk(acc_s, ring.stage);
       issue_pv(before.stage);
       pass_turn();
-      const bool masked = blocks.is_masked(n);
+      const Mask masked = blocks.mask(n);
       ptx::wgmma_wait<1>();  // Q K^T of this block
       ptx::wgmma_done(acc_s);
       release(memory.empty_k(ring.stage));
-      const bool raised = softmax_in_place(acc_s, n, masked);
+      const bool raised = softmax_in_place(acc_s, n, masked, terms);
       ptx::wgmma_wait<0>();  // P V of the block before
       finish_pv();
       release(memory.empty_v(before.stage));

@@ -78,10 +78,10 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
         const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
         const int head =
             args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
-        int row = static_cast<int>(span.row_k) + loads.end * kTileN;
+        const BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, work.block);
 #pragma unroll 1
-        for (int n = loads.end - 1; n >= loads.begin; --n) {
-          row -= kTileN;
+        for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
+          const int row = static_cast<int>(span.row_k) + n * kTileN;
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
                                 uint32_t empty) {
             ptx::mbarrier_wait(empty, ring.phase ^ 1);

@@ -285,8 +285,9 @@ __device__ __forceinline__ void store_four(char* data, int64_t offset, const flo
 
 /// Whether scores need more than the scale and the window.
 __device__ __forceinline__ bool has_terms(const tile::AttentionParams& p) {
-  return p.softcap > 0 || p.alibi != nullptr || p.bias.data != nullptr || p.mask.data != nullptr ||
-         p.block_mask.data != nullptr || p.dropout_threshold != 0;
+  return Expression::kHasScore || Expression::kHasSees || p.softcap > 0 || p.alibi != nullptr ||
+         p.bias.data != nullptr || p.mask.data != nullptr || p.block_mask.data != nullptr ||
+         p.dropout_threshold != 0;
 }
 
 }  // namespace fovea::cuda

@@ -29,15 +29,15 @@ Layout make_layout(const AttentionProblem& p, const KernelSet& kernels, bool det
 template <>
 ForwardLayout make_layout<ForwardLayout>(const AttentionProblem& p, const KernelSet& kernels, bool) {
   const int device = p[Role::kQ].device_id;
-  return forward_layout(p, *kernels.main, properties_of(device), loaded(*kernels.main, device).ctas_per_sm,
-                        kernels.can_combine());
+  const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
+  return forward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, kernels.can_combine());
 }
 template <>
 BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const KernelSet& kernels,
                                            bool deterministic) {
   const int device = p[Role::kQ].device_id;
-  return backward_layout(p, *kernels.main, properties_of(device), loaded(*kernels.main, device).ctas_per_sm,
-                         deterministic);
+  const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
+  return backward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, deterministic);
 }
 
 Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
@@ -93,6 +93,7 @@ template <class Layout>
 struct Launches {
   Layout layout;
   std::vector<Launch> list;  ///< none where there is nothing to compute
+  NamedPlaces named_places{};
   bool aligned_only = false;
   std::string summary;
   std::string clause;  ///< why they cannot be; "" when they can
@@ -108,13 +109,15 @@ std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
 }
 
 template <class Layout>
-Launches<Layout> make_launches(Family family, const AttentionProblem& p, bool deterministic, bool any_address,
-                               const char* name_pattern) {
+Launches<Layout> make_launches(Family family, const AttentionProblem& p, const PrepareOptions& options,
+                               bool any_address, const char* name_pattern) {
   Launches<Layout> launches;
-  const KernelSet kernels = choose_kernels(family, p, any_address, name_pattern);
+  const KernelSet kernels = choose_kernels(
+      family, p, {.any_address = any_address, .name_pattern = name_pattern, .flops = options.flops});
   launches.clause = kernels.clause;
   if (!launches.clause.empty()) return launches;
-  launches.layout = make_layout<Layout>(p, kernels, deterministic);
+  launches.layout = make_layout<Layout>(kernels.problem, kernels, options.deterministic);
+  launches.named_places = named_places_of(kernels.problem);
   if (launches.layout.workspace_size >= Parts::kTooMuch) {
     launches.clause = "would need a workspace of 2^57 bytes or more";
     return launches;
@@ -130,8 +133,9 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, bool de
       launches.clause = clause + " (" + kernel->name + ")";
       return launches;
     }
-    const LoadedKernel& code = loaded(*kernel, p[Role::kQ].device_id);
+    const LoadedKernel& code = loaded(*kernel, p[Role::kQ].device_id, kernels.text_of(*kernel));
     if (kernel == kernels.main) launches.summary = describe(*kernel, code.ctas_per_sm, grid);
+    if (!code.note.empty()) launches.summary += ", " + code.note;
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
     launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
                              static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)});
@@ -243,11 +247,11 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
   checks_.check(buffers, workspace_size > 0);
   const Launches<Layout>* launches = &first_;
   typename Layout::Args args = launches->layout.args;
-  bind(args.p, buffers);
+  bind(args.p, buffers, launches->named_places);
   if ((args.p.aligned16 & needs_aligned_) != needs_aligned_) {
     launches = &*any_address_;
     args = launches->layout.args;
-    bind(args.p, buffers);
+    bind(args.p, buffers, launches->named_places);
   }
   char* workspace = static_cast<char*>(buffers.workspace);
   launches->layout.point_into(workspace, args);
@@ -257,14 +261,14 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
 }
 
 template <class Layout>
-Preparation prepare_pass(Family family, const AttentionProblem& problem, bool deterministic) {
+Preparation prepare_pass(Family family, const AttentionProblem& problem, const PrepareOptions& options) {
   const AttentionProblem p = with_a_sequence(problem);
   const char* pattern = kernel_name_pattern();
-  Launches<Layout> first = make_launches<Layout>(family, p, deterministic, false, pattern);
+  Launches<Layout> first = make_launches<Layout>(family, p, options, false, pattern);
   if (!first.clause.empty()) return {nullptr, std::move(first.clause)};
   std::optional<Launches<Layout>> any_address;
   if (first.aligned_only) {  // a plan is for any pointers
-    any_address = make_launches<Layout>(family, p, deterministic, true, pattern);
+    any_address = make_launches<Layout>(family, p, options, true, pattern);
     if (!any_address->clause.empty()) return {nullptr, std::move(any_address->clause)};
   }
   return {std::make_unique<CudaPlan<Layout>>(problem, std::move(first), std::move(any_address)), ""};
@@ -273,9 +277,8 @@ Preparation prepare_pass(Family family, const AttentionProblem& problem, bool de
 }  // namespace
 
 Preparation try_prepare(Family family, const AttentionProblem& problem, const PrepareOptions& options) {
-  return problem.pass == Pass::kForward
-             ? prepare_pass<ForwardLayout>(family, problem, options.deterministic)
-             : prepare_pass<BackwardLayout>(family, problem, options.deterministic);
+  return problem.pass == Pass::kForward ? prepare_pass<ForwardLayout>(family, problem, options)
+                                        : prepare_pass<BackwardLayout>(family, problem, options);
 }
 
 }  // namespace fovea::cuda

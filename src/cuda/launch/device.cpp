@@ -6,10 +6,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "core/status.hpp"
 #include "cuda/launch/driver.hpp"
+#include "cuda/launch/runtime_kernel.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -67,6 +69,12 @@ class OutsideOfCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+/// Why no SM can hold one CTA.
+std::string too_large(const Kernel& kernel, int id) {
+  return std::string(kernel.name) +
+         " needs more registers or shared memory than an SM of cuda:" + std::to_string(id) + " has";
+}
+
 LoadedKernel load(const Kernel& kernel, int id) {
   const ContextScope scope(primary_context(id));
   const OutsideOfCaptures relaxed;
@@ -97,14 +105,62 @@ LoadedKernel load(const Kernel& kernel, int id) {
     return fails(e);
   }
   if (result.ctas_per_sm == 0) {
-    result.clause = std::string(kernel.name) +
-                    " needs more registers or shared memory than an SM of cuda:" + std::to_string(id) +
-                    " has";
+    result.clause = too_large(kernel, id);
     return result;
   }
   cudaFunction_t function = nullptr;
   if (const cudaError_t e = cudaGetFuncBySymbol(&function, kernel.entry); e != cudaSuccess) return fails(e);
   result.function = function;
+  return result;
+}
+
+/// Loads machine code (or PTX, which the driver compiles). It stays for the life of the process.
+LoadedKernel load_code(const Kernel& kernel, int id, const CompiledKernel& compiled) {
+  const Driver& d = driver();
+  const ContextScope scope(primary_context(id));
+  const OutsideOfCaptures relaxed;
+  LoadedKernel result;
+  result.note = compiled.note;
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  const auto shared = static_cast<int>(kernel.shared_bytes);
+  int local_bytes = 0;
+  CUresult error = d.module_load_data(&module, compiled.code.data());
+  if (error == CUDA_SUCCESS) error = d.module_get_function(&function, module, compiled.symbol.c_str());
+  if (error == CUDA_SUCCESS) {
+    error = d.func_get_attribute(&local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+  }
+  if (error == CUDA_SUCCESS && local_bytes == 0) {
+    error = d.func_set_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared);
+  }
+  if (error == CUDA_SUCCESS && local_bytes == 0) {
+    error = d.occupancy(&result.ctas_per_sm, function, kernel.threads, kernel.shared_bytes);
+  }
+  if (error != CUDA_SUCCESS) {
+    result.clause = std::string(kernel.name) + " does not load: " + error_text(error);
+  } else if (local_bytes > 0) {
+    result.clause = std::string(kernel.name) + " spills registers with this expression (" +
+                    std::to_string(local_bytes) + " bytes a thread)";
+  } else if (result.ctas_per_sm == 0) {
+    result.clause = too_large(kernel, id);
+  }
+  if (result.clause.empty()) {
+    result.function = function;
+  } else if (module != nullptr) {
+    d.module_unload(module);
+  }
+  return result;
+}
+
+LoadedKernel compile_and_load(const Kernel& kernel, int id, const std::string& expression) {
+  LoadedKernel result;
+  if (!driver().loads_modules) {
+    result.clause = "needs a driver that loads kernels compiled at run time";
+    return result;
+  }
+  const CompiledKernel& compiled = compile_kernel(kernel, expression, properties_of(id).capability);
+  if (compiled.clause.empty()) return load_code(kernel, id, compiled);
+  result.clause = std::string(kernel.name) + " " + compiled.clause;
   return result;
 }
 
@@ -129,12 +185,29 @@ CUcontext primary_context(int id) {
 }
 
 const LoadedKernel& loaded(const Kernel& kernel, int id) {
+  if (kernel.entry == nullptr) return loaded(kernel, id, "");  // only compiled at run time
   static std::mutex mutex;
   static std::map<std::pair<const Kernel*, int>, LoadedKernel> kernels;  // nodes stay where they are
   const std::scoped_lock lock(mutex);
   const std::pair key(&kernel, id);
   if (const auto found = kernels.find(key); found != kernels.end()) return found->second;
   return kernels.emplace(key, load(kernel, id)).first->second;
+}
+
+const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression) {
+  struct Entry {
+    std::once_flag once;
+    LoadedKernel kernel;
+  };
+  static std::mutex mutex;
+  static std::map<std::tuple<const Kernel*, int, std::string>, Entry> kernels;  // nodes stay where they are
+  Entry* entry = nullptr;
+  {
+    const std::scoped_lock lock(mutex);
+    entry = &kernels[{&kernel, id, expression}];
+  }
+  std::call_once(entry->once, [&] { entry->kernel = compile_and_load(kernel, id, expression); });
+  return entry->kernel;
 }
 
 }  // namespace fovea::cuda

@@ -21,9 +21,14 @@ struct LoadedKernel {
   CUfunction function = nullptr;
   int ctas_per_sm = 0;
   std::string clause;  ///< why it cannot run there; "" when it can
+  std::string note;    ///< what the user may want to know of a kernel that can
 };
 /// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are
 /// made: loading allocates, which a run must not.
 const LoadedKernel& loaded(const Kernel& kernel, int id);
+/// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that uses local
+/// memory: it spills registers, and a kernel of smaller tiles is faster. Threads that ask for different kernels do not wait
+/// for each other.
+const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
 
 }  // namespace fovea::cuda

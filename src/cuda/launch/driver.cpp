@@ -51,6 +51,12 @@ Driver make_driver() {
                         get_entry("cuStreamGetCtx", 9020, d.stream_get_ctx) &&
                         get_entry("cuGetErrorName", 6000, d.get_error_name) &&
                         get_entry("cuGetErrorString", 6000, d.get_error_string);
+  d.loads_modules = get_entry("cuModuleLoadData", 2000, d.module_load_data) &&
+                    get_entry("cuModuleUnload", 2000, d.module_unload) &&
+                    get_entry("cuModuleGetFunction", 2000, d.module_get_function) &&
+                    get_entry("cuFuncGetAttribute", 2020, d.func_get_attribute) &&
+                    get_entry("cuFuncSetAttribute", 9000, d.func_set_attribute) &&
+                    get_entry("cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, d.occupancy);
   get_entry("cuStreamGetDevice", 12080, d.stream_get_device);
   get_entry("cuTensorMapEncodeTiled", 12000, d.tensor_map_encode_tiled);
   if (!complete) {

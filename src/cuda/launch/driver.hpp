@@ -25,12 +25,19 @@ struct Driver {
                                       const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
                                       CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                       CUtensorMapFloatOOBfill) = nullptr;  ///< null before CUDA 12.0
+  CUresult (*module_load_data)(CUmodule*, const void*) = nullptr;
+  CUresult (*module_unload)(CUmodule) = nullptr;
+  CUresult (*module_get_function)(CUfunction*, CUmodule, const char*) = nullptr;
+  CUresult (*func_get_attribute)(int*, CUfunction_attribute, CUfunction) = nullptr;
+  CUresult (*func_set_attribute)(CUfunction, CUfunction_attribute, int) = nullptr;
+  CUresult (*occupancy)(int*, CUfunction, int, size_t) = nullptr;  ///< CTAs an SM
   CUresult (*get_error_name)(CUresult, const char**) = nullptr;
   CUresult (*get_error_string)(CUresult, const char**) = nullptr;
 
   int driver_version = 0, runtime_version = 0;  ///< 1000 * major + 10 * minor
   int device_count = 0;
-  std::string missing;  ///< "" when there is a driver and a GPU, else what is missing
+  bool loads_modules = false;  ///< has the entry points for kernels compiled at run time
+  std::string missing;         ///< "" when there is a driver and a GPU, else what is missing
 };
 
 /// Initialises CUDA on first use. What is missing then stays missing.

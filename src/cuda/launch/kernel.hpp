@@ -45,15 +45,19 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
 /// of them.
 enum class KernelKind : uint8_t {
-  kForward,         ///< o and lse, or the parts of splits
-  kBf16x3,          ///< forward: float32 operands as bf16x3, before kForward
-  kCombine,         ///< forward: merges the parts of splits
-  kBackward,        ///< dk, dv, sums of dq
-  kPreprocess,      ///< backward: row statistics; zeros where sums are accumulated
-  kBackwardBf16x3,  ///< backward: float32 operands as bf16x3, behind kPreprocess
-  kPostprocess,     ///< backward: dq from its sums
-  kDBias,           ///< backward: dbias
-  kDSink,           ///< backward: dsink
+  kForward,             ///< o and lse, or the parts of splits
+  kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
+  kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward
+  kCombine,             ///< forward: merges the parts of splits
+  kBackward,            ///< dk, dv, sums of dq
+  kPreprocess,          ///< backward: row statistics; zeros where sums are accumulated
+  kBackwardSeenBlocks,  ///< backward: looks which blocks of queries see a tile, before kBackward
+  kBackwardBf16x3,      ///< backward: float32 operands as bf16x3, behind kPreprocess
+  kPostprocess,         ///< backward: dq from its sums
+  kDBias,               ///< backward: dbias
+  kDSink,               ///< backward: dsink
+  kNamedZeros,          ///< backward: clears the gradients of named tensors
+  kNamedGradients,      ///< backward: adds to them
 };
 
 /// CTAs of a launch. Any of them 0: nothing is launched.
@@ -64,14 +68,22 @@ struct Grid {
 /// Makes a kernel's parameter from ForwardArgs or BackwardArgs (args_binding.hpp).
 struct ArgsBinding;
 
+/// What a kernel is compiled from at run time (runtime_kernel.hpp).
+struct KernelSource {
+  const char* text = nullptr;   ///< a translation unit; null: it is not compiled at run time
+  const char* entry = nullptr;  ///< the __global__ function, with its template arguments
+  bool specific = false;        ///< uses features of one architecture alone ("sm_90a")
+};
+
 struct Kernel {
   const char* name = "";  ///< "fwd_sm80_bf16_d128": unique; errors and `fovea explain` say it
   KernelKind kind = KernelKind::kForward;
   Family family = Family::kAny;
   DType dtype = DType::kF32;  ///< of q, k, v
   bool any_dtype = false;     ///< reads no tensor of the problem's type (dsink)
-  /// The __global__ function. Null only in tests of the table.
+  /// The __global__ function. Null where the kernel is compiled at run time only, and in tests of the table.
   const void* entry = nullptr;
+  KernelSource source = {};
   /// Null: the kernel's parameter is ForwardArgs or BackwardArgs as it is.
   const ArgsBinding* binding = nullptr;
   /// CTAs of a launch, from a host function in the family's header. Called once, when a plan is made: sizes,
@@ -95,7 +107,8 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
-  bool writes_dq = false;      ///< backward: dq is complete, with no sums to finish
+  bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
+  bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA

@@ -44,6 +44,11 @@ std::string text_of(const DeviceProperties& device) {
 
 // The conditions of a kernel, in the order in which they are looked at: each gives "" or the clause that fails.
 
+std::string excluded_clause(const Kernel& k, const KernelRequest& r) {
+  const bool is = std::find(r.excluded.begin(), r.excluded.end(), &k) != r.excluded.end();
+  return is ? "has shown that it cannot" : "";
+}
+
 std::string name_clause(const Kernel& k, const KernelRequest& r) {
   // The kernel for pointers that are not aligned is another one, whose name nobody asks for.
   const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward;
@@ -89,7 +94,7 @@ std::string head_size_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 std::string terms_clause(const Kernel& k, const KernelRequest& r) {
-  const uint32_t missing = r.terms & ~k.terms;
+  const uint32_t missing = r.terms & ~terms_known_by(k);
   return missing == 0 ? "" : "does not know " + names_of_terms(missing);
 }
 
@@ -115,9 +120,9 @@ std::string shared_memory_clause(const Kernel& k, const KernelRequest& r) {
          " gives a CTA " + std::to_string(r.device.shared_per_cta);
 }
 
-constexpr std::array kConditions = {name_clause,      capability_clause,   dtype_clause, length_clause,
-                                    head_size_clause, terms_clause,        keys_clause,  tma_clause,
-                                    alignment_clause, shared_memory_clause};
+constexpr std::array kConditions = {excluded_clause, name_clause,      capability_clause,   dtype_clause,
+                                    length_clause,   head_size_clause, terms_clause,        keys_clause,
+                                    tma_clause,      alignment_clause, shared_memory_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
@@ -181,6 +186,13 @@ uint32_t terms_of(const AttentionProblem& p) {
   FOVEA_TERMS(FOVEA_ADD_TERM)
 #undef FOVEA_ADD_TERM
   return terms;
+}
+
+uint32_t terms_known_by(const Kernel& k) {
+  const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
+                               k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
+  const bool general = k.source.text != nullptr && k.terms == kAllTerms;
+  return k.terms | (general || !computes_scores ? uint32_t{kTermExpression} : 0u);
 }
 
 std::string tma_cannot_because(const AttentionProblem& p, bool copies) {

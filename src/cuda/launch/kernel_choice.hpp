@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/problem.hpp"
 #include "cuda/launch/device_properties.hpp"
@@ -21,7 +22,9 @@ struct KernelRequest {
   bool any_address;          ///< for pointers that are multiples of the size of their elements only
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
   uint32_t terms;            ///< terms_of(problem)
-  uint32_t aligned16;        ///< bits of tile::AlignedBit that sizes and strides allow
+  /// Kernels that have shown that they cannot: they do not load, or spill what an expression needs.
+  std::vector<const Kernel*> excluded;
+  uint32_t aligned16;  ///< bits of tile::AlignedBit that sizes and strides allow
 };
 
 /// The pattern of the environment variable FOVEA_KERNEL, for measurements and bug reports; null when it is not set.
@@ -29,6 +32,8 @@ const char* kernel_name_pattern();
 
 /// The terms that a problem has.
 uint32_t terms_of(const AttentionProblem& problem);
+/// Those that a kernel knows, compiled for the problem's expression where its source is at hand.
+uint32_t terms_known_by(const Kernel& kernel);
 
 /// Strides of tensors that TMA copies, in bytes, are below this (cuTensorMapEncodeTiled).
 inline constexpr int64_t kTmaStrideLimit = int64_t{1} << 40;

@@ -1,9 +1,14 @@
 // Collects the kernels of a pass: main, and those before and after it.
 #include "cuda/launch/kernel_set.hpp"
 
+#include <algorithm>
+
 #include "cuda/launch/device.hpp"
+#include "cuda/launch/expression_text.hpp"
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
+#include "expr/pair_expressions.hpp"
+#include "expr/problem_terms.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -13,7 +18,136 @@ Family family_for(Family family, bool any_address) {
   return family == Family::kSm90 && any_address ? Family::kMmaSm80 : family;
 }
 
+/// Work from which on it pays to compile a kernel for terms that the library has a slower kernel for: a third of a millisecond
+/// there, of which four fifths are saved, against some seconds once.
+constexpr double kWorthCompiling = 2e10;
+
+/// Finds the kernels of one set.
+class Collector {
+ public:
+  Collector(Family family, const AttentionProblem& problem, const SetRequest& request)
+      : family_(family_for(family, request.any_address)),
+        asked_(request),
+        device_(properties_of(problem[Role::kQ].device_id)) {
+    set_.problem = problem;
+    if (problem.expressions) set_.user_text = expression_text(problem);
+  }
+
+  KernelSet run() {
+    const bool forward = set_.problem.pass == Pass::kForward;
+    choose_main(forward ? KernelKind::kForward : KernelKind::kBackward);
+    if (set_.main == nullptr) return std::move(set_);
+    if (forward) {
+      collect_forward();
+    } else {
+      collect_backward();
+    }
+    return std::move(set_);
+  }
+
+ private:
+  const AttentionProblem& p() const { return set_.problem; }
+
+  KernelRequest request_of(const AttentionProblem& problem) const {
+    return {problem, device_, asked_.any_address, asked_.name_pattern};
+  }
+  /// The first kernel that can and loads.
+  Choice find(KernelKind kind, KernelRequest& request) {
+    while (true) {
+      Choice choice = choose_kernel(kernel_table(), kind, family_, request);
+      if (choice.kernel == nullptr) return request.excluded.empty() ? choice : Choice{nullptr, last_clause_};
+      const std::string& text = set_.text_of(*choice.kernel);
+      last_clause_ = loaded(*choice.kernel, device_.id, text).clause;
+      // What has no variants that need less fails for all.
+      if (last_clause_.empty() || text.empty())
+        return last_clause_.empty() ? choice : Choice{nullptr, last_clause_};
+      request.excluded.push_back(choice.kernel);
+    }
+  }
+  Choice find(KernelKind kind) {
+    KernelRequest request = request_of(p());
+    return find(kind, request);
+  }
+
+  /// A kernel that the library holds, or that takes the user's expression beside other terms; else one that is compiled for all
+  /// of them as one expression.
+  void choose_main(KernelKind kind) {
+    if (family_ != Family::kSm90 || !p().expressions) {
+      Choice choice = find(kind);
+      set_.main = choice.kernel;
+      set_.clause = std::move(choice.clause);
+    }
+    if (set_.main != nullptr || family_ != Family::kSm90) return;
+    if (!p().expressions && asked_.flops < kWorthCompiling) return;
+    const auto composed = expr::with_terms_in_expressions(p());
+    if (!composed || !composed->expressions) return;
+    KernelRequest request = request_of(*composed);
+    request.terms &= ~uint32_t{kTermSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask};
+    request.terms |= kTermExpression;
+    set_.main_text = expression_text(*composed);
+    Choice choice = find(kind, request);
+    set_.clause = std::move(choice.clause);
+    set_.main = choice.kernel;
+    if (set_.main != nullptr) set_.problem = *composed;
+  }
+
+  void add(std::vector<const Kernel*>& to, KernelKind kind) {
+    if (!set_.clause.empty()) return;
+    Choice choice = find(kind);
+    set_.clause = std::move(choice.clause);
+    if (choice.kernel != nullptr) to.push_back(choice.kernel);
+  }
+
+  bool walks_over_seen_blocks() const {
+    return set_.main->seen_blocks && p().expressions && p().expressions->sees;
+  }
+
+  void collect_forward() {
+    if (set_.main->bf16x3) add(set_.before, KernelKind::kBf16x3);
+    if (walks_over_seen_blocks()) add(set_.before, KernelKind::kSeenBlocks);
+    if (!set_.clause.empty()) return;
+    // Without one, keys are not split.
+    if (const Kernel* combine = find(KernelKind::kCombine).kernel) set_.after.push_back(combine);
+  }
+
+  void collect_backward() {
+    add(set_.before, KernelKind::kPreprocess);
+    const bool named = std::any_of(p().named.begin(), p().named.end(),
+                                   [](const NamedTensor& t) { return occupies_memory(t.gradient); });
+    if (named) add(set_.before, KernelKind::kNamedZeros);
+    if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
+    if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
+    if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
+    if (occupies_memory(p()[Role::kDBias])) add(set_.after, KernelKind::kDBias);
+    if (p().has(Role::kDSink)) add(set_.after, KernelKind::kDSink);
+    if (named && p().expressions->score) add(set_.after, KernelKind::kNamedGradients);
+  }
+
+  Family family_;
+  const SetRequest& asked_;
+  const DeviceProperties& device_;
+  KernelSet set_;
+  std::string last_clause_;
+};
+
 }  // namespace
+
+const std::string& KernelSet::text_of(const Kernel& kernel) const {
+  static const std::string kNone;
+  switch (kernel.kind) {
+    case KernelKind::kForward:
+    case KernelKind::kBackward:
+      return kernel.seen_blocks ? main_text : user_text;
+    case KernelKind::kSeenBlocks:
+    case KernelKind::kBackwardSeenBlocks:
+      return main_text;
+    case KernelKind::kDBias:
+    case KernelKind::kNamedGradients:
+      return user_text;
+    default:
+      return kNone;
+  }
+}
 
 bool occupies_memory(const TensorDesc& t) {
   for (size_t i = 0; i < static_cast<size_t>(t.ndim); ++i) {
@@ -22,43 +156,8 @@ bool occupies_memory(const TensorDesc& t) {
   return t.present;
 }
 
-KernelSet choose_kernels(Family wanted, const AttentionProblem& p, bool any_address,
-                         const char* name_pattern) {
-  const Family family = family_for(wanted, any_address);
-  const DeviceProperties& device = properties_of(p[Role::kQ].device_id);
-  const KernelRequest request(p, device, any_address, name_pattern);
-  KernelSet set;
-  const auto find = [&](KernelKind kind) -> Choice {
-    Choice choice = choose_kernel(kernel_table(), kind, family, request);
-    if (choice.kernel == nullptr) return choice;
-    const std::string& clause = loaded(*choice.kernel, device.id).clause;
-    return clause.empty() ? choice : Choice{nullptr, clause};
-  };
-  const auto require = [&](KernelKind kind) -> const Kernel* {
-    if (!set.clause.empty()) return nullptr;
-    Choice choice = find(kind);
-    set.clause = std::move(choice.clause);
-    return choice.kernel;
-  };
-  const auto add = [&](std::vector<const Kernel*>& to, KernelKind kind) {
-    if (const Kernel* kernel = require(kind)) to.push_back(kernel);
-  };
-
-  if (p.pass == Pass::kForward) {
-    set.main = require(KernelKind::kForward);
-    if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBf16x3);
-    if (!set.clause.empty()) return set;
-    // Without one, keys are not split.
-    if (const Kernel* combine = find(KernelKind::kCombine).kernel) set.after.push_back(combine);
-    return set;
-  }
-  set.main = require(KernelKind::kBackward);
-  add(set.before, KernelKind::kPreprocess);
-  if (set.main != nullptr && set.main->bf16x3) add(set.before, KernelKind::kBackwardBf16x3);
-  if (set.main != nullptr && !set.main->writes_dq) add(set.after, KernelKind::kPostprocess);
-  if (occupies_memory(p[Role::kDBias])) add(set.after, KernelKind::kDBias);
-  if (p.has(Role::kDSink)) add(set.after, KernelKind::kDSink);
-  return set;
+KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request) {
+  return Collector(family, problem, request).run();
 }
 
 }  // namespace fovea::cuda

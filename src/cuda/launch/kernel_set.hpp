@@ -15,6 +15,15 @@ struct KernelSet {
   std::vector<const Kernel*> before, after;
   std::string clause;  ///< what is missing; "" when the set is complete
 
+  /// The problem as the main kernel takes it: some take terms as parts of the expression.
+  AttentionProblem problem;
+  /// What the main kernel, and those that find its blocks, are compiled for; "" for a kernel that the library holds.
+  std::string main_text;
+  /// The same of the other kernels: they take terms as arguments, and the user's expression alone.
+  std::string user_text;
+
+  /// What a kernel of the set is compiled for.
+  const std::string& text_of(const Kernel& kernel) const;
   /// Whether a forward may divide keys among CTAs: builds without a combine kernel cannot.
   bool can_combine() const { return !after.empty() && after.front()->kind == KernelKind::kCombine; }
 };
@@ -22,10 +31,12 @@ struct KernelSet {
 /// Whether the tensor has any bytes: a dimension of size 0 leaves none, unless it is never stepped along.
 bool occupies_memory(const TensorDesc& t);
 
+struct SetRequest {
+  bool any_address = false;            ///< for pointers that are no multiples of 16 bytes
+  const char* name_pattern = nullptr;  ///< see KernelRequest
+  double flops = 0;                    ///< of the problem: whether terms are worth a kernel compiled for them
+};
 /// Kernels of `family` (and those that serve every family), loaded on the device of the problem's tensors.
-/// `any_address`: for pointers that are no multiples of 16 bytes.
-/// `name_pattern`: see KernelRequest.
-KernelSet choose_kernels(Family family, const AttentionProblem& problem, bool any_address,
-                         const char* name_pattern);
+KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request);
 
 }  // namespace fovea::cuda

@@ -53,6 +53,10 @@ const char* name_of(KernelKind kind) {
       return "forward";
     case KernelKind::kBf16x3:
       return "bf16x3";
+    case KernelKind::kSeenBlocks:
+      return "seen blocks";
+    case KernelKind::kBackwardSeenBlocks:
+      return "backward (seen blocks)";
     case KernelKind::kCombine:
       return "combine";
     case KernelKind::kBackward:
@@ -67,6 +71,10 @@ const char* name_of(KernelKind kind) {
       return "dbias";
     case KernelKind::kDSink:
       return "dsink";
+    case KernelKind::kNamedZeros:
+      return "gradients of named tensors (zeros)";
+    case KernelKind::kNamedGradients:
+      return "gradients of named tensors";
   }
   return "?";
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "expr/pair_expressions.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cuda {
@@ -80,6 +81,24 @@ bool rows_are_vectors(const TensorDesc& t) {
   return true;
 }
 
+void set_strides(const TensorDesc& t, int64_t (&strides)[expr::kMaxRank]) {
+  for (size_t d = 0; d < static_cast<size_t>(t.ndim); ++d) strides[d] = t.stride[d];
+}
+
+tile::ExpressionTensors expression_of(const AttentionProblem& p) {
+  tile::ExpressionTensors out;
+  out.has_score = p.expressions && (p.expressions->score || !(static_cast<float>(p.scale) > 0));
+  for (size_t i = 0; i < p.named.size(); ++i) {
+    const NamedTensor& named = p.named[i];
+    tile::NamedTensor& to = out.at[i];
+    for (size_t d = 0; d < expr::kMaxRank; ++d)
+      to.extent[d] = d < static_cast<size_t>(named.tensor.ndim) ? static_cast<int>(named.tensor.shape[d]) : 1;
+    set_strides(named.tensor, to.stride);
+    if (named.gradient.present) set_strides(named.gradient, to.gradient_stride);
+  }
+  return out;
+}
+
 }  // namespace
 
 tile::AttentionParams params_of(const AttentionProblem& p) {
@@ -92,6 +111,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   a.o_type = p[Role::kO].dtype;
   a.bias_type = p[Role::kBias].dtype;
   a.dbias_type = p[Role::kDBias].dtype;
+  a.expression = expression_of(p);
   if (p.has(Role::kBlockMask)) {
     a.block_q = static_cast<int>(p.block_q);
     a.block_k = static_cast<int>(p.block_k);
@@ -123,12 +143,24 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   return a;
 }
 
-void bind(tile::AttentionParams& a, const Buffers& buffers) {
+NamedPlaces named_places_of(const AttentionProblem& p) {
+  NamedPlaces places;
+  for (size_t i = 0; i < places.size(); ++i)
+    places[i] = static_cast<uint8_t>(i < p.named.size() ? p.named[i].place : place_of_named(i));
+  return places;
+}
+
+void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& named) {
   // One copy for each role, at offsets that the compiler knows: a run pays for this.
 #define FOVEA_BIND(field, Name, forward, backward, meaning) \
   std::memcpy(static_cast<void*>(&a.field), &buffers.data[index_of(Role::k##Name)], sizeof(void*));
   FOVEA_TENSORS(FOVEA_BIND)
 #undef FOVEA_BIND
+  static_assert(tile::kMaxNamedTensors == kMaxNamedTensors);
+  for (size_t i = 0; i < kMaxNamedTensors; ++i) {
+    a.expression.at[i].data = static_cast<const char*>(buffers.data[named[i]]);
+    a.expression.at[i].gradient = static_cast<float*>(buffers.gradient(i));
+  }
   a.seed = buffers.seed;
   a.offset = buffers.offset;
   for (const auto& [role, bit] : kAlignedBits) {

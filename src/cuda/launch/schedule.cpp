@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/params.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -29,7 +30,7 @@ constexpr int64_t kMostSplits = 128;
 /// Whether tiles of queries can see different numbers of keys.
 bool tiles_differ(const AttentionProblem& p) {
   return p.packed || p.window_left >= 0 || p.window_right >= 0 || p.has(Role::kSeqUsedQ) ||
-         p.has(Role::kSeqUsedK);
+         p.has(Role::kSeqUsedK) || (p.expressions && p.expressions->sees);
 }
 
 /// Room for a tensor of queries or keys as bf16x3, in `columns` columns.
@@ -127,6 +128,23 @@ int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
                                               std::clamp<int64_t>(heads, 1, int64_t{1} << 30)));
 }
 
+namespace {
+
+/// Of tiles of `tile_rows`, of all heads together where sees does not tell them apart.
+tile::SeenBlocksView seen_blocks_of(const AttentionProblem& p, int64_t heads, int64_t rows, int tile_rows,
+                                    int64_t walked, int block_rows) {
+  const bool by_head = expr::depends_on(*p.expressions->sees, {expr::Variable::kH, expr::Variable::kHk});
+  tile::SeenBlocksView view;
+  view.heads = by_head ? static_cast<int>(heads) : 1;
+  view.tiles = static_cast<int>(std::max<int64_t>(1, ceil_div(rows, tile_rows)));
+  view.words = static_cast<int>(std::max<int64_t>(1, ceil_div(walked, int64_t{32} * block_rows)));
+  view.tile_rows = tile_rows;
+  view.block_rows = block_rows;
+  return view;
+}
+
+}  // namespace
+
 ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
                              int ctas_per_sm, bool may_split) {
   ForwardLayout layout;
@@ -190,6 +208,10 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   constexpr int64_t kWavesInTurn = 2;
   if (kernel.persistent && ctas * args.num_splits > kWavesInTurn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
+  if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
+    args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, kernel.tile_m, p.seqlen_k, kernel.tile_n);
+    layout.seen_blocks = parts.take(args.seen.size(args.p.batch), 2 * 4);
+  }
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -244,6 +266,11 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     layout.bf16x3_do = take_copy(parts, p, Role::kDO, kernel.head_dim);
     layout.not_finite = parts.take(1, 4);
   }
+  // Where the order of additions is fixed, a tile waits for the one before it at every block that both have: all have all.
+  if (kernel.seen_blocks && p.expressions && p.expressions->sees && layout.dq_semaphore < 0) {
+    args.seen = seen_blocks_of(p, p.heads_kv, p.seqlen_k, kernel.tile_n, p.seqlen_q, kernel.tile_m);
+    layout.seen_blocks = parts.take(args.seen.size(args.p.batch), 2 * 4);
+  }
   layout.workspace_size = parts.size();
   return layout;
 }
@@ -254,6 +281,7 @@ void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (bf16x3.q >= 0) a.bf16x3_q = workspace + bf16x3.q;
   if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;
   if (bf16x3.v >= 0) a.bf16x3_v = workspace + bf16x3.v;
+  if (seen_blocks >= 0) a.seen.data = reinterpret_cast<uint32_t*>(workspace + seen_blocks);
 }
 
 void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
@@ -262,6 +290,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
+  if (seen_blocks >= 0) a.seen.data = reinterpret_cast<uint32_t*>(workspace + seen_blocks);
   if (bf16x3_do < 0) return;
   a.bf16x3_q = workspace + bf16x3.q;
   a.bf16x3_k = workspace + bf16x3.k;

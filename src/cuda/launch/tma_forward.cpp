@@ -33,7 +33,7 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   all.k = map_of_keys(k, dtype, p, columns, kTmaColumns, tile_n, kernel);
   all.v = map_of_keys(v, dtype, p, columns_v, kTmaColumns, tile_n, kernel);
   all.o_in_vectors = args.num_splits == 1 && !p.o_is_f32() && (p.aligned16 & tile::kAlignedO) != 0;
-  all.scale_log2 = p.softcap > 0 ? tile::kLog2e : p.scale * tile::kLog2e;
+  all.scale_log2 = p.softcap > 0 || p.expression.has_score ? tile::kLog2e : p.scale * tile::kLog2e;
   if (launch.layout.tile_counter >= 0) {
     all.tile_counter = reinterpret_cast<int*>(launch.workspace + launch.layout.tile_counter);
     set_words(all.tile_counter, 0, 1, launch.stream);

@@ -8,6 +8,10 @@ namespace fovea::cuda {
 
 struct Expression {
   static constexpr bool kHasScore = false, kHasSees = false;
+  /// Whether the score's derivative by s is 1 everywhere.
+  static constexpr bool kSlopeIsOne = true;
+  /// Whether Query or Key reads tensors by the query or the key without looking whether these are inside.
+  static constexpr bool kReadsByQuery = false, kReadsByKey = false;
   /// Whether add_gradients does anything.
   static constexpr bool kHasGradients = false;
 

@@ -6,9 +6,11 @@
 
 struct CUctx_st;
 struct CUfunc_st;
+struct CUmod_st;
 struct CUstream_st;
 using CUcontext = CUctx_st*;
 using CUfunction = CUfunc_st*;
+using CUmodule = CUmod_st*;
 using CUstream = CUstream_st*;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
@@ -51,6 +53,10 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+enum CUfunction_attribute {
+  CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
+  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+};
 enum CUpointer_attribute {
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
   CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,

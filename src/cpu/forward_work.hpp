@@ -1,0 +1,107 @@
+// What forward.cpp (tiles) and forward_rows.cpp (few rows) share: the schedule, partial results, and the scratch of a
+// thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/panel.hpp"
+#include "expr/pair_expressions.hpp"
+
+namespace fovea::cpu::forward_pass {
+
+// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
+// written, turned into weights and read again.
+inline constexpr int64_t kBlockKeys = 128;
+// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
+// 128, fp32) leave room in a 1 MB second-level cache.
+inline constexpr int64_t kMaxPanels = 4;
+// Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
+// does not depend on the thread count, so results do not either.
+inline constexpr int64_t kWantedItems = 64;
+inline constexpr int64_t kMinSplitKeys = 1024;
+// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
+// queries are faster.
+inline constexpr int64_t kRowPathRows = 4;
+inline constexpr int64_t kTurnKeys = 32;
+// Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
+inline constexpr int64_t kSeenStep = 32;
+struct Schedule {
+  int64_t panels;      ///< panels a tile
+  int64_t tiles;       ///< tiles of the longest sequence of one key head
+  int64_t splits;      ///< splits of the keys
+  int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
+  int64_t groups;      ///< batch * heads_kv
+  bool row_path;
+  int64_t items() const { return groups * tiles * splits; }
+
+  Schedule(const AttentionProblem& p, int num_threads) {
+    groups = p.batch * p.heads_kv;
+    const int64_t rows = p.seqlen_q * p.group();
+    const int64_t all_panels = ceil_div(rows, kPanel);
+    splits = 1;
+    const int64_t full_tiles = groups * ceil_div(all_panels, 1);
+    if (full_tiles > 0 && full_tiles < kWantedItems) {
+      splits = std::clamp<int64_t>(ceil_div(kWantedItems, full_tiles), 1,
+                                   std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
+    }
+    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
+    splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
+    panels =
+        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
+    panels = std::min(panels, std::max<int64_t>(1, all_panels));
+    tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
+    const bool scales = p.expressions && p.expressions->score;
+    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
+               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
+                 p.has(Role::kMask) || p.has(Role::kBlockMask));
+  }
+};
+
+/// Unnormalised result of one panel over some of the keys.
+struct Partial {
+  float* o;        ///< [padded_dv][kPanel]
+  float* row_max;  ///< [kPanel], log2 units
+  float* row_sum;  ///< [kPanel]
+
+  static int64_t size(const Staging& s) { return (s.padded_dv + 2) * kPanel; }
+  Partial(float* base, const Staging& s)
+      : o(base), row_max(base + s.padded_dv * kPanel), row_sum(base + (s.padded_dv + 1) * kPanel) {}
+  void reset(const Staging& s) const {
+    std::fill_n(o, s.padded_dv * kPanel, 0.0f);
+    std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
+    std::fill_n(row_sum, kPanel, 0.0f);
+  }
+};
+
+/// What one thread works in.
+struct ThreadScratch {
+  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  PairScratch pairs;
+
+  ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+                const PairPrograms& programs) {
+    const int64_t block = round_up(kBlockKeys, 32);
+    queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
+    partials = memory.take<float>(schedule.panels * Partial::size(s));
+    scores = memory.take<float>(block * kPanel);
+    weights = memory.take<float>(block * kPanel / 2);
+    keys = memory.take<float>(s.rows_size(block, s.words_d));
+    values = memory.take<float>(s.columns_size(block, s.d_v));
+    alpha = memory.take<float>(kPanel);
+    maxima = memory.take<float>(kPanel);
+    keep = memory.take<float>(block * kPanel);
+    rows = memory.take<float>(std::max<int64_t>(
+        kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
+    pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
+  }
+};
+
+/// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
+/// the speed of memory.
+void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
+                  const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
+                  const ThreadScratch& t);
+
+}  // namespace fovea::cpu::forward_pass

@@ -1,0 +1,154 @@
+// The order in which gradients of named tensors are summed.
+#include "cpu/tensor_gradients.hpp"
+
+#include <algorithm>
+
+#include "cpu/scratch.hpp"
+#include "expr/differentiate.hpp"
+#include "expr/pair_expressions.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+// Of all copies of one tensor. The copies of dQ may take 1 GiB, and these are sums of many fewer terms as a rule.
+constexpr int64_t kMostBytes = int64_t{256} << 20;
+constexpr int64_t kPieceElements = 4096;
+
+/// Whether every element that the score reads of the tensor has this name alone in the same dimension.
+bool covers(const expr::Graph& graph, const std::vector<expr::ElementDerivative>& elements,
+            const TensorDesc& gradient, std::initializer_list<expr::Variable> names) {
+  for (size_t d = 0; d < static_cast<size_t>(gradient.ndim); ++d) {
+    if (gradient.stride[d] == 0) continue;
+    const bool all = std::all_of(elements.begin(), elements.end(), [&](const expr::ElementDerivative& e) {
+      const auto name = expr::index_name(graph, graph[e.element], d);
+      return name && std::find(names.begin(), names.end(), *name) != names.end();
+    });
+    if (all) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemIndex& items)
+    : p_(problem), items_(items) {
+  expr::Expression score;
+  if (problem.expressions && problem.expressions->score) score = *problem.expressions->score;
+  for (size_t i = 0; i < problem.named.size(); ++i) {
+    const TensorDesc& t = problem.named[i].gradient;
+    if (!t.present) continue;
+    Gradient g{i, {}};
+    g.size = 1;
+    GradientLayout layout{i, t};
+    for (size_t d = static_cast<size_t>(t.ndim); d-- > 0;) {
+      g.extent[d] = t.stride[d] == 0 ? 1 : t.shape[d];
+      layout.layout.stride[d] = t.stride[d] == 0 ? 0 : g.size;
+      g.size *= g.extent[d];
+    }
+    std::vector<expr::ElementDerivative> elements;
+    if (score.root != expr::kNoNode) elements = expr::differentiate_by_elements(score, i);
+    using expr::Variable;
+    g.covered = {
+        covers(score.graph, elements, t, {Variable::kB}),
+        covers(score.graph, elements, t, {Variable::kH}) || covers(score.graph, elements, t, {Variable::kHk}),
+        covers(score.graph, elements, t, {Variable::kK})};
+    for (size_t name = 0; name < kItemNames; ++name) {
+      if (!g.covered[name]) g.copies *= std::max<int64_t>(1, items[name]);
+    }
+    const bool by_pairs = covers(score.graph, elements, t, {Variable::kQ}) && g.covered[kItemRange];
+    // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
+    g.direct = elements.empty() || (by_pairs && g.copies == 1);
+    if (g.direct) {
+      layout.layout = t;
+      g.copies = 0;
+    } else if (g.copies * g.size * 8 > kMostBytes) {
+      g.copies = 1;
+      for (size_t name = 0; name < kItemNames; ++name) chained_[name] = chained_[name] || !g.covered[name];
+    }
+    g.first = sums_;
+    sums_ += round_up(g.copies * g.size, 8);
+    gradients_.push_back(g);
+    layouts_.push_back(layout);
+  }
+}
+
+int64_t TensorGradients::pieces() const {
+  int64_t count = 0;
+  for (const Gradient& g : gradients_) count += ceil_div(g.size, kPieceElements);
+  return count;
+}
+
+/// Calls visit(element, offset in the output) for the elements of one piece.
+template <class Visit>
+void TensorGradients::for_piece(const Gradient& g, int64_t piece, Visit&& visit) const {
+  const TensorDesc& t = p_.named[g.tensor].gradient;
+  const int64_t end = std::min(g.size, (piece + 1) * kPieceElements);
+  const auto last = static_cast<size_t>(std::max(0, t.ndim - 1));
+  for (int64_t element = piece * kPieceElements; element < end;) {
+    int64_t rest = element, offset = 0;
+    for (size_t d = static_cast<size_t>(t.ndim); d-- > 0;) {
+      offset += rest % g.extent[d] * t.stride[d];
+      rest /= g.extent[d];
+    }
+    // The rest of a row of the last dimension.
+    const int64_t size = t.ndim == 0 ? 1 : g.extent[last], stride = t.ndim == 0 ? 0 : t.stride[last];
+    const int64_t row_end = std::min(end, element - element % size + size);
+    for (; element < row_end; ++element, offset += stride) visit(element, offset);
+  }
+}
+
+void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pieces) const {
+  for (int64_t item; (item = pieces.next()) >= 0;) {
+    for (const Gradient& g : gradients_) {
+      const int64_t count = ceil_div(g.size, kPieceElements);
+      if (item >= count) {
+        item -= count;
+        continue;
+      }
+      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
+      for_piece(g, item, [&](int64_t element, int64_t offset) {
+        for (int64_t copy = 0; copy < g.copies; ++copy) sums[g.first + copy * g.size + element] = 0;
+        output[offset] = 0;
+      });
+      break;
+    }
+  }
+}
+
+void TensorGradients::targets_of(const Buffers& buffers, double* sums, const ItemIndex& item,
+                                 std::array<GradientTarget, kMaxNamedTensors>& targets) const {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const Gradient& g = gradients_[i];
+    if (g.direct) {
+      targets[i] = {nullptr, static_cast<float*>(buffers.gradient(g.tensor))};
+      continue;
+    }
+    int64_t copy = 0;
+    for (size_t name = 0; name < kItemNames && g.copies > 1; ++name) {
+      if (!g.covered[name]) copy = copy * items_[name] + item[name];
+    }
+    targets[i] = {sums + g.first + copy * g.size, nullptr};
+  }
+}
+
+void TensorGradients::write(const Buffers& buffers, const double* sums, WorkQueue& pieces) const {
+  for (int64_t item; (item = pieces.next()) >= 0;) {
+    for (const Gradient& g : gradients_) {
+      const int64_t count = ceil_div(g.size, kPieceElements);
+      if (item >= count) {
+        item -= count;
+        continue;
+      }
+      if (g.direct) break;
+      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
+      for_piece(g, item, [&](int64_t element, int64_t offset) {
+        double sum = 0;
+        for (int64_t copy = 0; copy < g.copies; ++copy) sum += sums[g.first + copy * g.size + element];
+        output[offset] = static_cast<float>(sum);
+      });
+      break;
+    }
+  }
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,61 @@
+// Gradients of named tensors: which work items may add to the same element, and how their sums keep one order.
+//
+// A work item is a batch, a key head and a range of keys. Where a tensor is indexed by one of the names b, h or hk, and k
+// alone, items that differ in it add to different elements. What remains differs in nothing but the other names; each of
+// those items has a copy of the tensor, and the copies are summed in their order. A tensor that all three index needs no
+// copy. Where copies would be too large, items that would share an element form a chain, which one thread goes through.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "cpu/pair_programs.hpp"
+#include "cpu/parallel.hpp"
+
+namespace fovea::cpu {
+
+/// How many values of each name the work items have.
+enum ItemName : uint8_t { kItemBatch, kItemHead, kItemRange, kItemNames };
+using ItemIndex = std::array<int64_t, kItemNames>;
+
+class TensorGradients {
+ public:
+  TensorGradients(const AttentionProblem& problem, const ItemIndex& items);
+
+  bool empty() const { return gradients_.empty(); }
+  /// Where programs add; by the payload of kAddTo.
+  const std::vector<GradientLayout>& layouts() const { return layouts_; }
+  /// Names whose items one thread goes through in order.
+  bool chains(ItemName name) const { return chained_[name]; }
+  int64_t sums() const { return sums_; }  ///< float64 numbers of all copies
+
+  /// Sets copies and outputs to 0. `thread` of `threads` does its share.
+  void clear(const Buffers& buffers, double* sums, WorkQueue& pieces) const;
+  int64_t pieces() const;
+  void targets_of(const Buffers& buffers, double* sums, const ItemIndex& item,
+                  std::array<GradientTarget, kMaxNamedTensors>& targets) const;
+  /// Writes the sums of the copies.
+  void write(const Buffers& buffers, const double* sums, WorkQueue& pieces) const;
+
+ private:
+  struct Gradient {
+    size_t tensor;
+    std::array<bool, kItemNames> covered;
+    bool direct = false;  ///< items add to the output itself
+    int64_t copies = 1, size = 0, first = 0;
+    std::array<int64_t, kMaxRank> extent{};
+  };
+  template <class Visit>
+  void for_piece(const Gradient& gradient, int64_t piece, Visit&& visit) const;
+
+  const AttentionProblem& p_;
+  ItemIndex items_;
+  std::vector<Gradient> gradients_;
+  std::vector<GradientLayout> layouts_;
+  std::array<bool, kItemNames> chained_{};
+  int64_t sums_ = 0;
+};
+
+}  // namespace fovea::cpu

@@ -1,0 +1,28 @@
+// Kernels compiled at run time, for an expression: the program of a kernel, NVRTC, and the caches around it.
+#pragma once
+
+#include <string>
+
+#include "cuda/launch/kernel.hpp"
+#include "cuda/launch/kernel_cache.hpp"
+#include "cuda/launch/nvrtc.hpp"
+
+namespace fovea::cuda {
+
+/// The machine code of a kernel for one kind of chip.
+struct CompiledKernel {
+  std::string code;    ///< a cubin, or PTX where NVRTC is older than the chip
+  std::string symbol;  ///< what the kernel is called in it
+  std::string clause;  ///< why there is none, behind the kernel's name; "" when there is
+  std::string note;    ///< why it was not kept on the disk; "" when it was, or need not be
+  bool from_disk = false;
+};
+
+/// Compiles a kernel for an expression, given as the text that replaces cuda/warp/expression.cuh; "" leaves the header as it is.
+/// Needs no GPU. Of any number of threads that ask for the same code, one compiles; it stays for the life of the process.
+const CompiledKernel& compile_kernel(const Kernel& kernel, const std::string& expression, int capability);
+/// The same without the memory of this process.
+CompiledKernel compile_kernel(const Kernel& kernel, const std::string& expression, int capability,
+                              const Nvrtc& nvrtc, const KernelCache& cache);
+
+}  // namespace fovea::cuda

@@ -1,0 +1,139 @@
+// Builds the trees of a problem's terms.
+#include "expr/problem_terms.hpp"
+
+#include <vector>
+
+#include "expr/pair_expressions.hpp"
+
+namespace fovea::expr {
+namespace {
+
+/// An expression under construction.
+class Builder {
+ public:
+  Builder(Use use, const std::vector<TensorDeclaration>& tensors) {
+    built_.use = use;
+    built_.tensors = tensors;
+  }
+
+  Graph& graph() { return built_.graph; }
+  NodeId name(Variable v) { return graph().variable(v); }
+
+  /// An element of the tensor in this place.
+  NodeId element(size_t tensor, std::initializer_list<NodeId> index) {
+    return graph().tensor(tensor, built_.tensors[tensor].dtype, {index.begin(), index.size()});
+  }
+  NodeId of_pair(size_t tensor) {
+    return element(tensor, {name(Variable::kB), name(Variable::kH), name(Variable::kQ), name(Variable::kK)});
+  }
+
+  /// The nodes of another expression over the same tensors, with `s` in the place of its s.
+  NodeId append(const Expression& other, NodeId s) {
+    std::vector<NodeId> places;
+    for (const Node& from : other.graph.nodes()) {
+      if (from.op == Op::kVariable && from.variable() == Variable::kS) {
+        places.push_back(s);
+        continue;
+      }
+      Node node = from;
+      for (size_t i = 0; i < node.operand_count; ++i) node.operand[i] = places[node.operand[i]];
+      places.push_back(graph().add(node));
+    }
+    return places[other.root];
+  }
+
+  Expression finish(NodeId root) {
+    built_.root = root;
+    return compact(built_);
+  }
+
+ private:
+  Expression built_;
+};
+
+/// Adds a tensor of the problem to its named tensors; its place among them.
+size_t add_tensor(AttentionProblem& p, Role role) {
+  NamedTensor named;
+  named.name = name_of(role);
+  named.tensor = p[role];
+  if (named.tensor.dtype == DType::kBool) named.tensor.dtype = DType::kU8;
+  named.place = index_of(role);
+  p.named.push_back(named);
+  return p.named.size() - 1;
+}
+
+/// The score before the user's.
+NodeId add_score_terms(Builder& to, const AttentionProblem& p, std::optional<size_t> alibi,
+                       std::optional<size_t> bias) {
+  Graph& g = to.graph();
+  NodeId s = to.name(Variable::kS);
+  if (p.softcap > 0) {
+    const NodeId cap = g.number(p.softcap);
+    s = g.make(Op::kMultiply, {cap, g.make(Op::kTanh, {g.make(Op::kDivide, {s, cap})})});
+  }
+  if (alibi) {
+    const NodeId position =
+        g.make(Op::kSubtract,
+               {g.make(Op::kAdd, {to.name(Variable::kQ), to.name(Variable::kNk)}), to.name(Variable::kNq)});
+    const NodeId distance = g.make(Op::kAbs, {g.make(Op::kSubtract, {position, to.name(Variable::kK)})});
+    const NodeId slope = to.element(*alibi, {to.name(Variable::kB), to.name(Variable::kH)});
+    s = g.make(Op::kSubtract, {s, g.make(Op::kMultiply, {slope, distance})});
+  }
+  if (bias) s = g.make(Op::kAdd, {s, to.of_pair(*bias)});
+  return s;
+}
+
+NodeId add_sees_terms(Builder& to, const AttentionProblem& p, std::optional<size_t> mask,
+                      std::optional<size_t> block_mask) {
+  Graph& g = to.graph();
+  const auto is_set = [&](NodeId element) { return g.make(Op::kNotEqual, {element, g.integer(0)}); };
+  NodeId sees = g.boolean(true);
+  if (mask) sees = g.make(Op::kAnd, {sees, is_set(to.of_pair(*mask))});
+  if (block_mask) {
+    const NodeId row = g.make(Op::kDivide, {to.name(Variable::kQ), g.integer(p.block_q)});
+    const NodeId column = g.make(Op::kDivide, {to.name(Variable::kK), g.integer(p.block_k)});
+    const NodeId element =
+        to.element(*block_mask, {to.name(Variable::kB), to.name(Variable::kH), row, column});
+    sees = g.make(Op::kAnd, {sees, is_set(element)});
+  }
+  return sees;
+}
+
+}  // namespace
+
+std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  const auto add = [&](Role role) -> std::optional<size_t> {
+    if (!p.has(role)) return std::nullopt;
+    return add_tensor(p, role);
+  };
+  const auto alibi = add(Role::kAlibi), bias = add(Role::kBias), mask = add(Role::kMask),
+             block_mask = add(Role::kBlockMask);
+  const bool has_score = p.softcap > 0 || alibi || bias, has_sees = mask || block_mask;
+  if (!has_score && !has_sees) return p;
+  if (p.named.size() > kMaxNamedTensors) return std::nullopt;
+  std::vector<TensorDeclaration> tensors;
+  for (const NamedTensor& named : p.named)
+    tensors.push_back({named.name, named.tensor.dtype, named.tensor.ndim});
+  PairExpressions all;
+  if (problem.expressions) all = *problem.expressions;
+  const auto compose = [&](std::optional<Expression>& user, Use use, auto&& add_terms, bool has) {
+    if (user) user->tensors = tensors;
+    if (!has) return;
+    Builder to(use, tensors);
+    NodeId root = add_terms(to);
+    if (user) {
+      const NodeId theirs = to.append(*user, root);
+      root = use == Use::kScore ? theirs : to.graph().make(Op::kAnd, {root, theirs});
+    }
+    user = to.finish(root);
+  };
+  compose(
+      all.score, Use::kScore, [&](Builder& to) { return add_score_terms(to, p, alibi, bias); }, has_score);
+  compose(
+      all.sees, Use::kSees, [&](Builder& to) { return add_sees_terms(to, p, mask, block_mask); }, has_sees);
+  p.expressions = std::make_shared<const PairExpressions>(std::move(all));
+  return p;
+}
+
+}  // namespace fovea::expr

@@ -1,0 +1,67 @@
+// The walks over the blocks that an expression lets a tile see, against a list of flags.
+#include "tile/seen_blocks.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace fovea::tile {
+namespace {
+
+TEST(SeenBlocks, WithoutBitsEveryBlockIsWalked) {
+  const SeenBlocks blocks;
+  EXPECT_EQ(blocks.before(7, 2), 6);
+  EXPECT_EQ(blocks.from(7, 9), 7);
+  EXPECT_EQ(blocks.from(9, 9), 9);
+  EXPECT_EQ(blocks.count(2, 9), 7);
+  EXPECT_EQ(blocks.count(9, 2), 0);
+  EXPECT_TRUE(blocks.is_partial(3));
+}
+
+TEST(SeenBlocks, WalksFindTheBlocksOfAnyRange) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int total = 1 + static_cast<int>(random() % 100), density = static_cast<int>(random() % 8);
+    std::vector<uint32_t> any((static_cast<size_t>(total) + 31) / 32);
+    std::vector<bool> seen;
+    for (int n = 0; n < total; ++n) {
+      seen.push_back(static_cast<int>(random() % 8) < density);
+      if (seen.back()) any[static_cast<size_t>(n) / 32] |= 1u << (n % 32);
+    }
+    const SeenBlocks blocks{any.data(), any.data()};
+    const int begin = static_cast<int>(random() % static_cast<unsigned>(total + 1));
+    const int end = begin + static_cast<int>(random() % static_cast<unsigned>(total + 1 - begin));
+    std::vector<int> forwards, backwards, expected;
+    for (int n = begin; n < end; ++n)
+      if (seen[static_cast<size_t>(n)]) expected.push_back(n);
+    for (int n = blocks.from(begin, end); n < end; n = blocks.from(n + 1, end)) forwards.push_back(n);
+    for (int n = blocks.before(end, begin); n >= begin; n = blocks.before(n, begin))
+      backwards.insert(backwards.begin(), n);
+    EXPECT_EQ(forwards, expected);
+    EXPECT_EQ(backwards, expected);
+    EXPECT_EQ(blocks.count(begin, end), static_cast<int>(expected.size()));
+    for (const int n : expected) EXPECT_TRUE(blocks.is_partial(n));
+  }
+}
+
+TEST(SeenBlocks, EveryTileHasWordsOfItsOwn) {
+  SeenBlocksView view;
+  view.heads = 3, view.tiles = 5, view.words = 2;
+  std::vector<bool> taken(static_cast<size_t>(view.size(4)));
+  for (int b = 0; b < 4; ++b)
+    for (int h = 0; h < 3; ++h)
+      for (int tile = 0; tile < 5; ++tile)
+        for (int word = 0; word < 2; ++word) {
+          const auto at = static_cast<size_t>(view.offset(b, h, tile) + word);
+          ASSERT_LT(at, taken.size());
+          EXPECT_FALSE(taken[at]);
+          taken[at] = true;
+        }
+  view.heads = 1;
+  EXPECT_EQ(view.offset(2, 7, 4), view.offset(2, 0, 4)) << "heads share what does not depend on them";
+}
+
+}  // namespace
+}  // namespace fovea::tile
