@@ -277,7 +277,7 @@ class Named {
   operator()(const Index&... index) const {
     static_assert((may_be_integer(kind_of<Index>) && ...), "an index is an int");
     if constexpr (sizeof...(Index) == 0) {
-      return {tensor_.name, kPrimary, {tensor_}};  // of Tensor::scalar
+      return {tensor_.name, kPrimary, {tensor_}};  // of a tensor without dimensions
     } else {
       return call<kKind>(tensor_.name, {tensor_}, "[]", index...);
     }

@@ -161,18 +161,6 @@ TEST(Score, GivesTheGradientOfATensor) {
   EXPECT_NEAR(gradient, expected, 1e-3);
 }
 
-TEST(Score, ReadsATensorWithoutDimensions) {
-  Small one, other;
-  const float factor = 0.5f;
-  const auto t = fovea::named("t", fovea::Tensor::scalar(&factor));
-  fovea::Problem mine = one.problem(), theirs = other.problem();
-  mine.score = fovea::score([&](auto p) { return p.s * t(); });
-  theirs.scale = 0.5 / std::sqrt(8.0);
-  fovea::attend(mine);
-  fovea::attend(theirs);
-  for (size_t i = 0; i < one.o.size(); ++i) EXPECT_NEAR(one.o[i], other.o[i], 1e-6);
-}
-
 TEST(Score, PlansPrintExpressions) {
   Small data;
   fovea::Problem problem = data.problem();
