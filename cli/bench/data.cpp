@@ -80,7 +80,8 @@ void fill_normal(Array& array, uint64_t seed) {
   }
 }
 
-BenchData::BenchData(const Shape& s, bool backward, Layout layout, Gpu* gpu) : shape(s), gpu_(gpu) {
+BenchData::BenchData(const Shape& s, bool backward, Expressions of, Layout layout, Gpu* gpu)
+    : shape(s), expressions(std::move(of)), gpu_(gpu) {
   const auto make = [&](const char* name, const std::array<int64_t, 4>& sizes) {
     return HeadArray(name, sizes, s.type, layout);
   };
@@ -99,9 +100,18 @@ BenchData::BenchData(const Shape& s, bool backward, Layout layout, Gpu* gpu) : s
     dk = make("dk", s.k());
     dv = make("dv", s.v());
   }
+  for (const Array& tensor : expressions.tensors) {
+    const bool has_gradient = backward && !expressions.score.empty() && is_real(tensor.type);
+    d_tensors.push_back(has_gradient ? io::make_array("d" + tensor.name, ElementType::f32, tensor.shape)
+                                     : Array{});
+  }
   if (gpu_ == nullptr) return;
-  for (const Array* array : {&q.array(), &k.array(), &v.array(), &o.array(), &lse, &d_o.array(), &dq.array(),
-                             &dk.array(), &dv.array()}) {
+  std::vector<const Array*> all = {&q.array(),   &k.array(),  &v.array(),  &o.array(), &lse,
+                                   &d_o.array(), &dq.array(), &dk.array(), &dv.array()};
+  for (const std::vector<Array>* more : {&expressions.tensors, &d_tensors}) {
+    for (const Array& array : *more) all.push_back(&array);
+  }
+  for (const Array* array : all) {
     if (array->shape.empty()) continue;
     mirrors_[array] = gpu_->allocate(array->bytes.size());
     upload(*array);
@@ -132,6 +142,11 @@ Tensor BenchData::tensor(const HeadArray& array) const {
   return gpu_ == nullptr ? here : here.on(gpu_->device());
 }
 
+Tensor BenchData::tensor(const Array& array) const {
+  const Tensor here = view(array);
+  return gpu_ == nullptr ? here : Tensor(address(array), here.dtype(), here.shape()).on(gpu_->device());
+}
+
 Problem BenchData::problem(Pass pass, const Terms& terms) const {
   Problem p;
   terms.apply(p);
@@ -147,6 +162,13 @@ Problem BenchData::problem(Pass pass, const Terms& terms) const {
     p.dq = tensor(dq);
     p.dk = tensor(dk);
     p.dv = tensor(dv);
+  }
+  p.score = expressions.score;
+  p.sees = expressions.sees;
+  for (size_t i = 0; i < expressions.tensors.size(); ++i) {
+    const bool has_gradient = pass == Pass::backward && !d_tensors[i].shape.empty();
+    p.named.push_back({expressions.tensors[i].name, tensor(expressions.tensors[i]),
+                       has_gradient ? tensor(d_tensors[i]) : Tensor()});
   }
   return p;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cli/data/elements.hpp"
+#include "cli/data/expressions.hpp"
 #include "cli/measure/gpu.hpp"
 #include "cli/options/options.hpp"
 #include "cli/options/shape_options.hpp"
@@ -50,11 +51,15 @@ void fill_normal(Array& array, uint64_t seed);
 /// Inputs are normal random numbers, outputs 0. With a GPU every array has a mirror in its memory.
 struct BenchData {
   Shape shape;
+  Expressions expressions;
   HeadArray q, k, v, o, d_o, dq, dk, dv;
   Array lse;
+  std::vector<Array>
+      d_tensors;  ///< gradients of those tensors of expressions that have one; others are empty
 
   /// `backward`: with the gradients. `gpu` may be null and has to outlive this.
-  BenchData(const Shape& shape, bool backward, Layout layout = Layout::bshd, Gpu* gpu = nullptr);
+  BenchData(const Shape& shape, bool backward, Expressions expressions = {}, Layout layout = Layout::bshd,
+            Gpu* gpu = nullptr);
   BenchData(const BenchData&) = delete;  // mirrors are found by the address of an array
   BenchData& operator=(const BenchData&) = delete;
 
@@ -67,6 +72,7 @@ struct BenchData {
  private:
   void* address(const Array& array) const;
   Tensor tensor(const HeadArray& array) const;
+  Tensor tensor(const Array& array) const;
 
   Gpu* gpu_;
   std::map<const Array*, void*> mirrors_;

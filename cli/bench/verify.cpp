@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/bench/shifted_text.hpp"
 #include "cli/measure/measure.hpp"
 
 namespace fovea::cli {
@@ -62,7 +63,10 @@ double error_of(const BenchData& data, Pass pass, const Terms& terms, const Slic
   small.heads_q = group;
   small.heads_kv = 1;
   small.type = ElementType::f64;
-  BenchData oracle(small, pass == Pass::backward);
+  BenchData oracle(
+      small, pass == Pass::backward,
+      shifted(data.expressions,
+              {.b = slice.batch, .h = heads.first, .hk = slice.head_kv, .q = rows.first, .nq = s.seqlen_q}));
   solve(oracle, data, pass, terms, slice.batch, rows, heads, keys, heads_kv);
   const auto error = [&](const HeadArray& got, const HeadArray& expected, IndexRange row_range,
                          IndexRange head_range) {

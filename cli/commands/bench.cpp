@@ -26,6 +26,7 @@ namespace {
 struct BenchOptions {
   ShapeOptions shape;
   Terms terms;
+  ExpressionOptions expressions;
   Execution execution;
   std::vector<std::string> pass = {"fwd"};
   std::optional<std::string> rows;
@@ -59,14 +60,17 @@ std::vector<BenchCase> cases_of(const BenchOptions& options) {
 }
 
 /// Plans the problem without data: an invalid one is refused before memory is asked for.
-void validate(const BenchCase& what, const Options& options, const Gpu* gpu) {
+void validate(const BenchCase& what, const Expressions& expressions, const Options& options, const Gpu* gpu) {
   Problem sizes = described(what.shape, what.pass);
   what.terms.apply(sizes);
+  expressions.apply(sizes);
   if (gpu != nullptr) {
     for (Tensor* t :
          {&sizes.q, &sizes.k, &sizes.v, &sizes.o, &sizes.lse, &sizes.d_o, &sizes.dq, &sizes.dk, &sizes.dv}) {
       *t = t->on(gpu->device());
     }
+    for (NamedTensor& named : sizes.named)
+      named.tensor = Tensor(nullptr, named.tensor.dtype(), named.tensor.shape()).on(gpu->device());
   }
   const Plan validated(sizes, options);
 }
@@ -87,13 +91,13 @@ void time_beside_read(const std::function<void()>& run, const BenchData& data, i
   row.read = {timings[1], way.name(), k.size() + v.size()};
 }
 
-BenchRow bench_one(const BenchCase& what, const BenchOptions& options) {
+BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const BenchOptions& options) {
   std::optional<Gpu> gpu;
   if (const std::optional<int> id = options.gpu()) gpu.emplace(*id);
-  validate(what, options.execution.options(), gpu ? &*gpu : nullptr);
+  validate(what, expressions, options.execution.options(), gpu ? &*gpu : nullptr);
 
   const bool backward = what.pass == Pass::backward;
-  BenchData data(what.shape, backward, options.memory_order(), gpu ? &*gpu : nullptr);
+  BenchData data(what.shape, backward, expressions, options.memory_order(), gpu ? &*gpu : nullptr);
   const auto fill_d_o = [&](int64_t rows) {
     data.d_o.fill_last_rows(rows, 4);
     data.upload(data.d_o.array());
@@ -140,6 +144,7 @@ Exit run_bench(const BenchOptions& options) {
     for (const BenchCase& what : cases) fmt::print("{}\n", what.name);
     return Exit::ok;
   }
+  const Expressions expressions = read_expressions(options.expressions);
   const std::optional<int> gpu = options.gpu();
   const BenchSetting setting{options.execution.resolved_threads(), options.terms.causal,
                              gpu ? Gpu(*gpu).text() : ""};
@@ -147,7 +152,7 @@ Exit run_bench(const BenchOptions& options) {
   {
     Progress progress("bench", static_cast<int64_t>(cases.size()));
     for (const BenchCase& what : cases) {
-      rows.push_back(bench_one(what, options));
+      rows.push_back(bench_one(what, expressions, options));
       progress.advance();
     }
   }
@@ -178,6 +183,7 @@ void add_bench(CLI::App& program, Action& action) {
       ->group("Rows");
   command->add_flag("--list", options->list, "Print the names of these rows, and stop")->group("Rows");
   options->terms.add_options(*command, false);
+  options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
   add_device_option(*command, options->device);
   command->add_option("--layout", options->layout, "Memory order: bshd (the default) or bhsd")
@@ -201,6 +207,7 @@ void add_bench(CLI::App& program, Action& action) {
       "  fovea bench --seqlen 1024,4096 --heads 16 --head-dim 64,128 --dtype bfloat16 --causal\n"
       "  fovea bench --batch 8 --seqlen 1 --seqlen-k 16384 --heads 32 --heads-kv 8 --head-dim 128\n"
       "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json\n"
+      "  fovea bench --seqlen 2048 --sees \"q - k < 256\" --causal\n"
       "  fovea bench --rows bfloat16_fwd --layout bhsd\n"
       "  fovea bench --device cuda --batch 4 --seqlen 4096 --heads 16 --head-dim 128 --causal --pass "
       "fwd,bwd");

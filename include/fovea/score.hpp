@@ -276,7 +276,11 @@ class Named {
   requires(Operand<Index>&&...) Symbol<kKind>
   operator()(const Index&... index) const {
     static_assert((may_be_integer(kind_of<Index>) && ...), "an index is an int");
-    return call<kKind>(tensor_.name, {tensor_}, "[]", index...);
+    if constexpr (sizeof...(Index) == 0) {
+      return {tensor_.name, kPrimary, {tensor_}};  // of a tensor without dimensions
+    } else {
+      return call<kKind>(tensor_.name, {tensor_}, "[]", index...);
+    }
   }
   template <Operand Index>
   Symbol<kKind> operator[](const Index& index) const {

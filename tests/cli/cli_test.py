@@ -575,6 +575,101 @@ class Look(ProgramTest):
         self.fails(PROBLEM, "look", "--input", self.save({"q": self.numbers(3, 8), "k": self.numbers(3, 4)}), "--output", out)
 
 
+class Expressions(ProgramTest):
+    """--score, --sees and --tensor, and the blocks that they leave."""
+
+    def inputs(self, shape=(1, 8, 2, 4)):
+        self.arrays = self.qkv(shape, shape)
+        return self.save(self.arrays)
+
+    def saved(self, name, array):
+        write_npy(self.folder / name, array)
+        return self.folder / name
+
+    def outputs(self, *arguments):
+        self.ok("attend", *arguments, "--output", self.folder / "o.safetensors")
+        return read_safetensors(self.folder / "o.safetensors")
+
+    def test_terms_that_the_library_knows(self):
+        qkv = self.inputs()
+        slopes = self.saved("slopes.npy", Array([0.5, 0.25], (2,), "f4"))
+        mine = self.outputs("--input", qkv, "--score", "s - slope[h] * abs(q - k)", "--tensor", f"slope={slopes}",
+                            "--sees", "k <= q")
+        theirs = self.outputs("--input", qkv, "--alibi", slopes, "--causal")
+        self.close(mine["o"].values, theirs["o"].values)
+        self.close(mine["lse"].values, theirs["lse"].values)
+
+    def test_tensors_of_other_types_are_converted(self):
+        qkv = self.inputs()
+        documents = self.saved("documents.npy", Array([0, 0, 0, 1, 1, 1, 1, 2], (1, 8), "i8"))
+        factors = self.saved("factors.npy", Array([2.0, 0.5], (2,), "f8"))
+        mine = self.outputs("--input", qkv, "--sees", "doc[b, q] == doc[b, k]", "--score", "s * f[h]", "--tensor",
+                            f"doc={documents}", "--tensor", f"f={factors}")
+        mask = [int(a == b) for a in (0, 0, 0, 1, 1, 1, 1, 2) for b in (0, 0, 0, 1, 1, 1, 1, 2)]
+        theirs = self.outputs("--input", qkv, "--mask", self.saved("mask.npy", Array(mask, (8, 8), "u1")), "--score",
+                              "s * where(h == 0, 2, 0.5)")
+        self.close(mine["o"].values, theirs["o"].values)
+
+    def test_gradients_of_float_tensors(self):
+        qkv = self.inputs()
+        bias = self.saved("bias.npy", self.numbers(1, 2, 8, 8))
+        d_o = self.saved("d_o.npy", self.numbers(1, 8, 2, 4))
+        mine = self.outputs("--input", qkv, "--score", "s + term[b, h, q, k]", "--tensor", f"term={bias}", "--grad", d_o)
+        theirs = self.outputs("--input", qkv, "--bias", bias, "--grad", d_o)
+        self.close(mine["dterm"].values, theirs["dbias"].values)
+        self.close(mine["dq"].values, theirs["dq"].values)
+        self.fails(USAGE, "attend", "--input", qkv, "--score", "s + v[q]", "--tensor", f"v={bias}", "--grad", d_o, "--output",
+                   self.folder / "x.safetensors", says=["--tensor", "'v'", "dv"])
+
+    def test_explain(self):
+        text = self.ok("explain", "--seqlen", "512", "--heads", "2", "--sees", "k<=q", "--score", "(s)*2.0 + t[h]", "--tensor",
+                       f"t={self.saved('t.npy', self.numbers(2))}")
+        self.assertRegex(text, r"reads +t +\(2,\) +read by expressions\n")
+        self.assertIn("score             s * 2.0 + t[h]\nd score / d s     2.0\nd score / d t[h]  1.0\nsees              k <= q\n", text)
+        self.assertIn("blocks of 128 x 128: 12 not seen (38 %), 12 seen whole, 8 in part\n", text)
+        told = self.json("explain", "--seqlen", "512", "--heads", "2", "--sees", "k <= q")
+        self.assertEqual(told["expressions"], [{"name": "sees", "text": "k <= q"}])
+        self.assertEqual(told["blocks"], {"size": 128, "every_head": True, "none": 12, "all": 12, "some": 8})
+        self.assertEqual(self.json("explain", "--seqlen", "8")["expressions"], [])
+
+    def test_bench_checks_parts_that_count_from_their_origin(self):
+        documents = self.saved("documents.npy", Array([i // 20 for i in range(128)], (1, 128), "i4"))
+        slopes = self.saved("slopes.npy", Array([0.5, 0.25, 0.125, 2.0], (4,), "f4"))
+        told = self.json("bench", "--batch", "2", "--seqlen", "96", "--seqlen-k", "128", "--heads", "4", "--heads-kv", "2",
+                         "--head-dim", "16", "--dtype", "float32", "--pass", "fwd,bwd", "--seconds", "0.01", "--score",
+                         "s - slope[h] * abs(q + nk - nq - k) + 1e-2 * q * hk * b", "--sees",
+                         "doc[b, q] == doc[b, k] || k % 3 == q % 3", "--tensor", f"doc={documents}", "--tensor", f"slope={slopes}")
+        for row in told["rows"]:
+            self.assertGreater(row["rows_checked"], 0)
+
+    def test_picture_of_blocks(self):
+        self.assertEqual(self.ok("look", "--blocks", "--seqlen", "6", "--block-size", "2,3", "--sees", "q - k < 3", "--causal"),
+                         "+ .\n+ +\n+ +\n# all pairs, + some, . none; blocks of 2 queries (down) and 3 keys, head 0\n")
+        documents = self.saved("documents.npy", Array([0, 0, 1, 1, 2, 2, 2, 2], (1, 8), "i4"))
+        picture = self.json("look", "--blocks", "--input", self.inputs(), "--block-size", "2,2", "--sees",
+                            "doc[b, q] == doc[b, k]", "--tensor", f"doc={documents}", "--head", "1")
+        self.assertEqual(picture["blocks"], [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])
+        self.assertEqual((picture["head"], picture["block_size"]), (1, [2, 2]))
+
+    def test_errors(self):
+        qkv = self.inputs()
+        rest = ("--input", qkv, "--output", self.folder / "o.npy")
+        done = fovea("attend", *rest, "--score", "s + foo")
+        self.assertEqual(done.returncode, PROBLEM)
+        self.assertTrue(done.stderr.startswith("fovea attend: score, character 5: got 'foo'"), done.stderr)
+        self.assertTrue(done.stderr.endswith("\n  s + foo\n      ^\n"), done.stderr)
+        numbers = self.saved("x.npy", self.numbers(3))
+        self.fails(USAGE, "attend", *rest, "--tensor", "slope", says=["--tensor: got 'slope', expected NAME=FILE"])
+        self.fails(INPUT, "attend", *rest, "--tensor", "x=none.npy", "--score", "s", says=["--tensor: ", "none.npy"])
+        self.fails(PROBLEM, "attend", *rest, "--tensor", f"x={numbers}", says=["named.x", "there is no expression"])
+        self.fails(PROBLEM, "attend", *rest, "--tensor", f"x={numbers}", "--score", "s * x[q]",
+                   says=["named.x: got shape (3)", "x.npy"])
+        self.fails(USAGE, "look", "--seqlen", "8", says=["--blocks"])
+        self.fails(USAGE, "look", "--input", qkv, says=["--output"])
+        self.fails(USAGE, "look", "--blocks", "--seqlen", "65536", says=["--block-size"])
+        self.fails(PROBLEM, "look", "--blocks", "--seqlen", "8", "--head", "16", says=["head: got 16, expected 0 to 15"])
+
+
 class Explain(ProgramTest):
     def test_sizes(self):
         text = self.ok("explain", "--seqlen", "128", "--heads", "8", "--heads-kv", "2", "--dtype", "float32", "--causal")

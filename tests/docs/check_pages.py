@@ -5,7 +5,8 @@
                                               code in backquotes that looks like a path of the tree is one, no line
                                               holds an absolute path; docs/architecture.md names every folder of
                                               include/, src/, src/cuda/, bindings/ and tests/, and cli, bench, examples, ladder
-    check_pages.py REPOSITORY --fovea PATH    runs the `fovea explain` and `fovea info` lines of the pages
+    check_pages.py REPOSITORY --fovea PATH    runs the `fovea explain`, `fovea info` and `fovea look --blocks` lines of the pages; a
+                                              block of text under a picture of blocks must be what the line prints
     check_pages.py --self-test                checks that the checks catch what they should
 
 A block that quotes a file stands under a comment `<!-- file: docs/examples/attend.cpp -->`.
@@ -21,6 +22,7 @@ import tempfile
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "examples", "ladder"]
 QUOTED = re.compile(r"<!-- file: (\S+) -->\n+```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"^```sh\n(fovea look --blocks [^\n]*)\n```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH_LIKE = re.compile(r"`((?:src|include|tests|docs|bench|bindings|cli|cmake|examples|ladder|tools|data)/[\w./-]+)`")
 ABSOLUTE = re.compile(r"(?<![\w.~:/])/(?:home|work|tmp|root|usr|opt|Users)/")
@@ -99,14 +101,21 @@ def check(root):
 
 
 def commands_of(text):
-    """`fovea explain` and `fovea info` lines of the shell blocks, continued lines joined."""
+    """`fovea explain`, `fovea info` and `fovea look --blocks` lines of the shell blocks, continued lines joined."""
     for language, block in BLOCK.findall(text):
         if language != "sh":
             continue
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if len(words) > 1 and words[0].split("/")[-1] == "fovea" and words[1] in ("explain", "info"):
-                yield words[1:]
+            if len(words) > 1 and words[0].split("/")[-1] == "fovea":
+                if words[1] in ("explain", "info") or words[1:3] == ["look", "--blocks"]:
+                    yield words[1:]
+
+
+def pictures_of(text):
+    """(words, text) of each `fovea look --blocks` line that stands alone in its block, with the text block after it."""
+    for line, picture in PICTURE.findall(text):
+        yield shlex.split(line)[1:], picture
 
 
 def run_commands(root, fovea):
@@ -117,6 +126,10 @@ def run_commands(root, fovea):
             done = subprocess.run([fovea, *words], cwd=root, capture_output=True, text=True)
             if done.returncode != 0:
                 print(f"{page.relative_to(root)}: fovea {shlex.join(words)}: {done.stderr.strip()}")
+                failed += 1
+        for words, picture in pictures_of(page.read_text(encoding="utf-8")):
+            if subprocess.run([fovea, *words], capture_output=True, text=True).stdout != picture:
+                print(f"{page.relative_to(root)}: fovea {shlex.join(words)} draws another picture")
                 failed += 1
     print(f"{count} commands run, {failed} failed")
     return failed
@@ -159,7 +172,11 @@ def self_test():
     if list(commands_of(text)) != [["info"], ["explain", "--seqlen", "4", "--causal"]]:
         print(f"commands: {list(commands_of(text))}")
         wrong += 1
-    print(f"{len(cases) + 2} cases, {wrong} wrong")
+    drawn = "```sh\nfovea look --blocks --sees \"k < 1\"\n```\n\n```text\n# .\n```\n"
+    if list(pictures_of(text + drawn)) != [(["look", "--blocks", "--sees", "k < 1"], "# .\n")]:
+        print(f"pictures: {list(pictures_of(text + drawn))}")
+        wrong += 1
+    print(f"{len(cases) + 3} cases, {wrong} wrong")
     return wrong
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs/guide/python.md", ROOT / "bindings/python/README.md"]
+PAGES = [ROOT / "docs/guide/python.md", ROOT / "docs/guide/score.md", ROOT / "bindings/python/README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -172,6 +172,25 @@ def test_plans_are_kept_by_text_and_tensors(qkv):
     assert fovea._core.plan_count() == 4
 
 
+def test_seen_blocks(qkv):
+    def found(**options):
+        return np.asarray(fovea.seen_blocks(*qkv, size=(3, 3), **options)).tolist()
+
+    assert found(causal=True) == [[2, 0, 0], [1, 2, 0], [1, 1, 2]]
+    assert found(causal=True, sees=lambda q, k: q - k < 5) == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
+    documents = np.array([[0] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 2]], np.int32)
+    doc = fovea.named(documents)
+    options = {"sees": lambda b, q, k: doc[b, q] == doc[b, k], "head": 3}
+    assert found(**options) == [[1] * 3] * 3
+    assert found(**options, batch_index=1) == [[1, 0, 0], [0, 1, 2], [0, 2, 2]]
+    rows = [x.reshape(-1, HEADS, SIZE) for x in qkv]
+    starts = np.array([0, 6, 18], np.int32)
+    packed = fovea.seen_blocks(*rows, size=(6, 6), cu_seqlens_q=starts, cu_seqlens_k=starts)
+    assert np.asarray(packed).tolist() == [[1, 0], [0, 0]]
+    with pytest.raises(ValueError, match="head: got 4, expected 0 to 3"):
+        found(head=4)
+
+
 def difference_of(loss, x, step=1e-2):
     """The gradient of loss() by the elements of x, by central differences."""
     found = np.zeros(x.shape)

@@ -477,6 +477,38 @@ PyObject* plan(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObje
   });
 }
 
+// ---- seen_blocks(batch, head, block_q, block_k, and keywords as forward)
+
+PyObject* blocks(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    if (positional != 4) {
+      PyErr_SetString(PyExc_TypeError, "expected batch, head, block_q, block_k, and keywords");
+      throw PythonError();
+    }
+    BlockGrid grid{as_integer(values[0], "batch"), as_integer(values[1], "head"),
+                   as_integer(values[2], "block_size"), as_integer(values[3], "block_size")};
+    if (grid.block_q < 1 || grid.block_k < 1) {
+      PyErr_SetString(PyExc_ValueError, "block_size: got a size below 1; expected 1 or more; 128 is usual");
+      throw PythonError();
+    }
+    Request request;
+    read(request, false, values + positional, 0, keywords);
+    find_longest(request);
+    const auto count = [&](Tensor rows, int64_t longest, int64_t block) {
+      const fovea_tensor& t = request.at(rows).tensor();
+      const int64_t length = t.ndim == 4 ? t.shape[1] : longest > 0 ? longest : t.ndim > 0 ? t.shape[0] : 0;
+      return (length + block - 1) / block;
+    };
+    grid.rows = count(Tensor::q, request.problem.max_seqlen_q, grid.block_q);
+    grid.columns =
+        request.at(Tensor::k).present() ? count(Tensor::k, request.problem.max_seqlen_k, grid.block_k) : 0;
+    const std::vector<uint8_t> seen = seen_blocks(request, grid);
+    return Py_BuildValue("(y#nn)", reinterpret_cast<const char*>(seen.data()),
+                         static_cast<Py_ssize_t>(seen.size()), static_cast<Py_ssize_t>(grid.rows),
+                         static_cast<Py_ssize_t>(grid.columns));
+  });
+}
+
 // ---- merge(o_parts, lse_parts, o, lse)
 
 PyObject* merge(PyObject*, PyObject* arguments) {
@@ -631,6 +663,9 @@ PyMethodDef methods[] = {
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
      "(backend, reason, workspace bytes, floating-point operations, expressions) of what forward would do."},
     {"plan_backward", as_method(plan<true>), METH_FASTCALL | METH_KEYWORDS, "The same of backward."},
+    {"seen_blocks", as_method(blocks), METH_FASTCALL | METH_KEYWORDS,
+     "seen_blocks(batch, head, block_q, block_k, **arguments of forward): (a byte for each block, rows, "
+     "columns)."},
     {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
     {"roles", roles, METH_NOARGS, "Names of the tensors of a call, in the order of their indices."},
     {"backends", backends, METH_NOARGS, "[(name, device, why it is not available or '')]"},

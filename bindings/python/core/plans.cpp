@@ -133,40 +133,48 @@ int64_t longest(const Array& starts) {
   return most;
 }
 
-/// Plans are made without addresses: they serve all arrays of these shapes.
-fovea_tensor without_data(const Array& array) {
-  fovea_tensor t = array.tensor();
-  t.data = nullptr;
-  t.byte_offset = 0;
-  return t;
-}
+/// A request as the C ABI describes it. Plans are made without addresses: they serve all arrays of these shapes.
+class Description {
+ public:
+  Description(const Request& request, bool with_data) : with_data_(with_data), problem_(request.problem) {
+#define FOVEA_PYTHON_DESCRIBE(name, Name, forward, backward, meaning) \
+  problem_.name = add(request.at(Tensor::name));
+    FOVEA_TENSORS(FOVEA_PYTHON_DESCRIBE)
+#undef FOVEA_PYTHON_DESCRIBE
+    for (const NamedArrays::One& one : request.named_list())
+      named_[static_cast<size_t>(problem_.num_named++)] = {one.name.c_str(), add(one.tensor),
+                                                           add(one.gradient)};
+    problem_.named = named_.data();
+  }
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+  const fovea_problem* problem() const {
+    return &problem_;
+  }
+
+ private:
+  const fovea_tensor* add(const Array& array) {
+    if (!array.present()) return nullptr;
+    fovea_tensor& t = tensors_[used_++];
+    t = array.tensor();
+    if (!with_data_) {
+      t.data = nullptr;
+      t.byte_offset = 0;
+    }
+    return &t;
+  }
+
+  bool with_data_;
+  fovea_problem problem_;
+  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named_{};
+  std::array<fovea_tensor, kTensors + 2 * FOVEA_MAX_NAMED_TENSORS> tensors_;
+  size_t used_ = 0;
+};
 
 std::shared_ptr<const Plan> make_plan(const Request& request) {
-  std::array<fovea_tensor, kTensors> tensors;
-  fovea_problem problem = request.problem;
-#define FOVEA_PYTHON_DESCRIBE(name, Name, forward, backward, meaning)     \
-  if (const Array& array = request.at(Tensor::name); array.present()) {   \
-    fovea_tensor& described = tensors[static_cast<size_t>(Tensor::name)]; \
-    described = without_data(array);                                      \
-    problem.name = &described;                                            \
-  }
-  FOVEA_TENSORS(FOVEA_PYTHON_DESCRIBE)
-#undef FOVEA_PYTHON_DESCRIBE
-
-  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named{};
-  std::array<fovea_tensor, 2 * FOVEA_MAX_NAMED_TENSORS> of_named;
-  for (const NamedArrays::One& one : request.named_list()) {
-    const auto i = static_cast<size_t>(problem.num_named++);
-    of_named[2 * i] = without_data(one.tensor);
-    named[i] = {one.name.c_str(), &of_named[2 * i], nullptr};
-    if (!one.gradient.present()) continue;
-    of_named[2 * i + 1] = without_data(one.gradient);
-    named[i].gradient = &of_named[2 * i + 1];
-  }
-  problem.named = named.data();
-
+  const Description description(request, false);
   fovea_plan* made = nullptr;
-  check(fovea_plan_create(&problem, &request.options, &made));
+  check(fovea_plan_create(description.problem(), &request.options, &made));
   auto plan = std::make_shared<Plan>();
   plan->handle.reset(made);
   plan->workspace_size = fovea_plan_workspace_size(made);
@@ -246,14 +254,26 @@ void check(fovea_status status) {
   throw PythonError();
 }
 
-std::shared_ptr<const Plan> plan_for(Request& request) {
+void find_longest(Request& request) {
   const Array& starts_q = request.at(Tensor::cu_seqlens_q);
   const Array& starts_k = request.at(Tensor::cu_seqlens_k);
   if (starts_q.present() && request.problem.max_seqlen_q == 0)
     request.problem.max_seqlen_q = longest(starts_q);
   if (starts_k.present() && request.problem.max_seqlen_k == 0)
     request.problem.max_seqlen_k = longest(starts_k);
+}
 
+std::vector<uint8_t> seen_blocks(Request& request, const BlockGrid& grid) {
+  find_longest(request);
+  std::vector<uint8_t> seen(static_cast<size_t>(grid.rows * grid.columns));
+  const Description description(request, true);
+  check(fovea_seen_blocks(description.problem(), grid.batch, grid.head, grid.block_q, grid.block_k,
+                          seen.data(), seen.size()));
+  return seen;
+}
+
+std::shared_ptr<const Plan> plan_for(Request& request) {
+  find_longest(request);
   Key key;
   fill_key(key, request);
   LastPlan& last = last_plan();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "arrays.hpp"
 
@@ -62,6 +63,16 @@ struct Plan {
 
 /// The plan for `request`; made where there is none yet. PythonError where the library refuses.
 std::shared_ptr<const Plan> plan_for(Request& request);
+
+/// Where the longest sequences of a request with cu_seqlens end, if they can be read and are not given.
+void find_longest(Request& request);
+
+/// One query head of one sequence, in blocks.
+struct BlockGrid {
+  int64_t batch = 0, head = 0, block_q = 0, block_k = 0, rows = 0, columns = 0;
+};
+/// fovea_seen of each block, row after row.
+std::vector<uint8_t> seen_blocks(Request& request, const BlockGrid& grid);
 
 /// Runs it, with the GIL released.
 void run(const Plan& plan, const Request& request);

@@ -18,11 +18,11 @@ from __future__ import annotations
 from typing import Any
 
 from . import _core
-from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan
+from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan, seen_blocks
 from .expressions import named, where
 
 __version__: str = _core.version()
-__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "named", "plan", "where"]
+__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "named", "plan", "seen_blocks", "where"]
 
 
 def info() -> dict[str, Any]:

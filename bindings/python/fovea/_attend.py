@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._arguments import Options, output_shapes, shape_of, takes_options
+from ._arguments import Options, output_shapes, pair, shape_of, takes_options
 from ._arrays import results_like
 from ._types import attend_of_types
 from .expressions import float_tensors, traced
@@ -186,6 +186,30 @@ def explain(
     Arguments and errors are those of plan.
     """
     return plan(q, k, v, backward=backward, return_lse=return_lse, **options).reason
+
+
+@takes_options
+def seen_blocks(
+    q: Any, k: Any, v: Any, *, batch_index: int = 0, head: int = 0, size: Sequence[int] = (128, 128), **options: Unpack[Options]
+) -> memoryview:
+    """Which blocks of queries and keys are seen, as far as causal, window and sees tell without computing a score.
+
+    Arguments: those of attend, and
+
+        batch_index, head: of which sequence and query head.
+        size: queries and keys of a block.
+
+    Returns rows x columns bytes: 0 where no pair of the block is seen, 1 where all are, 2 for some, which may stand for either.
+    numpy.asarray makes an array of it. Masks take no part. Tensors count with their values where they lie on the CPU.
+
+    Raises as attend does.
+    """
+    o_shape, _ = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
+    o = results_like(q).empty(o_shape, q)
+    found, rows, columns = _core.seen_blocks(batch_index, head, *pair(size, "size"), q=q, k=k, v=v, o=o, **traced(options))
+    if rows * columns == 0:
+        return memoryview(found)
+    return memoryview(found).cast("B", (rows, columns))
 
 
 def merge(o_parts: Sequence[Any], lse_parts: Sequence[Any]) -> tuple[Any, Any]:
