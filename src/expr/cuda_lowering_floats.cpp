@@ -2,6 +2,7 @@
 // quarter of the rate at which it adds floats.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,15 +31,18 @@ StepId CudaLowering::to_float(NodeId id) {
   return exact != kNoStep ? exact : ints_.apply(Op::kToFloat, {step(id)});
 }
 
+/// Rounding keeps signs and order, so that abs, min and max of what is rounded are the rounded ones, even where no float
+/// is exact.
 StepId CudaLowering::exact_float(NodeId id) {
   const Sum& sum = sums_[id];
-  const auto range = ints_.range(sum);
-  if (!range || !is_exact(*range)) return kNoStep;
   const Node& node = graph_[id];
   const bool atom = sum.constant == 0 && sum.terms.size() == 1 && sum.terms.begin()->second == 1;
   if (!atom) return exact_sum(sum);
   switch (node.op) {
-    case Op::kAbs:
+    case Op::kAbs:  // of the smallest int is that int
+      return steps_[step(node.operand[0])].range.integer.lowest == std::numeric_limits<int64_t>::min()
+                 ? kNoStep
+                 : exact_call(node);
     case Op::kMin:
     case Op::kMax:
     case Op::kClamp:
@@ -121,11 +125,7 @@ StepId CudaLowering::exact_total(StepId result, std::vector<std::pair<StepId, do
 
 StepId CudaLowering::exact_call(const Node& node) {
   std::vector<StepId> x;
-  for (const NodeId operand : node.operands()) {
-    const auto range = ints_.range(sums_[operand]);
-    if (!range || !is_exact(*range)) return kNoStep;
-    x.push_back(to_float(operand));
-  }
+  for (const NodeId operand : node.operands()) x.push_back(to_float(operand));
   const auto call = [&](Op op, const std::vector<StepId>& operands) {
     std::vector<Range> ranges;
     for (const StepId id : operands) ranges.push_back(steps_[id].range);

@@ -62,7 +62,8 @@ TEST(CudaTextGolden, AlibiKeepsASlopeAndThePositionsAsFloats) {
 /// 2^22 positions are too many for the bits of a float, and 2^23 for floats.
 TEST(CudaTextGolden, DistancesAreFloatsWhereTheseAreExact) {
   const std::string score = "s - slope[h] * abs(q + nk - nq - k)";
-  const std::string bits = "__int_as_float(k + 0x4b400000)", floats = "fabsf(", ints = "absolute<int>(";
+  const std::string bits = "__int_as_float(k + 0x4b400000)", floats = "static_cast<float>(k)",
+                    ints = "fabsf(static_cast<float>(query.";
   const auto has = [&](int64_t positions, const std::string& part) {
     return text_of(score, "", positions).find(part) != std::string::npos;
   };

@@ -19,10 +19,9 @@ expr::Expression score_as_it_is(const expr::Expression& sees) {
   return score;
 }
 
-/// A bound of positions of few values, so that lengths do not change the text: floats are exact below 2^24, sums of four
-/// positions too below 2^22.
+/// A bound of positions of few values, so that lengths do not change the text: up to 2^21 distances are floats without a conversion.
 int64_t bound_of_positions(const AttentionProblem& p) {
-  constexpr int64_t kSmall = int64_t{1} << 22, kLongest = int64_t{1} << 30, kLargestTile = 512;
+  constexpr int64_t kSmall = int64_t{1} << 21, kLongest = int64_t{1} << 30, kLargestTile = 512;
   return std::max(p.seqlen_q, p.seqlen_k) + kLargestTile <= kSmall ? kSmall : kLongest + kLargestTile;
 }
 
