@@ -247,11 +247,11 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
   checks_.check(buffers, workspace_size > 0);
   const Launches<Layout>* launches = &first_;
   typename Layout::Args args = launches->layout.args;
-  bind(args.p, buffers, launches->named_places);
+  cuda::bind(args.p, buffers, launches->named_places);
   if ((args.p.aligned16 & needs_aligned_) != needs_aligned_) {
     launches = &*any_address_;
     args = launches->layout.args;
-    bind(args.p, buffers, launches->named_places);
+    cuda::bind(args.p, buffers, launches->named_places);
   }
   char* workspace = static_cast<char*>(buffers.workspace);
   launches->layout.point_into(workspace, args);
