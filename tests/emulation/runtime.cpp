@@ -23,6 +23,9 @@
 namespace fovea::emulation {
 namespace {
 
+/// The device runs no machine code, so kernels that are compiled at run time are none of its own.
+const int without_nvrtc = setenv("FOVEA_NVRTC", "/none", 1);
+
 /// Properties of the emulated device: the limits of a chip of its compute capability, but few SMs, so that small
 /// problems are split as large ones are on a GPU.
 struct Chip {
@@ -139,6 +142,7 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
     case cuda::KernelKind::kBf16x3:
+    case cuda::KernelKind::kSeenBlocks:
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
@@ -149,6 +153,9 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
     case cuda::KernelKind::kPostprocess:
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:
+    case cuda::KernelKind::kBackwardSeenBlocks:
+    case cuda::KernelKind::kNamedZeros:
+    case cuda::KernelKind::kNamedGradients:
       return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);
   }
   return CUDA_ERROR_INVALID_VALUE;

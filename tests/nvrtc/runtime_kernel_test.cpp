@@ -9,8 +9,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <optional>
 #include <regex>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "cubin.hpp"
@@ -18,6 +21,8 @@
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/runtime_kernel.hpp"
+#include "expr/cuda_text.hpp"
+#include "expr/parse.hpp"
 
 namespace fovea_test {
 namespace {
@@ -201,11 +206,73 @@ TEST(RuntimeKernel, OfAChipThatNvrtcDoesNotKnowIsPtx) {
 
 TEST(RuntimeKernel, EveryProgramNamesItsKernel) {
   for (const Kernel* kernel : kernel_table()) {
-    const bool takes = kernel->kind == KernelKind::kForward || kernel->kind == KernelKind::kBackward;
+    const bool takes = kernel->kind == KernelKind::kForward || kernel->kind == KernelKind::kBackward ||
+                       kernel->kind == KernelKind::kDBias || kernel->kind == KernelKind::kNamedGradients ||
+                       kernel->kind == KernelKind::kSeenBlocks ||
+                       kernel->kind == KernelKind::kBackwardSeenBlocks;
     EXPECT_EQ(kernel->source.text != nullptr, takes) << kernel->name;
     EXPECT_TRUE(kernel->entry != nullptr || takes) << kernel->name;
   }
 }
+
+// --- kernels for expressions
+
+struct Text {
+  const char *name, *score, *sees;
+};
+constexpr Text kTexts[] = {
+    {"alibi", "s - f[h] * abs(q + nk - nq - k)", ""},
+    {"table", "s + g[h, clamp(k - q, -128, 127) + 128]", ""},
+    {"softcap", "30 * tanh(s / 30)", ""},
+    {"documents", "", "d[b, q] == d[b, k]"},
+    {"mask", "", "m[b, h, q, k] != 0"},
+    {"both", "s * f[h] - 0.5 * float(q - k)", "k <= q && d[b, q] == d[b, k]"},
+};
+std::string text_of(const Text& text) {
+  using namespace fovea;
+  const std::vector<expr::TensorDeclaration> tensors = {
+      {"f", DType::kF32, 1}, {"g", DType::kF32, 2}, {"d", DType::kI32, 2}, {"m", DType::kU8, 4}};
+  std::optional<expr::Expression> score, sees;
+  if (*text.score) score = std::get<expr::Expression>(expr::parse(text.score, expr::Use::kScore, tensors));
+  if (*text.sees) sees = std::get<expr::Expression>(expr::parse(text.sees, expr::Use::kSees, tensors));
+  expr::CudaTextInput input;
+  input.score = score ? &*score : nullptr;
+  input.sees = sees ? &*sees : nullptr;
+  input.positions = int64_t{1} << 21;
+  input.gradients.assign(tensors.size(), false);
+  return expr::cuda_text(input);
+}
+void PrintTo(const Text& text, std::ostream* out) {
+  *out << text.name;
+}
+
+class ExpressionKernels : public testing::TestWithParam<Text> {};
+
+/// Of each head size, one that spills nothing; each in the time that a first call may take.
+TEST_P(ExpressionKernels, CompileWithoutSpills) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  const std::string text = text_of(GetParam());
+  std::map<std::string, bool> fits;
+  for (const Kernel* kernel : kernel_table()) {
+    const bool rows = kernel->entry == nullptr && kernel->dtype == fovea::DType::kBF16 &&
+                      kernel->seen_blocks && kernel->head_dim != 96;
+    const bool other = kernel->kind == KernelKind::kSeenBlocks ||
+                       kernel->kind == KernelKind::kBackwardSeenBlocks ||
+                       (kernel->kind == KernelKind::kNamedGradients && kernel->dtype == fovea::DType::kBF16);
+    if (!rows && !other) continue;
+    const std::string group = std::to_string(static_cast<int>(kernel->kind)) + "/" +
+                              std::to_string(kernel->head_dim) + "/" + std::to_string(kernel->head_dim_v);
+    if (fits[group]) continue;
+    const CompiledKernel compiled = compile_kernel(*kernel, text, 90, nvrtc(), KernelCache(""));
+    ASSERT_EQ(compiled.clause, "") << kernel->name;
+    const bool without = usage_of(compiled.code).local_bytes == 0;
+    std::printf("%s: %s\n", kernel->name, without ? "fits" : "spills");
+    fits[group] = without;
+  }
+  for (const auto& [group, fit] : fits) EXPECT_TRUE(fit) << group;
+}
+INSTANTIATE_TEST_SUITE_P(Texts, ExpressionKernels, testing::ValuesIn(kTexts),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 // --- on a GPU
 

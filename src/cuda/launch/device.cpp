@@ -185,7 +185,7 @@ CUcontext primary_context(int id) {
 }
 
 const LoadedKernel& loaded(const Kernel& kernel, int id) {
-  if (kernel.entry == nullptr) return loaded(kernel, id, "");  // only compiled at run time
+  if (kernel.entry == nullptr) return compiled_and_loaded(kernel, id, "");  // only compiled at run time
   static std::mutex mutex;
   static std::map<std::pair<const Kernel*, int>, LoadedKernel> kernels;  // nodes stay where they are
   const std::scoped_lock lock(mutex);
@@ -195,6 +195,10 @@ const LoadedKernel& loaded(const Kernel& kernel, int id) {
 }
 
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression) {
+  return expression.empty() ? loaded(kernel, id) : compiled_and_loaded(kernel, id, expression);
+}
+
+const LoadedKernel& compiled_and_loaded(const Kernel& kernel, int id, const std::string& expression) {
   struct Entry {
     std::once_flag once;
     LoadedKernel kernel;

@@ -26,9 +26,11 @@ struct LoadedKernel {
 /// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are
 /// made: loading allocates, which a run must not.
 const LoadedKernel& loaded(const Kernel& kernel, int id);
+/// The kernel as the library holds it where the text is empty, else compiled for the expression.
+const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
 /// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that uses local
 /// memory: it spills registers, and a kernel of smaller tiles is faster. Threads that ask for different kernels do not wait
 /// for each other.
-const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
+const LoadedKernel& compiled_and_loaded(const Kernel& kernel, int id, const std::string& expression);
 
 }  // namespace fovea::cuda
