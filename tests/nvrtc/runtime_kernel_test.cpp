@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -248,11 +249,11 @@ void PrintTo(const Text& text, std::ostream* out) {
 
 class ExpressionKernels : public testing::TestWithParam<Text> {};
 
-/// Of each head size, one that spills nothing; each in the time that a first call may take.
-TEST_P(ExpressionKernels, CompileWithoutSpills) {
+/// Of each head size one spills nothing, or above 128 columns little: so much that a plan takes it.
+TEST_P(ExpressionKernels, FitTheRegisters) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   const std::string text = text_of(GetParam());
-  std::map<std::string, bool> fits;
+  std::map<std::string, int> spilled;  // the least of those tried
   for (const Kernel* kernel : kernel_table()) {
     const bool rows = kernel->entry == nullptr && kernel->dtype == fovea::DType::kBF16 &&
                       kernel->seen_blocks && kernel->head_dim != 96;
@@ -262,14 +263,18 @@ TEST_P(ExpressionKernels, CompileWithoutSpills) {
     if (!rows && !other) continue;
     const std::string group = std::to_string(static_cast<int>(kernel->kind)) + "/" +
                               std::to_string(kernel->head_dim) + "/" + std::to_string(kernel->head_dim_v);
-    if (fits[group]) continue;
+    if (spilled.contains(group) && spilled[group] == 0) continue;
     const CompiledKernel compiled = compile_kernel(*kernel, text, 90, nvrtc(), KernelCache(""));
     ASSERT_EQ(compiled.clause, "") << kernel->name;
-    const bool without = usage_of(compiled.code).local_bytes == 0;
-    std::printf("%s: %s\n", kernel->name, without ? "fits" : "spills");
-    fits[group] = without;
+    const int bytes = usage_of(compiled.code).local_bytes;
+    std::printf("%s: %d bytes spilled\n", kernel->name, bytes);
+    const auto [best, is_new] = spilled.emplace(group, bytes);
+    if (!is_new) best->second = std::min(best->second, bytes);
   }
-  for (const auto& [group, fit] : fits) EXPECT_TRUE(fit) << group;
+  for (const auto& [group, bytes] : spilled) {
+    const bool wide = group.find("/192") != std::string::npos || group.find("/256") != std::string::npos;
+    EXPECT_LE(bytes, wide ? kMostSpilledBytes : 0) << group;
+  }
 }
 INSTANTIATE_TEST_SUITE_P(Texts, ExpressionKernels, testing::ValuesIn(kTexts),
                          [](const auto& test) { return std::string(test.param.name); });

@@ -124,23 +124,23 @@ LoadedKernel load_code(const Kernel& kernel, int id, const CompiledKernel& compi
   CUmodule module = nullptr;
   CUfunction function = nullptr;
   const auto shared = static_cast<int>(kernel.shared_bytes);
-  int local_bytes = 0;
   CUresult error = d.module_load_data(&module, compiled.code.data());
   if (error == CUDA_SUCCESS) error = d.module_get_function(&function, module, compiled.symbol.c_str());
   if (error == CUDA_SUCCESS) {
-    error = d.func_get_attribute(&local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+    error = d.func_get_attribute(&result.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
   }
-  if (error == CUDA_SUCCESS && local_bytes == 0) {
+  const bool spills_much = result.local_bytes > kMostSpilledBytes;
+  if (error == CUDA_SUCCESS && !spills_much) {
     error = d.func_set_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared);
   }
-  if (error == CUDA_SUCCESS && local_bytes == 0) {
+  if (error == CUDA_SUCCESS && !spills_much) {
     error = d.occupancy(&result.ctas_per_sm, function, kernel.threads, kernel.shared_bytes);
   }
   if (error != CUDA_SUCCESS) {
     result.clause = std::string(kernel.name) + " does not load: " + error_text(error);
-  } else if (local_bytes > 0) {
+  } else if (spills_much) {
     result.clause = std::string(kernel.name) + " spills registers with this expression (" +
-                    std::to_string(local_bytes) + " bytes a thread)";
+                    std::to_string(result.local_bytes) + " bytes a thread)";
   } else if (result.ctas_per_sm == 0) {
     result.clause = too_large(kernel, id);
   }

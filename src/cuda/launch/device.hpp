@@ -20,16 +20,19 @@ CUcontext primary_context(int id);
 struct LoadedKernel {
   CUfunction function = nullptr;
   int ctas_per_sm = 0;
-  std::string clause;  ///< why it cannot run there; "" when it can
-  std::string note;    ///< what the user may want to know of a kernel that can
+  std::string clause;   ///< why it cannot run there; "" when it can
+  std::string note;     ///< what the user may want to know of a kernel that can
+  int local_bytes = 0;  ///< of a thread of a kernel that is compiled at run time: registers that it spills
 };
+/// Kernels that spill more than this are refused: 64 registers, a quarter of those that a thread has.
+inline constexpr int kMostSpilledBytes = 256;
 /// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are
 /// made: loading allocates, which a run must not.
 const LoadedKernel& loaded(const Kernel& kernel, int id);
 /// The kernel as the library holds it where the text is empty, else compiled for the expression.
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
-/// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that uses local
-/// memory: it spills registers, and a kernel of smaller tiles is faster. Threads that ask for different kernels do not wait
+/// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that spills
+/// more than a few registers. Threads that ask for different kernels do not wait
 /// for each other.
 const LoadedKernel& compiled_and_loaded(const Kernel& kernel, int id, const std::string& expression);
 

@@ -51,16 +51,26 @@ class Collector {
   KernelRequest request_of(const AttentionProblem& problem) const {
     return {problem, device_, asked_.any_address, asked_.name_pattern};
   }
-  /// The first kernel that can and loads.
+  /// The first kernel that can, loads and spills no register; where all spill, the one that spills least.
   Choice find(KernelKind kind, KernelRequest& request) {
+    Choice least;
+    int least_bytes = kMostSpilledBytes + 1;
     while (true) {
       Choice choice = choose_kernel(kernel_table(), kind, family_, request);
-      if (choice.kernel == nullptr) return request.excluded.empty() ? choice : Choice{nullptr, last_clause_};
+      if (choice.kernel == nullptr) {
+        if (least.kernel != nullptr) return least;
+        return request.excluded.empty() ? choice : Choice{nullptr, last_clause_};
+      }
       const std::string& text = set_.text_of(*choice.kernel);
-      last_clause_ = loaded(*choice.kernel, device_.id, text).clause;
-      // What has no variants that need less fails for all.
-      if (last_clause_.empty() || text.empty())
-        return last_clause_.empty() ? choice : Choice{nullptr, last_clause_};
+      const LoadedKernel& code = loaded(*choice.kernel, device_.id, text);
+      last_clause_ = code.clause;
+      if (code.clause.empty() && code.local_bytes == 0) return choice;
+      // A kernel that the library holds has no variants that need less.
+      if (text.empty()) return {nullptr, last_clause_};
+      if (code.clause.empty() && code.local_bytes < least_bytes) {
+        least = choice;
+        least_bytes = code.local_bytes;
+      }
       request.excluded.push_back(choice.kernel);
     }
   }
