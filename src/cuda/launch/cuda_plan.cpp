@@ -136,6 +136,8 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
     const LoadedKernel& code = loaded(*kernel, p[Role::kQ].device_id, kernels.text_of(*kernel));
     if (kernel == kernels.main) launches.summary = describe(*kernel, code.ctas_per_sm, grid);
     if (!code.note.empty()) launches.summary += ", " + code.note;
+    if (code.local_bytes > 0)
+      launches.summary += ", which spills " + std::to_string(code.local_bytes) + " bytes a thread";
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
     launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
                              static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)});
