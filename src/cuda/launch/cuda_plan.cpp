@@ -264,6 +264,10 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
 
 template <class Layout>
 Preparation prepare_pass(Family family, const AttentionProblem& problem, const PrepareOptions& options) {
+  const bool named = std::any_of(problem.named.begin(), problem.named.end(),
+                                 [](const NamedTensor& t) { return t.gradient.present; });
+  if (named && options.deterministic)
+    return {nullptr, "adds up gradients of named tensors in any order, not the same bits each time"};
   const AttentionProblem p = with_a_sequence(problem);
   const char* pattern = kernel_name_pattern();
   Launches<Layout> first = make_launches<Layout>(family, p, options, false, pattern);
