@@ -37,7 +37,7 @@ struct ForwardArgs {
   /// bf16x3_columns) each, for kernels that multiply these. Null, and 0 columns, for all others.
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
   int bf16x3_columns = 0;
-  int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  int slots = 0;              ///< CTAs that the GPU holds at a time: as many as kernels that stay need
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };
 
@@ -103,8 +103,8 @@ struct BackwardArgs {
   int heads_at_once = 1;
   /// Of a kernel that stays: sections of so many heads; those that are left make the last one.
   int whole_sections = 0;
-  int slots = 0;       ///< CTAs that the GPU holds at a time: as many as kernels that stay need
-  int64_t rows = 0;    ///< rows a (batch, head) of the buffers above
+  int slots = 0;              ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  int64_t rows = 0;           ///< rows a (batch, head) of the buffers above
   tile::SeenBlocksView seen;  ///< of tiles of keys, where an expression says which queries see them
   int dq_columns = 0;         ///< head_dim as the main kernel pads it: the width of dq_sum
 
