@@ -1,3 +1,4 @@
+// Ints of an expression in CUDA: their types, and sums regrouped by what they depend on.
 #include "expr/cuda_ints.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// From the tree of an expression to the steps of its CUDA text, by the kind of a node.
 #include "expr/cuda_lowering.hpp"
 
 #include <algorithm>

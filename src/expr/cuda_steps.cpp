@@ -1,3 +1,4 @@
+// Steps of an expression: how literals and operands are written, and which steps are one and the same.
 #include "expr/cuda_steps.hpp"
 
 #include <array>

@@ -1,3 +1,4 @@
+// The header that replaces cuda/warp/expression.cuh for one problem: score, derivative, sees, what it promises.
 #include "expr/cuda_text.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Steps of an expression as statements of CUDA: members of Head, Query and Key, and bodies of functions.
 #include "expr/cuda_writer.hpp"
 
 #include <algorithm>
