@@ -85,6 +85,7 @@ int run_program(int argc, char** argv) {
   add_attend(program, action);
   add_look(program, action);
   add_explain(program, action);
+  add_compile(program, action);
   add_bench(program, action);
   add_check(program, action);
   add_ladder(program, action);

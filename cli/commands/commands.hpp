@@ -16,6 +16,7 @@ void add_demo(CLI::App& program, Action& action);
 void add_attend(CLI::App& program, Action& action);
 void add_look(CLI::App& program, Action& action);
 void add_explain(CLI::App& program, Action& action);
+void add_compile(CLI::App& program, Action& action);
 void add_bench(CLI::App& program, Action& action);
 void add_check(CLI::App& program, Action& action);
 void add_ladder(CLI::App& program, Action& action);

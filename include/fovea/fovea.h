@@ -322,6 +322,19 @@ FOVEA_API fovea_status fovea_seen_blocks(const fovea_problem* problem, int64_t b
                                          int64_t block_q, int64_t block_k, uint8_t* seen,
                                          size_t size) FOVEA_NOEXCEPT;
 
+/* ---- kernels compiled ahead of time ---- */
+
+/* Compiles the kernels that a plan for `problem` would compile at run time on a GPU of `chip` ("sm_90"), and keeps them in `folder`,
+ * an absolute path (NULL: the user's cache), where plans of processes without NVRTC find them too (FOVEA_CACHE_DIR). Needs NVRTC
+ * for those that the folder lacks, and no GPU. Tensors need no data, and their device means nothing; shapes, strides and types count as for
+ * fovea_plan_create. `num_sms` decides among tile sizes: 0 takes that of the chip's usual GPU. `options` may be NULL. *report, where
+ * it is not NULL, gets a line for each kernel, "" when the library holds all: name, registers and spilled bytes of a thread (-1:
+ * not known), seconds, "compiled" or "kept", file, with tabs between them. It is valid until this thread asks again.
+ * FOVEA_INVALID_ARGUMENT names problem, chip, num_sms, folder or backend; FOVEA_UNSUPPORTED says what is missing. */
+FOVEA_API fovea_status fovea_compile(const fovea_problem* problem, const fovea_options* options,
+                                     const char* chip, int32_t num_sms, const char* folder,
+                                     const char** report) FOVEA_NOEXCEPT;
+
 /* ---- runs ---- */
 
 /* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is

@@ -366,6 +366,45 @@ inline SeenBlocks seen_blocks(const Problem& problem, int64_t batch, int64_t hea
   return found;
 }
 
+// ---- kernels compiled ahead of time ----
+
+/// The report of fovea_compile on one kernel.
+struct CompiledKernel {
+  std::string name, file;
+  int registers = -1, spilled_bytes = -1;  ///< of a thread; -1: not known
+  double seconds = 0;
+  bool kept = false;  ///< it was in the folder before
+};
+/// Compiles what a plan would compile on a GPU of `chip` into `folder` (empty: the user's cache); see fovea_compile.
+inline std::vector<CompiledKernel> compile(const Problem& problem, const std::string& chip,
+                                           const std::string& folder = "", const Options& options = {},
+                                           int num_sms = 0) {
+  const detail::CProblem c(problem);
+  const fovea_options how = detail::c_options(options);
+  const char* report = "";
+  detail::check(fovea_compile(c.get(), &how, chip.c_str(), num_sms, folder.empty() ? nullptr : folder.c_str(),
+                              &report));
+  std::vector<CompiledKernel> kernels;
+  const std::string text = report;
+  for (size_t at = 0; at < text.size();) {
+    const auto field = [&](char end) {
+      const size_t stop = std::min(text.find(end, at), text.size());
+      std::string part = text.substr(at, stop - at);
+      at = stop + 1;
+      return part;
+    };
+    CompiledKernel kernel;
+    kernel.name = field('\t');
+    kernel.registers = std::stoi(field('\t'));
+    kernel.spilled_bytes = std::stoi(field('\t'));
+    kernel.seconds = std::stod(field('\t'));
+    kernel.kept = field('\t') == "kept";
+    kernel.file = field('\n');
+    kernels.push_back(std::move(kernel));
+  }
+  return kernels;
+}
+
 // ---- plans ----
 
 class Workspace;

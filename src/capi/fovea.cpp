@@ -192,6 +192,28 @@ fovea_status fovea_seen_blocks(const fovea_problem* problem, int64_t batch, int6
   });
 }
 
+fovea_status fovea_compile(const fovea_problem* problem, const fovea_options* given, const char* chip,
+                           int32_t num_sms, const char* folder, const char** report) noexcept {
+  if (report != nullptr) *report = "";
+  return capi::guarded([&] {
+    if (chip == nullptr) throw_invalid("chip", "NULL", "a name such as sm_90", "pass one");
+    const fovea_options options = capi::read_options(given);
+    const auto kernels =
+        plan::compile_ahead(capi::to_description(capi::read_problem(problem)),
+                            {.backend = options.backend, .deterministic = options.deterministic != 0},
+                            {.chip = chip, .num_sms = num_sms, .folder = folder});
+    if (report == nullptr) return;
+    thread_local std::string text;
+    text.clear();
+    for (const cuda::AheadKernel& kernel : kernels) {
+      text += (text.empty() ? "" : "\n") + kernel.name + '\t' + std::to_string(kernel.registers) + '\t' +
+              std::to_string(kernel.local_bytes) + '\t' + std::to_string(kernel.seconds) + '\t' +
+              (kernel.from_disk ? "kept" : "compiled") + '\t' + kernel.file;
+    }
+    *report = text.c_str();
+  });
+}
+
 fovea_device fovea_plan_device(const fovea_plan* plan) noexcept {
   if (plan == nullptr) return {FOVEA_CPU, 0};
   const TensorDesc& q = plan->plan.problem[Role::kQ];

@@ -192,4 +192,14 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   return plan;
 }
 
+std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& description,
+                                             const PlanOptions& options, cuda::AheadRequest request) {
+  check_memory(description);
+  AttentionProblem problem = validate(description);
+  request.backend = options.backend;
+  request.deterministic = options.deterministic;
+  request.flops = count_flops(problem, take_data(problem));
+  return cuda::compile_ahead(problem, request);
+}
+
 }  // namespace fovea::plan

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "core/backend.hpp"
+#include "cuda/launch/ahead.hpp"
 
 namespace fovea::plan {
 
@@ -17,6 +18,10 @@ std::span<const Backend* const> backends();
 /// the plan. Throws RequestError: kInvalidArgument for wrong input, kUnsupported when no backend, or not the
 /// one named, can do the problem.
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options);
+
+/// Compiles what a plan would compile on a chip (cuda/launch/ahead.hpp); fills in what `request` has of the problem and of `options`.
+std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& description,
+                                             const PlanOptions& options, cuda::AheadRequest request);
 
 /// Floating-point operations of the products over the pairs that causal and window keep (see
 /// fovea_plan_flops). Lengths come from cu_seqlens and seqused where `buffers` has them, else every sequence

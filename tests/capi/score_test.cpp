@@ -185,6 +185,29 @@ TEST(Score, ErrorsShowThePlace) {
   }
 }
 
+TEST(Compile, RefusesWhatItCannot) {
+  const auto argument = [](const fovea::Problem& problem, const char* chip,
+                           const char* folder) -> std::string {
+    try {
+      fovea::compile(problem, chip, folder);
+      return "";
+    } catch (const fovea::Error& error) {
+      return error.argument();
+    }
+  };
+  Small data;
+  EXPECT_EQ(argument(data.problem(), "sm_1", ""), "chip");
+  fovea::Problem wrong = data.problem();
+  wrong.score = "s + foo";
+  EXPECT_EQ(argument(wrong, "sm_90", ""), "score");
+  EXPECT_EQ(argument({}, "sm_90", ""), "q");
+  const char* report = nullptr;
+  EXPECT_EQ(fovea_compile(nullptr, nullptr, "sm_90", 0, nullptr, &report), FOVEA_INVALID_ARGUMENT);
+  EXPECT_STREQ(report, "");
+  EXPECT_EQ(fovea_compile(nullptr, nullptr, nullptr, 0, nullptr, nullptr), FOVEA_INVALID_ARGUMENT);
+  EXPECT_STREQ(fovea_last_error_argument(), "chip");
+}
+
 TEST(SeenBlocks, CountTheWindowTheExpressionAndItsTensors) {
   using fovea::Seen;
   const auto shape = {int64_t{2}, int64_t{6}, int64_t{2}, int64_t{8}};

@@ -24,7 +24,7 @@ PROGRAM = os.environ["FOVEA_PROGRAM"]
 SAMPLE = pathlib.Path(os.environ["FOVEA_SOURCE"]) / "data" / "minilm_layer3_qkv.safetensors"
 PICTURES = os.environ.get("FOVEA_TEST_PICTURES", "yes") == "yes"
 SANITIZED = os.environ.get("FOVEA_TEST_SANITIZED", "") != ""
-SUBCOMMANDS = ["demo", "attend", "look", "explain", "bench", "check", "ladder", "report", "info"]
+SUBCOMMANDS = ["demo", "attend", "look", "explain", "compile", "bench", "check", "ladder", "report", "info"]
 OK, CHECK_FAILED, USAGE, INPUT, PROBLEM, OUTPUT, RESOURCES = range(7)
 
 
@@ -573,6 +573,49 @@ class Look(ProgramTest):
         self.fails(USAGE, "look", "--input", SAMPLE, "--size", "3", "--output", out, says=["--size"])
         self.fails(USAGE, "look", "--input", SAMPLE, "--keys", "5:600", "--output", out, says=["--keys", "512"])
         self.fails(PROBLEM, "look", "--input", self.save({"q": self.numbers(3, 8), "k": self.numbers(3, 4)}), "--output", out)
+
+
+class Compile(ProgramTest):
+    """Kernels of expressions made ahead of time. No GPU takes part."""
+
+    PROBLEM = ("compile", "--chip", "sm_90", "--batch", "4", "--seqlen", "4096", "--head-dim", "128", "--score",
+               "s + t[h, clamp(q - k, 0, 31)]", "--sees", "doc[b, q] == doc[b, k]", "--tensor", "t=float32:16,32", "--tensor",
+               "doc=int32:4,4096")
+
+    def compiled(self, *arguments, nvrtc=None):
+        """The JSON; a skip where the machine lacks what compiles."""
+        environment = {**os.environ, **({} if nvrtc is None else {"FOVEA_NVRTC": nvrtc})}
+        done = fovea(*self.PROBLEM, "--cache", self.folder / "cache", *arguments, "--json", env=environment)
+        for missing in ("needs NVRTC", "made without CUDA"):
+            if nvrtc is None and missing in done.stderr:
+                self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return json.loads(done.stdout)["kernels"]
+
+    def test_a_process_without_nvrtc_finds_every_kernel(self):
+        made = self.compiled("--pass", "fwd,bwd")
+        names = [kernel["name"] for kernel in made]
+        for part in ("fwd_sm90", "bwd_sm90", "fwd_sm80", "bwd_sm80", "named_gradients"):
+            self.assertTrue(any(name.startswith(part) for name in names), (part, names))
+        for kernel in made:
+            self.assertFalse(kernel["was_there"])
+            self.assertGreater(kernel["registers"], 0)
+            self.assertTrue(pathlib.Path(kernel["file"]).is_file())
+        found = self.compiled("--pass", "fwd,bwd", nvrtc="/none")
+        self.assertEqual([kernel["name"] for kernel in found], names)
+        self.assertTrue(all(kernel["was_there"] for kernel in found))
+
+    def test_errors(self):
+        self.compiled()
+        self.fails(PROBLEM, "compile", "--chip", "sm_1", "--score", "s", says=["chip: got \"sm_1\", expected one of sm_75, sm_80"])
+        self.fails(PROBLEM, "compile", "--chip", "sm_80", "--score", "s * 3.0", "--cache", self.folder / "other",
+                   says=["needs NVRTC", "install nvidia-cuda-nvrtc"], env={**os.environ, "FOVEA_NVRTC": "/none"})
+        self.fails(PROBLEM, "compile", "--chip", "sm_80", "--backend", "reference", says=["backend: got \"reference\""])
+        self.fails(PROBLEM, "compile", "--chip", "sm_80", "--sms", "-1", says=["num_sms: got -1"])
+        self.fails(OUTPUT, "compile", "--chip", "sm_80", "--score", "s * 3.0", "--cache", SAMPLE, says=["--cache: folder"])
+        self.fails(USAGE, "compile", "--score", "s", says=["--chip"])
+        self.fails(USAGE, "compile", "--chip", "sm_80", "--score", "s + t[h]", "--tensor", "t=float32:x",
+                   says=["--tensor: got 't=float32:x', expected NAME=FILE or NAME=TYPE:SIZE"])
 
 
 class Expressions(ProgramTest):

@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 
-#include "cubin.hpp"
+#include "cuda/launch/cubin.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/kernel_table.hpp"
@@ -146,6 +146,26 @@ TEST_F(RuntimeKernelCache, KeepsTheCodeOfEachExpressionAndChip) {
   EXPECT_FALSE(compiled(no_expression() + "\n").from_disk);
   EXPECT_TRUE(compiled(no_expression() + "\n").from_disk);
   EXPECT_TRUE(compiled("", 90).from_disk);
+}
+
+TEST_F(RuntimeKernelCache, WhatIsCompiledAheadNeedsNoNvrtc) {
+  const KernelCache cache(folder_ / "cache");
+  const Nvrtc none = open_nvrtc({});
+  std::string file, again;
+  EXPECT_NE(compile_ahead(quick(), "", 80, none, cache, file).clause, "");
+  const CompiledKernel made = compile_ahead(quick(), "", 80, nvrtc(), cache, file);
+  ASSERT_EQ(made.clause, "");
+  EXPECT_TRUE(fs::is_regular_file(file));
+  EXPECT_TRUE(compile_ahead(quick(), "", 80, none, cache, again).from_disk);
+  EXPECT_EQ(again, file);
+  for (const Nvrtc* any : {&none, &nvrtc()}) {
+    const CompiledKernel found = compile_kernel(quick(), "", 80, *any, cache);
+    EXPECT_TRUE(found.from_disk);
+    EXPECT_EQ(found.code, made.code);
+    EXPECT_EQ(found.clause, "");
+  }
+  EXPECT_NE(compile_kernel(quick(), "", 90, none, cache).clause, "") << "of another chip";
+  EXPECT_NE(compile_kernel(quick(), no_expression() + "\n", 80, none, cache).clause, "");
 }
 
 TEST_F(RuntimeKernelCache, ManyProcessesAtOnce) {

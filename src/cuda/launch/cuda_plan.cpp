@@ -123,10 +123,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
     return launches;
   }
   const typename Layout::Args& args = launches.layout.args;
-  std::vector<const Kernel*> in_order = kernels.before;
-  in_order.push_back(kernels.main);
-  in_order.insert(in_order.end(), kernels.after.begin(), kernels.after.end());
-  for (const Kernel* kernel : in_order) {
+  for (const Kernel* kernel : kernels.in_order()) {
     if (!takes_part(*kernel, args)) continue;
     const Grid grid = grid_of(*kernel, args);
     if (std::string clause = grid_cannot_because(grid); !clause.empty()) {
@@ -167,14 +164,6 @@ void Launches<Layout>::put_on(void* stream, const typename Layout::Args& args, c
 }
 
 // --- the plan ---
-
-/// As the kernels see it: a packed batch without sequences is one empty sequence, whose rows all follow it and get
-/// their zeros.
-AttentionProblem with_a_sequence(const AttentionProblem& problem) {
-  AttentionProblem p = problem;
-  if (p.packed && p.batch == 0) p.batch = 1;
-  return p;
-}
 
 template <class Layout>
 class CudaPlan final : public Prepared {
@@ -264,10 +253,8 @@ void CudaPlan<Layout>::run(const Buffers& buffers) const {
 
 template <class Layout>
 Preparation prepare_pass(Family family, const AttentionProblem& problem, const PrepareOptions& options) {
-  const bool named = std::any_of(problem.named.begin(), problem.named.end(),
-                                 [](const NamedTensor& t) { return t.gradient.present; });
-  if (named && options.deterministic)
-    return {nullptr, "adds up gradients of named tensors in any order, not the same bits each time"};
+  if (std::string clause = never_because(problem, options.deterministic); !clause.empty())
+    return {nullptr, std::move(clause)};
   const AttentionProblem p = with_a_sequence(problem);
   const char* pattern = kernel_name_pattern();
   Launches<Layout> first = make_launches<Layout>(family, p, options, false, pattern);

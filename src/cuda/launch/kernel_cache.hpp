@@ -21,6 +21,8 @@ class KernelCache {
   /// this at once: a file appears complete or not at all.
   std::string keep(const std::string& key, const std::string& value) const;
 
+  /// "": none.
+  const std::filesystem::path& folder() const { return folder_; }
   /// The file of a key, where there is a folder.
   std::filesystem::path file_of(const std::string& key) const;
 

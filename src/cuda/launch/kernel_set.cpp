@@ -25,10 +25,9 @@ constexpr double kWorthCompiling = 2e10;
 /// Finds the kernels of one set.
 class Collector {
  public:
-  Collector(Family family, const AttentionProblem& problem, const SetRequest& request)
-      : family_(family_for(family, request.any_address)),
-        asked_(request),
-        device_(properties_of(problem[Role::kQ].device_id)) {
+  Collector(Family family, const AttentionProblem& problem, const SetRequest& request,
+            const KernelTarget& target)
+      : family_(family_for(family, request.any_address)), asked_(request), target_(target) {
     set_.problem = problem;
     if (problem.expressions) set_.user_text = expression_text(problem);
   }
@@ -49,7 +48,7 @@ class Collector {
   const AttentionProblem& p() const { return set_.problem; }
 
   KernelRequest request_of(const AttentionProblem& problem) const {
-    return {problem, device_, asked_.any_address, asked_.name_pattern};
+    return {problem, target_.device, asked_.any_address, asked_.name_pattern};
   }
   /// The first kernel that can, loads and spills no register; where all spill, the one that spills least.
   Choice find(KernelKind kind, KernelRequest& request) {
@@ -62,7 +61,7 @@ class Collector {
         return request.excluded.empty() ? choice : Choice{nullptr, last_clause_};
       }
       const std::string& text = set_.text_of(*choice.kernel);
-      const LoadedKernel& code = loaded(*choice.kernel, device_.id, text);
+      const KernelCode code = target_.code(*choice.kernel, text);
       last_clause_ = code.clause;
       if (code.clause.empty() && code.local_bytes == 0) return choice;
       // A kernel that the library holds has no variants that need less.
@@ -135,7 +134,7 @@ class Collector {
 
   Family family_;
   const SetRequest& asked_;
-  const DeviceProperties& device_;
+  const KernelTarget& target_;
   KernelSet set_;
   std::string last_clause_;
 };
@@ -159,6 +158,13 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
   }
 }
 
+std::vector<const Kernel*> KernelSet::in_order() const {
+  std::vector<const Kernel*> all = before;
+  if (main != nullptr) all.push_back(main);
+  all.insert(all.end(), after.begin(), after.end());
+  return all;
+}
+
 bool occupies_memory(const TensorDesc& t) {
   for (size_t i = 0; i < static_cast<size_t>(t.ndim); ++i) {
     if (t.shape[i] == 0 && t.stride[i] != 0) return false;
@@ -166,8 +172,32 @@ bool occupies_memory(const TensorDesc& t) {
   return t.present;
 }
 
+AttentionProblem with_a_sequence(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  if (p.packed && p.batch == 0) p.batch = 1;
+  return p;
+}
+
+std::string never_because(const AttentionProblem& problem, bool deterministic) {
+  const bool named = std::any_of(problem.named.begin(), problem.named.end(),
+                                 [](const NamedTensor& t) { return t.gradient.present; });
+  return named && deterministic
+             ? "adds up gradients of named tensors in any order, not the same bits each time"
+             : "";
+}
+
+KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request,
+                         const KernelTarget& target) {
+  return Collector(family, problem, request, target).run();
+}
+
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request) {
-  return Collector(family, problem, request).run();
+  const int id = problem[Role::kQ].device_id;
+  return choose_kernels(family, problem, request,
+                        {properties_of(id), [id](const Kernel& kernel, const std::string& text) {
+                           const LoadedKernel& code = loaded(kernel, id, text);
+                           return KernelCode{code.clause, code.local_bytes};
+                         }});
 }
 
 }  // namespace fovea::cuda

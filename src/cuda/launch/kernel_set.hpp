@@ -1,10 +1,12 @@
 // The kernels that a problem takes on a device: the main one, and what is launched before and after it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/problem.hpp"
+#include "cuda/launch/device_properties.hpp"
 #include "cuda/launch/kernel.hpp"
 
 namespace fovea::cuda {
@@ -24,6 +26,8 @@ struct KernelSet {
 
   /// What a kernel of the set is compiled for.
   const std::string& text_of(const Kernel& kernel) const;
+  /// All of them, in the order of their launches.
+  std::vector<const Kernel*> in_order() const;
   /// Whether a forward may divide keys among CTAs: builds without a combine kernel cannot.
   bool can_combine() const { return !after.empty() && after.front()->kind == KernelKind::kCombine; }
 };
@@ -31,12 +35,33 @@ struct KernelSet {
 /// Whether the tensor has any bytes: a dimension of size 0 leaves none, unless it is never stepped along.
 bool occupies_memory(const TensorDesc& t);
 
+/// As the kernels see it: a packed batch without sequences is one empty sequence, whose rows all follow it and get
+/// their zeros.
+AttentionProblem with_a_sequence(const AttentionProblem& problem);
+/// Why no kernels can do the problem, whichever they are; "" when some may.
+std::string never_because(const AttentionProblem& problem, bool deterministic);
+
 struct SetRequest {
   bool any_address = false;            ///< for pointers that are no multiples of 16 bytes
   const char* name_pattern = nullptr;  ///< see KernelRequest
   double flops = 0;                    ///< of the problem: whether terms are worth a kernel compiled for them
 };
-/// Kernels of `family` (and those that serve every family), loaded on the device of the problem's tensors.
+
+/// The code of a kernel where it is to run.
+struct KernelCode {
+  std::string clause;   ///< why it cannot run there; "" when it can
+  int local_bytes = 0;  ///< of a thread: registers that it spills
+};
+/// Where kernels are to run.
+struct KernelTarget {
+  const DeviceProperties& device;
+  /// Makes code ready, compiled for `text` (that of KernelSet::text_of) where there is one.
+  std::function<KernelCode(const Kernel& kernel, const std::string& text)> code;
+};
+/// Kernels of `family` (and those that serve every family).
+KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request,
+                         const KernelTarget& target);
+/// The same, loaded on the device of the problem's tensors.
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request);
 
 }  // namespace fovea::cuda

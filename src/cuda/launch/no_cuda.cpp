@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/status.hpp"
+#include "cuda/launch/ahead.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/kernel_table.hpp"
 
@@ -59,5 +60,11 @@ void* allocate(int device, size_t) {
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 void release(int, void*) noexcept {}
+
+std::vector<AheadKernel> compile_ahead(const AttentionProblem&, const AheadRequest& request) {
+  throw RequestError(Status::kUnsupported, "chip",
+                     "chip: got " + request.chip +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+}
 
 }  // namespace fovea::cuda

@@ -52,6 +52,13 @@ std::string key_of(const NvrtcProgram& program, const std::string& expression, i
   return key + program.text + '\0' + expression;
 }
 
+/// The same for code that any NVRTC may have compiled: of one chip, whatever the compiler calls its architecture.
+std::string key_ahead(const NvrtcProgram& program, const std::string& expression, int capability) {
+  NvrtcProgram of_chip = program;
+  of_chip.architecture = "ahead of time " + std::to_string(capability);
+  return key_of(of_chip, expression, 0);
+}
+
 /// Symbol and code as one value of the cache.
 std::string packed(const NvrtcOutput& output) {
   return output.symbol + '\0' + output.code;
@@ -77,6 +84,41 @@ std::string chip_text(int capability) {
 
 }  // namespace
 
+namespace {
+
+/// What the cache has under the key.
+bool find(const KernelCache& cache, const std::string& key, CompiledKernel& to) {
+  const std::optional<std::string> kept = cache.find(key);
+  to.from_disk = kept && unpack(*kept, to);
+  return to.from_disk;
+}
+
+/// Why this NVRTC cannot compile a kernel for the chip; else the program's architecture.
+std::string cannot_compile_because(const Nvrtc& nvrtc, int capability, NvrtcProgram& program, bool specific) {
+  if (!nvrtc.missing.empty()) return nvrtc.missing;
+  program.architecture = nvrtc_architecture(nvrtc, capability, specific);
+  if (!program.architecture.empty()) return "";
+  return "is not compiled for " + chip_text(capability) + " by NVRTC " +
+         std::to_string(nvrtc.version / 1000) + "." + std::to_string(nvrtc.version % 1000 / 10) + " (" +
+         nvrtc.file + ")";
+}
+
+void compile_and_keep(const Nvrtc& nvrtc, const NvrtcProgram& program, const KernelCache& cache,
+                      const std::string& key, CompiledKernel& result) {
+  NvrtcOutput output = compile(nvrtc, program);
+  if (!output.error.empty()) {
+    result.clause = "does not compile for the expression: " + first_error(output.error);
+    return;
+  }
+  if (std::string why = cache.keep(key, packed(output)); !why.empty()) {
+    result.note = "not kept for later processes (" + why + ")";
+  }
+  result.code = std::move(output.code);
+  result.symbol = std::move(output.symbol);
+}
+
+}  // namespace
+
 CompiledKernel compile_kernel(const Kernel& kernel, const std::string& expression, int capability,
                               const Nvrtc& nvrtc, const KernelCache& cache) {
   CompiledKernel result;
@@ -84,33 +126,35 @@ CompiledKernel compile_kernel(const Kernel& kernel, const std::string& expressio
     result.clause = "does not take expressions";
     return result;
   }
-  if (!nvrtc.missing.empty()) {
-    result.clause = nvrtc.missing;
-    return result;
-  }
-  std::string architecture = nvrtc_architecture(nvrtc, capability, kernel.source.specific);
-  if (architecture.empty()) {
-    result.clause = "is not compiled for " + chip_text(capability) + " by NVRTC " +
-                    std::to_string(nvrtc.version / 1000) + "." + std::to_string(nvrtc.version % 1000 / 10) +
-                    " (" + nvrtc.file + ")";
-    return result;
-  }
-  const NvrtcProgram program = program_of(kernel, expression, std::move(architecture));
+  NvrtcProgram program = program_of(kernel, expression, "");
+  std::string clause = cannot_compile_because(nvrtc, capability, program, kernel.source.specific);
   const std::string key = key_of(program, expression, nvrtc.version);
-  if (const std::optional<std::string> kept = cache.find(key); kept && unpack(*kept, result)) {
-    result.from_disk = true;
+  if (clause.empty() && find(cache, key, result)) return result;
+  if (find(cache, key_ahead(program, expression, capability), result)) return result;
+  if (clause.empty()) {
+    compile_and_keep(nvrtc, program, cache, key, result);
+  } else {
+    result.clause = std::move(clause);
+  }
+  return result;
+}
+
+CompiledKernel compile_ahead(const Kernel& kernel, const std::string& expression, int capability,
+                             const Nvrtc& nvrtc, const KernelCache& cache, std::string& file) {
+  CompiledKernel result;
+  if (kernel.source.text == nullptr) {
+    result.clause = "does not take expressions";
     return result;
   }
-  NvrtcOutput output = compile(nvrtc, program);
-  if (!output.error.empty()) {
-    result.clause = "does not compile for the expression: " + first_error(output.error);
-    return result;
+  NvrtcProgram program = program_of(kernel, expression, "");
+  result.clause = cannot_compile_because(nvrtc, capability, program, kernel.source.specific);
+  const std::string key = key_ahead(program, expression, capability);
+  file = cache.file_of(key).string();
+  if (find(cache, key, result)) {
+    result.clause.clear();
+  } else if (result.clause.empty()) {
+    compile_and_keep(nvrtc, program, cache, key, result);
   }
-  if (std::string why = cache.keep(key, packed(output)); !why.empty()) {
-    result.note = "not kept for later processes (" + why + ")";
-  }
-  result.code = std::move(output.code);
-  result.symbol = std::move(output.symbol);
   return result;
 }
 

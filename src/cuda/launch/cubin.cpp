@@ -1,28 +1,24 @@
-// What a cubin says of its kernel: registers, and local memory. A cubin is an ELF file whose section .nv.info holds attributes.
-#pragma once
+// Reads the attributes of a cubin.
+#include "cuda/launch/cubin.hpp"
 
 #include <elf.h>
 
 #include <cstdint>
 #include <cstring>
-#include <string>
 
-namespace fovea_test {
-
-struct CubinUsage {
-  int registers = -1;
-  int local_bytes = -1;  ///< of a thread: the frame, which holds spilled registers, too
-};
+namespace fovea::cuda {
+namespace {
 
 template <class T>
 T read_at(const std::string& bytes, size_t at) {
   T value{};
-  if (at + sizeof(T) <= bytes.size()) std::memcpy(&value, bytes.data() + at, sizeof(T));
+  if (at <= bytes.size() && sizeof(T) <= bytes.size() - at) std::memcpy(&value, bytes.data() + at, sizeof(T));
   return value;
 }
 
-/// Of a cubin with one kernel.
-inline CubinUsage usage_of(const std::string& cubin) {
+}  // namespace
+
+CubinUsage usage_of(const std::string& cubin) {
   constexpr int kRegisters = 0x2f, kFrame = 0x11, kWithSize = 0x04;  // EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
   CubinUsage usage;
   if (!cubin.starts_with(ELFMAG)) return usage;
@@ -30,10 +26,11 @@ inline CubinUsage usage_of(const std::string& cubin) {
   const auto section = [&](size_t i) {
     return read_at<Elf64_Shdr>(cubin, head.e_shoff + i * sizeof(Elf64_Shdr));
   };
-  const auto names = section(head.e_shstrndx).sh_offset;
+  const size_t names = section(head.e_shstrndx).sh_offset;
   for (size_t i = 0; i < head.e_shnum; ++i) {
     const Elf64_Shdr s = section(i);
-    if (std::strcmp(cubin.c_str() + names + s.sh_name, ".nv.info") != 0) continue;
+    const size_t name = names + s.sh_name;
+    if (name >= cubin.size() || std::strcmp(cubin.c_str() + name, ".nv.info") != 0) continue;
     for (size_t at = s.sh_offset; at + 4 <= s.sh_offset + s.sh_size;) {
       const auto format = read_at<uint8_t>(cubin, at), attribute = read_at<uint8_t>(cubin, at + 1);
       const auto number =
@@ -46,4 +43,4 @@ inline CubinUsage usage_of(const std::string& cubin) {
   return usage;
 }
 
-}  // namespace fovea_test
+}  // namespace fovea::cuda
