@@ -37,9 +37,10 @@ double kept_pairs(const tile::Window& w) {
   return ends - begins;
 }
 
-/// The problem on `backend`, or why it cannot be done there on this machine.
+/// The problem on `backend`, or why it cannot be done there on this machine. Where the answer is not `needed`, because another
+/// backend is taken, neither if it would cost seconds: GPUs compile kernels for expressions.
 Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
-                        const PrepareOptions& options) {
+                        const PrepareOptions& options, bool needed) {
   if (const TensorDesc& q = problem[Role::kQ]; q.device != backend.device) {
     return {nullptr, std::string("computes on ") +
                          (backend.device == DeviceType::kCpu ? "the CPU" : "a GPU") +
@@ -47,6 +48,7 @@ Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
   }
   if (std::string missing = backend.unavailable_because(); !missing.empty())
     return {nullptr, std::move(missing)};
+  if (!needed && backend.device == DeviceType::kCuda && problem.expressions) return {};
   return backend.try_prepare(problem, options);
 }
 
@@ -71,9 +73,10 @@ const Backend* find(std::string_view name) {
 void choose(Plan& plan, const char* named, const PrepareOptions& options) {
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
-    Preparation attempt = try_backend(*backend, plan.problem, options);
+    const bool needed = !plan.backend && (!forced || backend == forced);
+    Preparation attempt = try_backend(*backend, plan.problem, options, needed);
     std::string verdict;
-    if (!attempt.prepared) {
+    if (!attempt.clause.empty()) {
       verdict = "passed over: " + attempt.clause;
     } else if (plan.backend) {
       verdict = "passed over: " + std::string(plan.backend->name) + " comes first";

@@ -74,42 +74,33 @@ class AheadCode {
  public:
   AheadCode(int capability, KernelCache cache) : capability_(capability), cache_(std::move(cache)) {}
 
+  /// Makes code at once that `of` is going to be asked for.
+  void expect(const std::vector<NeededCode>& code) {
+    std::vector<Made> made(code.size());
+    compile_at_once(code.size(), [&](size_t i) { made[i] = make(*code[i].kernel, code[i].text); });
+    for (size_t i = 0; i < code.size(); ++i) {
+      if (made[i].is_made) made_.emplace(Key(code[i].kernel, code[i].text), std::move(made[i]));
+    }
+  }
   KernelCode of(const Kernel& kernel, const std::string& text) {
     if (text.empty() && kernel.entry != nullptr) return {};  // the library holds it
-    const auto found = made_.find({&kernel, text});
-    if (found != made_.end()) return found->second.code;
-    const auto start = std::chrono::steady_clock::now();
-    Made made;
-    const CompiledKernel compiled =
-        compile_ahead(kernel, text, capability_, nvrtc(), cache_, made.report.file);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    if (!compiled.note.empty()) {
-      throw_invalid("folder", "one in which nothing can be kept: " + compiled.note,
+    const Key key(&kernel, text);
+    if (!made_.contains(key)) made_.emplace(key, make(kernel, text));
+    const Made& made = made_.at(key);
+    if (!made.note.empty()) {
+      throw_invalid("folder", "one in which nothing can be kept: " + made.note,
                     "a folder that this user alone can write to", "name another");
     }
-    const CubinUsage usage = usage_of(compiled.code);
-    made.report.name = kernel.name;
-    made.report.registers = usage.registers;
-    made.report.local_bytes = usage.local_bytes;
-    made.report.seconds = seconds.count();
-    made.report.from_disk = compiled.from_disk;
-    made.code.local_bytes = std::max(usage.local_bytes, 0);
-    if (!compiled.clause.empty()) {
-      made.code.clause = std::string(kernel.name) + " " + compiled.clause;
-      lacks_nvrtc_ = lacks_nvrtc_ || compiled.clause == nvrtc().missing;
-    } else {
-      order_.push_back({&kernel, text});
-      if (made.code.local_bytes > kMostSpilledBytes) {
-        made.code.clause = std::string(kernel.name) + " spills registers with this expression (" +
-                           std::to_string(made.code.local_bytes) + " bytes a thread)";
-      }
-    }
-    return made_.emplace(std::pair(&kernel, text), std::move(made)).first->second.code;
+    lacks_nvrtc_ = lacks_nvrtc_ || made.lacks_nvrtc;
+    const bool listed = std::find(order_.begin(), order_.end(), key) != order_.end();
+    if (made.has_code && !listed) order_.push_back(key);
+    return made.code;
   }
   bool lacks_nvrtc() const { return lacks_nvrtc_; }
+  /// Of the code that was asked for.
   std::vector<AheadKernel> reports() const {
     std::vector<AheadKernel> all;
-    for (const auto& key : order_) all.push_back(made_.at(key).report);
+    for (const Key& key : order_) all.push_back(made_.at(key).report);
     return all;
   }
 
@@ -118,7 +109,35 @@ class AheadCode {
   struct Made {
     KernelCode code;
     AheadKernel report;
+    std::string note;
+    bool is_made = false, has_code = false, lacks_nvrtc = false;
   };
+  Made make(const Kernel& kernel, const std::string& text) const {
+    const auto start = std::chrono::steady_clock::now();
+    Made made;
+    const CompiledKernel compiled =
+        compile_ahead(kernel, text, capability_, nvrtc(), cache_, made.report.file);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    const CubinUsage usage = usage_of(compiled.code);
+    made.report.name = kernel.name;
+    made.report.registers = usage.registers;
+    made.report.local_bytes = usage.local_bytes;
+    made.report.seconds = seconds.count();
+    made.report.from_disk = compiled.from_disk;
+    made.note = compiled.note;
+    made.has_code = compiled.clause.empty();
+    made.lacks_nvrtc = !made.has_code && compiled.clause == nvrtc().missing;
+    made.code.local_bytes = std::max(usage.local_bytes, 0);
+    if (!made.has_code) {
+      made.code.clause = std::string(kernel.name) + " " + compiled.clause;
+    } else if (made.code.local_bytes > kMostSpilledBytes) {
+      made.code.clause = std::string(kernel.name) + " spills registers with this expression (" +
+                         std::to_string(made.code.local_bytes) + " bytes a thread)";
+    }
+    made.is_made = true;
+    return made;
+  }
+
   int capability_;
   KernelCache cache_;
   std::map<Key, Made> made_;
@@ -154,6 +173,8 @@ std::vector<AheadKernel> compile_ahead(const AttentionProblem& problem, const Ah
     names += (names.empty() ? "" : ", ") + name;
     if (request.backend != nullptr && name != request.backend) continue;
     known = true;
+    code.expect(expected_code(family, p, {.name_pattern = kernel_name_pattern(), .flops = request.flops},
+                              properties));
     const std::string clause = try_family(family, p, request, target);
     if (clause.empty()) return code.reports();
     clauses += (clauses.empty() ? "" : "; ") + name + " " + clause;

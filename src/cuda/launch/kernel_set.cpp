@@ -2,11 +2,13 @@
 #include "cuda/launch/kernel_set.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/expression_text.hpp"
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
+#include "cuda/launch/runtime_kernel.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/problem_terms.hpp"
 
@@ -191,10 +193,62 @@ KernelSet choose_kernels(Family family, const AttentionProblem& problem, const S
   return Collector(family, problem, request, target).run();
 }
 
+std::vector<NeededCode> expected_code(Family family, const AttentionProblem& problem, SetRequest request,
+                                      const DeviceProperties& device) {
+  const KernelTarget anything{device, [](const Kernel&, const std::string&) { return KernelCode{}; }};
+  std::vector<NeededCode> all;
+  for (const bool any_address : {false, true}) {
+    request.any_address = any_address;
+    const KernelSet set = choose_kernels(family, problem, request, anything);
+    if (!set.clause.empty()) return {};
+    for (const Kernel* kernel : set.in_order()) {
+      const std::string& text = set.text_of(*kernel);
+      const bool known = std::any_of(all.begin(), all.end(), [&](const NeededCode& other) {
+        return other.kernel == kernel && other.text == text;
+      });
+      if (!known && (!text.empty() || kernel->entry == nullptr)) all.push_back({kernel, text});
+    }
+    if (!set.main->aligned_only) break;
+  }
+  return all;
+}
+
+void compile_at_once(size_t count, const std::function<void(size_t)>& compile) {
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back([&compile, i] {
+      try {
+        compile(i);
+      } catch (...) {
+        // Whoever needs the code asks again, and is told.
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+namespace {
+
+/// Compiles what a plan is going to ask for, so that a first call takes as long as the slowest kernel. Code that the
+/// process has costs nothing.
+void compile_expected(Family family, const AttentionProblem& problem, const SetRequest& request,
+                      const DeviceProperties& device) {
+  if (!nvrtc().missing.empty()) return;
+  const std::vector<NeededCode> code = expected_code(family, problem, request, device);
+  if (code.size() < 2) return;
+  compile_at_once(code.size(),
+                  [&](size_t i) { compile_kernel(*code[i].kernel, code[i].text, device.capability); });
+}
+
+}  // namespace
+
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request) {
   const int id = problem[Role::kQ].device_id;
   return choose_kernels(family, problem, request,
-                        {properties_of(id), [id](const Kernel& kernel, const std::string& text) {
+                        {properties_of(id), [&, id](const Kernel& kernel, const std::string& text) {
+                           const int capability = properties_of(id).capability;
+                           if (!text.empty() && !is_compiled(kernel, text, capability))
+                             compile_expected(family, problem, request, properties_of(id));
                            const LoadedKernel& code = loaded(kernel, id, text);
                            return KernelCode{code.clause, code.local_bytes};
                          }});

@@ -61,7 +61,17 @@ struct KernelTarget {
 /// Kernels of `family` (and those that serve every family).
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request,
                          const KernelTarget& target);
-/// The same, loaded on the device of the problem's tensors.
+/// Code that is compiled at run time.
+struct NeededCode {
+  const Kernel* kernel;
+  std::string text;
+};
+/// What a plan needs, for aligned pointers and for any, if the first choice of each kernel fits its registers. Compiles nothing.
+std::vector<NeededCode> expected_code(Family family, const AttentionProblem& problem, SetRequest request,
+                                      const DeviceProperties& device);
+/// Calls compile(i) for each index below `count`, each in a thread of its own. What they throw is lost.
+void compile_at_once(size_t count, const std::function<void(size_t)>& compile);
+/// The kernels of a set, loaded on the device of the problem's tensors.
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request);
 
 }  // namespace fovea::cuda

@@ -158,17 +158,34 @@ CompiledKernel compile_ahead(const Kernel& kernel, const std::string& expression
   return result;
 }
 
-const CompiledKernel& compile_kernel(const Kernel& kernel, const std::string& expression, int capability) {
+namespace {
+
+/// What this process has asked for.
+struct Memory {
   struct Entry {
     std::once_flag once;
     CompiledKernel compiled;
   };
-  static std::mutex mutex;
-  static std::map<std::tuple<const Kernel*, int, std::string>, Entry> entries;  // nodes stay where they are
-  Entry* entry = nullptr;
+  std::mutex mutex;
+  std::map<std::tuple<const Kernel*, int, std::string>, Entry> entries;  // nodes stay where they are
+};
+Memory& memory() {
+  static Memory of_process;
+  return of_process;
+}
+
+}  // namespace
+
+bool is_compiled(const Kernel& kernel, const std::string& expression, int capability) {
+  const std::scoped_lock lock(memory().mutex);
+  return memory().entries.contains({&kernel, capability, expression});
+}
+
+const CompiledKernel& compile_kernel(const Kernel& kernel, const std::string& expression, int capability) {
+  Memory::Entry* entry = nullptr;
   {
-    const std::scoped_lock lock(mutex);
-    entry = &entries[{&kernel, capability, expression}];
+    const std::scoped_lock lock(memory().mutex);
+    entry = &memory().entries[{&kernel, capability, expression}];
   }
   std::call_once(entry->once, [&] {
     entry->compiled = compile_kernel(kernel, expression, capability, nvrtc(), KernelCache::of_user());

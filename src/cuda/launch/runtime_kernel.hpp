@@ -21,6 +21,8 @@ struct CompiledKernel {
 /// Compiles a kernel for an expression, given as the text that replaces cuda/warp/expression.cuh; "" leaves the header as it is.
 /// Needs no GPU. Of any number of threads that ask for the same code, one compiles; it stays for the life of the process.
 const CompiledKernel& compile_kernel(const Kernel& kernel, const std::string& expression, int capability);
+/// Whether this process has asked for that code.
+bool is_compiled(const Kernel& kernel, const std::string& expression, int capability);
 /// The same without the memory of this process. Takes what compile_ahead has kept, also where there is no NVRTC.
 CompiledKernel compile_kernel(const Kernel& kernel, const std::string& expression, int capability,
                               const Nvrtc& nvrtc, const KernelCache& cache);
