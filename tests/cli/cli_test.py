@@ -664,6 +664,68 @@ class Expressions(ProgramTest):
         self.fails(USAGE, "attend", "--input", qkv, "--score", "s + v[q]", "--tensor", f"v={bias}", "--grad", d_o, "--output",
                    self.folder / "x.safetensors", says=["--tensor", "'v'", "dv"])
 
+    # Scores and masks of known models on 8 tokens and 2 heads: options, tensors of --tensor, and what they add to a score or see.
+    PARENTS = [-1, 0, 1, 1, 0, 4, -1, 6]  # a tree of guesses, in the order of a walk
+    HOPS = [(3 * i + 5 * j) % 4 for i in range(8) for j in range(8)]
+    MODELS = {
+        "alibi": (("--score", "s - slope[h] * abs(q - k)"), {"slope": Array([0.5, 0.25], (2,), "f4")},
+                  lambda h, i, j: -abs(i - j) / 2 ** (h + 1), None),
+        "graph": (("--score", "s + near[h, hops[q, k]]"),
+                  {"hops": Array(HOPS, (8, 8), "u1"), "near": Array([x / 4 for x in range(8)], (2, 4), "f4")},
+                  lambda h, i, j: h + (3 * i + 5 * j) % 4 / 4, None),
+        "documents": (("--sees", "doc[q] == doc[k]"), {"doc": Array([0, 0, 0, 1, 1, 2, 2, 2], (8,), "i4")}, None,
+                      lambda i, j: "00011222"[i] == "00011222"[j]),
+        "prefix": (("--sees", "k < prompt[b] || k <= q"), {"prompt": Array([3], (1,), "i4")}, None, lambda i, j: j < 3 or j <= i),
+        "tree": (("--sees", "k <= q && q < end[k]"), {"end": Array([6, 4, 3, 4, 6, 6, 8, 8], (8,), "i4")}, None,
+                 lambda i, j: i == j or Expressions.above(j, i)),
+        "dilated": (("--sees", "(q / 2 - k / 2) % 2 == 0 && k <= q"), {}, None, lambda i, j: (i // 2 - j // 2) % 2 == 0 and j <= i),
+    }
+
+    @staticmethod
+    def above(other, node):
+        while (node := Expressions.PARENTS[node]) >= 0:
+            if node == other:
+                return True
+        return False
+
+    def test_known_models(self):
+        qkv = self.inputs()
+        for name, (options, tensors, term, sees) in self.MODELS.items():
+            with self.subTest(name):
+                files = [x for key, array in tensors.items() for x in ("--tensor", f"{key}={self.saved(key + '.npy', array)}")]
+                mine = self.outputs("--input", qkv, *options, *files)
+                pairs = [(i, j) for i in range(8) for j in range(8)]
+                if term:
+                    bias = Array([term(h, i, j) for h in range(2) for i, j in pairs], (1, 2, 8, 8), "f4")
+                    theirs = self.outputs("--input", qkv, "--bias", self.saved("terms.npy", bias))
+                else:
+                    mask = Array([int(sees(i, j)) for i, j in pairs], (8, 8), "u1")
+                    theirs = self.outputs("--input", qkv, "--mask", self.saved("seen.npy", mask))
+                self.close(mine["o"].values, theirs["o"].values)
+                self.close(mine["lse"].values, theirs["lse"].values)
+
+    def test_gradients_of_a_table_and_of_temperatures(self):
+        qkv = self.inputs()
+        d_o = self.saved("d_o.npy", self.numbers(1, 8, 2, 4))
+        table = Array([x / 8 for x in range(10)], (2, 5), "f4")
+        mine = self.outputs("--input", qkv, "--causal", "--grad", d_o, "--score", "s + table[h, clamp(q - k, 0, 4)]", "--tensor",
+                            f"table={self.saved('table.npy', table)}")
+        places = [5 * h + min(max(i - j, 0), 4) for h in range(2) for i in range(8) for j in range(8)]
+        bias = Array([table.values[at] for at in places], (1, 2, 8, 8), "f4")
+        theirs = self.outputs("--input", qkv, "--causal", "--grad", d_o, "--bias", self.saved("terms.npy", bias))
+        sums = [0.0] * 10
+        for at, value in zip(places, theirs["dbias"].values):
+            sums[at] += value
+        self.close(mine["o"].values, theirs["o"].values)
+        self.close(mine["dtable"].values, sums)
+
+        mine = self.outputs("--input", qkv, "--grad", d_o, "--score", "s * t[h]", "--tensor",
+                            f"t={self.saved('t.npy', Array([0.5, 2.0], (2,), 'f4'))}")
+        products = [0.0, 0.0]  # t dt = q dq, summed over the rows of a head
+        for at, (value, slope) in enumerate(zip(self.arrays["q"].values, mine["dq"].values)):
+            products[at // 4 % 2] += value * slope
+        self.close(mine["dt"].values, [products[0] / 0.5, products[1] / 2.0])
+
     def test_explain(self):
         text = self.ok("explain", "--seqlen", "512", "--heads", "2", "--sees", "k<=q", "--score", "(s)*2.0 + t[h]", "--tensor",
                        f"t={self.saved('t.npy', self.numbers(2))}")
