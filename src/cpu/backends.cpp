@@ -104,6 +104,7 @@ std::string needs_float(const AttentionProblem& p) {
 template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
 Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
   if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
+  if (p.has(Role::kKeys)) return {nullptr, "knows no lists of keys"};
   return {
       p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
       ""};
