@@ -104,8 +104,12 @@ std::string needs_float(const AttentionProblem& p) {
 template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
 Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
   if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
-  if (p.has(Role::kKeys) && p.pass == Pass::kBackward) return {nullptr, "knows no lists of keys"};
-  if (p.has(Role::kKeys)) return {prepare_forward_of_lists(p, *kOps(), options), ""};
+  if (p.has(Role::kKeys)) {
+    if (p.has(Role::kDBias)) return {nullptr, "computes no dbias where queries have lists of keys"};
+    return {p.pass == Pass::kForward ? prepare_forward_of_lists(p, *kOps(), options)
+                                     : prepare_backward_of_lists(p, *kOps(), options),
+            ""};
+  }
   return {
       p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
       ""};

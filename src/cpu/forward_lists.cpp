@@ -26,7 +26,7 @@ constexpr double kMinFlopsPerThread = 1e6;
 struct ListSchedule : Schedule {
   int64_t head_tiles;  ///< of each query
 
-  ListSchedule(const AttentionProblem& p, int num_threads) : Schedule(p, num_threads) {
+  ListSchedule(const AttentionProblem& p, const Staging& s, int num_threads) : Schedule(p, num_threads) {
     const int64_t all_panels = ceil_div(p.group(), kPanel);
     splits = 1;
     panels =
@@ -34,7 +34,7 @@ struct ListSchedule : Schedule {
     panels = std::min(panels, all_panels);
     head_tiles = ceil_div(all_panels, panels);
     tiles = std::max<int64_t>(1, p.seqlen_q) * head_tiles;  // the first of a head also clears unused rows
-    row_path = takes_rows(p, p.group());
+    row_path = takes_rows(p, s);
   }
 };
 
@@ -42,6 +42,7 @@ struct ListSchedule : Schedule {
 struct ListScratch : ThreadScratch {
   char *key_rows, *value_rows;
   int32_t* positions;
+  float *q, *o;  ///< of rows
 
   ListScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
               const PairPrograms& programs)
@@ -49,6 +50,9 @@ struct ListScratch : ThreadScratch {
     key_rows = memory.take<char>(kBlockKeys * s.d * size_of(s.type));
     value_rows = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
     positions = memory.take<int32_t>(kBlockKeys);
+    const int64_t few = schedule.row_path ? p.group() : 0;
+    q = memory.take<float>(few * s.padded_d);
+    o = memory.take<float>(few * s.padded_dv);
   }
 };
 
@@ -64,7 +68,7 @@ class ListForward final : public Prepared {
   ListForward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(p, options.num_threads),
+        schedule_(p, staging_, options.num_threads),
         programs_(p, schedule_.row_path),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)) {
     const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
@@ -160,9 +164,8 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
                                int64_t query, const Lanes& lanes) const {
   const Staging& s = staging_;
   const Ops& ops = *s.ops;
-  const int64_t rows = lanes.count, ld_q = round_up(s.d, 16), ld_o = round_up(s.d_v, 16);
-  float* q = t.rows;
-  float* o = t.rows + rows * ld_q;
+  const int64_t rows = lanes.count, ld_q = s.padded_d, ld_o = s.padded_dv;
+  float *q = t.q, *o = t.o;
   const Partial out = panel_of(t, 0);
   const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);

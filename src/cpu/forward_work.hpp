@@ -29,14 +29,6 @@ inline constexpr int64_t kTurnKeys = 32;
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
 
-/// Whether `rows` that share their keys are few, and their scores are products that expressions alone change.
-inline bool takes_rows(const AttentionProblem& p, int64_t rows) {
-  const bool scales = p.expressions && p.expressions->score;
-  return rows <= kRowPathRows && (p.scale > 0 || scales) &&
-         !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-           p.has(Role::kMask) || p.has(Role::kBlockMask));
-}
-
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
@@ -62,7 +54,10 @@ struct Schedule {
         std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
-    row_path = takes_rows(p, rows);
+    const bool scales = p.expressions && p.expressions->score;
+    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
+               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
+                 p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
 };
 

@@ -5,8 +5,21 @@
 #include <cstring>
 
 #include "cpu/panel.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
+
+/// Whether the rows of one query take dot products along the head size: they are few, and their scores are products that
+/// expressions alone change. A panel has room for 48 rows; dot products of a dozen take as long as it, unless they are of
+/// bfloat16 pairs. A program has registers for four rows.
+inline bool takes_rows(const AttentionProblem& p, const Staging& s) {
+  constexpr int64_t kFewRows = 4, kSomeRows = 12;
+  const bool scales = p.expressions && p.expressions->score;
+  const int64_t most = p.expressions || s.ops->word_elements > 1 ? kFewRows : kSomeRows;
+  return p.group() <= most && (p.scale > 0 || scales) &&
+         !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
+           p.has(Role::kMask) || p.has(Role::kBlockMask));
+}
 
 /// Hands out the entries of a list that a query sees, in their order.
 class ListReader {
