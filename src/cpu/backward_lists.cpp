@@ -19,8 +19,11 @@ using namespace backward_pass;
 namespace {
 
 constexpr double kMinFlopsPerThread = 1e6;
-// A range of fewer queries adds less than clearing and summing its copy costs.
-constexpr int64_t kMinRangeQueries = 16;
+// Pairs of rows and entries for each key, with fewer of which clearing and summing a copy costs much beside a range's
+// products: 2 to 3 us, as the pairs take in bfloat16 on AMX.
+constexpr int64_t kMinRowsAKey = 1024;
+// One row takes as long as three in a panel would.
+constexpr int64_t kLeastRows = 3;
 constexpr int64_t kMaxCopyBytes = int64_t{1} << 30;
 // Keys that one thread sums at a time.
 constexpr int64_t kSumKeys = 32;
@@ -31,7 +34,11 @@ struct ListSchedule : Schedule {
 
   ListSchedule(const AttentionProblem& p, const Staging& s, int64_t one_thread = 1) : Schedule(p, s) {
     const int64_t copy = std::max<int64_t>(1, groups * p.seqlen_k * (s.padded_d + s.padded_dv) * 4);
-    const int64_t most = std::max<int64_t>(1, std::min(kMaxCopyBytes / copy, p.seqlen_q / kMinRangeQueries));
+    const double rows_a_key = static_cast<double>(p.seqlen_q) * static_cast<double>(p.list_size) *
+                              static_cast<double>(std::max(p.group(), kLeastRows)) /
+                              static_cast<double>(std::max<int64_t>(1, p.seqlen_k));
+    const auto worthwhile = static_cast<int64_t>(std::min(rows_a_key / kMinRowsAKey, 1e6));
+    const int64_t most = std::max<int64_t>(1, std::min(kMaxCopyBytes / copy, worthwhile));
     ranges = std::clamp<int64_t>(ceil_div(kWantedItems, std::max<int64_t>(1, groups / one_thread)), 1, most);
     range_queries = std::max<int64_t>(1, ceil_div(p.seqlen_q, ranges));
     ranges = std::max<int64_t>(1, ceil_div(p.seqlen_q, range_queries));
@@ -256,9 +263,14 @@ void ListBackward::stage_block(const Group& group, const ListScratch& t, int64_t
 
 /// Adds rows of a block to those of its entries.
 void scatter_rows(const float* rows, int64_t ld, const int32_t* positions, int64_t n, float* sums) {
+  constexpr int64_t kAhead = 4, kLine = 16;  // rows, floats
   for (int64_t j = 0; j < n; ++j) {
-    const float* from = rows + j * ld;
-    float* to = sums + positions[j] * ld;
+    if (j + kAhead < n) {
+      const float* next = sums + positions[j + kAhead] * ld;
+      for (int64_t c = 0; c < ld; c += kLine) __builtin_prefetch(next + c, 1);
+    }
+    const float* __restrict from = rows + j * ld;
+    float* __restrict to = sums + positions[j] * ld;
     for (int64_t c = 0; c < ld; ++c) to[c] += from[c];
   }
 }
@@ -296,7 +308,7 @@ void ListBackward::tile_of_query(const Problem& a, const ListScratch& t, int64_t
                                     t.delta + x * kPanel, t.dq + x * dq_panel});
       used_keys[x] = done ? n : 0;
     }
-    add_key_gradients(a, block, used_keys, panels);
+    add_key_gradients(a, block, used_keys, panels, lanes[panels - 1].count);
     scatter_rows(block.dk, s.padded_d, t.positions, n, sums.dk);
     scatter_rows(block.dv, s.padded_dv, t.positions, n, sums.dv);
   }

@@ -150,11 +150,13 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
   return true;
 }
 
-void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* used_keys, int64_t panels) {
+void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* used_keys, int64_t panels,
+                       int64_t last_rows) {
   const Staging& s = a.s;
   const Ops& ops = *s.ops;
   const ThreadScratch& t = a.t;
   const int64_t panel_words = kPanel / ops.word_elements;
+  const int64_t last_words = std::min(panel_words, s.words_of(last_rows));
   // Keys in steps of 32 rows: under a causal mask each step meets only the panels that see it.
   constexpr int64_t kStep = 32;
   for (int64_t r = 0; r < block.rows; r += kStep) {
@@ -166,7 +168,7 @@ void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* u
       }
       int64_t end = x + 1;
       while (end < panels && used_keys[end] > r) ++end;
-      const int64_t k = (end - x) * panel_words;
+      const int64_t k = (end - x) * panel_words - (end == panels ? panel_words - last_words : 0);
       ops.update({t.p + r * t.ld + x * panel_words, t.ld, 1}, t.d_output_rows + x * panel_words * s.padded_dv,
                  s.padded_dv, rows, s.padded_dv, k, block.dv + r * s.padded_dv, s.padded_dv);
       ops.update({t.ds + r * t.ld + x * panel_words, t.ld, 1}, t.query_rows + x * panel_words * s.padded_d,
