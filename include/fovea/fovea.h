@@ -121,8 +121,8 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Lists: with `keys` query i of all heads that share a key head attends to the keys of its list and to no others, in time
  * and memory that grow with the lists. Each entry is a key of its own, so one that stands twice has twice the weight.
  * Entries are positions within the sequence. Causal, window, masks and `sees` leave entries out as they leave out keys.
- * On the CPU every run checks the entries: one below -1, or not below the sequence's length, is an error. On a GPU the
- * host does not read them: such an entry counts as -1. */
+ * Every run checks the entries: one below -1, or not below the sequence's length, is an error. GPU backends take no lists
+ * yet. */
 
 /* A tensor that expressions read by its name.
  *
