@@ -600,6 +600,20 @@ TEST(PlanUnsupported, ABackendThatCannotNamesTheClause) {
   EXPECT_NE(message.find("in memory of cuda:0"), std::string::npos) << message;
 }
 
+TEST(PlanUnsupported, TheGradientOfABiasWithLists) {
+  Request request = Request::backward();
+  request.add("keys", kInt32, {1, 2, 3, 4});
+  request.add("bias", kFloat32, {1, 1, 3, 5});
+  EXPECT_EQ(create(request), FOVEA_OK) << fovea_last_error();
+  request.add("dbias", kFloat32, {1, 1, 3, 5});
+  EXPECT_EQ(create(request), FOVEA_OK) << "the reference can: " << fovea_last_error();
+  request.options.backend = "cpu_generic";
+  EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
+  EXPECT_NE(std::string(fovea_last_error()).find("computes no dbias where queries have lists of keys"),
+            std::string::npos)
+      << fovea_last_error();
+}
+
 TEST(PlanUnsupported, TensorsOfTheCpuOnABackendOfGpus) {
   for (int32_t i = 0; i < fovea_backend_count(); ++i) {
     if (fovea_backend_device_type(i) != FOVEA_CUDA) continue;
