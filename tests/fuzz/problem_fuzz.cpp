@@ -225,7 +225,7 @@ void make_coherent(Bytes& in, Description& d) {
   if (in.below(3) == 0) {
     const int64_t count = in.below(40);
     if (packed) {
-      t[kKeys].make(kInt32, {or_one(heads_kv), total_q, count});
+      t[kKeys].make(kInt32, {or_one(heads_kv), seqlen_q, count});
     } else {
       t[kKeys].make(kInt32, {or_one(batch), or_one(heads_kv), seqlen_q, count});
     }
