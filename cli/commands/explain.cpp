@@ -49,6 +49,10 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.alibi = described(ElementType::f32, per_head);
     } else if (name == "sink") {
       problem.sink = described(ElementType::f32, per_head);
+    } else if (name == "keys") {
+      const std::array<int64_t, 4> lists = {s.batch, s.heads_kv, s.seqlen_q,
+                                            std::min<int64_t>(s.seqlen_k, 512)};
+      problem.keys = described(ElementType::i32, lists);
     } else if (name == "seqused") {
       problem.seqused_q = problem.seqused_k = described(ElementType::i32, per_sequence);
     } else if (name == "packed") {
@@ -76,7 +80,7 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       throw Failure(
           Exit::usage,
           "--with: got '" + name +
-              "', expected names out of bias, dbias, mask, block_mask, alibi, sink, seqused, packed");
+              "', expected names out of bias, dbias, mask, block_mask, alibi, sink, keys, seqused, packed");
     }
   }
 }
@@ -291,9 +295,10 @@ void add_explain(CLI::App& program, Action& action) {
   options->terms.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
   command
-      ->add_option(
-          "--with", options->with,
-          "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, seqused, packed")
+      ->add_option("--with", options->with,
+                   "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, keys (lists "
+                   "of 512), seqused, "
+                   "packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");

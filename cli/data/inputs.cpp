@@ -65,8 +65,8 @@ Array as_int32(const std::string& tensor, Array array, const Inputs& in) {
 }
 
 /// (rows, columns) and (heads, rows, columns) with dimensions of 1 put before them.
-std::vector<int64_t> four_dimensions(std::span<const int64_t> shape) {
-  std::vector<int64_t> full(4, 1);
+std::vector<int64_t> full_rank(std::span<const int64_t> shape, size_t rank = 4) {
+  std::vector<int64_t> full(rank, 1);
   std::copy_backward(shape.begin(), shape.end(), full.end());
   return full;
 }
@@ -75,6 +75,7 @@ enum class Kind {
   lengths,  ///< int32 in the library, int64 in files as well
   bias,     ///< one value a pair of query and key, in the type of q or float32
   mask,     ///< one bool a pair, or a pair of blocks
+  lists,    ///< int32, as lengths: one list a query
   logits,   ///< float32 in the library, any real type in files
 };
 
@@ -97,6 +98,7 @@ constexpr OptionalInput kOptionalInputs[] = {
     {"cu_seqlens_k", &InputFiles::cu_seqlens_k, &Inputs::cu_seqlens_k, Kind::lengths},
     {"seqused_q", &InputFiles::seqused_q, &Inputs::seqused_q, Kind::lengths},
     {"seqused_k", &InputFiles::seqused_k, &Inputs::seqused_k, Kind::lengths},
+    {"keys", &InputFiles::keys, &Inputs::keys, Kind::lists},
 };
 
 constexpr const char* kRealTypes = "float32, float16, bfloat16 or float64";
@@ -154,6 +156,16 @@ void prepare(const OptionalInput& what, Array& array, const Inputs& in) {
     array = as_int32(what.tensor, std::move(array), in);
     return;
   }
+  if (what.kind == Kind::lists) {
+    const size_t most = in.packed() ? 3 : 4;
+    if (array.shape.size() < 2 || array.shape.size() > most) {
+      refuse(what.tensor, array, in,
+             in.packed() ? "(q, count) or (heads of k, q, count)"
+                         : "(q, count), (heads of k, q, count) or (batch, heads of k, q, count)");
+    }
+    array = as_int32(what.tensor, std::move(array), in);
+    return;
+  }
   const bool of_pairs = what.kind == Kind::bias || what.kind == Kind::mask;
   if (of_pairs && (array.shape.size() < 2 || array.shape.size() > 4)) {
     refuse(what.tensor, array, in, "2 to 4 dimensions: (q, k), (heads, q, k) or (batch, heads, q, k)");
@@ -194,6 +206,13 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
     command.add_option("--block-size", block_size, "Block size of --block-mask")
         ->type_name("Q,K")
         ->group(kArrays);
+  }
+  if (with_values) {
+    add("--keys", keys,
+        "Lists of keys, whole numbers: (q, count), (heads of k, q, count) or (batch, heads of k, q, count); "
+        "1 "
+        "broadcasts, -1 is no key. A query sees the keys of its list only",
+        kArrays);
   }
   add("--alibi", alibi, "ALiBi slopes: (heads) or (batch, heads)", kArrays);
   add("--sink", sink, "One extra logit per head, which takes part of the weight: (heads)", kArrays);
@@ -290,9 +309,9 @@ Problem Inputs::problem() const {
   problem.q = view(q, full_shape(q.shape, packed()));
   problem.k = view(k, full_shape(k.shape, packed()));
   if (v) problem.v = view(*v, full_shape(v->shape, packed()));
-  if (bias) problem.bias = view(*bias, four_dimensions(bias->shape));
-  if (mask) problem.mask = view(*mask, four_dimensions(mask->shape));
-  if (block_mask) problem.block_mask = view(*block_mask, four_dimensions(block_mask->shape));
+  if (bias) problem.bias = view(*bias, full_rank(bias->shape));
+  if (mask) problem.mask = view(*mask, full_rank(mask->shape));
+  if (block_mask) problem.block_mask = view(*block_mask, full_rank(block_mask->shape));
   problem.block_q = block_q;
   problem.block_k = block_k;
   if (alibi) problem.alibi = view(*alibi);
@@ -301,6 +320,7 @@ Problem Inputs::problem() const {
   if (cu_seqlens_k) problem.cu_seqlens_k = view(*cu_seqlens_k);
   if (seqused_q) problem.seqused_q = view(*seqused_q);
   if (seqused_k) problem.seqused_k = view(*seqused_k);
+  if (keys) problem.keys = view(*keys, full_rank(keys->shape, packed() ? 3 : 4));
   return problem;
 }
 

@@ -21,6 +21,7 @@ struct InputFiles {
   std::string input, q, k, v;
   std::string bias, mask, block_mask, alibi, sink;
   std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  std::string keys;
   std::string block_size;
   std::string dtype;
 
@@ -43,6 +44,7 @@ struct Inputs {
   std::optional<Array> v;
   std::optional<Array> bias, mask, block_mask, alibi, sink;
   std::optional<Array> cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  std::optional<Array> keys;
   int64_t block_q = 0, block_k = 0;
   io::Metadata metadata;
   /// Every file that was read: none of them may become an output.

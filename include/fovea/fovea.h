@@ -116,7 +116,13 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * gradients 0.
  *
  * Expressions (docs/expressions.md): with `score` the score is what this text makes of s, the score so far; with
- * `sees` a query sees, of the keys that causal, window and masks leave, those for which this text is true. */
+ * `sees` a query sees, of the keys that causal, window and masks leave, those for which this text is true.
+ *
+ * Lists: with `keys` query i of all heads that share a key head attends to the keys of its list and to no others, in time
+ * and memory that grow with the lists. Each entry is a key of its own, so one that stands twice has twice the weight.
+ * Entries are positions within the sequence. Causal, window, masks and `sees` leave entries out as they leave out keys.
+ * Every run checks the entries: one below -1, or not below the sequence's length, is an error. GPU backends take no lists
+ * yet. */
 
 /* A tensor that expressions read by its name.
  *
@@ -180,6 +186,10 @@ typedef struct fovea_problem {
   const char* sees;                /* NULL: true */
   const fovea_named_tensor* named; /* the tensors of both */
   int64_t num_named;               /* at most FOVEA_MAX_NAMED_TENSORS */
+
+  const fovea_tensor*
+      keys; /* (B|1, Hkv|1, Sq, count) int32, the last dimension contiguous; packed (Hkv|1, total_q,
+                               count): the positions of the keys that each query attends to, -1 for none */
 } fovea_problem;
 
 /* What a pass does with a tensor. */
@@ -211,7 +221,8 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ, "where each sequence of keys starts")     \
   X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ, "how many queries of each sequence take part") \
   X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ, "how many keys of each sequence take part")    \
-  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")
+  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")                 \
+  X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")
 
 #if defined(__cplusplus)
 static inline fovea_problem fovea_problem_defaults() noexcept {
@@ -268,6 +279,7 @@ typedef struct fovea_buffers {
   /* In the order of fovea_problem's `named`. */
   const void* named[FOVEA_MAX_NAMED_TENSORS];
   void* named_gradients[FOVEA_MAX_NAMED_TENSORS];
+  const void* keys;
 } fovea_buffers;
 
 #if defined(__cplusplus)
@@ -299,8 +311,8 @@ FOVEA_API size_t fovea_plan_workspace_size(const fovea_plan* plan) FOVEA_NOEXCEP
 FOVEA_API const char* fovea_plan_backend(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Where its tensors and its workspace lie. */
 FOVEA_API fovea_device fovea_plan_device(const fovea_plan* plan) FOVEA_NOEXCEPT;
-/* Floating-point operations of the products over the pairs that causal and window keep (multiply and add
- * counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
+/* Floating-point operations of the products over the pairs that causal and window keep, or that lists name (multiply and
+ * add counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
  * sequences count where the plan was made with their data; else every sequence counts as the longest. */
 FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one. */
@@ -317,7 +329,7 @@ typedef enum fovea_seen { FOVEA_SEEN_NONE = 0, FOVEA_SEEN_ALL = 1, FOVEA_SEEN_SO
 /* How many pairs of each block are seen by what causal, window and `sees` say, without computing a score: one fovea_seen for each
  * block of block_q queries and block_k keys of query head `head` of sequence `batch`, row after row of
  * ceil(Sq / block_q) * ceil(Sk / block_k) bytes, which is `size`. None and all are certain; some may stand for either. Named
- * tensors count with their values where they have data on the CPU. Masks and block masks take no part. */
+ * tensors count with their values where they have data on the CPU. Masks, block masks and lists of keys take no part. */
 FOVEA_API fovea_status fovea_seen_blocks(const fovea_problem* problem, int64_t batch, int64_t head,
                                          int64_t block_q, int64_t block_k, uint8_t* seen,
                                          size_t size) FOVEA_NOEXCEPT;

@@ -229,6 +229,7 @@ struct Problem {
   Tensor d_o{}, dlse{}, dq{}, dk{}, dv{}, dbias{}, dsink{};
   Tensor bias{}, mask{}, block_mask{}, alibi{}, sink{};
   Tensor cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{}, rng_state{};
+  Tensor keys{};  ///< a list of keys for each query
 
   double scale = 0;  ///< 0: 1/sqrt(head size)
   bool causal = false;
@@ -418,6 +419,7 @@ struct Buffers {
   const void *bias = nullptr, *mask = nullptr, *block_mask = nullptr, *alibi = nullptr, *sink = nullptr;
   const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
   void* rng_state = nullptr;
+  const void* keys = nullptr;
   /// In the order of Problem::all_named().
   std::array<const void*, FOVEA_MAX_NAMED_TENSORS> named{};
   std::array<void*, FOVEA_MAX_NAMED_TENSORS> named_gradients{};

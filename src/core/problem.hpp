@@ -72,6 +72,7 @@ struct ProblemDescription {
 ///   lse dlse:             (batch, heads, seqlen); packed: batch stride 0, likewise
 ///   bias dbias mask:      (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts
 ///   block_mask:           the same, in blocks
+///   keys:                 (batch, heads_kv, seqlen_q, count), stride 0 where batch or heads broadcast; packed as lse
 ///   alibi:                (batch, heads), stride 0 where it broadcasts
 ///   named and gradients:  as they are; a dimension of size 1 that is indexed by a name of the pair alone has stride 0, and
 ///                         the size kMaxDimension
@@ -87,6 +88,7 @@ struct AttentionProblem {
   int64_t window_left = -1, window_right = -1;  ///< -1: unlimited; causal gives window_right = 0
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
+  int64_t list_size = 0;  ///< entries of each list of keys
   TensorDescs tensors;
   std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
   std::vector<NamedTensor> named;

@@ -45,9 +45,10 @@ enum class Size : uint8_t {
   kBlocksQ,
   kBlocksK,
   kStarts,  ///< batch + 1
-  kTwo
+  kTwo,
+  kCount  ///< entries of a list of keys
 };
-inline constexpr std::array<const char*, 14> kSizeNames = {"",
+inline constexpr std::array<const char*, 15> kSizeNames = {"",
                                                            "batch",
                                                            "seqlen_q",
                                                            "seqlen_k",
@@ -60,7 +61,8 @@ inline constexpr std::array<const char*, 14> kSizeNames = {"",
                                                            "ceil(seqlen_q / block_q)",
                                                            "ceil(seqlen_k / block_k)",
                                                            "batch + 1",
-                                                           "2"};
+                                                           "2",
+                                                           "count"};
 constexpr const char* name_of(Size size) {
   return kSizeNames[static_cast<size_t>(size)];
 }
@@ -210,6 +212,12 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
     array(Role::kSeqUsedQ, Size::kBatch, DType::kI32, kLengthsRemedy),
     array(Role::kSeqUsedK, Size::kBatch, DType::kI32, kLengthsRemedy),
     array(Role::kRngState, Size::kTwo, DType::kI64, "give room for seed and offset"),
+    {.role = Role::kKeys,
+     .dims = {{Size::kBatch, Size::kHeadsKv, Size::kSeqlenQ, Size::kCount}, 0b0011},
+     .packed = {{Size::kHeadsKv, Size::kTotalQ, Size::kCount}, 0b001},
+     .types = one_of({DType::kI32}),
+     .contiguous = true,
+     .remedy = "give each query of each key head a list, with dimensions of size 1 where lists are shared"},
 };
 
 constexpr bool is_in_order() {

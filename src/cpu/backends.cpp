@@ -101,9 +101,26 @@ std::string needs_float(const AttentionProblem& p) {
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
 }
 
+std::string cannot_list_because(const AttentionProblem& p) {
+  if (!p.has(Role::kKeys) || p.pass == Pass::kForward) return "";
+  if (p.has(Role::kDBias)) return "computes no dbias where queries have lists of keys";
+  // Float32 sums of dk and dv, rows padded to 16 columns, are counted in bytes of 64 bits.
+  constexpr double kMostBytes = 0x1p60;
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv * p.seqlen_k);
+  return rows * 4 * static_cast<double>(p.head_dim + p.head_dim_v + 32) < kMostBytes
+             ? ""
+             : "has no memory for float32 sums of dk and dv as large as these";
+}
+
 template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
 Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
   if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
+  if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
+  if (p.has(Role::kKeys)) {
+    return {p.pass == Pass::kForward ? prepare_forward_of_lists(p, *kOps(), options)
+                                     : prepare_backward_of_lists(p, *kOps(), options),
+            ""};
+  }
   return {
       p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
       ""};

@@ -22,9 +22,8 @@ namespace fovea::cpu {
 
 using namespace backward_pass;
 
+namespace backward_pass {
 namespace {
-
-constexpr double kMinFlopsPerThread = 1e6;
 
 void clear_rows(const Staging& s, const MatrixView& out, int64_t begin, int64_t end, int64_t size) {
   for (int64_t j = begin; j < end; ++j) {
@@ -32,8 +31,8 @@ void clear_rows(const Staging& s, const MatrixView& out, int64_t begin, int64_t 
   }
 }
 
-/// lse in units of log2 and delta for one panel. Lanes without a row, and rows without a key, get lse2 =
-/// +inf, which makes all their weights 0.
+}  // namespace
+
 void row_statistics(const Staging& s, const Group& group, const Lanes& lanes, float* lse2, float* delta) {
   const AttentionProblem& p = *group.problem;
   const DType o_type = p[Role::kO].dtype;
@@ -53,6 +52,55 @@ void row_statistics(const Staging& s, const Group& group, const Lanes& lanes, fl
   }
 }
 
+void write_query_rows(const Staging& s, const Group& group, const Lanes& lanes, const float* dq,
+                      float* temp) {
+  s.ops->transpose(dq, kPanel, s.d, kPanel, temp, s.padded_d);
+  const auto scale = static_cast<float>(group.problem->scale);
+  for (int x = 0; x < lanes.count; ++x) {
+    float* row = temp + x * s.padded_d;
+    for (int64_t c = 0; c < s.d; ++c) row[c] *= scale;
+    s.ops->from_float(row, s.d, s.type, group.row_data(Role::kDQ, lanes.first_row + x));
+  }
+}
+
+void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shared& shared, int64_t head) {
+  const float sink2 = buffers.get<const float>(Role::kSink)[head * p[Role::kSink].stride[0]] * kLog2e;
+  double sum = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Group group(p, buffers, b, head / p.group());
+    const int64_t stats = shared.stats_of(b * p.heads_kv + head / p.group(), 0);
+    for (int64_t row = head % p.group(); row < group.rows(); row += p.group()) {
+      const float weight = std::exp2(sink2 - shared.lse2[stats + row]);
+      if (weight != 0) sum -= static_cast<double>(weight) * shared.delta[stats + row];
+    }
+  }
+  buffers.get<float>(Role::kDSink)[head * p[Role::kDSink].stride[0]] = static_cast<float>(sum);
+}
+
+void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers) {
+  for (int64_t head = 0; head < p.heads_q; ++head) {
+    clear_rows(s, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
+  }
+  for (int64_t head = 0; head < p.heads_kv; ++head) {
+    clear_rows(s, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
+    clear_rows(s, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
+  }
+}
+
+void clear_unused_rows(const Staging& s, const Group& group) {
+  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
+    clear_rows(s, {group.row_data(Role::kDQ, row)}, 0, 1, s.d);
+  }
+  clear_rows(s, group.keys(Role::kDK), group.span.used_k, group.span.length_k, s.d);
+  clear_rows(s, group.keys(Role::kDV), group.span.used_k, group.span.length_k, s.d_v);
+}
+
+}  // namespace backward_pass
+
+namespace {
+
+constexpr double kMinFlopsPerThread = 1e6;
+
 void write_query_gradients(const Problem& a, int64_t panel) {
   const Staging& s = a.s;
   const Lanes lanes(a.group, panel * kPanel);
@@ -62,13 +110,7 @@ void write_query_gradients(const Problem& a, int64_t panel) {
     const float* part = a.shared.dq_of(a.group_index, range, panel);
     for (int64_t i = 0; i < s.d * kPanel; ++i) sum[i] += part[i];
   }
-  s.ops->transpose(sum, kPanel, s.d, kPanel, a.t.temp, s.padded_d);
-  const auto scale = static_cast<float>(a.group.problem->scale);
-  for (int x = 0; x < lanes.count; ++x) {
-    float* row = a.t.temp + x * s.padded_d;
-    for (int64_t c = 0; c < s.d; ++c) row[c] *= scale;
-    s.ops->from_float(row, s.d, s.type, a.group.row_data(Role::kDQ, lanes.first_row + x));
-  }
+  write_query_rows(s, a.group, lanes, sum, a.t.temp);
 }
 
 /// The bias gradient of one (batch, head, key block) of dbias: dS summed over the dimensions in which bias
@@ -131,21 +173,6 @@ void write_bias_gradient(const Ops& ops, const AttentionProblem& p, const Buffer
   }
 }
 
-/// dsink_h = - sum over rows of exp(sink - lse) * delta.
-void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shared& shared, int64_t head) {
-  const float sink2 = buffers.get<const float>(Role::kSink)[head * p[Role::kSink].stride[0]] * kLog2e;
-  double sum = 0;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Group group(p, buffers, b, head / p.group());
-    const int64_t stats = shared.stats_of(b * p.heads_kv + head / p.group(), 0);
-    for (int64_t row = head % p.group(); row < group.rows(); row += p.group()) {
-      const float weight = std::exp2(sink2 - shared.lse2[stats + row]);
-      if (weight != 0) sum -= static_cast<double>(weight) * shared.delta[stats + row];
-    }
-  }
-  buffers.get<float>(Role::kDSink)[head * p[Role::kDSink].stride[0]] = static_cast<float>(sum);
-}
-
 int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
                      const PairPrograms& programs) {
   Scratch count(nullptr);
@@ -177,26 +204,6 @@ int threads_for(const PrepareOptions& options, const Schedule& schedule) {
   const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
   const int64_t items = std::max(schedule.groups * schedule.ranges, schedule.groups);
   return static_cast<int>(std::clamp<int64_t>(std::min(by_work, items), 1, std::max(1, options.num_threads)));
-}
-
-/// Gradients of the rows of a packed batch without any sequence: 0.
-void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers) {
-  for (int64_t head = 0; head < p.heads_q; ++head) {
-    clear_rows(s, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
-  }
-  for (int64_t head = 0; head < p.heads_kv; ++head) {
-    clear_rows(s, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
-    clear_rows(s, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
-  }
-}
-
-/// Gradients of rows that the tensors hold beyond those that take part: 0.
-void clear_unused_rows(const Staging& s, const Group& group) {
-  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
-    clear_rows(s, {group.row_data(Role::kDQ, row)}, 0, 1, s.d);
-  }
-  clear_rows(s, group.keys(Role::kDK), group.span.used_k, group.span.length_k, s.d);
-  clear_rows(s, group.keys(Role::kDV), group.span.used_k, group.span.length_k, s.d_v);
 }
 
 /// The tiled backward of one problem: three parallel steps, then the gradients of sinks and bias.
@@ -307,27 +314,14 @@ void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& b
 
 /// All ranges. Those that chains join are done by one thread, in order.
 void Backward::ranges_of_keys(const Run& r) const {
-  const ItemIndex items = items_of(problem_, schedule_);
-  ItemIndex queued = items, chained = {1, 1, 1};
-  for (const ItemName name : {kItemBatch, kItemHead, kItemRange}) {
-    if (gradients_.chains(name)) std::swap(queued[name], chained[name]);
-  }
-  WorkQueue queue(queued[0] * queued[1] * queued[2]);
+  const ItemChains chains(items_of(problem_, schedule_), gradients_);
+  WorkQueue queue(chains.count());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(r, thread);
     SeenBlocks blocks = seen_blocks(r, t);
     RowTile tile;
-    for (int64_t x; (x = queue.next()) >= 0;) {
-      // Early keys first: under a causal mask most queries see them.
-      const int64_t groups = queued[kItemBatch] * queued[kItemHead];
-      const ItemIndex first = {x % groups / queued[kItemHead], x % queued[kItemHead], x / groups};
-      for (int64_t b = first[0]; b < first[0] + chained[0]; ++b) {
-        for (int64_t h = first[1]; h < first[1] + chained[1]; ++h) {
-          for (int64_t range = first[2]; range < first[2] + chained[2]; ++range)
-            range_of_keys(r, t, blocks, tile, {b, h, range});
-        }
-      }
-    }
+    for (int64_t x; (x = queue.next()) >= 0;)
+      chains.visit(x, [&](const ItemIndex& item) { range_of_keys(r, t, blocks, tile, item); });
   });
 }
 

@@ -11,8 +11,8 @@ namespace fovea::cpu::backward_pass {
 
 namespace {
 
-void add_tensor_gradients(const Problem& a, const Lanes& lanes, int64_t j0, int64_t n) {
-  ProgramInputs in = a.terms.inputs_of(a.group, lanes, j0, n);
+void add_tensor_gradients(const Problem& a, const Lanes& lanes, KeyPositions positions, int64_t n) {
+  ProgramInputs in = a.terms.inputs_of(a.group, lanes, positions, n);
   in.tiles = {a.t.pairs.before, nullptr, a.t.dp};
   in.scratch = a.t.pairs.registers;
   in.gradients = a.gradients;
@@ -26,18 +26,19 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
   panel_scores(ops, a.group, lanes, a.terms, seen, block.keys, t.queries + x * a.s.words_d * kPanel,
-               round_up(n, ops.row_multiple), n, a.s.words_d, block.j0, t.scores, nullptr, t.derivative,
-               t.pairs);
+               round_up(n, ops.row_multiple), n, a.s.words_d, block.positions(), t.scores, nullptr,
+               t.derivative, t.pairs);
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
     std::fill_n(t.keep, n * kPanel, 0.0f);
-    dropout_factors(a.group, lanes, a.terms, n, block.j0, t.keep);
+    dropout_factors(a.group, lanes, a.terms, n, block.positions(), t.keep);
     for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.keep[i] == 0 ? 0.0f : t.dp[i] * t.keep[i];
   }
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   const PairPrograms& programs = a.terms.programs;
-  if (!programs.gradients.empty() && dbias_tile == nullptr) add_tensor_gradients(a, lanes, block.j0, n);
+  if (!programs.gradients.empty() && dbias_tile == nullptr)
+    add_tensor_gradients(a, lanes, block.positions(), n);
   if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
   if (a.terms.dropout) {
@@ -46,9 +47,6 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 
-namespace {
-
-/// Right operand of update(): the rows on the lanes of a panel, as float32 rows or as bfloat16 pairs of rows.
 void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,
                  int64_t padded, float* dst) {
   const int64_t pair = s.ops->word_elements;
@@ -80,13 +78,14 @@ bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes) {
   return true;
 }
 
+namespace {
+
 /// Adds dQ, dK and dV of one panel and block, pair by pair, and skips pairs whose weight is 0, so that NaN
 /// and Inf of a masked key or query do not spread.
 void multiply_exactly(const Problem& a, const Lanes& lanes, const KeyBlock& block, int64_t n, float* dq) {
   const Staging& s = a.s;
-  const MatrixView keys = a.group.keys(Role::kK);
   for (int64_t j = 0; j < n; ++j) {
-    const char* key = keys.data + (block.j0 + j) * keys.stride * size_of(s.type);
+    const char* key = block.key_rows.data + j * block.key_rows.stride * size_of(s.type);
     for (int x = 0; x < lanes.count; ++x) {
       const float weight = a.t.scores[j * kPanel + x], gradient = a.t.dp[j * kPanel + x];
       if (weight != 0) {
@@ -113,72 +112,63 @@ void clear_panel_rows(const ThreadScratch& t, int64_t x, int64_t panel_words, in
   }
 }
 
-/// One block of keys against one tile of rows.
-void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen) {
+}  // namespace
+
+bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) {
   const Staging& s = a.s;
   const Ops& ops = *s.ops;
   const ThreadScratch& t = a.t;
-  const int64_t pair = ops.word_elements, panel_words = kPanel / pair;
-  const int64_t key_step = ops.k_multiple * pair;
-  int64_t first = tile.panels, last = 0;  // panels whose p and ds are to be multiplied
-  bool skipped[kPanels] = {};             // those of them that multiply_exactly() has done
-  int64_t used_keys[kPanels] = {};        // keys of the block up to the last one that the panel sees
-  for (int64_t x = 0; x < tile.panels; ++x) {
-    const Lanes& lanes = tile.lanes[x];
-    skipped[x] = true;
-    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin || seen[x] == Seen::kNone)
-      continue;
-    skipped[x] = false;
-    first = std::min(first, x);
-    last = x + 1;
-    const int64_t n = std::min(block.n, round_up(lanes.any.end - block.j0, key_step));
-    used_keys[x] = n;
-    const int64_t stats = a.shared.stats_of(a.group_index, tile.first_panel + x);
-    const float *lse2 = a.shared.lse2 + stats, *delta = a.shared.delta + stats;
-    float* dq = a.shared.dq_of(a.group_index, a.range, tile.first_panel + x);
-    const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
-    const bool zeros = !inside || a.terms.any || a.terms.dropout || seen[x] == Seen::kSome;
-    float* p = t.p + x * panel_words;
-    float* ds = t.ds + x * panel_words;
-    auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
-    if (zeros && !(block.keys_finite && tile.finite[x])) {
-      weights_and_gradients(a, lanes, block, seen[x], n, x, lse2, delta, nullptr);
-      multiply_exactly(a, lanes, block, n, dq);
-      skipped[x] = true;
-      continue;
-    }
-    if (a.terms.any || a.terms.dropout) {
-      weights_and_gradients(a, lanes, block, seen[x], n, x, lse2, delta, nullptr);
-      ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
-    } else {
-      const int64_t rows = round_up(n, ops.row_multiple);
-      panel_scores(ops, a.group, lanes, a.terms, seen[x], block.keys, t.queries + x * s.words_d * kPanel,
-                   rows, n, s.words_d, block.j0, t.scores, nullptr, nullptr, t.pairs);
-      ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
-      ops.gradients(t.scores, t.dp, n, a.terms.factor, lse2, delta, p, ds, t.ld, ds_pairs);
-    }
-    clear_panel_rows(t, x, panel_words, n, block.rows);
-    const float* right = pair == 2 ? t.ds_pairs : ds;
-    const int64_t words = s.words_of(n);
-    if (pair == 2) {
-      std::fill(t.ds_pairs + ceil_div(n, 2) * kPanel, t.ds_pairs + words * kPanel, 0.0f);
-      ops.accumulate(block.columns, right, round_up(s.d, ops.row_multiple), words, dq, nullptr);
-    } else {
-      ops.accumulate_strided(block.columns, right, t.ld, s.d, words, dq);
-    }
+  const int64_t pair = ops.word_elements, panel_words = kPanel / pair, n = step.n, x = step.x;
+  const bool zeros = step.masked || a.terms.any || a.terms.dropout;
+  float* p = t.p + x * panel_words;
+  float* ds = t.ds + x * panel_words;
+  auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
+  if (zeros && !(block.keys_finite && step.rows_finite)) {
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, nullptr);
+    multiply_exactly(a, step.lanes, block, n, step.dq);
+    return false;
   }
+  if (a.terms.any || a.terms.dropout) {
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, nullptr);
+    ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
+  } else {
+    const int64_t rows = round_up(n, ops.row_multiple);
+    panel_scores(ops, a.group, step.lanes, a.terms, step.seen, block.keys, t.queries + x * s.words_d * kPanel,
+                 rows, n, s.words_d, block.positions(), t.scores, nullptr, nullptr, t.pairs);
+    ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
+    ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs);
+  }
+  clear_panel_rows(t, x, panel_words, n, block.rows);
+  const float* right = pair == 2 ? t.ds_pairs : ds;
+  const int64_t words = s.words_of(n);
+  if (pair == 2) {
+    std::fill(t.ds_pairs + ceil_div(n, 2) * kPanel, t.ds_pairs + words * kPanel, 0.0f);
+    ops.accumulate(block.columns, right, round_up(s.d, ops.row_multiple), words, step.dq, nullptr);
+  } else {
+    ops.accumulate_strided(block.columns, right, t.ld, s.d, words, step.dq);
+  }
+  return true;
+}
+
+void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* used_keys, int64_t panels,
+                       int64_t last_rows) {
+  const Staging& s = a.s;
+  const Ops& ops = *s.ops;
+  const ThreadScratch& t = a.t;
+  const int64_t panel_words = kPanel / ops.word_elements;
+  const int64_t last_words = std::min(panel_words, s.words_of(last_rows));
   // Keys in steps of 32 rows: under a causal mask each step meets only the panels that see it.
   constexpr int64_t kStep = 32;
   for (int64_t r = 0; r < block.rows; r += kStep) {
     const int64_t rows = std::min(kStep, block.rows - r);
-    for (int64_t x = first; x < last;) {
-      if (skipped[x] || used_keys[x] <= r) {
+    for (int64_t x = 0; x < panels;) {
+      if (used_keys[x] <= r) {
         ++x;
         continue;
       }
       int64_t end = x + 1;
-      while (end < last && !skipped[end] && used_keys[end] > r) ++end;
-      const int64_t k = (end - x) * panel_words;
+      while (end < panels && used_keys[end] > r) ++end;
+      const int64_t k = (end - x) * panel_words - (end == panels ? panel_words - last_words : 0);
       ops.update({t.p + r * t.ld + x * panel_words, t.ld, 1}, t.d_output_rows + x * panel_words * s.padded_dv,
                  s.padded_dv, rows, s.padded_dv, k, block.dv + r * s.padded_dv, s.padded_dv);
       ops.update({t.ds + r * t.ld + x * panel_words, t.ld, 1}, t.query_rows + x * panel_words * s.padded_d,
@@ -188,6 +178,34 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
   }
 }
 
+namespace {
+
+/// One block of keys against one tile of rows.
+void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen) {
+  const Ops& ops = *a.s.ops;
+  const int64_t key_step = ops.k_multiple * ops.word_elements;
+  int64_t used_keys[kPanels] = {};  // keys of the block up to the last one that the panel sees
+  for (int64_t x = 0; x < tile.panels; ++x) {
+    const Lanes& lanes = tile.lanes[x];
+    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin || seen[x] == Seen::kNone)
+      continue;
+    const int64_t n = std::min(block.n, round_up(lanes.any.end - block.j0, key_step));
+    used_keys[x] = n;
+    const int64_t stats = a.shared.stats_of(a.group_index, tile.first_panel + x);
+    const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
+    const PanelStep step{lanes,
+                         seen[x],
+                         n,
+                         x,
+                         !inside || seen[x] == Seen::kSome,
+                         tile.finite[x],
+                         a.shared.lse2 + stats,
+                         a.shared.delta + stats,
+                         a.shared.dq_of(a.group_index, a.range, tile.first_panel + x)};
+    if (!panel_step(a, block, step)) used_keys[x] = 0;
+  }
+  add_key_gradients(a, block, used_keys, tile.panels);
+}
 void write_rows(const Staging& s, const float* src, int64_t ld, int64_t n, int64_t size, float factor,
                 const MatrixView& out, int64_t first_row, float* temp) {
   for (int64_t j = 0; j < n; ++j) {
@@ -215,20 +233,25 @@ void tile_step(const Problem& a, int64_t first_panel, int64_t panels, bool exact
 
 }  // namespace
 
+void stage_panel(const Problem& a, const Lanes& lanes, int64_t x) {
+  const Staging& s = a.s;
+  const int64_t panel_words = kPanel / s.ops->word_elements;
+  s.stage_panel(a.group, lanes, Role::kQ, s.d, s.words_d, a.t.queries + x * s.words_d * kPanel, a.t.temp);
+  s.stage_panel(a.group, lanes, Role::kDO, s.d_v, s.words_dv, a.t.d_outputs + x * s.words_dv * kPanel,
+                a.t.temp);
+  stage_right(s, a.group, lanes, Role::kQ, s.d, s.padded_d, a.t.query_rows + x * panel_words * s.padded_d);
+  stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv,
+              a.t.d_output_rows + x * panel_words * s.padded_dv);
+}
+
 void stage_tile(const Problem& a, int64_t first_panel, int64_t panels, bool exact_checks, RowTile& tile) {
   tile.first_panel = first_panel;
   tile.panels = panels;
   const Staging& s = a.s;
-  const int64_t panel_words = kPanel / s.ops->word_elements;
   for (int64_t x = 0; x < panels; ++x) {
     Lanes& lanes = tile.lanes[x];
     lanes = Lanes(a.group, (first_panel + x) * kPanel);
-    s.stage_panel(a.group, lanes, Role::kQ, s.d, s.words_d, a.t.queries + x * s.words_d * kPanel, a.t.temp);
-    s.stage_panel(a.group, lanes, Role::kDO, s.d_v, s.words_dv, a.t.d_outputs + x * s.words_dv * kPanel,
-                  a.t.temp);
-    stage_right(s, a.group, lanes, Role::kQ, s.d, s.padded_d, a.t.query_rows + x * panel_words * s.padded_d);
-    stage_right(s, a.group, lanes, Role::kDO, s.d_v, s.padded_dv,
-                a.t.d_output_rows + x * panel_words * s.padded_dv);
+    stage_panel(a, lanes, x);
     tile.finite[x] = !exact_checks || panel_finite(s, a.group, lanes);
     // A row whose lse is NaN makes its masked weights NaN, too; only gradients_float() tells them apart.
     const float* lse2 = a.shared.lse2 + a.shared.stats_of(a.group_index, first_panel + x);
@@ -260,6 +283,7 @@ int64_t stage_keys(const Staging& s, const Group& group, const ThreadScratch& t,
     block.dv = t.dv + at * s.padded_dv;
     std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
     std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
+    block.key_rows = key_rows;
     block.keys_finite = all_finite(key_rows, s.type, block.n, s.d);
   }
   return count;

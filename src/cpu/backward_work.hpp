@@ -118,12 +118,16 @@ struct ThreadScratch {
   }
 };
 
-/// A block of keys of the staged range.
+/// A block of keys of the staged range, or of a list.
 struct KeyBlock {
   int64_t j0, n, rows;  ///< first key, keys, rows padded for the products
   Operand keys, values, columns;
   float *dk, *dv;
+  MatrixView key_rows;
   bool keys_finite;
+  const int32_t* list = nullptr;
+
+  KeyPositions positions() const { return list == nullptr ? KeyPositions(j0) : KeyPositions(list); }
 };
 
 /// A tile of query rows.
@@ -148,6 +152,51 @@ struct Problem {
 /// `dbias_tile` asks for that of the bias alone.
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
                            int64_t x, const float* lse2, const float* delta, float* dbias_tile);
+
+/// One panel of a tile, the x-th, against the first n keys of a block.
+struct PanelStep {
+  const Lanes& lanes;
+  Seen seen;
+  int64_t n, x;
+  bool masked;       ///< some pairs may not be seen
+  bool rows_finite;  ///< Q and dO
+  const float *lse2, *delta;
+  float* dq;
+};
+
+/// Adds to dQ of the panel, and leaves P and dS for add_key_gradients(). False where dK and dV are done already: pair by pair,
+/// as something is not finite.
+bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step);
+
+/// Adds to dK and dV of a block. `used_keys`: of each panel of the tile; 0 leaves it out. `last_rows`: of the last panel.
+void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* used_keys, int64_t panels,
+                       int64_t last_rows = kPanel);
+
+/// Right operand of update(): the rows on the lanes of a panel, as float32 rows or as bfloat16 pairs of rows.
+void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,
+                 int64_t padded, float* dst);
+
+/// Whether Q and dO of the rows are finite.
+bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes);
+
+/// Stages one panel of query rows as the x-th of a tile.
+void stage_panel(const Problem& a, const Lanes& lanes, int64_t x);
+
+/// lse in units of log2 and delta for one panel. Lanes without a row, and rows without a key, get lse2 = +inf, which makes
+/// all their weights 0.
+void row_statistics(const Staging& s, const Group& group, const Lanes& lanes, float* lse2, float* delta);
+
+/// Writes dQ of the rows of a panel from dQ^T before scale.
+void write_query_rows(const Staging& s, const Group& group, const Lanes& lanes, const float* dq, float* temp);
+
+/// dsink_h = - sum over rows of exp(sink - lse) * delta.
+void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shared& shared, int64_t head);
+
+/// Gradients of the rows of a packed batch without any sequence: 0.
+void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers);
+
+/// Gradients of rows that the tensors hold beyond those that take part: 0.
+void clear_unused_rows(const Staging& s, const Group& group);
 
 /// Stages `panels` panels of query rows. With exact_checks some rows may not see all keys, so the rows are
 /// checked for NaN and Inf.

@@ -26,10 +26,8 @@ namespace fovea::cpu {
 
 using namespace forward_pass;
 
+namespace forward_pass {
 namespace {
-
-// Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
-constexpr double kMinFlopsPerThread = 1e6;
 
 /// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do not
 /// spread.
@@ -50,45 +48,17 @@ void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, c
   }
 }
 
-/// Staged keys and values [j0, j0 + n).
-struct KeyBlock {
-  Operand keys, values;
-  MatrixView rows;  ///< of the values, where they lie
-  int64_t j0, n;
+}  // namespace
 
-  /// Those of keys [begin, end) of the block; `begin` is a multiple of kSeenStep.
-  KeyBlock part(const Staging& s, int64_t begin, int64_t end) const {
-    KeyBlock block = *this;
-    block.keys.data += begin * keys.row_stride;
-    block.values.data += begin / s.ops->word_elements * values.k_stride;
-    block.rows.data += begin * rows.stride * size_of(s.type);
-    block.j0 += begin;
-    block.n = end - begin;
-    return block;
-  }
-};
-
-/// Whether the values of a block are finite, which the first panel that needs to know finds out.
-struct FiniteValues {
-  const KeyBlock& block;
-  std::optional<bool> known;
-
-  bool all(const Staging& s) {
-    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
-    return *known;
-  }
-};
-
-/// One panel against one block of keys.
 void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                 const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
                 const ThreadScratch& t) {
   const Ops& ops = *s.ops;
-  const int64_t j0 = block.j0, n = block.n;
+  const int64_t n = block.n;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
   const bool masked = panel_scores(ops, group, lanes, terms, seen, block.keys, queries, key_rows, n,
-                                   s.words_d, j0, t.scores, t.maxima, nullptr, t.pairs);
+                                   s.words_d, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
@@ -96,7 +66,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
               pairs && !terms.dropout ? pair_weights : nullptr);
   if (terms.dropout) {
-    dropout_factors(group, lanes, terms, n, j0, t.keep);
+    dropout_factors(group, lanes, terms, n, block.positions(), t.keep);
     for (int64_t j = 0; j < n; ++j) {
       for (int x = 0; x < lanes.count; ++x) t.scores[j * kPanel + x] *= t.keep[j * kPanel + x];
     }
@@ -114,6 +84,74 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   }
   ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
 }
+
+void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
+                 float* rows) {
+  const AttentionProblem& p = *group.problem;
+  s.ops->transpose(result.o, kPanel, s.d_v, kPanel, rows, s.padded_dv);
+  const DType o_type = p[Role::kO].dtype;
+  const auto* sinks = group.buffers->get<const float>(Role::kSink);
+  for (int x = 0; x < lanes.count; ++x) {
+    const int64_t row = lanes.first_row + x;
+    float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
+    if (sinks != nullptr) {
+      const float sink = sinks[group.head(row) * p[Role::kSink].stride[0]] * kLog2e;
+      const float raised = std::max(maximum, sink);
+      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
+      factor = std::exp2(maximum - subtract);
+      sum = sum * factor + std::exp2(sink - subtract);
+      maximum = raised;
+    }
+    const bool empty = sum == 0.0f;
+    factor = empty ? 0.0f : factor / sum;
+    float* values = rows + x * s.padded_dv;
+    if (factor == 0.0f) {
+      std::fill_n(values, s.d_v, 0.0f);
+    } else {
+      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factor;
+    }
+    s.ops->from_float(values, s.d_v, o_type, group.row_data(Role::kO, row));
+    if (p.has(Role::kLse)) {
+      *group.stat(Role::kLse, row) =
+          empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
+    }
+  }
+}
+
+void write_unused_rows(const Group& group) {
+  const AttentionProblem& p = *group.problem;
+  const TensorDesc& o = p[Role::kO];
+  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
+    std::memset(group.row_data(Role::kO, row), 0, static_cast<size_t>(p.head_dim_v * size_of(o.dtype)));
+    if (p.has(Role::kLse)) *group.stat(Role::kLse, row) = -std::numeric_limits<float>::infinity();
+  }
+}
+
+void write_rng_state(const AttentionProblem& p, const Buffers& buffers) {
+  if (!p.has(Role::kRngState)) return;
+  auto* state = buffers.get<int64_t>(Role::kRngState);
+  state[0] = static_cast<int64_t>(buffers.seed);
+  state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
+}
+
+void write_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers) {
+  for (int64_t head = 0; head < p.heads_q; ++head) {
+    const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
+    const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
+    for (int64_t i = 0; i < p.total_q; ++i) {
+      const int64_t bytes = size_of(p[Role::kO].dtype);
+      std::memset(o.data + i * o.stride * bytes, 0, static_cast<size_t>(p.head_dim_v * bytes));
+      if (lse) lse.at<float>(i, 0) = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+}  // namespace forward_pass
+
+namespace {
+
+// Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
+constexpr double kMinFlopsPerThread = 1e6;
 
 /// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
 tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
@@ -197,50 +235,6 @@ void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
   }
 }
 
-/// Normalises one panel, adds the sink, writes o and lse.
-void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
-                 float* rows) {
-  const AttentionProblem& p = *group.problem;
-  s.ops->transpose(result.o, kPanel, s.d_v, kPanel, rows, s.padded_dv);
-  const DType o_type = p[Role::kO].dtype;
-  const auto* sinks = group.buffers->get<const float>(Role::kSink);
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t row = lanes.first_row + x;
-    float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
-    if (sinks != nullptr) {
-      const float sink = sinks[group.head(row) * p[Role::kSink].stride[0]] * kLog2e;
-      const float raised = std::max(maximum, sink);
-      const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-      factor = std::exp2(maximum - subtract);
-      sum = sum * factor + std::exp2(sink - subtract);
-      maximum = raised;
-    }
-    const bool empty = sum == 0.0f;
-    factor = empty ? 0.0f : factor / sum;
-    float* values = rows + x * s.padded_dv;
-    if (factor == 0.0f) {
-      std::fill_n(values, s.d_v, 0.0f);
-    } else {
-      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factor;
-    }
-    s.ops->from_float(values, s.d_v, o_type, group.row_data(Role::kO, row));
-    if (p.has(Role::kLse)) {
-      *group.stat(Role::kLse, row) =
-          empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
-    }
-  }
-}
-
-/// Clears the rows from seqused_q on: o = 0, lse = -inf.
-void write_unused_rows(const Group& group) {
-  const AttentionProblem& p = *group.problem;
-  const TensorDesc& o = p[Role::kO];
-  for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
-    std::memset(group.row_data(Role::kO, row), 0, static_cast<size_t>(p.head_dim_v * size_of(o.dtype)));
-    if (p.has(Role::kLse)) *group.stat(Role::kLse, row) = -std::numeric_limits<float>::infinity();
-  }
-}
-
 /// Results of the splits: one Partial per (group, tile, panel, split).
 struct SplitStore {
   float* base;
@@ -267,26 +261,6 @@ int threads_for(const PrepareOptions& options, const Schedule& schedule) {
   const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
   return static_cast<int>(
       std::clamp<int64_t>(std::min(by_work, schedule.items()), 1, std::max(1, options.num_threads)));
-}
-
-void write_rng_state(const AttentionProblem& p, const Buffers& buffers) {
-  if (!p.has(Role::kRngState)) return;
-  auto* state = buffers.get<int64_t>(Role::kRngState);
-  state[0] = static_cast<int64_t>(buffers.seed);
-  state[p[Role::kRngState].stride[0]] = static_cast<int64_t>(buffers.offset);
-}
-
-/// Rows of a packed batch without any sequence: o = 0, lse = -inf.
-void write_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers) {
-  for (int64_t head = 0; head < p.heads_q; ++head) {
-    const MatrixView o = rows_of(p, buffers, Role::kO, 0, head, 0);
-    const MatrixView lse = stats_of(p, buffers, Role::kLse, 0, head, 0);
-    for (int64_t i = 0; i < p.total_q; ++i) {
-      const int64_t bytes = size_of(p[Role::kO].dtype);
-      std::memset(o.data + i * o.stride * bytes, 0, static_cast<size_t>(p.head_dim_v * bytes));
-      if (lse) lse.at<float>(i, 0) = -std::numeric_limits<float>::infinity();
-    }
-  }
 }
 
 /// The tiled forward of one problem.

@@ -12,8 +12,17 @@ namespace fovea::cpu {
 std::unique_ptr<const Prepared> prepare_forward(const AttentionProblem& problem, const Ops& ops,
                                                 const PrepareOptions& options);
 
+/// The same of problems where queries have lists of keys. The workspace grows with the threads.
+std::unique_ptr<const Prepared> prepare_forward_of_lists(const AttentionProblem& problem, const Ops& ops,
+                                                         const PrepareOptions& options);
+
 /// The workspace grows with the query rows (float32 dQ).
 std::unique_ptr<const Prepared> prepare_backward(const AttentionProblem& problem, const Ops& ops,
                                                  const PrepareOptions& options);
+
+/// The same where queries have lists of keys, without the gradient of a bias. The workspace grows with the keys (float32
+/// dK and dV, a few copies).
+std::unique_ptr<const Prepared> prepare_backward_of_lists(const AttentionProblem& problem, const Ops& ops,
+                                                          const PrepareOptions& options);
 
 }  // namespace fovea::cpu

@@ -7,44 +7,24 @@
 #include "cpu/forward_work.hpp"
 
 namespace fovea::cpu::forward_pass {
-namespace {
 
 // All rows are one strip of a program, and its registers hold a strip of a panel.
 static_assert(kBlockKeys == kProgramWidth && kRowPathRows * kProgramWidth <= kStripRows * kPanel);
 
-/// A block of keys that a few rows see, and how much of it.
-struct RowBlock {
-  tile::Range keys;
-  Seen seen = Seen::kAll;
-};
-
-/// What rows_forward() works on.
-struct RowProblem {
-  const Staging& s;
-  const Group& group;
-  const ScoreTerms& terms;
-  const Lanes& lanes;
-  const Partial& out;
-  const ThreadScratch& t;
-  float* o;
-  int64_t ld_o;
-};
-
-/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   const Ops& ops = *a.s.ops;
   const int64_t n = block.keys.size();
   const Program* program = a.terms.programs.program_of(block.seen);
   bool masked = program != nullptr;
   if (program != nullptr) {
-    ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.keys.begin, n);
+    ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.positions(), n);
     in.tiles = {row_scores, nullptr, nullptr};
     in.scratch = a.t.pairs.registers;
     ops.run_program(*program, in);
   }
   for (int64_t r = 0; r < a.lanes.count; ++r) {
     float* row = row_scores + r * kBlockKeys;
-    if (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r]) {
+    if (block.list == nullptr && (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r])) {
       for (int64_t j = 0; j < n; ++j) {
         const int64_t key = block.keys.begin + j;
         if (key < a.lanes.begin[r] || key >= a.lanes.end[r]) row[j] = -std::numeric_limits<float>::infinity();
@@ -64,7 +44,6 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   return masked;
 }
 
-/// O += P V of a block, skipping zero weights.
 void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores) {
   const int64_t bytes = size_of(a.s.type);
   for (int64_t r = 0; r < a.lanes.count; ++r) {
@@ -76,8 +55,6 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, 
     }
   }
 }
-
-}  // namespace
 
 void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
                   const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "cpu/panel.hpp"
 #include "expr/pair_expressions.hpp"
@@ -27,6 +28,7 @@ inline constexpr int64_t kRowPathRows = 4;
 inline constexpr int64_t kTurnKeys = 32;
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
+
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
@@ -97,6 +99,79 @@ struct ThreadScratch {
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
   }
 };
+
+/// Staged keys and values: [j0, j0 + n), or n of a list.
+struct KeyBlock {
+  Operand keys, values;
+  MatrixView rows;  ///< of the values, where they lie
+  int64_t j0, n;
+  const int32_t* list = nullptr;
+
+  KeyPositions positions() const { return list == nullptr ? KeyPositions(j0) : KeyPositions(list); }
+
+  /// Those of keys [begin, end) of the block; `begin` is a multiple of kSeenStep.
+  KeyBlock part(const Staging& s, int64_t begin, int64_t end) const {
+    KeyBlock block = *this;
+    block.keys.data += begin * keys.row_stride;
+    block.values.data += begin / s.ops->word_elements * values.k_stride;
+    block.rows.data += begin * rows.stride * size_of(s.type);
+    block.j0 += begin;
+    block.n = end - begin;
+    return block;
+  }
+};
+
+/// Whether the values of a block are finite, which the first panel that needs to know finds out.
+struct FiniteValues {
+  const KeyBlock& block;
+  std::optional<bool> known;
+
+  bool all(const Staging& s) {
+    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
+    return *known;
+  }
+};
+
+/// One panel against one block of keys.
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
+                const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
+                const ThreadScratch& t);
+
+/// Normalises one panel, adds the sink, writes o and lse.
+void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
+                 float* rows);
+
+/// Clears the rows from seqused_q on: o = 0, lse = -inf.
+void write_unused_rows(const Group& group);
+/// Rows of a packed batch without any sequence: o = 0, lse = -inf.
+void write_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers);
+void write_rng_state(const AttentionProblem& p, const Buffers& buffers);
+
+/// A block of keys that a few rows see, and how much of it.
+struct RowBlock {
+  tile::Range keys;
+  Seen seen = Seen::kAll;
+  const int32_t* list = nullptr;  ///< keys counts its entries
+
+  KeyPositions positions() const { return list == nullptr ? KeyPositions(keys.begin) : KeyPositions(list); }
+};
+
+/// What few rows work on.
+struct RowProblem {
+  const Staging& s;
+  const Group& group;
+  const ScoreTerms& terms;
+  const Lanes& lanes;
+  const Partial& out;
+  const ThreadScratch& t;
+  float* o;
+  int64_t ld_o;
+};
+
+/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
+/// O += P V of a block, skipping zero weights.
+void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores);
 
 /// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
 /// the speed of memory.

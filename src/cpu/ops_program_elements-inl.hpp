@@ -41,8 +41,10 @@ void variable(const Instruction& i, const Strip& s) {
       break;
     case expr::Variable::kK:
       // Past the last key it is repeated, so that no element outside a tensor is read for it.
-      for (int64_t x = 0; x < i.count; ++x)
-        to.data[x] = static_cast<int32_t>(in.first_key + std::min(x, in.keys - 1));
+      for (int64_t x = 0; x < i.count; ++x) {
+        const int64_t j = std::min(x, in.keys - 1);
+        to.data[x] = in.list != nullptr ? in.list[j] : static_cast<int32_t>(in.first_key + j);
+      }
       break;
   }
 }

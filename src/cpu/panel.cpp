@@ -9,8 +9,8 @@
 
 namespace fovea::cpu {
 
-Lanes::Lanes(const Group& group, int64_t row) : first_row(row) {
-  count = static_cast<int>(std::min<int64_t>(kPanel, group.rows() - row));
+Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) {
+  count = static_cast<int>(std::min<int64_t>(kPanel, end_row - row));
   for (int x = 0; x < kPanel; ++x) {
     const int64_t at = row + std::min(x, count - 1);
     query[x] = static_cast<int32_t>(group.query(at));
@@ -86,8 +86,8 @@ bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
   }
 }
 
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
-                 float* derivative) {
+void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
+                 KeyPositions positions, float* derivative) {
   const AttentionProblem& p = *group.problem;
   const Buffers& b = *group.buffers;
   const auto scale = static_cast<float>(p.scale);
@@ -105,13 +105,13 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
       const float slope = alibi_slope(p, b, group.batch, head);
       const int64_t diagonal = group.window.diagonal(i);
       for (int64_t j = 0; j < n; ++j) {
-        s[j * kPanel + x] -= slope * static_cast<float>(std::abs(diagonal - (j0 + j)));
+        s[j * kPanel + x] -= slope * static_cast<float>(std::abs(diagonal - positions[j]));
       }
     }
     if (bias) {
       const MatrixView view = pairs_of(p, b, Role::kBias, group.batch, head);
       for (int64_t j = 0; j < n; ++j)
-        s[j * kPanel + x] += load_element(at(view, i, j0 + j, bias_type), bias_type, 0);
+        s[j * kPanel + x] += load_element(at(view, i, positions[j], bias_type), bias_type, 0);
     }
   }
 }
@@ -119,7 +119,7 @@ void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* 
 namespace {
 
 /// Mask and block mask.
-void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0) {
+void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, KeyPositions positions) {
   const AttentionProblem& p = *group.problem;
   const Buffers& b = *group.buffers;
   for (int x = 0; x < lanes.count; ++x) {
@@ -127,14 +127,14 @@ void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, in
     if (p.has(Role::kMask)) {
       const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
       for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i, j0 + j, DType::kU8) == 0)
+        if (*at(view, i, positions[j], DType::kU8) == 0)
           s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
       }
     }
     if (p.has(Role::kBlockMask)) {
       const MatrixView view = pairs_of(p, b, Role::kBlockMask, group.batch, head);
       for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i / p.block_q, (j0 + j) / p.block_k, DType::kU8) == 0) {
+        if (*at(view, i / p.block_q, positions[j] / p.block_k, DType::kU8) == 0) {
           s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
         }
       }
@@ -144,12 +144,14 @@ void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, in
 
 }  // namespace
 
-ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, int64_t j0, int64_t n) const {
+ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions,
+                                    int64_t n) const {
   ProgramInputs in;
   in.query = lanes.query;
   in.head = lanes.head;
   in.lanes = lanes.count;
-  in.first_key = j0;
+  in.first_key = positions.first;
+  in.list = positions.list;
   in.keys = n;
   in.b = static_cast<int32_t>(group.batch);
   in.hk = static_cast<int32_t>(group.head_kv);
@@ -171,25 +173,27 @@ PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairP
 }
 
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch) {
-  const bool inside = lanes.all.begin <= j0 && j0 + n <= lanes.all.end;
+                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k,
+                  KeyPositions positions, float* s, float* maxima, float* derivative,
+                  const PairScratch& scratch) {
+  const int64_t j0 = positions.first;
+  const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
   if (inside && !terms.any && program == nullptr && key_rows == n) {
     ops.scores(keys, queries, n, k, s, maxima);
     return false;
   }
   ops.scores(keys, queries, key_rows, k, s, nullptr);
-  if (terms.any && !terms.programs.scales) apply_terms(ops, group, lanes, s, n, j0, derivative);
+  if (terms.any && !terms.programs.scales) apply_terms(ops, group, lanes, s, n, positions, derivative);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
-    ProgramInputs in = terms.inputs_of(group, lanes, j0, n);
+    ProgramInputs in = terms.inputs_of(group, lanes, positions, n);
     in.tiles = {s, scratch.slope, nullptr};
     in.scratch = scratch.registers;
     if (inside && !terms.masks) in.maxima = std::exchange(maxima, nullptr);
     ops.run_program(*program, in);
   }
-  if (terms.masks) apply_masks(group, lanes, s, n, j0);
+  if (terms.masks) apply_masks(group, lanes, s, n, positions);
   if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
   if (maxima != nullptr) ops.column_max(s, n, maxima);
   return !inside || seen == Seen::kSome;
@@ -215,16 +219,17 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
   return any;
 }
 
-void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,
-                     float* keep) {
+void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                     KeyPositions positions, float* keep) {
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t i = group.query(lanes.first_row + x);
     const int64_t head = group.batch * group.problem->heads_q + group.head(lanes.first_row + x);
-    for (int64_t j = j0; j < j0 + n;) {
-      const auto bits = terms.stream.quad(head, i, j >> 2);
-      for (int64_t q = j & 3; q < 4 && j < j0 + n; ++q, ++j) {
-        keep[(j - j0) * kPanel + x] =
-            bits[static_cast<size_t>(q)] >= terms.stream.threshold ? terms.stream.keep_scale : 0.0f;
+    for (int64_t j = 0; j < n;) {
+      const int64_t quad = positions[j] >> 2;
+      const auto bits = terms.stream.quad(head, i, quad);
+      for (; j < n && positions[j] >> 2 == quad; ++j) {
+        const auto q = static_cast<size_t>(positions[j] & 3);
+        keep[j * kPanel + x] = bits[q] >= terms.stream.threshold ? terms.stream.keep_scale : 0.0f;
       }
     }
   }

@@ -58,7 +58,19 @@ struct Lanes {
   alignas(64) int32_t head[kPanel];
 
   Lanes() = default;
-  Lanes(const Group& group, int64_t row);
+  Lanes(const Group& group, int64_t row) : Lanes(group, row, group.rows()) {}
+  /// Of rows [row, end_row) at most.
+  Lanes(const Group& group, int64_t row, int64_t end_row);
+};
+
+/// The positions of the keys of a tile: neighbours from `first` on, or those of a list.
+struct KeyPositions {
+  int64_t first = 0;
+  const int32_t* list = nullptr;
+
+  KeyPositions(int64_t j0) : first(j0) {}
+  explicit KeyPositions(const int32_t* positions) : list(positions) {}
+  int64_t operator[](int64_t j) const { return list == nullptr ? first + j : list[j]; }
 };
 
 /// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, expressions, masks.
@@ -74,8 +86,8 @@ struct ScoreTerms {
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
 
-  /// The pairs of all rows of a panel with keys j0 .. j0+n-1, for a program; tiles are left out.
-  ProgramInputs inputs_of(const Group& group, const Lanes& lanes, int64_t j0, int64_t n) const;
+  /// The pairs of all rows of a panel with n keys, for a program; tiles are left out.
+  ProgramInputs inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions, int64_t n) const;
 };
 
 /// What the programs of expressions need of a thread, by tile.
@@ -91,17 +103,18 @@ struct PairScratch {
               int64_t heads);
 };
 
-/// Turns products s[n][kPanel] of keys j0 .. j0+n-1 into scores in natural units: scale, softcap, ALiBi and
-/// bias. `derivative` (or null) gets d score / d (scale * product), with softcap alone.
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n, int64_t j0,
-                 float* derivative);
+/// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
+/// null) gets d score / d (scale * product), with softcap alone.
+void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
+                 KeyPositions positions, float* derivative);
 
-/// Computes the masked scores of one panel against keys j0 .. j0+n-1, of which `seen` are seen, and raises `maxima`,
-/// when given, to their column maxima. `keys` points at the first of the n keys. Returns true when the band or `sees`
-/// masks some of the n x lanes pairs.
+/// Computes the masked scores of one panel against n keys, of which `seen` are seen, and raises `maxima`, when given, to
+/// their column maxima. `keys` points at the first of the n keys; those of a list lie in the band of the rows. Returns true
+/// when the band or `sees` masks some of the n x lanes pairs.
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k, int64_t j0,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch);
+                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k,
+                  KeyPositions positions, float* s, float* maxima, float* derivative,
+                  const PairScratch& scratch);
 
 /// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
 Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);
@@ -110,8 +123,8 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
                  SeenBlocks& blocks, Seen* seen);
 
 /// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
-void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n, int64_t j0,
-                     float* keep);
+void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                     KeyPositions positions, float* keep);
 
 /// Element (row, c) of a 16- or 32-bit matrix as float.
 float load_element(const char* row, DType type, int64_t c);

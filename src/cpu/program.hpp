@@ -119,6 +119,8 @@ struct GradientTarget {
 struct ProgramInputs {
   const int32_t *query = nullptr, *head = nullptr;  ///< by lane
   int64_t lanes = 0, first_key = 0, keys = 0;
+  const int32_t* list =
+      nullptr;  ///< the positions of the keys, where they are not neighbours from first_key on
   int32_t b = 0, hk = 0, nq = 0, nk = 0;
   std::array<const char*, kMaxNamedTensors> tensors{};
   const GradientTarget* gradients = nullptr;

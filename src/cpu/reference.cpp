@@ -1,6 +1,6 @@
 // The oracle: attention and its gradients in float64, row by row.
 //
-// For query row i of one head and the keys j that it sees:
+// For query row i of one head and the keys j that it sees, of all or, with lists, of its list:
 //
 //   z_j  = scale * q_i . k_j
 //   t_j  = cap(z_j) - slope * |i + sk - sq - j| + bias_ij     cap(z) = c tanh(z / c), or z without softcap
@@ -245,6 +245,14 @@ class Oracle {
     return terms_.sees(pair(span, batch, head, i, j, 0));
   }
 
+  /// The keys of a query, in a problem with lists that are not empty.
+  const int32_t* list_of(const SequenceSpan& span, int64_t batch, int64_t head_kv, int64_t i) const {
+    const auto* lists = buffers_.get<const int32_t>(Role::kKeys);
+    const auto& stride = p_[Role::kKeys].stride;
+    if (lists == nullptr) return nullptr;
+    return lists + batch * stride[0] + head_kv * stride[1] + (span.row_q + i) * stride[2];
+  }
+
   expr::Pair pair(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i, int64_t j,
                   double s) const {
     return {s, batch, head, head / p_.group(), i, j, span.used_q, span.used_k};
@@ -261,8 +269,11 @@ class Oracle {
     }
 
     keys_.clear();
-    for (int64_t j = 0; j < span.used_k; ++j) {
-      if (!sees(span, batch, head, i, j)) continue;
+    const int32_t* list = list_of(span, batch, head_kv, i);
+    const int64_t candidates = p_.has(Role::kKeys) ? p_.list_size : span.used_k;
+    for (int64_t n = 0; n < candidates; ++n) {
+      const int64_t j = list != nullptr ? list[n] : n;
+      if (j < 0 || j >= span.used_k || !sees(span, batch, head, i, j)) continue;
       SeenKey key;
       key.j = j;
       key.score = p_.scale * dot(q, row_of(Role::kK, batch, head_kv, span.row_k + j).read(k_scratch_));

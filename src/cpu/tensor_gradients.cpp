@@ -30,7 +30,8 @@ bool covers(const expr::Graph& graph, const std::vector<expr::ElementDerivative>
 
 }  // namespace
 
-TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemIndex& items)
+TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemIndex& items,
+                                 expr::Variable ranged)
     : p_(problem), items_(items) {
   expr::Expression score;
   if (problem.expressions && problem.expressions->score) score = *problem.expressions->score;
@@ -51,11 +52,12 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
     g.covered = {
         covers(score.graph, elements, t, {Variable::kB}),
         covers(score.graph, elements, t, {Variable::kH}) || covers(score.graph, elements, t, {Variable::kHk}),
-        covers(score.graph, elements, t, {Variable::kK})};
+        covers(score.graph, elements, t, {ranged})};
     for (size_t name = 0; name < kItemNames; ++name) {
       if (!g.covered[name]) g.copies *= std::max<int64_t>(1, items[name]);
     }
-    const bool by_pairs = covers(score.graph, elements, t, {Variable::kQ}) && g.covered[kItemRange];
+    const bool by_pairs =
+        covers(score.graph, elements, t, {Variable::kQ}) && covers(score.graph, elements, t, {Variable::kK});
     // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
     g.direct = elements.empty() || (by_pairs && g.copies == 1);
     if (g.direct) {

@@ -1,6 +1,6 @@
 // Gradients of named tensors: which work items may add to the same element, and how their sums keep one order.
 //
-// A work item is a batch, a key head and a range of keys. Where a tensor is indexed by one of the names b, h or hk, and k
+// A work item is a batch, a key head and a range of keys (of queries, where these have lists of keys). Where a tensor is indexed by one of the names b, h or hk, and k
 // alone, items that differ in it add to different elements. What remains differs in nothing but the other names; each of
 // those items has a copy of the tensor, and the copies are summed in their order. A tensor that all three index needs no
 // copy. Where copies would be too large, items that would share an element form a chain, which one thread goes through.
@@ -8,11 +8,13 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/problem.hpp"
 #include "cpu/pair_programs.hpp"
 #include "cpu/parallel.hpp"
+#include "expr/operation.hpp"
 
 namespace fovea::cpu {
 
@@ -22,7 +24,9 @@ using ItemIndex = std::array<int64_t, kItemNames>;
 
 class TensorGradients {
  public:
-  TensorGradients(const AttentionProblem& problem, const ItemIndex& items);
+  /// `ranged`: what the items divide into ranges, k or q.
+  TensorGradients(const AttentionProblem& problem, const ItemIndex& items,
+                  expr::Variable ranged = expr::Variable::kK);
 
   bool empty() const { return gradients_.empty(); }
   /// Where programs add; by the payload of kAddTo.
@@ -56,6 +60,33 @@ class TensorGradients {
   std::vector<GradientLayout> layouts_;
   std::array<bool, kItemNames> chained_{};
   int64_t sums_ = 0;
+};
+
+/// The work items as a queue hands them out: those of a chain together.
+class ItemChains {
+ public:
+  ItemChains(const ItemIndex& items, const TensorGradients& gradients) : queued_(items) {
+    for (const ItemName name : {kItemBatch, kItemHead, kItemRange}) {
+      if (gradients.chains(name)) std::swap(queued_[name], chained_[name]);
+    }
+  }
+
+  int64_t count() const { return queued_[0] * queued_[1] * queued_[2]; }
+  /// Calls run(item) for the items of chain x, in order. Early ranges come first: under a causal mask most queries see
+  /// early keys.
+  template <class Visit>
+  void visit(int64_t x, const Visit& run) const {
+    const int64_t groups = queued_[kItemBatch] * queued_[kItemHead];
+    const ItemIndex first = {x % groups / queued_[kItemHead], x % queued_[kItemHead], x / groups};
+    for (int64_t b = first[0]; b < first[0] + chained_[0]; ++b) {
+      for (int64_t h = first[1]; h < first[1] + chained_[1]; ++h) {
+        for (int64_t range = first[2]; range < first[2] + chained_[2]; ++range) run(ItemIndex{b, h, range});
+      }
+    }
+  }
+
+ private:
+  ItemIndex queued_, chained_ = {1, 1, 1};
 };
 
 }  // namespace fovea::cpu

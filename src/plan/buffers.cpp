@@ -1,4 +1,4 @@
-// Checks the pointers of one run: presence, alignment, overlaps, contents of lengths.
+// Checks the pointers of one run: presence, alignment, overlaps, contents of lengths and lists.
 #include "plan/buffers.hpp"
 
 #include <algorithm>
@@ -43,6 +43,7 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
   tells_memory_ = problem[Role::kQ].device == DeviceType::kCpu && cuda::can_tell_memory();
   has_sequence_lengths_ = problem[Role::kQ].device == DeviceType::kCpu &&
                           (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK));
+  has_key_lists_ = problem[Role::kQ].device == DeviceType::kCpu && problem.has(Role::kKeys);
 }
 
 void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers) const {
@@ -83,6 +84,7 @@ void BufferRules::check(const AttentionProblem& problem, const Buffers& buffers)
   check_overlaps(problem, buffers);
   if (tells_memory_) check_memory(problem, buffers);
   if (has_sequence_lengths_) check_sequence_lengths(problem, buffers);
+  if (has_key_lists_) check_key_lists(problem, buffers);
 }
 
 void BufferRules::check_memory(const AttentionProblem& problem, const Buffers& buffers) const {

@@ -17,8 +17,8 @@ class BufferRules {
   BufferRules(const AttentionProblem& problem, size_t workspace_size);
 
   /// Checks presence, alignment, the workspace, and that no output shares memory with anything else; on the
-  /// CPU then that the memory is its own (CUDA backends look at theirs themselves) and what cu_seqlens and
-  /// seqused hold. Reads no other memory, allocates nothing unless it fails. Throws
+  /// CPU then that the memory is its own (CUDA backends look at theirs themselves) and what cu_seqlens, seqused
+  /// and keys hold. Reads no other memory, allocates nothing unless it fails. Throws
   /// RequestError(kInvalidArgument).
   void check(const AttentionProblem& problem, const Buffers& buffers) const;
 
@@ -36,7 +36,7 @@ class BufferRules {
   size_t outputs_ = 0;
   uint64_t absent_ = 0;  ///< bit i: the problem has nothing at place i
   size_t workspace_size_ = 0;
-  bool has_sequence_lengths_ = false;
+  bool has_sequence_lengths_ = false, has_key_lists_ = false;
   bool tells_memory_ = false;  ///< on the CPU: whether pointers can be known for those of a GPU
 };
 

@@ -71,6 +71,8 @@ int64_t value_of(const AttentionProblem& p, Size size) {
       return p.batch + 1;
     case Size::kTwo:
       return 2;
+    case Size::kCount:
+      return p.list_size;
   }
   return 0;
 }

@@ -56,6 +56,30 @@ void check_used(Role role, const int32_t* used, const int32_t* starts, int64_t b
   }
 }
 
+/// Whether no entry is below -1 or at least `length`.
+bool all_listed(const int32_t* list, int64_t count, int64_t length) {
+  // As unsigned numbers, -1 comes to 0, and what is below it past every length.
+  const auto last = static_cast<uint32_t>(length);
+  uint32_t largest = 0;
+  for (int64_t n = 0; n < count; ++n) largest = std::max(largest, static_cast<uint32_t>(list[n]) + 1u);
+  return largest <= last;
+}
+
+/// The lists of one key head, of queries whose keys are [0, length).
+void check_lists(const AttentionProblem& p, const int32_t* lists, int64_t queries, int64_t length,
+                 const std::string& where) {
+  const int64_t stride = p[Role::kKeys].stride[2];
+  for (int64_t i = 0; i < queries; ++i) {
+    const int32_t* list = lists + i * stride;
+    if (all_listed(list, p.list_size, length)) continue;
+    int64_t n = 0;
+    while (list[n] >= -1 && list[n] < length) ++n;
+    throw_invalid("keys", whole(list[n]) + " at entry " + whole(n) + " of query " + whole(i) + where,
+                  "-1 to " + whole(length - 1) + ", as the sequence has " + whole(length) + " keys",
+                  "list positions within the sequence, and -1 for none");
+  }
+}
+
 class Validator {
  public:
   explicit Validator(const ProblemDescription& description) : in_(description) {
@@ -154,6 +178,8 @@ class Validator {
       p_.total_q = p_.batch * p_.seqlen_q;
       p_.total_k = p_.batch * p_.seqlen_k;
     }
+    if (const TensorDesc& keys = at(Role::kKeys); keys.present)
+      p_.list_size = keys.shape[static_cast<size_t>(keys.ndim - 1)];
     check_shape(p_, Role::kK);
     check_shape(p_, Role::kV);
   }
@@ -265,6 +291,26 @@ void check_sequence_lengths(const AttentionProblem& p, const Buffers& buffers) {
   // Without starts a packed sequence is known to be no longer than the longest; its own length is checked in runs.
   if (used_q) check_used(Role::kSeqUsedQ, used_q, starts_q, p.batch, p.seqlen_q);
   if (used_k) check_used(Role::kSeqUsedK, used_k, starts_k, p.batch, p.seqlen_k);
+}
+
+void check_key_lists(const AttentionProblem& p, const Buffers& buffers) {
+  const auto* lists = buffers.get<const int32_t>(Role::kKeys);
+  if (lists == nullptr) return;
+  const TensorDesc& t = p[Role::kKeys];
+  const auto* starts_q = buffers.get<const int32_t>(Role::kCuSeqlensQ);
+  const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
+  const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
+  const int64_t heads = t.stride[1] == 0 ? 1 : p.heads_kv;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t first = p.packed ? starts_q[b] : 0;
+    const int64_t queries = used_q ? used_q[b] : p.packed ? starts_q[b + 1] - first : p.seqlen_q;
+    const int64_t length = p.packed ? int64_t{starts_k[b + 1]} - starts_k[b] : p.seqlen_k;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t offset = b * t.stride[0] + head * t.stride[1] + first * t.stride[2];
+      check_lists(p, lists + offset, queries, length,
+                  ", key head " + whole(head) + " of sequence " + whole(b));
+    }
+  }
 }
 
 AttentionProblem validate(const ProblemDescription& description) {

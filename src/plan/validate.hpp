@@ -17,4 +17,7 @@ AttentionProblem validate(const ProblemDescription& description);
 /// RequestError(kInvalidArgument).
 void check_sequence_lengths(const AttentionProblem& problem, const Buffers& buffers);
 
+/// Checks the entries of `keys`, behind check_sequence_lengths(). Throws RequestError(kInvalidArgument).
+void check_key_lists(const AttentionProblem& problem, const Buffers& buffers);
+
 }  // namespace fovea::plan

@@ -39,6 +39,14 @@ struct PairsView {
   }
 };
 
+/// A list of keys for each query, (batch, heads_kv, seqlen_q, count): count int32 side by side.
+struct ListsView {
+  const int32_t* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+
+  constexpr int64_t offset(int64_t b, int64_t h, int64_t r) const { return b * batch + h * head + r * row; }
+};
+
 /// What both passes need. A pointer is null where the problem has no such tensor. Positions (rows, keys, window edges
 /// and their sums) fit 32 bits: the launch refuses longer sequences.
 struct AttentionParams {
@@ -56,6 +64,8 @@ struct AttentionParams {
   int64_t alibi_batch = 0, alibi_head = 0;
   const float* sink = nullptr;   ///< (heads_q), stride 1
   float* dsink = nullptr;        ///< (heads_q), stride 1
+  ListsView keys;                ///< where queries have lists
+  int list_size = 0;             ///< entries of each
   ExpressionTensors expression;  ///< what the kernels compiled for an expression read
 
   // Lengths. Null: every sequence has seqlen_q queries and seqlen_k keys.

@@ -140,6 +140,11 @@ struct ProblemSpec {
   bool dlse = false;
   bool rng_state = false;
 
+  int64_t list_size = -1;      ///< entries of each list of keys; -1: no lists
+  int list_broadcast = 0;      ///< bit a: dimension a has size 1; bit 0 in dense problems alone
+  double list_density = 0.8;   ///< share of entries that are keys
+  bool list_in_order = false;  ///< each key at most once, from the first on; else any, some twice
+
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
   bool named_gradients = false;  ///< of those of them that the score reads
@@ -157,6 +162,7 @@ struct ProblemSpec {
   uint64_t data_seed = 1;
 
   bool packed() const { return !lengths_q.empty(); }
+  bool has_lists() const { return list_size >= 0; }
   bool has_expressions() const { return score || sees; }
   double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
 };
@@ -199,6 +205,10 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.dsink) out << " dsink";
   if (s.dlse) out << " dlse";
   if (s.rng_state) out << " rng_state";
+  if (s.has_lists()) {
+    out << " lists=" << s.list_size << ',' << s.list_density << ",broadcast" << s.list_broadcast
+        << (s.list_in_order ? ",in order" : "");
+  }
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';
   if (s.has_expressions()) {
@@ -218,6 +228,7 @@ class OwnedProblem {
     make_inputs();
     make_outputs();
     make_named();
+    if (spec.has_lists()) make_lists();
   }
 
   ProblemSpec spec;
@@ -615,6 +626,43 @@ class OwnedProblem {
     tensor.assign(values);
     if (spec.named_gradients && of_score && known.elements == Elements::kReal)
       make(gradient_role(i), Type::kF32, shape, strides_for(shape, false));
+  }
+
+  /// After all others, too. Lists of queries that take no part hold what no list may hold.
+  void make_lists() {
+    const bool packed = spec.packed();
+    const Sizes full = packed ? Sizes{spec.heads_kv, total(true), spec.list_size}
+                              : Sizes{spec.batch, spec.heads_kv, spec.seqlen_q, spec.list_size};
+    const Sizes shape = broadcast(full, packed ? spec.list_broadcast >> 1 & 1 : spec.list_broadcast & 3);
+    OwnedTensor& lists = make(Role::kKeys, Type::kI32, shape, strides_for(shape, true));
+    const auto size = static_cast<size_t>(spec.list_size);
+    std::vector<double> values(static_cast<size_t>(lists.count()), 0x7fffffff);
+    const size_t rows = static_cast<size_t>(shape[shape.size() - 2]),
+                 heads = static_cast<size_t>(shape[shape.size() - 3]);
+    for (int64_t b = 0; b < spec.batch; ++b) {
+      const Sequence s = sequence(b);
+      if (!packed && b >= shape[0]) break;
+      int64_t used = s.used_q;  // of all sequences that share the lists
+      for (int64_t other = b; shape[0] == 1 && !packed && other < spec.batch; ++other)
+        used = std::max(used, sequence(other).used_q);
+      for (size_t head = 0; head < heads; ++head) {
+        const size_t first = packed ? head * rows + static_cast<size_t>(s.row_q)
+                                    : (static_cast<size_t>(b) * heads + head) * rows;
+        for (size_t i = 0; i < static_cast<size_t>(used); ++i)
+          fill_list(values.data() + (first + i) * size, size, s.length_k);
+      }
+    }
+    lists.assign(values);
+  }
+  void fill_list(double* list, size_t size, int64_t keys) {
+    const double density = random_.chance(0.1) ? 0.0 : spec.list_density;
+    int64_t next = 0;
+    for (size_t n = 0; n < size; ++n) {
+      const bool key = keys > next && random_.chance(density);
+      list[n] = static_cast<double>(!key ? -1 : spec.list_in_order ? next++ : random_.between(0, keys - 1));
+      if (spec.list_in_order && key && keys > static_cast<int64_t>(size))
+        next += random_.between(0, keys / static_cast<int64_t>(size) - 1);
+    }
   }
 
   Random random_;

@@ -52,6 +52,7 @@ class Plain {
     if (x_.has(Role::kBlockMask)) block_mask_ = x_[Role::kBlockMask].floats();
     if (x_.has(Role::kAlibi)) alibi_ = x_[Role::kAlibi].floats();
     if (x_.has(Role::kSink)) sink_ = x_[Role::kSink].floats();
+    if (x_.has(Role::kKeys)) lists_ = x_[Role::kKeys].values();
     if (s_.score) read_tensors(*s_.score, score_values_, score_roles_);
     if (s_.sees) read_tensors(*s_.sees, sees_values_, sees_roles_);
     k_bound_ = row_bounds(k_, s_.head_dim);
@@ -220,6 +221,14 @@ class Plain {
     return static_cast<size_t>(at);
   }
 
+  /// Entry n of the row's list.
+  int64_t entry(const Row& row, int64_t head_kv, int64_t n) const {
+    const Sizes& shape = x_[Role::kKeys].shape();
+    const Sizes index =
+        s_.packed() ? Sizes{head_kv, row.sequence.row_q + row.i, n} : Sizes{row.batch, head_kv, row.i, n};
+    return static_cast<int64_t>(lists_[place(shape, index)]);
+  }
+
   bool sees(const Pair& p) {
     const int64_t diagonal = p.q + p.nk - p.nq;
     if (s_.causal && p.k > diagonal) return false;
@@ -251,7 +260,10 @@ class Plain {
     seen_.clear();
     float largest = sink_.empty() ? -kInfinity : sink_[row.head];
     const int64_t diagonal = row.i + row.sequence.used_k - row.sequence.used_q;
-    for (int64_t j = 0; j < row.sequence.used_k; ++j) {
+    const int64_t candidates = s_.has_lists() ? s_.list_size : row.sequence.used_k;
+    for (int64_t n = 0; n < candidates; ++n) {
+      const int64_t j = s_.has_lists() ? entry(row, head_kv, n) : n;
+      if (j < 0 || j >= row.sequence.used_k) continue;
       const Pair pair = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
       if (!sees(pair)) continue;
       Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
@@ -397,6 +409,7 @@ class Plain {
   const OwnedProblem& x_;
   const ProblemSpec& s_;
   std::vector<float> q_, k_, v_, bias_, mask_, block_mask_, alibi_, sink_, d_o_, dlse_;
+  std::vector<double> lists_;
   std::vector<double> k_bound_, k_norm_, v_bound_, v_norm_;
   std::vector<float> o_, lse_;
   std::vector<double> o_magnitude_;

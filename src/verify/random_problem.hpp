@@ -69,6 +69,7 @@ class RandomProblem {
     draw_head_terms();
     draw_memory();
     draw_expressions();
+    draw_lists();
     return s_;
   }
 
@@ -222,6 +223,15 @@ class RandomProblem {
     s_.named_spare = random_.chance(0.7) ? 0 : random_.between(1, 3);
     // Of a score of -inf most expressions make NaN, or a number: what is tested by name is enough.
     if (s_.score) s_.bias_values = BiasValues::kNormal;
+  }
+  void draw_lists() {
+    if (!random_.chance(0.12)) return;
+    s_.list_size = random_.one_of<int64_t>({1, random_.between(0, 12), random_length(random_, 300)});
+    s_.list_size = std::min(s_.list_size, 2 * s_.seqlen_k);
+    s_.list_broadcast = static_cast<int>(random_.between(0, 3));
+    s_.list_density = random_.one_of({0.3, 0.9, 1.0});
+    s_.list_in_order = random_.chance(0.4);
+    if (random_.chance(0.7)) s_.dbias = false;
   }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];

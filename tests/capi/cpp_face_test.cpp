@@ -57,6 +57,24 @@ TEST(CppFace, PlanAndRunEqualOneCall) {
   for (size_t i = 0; i < one.lse.size(); ++i) EXPECT_NEAR(one.lse[i], planned.lse[i], 1e-6);
 }
 
+TEST(CppFace, ListsNameTheKeys) {
+  Data d;
+  const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),
+      o(d.o.data(), kShape);
+  const std::vector<int32_t> keys = {3, -1, 2, -1, 1, -1, -1, -1};
+  const fovea::Tensor lists(keys.data(), {1, 1, 4, 2});
+  fovea::attend(q, k, v, o, {.keys = lists});
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t c = 0; c < 16; ++c) EXPECT_NEAR(d.o[16 * i + c], i == 3 ? 0.0f : d.v[16 * (3 - i) + c], 1e-6);
+  }
+  const fovea::Plan plan({.q = q, .k = k, .v = v, .o = o, .keys = lists});
+  fovea::Workspace workspace(plan);
+  Data again;
+  plan.run({.q = d.q.data(), .k = d.k.data(), .v = d.v.data(), .o = again.o.data(), .keys = keys.data()},
+           workspace);
+  EXPECT_EQ(again.o, d.o);
+}
+
 TEST(CppFace, BackwardFillsTheGradients) {
   Data d;
   const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),

@@ -233,6 +233,24 @@ class Attend(ProgramTest):
         p, lse = attention.weights(head_rows(x["q"], 1), head_rows(x["k"], 1), sink=-1.0)
         self.close(read_safetensors(out)["lse"].values[5:], lse)
 
+    def test_lists_of_keys(self):
+        x = self.qkv((1, 5, 2, 8), (1, 6, 2, 8))
+        lists = [[0, 3], [5, -1], [-1, -1], [2, 4], [1, 0]]
+        write_npy(self.folder / "keys.npy", Array([j for row in lists for j in row], (5, 2), "i8"))
+        out = self.folder / "o.safetensors"
+        told = json.loads(self.ok("attend", "--input", self.save(x), "--keys", self.folder / "keys.npy", "--output", out, "--json"))
+        self.assertEqual(told["passes"][0]["flops"], 5 * 2 * 2 * 4 * 8)
+        result = read_safetensors(out)
+        for head in range(2):
+            p, lse = attention.weights(head_rows(x["q"], head), head_rows(x["k"], head),
+                                       mask=[[j in row for j in range(6)] for row in lists])
+            self.close(flat(head_rows(result["o"], head)), flat(attention.output(p, head_rows(x["v"], head))))
+            self.close(result["lse"].values[5 * head:5 * head + 5], lse)
+        write_npy(self.folder / "keys.npy", Array([0, 3, 6, -1] + 6 * [0], (5, 2), "i4"))
+        self.fails(PROBLEM, "attend", "--input", self.save(x), "--keys", self.folder / "keys.npy", "--output", out,
+                   says=["keys: got 6 at entry 0 of query 1", "-1 to 5", "keys.npy"])
+        self.ok("explain", "--seqlen", "1024", "--with", "keys")
+
     def test_packed_sequences(self):
         x = self.qkv((9, 1, 8), (11, 1, 8))
         write_npy(self.folder / "cu_q.npy", Array([0, 4, 9], (3,), "i8"))

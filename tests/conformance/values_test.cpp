@@ -142,6 +142,12 @@ std::vector<Hidden> ways_to_hide() {
          s.seqlen_q = s.seqlen_k;
        },
        {74, 50}},
+      {"lists",
+       [](ProblemSpec& s) {
+         s.list_size = 30;
+         s.list_density = 0.9;
+       },
+       {0, 33}},
       {"window",
        [](ProblemSpec& s) {
          s.window_left = 10;

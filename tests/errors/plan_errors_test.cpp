@@ -104,6 +104,19 @@ const Case kCases[] = {
      "1 dimension (heads_q)"},
     {"cu_seqlens_rank", kPacked, [](Request& r) { r["cu_seqlens_q"].set_shape({1, 4}); }, "cu_seqlens_q",
      "2 dimensions", "1 dimension"},
+    {"keys_rank", kForward, [](Request& r) { r.add("keys", kInt32, {2, 3, 4}); }, "keys", "3 dimensions",
+     "4 dimensions (batch or 1, heads_kv or 1, seqlen_q, count)"},
+    {"packed_keys_rank", kPacked, [](Request& r) { r.add("keys", kInt32, {1, 2, 6, 4}); }, "keys",
+     "4 dimensions", "3 dimensions (heads_kv or 1, total_q, count)"},
+    {"keys_type", kForward, [](Request& r) { r.add("keys", kInt64, {2, 2, 3, 4}); }, "keys", "int64",
+     "int32"},
+    {"keys_of_query_heads", kForward, [](Request& r) { r.add("keys", kInt32, {2, 4, 3, 4}); }, "keys",
+     "shape (2, 4, 3, 4)", "(2, 2, 3, 4)"},
+    {"keys_of_another_length", kForward, [](Request& r) { r.add("keys", kInt32, {2, 2, 1, 4}); }, "keys",
+     "shape (2, 2, 1, 4)", "(2, 2, 3, 4)"},
+    {"keys_not_contiguous", kForward,
+     [](Request& r) { r.add("keys", kInt32, {2, 2, 3, 4}).set_strides({24, 12, 1, 3}); }, "keys", "stride",
+     "1"},
     {"seqused_rank", kForward, [](Request& r) { r.add("seqused_q", kInt32, {2, 1}); }, "seqused_q",
      "2 dimensions", "1 dimension"},
     {"rng_state_rank", kForward, [](Request& r) { r.add("rng_state", kInt64, {1, 2}); }, "rng_state",
@@ -585,6 +598,20 @@ TEST(PlanUnsupported, ABackendThatCannotNamesTheClause) {
   const std::string message = fovea_last_error();
   EXPECT_NE(message.find("\"reference\""), std::string::npos) << message;
   EXPECT_NE(message.find("in memory of cuda:0"), std::string::npos) << message;
+}
+
+TEST(PlanUnsupported, TheGradientOfABiasWithLists) {
+  Request request = Request::backward();
+  request.add("keys", kInt32, {1, 2, 3, 4});
+  request.add("bias", kFloat32, {1, 1, 3, 5});
+  EXPECT_EQ(create(request), FOVEA_OK) << fovea_last_error();
+  request.add("dbias", kFloat32, {1, 1, 3, 5});
+  EXPECT_EQ(create(request), FOVEA_OK) << "the reference can: " << fovea_last_error();
+  request.options.backend = "cpu_generic";
+  EXPECT_EQ(create(request), FOVEA_UNSUPPORTED);
+  EXPECT_NE(std::string(fovea_last_error()).find("computes no dbias where queries have lists of keys"),
+            std::string::npos)
+      << fovea_last_error();
 }
 
 TEST(PlanUnsupported, TensorsOfTheCpuOnABackendOfGpus) {

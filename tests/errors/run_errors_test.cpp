@@ -8,6 +8,18 @@ namespace {
 using Make = Request (*)();
 constexpr Make kForward = Request::forward, kBackward = Request::backward, kPacked = Request::packed;
 
+/// Lists of two entries for each query, shared by the batch and its heads.
+Request forward_with_lists() {
+  Request r = Request::forward();
+  r.add("keys", kInt32, {1, 1, 3, 2}).fill<int32_t>({4, 0, -1, 2, -1, -1});
+  return r;
+}
+Request packed_with_lists() {
+  Request r = Request::packed();
+  r.add("keys", kInt32, {2, 6, 2});
+  return r;
+}
+
 void* at(const void* p, int64_t bytes) {
   return const_cast<char*>(static_cast<const char*>(p)) + bytes;
 }
@@ -110,6 +122,28 @@ const Case kCases[] = {
        r["cu_seqlens_q"].fill<int32_t>({0, 5, 5, 6});
      },
      "cu_seqlens_q", "length 5 at 0", "at most 4"},
+
+    // So may lists.
+    {"no_keys", forward_with_lists, [](Request&, fovea_buffers& b) { b.keys = nullptr; }, "keys",
+     "a null pointer", "memory"},
+    {"surplus_keys", kForward, [](Request&, fovea_buffers& b) { b.keys = b.q; }, "keys", "a pointer", "NULL"},
+    {"o_is_keys", forward_with_lists, [](Request&, fovea_buffers& b) { b.o = const_cast<void*>(b.keys); },
+     "o", "overlaps keys", "memory of its own"},
+    {"entry_past_the_keys", forward_with_lists,
+     [](Request& r, fovea_buffers&) {
+       r["keys"].fill<int32_t>({4, 0, 2, 5});
+     },
+     "keys", "5 at entry 1 of query 1, key head 0 of sequence 0", "-1 to 4"},
+    {"entry_below_none", forward_with_lists,
+     [](Request& r, fovea_buffers&) {
+       r["keys"].fill<int32_t>({4, 0, 2, 2, -2});
+     },
+     "keys", "-2 at entry 0 of query 2", "-1 to 4"},
+    {"entry_past_the_sequence", packed_with_lists,
+     [](Request& r, fovea_buffers&) {
+       r["keys"].fill<int32_t>({0, 2, 1, 1, 0, 1});
+     },
+     "keys", "1 at entry 1 of query 0, key head 0 of sequence 2", "-1 to 0"},
 
     {"buffers_size_zero", kForward, [](Request&, fovea_buffers& b) { b.struct_size = 0; }, "buffers",
      "struct_size 0", "another version"},

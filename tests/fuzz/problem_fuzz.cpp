@@ -222,6 +222,14 @@ void make_coherent(Bytes& in, Description& d) {
   if (in.below(3) == 0) t[kSeqUsedQ].make(kInt32, {batch});
   if (in.below(3) == 0) t[kSeqUsedK].make(kInt32, {batch});
   if (in.below(3) == 0) t[kRngState].make(kInt64, {2});
+  if (in.below(3) == 0) {
+    const int64_t count = in.below(40);
+    if (packed) {
+      t[kKeys].make(kInt32, {or_one(heads_kv), seqlen_q, count});
+    } else {
+      t[kKeys].make(kInt32, {or_one(batch), or_one(heads_kv), seqlen_q, count});
+    }
+  }
   d.problem.causal = in.flag();
   if (in.flag()) d.problem.window_left = in.below(20) - 1;
   if (in.flag()) d.problem.window_right = in.below(20) - 1;
@@ -384,6 +392,11 @@ void run(const Bytes& input, Description& d, const fovea_plan* plan) {
       if (extent > 0) std::memcpy(p[i], t.values.data(), static_cast<size_t>(extent));
     } else {
       for (int64_t b = 0; b < extent; ++b) memory[i][static_cast<size_t>(b)] = in.byte();
+    }
+    // Entries of lists are mostly keys, so that runs take place.
+    for (int64_t b = 0; i == kKeys && b < extent; b += int64_t{sizeof(int32_t)}) {
+      const int32_t entry = in.below(64) == 63 ? in.raw<int32_t>() : in.below(5) - 1;
+      std::memcpy(memory[i].get() + b, &entry, sizeof(entry));
     }
   }
   if (work > 1 << 17 || fovea_plan_flops(plan) > 1e6 || fovea_plan_workspace_size(plan) > (1u << 26)) return;

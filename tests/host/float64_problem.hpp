@@ -99,6 +99,15 @@ class Float64Problem {
     integers_[role] = values;
   }
 
+  /// Lists of keys, compact; a size of 1 broadcasts.
+  void add_lists(const std::vector<int64_t>& shape, const std::vector<int32_t>& lists) {
+    add(Role::kKeys, shape);
+    reals_.erase(Role::kKeys);
+    problem.tensors[index_of(Role::kKeys)].dtype = DType::kI32;
+    problem.list_size = shape.back();
+    integers_[Role::kKeys] = lists;
+  }
+
   /// A compact float32 tensor of normal numbers for expressions, with a gradient. A size of 1 stands for all where `broadcast`
   /// has its bit, as validation leaves it.
   std::vector<float>& add_named(const std::string& name, const std::vector<int64_t>& shape,

@@ -242,6 +242,13 @@ TEST(KernelTable, TheEnvironmentAsksForKernelsByName) {
   EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
 }
 
+TEST(KernelTable, NoKernelKnowsLists) {
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  add(p, Role::kKeys);
+  EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "does not know lists of keys");
+  EXPECT_EQ(clause(Family::kSimt, p, turing()), "does not know lists of keys");
+}
+
 TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {
   Kernel aligned = kPlain64;
   aligned.aligned_only = true;

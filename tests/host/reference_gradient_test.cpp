@@ -52,6 +52,16 @@ void add_sink(Float64Problem& x) {
   x.add(Role::kSink, {x.problem.heads_q});
   x.add(Role::kDSink, {x.problem.heads_q});
 }
+/// Four keys for each query: some twice, some none.
+void add_lists(Float64Problem& x, int64_t batch, int64_t heads) {
+  std::vector<int32_t> lists;
+  for (int64_t i = 0; i < batch * heads * x.problem.seqlen_q; ++i) {
+    const auto keys = static_cast<int32_t>(x.problem.seqlen_k), n = static_cast<int32_t>(i);
+    for (const int32_t j : {n % keys, n % 3 == 1 ? -1 : (5 * n + 2) % keys, (n + 1) % keys, n % keys})
+      lists.push_back(n == 6 ? -1 : j);
+  }
+  x.add_lists({batch, heads, x.problem.seqlen_q, 4}, lists);
+}
 void make_causal(Float64Problem& x) {
   x.problem.causal = true;
   x.problem.window_right = 0;
@@ -105,6 +115,16 @@ std::vector<Feature> features() {
     x.add_mask(Role::kMask, {2, 1, 5, 1}, 0.5);
   }));
   list.push_back(with("mask", [](auto& x) { x.add_mask(Role::kMask, {2, 4, 5, 7}, 0.6); }));
+  list.push_back(with("lists", [](auto& x) { add_lists(x, 2, 2); }));
+  list.push_back(with("shared_lists_with_everything", [](auto& x) {
+    add_lists(x, 1, 1);
+    add_bias(x, {2, 1, 5, 7});
+    add_sink(x);
+    make_causal(x);
+    x.problem.softcap = 2;
+    x.problem.dropout = 0.2;
+    x.add_mask(Role::kMask, {2, 4, 5, 7}, 0.8);
+  }));
   list.push_back(with("mask_of_keys", [](auto& x) { x.add_mask(Role::kMask, {2, 1, 1, 7}, 0.6); }));
   list.push_back(with("block_mask", [](auto& x) {
     x.problem.block_q = 2;

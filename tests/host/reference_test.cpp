@@ -113,6 +113,38 @@ TEST(Reference, SinkAloneIsTheLse) {
   expect_output(x, {0, 0}, {1.25});
 }
 
+TEST(Reference, ListsNameTheKeys) {
+  Float64Problem x = weights_problem(3, {0, kLog2, kLog3});
+  x.add_lists({1, 1, 3, 2}, {2, 0, -1, 1, -1, -1});
+  x.run(Pass::kForward);
+  expect_output(x, {0.25, 0, 0.75, 0, 1, 0, 0, 0, 0}, {std::log(4.0), kLog2, -kInfinity});
+}
+
+TEST(Reference, AnEntryThatStandsTwiceHasTwiceTheWeight) {
+  Float64Problem x = weights_problem(1, {0, kLog2});
+  x.add_lists({1, 1, 1, 4}, {0, 1, 0, -1});
+  x.run(Pass::kForward);
+  expect_output(x, {0.5, 0.5}, {std::log(4.0)});
+}
+
+TEST(Reference, MasksLeaveEntriesOut) {
+  Float64Problem x = weights_problem(3, {0, 0, 0});
+  x.problem.causal = true;
+  x.problem.window_right = 0;
+  x.add_lists({1, 1, 3, 3}, {2, 1, 0, 2, 1, 0, 2, 1, 0});
+  x.add_mask(Role::kMask, {1, 1, 1, 3}, 1.0) = {1, 0, 1};
+  x.run(Pass::kForward);
+  expect_output(x, {1, 0, 0, 1, 0, 0, 0.5, 0, 0.5}, {0, 0, kLog2});
+}
+
+TEST(Reference, ScoresOfListsUseThePositions) {
+  Float64Problem x = weights_problem(1, {0, 0, 0});
+  x.add(Role::kAlibi, {1, 1}) = {kLog2};
+  x.add_lists({1, 1, 1, 2}, {0, 2});
+  x.run(Pass::kForward);
+  expect_output(x, {0.2, 0, 0.8}, {std::log(1.25)});
+}
+
 TEST(Reference, MaskAndBlockMask) {
   Float64Problem masked = weights_problem(1, {0, 0, 0, 0});
   masked.add_mask(Role::kMask, {1, 1, 1, 4}, 1.0) = {1, 0, 1, 0};

@@ -113,6 +113,26 @@ def test_packed_sequences():
     assert not o[1:].any()
 
 
+def test_lists_of_keys():
+    q, k, v = normal(0, 2, 9, 4, 16), normal(1, 2, 30, 2, 16), normal(2, 2, 30, 2, 16)
+    d_o = normal(3, 2, 9, 4, 16)
+    order = np.argsort(normal(4, 2, 2, 9, 30), axis=-1).astype(np.int32)
+    keys = np.where(np.arange(12) < 10, order[..., :12], -1).astype(np.int32)
+    mask = np.zeros((2, 4, 9, 30), np.uint8)
+    np.put_along_axis(mask, np.repeat(order[..., :10], 2, axis=1), 1, axis=-1)
+    o, lse = fovea.attend(q, k, v, keys=keys, return_lse=True)
+    expected = fovea.attend(q, k, v, mask=mask, return_lse=True)
+    assert largest(o - expected[0]) < 2e-6 and largest(lse - expected[1]) < 2e-6
+    gradients = fovea.attend_backward(d_o, q, k, v, o, lse, keys=keys)
+    for got, wanted in zip(gradients[:3], fovea.attend_backward(d_o, q, k, v, *expected, mask=mask)[:3], strict=True):
+        assert largest(got - wanted) < 1e-5
+    keys[1, 0, 3, 2] = 30
+    with pytest.raises(ValueError, match="keys: got 30 at entry 2 of query 3, key head 0 of sequence 1"):
+        fovea.attend(q, k, v, keys=keys)
+    with pytest.raises(ValueError, match="keys: got int64"):
+        fovea.attend(q, k, v, keys=keys.astype(np.int64))
+
+
 def test_dropout_repeats_with_its_seed():
     q, k, v = (normal(i, 1, 40, 2, 16) for i in range(3))
     first = fovea.attend(q, k, v, dropout=0.5, seed=7)

@@ -70,6 +70,27 @@ def _through_operator(q, k, v):
     return _attend.through_operator(q, k, v, False, {"causal": True})[0]
 
 
+def test_lists_of_keys(device):
+    if device == "cuda":
+        pytest.skip("GPUs know no lists of keys yet")
+    q = normal(2, 7, 4, 16, grad=True)
+    k, v = (normal(2, 40, 2, 16, grad=True) for _ in range(2))
+    keys = torch.rand(2, 2, 7, 40).topk(9).indices.int()
+    mask = torch.zeros(2, 2, 7, 40, dtype=torch.bool).scatter(3, keys.long(), True).repeat_interleave(2, 1)
+    o, lse = ft.attend(q, k, v, keys=keys, causal=True, return_lse=True)
+    expected, expected_lse = plain.attention(q, k, v, mask=mask, causal=True)
+    plain.assert_close(o, expected)
+    plain.assert_close(lse, expected_lse)
+    d_o = torch.randn_like(o)
+    ours = torch.autograd.grad(o, (q, k, v), d_o)
+    for a, b in zip(ours, torch.autograd.grad(expected, (q, k, v), d_o.double()), strict=True):
+        plain.assert_close(a, b, factor=4)
+    compiled = torch.compile(lambda q, k, v: ft.attend(q, k, v, keys=keys, causal=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), o)
+    mapped = torch.vmap(lambda q, k, v, keys: ft.attend(q[None], k[None], v[None], keys=keys[None], causal=True)[0])
+    plain.assert_close(mapped(q, k, v, keys), o)
+
+
 def test_operator_is_sound(device):
     q, k, v = (normal(2, n, 2, 8, device=device, grad=True) for n in (3, 5, 5))
     common = _arguments.complete({"causal": True}).values()

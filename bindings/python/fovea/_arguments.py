@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: Array
     seqused_q: Array
     seqused_k: Array
+    keys: Array
     scale: float | None
     causal: bool
     window: Pair

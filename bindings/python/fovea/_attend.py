@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     workspace_size: int
     """Bytes of memory beside inputs and outputs."""
     flops: float
-    """Floating-point operations of the products over the pairs that causal and window keep."""
+    """Floating-point operations of the products over the pairs that causal and window keep, or that keys lists."""
     expressions: str = ""
     """score and sees as the library reads them, and derivatives of the score: a name, a tab and a text in each line."""
 
@@ -108,6 +108,9 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
         cu_seqlens_q, cu_seqlens_k: (batch + 1) int32: sequences are packed, q is (total_q, heads_q, d) and so on.
         max_seqlen_q, max_seqlen_k: longest packed sequence; 0 reads it from cu_seqlens, or on a GPU takes the total.
         seqused_q, seqused_k: (batch) int32: how many rows of each sequence take part.
+        keys: (batch|1, heads_kv|1, seqlen_q, count) int32, packed (heads_kv|1, total_q, count): the positions of the keys that
+            each query attends to, and -1 for none, such as torch.topk(...).indices.int(). One that stands twice has twice the
+            weight.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
         score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
             (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.
@@ -200,7 +203,7 @@ def seen_blocks(
         size: queries and keys of a block.
 
     Returns rows x columns bytes: 0 where no pair of the block is seen, 1 where all are, 2 for some, which may stand for either.
-    numpy.asarray makes an array of it. Masks take no part. Tensors count with their values where they lie on the CPU.
+    numpy.asarray makes an array of it. Masks and keys take no part. Tensors count with their values where they lie on the CPU.
 
     Raises as attend does.
     """

@@ -117,6 +117,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
     a.block_k = static_cast<int>(p.block_k);
   }
 
+  a.list_size = static_cast<int>(p.list_size);
   a.seqlen_q = static_cast<int>(p.seqlen_q);
   a.seqlen_k = static_cast<int>(p.seqlen_k);
   a.total_q = p.total_q;

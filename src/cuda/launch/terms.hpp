@@ -21,7 +21,8 @@ namespace fovea::cuda {
   /* The forward writes it, or merges parts by it. */                                                        \
   X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))                                          \
   /* Of kernels that are compiled for it alone. */                                                           \
-  X(Expression, expression, "score or sees", p.expressions != nullptr)
+  X(Expression, expression, "score or sees", p.expressions != nullptr)                                       \
+  X(Lists, lists, "lists of keys", p.has(Role::kKeys))
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -40,7 +41,7 @@ enum Term : uint32_t {
 inline constexpr uint32_t kNoTerms = 0;
 /// Terms that only enter the end of a row, and cost nearly every kernel nothing.
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
-/// All that a kernel knows that is not compiled for an expression.
-inline constexpr uint32_t kAllTerms = ((1u << term_bits::kCount) - 1) & ~kTermExpression;
+/// All that a kernel knows that is not compiled for an expression, or for lists.
+inline constexpr uint32_t kAllTerms = ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists);
 
 }  // namespace fovea::cuda

@@ -11,7 +11,7 @@ from .._arguments import TENSORS
 from . import _ops
 from ._ops import named
 
-_PER_BATCH = ("bias", "mask", "block_mask")
+_PER_BATCH = ("bias", "mask", "block_mask", "keys")
 
 
 def _fold(x: Tensor, dim: int | None, size: int) -> Tensor:

@@ -1,0 +1,167 @@
+// Lists of keys: a query attends to the entries of its list.
+#include <gtest/gtest.h>
+
+#include "conformance/expectations.hpp"
+
+namespace fovea::conformance {
+namespace {
+
+ProblemSpec lists(int64_t seqlen_q, int64_t seqlen_k, int64_t group, int64_t list_size) {
+  ProblemSpec s;
+  s.batch = 2;
+  s.seqlen_q = seqlen_q;
+  s.seqlen_k = seqlen_k;
+  s.heads_kv = 2;
+  s.heads_q = 2 * group;
+  s.head_dim = 40;
+  s.head_dim_v = 24;
+  s.list_size = list_size;
+  s.dlse = true;
+  return s;
+}
+
+TEST(Lists, OfEverySize) {
+  for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
+    for (const int64_t size : {0, 1, 2, 31, 127, 128, 129, 300}) {
+      for (const int64_t group : {1, 3, 6}) {
+        ProblemSpec s = lists(9, 150, group, size);
+        s.type = type;
+        expect_conformance(s);
+      }
+    }
+  }
+}
+
+TEST(Lists, OfManyHeads) {
+  for (const int64_t group : {16, 47, 48, 49, 97, 200}) {
+    ProblemSpec s = lists(4, 70, group, 90);
+    s.batch = s.heads_kv = 1;
+    s.heads_q = group;
+    s.type = Type::kBF16;
+    expect_conformance(s);
+  }
+}
+
+TEST(Lists, OfLatentAttention) {
+  for (const Type type : {Type::kF32, Type::kBF16}) {
+    ProblemSpec s = lists(3, 200, 1, 140);
+    s.type = type;
+    s.batch = s.heads_kv = 1;
+    s.heads_q = 32;
+    s.head_dim = 576;
+    s.head_dim_v = 512;
+    expect_conformance(s);
+  }
+}
+
+TEST(Lists, SharedByTheBatchOrTheHeads) {
+  for (const int broadcast : {1, 2, 3}) {
+    ProblemSpec s = lists(20, 60, 2, 16);
+    s.list_broadcast = broadcast;
+    expect_conformance(s);
+    s.lengths_q = {5, 0, 20};
+    s.lengths_k = {60, 3, 0};
+    s.spare_rows = 2;
+    expect_conformance(s);
+  }
+}
+
+TEST(Lists, InOrderAndEachKeyOnce) {
+  ProblemSpec s = lists(33, 200, 4, 64);
+  s.list_in_order = true;
+  s.list_density = 1;
+  expect_conformance(s);
+}
+
+TEST(Lists, UnderCausalAndWindow) {
+  for (const int64_t left : {-1, 0, 20}) {
+    for (const int64_t group : {1, 8}) {
+      ProblemSpec s = lists(40, 50, group, 48);
+      s.causal = true;
+      s.window_left = left;
+      expect_conformance(s);
+      s.causal = false;
+      s.window_right = 3;
+      expect_conformance(s);
+      s.seqlen_k = 30;
+      s.causal = true;
+      expect_conformance(s);
+    }
+  }
+}
+
+TEST(Lists, OfPartlyUsedSequences) {
+  ProblemSpec s = lists(12, 50, 3, 30);
+  s.used_q = {12, 5};
+  s.used_k = {20, 0};
+  expect_conformance(s);
+  s.causal = true;
+  s.list_broadcast = 1;
+  expect_conformance(s);
+}
+
+TEST(Lists, WithEveryTerm) {
+  for (const int64_t group : {1, 6}) {
+    ProblemSpec s = lists(10, 60, group, 40);
+    s.softcap = 5;
+    expect_conformance(s);
+    s.softcap = 0;
+    s.scale = -0.3;
+    expect_conformance(s);
+    s.scale = 0;
+    s.alibi = true;
+    expect_conformance(s);
+    s.bias = true;
+    s.bias_values = BiasValues::kSomeMinusInfinity;
+    expect_conformance(s);
+    s.dbias = true;
+    expect_conformance(s);
+    s.dbias = false;
+    s.mask = s.block_mask = true;
+    s.block_q = 3;
+    s.block_k = 7;
+    expect_conformance(s);
+    s.dropout = 0.3;
+    s.rng_state = true;
+    expect_conformance(s);
+    s.sink = s.dsink = true;
+    expect_conformance(s);
+  }
+}
+
+TEST(Lists, WithExpressions) {
+  for (const int64_t group : {1, 6}) {
+    for (const KnownExpression& score : known_scores()) {
+      ProblemSpec s = lists(10, 60, group, 40);
+      s.score = &score;
+      s.named_gradients = true;
+      expect_conformance(s);
+    }
+    for (const KnownExpression& sees : known_masks()) {
+      ProblemSpec s = lists(10, 60, group, 40);
+      s.sees = &sees;
+      expect_conformance(s);
+    }
+  }
+}
+
+TEST(Lists, InEveryLayout) {
+  for (const Layout layout : {Layout::kHeadsFirst, Layout::kPadded, Layout::kSliced, Layout::kMixed}) {
+    for (const Placement placement : {Placement::kGuarded, Placement::kPageEnd}) {
+      ProblemSpec s = lists(12, 80, 5, 50);
+      s.type = Type::kBF16;
+      s.layout = layout;
+      s.placement = placement;
+      expect_conformance(s);
+    }
+  }
+}
+
+TEST(Lists, OfManyQueriesGiveTheSameBitsOnAnyNumberOfThreads) {
+  ProblemSpec s = lists(300, 260, 2, 70);
+  s.head_dim = s.head_dim_v = 64;
+  expect_conformance(s);
+}
+
+}  // namespace
+}  // namespace fovea::conformance
