@@ -31,9 +31,8 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
-    std::fill_n(t.keep, n * kPanel, 0.0f);
-    dropout_factors(a.group, lanes, a.terms, n, block.positions(), t.keep);
-    for (int64_t i = 0; i < n * kPanel; ++i) t.dp[i] = t.keep[i] == 0 ? 0.0f : t.dp[i] * t.keep[i];
+    dropout_factors(ops, a.group, lanes, a.terms, n, block.positions(), t.keep);
+    ops.multiply_kept(t.dp, t.keep, n * kPanel);
   }
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   const PairPrograms& programs = a.terms.programs;
@@ -41,9 +40,7 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
     add_tensor_gradients(a, lanes, block.positions(), n);
   if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
-  if (a.terms.dropout) {
-    for (int64_t i = 0; i < n * kPanel; ++i) t.scores[i] = t.keep[i] == 0 ? 0.0f : t.scores[i] * t.keep[i];
-  }
+  if (a.terms.dropout) ops.multiply_kept(t.scores, t.keep, n * kPanel);
   if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 

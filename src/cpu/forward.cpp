@@ -66,10 +66,8 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
               pairs && !terms.dropout ? pair_weights : nullptr);
   if (terms.dropout) {
-    dropout_factors(group, lanes, terms, n, block.positions(), t.keep);
-    for (int64_t j = 0; j < n; ++j) {
-      for (int x = 0; x < lanes.count; ++x) t.scores[j * kPanel + x] *= t.keep[j * kPanel + x];
-    }
+    dropout_factors(ops, group, lanes, terms, n, block.positions(), t.keep);
+    ops.multiply_kept(t.scores, t.keep, n * kPanel);
     if (pairs) ops.to_pairs(t.scores, n, pair_weights);
   }
   if (exact) {

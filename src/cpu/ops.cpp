@@ -9,6 +9,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "cpu/ops_dropout-inl.hpp"
 #include "cpu/ops_products-inl.hpp"
 #include "cpu/ops_program-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
@@ -40,6 +41,8 @@ constexpr Ops make_ops(const char* name) {
   ops.mask_range = mask_range;
   ops.column_max = column_max;
   ops.softcap = softcap;
+  ops.dropout_factors = dropout_factors;
+  ops.multiply_kept = multiply_kept;
   ops.run_program = run_program;
   ops.transpose = transpose;
   ops.to_float = to_float_any;

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "tile/philox.hpp"
 
 namespace fovea::cpu {
 
@@ -89,6 +90,13 @@ struct Ops {
   void (*column_max)(const float* s, int64_t n, float* column_max);
   /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
   void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
+
+  /// Factors of dropout keep[n][kPanel], keys from j0 on: 0, or 1 / (1 - p). Lane x is query[x] of a sequence; head[x] is
+  /// batch index * heads_q + query head.
+  void (*dropout_factors)(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
+                          int64_t n, float* keep);
+  /// x *= keep; 0 where keep is 0, whatever x holds. `count` is a multiple of kPanel.
+  void (*multiply_kept)(float* x, const float* keep, int64_t count);
 
   /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
   void (*run_program)(const Program& program, const ProgramInputs& inputs);

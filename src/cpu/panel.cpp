@@ -219,20 +219,18 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
   return any;
 }
 
-void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
-                     KeyPositions positions, float* keep) {
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t i = group.query(lanes.first_row + x);
-    const int64_t head = group.batch * group.problem->heads_q + group.head(lanes.first_row + x);
-    for (int64_t j = 0; j < n;) {
-      const int64_t quad = positions[j] >> 2;
-      const auto bits = terms.stream.quad(head, i, quad);
-      for (; j < n && positions[j] >> 2 == quad; ++j) {
-        const auto q = static_cast<size_t>(positions[j] & 3);
-        keep[j * kPanel + x] = bits[q] >= terms.stream.threshold ? terms.stream.keep_scale : 0.0f;
-      }
-    }
+void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                     int64_t n, KeyPositions positions, float* keep) {
+  int32_t heads[kPanel];
+  const auto first = static_cast<int32_t>(group.batch * group.problem->heads_q);
+  for (int x = 0; x < kPanel; ++x) heads[x] = first + lanes.head[x];
+  if (positions.list == nullptr) {
+    ops.dropout_factors(terms.stream, lanes.query, heads, positions.first, n, keep);
+    return;
   }
+  // A key of a list at a time.
+  for (int64_t j = 0; j < n; ++j)
+    ops.dropout_factors(terms.stream, lanes.query, heads, positions[j], 1, keep + j * kPanel);
 }
 
 // Staging

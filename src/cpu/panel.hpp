@@ -123,8 +123,8 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
                  SeenBlocks& blocks, Seen* seen);
 
 /// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
-void dropout_factors(const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
-                     KeyPositions positions, float* keep);
+void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                     int64_t n, KeyPositions positions, float* keep);
 
 /// Element (row, c) of a 16- or 32-bit matrix as float.
 float load_element(const char* row, DType type, int64_t c);

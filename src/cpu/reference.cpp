@@ -298,8 +298,9 @@ class Oracle {
       }
       if (key.score == -kInfinity) continue;
       if (p_.dropout > 0) {
-        key.keep =
-            dropout_.keep(batch * p_.heads_q + head, i, j) ? static_cast<double>(dropout_.keep_scale) : 0.0;
+        const auto dropout_head = static_cast<uint32_t>(batch * p_.heads_q + head);
+        const bool kept = dropout_.keep(dropout_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j));
+        key.keep = kept ? static_cast<double>(dropout_.keep_scale) : 0.0;
       }
       keys_.push_back(key);
     }

@@ -163,9 +163,7 @@ constexpr Dropout dropout_of(const AttentionParams& p) {
   const uint64_t offset = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[1]) : p.offset;
   dropout.threshold = p.dropout_threshold;
   dropout.keep_scale = p.dropout_keep_scale;
-  dropout.key = {static_cast<uint32_t>(seed),
-                 static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)};
-  dropout.offset_low = static_cast<uint32_t>(offset);
+  dropout.start = Dropout::start_of(seed, offset);
   return dropout;
 }
 

@@ -18,20 +18,33 @@
 
 namespace fovea::verify {
 
-/// The dropout decision, written from the description of the stream: Philox4x32-10, counter (j / 4, i, head,
-/// offset low), key (seed low, seed high ^ offset high), word j % 4 below p * 2^32 drops.
-inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head, int64_t i, int64_t j) {
-  uint32_t c[4] = {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(head),
-                   static_cast<uint32_t>(offset)};
-  uint32_t key0 = static_cast<uint32_t>(seed);
-  uint32_t key1 = static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32);
-  for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+/// The probability of dropout that is in effect: a multiple of 2^-15.
+inline double effective_dropout(double p) {
+  return std::min(std::floor(p * 32768 + 0.5), 32767.0) / 32768;
+}
+
+/// Philox4x32 with a key of 0, from its paper.
+inline void philox(uint32_t (&c)[4], int rounds) {
+  for (uint32_t round = 0; round < static_cast<uint32_t>(rounds); ++round) {
     const uint64_t a = 0xD2511F53ull * c[0], b = 0xCD9E8D57ull * c[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(b),
-                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ key1, static_cast<uint32_t>(a)};
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(b >> 32) ^ c[1] ^ (round * 0x9E3779B9u), static_cast<uint32_t>(b),
+        static_cast<uint32_t>(a >> 32) ^ c[3] ^ (round * 0xBB67AE85u), static_cast<uint32_t>(a)};
     std::copy(next, next + 4, c);
   }
-  return c[j % 4] >= static_cast<uint32_t>(p * 4294967296.0);
+}
+
+/// The dropout decision, written from the description of the stream in docs/semantics.md.
+inline bool dropout_keeps(double p, uint64_t seed, uint64_t offset, int64_t head, int64_t i, int64_t j) {
+  uint32_t start[4] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                       static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
+  philox(start, 10);
+  uint32_t c[4] = {static_cast<uint32_t>(4 * (j / 16) + j % 8 / 2) ^ start[0],
+                   static_cast<uint32_t>(8 * (i / 16) + i % 8) ^ start[1],
+                   static_cast<uint32_t>(head) ^ start[2], start[3]};
+  philox(c, 7);
+  const uint32_t half = c[2 * (j / 8 % 2) + i / 8 % 2] >> (16 * (j % 2)) & 0xffff;
+  return half % 32768 >= effective_dropout(p) * 32768;
 }
 
 struct PlainOutput {
@@ -255,7 +268,7 @@ class Plain {
     float slope = 0;
     if (!alibi_.empty())
       slope = alibi_[(s_.alibi_by_batch ? static_cast<size_t>(row.batch * s_.heads_q) : 0) + row.head];
-    const float keep_scale = static_cast<float>(1 / (1 - s_.dropout));
+    const float keep_scale = static_cast<float>(1 / (1 - effective_dropout(s_.dropout)));
 
     seen_.clear();
     float largest = sink_.empty() ? -kInfinity : sink_[row.head];

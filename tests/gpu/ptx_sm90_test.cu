@@ -286,7 +286,8 @@ __global__ void masks(const uint32_t* signs, uint32_t* out) {
 }
 TEST(PtxSm90, SignsFillHalves) {
   FOVEA_SKIP_WITHOUT_HOPPER();
-  const DeviceArray<uint32_t> signs({0u, 1u << 7, 1u << 23, 1u << 7 | 1u << 23, ~(1u << 7 | 1u << 23), ~0u});
+  const DeviceArray<uint32_t> signs(
+      {0u, 1u << 15, 1u << 31, 1u << 15 | 1u << 31, ~(1u << 15 | 1u << 31), ~0u});
   DeviceArray<uint32_t> out(6);
   masks<<<1, 6>>>(signs.data(), out.data());
   EXPECT_EQ(out.values(), (std::vector<uint32_t>{0u, 0xffffu, 0xffff0000u, ~0u, 0u, ~0u}));

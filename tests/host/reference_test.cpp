@@ -196,10 +196,10 @@ TEST(Reference, DropoutFollowsPhiloxAndLeavesLse) {
   x.run(Pass::kForward);
   const tile::Dropout dropout(0.5, x.seed, x.offset);
   int64_t kept = 0;
-  for (int64_t i = 0; i < 2; ++i) {
-    for (int64_t j = 0; j < kKeys; ++j) {
+  for (uint32_t i = 0; i < 2; ++i) {
+    for (uint32_t j = 0; j < kKeys; ++j) {
       kept += dropout.keep(0, i, j) ? 1 : 0;
-      EXPECT_DOUBLE_EQ(x[Role::kO][static_cast<size_t>(i * kKeys + j)],
+      EXPECT_DOUBLE_EQ(x[Role::kO][i * kKeys + j],
                        dropout.keep(0, i, j) ? 2.0 / static_cast<double>(kKeys) : 0.0);
     }
   }

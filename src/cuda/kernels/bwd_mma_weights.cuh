@@ -45,24 +45,16 @@ __device__ __forceinline__ void bwd_weights_general(
       for (int e = 0; e < 4; ++e) kept[m][e] = 1.0f;
     }
     if (p.dropout_threshold != 0) {
-      // The four words of one Philox call decide four consecutive keys, which four lanes hold. Each of them
-      // makes the words of one (query, eight keys) and tells the others by vote.
-      const int r = g & 3;
       uint32_t keeps = 0;
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        const int i = i0 + n * 8 + 2 * t + (r & 1);
-        const int j = j0 + m * 16 + (r >> 1) * 8 + (g & 4);
-        const auto words = dropout.quad(static_cast<int64_t>(work.batch) * p.heads_q + head, i, j >> 2);
-        uint32_t mine = 0;
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const uint32_t votes = __ballot_sync(~0u, words[static_cast<size_t>(w)] >= dropout.threshold);
-          if (w == r) mine = votes;
-        }
+        // Half of it is of the next n, which finds it again: no registers are left to keep it in.
+        uint32_t words[4];
+        kept_of_keys(dropout, static_cast<uint32_t>(work.batch * p.heads_q + head),
+                     static_cast<uint32_t>(i0 + n / 2 * 16), static_cast<uint32_t>(j0 + m * 16), lane, words);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const bool kept_e = (mine >> (((g & 4) | e) * 4 + t)) & 1;
+          const bool kept_e = (words[n % 2 * 2 + e / 2] >> (15 + 16 * (e % 2)) & 1) != 0;
           kept[m][e] = kept_e ? dropout.keep_scale : 0.0f;
           keeps |= static_cast<uint32_t>(kept_e) << (m * 4 + e);
         }

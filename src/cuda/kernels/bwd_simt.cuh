@@ -181,9 +181,12 @@ struct SimtGradient {
       const RowTerms<T> row(p, span, batch, head, i);
       int kept = 0xf;
       if (dropout.threshold != 0) {
-        const auto words = dropout.quad(row.dropout_head, i, (key0 + c) / 4);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) kept &= words[e] >= dropout.threshold ? 0xf : ~(1 << e);
+        for (int e = 0; e < 4; e += 2) {
+          const uint32_t pair = dropout.kept_pair(row.dropout_head, static_cast<uint32_t>(i),
+                                                  static_cast<uint32_t>(key0 + c + e));
+          kept &= ~(static_cast<int>(~pair >> 15 & 1) << e | static_cast<int>(~pair >> 31) << (e + 1));
+        }
       }
 #pragma unroll 1
       for (int e = 0; e < 4; ++e, w += next) {

@@ -93,7 +93,10 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const int thread = static_cast<int>(threadIdx.x);
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
   if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b));
-  __syncthreads();  // the barriers are ready
+  if constexpr (kConfig.dropout) {
+    if (thread < 2) memory.work(static_cast<uint32_t>(thread)).set_dropout(args.b.p);
+  }
+  __syncthreads();  // the barriers are ready, and dropout's words in both work tiles
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();

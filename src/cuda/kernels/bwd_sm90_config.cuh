@@ -26,6 +26,7 @@ struct BwdSm90Config {
   bool one_gradient = false;
   bool softcap = false;     ///< scores are softcap tanh(scale S / softcap)
   bool alibi = false;       ///< scores are scale S - slope |distance|
+  bool dropout = false;     ///< of P; dP of dropped pairs is 0
   bool expression = false;  ///< compiled for warp/expression.cuh
   bool dp_behind_p =
       false;  ///< dP is computed when P is there, not beside it: for terms that take many registers
@@ -74,7 +75,7 @@ struct BwdSm90Config {
   constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
   constexpr int statistics_at() const { return dq_at() + (stages_dq() ? kConsumers * kSliceBytes : 0); }
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
-  static constexpr int kWorkBytes = 64;  ///< of BwdSm90Work::kFields words
+  static constexpr int kWorkBytes = 80;  ///< of BwdSm90Work::kFields words
   constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
   constexpr int barriers() const {
     return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers;
@@ -109,7 +110,8 @@ struct BwdSm90Work {
     kSteps,    ///< blocks times query heads; -1: there is no tile any more
     kBeforeBegin,
     kBeforeEnd,  ///< blocks of queries at which the keys behind this tile's add before it, where the order is fixed
-    kFields
+    kDropout,  ///< Dropout::start, four words: consumers have no registers to keep it in
+    kFields = kDropout + 4
   };
   uint32_t at;
 
@@ -118,6 +120,19 @@ struct BwdSm90Work {
   }
   __device__ __forceinline__ void set(Field field, int x) const {
     ptx::st_shared_4(at + 4 * field, static_cast<uint32_t>(x));
+  }
+  __device__ __forceinline__ void set_dropout(const tile::AttentionParams& p) const {
+    const tile::PhiloxWords start = tile::dropout_of(p).start;
+#pragma unroll
+    for (size_t i = 0; i < 4; ++i) ptx::st_shared_4(at + 4 * (kDropout + static_cast<int>(i)), start[i]);
+  }
+  __device__ __forceinline__ tile::Dropout dropout(const tile::AttentionParams& p) const {
+    tile::Dropout dropout;
+    dropout.threshold = p.dropout_threshold;
+#pragma unroll
+    for (size_t i = 0; i < 4; ++i)
+      dropout.start[i] = ptx::ld_shared_4(at + 4 * (kDropout + static_cast<int>(i)));
+    return dropout;
   }
 };
 

@@ -15,6 +15,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/alibi.cuh"
+#include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
@@ -45,7 +46,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   static constexpr bool kSumsDv = kPart != BwdSm90Part::kDk, kSumsDk = kPart != BwdSm90Part::kDv,
                         kBoth = kSumsDv && kSumsDk;
   static_assert(kConfig.expression == (Expression::kHasScore || Expression::kHasSees));
-  static constexpr bool kHasTerm = kConfig.softcap || kConfig.alibi || kConfig.expression;
+  static constexpr bool kHasTerm = kConfig.softcap || kConfig.alibi || kConfig.dropout || kConfig.expression;
   /// Whether the factor of dS is another than P.
   static constexpr bool kHasSlope = kConfig.softcap || (kConfig.expression && !Expression::kSlopeIsOne);
   /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
@@ -107,8 +108,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       const uint32_t kept = seen(work, keys(), n, half);
 #pragma unroll
       for (int t = 0; t < kM / 8; ++t) {
-        const uint32_t signs = t < 8 ? kept << (7 - t) : kept >> (t - 7);  // the bits of the pair to 7 and 23
-        x[t / 2][t % 2 * 2 + half] &= ptx::halves_by_signs(signs);
+        x[t / 2][t % 2 * 2 + half] &= ptx::halves_by_signs(kept << (15 - t));  // the bits of the pair
       }
     }
   }
@@ -267,6 +267,31 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
         mask_by_expression(acc_s, factor, pair_terms(work, n, head));
     }
   }
+  using Kept = KeptWeights<kConfig.dropout ? kM / 16 : 1>;
+  /// Which weights of a step dropout keeps: to be found beside products.
+  __device__ __forceinline__ void find_kept(Kept& kept, const Work& work, int n, int head) const {
+    const auto head_q = static_cast<uint32_t>(work[Work::kBatch] * args.b.p.heads_q +
+                                              work[Work::kHeadKv] * args.b.p.group + head);
+    const auto key = static_cast<uint32_t>(work[Work::kFirstKey] + keys() * 64 + warp() * 16);
+    const tile::Dropout dropout = work.dropout(args.b.p);
+    kept.set([&](int i, uint32_t(&of_step)[4]) {
+      kept_of_keys(dropout, head_q, static_cast<uint32_t>(n * kM + i * 16), key, lane(), of_step);
+    });
+  }
+  /// Makes P negative where dropout drops it, so that one operand says both what dS and what dV needs.
+  __device__ __forceinline__ static void mark_dropped(Operand& p, const Kept& kept) {
+#pragma unroll
+    for (int x = 0; x < kM / 4; ++x) p[x / 4][x % 4] |= ~kept.signs(x / 4, x % 4) & 0x80008000u;
+  }
+  /// dP of a dropped pair, whatever it is, becomes 0.
+  __device__ __forceinline__ static float zero_where_negative(float sign, float x) {
+    return __int_as_float(__float_as_int(x) & ~(__float_as_int(sign) >> 31));
+  }
+  /// P as dV needs it, but for the factor 1 / (1 - p).
+  __device__ __forceinline__ static void clear_dropped(Operand& p) {
+#pragma unroll
+    for (int x = 0; x < kM / 4; ++x) p[x / 4][x % 4] &= ptx::halves_by_signs(~p[x / 4][x % 4]);
+  }
   __device__ __forceinline__ static void to_operand(const Scores& x, Operand& operand) {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) operand[i / 4][i % 4] = pack<T>(x[2 * i], x[2 * i + 1]);
@@ -283,7 +308,14 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
       const float2 weight = unpack<T>(factor[i / 8][i % 8 / 2]), base = delta.at(i, memory.delta(s));
-      float2 d_score = {weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y)};
+      float2 d_score;
+      if constexpr (kConfig.dropout) {
+        const float keep = args.b.p.dropout_keep_scale;
+        d_score = {fabsf(weight.x) * fmaf(zero_where_negative(weight.x, dp[i]), keep, -base.x),
+                   fabsf(weight.y) * fmaf(zero_where_negative(weight.y, dp[i + 1]), keep, -base.y)};
+      } else {
+        d_score = {weight.x * (dp[i] - base.x), weight.y * (dp[i + 1] - base.y)};
+      }
       if constexpr (kConfig.expression) {  // it may have excluded the pair, whose dP may be anything
         if (weight.x == 0) d_score.x = 0;
         if (weight.y == 0) d_score.y = 0;
@@ -410,10 +442,12 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     if constexpr (!kBoth)
       look_ahead(state.ahead, count);  // in the step before it gains nothing at D = 192 and 256
     if (state.ahead.odd) clear_odd_rows(s, slot.phase);
+    [[maybe_unused]] Kept kept;
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
       issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
-      if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
+      if constexpr (kConfig.dropout) find_kept(kept, tile.work, n, head);  // beside S
+      if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));           // while S is computed
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
@@ -430,6 +464,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       }
       if (masked) mask(acc_s, tile.work, keys(), n);
       to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
+      if constexpr (kConfig.dropout) mark_dropped(p, kept);
     }
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     if constexpr (!kSumsDk) {
@@ -450,6 +485,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       store_ds(ds, buffer.index);
       release(memory.full_ds(buffer.index));
     }
+    if constexpr (kSumsDv && kConfig.dropout) clear_dropped(p);
     if constexpr (kBoth) issue_dq(acc_dq, count - 1, (first ? k.index ^ 1 : k.index) * kConfig.k_bytes());
     ptx::wgmma_fence();
     if constexpr (kSumsDv) issue_gradient<kDv>(state.sums.dv, p, do_at);
@@ -539,7 +575,8 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     if constexpr (kSumsDk)
       write<kD>(args.b.p.dk, tile::kAlignedDK, args.b.p.head_dim, tile.work, sums.dk, args.b.p.scale);
     if constexpr (kSumsDv)
-      write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, tile.work, sums.dv, 1.0f);
+      write<kDv>(args.b.p.dv, tile::kAlignedDV, args.b.p.head_dim_v, tile.work, sums.dv,
+                 kConfig.dropout ? args.b.p.dropout_keep_scale : 1.0f);
     release(memory.empty_work(tile.number));
   }
 

@@ -228,11 +228,16 @@ struct FwdSimt {
 #pragma unroll 1
     for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
       const int r = item / (kRows / 4), c = item % (kRows / 4) * 4, row = row0 + r;
-      const auto words =
-          dropout.quad(static_cast<int64_t>(batch) * p.heads_q + head_of(row), query_of(row), (key0 + c) / 4);
+      const auto head = static_cast<uint32_t>(batch * p.heads_q + head_of(row));
+      const auto query = static_cast<uint32_t>(query_of(row));
       float* w = s.w + r * Tile::kStrideW + c;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) w[e] = words[e] >= dropout.threshold ? w[e] * dropout.keep_scale : 0.0f;
+      for (int e = 0; e < 4; e += 2) {
+        const float2 keep =
+            keep_factors(dropout, dropout.kept_pair(head, query, static_cast<uint32_t>(key0 + c + e)));
+        w[e] = keep.x == 0 ? 0.0f : w[e] * keep.x;
+        w[e + 1] = keep.y == 0 ? 0.0f : w[e + 1] * keep.y;
+      }
     }
   }
 

@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // a shuffle marks it warp-uniform
   if (thread == 0) memory.init_barriers();
+  if constexpr (kConfig.dropout) write_rng_state(args.f.p);
   if constexpr (kConfig.row_sum_in_mma)
     memory.fill_ones(thread, std::is_same_v<typename Consumer::Operand, __half> ? 0x3c003c00u : 0x3f803f80u);
   __syncthreads();  // the barriers are ready, and the ones

@@ -31,6 +31,7 @@ struct FwdSm90Config {
   bool q_in_registers = false;
   bool softcap = false;
   bool alibi = false;
+  bool dropout = false;
   bool expression = false;  ///< compiled for warp/expression.cuh
   bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 

@@ -17,6 +17,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/warp/alibi.cuh"
+#include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
 #include "tile/wgmma_map.hpp"
 
@@ -55,6 +56,7 @@ struct FwdSm90Consumer {
   static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.kStrip == 0, "ones have a strip of their own");
 
   using AccS = float[kTileN / 2];
+  using Weights = uint32_t[kParts][kStepsPv][4];
   using Rows = FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>;
 
   const TmaForwardArgs& args;
@@ -66,7 +68,7 @@ struct FwdSm90Consumer {
 
   float acc_o[kColumnsO / 2];
   float acc_block[kAccumulatorPerBlock ? kColumnsO / 2 : 1];
-  uint32_t weights[kParts][kStepsPv][4];  ///< P as operand A
+  Weights weights;  ///< P as operand A
   uint32_t q_fragments[kConfig.q_in_registers ? kStepsQk : 1][4];
   Rows rows;
   /// Of this lane's two rows: the slope as a factor of Q K^T, negative, and the key position of the query.
@@ -76,6 +78,7 @@ struct FwdSm90Consumer {
   /// would overflow: then maxima follow each block.
   bool steep = false;
   const FwdSm90WorkTile* work = nullptr;  ///< in shared memory
+  tile::Dropout dropout;
   StageRing<kStages> ring;
   bool all_begun = false;  ///< every row of the warp has seen a key, so it has a maximum
 
@@ -87,7 +90,8 @@ struct FwdSm90Consumer {
         leader(lane == 0),
         base16(uniform(static_cast<int>(memory_.base / 16))),
         q16(uniform(static_cast<int>(memory_.q(w_) / 16))),
-        rows(args_.scale_log2) {}
+        rows(args_.scale_log2),
+        dropout(kConfig.dropout ? uniform_dropout(args_.f.p) : tile::Dropout()) {}
 
   /// Takes tiles until the planner says that there are no more.
   __device__ __forceinline__ void run() {
@@ -396,6 +400,27 @@ struct FwdSm90Consumer {
     if (masked.window) mask(acc_s, n);
   }
 
+  using Kept = KeptWeights<kConfig.dropout ? kStepsPv : 1>;
+  /// Which weights of block n dropout keeps: to be found beside products.
+  __device__ __forceinline__ void find_kept(Kept& kept, int n) const {
+    const auto head = static_cast<uint32_t>(work->batch * args.f.p.heads_q + work->head);
+    const uint32_t row = tile::Dropout::row_of_cell(
+        static_cast<uint32_t>(work->first_row + 16 * warp_index() + lane_index() / 4));
+    const int column = n * kTileN / 4 + lane_index() % 4;
+    kept.set([&](int step, uint32_t(&of_step)[4]) {
+      const tile::PhiloxWords cell = dropout.cell(head, row, static_cast<uint32_t>(column + 4 * step));
+#pragma unroll
+      for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
+    });
+  }
+  /// Dropped weights become 0. The epilogue has the factor of the others.
+  __device__ __forceinline__ void drop(const Kept& kept) {
+    static_assert(kParts == 1);
+#pragma unroll
+    for (int x = 0; x < kTileN / 4; ++x)
+      weights[0][x / 4][x % 4] &= ptx::halves_by_signs(kept.signs(x / 4, x % 4));
+  }
+
   /// O follows the last raise of the maxima.
   __device__ __forceinline__ void rescale_o() {
 #pragma unroll
@@ -442,6 +467,8 @@ struct FwdSm90Consumer {
       ptx::wgmma_fence();
       issue_qk(acc_s, ring.stage);
       const Mask masked = blocks.mask(n);
+      Kept kept;
+      if constexpr (kConfig.dropout) find_kept(kept, n);
       ptx::wgmma_wait<0>();  // Q K^T of this block, and P V of the one before
       if (!first) pass_turn();
       ptx::wgmma_done(acc_s);
@@ -450,6 +477,7 @@ struct FwdSm90Consumer {
       if (!first) release(memory.empty_v(ring.before()));
       if (kQInShared && next < blocks.begin) release(memory.empty_q(w));
       softmax(acc_s, n, first, masked, terms);
+      if constexpr (kConfig.dropout) drop(kept);
       ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
       wait_for_turn();
       ptx::wgmma_fence();
@@ -470,11 +498,14 @@ struct FwdSm90Consumer {
     ptx::wgmma_fence();
     issue_qk(acc_s, ring.stage);
     pass_turn();
+    const int first = blocks.before(blocks.end);
+    Kept kept;
+    if constexpr (kConfig.dropout) find_kept(kept, first);
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_s);
     release(memory.empty_k(ring.stage));
-    const int first = blocks.before(blocks.end);
     softmax(acc_s, first, true, blocks.mask(first), terms);
+    if constexpr (kConfig.dropout) drop(kept);
     for (int n = blocks.before(first); n >= blocks.begin; n = blocks.before(n)) {
       const StageRing<kStages> before = ring;
       ring.advance();
@@ -486,6 +517,7 @@ struct FwdSm90Consumer {
       issue_pv(before.stage);
       pass_turn();
       const Mask masked = blocks.mask(n);
+      if constexpr (kConfig.dropout) find_kept(kept, n);
       ptx::wgmma_wait<1>();  // Q K^T of this block
       ptx::wgmma_done(acc_s);
       release(memory.empty_k(ring.stage));
@@ -495,6 +527,7 @@ struct FwdSm90Consumer {
       release(memory.empty_v(before.stage));
       if (raised) rescale_o();
       rows.pack_weights(acc_s, weights);  // only now: P V has read the registers of P
+      if constexpr (kConfig.dropout) drop(kept);
     }
     if (kQInShared) release(memory.empty_q(w));
     ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);

@@ -75,8 +75,8 @@ struct FwdSm90Epilogue {
     for (int r = 0; r < 16; ++r) {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kDimV>(f, work, tile::Dropout(), row, 0, f.p.head_dim_v, work.load_begin * kTileN,
-                                work.load_end * kTileN);
+      write_exact_row<T, kDimV>(f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, 0,
+                                f.p.head_dim_v, work.load_begin * kTileN, work.load_end * kTileN);
     }
   }
 
@@ -101,6 +101,10 @@ struct FwdSm90Epilogue {
                                                        sum[half], lane % 4 == 0)
                                           : 0.0f;
       }
+    }
+    if constexpr (kConfig.dropout) {
+#pragma unroll
+      for (float& x : factor) x *= f.p.dropout_keep_scale;
     }
   }
 

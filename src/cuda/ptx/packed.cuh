@@ -23,11 +23,11 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
   return c;
 }
 
-/// A mask of two halves: bit 7 of `signs` fills the low one, bit 23 the high one.
+/// A mask of two halves: bit 15 of `signs` fills the low one, bit 31 the high one.
 __device__ __forceinline__ uint32_t halves_by_signs(uint32_t signs) {
   uint32_t mask;
-  // Bytes 2 2 0 0, the sign of each in all its bits.
-  asm("prmt.b32 %0, %1, 0, 0xaa88;" : "=r"(mask) : "r"(signs));
+  // Bytes 3 3 1 1, the sign of each in all its bits.
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(signs));
   return mask;
 }
 

@@ -90,15 +90,22 @@ __device__ __forceinline__ void apply_terms(Acc& acc_s, int half, int first_key,
   }
 }
 
-/// Dropout of the weights of row `half`; `first_key` is even.
+/// Dropout of the weights of row `half`; `first_key` is that of a multiple of 16, plus 2 (lane % 4).
 template <class T, class Acc>
 __device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key, const RowTerms<T>& terms,
                                              const tile::Dropout& dropout) {
+  static_assert(kTilesOf<Acc> % 2 == 0, "a cell has keys 8 apart");
+  const auto i = static_cast<uint32_t>(terms.i), key = static_cast<uint32_t>(first_key);
 #pragma unroll
-  for (int n = 0; n < kTilesOf<Acc>; ++n) {
-    const float2 keep = terms.keep_pair(dropout, first_key + n * 8);
-    element(acc_s, n, 2 * half) *= keep.x;
-    element(acc_s, n, 2 * half + 1) *= keep.y;
+  for (uint32_t n = 0; n < kTilesOf<Acc>; n += 2) {
+    const tile::PhiloxWords cell = dropout.cell(terms.dropout_head, tile::Dropout::row_of_cell(i),
+                                                tile::Dropout::column_of_cell(key + n * 8));
+#pragma unroll
+    for (uint32_t u = 0; u < 2; ++u) {
+      const float2 keep = keep_factors(dropout, dropout.kept(i % 16 < 8 ? cell[2 * u] : cell[2 * u + 1]));
+      element(acc_s, n + u, 2 * half) *= keep.x;
+      element(acc_s, n + u, 2 * half + 1) *= keep.y;
+    }
   }
 }
 

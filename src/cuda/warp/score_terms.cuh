@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
 #include "tile/attention_params.hpp"
 
@@ -47,7 +48,7 @@ struct RowTerms {
   float slope = 0;
   int diagonal = 0;  ///< key position at which the query stands: i + used_k - used_q
   int i = 0;
-  int64_t dropout_head = 0;  ///< batch index * heads_q + head
+  uint32_t dropout_head = 0;  ///< batch index * heads_q + head
   Expression::Head expression;
   Expression::Query query;
 
@@ -55,7 +56,7 @@ struct RowTerms {
                                       int batch, int head, int row)
       : diagonal(row + span.used_k - span.used_q),
         i(row),
-        dropout_head(static_cast<int64_t>(batch) * p.heads_q + head),
+        dropout_head(static_cast<uint32_t>(batch * p.heads_q + head)),
         expression(expression_head(p, span, batch, head)),
         query(expression, query_in_use(span, row)) {
     if (p.bias.data != nullptr) bias = p.bias.offset(batch, head, row, 0);
@@ -118,11 +119,8 @@ struct RowTerms {
 
   /// Dropout's factors of keys j and j + 1, j even: 0, or 1 / (1 - p).
   __device__ __forceinline__ float2 keep_pair(const tile::Dropout& dropout, int j) const {
-    const auto words = dropout.quad(dropout_head, i, j >> 2);
-    const bool upper = (j & 2) != 0;
-    const uint32_t first = upper ? words[2] : words[0], second = upper ? words[3] : words[1];
-    return {first >= dropout.threshold ? dropout.keep_scale : 0.0f,
-            second >= dropout.threshold ? dropout.keep_scale : 0.0f};
+    return keep_factors(dropout,
+                        dropout.kept_pair(dropout_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j)));
   }
 };
 

@@ -138,6 +138,14 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
   fovea_check_mask(mask);
   fovea::emulation::collective<char>("__syncwarp", char{}, [](const char*, char*) {});
 }
+/// Bytes of b and a, 7 to 0, by the digits of `selector`. Digits above 7 replicate signs, which nothing here asks for.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    result |= static_cast<unsigned>(bytes >> ((selector >> (4 * i) & 7) * 8) & 0xff) << (8 * i);
+  return result;
+}
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T x, int distance) {
   fovea_check_mask(mask);

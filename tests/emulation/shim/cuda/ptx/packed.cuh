@@ -20,7 +20,7 @@ inline uint32_t max_pair(uint32_t a, uint32_t b) {
 }
 
 inline uint32_t halves_by_signs(uint32_t signs) {
-  return ((signs >> 7 & 1) != 0 ? 0x0000ffffu : 0) | ((signs >> 23 & 1) != 0 ? 0xffff0000u : 0);
+  return ((signs >> 15 & 1) != 0 ? 0x0000ffffu : 0) | ((signs >> 31) != 0 ? 0xffff0000u : 0);
 }
 
 }  // namespace fovea::cuda::ptx
