@@ -19,13 +19,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fovea_ctypes import BACKWARD, CUDA, FORWARD, Library, View
-from shapes import DTYPES, Shape
+from shapes import DROPOUT, DTYPES, Shape
 from terms import TERMS
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 Tensor = Any
 Outputs = dict[str, Tensor]
+
+
+# Of those that have dropout: what cannot be verified is not timed.
+UNKNOWN_WEIGHTS = "nobody outside knows which weights its dropout keeps, so its outputs cannot be verified"
 
 
 class NotSupported(RuntimeError):
@@ -118,6 +122,7 @@ class OurCall(Call):
             "causal": shape.causal,
             "window_left": shape.window,
             "softcap": shape.softcap,
+            "dropout": DROPOUT if shape.dropout else 0.0,
             "max_seqlen": max(shape.lengths, default=0),
             "backend": backend,
             "device": device,
@@ -193,6 +198,8 @@ def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
         raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
     if shape.softcap or shape.alibi:
         raise NotSupported("scaled_dot_product_attention takes no softcap and no slopes")
+    if shape.dropout:
+        raise NotSupported(UNKNOWN_WEIGHTS)
     if shape.causal and shape.s_q != shape.s_k:
         raise NotSupported("its causal mask is aligned top-left, not bottom-right")
     options: dict[str, Any] = {"is_causal": shape.causal, "enable_gqa": shape.h_q != shape.h_kv}
@@ -229,6 +236,8 @@ class AtenFlashCall(Call):
 
     def __init__(self, inputs: Inputs) -> None:
         shape = inputs.shape
+        if shape.dropout:
+            raise NotSupported(UNKNOWN_WEIGHTS)
         if shape.softcap or shape.alibi or shape.term:
             raise NotSupported("the operator takes no softcap, no slopes and no masks")
         self._inputs, self._outputs = inputs, {}
@@ -282,6 +291,8 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
         options["window_size"] = (shape.window, 0 if shape.causal else -1)
     if shape.softcap:
         options["softcap"] = float(shape.softcap)
+    if shape.dropout:
+        raise NotSupported(UNKNOWN_WEIGHTS)
     if shape.alibi or shape.term:
         raise NotSupported("FlashAttention-3 and -4 take no slopes and no masks")
     if shape.backward:

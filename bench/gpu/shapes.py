@@ -19,6 +19,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 TERMS = ("bias", "mask", "documents", "prefix", "seenwindow", "table", "ten")
 # fwd_lse: the forward as training runs it, which also writes lse. bwd_det: the backward that gives the same bits each time.
 PASSES = ("fwd", "fwd_lse", "bwd", "bwd_det")
+DROPOUT = 0.1  # the probability of shapes with dropout
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Shape:
     window: int = -1  # keys seen to the left of the diagonal; -1: all
     softcap: int = 0  # 0: none
     alibi: bool = False  # with the slopes of its paper for a power of two heads
+    dropout: bool = False
     term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     group: str = "other"  # grid, special or other
@@ -68,6 +70,8 @@ class Shape:
             parts.append(f"softcap{self.softcap}")
         if self.alibi:
             parts.append("alibi")
+        if self.dropout:
+            parts.append("dropout")
         if self.term:
             parts.append(self.term)
         return "_".join(parts)
@@ -139,7 +143,7 @@ def packed_lengths(total: int, shortest: int, longest: int, seed: int = 1) -> tu
 
 def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
     """What the grid leaves out: float32, other head sizes, grouped heads, a window, packed sequences, few tokens, many keys,
-    softcap, ALiBi."""
+    softcap, ALiBi, dropout."""
     forward = ("fwd", "fwd_lse")
 
     def rows(allowed: Sequence[str], dtype: str, *sizes: int, d_v: int = 0, **more: object) -> list[Shape]:
@@ -165,6 +169,8 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
     for s in (512, 4096, 16384):
         found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, 16, 16, 128, alibi=True)
     found += rows(PASSES, "bf16", 4, 4096, 4096, 16, 16, 128, alibi=True, causal=True)
+    for d in (64, 128, 256):
+        found += rows(("fwd", "fwd_lse", "bwd"), "bf16", 4, 4096, 4096, GRID_HIDDEN // d, GRID_HIDDEN // d, d, dropout=True)
     for term in TERMS:
         found += rows(("fwd", "fwd_lse", "bwd"), "bf16", 4, 4096, 4096, 16, 16, 128, term=term)
     for causal in (False, True):
@@ -183,7 +189,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi, term = "bf16", "fwd", False, False, ""
+    dtype, pass_, causal, alibi, dropout, term = "bf16", "fwd", False, False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -193,13 +199,16 @@ def parse(text: str) -> Shape:
             causal = True
         elif word == "alibi":
             alibi = True
+        elif word == "dropout":
+            dropout = True
         elif word in TERMS:
             term = word
         elif match := _NUMBER.match(word):
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, {', '.join(TERMS)}, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, dropout, "
+                f"{', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w or softcap"
             )
     for needed in ("s", "d"):
@@ -211,4 +220,4 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, term=term)
+    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from contenders import Inputs, Outputs
-from shapes import Shape
+from shapes import DROPOUT, Shape
 
 Tensor = Any
 
@@ -24,6 +24,7 @@ TOLERANCE = {
 }
 # The worst row may be this many times as far away, over the larger of its own norm and the root mean square of all.
 ROW_FACTOR = 8
+MASK = 0xFFFFFFFF
 LSE_TOLERANCE = {"bf16": 1e-3, "fp16": 1e-3, "fp32": 1e-5}
 # Query rows at a time: four float64 matrices of 2,048 x 16,384 are 1 GiB.
 ROWS = 2048
@@ -31,6 +32,32 @@ ROWS = 2048
 
 def tolerance(shape: Shape) -> float:
     return TOLERANCE[shape.dtype, "bwd" if shape.backward else "fwd"]
+
+
+def kept(shape: Shape, head: int, i: Tensor, j: Tensor) -> Tensor:
+    """Which weights dropout keeps with seed and offset 0, from docs/semantics.md: of a column i and a row j. `head` counts over all
+    sequences."""
+
+    def philox(c: list[Tensor | int], rounds: int) -> list[Tensor | int]:
+        for r in range(rounds):
+            a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+            keys = r * 0x9E3779B9 & MASK, r * 0xBB67AE85 & MASK
+            c = [high(b) ^ c[1] ^ keys[0], b & MASK, high(a) ^ c[3] ^ keys[1], a & MASK]
+        return c
+
+    def high(product: Tensor | int) -> Tensor | int:
+        return product >> 32 & MASK  # of int64 that wrapped around, too
+
+    start = philox([0, 0, 0, 0], 10)
+    counter = [4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, head, 0]
+    words = philox([x ^ y for x, y in zip(counter, start, strict=True)], 7)
+    far_i, far_j = (i // 8 % 2).bool(), (j // 8 % 2).bool()
+    word = torch.where(far_j, torch.where(far_i, words[3], words[2]), torch.where(far_i, words[1], words[0]))
+    return (word >> 16 * (j % 2)) % 32768 >= threshold(shape)
+
+
+def threshold(shape: Shape) -> int:
+    return math.floor(DROPOUT * 32768 + 0.5) if shape.dropout else 0
 
 
 class Slice:
@@ -74,13 +101,17 @@ class Slice:
                     s.masked_fill_(j < i - shape.window, -math.inf)
                 lse = s.logsumexp(-1, keepdim=True)
                 p = s.sub_(lse).exp_()
-                o = p @ v
+                keep: Tensor | float = 1.0  # dropout's factor
+                if shape.dropout:
+                    keep = kept(shape, batch * shape.h_q + head * group + h, i - (len(k) - length_q), j).double()
+                    keep /= 1 - threshold(shape) / 32768
+                o = (p * keep) @ v
                 parts["o"][h].append(o)
                 parts["lse"][h].append(lse[:, 0])
                 if d_os is not None:
                     d_o = d_os[h, begin : begin + ROWS].double()
-                    dv += p.T @ d_o
-                    d_s = (d_o @ v.T).sub_((d_o * o).sum(-1, keepdim=True)).mul_(p).mul_(slope).mul_(scale)
+                    dv += (p * keep).T @ d_o
+                    d_s = (d_o @ v.T).mul_(keep).sub_((d_o * o).sum(-1, keepdim=True)).mul_(p).mul_(slope).mul_(scale)
                     parts["dq"][h].append(d_s @ k)
                     dk += d_s.T @ q
         names = ("o", "lse") if d_os is None else ("dq",)
