@@ -152,6 +152,22 @@ const std::vector<Cover>& covers() {
          s.dropout = 0.3;
          s.rng_state = true;
        }},
+      {"dropout_d128_packed_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         s.heads_q = 3 * s.heads_kv;
+         pack(s);
+         s.causal = s.sink = s.dlse = true;
+         s.dropout = 0.5;
+       }},
+      {"dropout_d256_window",
+       [](ProblemSpec& s) {
+         sizes(s, 256, 256);
+         s.batch = 2;
+         s.window_left = 40;
+         s.window_right = 9;
+         s.dropout = 0.1;
+       }},
       {"all_terms",
        [](ProblemSpec& s) {
          s.batch = 2;
