@@ -117,7 +117,8 @@ inline void join(std::vector<NamedTensor>& all, const std::vector<NamedTensor>& 
 
 template <Kind kResult, class A, class B>
 Symbol<kResult> infix(const A& a, const char* op, const B& b, int precedence) {
-  const auto &left = symbol_of(a), &right = symbol_of(b);
+  const auto& left = symbol_of(a);
+  const auto& right = symbol_of(b);
   std::vector<NamedTensor> named = left.named();
   join(named, right.named());
   return {left.inside(precedence) + " " + op + " " + right.inside(precedence + 1), precedence,

@@ -274,7 +274,7 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
                                               work[Work::kHeadKv] * args.b.p.group + head);
     const auto key = static_cast<uint32_t>(work[Work::kFirstKey] + keys() * 64 + warp() * 16);
     const tile::Dropout dropout = work.dropout(args.b.p);
-    kept.set([&](int i, uint32_t(&of_step)[4]) {
+    kept.template set<2>([&](int i, uint32_t(&of_step)[4]) {
       kept_of_keys(dropout, head_q, static_cast<uint32_t>(n * kM + i * 16), key, lane(), of_step);
     });
   }

@@ -407,7 +407,7 @@ struct FwdSm90Consumer {
     const uint32_t row = tile::Dropout::row_of_cell(
         static_cast<uint32_t>(work->first_row + 16 * warp_index() + lane_index() / 4));
     const int column = n * kTileN / 4 + lane_index() % 4;
-    kept.set([&](int step, uint32_t(&of_step)[4]) {
+    kept.template set<(kTileN > 64 ? 2 : 4)>([&](int step, uint32_t(&of_step)[4]) {
       const tile::PhiloxWords cell = dropout.cell(head, row, static_cast<uint32_t>(column + 4 * step));
 #pragma unroll
       for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);

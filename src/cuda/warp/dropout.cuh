@@ -28,13 +28,14 @@ struct KeptWeights {
   /// Of register r of step i: bits x = 4 (i % 4) + r and 16 + x of word i / 4, its low and its high half.
   uint32_t of[(kSteps + 3) / 4];
 
-  /// find(i, kept) sets Dropout::kept() of the four registers of step i.
-  template <class Find>
+  /// find(i, kept) sets Dropout::kept() of the four registers of step i. kAtOnce steps hide each other's latency, and take
+  /// registers.
+  template <int kAtOnce, class Find>
   __device__ __forceinline__ void set(Find&& find) {
 #pragma unroll
     for (int w = 0; w < (kSteps + 3) / 4; ++w) {
       uint32_t word = 0;
-#pragma unroll 1  // steps at once would take registers that are not there
+#pragma unroll kAtOnce
       for (int i = 0; i < (kSteps - 4 * w < 4 ? kSteps - 4 * w : 4); ++i) {
         uint32_t kept[4];
         find(4 * w + i, kept);
