@@ -155,10 +155,10 @@ std::string CudaFunction::expression(StepId id) const {
   std::string text;
   for (size_t i = 0; i < step.text.size(); ++i) {
     const char c = step.text[i];
-    const bool placeholder = c == '$' || (c == '%' && step.text[i + 1] != ' ');  // "a % b" is a remainder
+    const bool is_operand = c == '$' || (c == '%' && step.text[i + 1] != ' ');  // "a % b" is a remainder
     if (c == '@') {
       if (place_ != Place::kHead) text += "head.";
-    } else if (placeholder) {
+    } else if (is_operand) {
       const std::string value = operand(step.operands[static_cast<size_t>(step.text[++i] - '0')]);
       text += c == '$' || is_primary(value) ? value : "(" + value + ")";
     } else {
