@@ -272,7 +272,7 @@ typedef struct fovea_buffers {
   const void *bias, *mask, *block_mask, *alibi, *sink;
   const void *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;
   void* rng_state;
-  uint64_t seed, offset; /* dropout: Philox key and counter; the backward prefers rng_state where given */
+  uint64_t seed, offset; /* dropout: say which weights are kept; the backward prefers rng_state where given */
   void* workspace;       /* fovea_plan_workspace_size() bytes, aligned to FOVEA_WORKSPACE_ALIGNMENT */
   size_t workspace_size;
   void* stream; /* CUDA: a cudaStream_t of the plan's device; NULL is the default stream */
