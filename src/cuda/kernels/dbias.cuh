@@ -23,7 +23,7 @@ inline constexpr int kDBiasThreads = kBwdSimtThreads;
 inline constexpr int kDBiasTile = 64;
 
 constexpr int64_t dbias_ctas(const BackwardArgs& args) {
-  return DBiasShape(args.p, kDBiasTile).tiles();
+  return DBiasShape(args.p, kDBiasTile, kDBiasTile).tiles();
 }
 
 template <class T>
@@ -38,7 +38,7 @@ struct DBias {
   Shared& s;
 
   __device__ __forceinline__ void run() {
-    const DBiasShape shape(p, kDBiasTile);
+    const DBiasShape shape(p, kDBiasTile, kDBiasTile);
     find_tile(shape);
     Pairs sum;
     Tile::clear(sum);
