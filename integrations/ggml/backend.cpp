@@ -40,7 +40,8 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     try {
       if (node->op == GGML_OP_FLASH_ATTN_EXT && attention->compute(*node)) continue;
       std::fprintf(stderr, "fovea: %s of '%s': %s\n", ggml_op_name(node->op), node->name,
-                   node->op == GGML_OP_FLASH_ATTN_EXT ? fovea_last_error() : "only FLASH_ATTN_EXT is taken");
+                   node->op == GGML_OP_FLASH_ATTN_EXT ? attention->error().c_str()
+                                                      : "only FLASH_ATTN_EXT is taken");
       return GGML_STATUS_FAILED;
     } catch (const std::bad_alloc&) {
       return GGML_STATUS_ALLOC_FAILED;
