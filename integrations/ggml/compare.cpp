@@ -1,8 +1,9 @@
 // Compares this backend with ggml's own on the masks of real models, which test-backend-ops does not make, and times both in
 // turn. It prints a line of JSON for each case; exit status 1 when a result differs by more than ggml's own tests allow.
 //
-//   ggml_compare check          small cases: masks, types, chunks of a long cache
-//   ggml_compare time [ROUNDS]  the sizes that the guide quotes
+//   ggml_compare check                  small cases: masks, types, chunks of a long cache
+//   ggml_compare time [ROUNDS [NAME]]   the sizes that the guide quotes, or those of one name
+//   ggml_compare least [ROUNDS]         small problems, which show where the backend begins to pay
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -275,6 +276,7 @@ int main(int argc, char** argv) {
   bool same = true;
   const bool timed = mode != "check";
   for (const Case& c : mode == "time" ? timed_cases() : mode == "least" ? least_cases() : small_cases()) {
+    if (argc > 3 && c.name != std::string(argv[3])) continue;
     same = compare(c, ggml.get(), fovea.get(), timed ? rounds : 0) && same;
   }
   return same ? 0 : 1;

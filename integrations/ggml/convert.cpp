@@ -1,8 +1,10 @@
-// Conversions go through ggml's own functions, so that every type of a cache means what it means there.
+// Conversions of rows. Types without a conversion in vectors go through ggml's own functions.
 #include "convert.hpp"
 
 #include <algorithm>
 #include <cstring>
+
+#include "blocks.hpp"
 
 namespace fovea_ggml {
 namespace {
@@ -15,11 +17,20 @@ const char* row_of(const ggml_tensor& t, int64_t row, int64_t head, int64_t batc
          static_cast<size_t>(head) * t.nb[2] + static_cast<size_t>(batch) * t.nb[3];
 }
 
+/// ggml's own function, or one in vectors where the blocks are what that knows.
+ggml_to_float_t conversion_from(ggml_type type) {
+  const ggml_type_traits& traits = *ggml_get_type_traits(type);
+  const bool blocks = traits.blck_size == kBlockElements;
+  if (type == GGML_TYPE_Q8_0 && blocks && traits.type_size == kQ8Bytes) return q8_0_to_float;
+  if (type == GGML_TYPE_Q4_0 && blocks && traits.type_size == kQ4Bytes) return q4_0_to_float;
+  return traits.to_float;
+}
+
 }  // namespace
 
 void to_float32(const ggml_tensor& tensor, int64_t batch, int64_t head, int64_t heads, int64_t first,
                 int64_t count, int threads, float* out) {
-  const ggml_to_float_t convert = ggml_get_type_traits(tensor.type)->to_float;
+  const ggml_to_float_t convert = conversion_from(tensor.type);
   const int64_t size = tensor.ne[0], turns = (count + kRows - 1) / kRows;
 #pragma omp parallel for num_threads(threads) if (heads * turns > 1)
   for (int64_t turn = 0; turn < heads * turns; ++turn) {
