@@ -178,7 +178,11 @@ bool Attention::compute_chunk(const Work& work, const Chunks& chunks, int64_t it
   part.keys = std::min(chunks.keys, converted_keys(work, part.batch) - part.key);
   part.sinks = chunk == 0;
   const Partials partials = chunks.partials_of(head);
-  partials.place(chunk, part);
+  if (chunks.count > 1) {
+    partials.place(chunk, part);
+  } else {
+    place_result(work, part);
+  }
   if (part.keys > 0 || chunk == 0) return worker.run_converted(work, part, 1);
   std::fill_n(part.lse, partials.lse_size(), -std::numeric_limits<float>::infinity());
   return true;
@@ -207,6 +211,7 @@ bool Attention::compute_chunks(const Work& work) {
     if (stopped == nullptr && !compute_chunk(work, chunks, item, worker)) stopped = &worker;
   }
   if (stopped != nullptr) return failed(*stopped);
+  if (chunks.count == 1) return true;
   bool merged = true;
 #pragma omp parallel for num_threads(threads_) reduction(&& : merged)
   for (int64_t head = 0; head < heads; ++head) {

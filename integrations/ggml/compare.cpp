@@ -79,14 +79,18 @@ std::vector<Case> timed_cases() {
   return cases;
 }
 
-/// The smallest problems, to find where a backend begins to pay.
+/// Problems around those where this backend begins to pay.
 std::vector<Case> least_cases() {
   std::vector<Case> cases;
-  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
-    for (const int64_t queries : {1, 2, 8, 32}) {
-      for (const int64_t keys : {32, 128, 256, 512, 2048}) {
-        for (const int64_t key_heads : {8, 32}) {
-          cases.push_back({"least", 64, 64, 32, key_heads, queries, keys, type, "causal"});
+  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q5_1}) {
+    for (const int64_t d : {64, 128}) {
+      for (const int64_t queries : {1, 3}) {
+        for (const int64_t keys : {64, 128, 256, 512, 2048, 8192}) {
+          for (const int64_t group : {1, 4}) {
+            for (const int64_t key_heads : {4, 8}) {
+              cases.push_back({"least", d, d, group * key_heads, key_heads, queries, keys, type, "causal"});
+            }
+          }
         }
       }
     }
