@@ -1,8 +1,10 @@
 // Which nodes are taken: docs/guide/llama_cpp.md has these rules as a table.
 #include "operation.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace fovea_ggml {
 namespace {
@@ -32,6 +34,30 @@ const char* layout_declined(const Operation& a) {
     return "a mask repeated over some heads or some of the batch";
   }
   return a.mask->ne[0] == a.keys() && a.mask->ne[1] >= a.queries() ? nullptr : "a mask of another size";
+}
+
+// Where ggml is faster, by `ggml_compare least` on two cores (docs/guide/llama_cpp.md). Rows are queries times the query heads
+// of a key head: a cache that is converted is converted once for all of them.
+
+/// Pairs of a row and a key below which setting up costs more than it brings.
+constexpr int64_t kLeastPairs = 96, kLeastConvertedPairs = 512;
+
+/// Keys from which one row pays for the conversion of a cache.
+int64_t keys_for_one_row(ggml_type type) {
+  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  return type == GGML_TYPE_Q4_0 ? kLeastConvertedPairs : type == GGML_TYPE_Q8_0 ? 2048 : kNever;
+}
+
+const char* slower_because(const Operation& a) {
+  if (a.most_keys > 0) return "a mask that promises few keys: ggml goes through those alone";
+  const int64_t rows = a.queries() * (a.heads() / a.key_heads()), pairs = rows * a.keys();
+  if (a.k->type == computed_type(a) && a.v->type == computed_type(a)) {
+    return pairs < kLeastPairs ? "too few queries and keys" : nullptr;
+  }
+  if (rows == 1 && a.keys() < std::max(keys_for_one_row(a.k->type), keys_for_one_row(a.v->type))) {
+    return "a cache that is converted for one row";
+  }
+  return pairs < kLeastConvertedPairs ? "too few queries and keys for a conversion" : nullptr;
 }
 
 }  // namespace
@@ -65,7 +91,8 @@ const char* declined_because(const ggml_tensor& node) {
   if (!has_conversion(a.k->type) || !has_conversion(a.v->type)) return "a cache of a type without conversion";
   if (a.k->ne[0] > kMostHeadSize || a.v->ne[0] > kMostHeadSize) return "a head size above 576";
   if (a.scale == 0) return "a scale of 0";
-  return layout_declined(a);
+  const char* declined = layout_declined(a);
+  return declined != nullptr ? declined : slower_because(a);
 }
 
 }  // namespace fovea_ggml
