@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "convert.hpp"
@@ -51,7 +52,13 @@ MaskView view_of(const Operation& a) {
   if (a.mask == nullptr) return {};
   const ggml_tensor& m = *a.mask;
   const auto stride = [&](int i) { return static_cast<int64_t>(m.nb[i] / sizeof(uint16_t)); };
-  return {static_cast<const uint16_t*>(m.data), m.ne[3], m.ne[2], a.queries(), a.keys(), stride(3), stride(2),
+  return {static_cast<const uint16_t*>(m.data),
+          m.ne[3],
+          m.ne[2],
+          a.queries(),
+          a.keys(),
+          stride(3),
+          stride(2),
           stride(1)};
 }
 
@@ -74,7 +81,7 @@ struct Partials {
     part.lse = lse + i * lse_size();
   }
   /// Merges the first `count` into `out`, whose lse may be null: not wanted.
-  bool merge(int64_t count, const Part& out) const {
+  bool merge(int64_t count, const Part& out) const try {
     const int64_t lse_shape[3] = {1, shape[2], shape[1]};
     const int64_t strides[4] = {out.o_strides[0], out.o_strides[1], out.o_strides[2], 1};
     std::vector<fovea_tensor> tensors;
@@ -88,6 +95,8 @@ struct Partials {
     const fovea_tensor lse_out = float_tensor(out.lse, 3, lse_shape, nullptr);
     return fovea_merge(static_cast<int32_t>(count), all_o.data(), all_lse.data(), &o_out,
                        out.lse == nullptr ? nullptr : &lse_out) == FOVEA_OK;
+  } catch (const std::bad_alloc&) {  // no exception leaves a region of OpenMP
+    return false;
   }
 };
 
@@ -124,8 +133,8 @@ bool Attention::compute_panel(const Work& work, int64_t batch, int64_t key_head,
     return worker.run_converted(work, result, threads_) || failed(worker);
   }
   Partials partials{{1, a.queries(), key_heads * work.group(), a.v->ne[0]}, nullptr, nullptr};
-  partials.o = static_cast<float*>(partial_.at_least(
-      2 * static_cast<size_t>(partials.o_size() + partials.lse_size()) * sizeof(float)));
+  partials.o = static_cast<float*>(
+      partial_.at_least(2 * static_cast<size_t>(partials.o_size() + partials.lse_size()) * sizeof(float)));
   if (partials.o == nullptr) return failed();
   partials.lse = partials.o + 2 * partials.o_size();
   for (int64_t key = first; key < end; key += most) {
@@ -195,7 +204,8 @@ bool Attention::compute_chunks(const Work& work) {
     most = std::max(most, converted_keys(work, batch) - work.first_key(batch) / kMaskKeys * kMaskKeys);
   }
   const int64_t heads = a.batches() * a.key_heads();
-  Chunks chunks{round_up(std::max(kChunkBytes / bytes_of_key(a), most / kMostChunks), 128), 0,
+  Chunks chunks{round_up(std::max(kChunkBytes / bytes_of_key(a), most / kMostChunks), 128),
+                0,
                 {{1, a.queries(), work.group(), a.v->ne[0]}, nullptr, nullptr}};
   chunks.count = (most + chunks.keys - 1) / chunks.keys;
   Partials& first = chunks.first;
@@ -221,7 +231,8 @@ bool Attention::compute_chunks(const Work& work) {
     place_result(work, out);
     merged = merged && chunks.partials_of(head).merge(chunks.count, out);
   }
-  return merged || failed();
+  if (!merged) error_ = "the parts of the result could not be merged";
+  return merged;
 }
 
 bool Attention::compute(const ggml_tensor& node) {

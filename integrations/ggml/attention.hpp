@@ -26,7 +26,8 @@ class Attention {
   bool failed(const Worker& worker);
 
   int threads_ = 1;
-  std::deque<Worker> workers_ = std::deque<Worker>(1);  ///< one a thread; the first also runs with all threads
+  std::deque<Worker> workers_ =
+      std::deque<Worker>(1);  ///< one a thread; the first also runs with all threads
   Memory queries_, partial_;
   std::string error_;
 };

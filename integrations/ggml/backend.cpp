@@ -39,9 +39,9 @@ ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     if ((node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || is_view(node->op)) continue;
     try {
       if (node->op == GGML_OP_FLASH_ATTN_EXT && attention->compute(*node)) continue;
-      std::fprintf(stderr, "fovea: %s of '%s': %s\n", ggml_op_name(node->op), node->name,
-                   node->op == GGML_OP_FLASH_ATTN_EXT ? attention->error().c_str()
-                                                      : "only FLASH_ATTN_EXT is taken");
+      std::fprintf(
+          stderr, "fovea: %s of '%s': %s\n", ggml_op_name(node->op), node->name,
+          node->op == GGML_OP_FLASH_ATTN_EXT ? attention->error().c_str() : "only FLASH_ATTN_EXT is taken");
       return GGML_STATUS_FAILED;
     } catch (const std::bad_alloc&) {
       return GGML_STATUS_ALLOC_FAILED;

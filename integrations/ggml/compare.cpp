@@ -39,7 +39,8 @@ struct Case {
 
 std::vector<Case> small_cases() {
   std::vector<Case> cases;
-  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+  for (const ggml_type type :
+       {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
     for (const char* mask : {"none", "causal", "window", "sequences", "prefix", "random", "alibi"}) {
       for (const int64_t queries : {1, 3, 70}) {
         cases.push_back({"small", 64, 64, 8, 2, queries, 333, type, mask, 0, false, 1});
@@ -219,8 +220,7 @@ double seconds_of(ggml_backend_t backend, ggml_cgraph* graph) {
   for (int runs = 1;; runs *= 4) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < runs; ++i) ggml_backend_graph_compute(backend, graph);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (seconds >= kLeastSeconds) return seconds / runs;
   }
 }
@@ -243,13 +243,14 @@ bool compare(const Case& c, ggml_backend_t ggml, ggml_backend_t fovea, int round
   const bool computed = ggml_backend_graph_compute(fovea, node.graph) == GGML_STATUS_SUCCESS;
   const double error = error_of(node.result(), expected);
   const bool same = computed && error <= kMostError;
-  std::printf("{\"case\": \"%s\", \"d\": %d, \"dv\": %d, \"heads\": %d, \"key_heads\": %d, \"queries\": %d, "
-              "\"keys\": %d, \"batch\": %d, \"type\": \"%s\", \"mask\": \"%s\", \"softcap\": %g, "
-              "\"sinks\": %s, \"error\": %.2e, \"same\": %s",
-              c.name, static_cast<int>(c.d), static_cast<int>(c.d_v), static_cast<int>(c.heads),
-              static_cast<int>(c.key_heads), static_cast<int>(c.queries), static_cast<int>(c.keys),
-              static_cast<int>(c.batch), ggml_type_name(c.type), c.mask, static_cast<double>(c.softcap),
-              c.sinks ? "true" : "false", error, same ? "true" : "false");
+  std::printf(
+      "{\"case\": \"%s\", \"d\": %d, \"dv\": %d, \"heads\": %d, \"key_heads\": %d, \"queries\": %d, "
+      "\"keys\": %d, \"batch\": %d, \"type\": \"%s\", \"mask\": \"%s\", \"softcap\": %g, "
+      "\"sinks\": %s, \"error\": %.2e, \"same\": %s",
+      c.name, static_cast<int>(c.d), static_cast<int>(c.d_v), static_cast<int>(c.heads),
+      static_cast<int>(c.key_heads), static_cast<int>(c.queries), static_cast<int>(c.keys),
+      static_cast<int>(c.batch), ggml_type_name(c.type), c.mask, static_cast<double>(c.softcap),
+      c.sinks ? "true" : "false", error, same ? "true" : "false");
   if (rounds > 0) {
     std::vector<double> ggml_seconds, fovea_seconds;
     for (int round = 0; round < rounds; ++round) {

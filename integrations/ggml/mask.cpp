@@ -141,9 +141,8 @@ void classify_blocks(const MaskView& mask, int threads, MaskSummary& summary) {
 #pragma omp parallel for num_threads(threads) reduction(| : all) if (planes * rows >= 8)
   for (int64_t x = 0; x < planes * rows; ++x) {
     const int64_t plane = x / rows, first = x % rows * kMaskQueries;
-    all |=
-        classify_rows(mask, plane / mask.heads, plane % mask.heads, first,
-                      std::min(first + kMaskQueries, mask.queries), summary.blocks.data() + x * columns);
+    all |= classify_rows(mask, plane / mask.heads, plane % mask.heads, first,
+                         std::min(first + kMaskQueries, mask.queries), summary.blocks.data() + x * columns);
   }
   summary.kind = (all & kHasOther) != 0 ? MaskKind::kAdded : MaskKind::kZeros;
   for (int64_t batch = 0; batch < mask.batches; ++batch) {

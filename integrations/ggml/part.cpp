@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <utility>
 
 #include "convert.hpp"
@@ -113,8 +114,7 @@ std::string Worker::add_numbers(const Work& work, const Part& part, Request& req
   const int64_t batches = by_batch ? part.batches : 1, planes = by_head ? heads : 1;
   const int64_t class_plane = mask.block_rows * mask.block_columns;
   const int64_t columns = (part.keys + kMaskKeys - 1) / kMaskKeys;
-  request.named("c",
-                mask.blocks.data() + (batch * view.heads + plane) * class_plane + part.key / kMaskKeys,
+  request.named("c", mask.blocks.data() + (batch * view.heads + plane) * class_plane + part.key / kMaskKeys,
                 kUint8, {batches, planes, mask.block_rows, columns},
                 {view.heads * class_plane, class_plane, mask.block_columns, 1});
   request.named("m", view.row(batch, plane, 0) + part.key, kFloat16,
@@ -154,14 +154,14 @@ void Worker::add_mask(const Work& work, const Part& part, Request& request) {
   if (kind == MaskKind::kNone) return;
   used_.resize(static_cast<size_t>(part.batches));
   for (int64_t i = 0; i < part.batches; ++i) {
-    used_[static_cast<size_t>(i)] = static_cast<int32_t>(
-        std::clamp<int64_t>(work.used_keys(part.batch + i) - part.key, 0, part.keys));
+    used_[static_cast<size_t>(i)] =
+        static_cast<int32_t>(std::clamp<int64_t>(work.used_keys(part.batch + i) - part.key, 0, part.keys));
   }
   request.tensor(&fovea_problem::seqused_k, kInt32, {part.batches}, {1});
   request.buffers.seqused_k = used_.data();
 }
 
-bool Worker::run(const Work& work, const Part& part, int threads) {
+bool Worker::run(const Work& work, const Part& part, int threads) try {
   const Operation& a = work.a;
   const fovea_dtype type = dtype_of(computed_type(a));
   const int64_t heads = part.key_heads * work.group(), queries = a.queries();
@@ -188,6 +188,9 @@ bool Worker::run(const Work& work, const Part& part, int threads) {
   add_mask(work, part, request);
   if (plans_.run(request, threads)) return true;
   error_ = fovea_last_error();
+  return false;
+} catch (const std::bad_alloc&) {  // no exception leaves a region of OpenMP
+  error_ = "out of memory";
   return false;
 }
 

@@ -18,8 +18,8 @@ const fovea_tensor* Request::keep(fovea_dtype type, std::initializer_list<int64_
   Slot& slot = slots_.at(count_++);
   std::copy(shape.begin(), shape.end(), slot.shape);
   std::copy(strides.begin(), strides.end(), slot.strides);
-  slot.tensor = {nullptr,    {FOVEA_CPU, 0}, static_cast<int32_t>(shape.size()), type,
-                 slot.shape, slot.strides,   0};
+  slot.tensor = {nullptr, {FOVEA_CPU, 0}, static_cast<int32_t>(shape.size()), type, slot.shape, slot.strides,
+                 0};
   return &slot.tensor;
 }
 
