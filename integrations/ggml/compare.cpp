@@ -52,6 +52,7 @@ std::vector<Case> small_cases() {
   for (const char* mask : {"none", "causal", "window", "sequences", "alibi"}) {
     cases.push_back({"chunks", 128, 128, 4, 2, 1, 40000, GGML_TYPE_Q8_0, mask, 0, true, 1});
     cases.push_back({"chunks", 128, 128, 2, 1, 9, 40000, GGML_TYPE_Q4_0, mask, 0, false, 1});
+    cases.push_back({"panels", 128, 128, 4, 2, 60, 40000, GGML_TYPE_Q8_0, mask, 0, true, 1});
   }
   return cases;
 }

@@ -71,7 +71,8 @@ std::optional<Band> guess_band(const MaskView& mask, int64_t batch) {
   return band;
 }
 
-bool is_band(const MaskView& mask, int64_t batch, int64_t head, const Band& band, int threads) {
+bool is_band(const MaskView& mask, int64_t batch, int64_t head, const Band& band,
+             [[maybe_unused]] int threads) {
   bool same = true;
 #pragma omp parallel for num_threads(threads) reduction(&& : same) if (mask.queries >= 64)
   for (int64_t i = 0; i < mask.queries; ++i) {
@@ -130,7 +131,7 @@ unsigned classify_rows(const MaskView& mask, int64_t batch, int64_t head, int64_
   return all;
 }
 
-void classify_blocks(const MaskView& mask, int threads, MaskSummary& summary) {
+void classify_blocks(const MaskView& mask, [[maybe_unused]] int threads, MaskSummary& summary) {
   const int64_t rows = (mask.queries + kMaskQueries - 1) / kMaskQueries;
   const int64_t columns = (mask.keys + kMaskKeys - 1) / kMaskKeys;
   const int64_t planes = mask.batches * mask.heads;
