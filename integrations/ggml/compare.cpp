@@ -102,9 +102,9 @@ std::vector<Case> least_cases() {
 
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();
 
-/// The mask's number of a query and a key. Queries are the last of 3/4 of the cache, as while a text is read.
+/// The mask's number of a query and a key. Queries end at 3/4 of the cache, as while a text is read, or are all of it.
 float mask_number(const Case& c, int64_t batch, int64_t i, int64_t j, std::mt19937& random) {
-  const int64_t position = (c.keys * 3 / 4 - c.queries + i + batch * 7 + c.keys) % c.keys;
+  const int64_t position = std::max<int64_t>(0, c.keys * 3 / 4 - c.queries) + i + batch * 7;
   const std::string kind = c.mask;
   if (kind == "random") return random() % 8 == 0 ? kUnseen : static_cast<float>(random() % 256) / 64 - 2;
   if (kind == "sequences") return (i + j) % 2 == 0 && j <= position ? 0.0f : kUnseen;  // two, cell by cell

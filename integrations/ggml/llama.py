@@ -224,7 +224,7 @@ def bench(llama, arguments):
     result = {"date": datetime.date.today().isoformat(), "host": f"{processor()}, {os.cpu_count()} threads",
               "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1]},
               "protocol": "with and without Fovea in turns, medians",
-              "operations": measured_cases(llama, arguments.rounds),
+              "operations": measured_cases(llama, max(3, arguments.rounds)),
               "llama_bench": measured_model(llama, model, arguments.long, arguments.rounds),
               "logits": compared_logits(llama, model)}
     output = arguments.output or llama.folder / "results.json"
