@@ -187,11 +187,15 @@ def llama_tables(head: list[str], numbers_from: int, rows: Callable[[dict[str, A
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 
+def milliseconds(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
 def llama_operations() -> str:
     def rows(result: dict[str, Any]) -> list[list[str]]:
         return [
             [f"{row['queries']:,} x {row['keys']:,}", f"{row['heads']}:{row['key_heads']} of {row['d']}", row["type"],
-             row["mask"] + (", softcap" if row["softcap"] else ""), f"{row['ggml_ms']:.3g}", f"{row['fovea_ms']:.3g}", f"{row['ratio']:.1f}"]
+             row["mask"] + (", softcap" if row["softcap"] else ""), milliseconds(row["ggml_ms"]), milliseconds(row["fovea_ms"]), f"{row['ratio']:.1f}"]
             for row in result["operations"]
         ]
 
