@@ -24,12 +24,12 @@ build = cmake --build build/$(1) --parallel $(JOBS) --target $(2)
 # Tests run at the same time, so threads that wait must not spin.
 ctest = OMP_WAIT_POLICY=passive ctest --test-dir build/$(1) --output-on-failure --parallel $(JOBS)
 
-SOURCE_DIRS := include src cli bindings bench ladder tests docs
+SOURCE_DIRS := include src cli bindings integrations bench ladder tests docs
 FORMATTED = $(shell git ls-files --cached --others --exclude-standard -- \
               $(foreach d,$(SOURCE_DIRS),$(foreach e,c cc cpp cu cuh h hpp,'$(d)/*.$(e)')) | sort -u)
 
 .PHONY: help setup run ladder build test test-all test-release test-python test-report test-sanitizers test-threads test-chips \
-        test-gpu bench bench-gpu profile profile-ladder resources report asan tsan fuzz arm64 format format-check clean \
+        test-llama bench-llama test-gpu bench bench-gpu profile profile-ladder resources report asan tsan fuzz arm64 format format-check clean \
         time-run time-test
 .NOTPARALLEL:
 
@@ -163,6 +163,12 @@ CHIPS_all := 75;80;86;89
 part-chips:
 	cmake --preset chips -B build/chips-$(ROTATION) -DFOVEA_CUDA_ARCHITECTURES="$(CHIPS_$(ROTATION))" $(CMAKE_FLAGS)
 	cmake --build build/chips-$(ROTATION) --parallel $(JOBS) --target device_code
+
+test-llama: setup ## the ggml backend in an unchanged llama.cpp: ggml's own tests of attention (77 MB from PyPI, a quarter of an hour)
+	@python3 integrations/ggml/llama.py test
+
+bench-llama: setup ## llama.cpp with and without Fovea: single operations, prompts, generation, logits (BENCH_FLAGS, see llama.py --help)
+	@python3 integrations/ggml/llama.py bench $(BENCH_FLAGS)
 
 test-gpu: cuda-setup ## the conformance suite on every CUDA backend, and compute-sanitizer; needs an NVIDIA GPU
 	@$(call configure,release)

@@ -7,8 +7,8 @@
                                         it those tables are left as they are
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
-`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu/compare.py there, with `memory` from
-`fovea explain --json`.
+`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu/compare.py there, with `llama` from bench/results/llama_cpp (integrations/ggml/llama.py),
+with `memory` from `fovea explain --json`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "bench" / "gpu"))
 sys.dont_write_bytecode = True
 import tables  # noqa: E402
 
-PAGES = ["README.md", "docs/benchmarks.md", "docs/kernels/cpu.md", "docs/guide/attention.md"]
+PAGES = ["README.md", "docs/benchmarks.md", "docs/kernels/cpu.md", "docs/guide/attention.md", "docs/guide/llama_cpp.md"]
 TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 NO_RESULTS = "_No results are stored in this version of the tree._\n"
 
@@ -173,6 +173,56 @@ def gpu_ratios() -> str:
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 
+# ---- bench/results/llama_cpp
+
+
+def llama_tables(head: list[str], numbers_from: int, rows: Callable[[dict[str, Any]], list[list[str]]]) -> str:
+    """A table of each file, under the machine's name."""
+    text = ""
+    for path in sorted(ROOT.glob("bench/results/llama_cpp/*.json")):
+        result = json.loads(path.read_text())
+        package = result["software"]["llama_cpp_python"]
+        text += f"**{result['host']}**, {result['date']}; llama_cpp_python {package} (`{path.relative_to(ROOT).as_posix()}`)\n\n"
+        text += table(head, rows(result), numbers_from) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
+def milliseconds(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def llama_operations() -> str:
+    def rows(result: dict[str, Any]) -> list[list[str]]:
+        return [
+            [f"{row['queries']:,} x {row['keys']:,}", f"{row['heads']}:{row['key_heads']} of {row['d']}", row["type"],
+             row["mask"] + (", softcap" if row["softcap"] else ""), milliseconds(row["ggml_ms"]), milliseconds(row["fovea_ms"]), f"{row['ratio']:.1f}"]
+            for row in result["operations"]
+        ]
+
+    return llama_tables(["queries x keys", "heads", "cache", "mask", "ggml, ms", "Fovea, ms", "times as fast"], 4, rows)
+
+
+def llama_model() -> str:
+    def rows(result: dict[str, Any]) -> list[list[str]]:
+        return [
+            [row["what"], f"{row['ggml_tokens_per_second']:.1f}", f"{row['fovea_tokens_per_second']:.1f}", f"{row['ratio']:.2f}"]
+            for row in result["llama_bench"]
+        ]
+
+    return llama_tables(["tokens", "ggml, tokens/s", "Fovea, tokens/s", "times as fast"], 1, rows)
+
+
+def llama_logits() -> str:
+    def rows(result: dict[str, Any]) -> list[list[str]]:
+        return [
+            [f"{row['tokens']:,}", row["cache"], f"{row['fovea']:.1e}",
+             f"{row['ggml_without_the_operation']:.1e}" if "ggml_without_the_operation" in row else "-"]
+            for row in result["logits"]
+        ]
+
+    return llama_tables(["tokens", "cache", "Fovea", "ggml without the operation"], 2, rows)
+
+
 # ---- fovea explain --json
 
 
@@ -224,6 +274,9 @@ def main() -> int:
         "bench-decode": bench_decode,
         "gpu-summary": gpu_summary,
         "gpu-ratios": gpu_ratios,
+        "llama-operations": llama_operations,
+        "llama-model": llama_model,
+        "llama-logits": llama_logits,
     }
     if args.fovea is not None:
         makers["memory-growth"] = lambda: memory_growth(args.fovea)

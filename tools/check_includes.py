@@ -2,7 +2,7 @@
 """Fails on an include against the order of the layers.
 
     core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- public headers
-    public headers <- {verify, io, bindings, bench}; {verify, io, ladder} <- cli; everything <- tests
+    public headers <- {verify, io, bindings, integrations, bench}; {verify, io, ladder} <- cli; everything <- tests
 
 A file may include its own layer and those that SEES lists. src/expr sees core alone, src/io only itself, the public headers see only each other, and a
 rung of the ladder sees nothing of the library. Nothing includes the tests.
@@ -32,11 +32,12 @@ SEES = {  # layer -> layers that it may include, beside itself
     "verify": ["include"],
     "ladder": [],
     "bindings": ["include", "io"],
+    "integrations": ["include"],
     "bench": ["include", "io", "verify"],
     "cli": ["include", "io", "verify", "ladder"],
 }
 SEES["tests"] = list(SEES)
-OUTSIDE_SRC = ["include", "ladder", "bindings", "bench", "cli", "tests"]
+OUTSIDE_SRC = ["include", "ladder", "bindings", "integrations", "bench", "cli", "tests"]
 NAMES = {"include": "the public headers"}
 SOURCES = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
@@ -126,6 +127,8 @@ def self_test():
         ("ladder/01_naive/a.cu", "tile/layout.hpp", True),
         ("ladder/01_naive/a.cu", "fovea/fovea.h", True),
         ("include/fovea/a.hpp", "core/problem.hpp", True),
+        ("integrations/ggml/a.cpp", "fovea/fovea.h", False),
+        ("integrations/ggml/a.cpp", "cpu/ops.hpp", True),
         ("src/stray/a.cpp", "vector", True),
     ]
     failed = 0

@@ -23,7 +23,7 @@ CODE = SOURCES | {".py", ".toml"}
 NOT_FUNCTIONS = {"if", "for", "while", "switch", "catch", "alignas", "decltype", "sizeof", "return", "requires", "noexcept",
                  "__launch_bounds__", "__attribute__", "__align__", "static_assert", "asm", "throw", "new"}
 ROOMS = ["include", "src/core", "src/tile", "src/expr", "src/cpu", "src/cuda/ptx", "src/cuda/warp", "src/cuda/kernels", "src/cuda/launch",
-         "src/plan", "src/capi", "src/verify", "src/io", "cli", "bench", "bindings", "ladder", "tests", "tools"]
+         "src/plan", "src/capi", "src/verify", "src/io", "cli", "bench", "bindings", "integrations", "ladder", "tests", "tools"]
 TENSOR = re.compile("block_?mask", re.IGNORECASE)  # an optional tensor that every layer has to know of
 PAGE = "docs/architecture.md"
 BEGIN = "<!-- table: house -->\n"

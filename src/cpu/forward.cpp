@@ -86,7 +86,8 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
                  float* rows) {
   const AttentionProblem& p = *group.problem;
-  s.ops->transpose(result.o, kPanel, s.d_v, kPanel, rows, s.padded_dv);
+  // Whole vectors of four lanes: lanes past the last row are not read.
+  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
   for (int x = 0; x < lanes.count; ++x) {

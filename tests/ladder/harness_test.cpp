@@ -1,11 +1,15 @@
 // The ladder's harness: which results it accepts and refuses, and its list of rungs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 #include "ladder/harness/run.hpp"
+#include "ladder/harness/vector.hpp"
 
 namespace ladder {
 namespace {
@@ -179,6 +183,48 @@ TEST(LadderHarness, PeakOfThisMachine) {
   EXPECT_GT(device->peak(Bound::cpu_memory), 1e8);
   EXPECT_EQ(device->peak(Bound::gpu_bf16), 0);
 }
+
+TEST(LadderHarness, NoRungIsFasterThanThePeak) {
+  const auto device = host_device();
+  const Shape shape{4, 512, 64};
+  for (const Rung& rung : rungs()) {
+    if (std::string(rung.name) != "06_cpu_packed") continue;
+    Problem problem(*device, rung, shape);
+    const Summary times = summary(device->time({[&] { problem.run(); }}, {2, 11, 1})[0]);
+    EXPECT_LT(flops_of(rung.group->family, shape) / times.fastest, device->peak(Bound::cpu_f32));
+    return;
+  }
+  FAIL() << "no rung 06_cpu_packed";
+}
+
+#if defined(__x86_64__)
+/// Clocks a second, by a chain of multiplications that take three each, on every x86 processor since 2008 that has AVX2.
+double clock_rate() {
+  constexpr int kLinks = 1'000'000, kLatency = 3;
+  double rate = 0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    uint64_t x = 3;
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kLinks; i += 8) {
+      asm volatile(
+          "imul %0, %0\n imul %0, %0\n imul %0, %0\n imul %0, %0\n"
+          "imul %0, %0\n imul %0, %0\n imul %0, %0\n imul %0, %0\n"
+          : "+r"(x));
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    rate = std::max(rate, kLinks * kLatency / seconds.count());
+  }
+  return rate;
+}
+
+TEST(LadderHarness, ThePeakIsWhatTwoPipesCanDo) {
+  const double lanes = has_avx512() ? 16 : has_avx2() ? 8 : 4;
+  constexpr double kPipes = 2, kOperations = 2;
+  const double threads = std::max(1u, std::thread::hardware_concurrency());
+  const double limit = lanes * kPipes * kOperations * clock_rate() * threads;
+  EXPECT_LT(host_device()->peak(Bound::cpu_f32), 1.1 * limit);
+}
+#endif
 
 }  // namespace
 }  // namespace ladder

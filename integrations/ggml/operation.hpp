@@ -1,0 +1,35 @@
+// What a node FLASH_ATTN_EXT of ggml asks, and whether Fovea takes it.
+#pragma once
+
+#include <ggml.h>
+
+#include <cstdint>
+
+namespace fovea_ggml {
+
+/// o = softmax(softcap(scale * q k) + slope * mask, and sinks) v. Tensors of ggml name their dimensions from the last on:
+/// q (element, query, head, batch), k and v (element, key, head, batch), mask (key, query, head, batch), o (element, head,
+/// query, batch).
+struct Operation {
+  const ggml_tensor *q, *k, *v, *mask, *sinks, *o;
+  float scale, max_bias, softcap;
+  int64_t most_keys;  ///< a promise that no query sees more; 0: none
+
+  explicit Operation(const ggml_tensor& node);
+  int64_t batches() const { return q->ne[3]; }
+  int64_t queries() const { return q->ne[1]; }
+  int64_t heads() const { return q->ne[2]; }
+  int64_t key_heads() const { return k->ne[2]; }
+  int64_t keys() const { return k->ne[1]; }
+  /// ALiBi's slope of a head, as ggml defines it.
+  float slope(int64_t head) const;
+};
+
+/// The type that Fovea computes in: that of a cache of float16, bfloat16 or float32; float32, converted a part at a time, of
+/// any other.
+ggml_type computed_type(const Operation& operation);
+
+/// Why the node is left to ggml, in words; null when Fovea takes it.
+const char* declined_because(const ggml_tensor& node);
+
+}  // namespace fovea_ggml
