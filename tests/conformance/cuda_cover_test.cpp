@@ -74,6 +74,28 @@ const std::vector<Cover>& covers() {
          s.heads_kv = 1;
          s.seqlen_q = 2;
        }},
+      {"d512_causal_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 512, 512);
+         s.heads_q = 3 * s.heads_kv;
+         s.seqlen_k = 330;
+         s.causal = s.sink = true;
+       }},
+      {"d264_504_packed",
+       [](ProblemSpec& s) {
+         sizes(s, 264, 504);
+         pack(s);
+         s.heads_q = 2 * s.heads_kv;
+         s.causal = true;
+       }},
+      {"d576_window",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.seqlen_k = 400;
+         s.window_left = 90;
+         s.window_right = 20;
+         s.o_is_f32 = true;
+       }},
       {"d72_24", [](ProblemSpec& s) { sizes(s, 72, 24); }},
       {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
 

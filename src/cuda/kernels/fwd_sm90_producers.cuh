@@ -1,5 +1,6 @@
 // The producers of fwd_sm90: one thread loads K and V, one for each consumer plans its tiles and loads Q.
-// (One thread for all would need more registers than a producer has.)
+// (One thread for all would need more registers than a producer has.) The tiles of a CTA and the planner serve
+// fwd_sm90_wide, too: `Memory` is the shared memory of either.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
@@ -20,10 +21,10 @@ __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, c
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes from
 /// a counter, one when it has loaded the one before: the producer with `kTakes` takes it and tells the planners.
-template <class Instance, bool kTakes, class Visit>
-__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
-                                              const FwdSm90Memory<Instance>& memory, Visit&& visit) {
-  constexpr int kTileM = Instance::kConfig.tile_m(), kTileN = Instance::kConfig.tile_n;
+template <bool kTakes, class Memory, class Visit>
+__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
+                                              Visit&& visit) {
+  constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
   const ForwardArgs& f = args.f;
   const tile::QueryTiles tiles = query_tiles(f, kTileM);
   const int count = static_cast<int>(tiles.count()), ctas = static_cast<int>(gridDim.x);
@@ -37,7 +38,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
     if constexpr (kTakes) {
       index = ctas + atomicAdd(args.tile_counter, 1);
       ptx::mbarrier_wait(memory.empty_next(turn),
-                         parity ^ 1);  // all planners have read that of two turns ago
+                         parity ^ 1);  // all other producers have read that of two turns ago
       ptx::st_shared_4(memory.next(turn), static_cast<uint32_t>(index));
       ptx::mbarrier_arrive(memory.full_next(turn));
     } else {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   ptx::tma_prefetch(args.k);
   ptx::tma_prefetch(args.v);
   StageRing<Memory::kConfig.stages> ring;
-  for_each_tile<Instance, true>(
+  for_each_tile<true>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& loads) {
         const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
@@ -100,21 +101,19 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       });
 }
 
-/// Plans for consumers `first`, first + planners() and so on: one thread.
-template <class Instance>
-__device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
-                                              const FwdSm90Memory<Instance>& memory, int first) {
-  using Memory = FwdSm90Memory<Instance>;
+/// Plans for row groups `first`, first + planners() and so on: one thread.
+template <class Memory>
+__device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const Memory& memory, int first) {
   constexpr int kRows = Memory::kConfig.kRows, kStripBytes = kRows * Memory::kConfig.kRowBytes;
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  for_each_tile<Instance, false>(
+  for_each_tile<false>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
 #pragma unroll 1
-        for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+        for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
           ptx::mbarrier_wait(memory.empty_q(w),
                              (tile_count & 1) ^ 1);  // Q is free, and the work tile of two tiles ago
           const int row = first_row + w * kRows;
@@ -136,7 +135,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
         }
         ++tile_count;
       });
-  for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+  for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
     memory.work_tile(w, tile_count)->last = 1;
     ptx::mbarrier_arrive(memory.full_q(w));
