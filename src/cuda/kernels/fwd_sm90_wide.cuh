@@ -41,6 +41,7 @@
 #include "cuda/kernels/fwd_sm90_wide_consumer.cuh"
 #include "cuda/kernels/fwd_sm90_wide_producers.cuh"
 #include "cuda/ptx/address.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace fovea::cuda {
@@ -48,18 +49,19 @@ namespace fovea::cuda {
 /// Roles: warp 0 of the first warpgroup loads K, 1 and 2 the halves of V, 3 plans tiles and loads Q, a thread each; the other
 /// warpgroups are consumers.
 template <class Instance>
-__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
-    fwd_sm90_wide(const __grid_constant__ TmaForwardArgs args) {
+__global__ void __cluster_dims__(Instance::kConfig.cluster, 1, 1)
+    __launch_bounds__(Instance::kConfig.threads(), 1)
+        fwd_sm90_wide(const __grid_constant__ TmaForwardArgs args) {
   constexpr FwdSm90WideConfig kConfig = Instance::kConfig;
   static_assert(sizeof(FwdSm90WorkTile) <= kConfig.kWorkTileBytes);
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 
   extern __shared__ __align__(1024) unsigned char shared[];
-  const FwdSm90WideMemory<Instance> memory{ptx::shared_address(shared), shared};
+  const FwdSm90WideMemory<Instance> memory{ptx::shared_address(shared)};
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // a shuffle marks it warp-uniform
   if (thread == 0) memory.init_barriers();
-  __syncthreads();  // the barriers are ready
+  ptx::cluster_barrier();  // the barriers are ready in all CTAs
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
@@ -72,10 +74,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     } else {
       fwd_sm90_plan(args, memory, 0);
     }
-    return;
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    FwdSm90WideConsumer<Instance>(args, memory, warpgroup - 1, lane).run();
   }
-  ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-  FwdSm90WideConsumer<Instance>(args, memory, warpgroup - 1, lane).run();
+  ptx::cluster_barrier();  // nobody copies to a CTA any more, or arrives at its barriers: it may end
 }
 
 }  // namespace fovea::cuda

@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/tma_args.hpp"
+#include "cuda/ptx/address.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "tile/wgmma_map.hpp"
 
@@ -13,6 +14,9 @@ namespace fovea::cuda {
 struct FwdSm90WideConfig {
   int head_dim;    ///< padded to a multiple of 64
   int head_dim_v;  ///< padded to a multiple of 256: two consumers of whole pieces each
+  /// CTAs that share their loads: each has 64 rows of a tile, loads one strip of each piece of K and V, and sends it to all.
+  /// One alone would read K and V of L2 at 1 byte for 64 FLOP: 5.5 TB/s at 350 TFLOP/s.
+  int cluster = 2;
 
   static constexpr int kRows = 64, kConsumers = 2;
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
@@ -29,10 +33,11 @@ struct FwdSm90WideConfig {
   static constexpr int row_groups() { return 1; }
   static constexpr int columns_o() { return kPieceColumns; }
   static constexpr int planners() { return 1; }
-  static constexpr int next_readers() { return kConsumers + 1; }  ///< who loads V, and the planner
+  static constexpr int kProducers = kConsumers + 2;  ///< threads: for K, for each half of V, and the planner
+  constexpr int next_readers() const { return cluster * kProducers - 1; }
 
   static constexpr int threads() { return 128 * (kConsumers + 1); }
-  static constexpr int tile_m() { return kRows; }
+  constexpr int tile_m() const { return kRows * cluster; }
   /// 168 registers a thread at the launch: 232 for a consumer leave 40.
   static constexpr int producer_registers() { return 40; }
   static constexpr int consumer_registers() { return 232; }
@@ -67,7 +72,6 @@ struct FwdSm90WideMemory {
   static constexpr int kPiecesK = kConfig.pieces_k(), kPiecesV = kConfig.pieces_v();
   static constexpr int kConsumers = kConfig.kConsumers;
   uint32_t base;
-  unsigned char* bytes;
 
   __device__ __forceinline__ uint32_t q(int) const { return base; }
   __device__ __forceinline__ uint32_t k(int piece) const {
@@ -123,17 +127,17 @@ struct FwdSm90WideMemory {
 
   /// By one thread; the others see the barriers after a __syncthreads().
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = 4;  // of a consumer
+    constexpr int kWarps = 4, kReaders = kWarps * kConfig.cluster;  // of a consumer, of a piece
     ptx::mbarrier_init(full_q(0), 1);
     ptx::mbarrier_init(empty_q(0), kConsumers * kWarps);
     for (int c = 0; c < kConsumers; ++c) {
       for (int piece = 0; piece < kPiecesK; ++piece) {
         ptx::mbarrier_init(full_k(c, piece), 1);
-        ptx::mbarrier_init(empty_k(c, piece), kWarps);
+        ptx::mbarrier_init(empty_k(c, piece), kReaders);
       }
       for (int piece = 0; piece < kPiecesV; ++piece) {
         ptx::mbarrier_init(full_v(c, piece), 1);
-        ptx::mbarrier_init(empty_v(c, piece), kWarps);
+        ptx::mbarrier_init(empty_v(c, piece), kReaders);
       }
       ptx::mbarrier_init(full_p(c), kWarps);
       ptx::mbarrier_init(empty_p(c), kWarps);
@@ -147,7 +151,8 @@ struct FwdSm90WideMemory {
 
   /// Tile number `tile` of the CTA, which the planner overwrites two tiles later.
   __device__ __forceinline__ FwdSm90WorkTile* work_tile(int, uint32_t tile) const {
-    return reinterpret_cast<FwdSm90WorkTile*>(bytes + kConfig.work_tiles_at()) + (tile & 1);
+    return reinterpret_cast<FwdSm90WorkTile*>(ptx::shared_pointer(base + kConfig.work_tiles_at())) +
+           (tile & 1);
   }
 
  private:

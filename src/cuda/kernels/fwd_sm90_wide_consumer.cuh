@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/kernels/fwd_sm90_wide_config.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -41,9 +42,9 @@ struct FwdSm90WideConsumer {
 
   const TmaForwardArgs& args;
   const Memory& memory;
-  const int c;        ///< number of this consumer
-  const bool leader;  ///< lane 0 of its warp
-  const int base16;   ///< start of shared memory in units of 16 bytes, warp-uniform
+  const int c;       ///< number of this consumer
+  const int lane;    ///< of its warp
+  const int base16;  ///< start of shared memory in units of 16 bytes, warp-uniform
 
   float acc_o[kPiecesV][kConfig.kPieceColumns / 2];
   typename Rows::Weights weights;  ///< P as operand A
@@ -52,18 +53,18 @@ struct FwdSm90WideConsumer {
   uint32_t blocks_before = 0;             ///< of earlier tiles
 
   __device__ __forceinline__ FwdSm90WideConsumer(const TmaForwardArgs& args_, const Memory& memory_, int c_,
-                                                 int lane)
+                                                 int lane_)
       : args(args_),
         memory(memory_),
         c(c_),
-        leader(lane == 0),
+        lane(lane_),
         base16(uniform(static_cast<int>(memory_.base / 16))),
         rows(args_.scale_log2) {}
 
   /// Takes tiles until the planner says that there are no more.
   __device__ __forceinline__ void run() {
     for (uint32_t tile_count = 0; begin_tile(tile_count); ++tile_count) {
-      const Blocks blocks = {uniform(work->blocks.begin), uniform(work->blocks.end),
+      const Blocks blocks = {uniform(work->load_begin), uniform(work->load_end),
                              uniform(work->blocks.full_begin), uniform(work->blocks.full_end)};
       if (blocks.begin < blocks.end) {
         mainloop(blocks);
@@ -80,7 +81,8 @@ struct FwdSm90WideConsumer {
   }
 
  private:
-  /// Blocks of keys that the rows see, warp-uniform. Those outside of [full_begin, full_end) need a mask.
+  /// Blocks of keys that rows of the cluster see, warp-uniform: all its CTAs take all of these, as they share their loads.
+  /// Those outside of [full_begin, full_end) need a mask.
   struct Blocks {
     int begin, end, full_begin, full_end;
     __device__ __forceinline__ bool need_mask(int n) const { return n < full_begin || n >= full_end; }
@@ -159,7 +161,15 @@ struct FwdSm90WideConsumer {
   /// Arrives for the warp. Call it after a wait for products or __syncwarp(): a lane that has not seen the
   /// barrier's phase yet would miss it.
   __device__ __forceinline__ void release(uint32_t barrier) const {
-    if (leader) ptx::mbarrier_arrive(barrier);
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+  /// The same at all CTAs that load pieces of K and V for this one.
+  __device__ __forceinline__ void release_piece(uint32_t barrier) const {
+    if constexpr (kConfig.cluster == 1) {
+      release(barrier);
+    } else {
+      if (lane < kConfig.cluster) ptx::mbarrier_arrive_cluster(ptx::address_in_cta(barrier, lane));
+    }
   }
 
   /// Pieces [kBegin, kEnd) of S = Q K^T, a group each.
@@ -190,7 +200,7 @@ struct FwdSm90WideConsumer {
   __device__ __forceinline__ void finish_qk() const {
     if constexpr (kBegin < kEnd) {
       ptx::wgmma_wait<kEnd - kBegin - 1>();
-      release(memory.empty_k(c, kBegin));
+      release_piece(memory.empty_k(c, kBegin));
       finish_qk<kBegin + 1, kEnd>();
     }
   }
@@ -238,7 +248,7 @@ struct FwdSm90WideConsumer {
 #pragma unroll
     for (int piece = 0; piece < kPiecesV; ++piece) {
       ptx::wgmma_done(acc_o[piece]);
-      release(memory.empty_v(c, piece));
+      release_piece(memory.empty_v(c, piece));
     }
   }
   __device__ __forceinline__ void finish_own_pv() {
@@ -278,7 +288,7 @@ struct FwdSm90WideConsumer {
 
   /// Gives weights, maxima and sums of a block to the other consumer.
   __device__ __forceinline__ void hand_over(uint32_t block) const {
-    const int lane = lane_index(), first_row = 16 * warp_index(), row = first_row + lane % 16;
+    const int first_row = 16 * warp_index(), row = first_row + lane % 16;
     ptx::mbarrier_wait(memory.empty_p(c), (block / 2 & 1) ^ 1);
 #pragma unroll
     for (int step = 0; step < kStepsPv; ++step) {
@@ -303,7 +313,7 @@ struct FwdSm90WideConsumer {
   __device__ __forceinline__ void take_statistics(uint32_t block) {
     ptx::mbarrier_wait(memory.full_p(1 - c), block / 2 & 1);
     ptx::wgmma_fence();  // .aligned, as in wait_for_tile
-    const int lane = lane_index(), row = 16 * warp_index() + lane / 4;
+    const int row = 16 * warp_index() + lane / 4;
     bool raised = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

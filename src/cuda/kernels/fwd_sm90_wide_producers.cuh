@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/fwd_sm90_producers.cuh"
 #include "cuda/kernels/fwd_sm90_wide_config.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -28,6 +29,33 @@ __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, 
       });
 }
 
+/// Loads strips [first_strip, first_strip + strips) of a block of keys to `to`: where CTAs share their loads, each those
+/// of its rank, for all of them.
+template <class Memory>
+__device__ __forceinline__ void load_strips(const CUtensorMap& map, uint32_t to, uint32_t full,
+                                            int first_strip, int strips, int row, int head, int batch) {
+  constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
+  for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster) {
+    const uint32_t at = to + s * kConfig.kStripBytes;
+    const int column = (first_strip + s) * kConfig.kStrip;
+    if constexpr (kConfig.cluster == 1) {
+      ptx::tma_load(at, map, full, column, row, head, batch);
+    } else {
+      ptx::tma_load_multicast(at, map, full, column, row, head, batch, (1u << kConfig.cluster) - 1);
+    }
+  }
+}
+
+/// Waits until no consumer reads a piece any more, in any CTA of the cluster.
+template <class Memory>
+__device__ __forceinline__ void wait_for_room(uint32_t empty, uint32_t parity) {
+  if constexpr (Memory::kConfig.cluster == 1) {
+    ptx::mbarrier_wait(empty, parity);
+  } else {
+    ptx::mbarrier_wait_cluster(empty, parity);
+  }
+}
+
 /// Loads K: one thread.
 template <class Memory>
 __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& args, const Memory& memory) {
@@ -38,13 +66,11 @@ __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& ar
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_k(); ++piece) {
       // The piece of the block before, which is the other consumer's; before the first that counts as done.
-      ptx::mbarrier_wait(memory.empty_k(1 - c, piece), (block - 1) / 2 & 1);
+      wait_for_room<Memory>(memory.empty_k(1 - c, piece), (block - 1) / 2 & 1);
       const uint32_t full = memory.full_k(c, piece);
       ptx::mbarrier_arrive_expect(full, kConfig.strips_of(piece) * kConfig.kStripBytes);
-      for (int s = 0; s < kConfig.strips_of(piece); ++s) {
-        ptx::tma_load(memory.k(piece) + s * kConfig.kStripBytes, args.k, full,
-                      (piece * kConfig.kPieceStrips + s) * kConfig.kStrip, row, head, batch);
-      }
+      load_strips<Memory>(args.k, memory.k(piece), full, piece * kConfig.kPieceStrips,
+                          kConfig.strips_of(piece), row, head, batch);
     }
   });
 }
@@ -58,13 +84,11 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
   for_each_wide_block<false>(args, memory, [&](int row, int head, int batch, uint32_t block) {
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_v(); ++piece) {
-      ptx::mbarrier_wait(memory.empty_v(c, piece), (block & 1) ^ 1);
+      wait_for_room<Memory>(memory.empty_v(c, piece), (block & 1) ^ 1);
       ptx::mbarrier_arrive_expect(memory.full_v(c, piece), kConfig.kPieceBytes);
-      for (int s = 0; s < kConfig.kPieceStrips; ++s) {
-        const int strip = (c * kConfig.pieces_v() + piece) * kConfig.kPieceStrips + s;
-        ptx::tma_load(memory.v(c, piece) + s * kConfig.kStripBytes, args.v, memory.full_v(c, piece),
-                      strip * kConfig.kStrip, row, head, batch);
-      }
+      load_strips<Memory>(args.v, memory.v(c, piece), memory.full_v(c, piece),
+                          (c * kConfig.pieces_v() + piece) * kConfig.kPieceStrips, kConfig.kPieceStrips, row,
+                          head, batch);
     }
   });
 }
