@@ -168,7 +168,8 @@ struct FwdSm90WideConsumer {
     if constexpr (kConfig.cluster == 1) {
       release(barrier);
     } else {
-      if (lane < kConfig.cluster) ptx::mbarrier_arrive_cluster(ptx::address_in_cta(barrier, lane));
+      const uint32_t there = ptx::address_in_cta(barrier, lane % kConfig.cluster);  // of all lanes: no branch
+      if (lane < kConfig.cluster) ptx::mbarrier_arrive_in_cta(there);
     }
   }
 

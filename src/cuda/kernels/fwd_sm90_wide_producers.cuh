@@ -4,7 +4,6 @@
 
 #include "cuda/kernels/fwd_sm90_producers.cuh"
 #include "cuda/kernels/fwd_sm90_wide_config.cuh"
-#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -46,16 +45,6 @@ __device__ __forceinline__ void load_strips(const CUtensorMap& map, uint32_t to,
   }
 }
 
-/// Waits until no consumer reads a piece any more, in any CTA of the cluster.
-template <class Memory>
-__device__ __forceinline__ void wait_for_room(uint32_t empty, uint32_t parity) {
-  if constexpr (Memory::kConfig.cluster == 1) {
-    ptx::mbarrier_wait(empty, parity);
-  } else {
-    ptx::mbarrier_wait_cluster(empty, parity);
-  }
-}
-
 /// Loads K: one thread.
 template <class Memory>
 __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& args, const Memory& memory) {
@@ -66,7 +55,7 @@ __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& ar
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_k(); ++piece) {
       // The piece of the block before, which is the other consumer's; before the first that counts as done.
-      wait_for_room<Memory>(memory.empty_k(1 - c, piece), (block - 1) / 2 & 1);
+      ptx::mbarrier_wait(memory.empty_k(1 - c, piece), (block - 1) / 2 & 1);
       const uint32_t full = memory.full_k(c, piece);
       ptx::mbarrier_arrive_expect(full, kConfig.strips_of(piece) * kConfig.kStripBytes);
       load_strips<Memory>(args.k, memory.k(piece), full, piece * kConfig.kPieceStrips,
@@ -84,7 +73,7 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
   for_each_wide_block<false>(args, memory, [&](int row, int head, int batch, uint32_t block) {
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_v(); ++piece) {
-      wait_for_room<Memory>(memory.empty_v(c, piece), (block & 1) ^ 1);
+      ptx::mbarrier_wait(memory.empty_v(c, piece), (block & 1) ^ 1);
       ptx::mbarrier_arrive_expect(memory.full_v(c, piece), kConfig.kPieceBytes);
       load_strips<Memory>(args.v, memory.v(c, piece), memory.full_v(c, piece),
                           (c * kConfig.pieces_v() + piece) * kConfig.kPieceStrips, kConfig.kPieceStrips, row,

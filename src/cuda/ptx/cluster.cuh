@@ -23,7 +23,12 @@ __device__ __forceinline__ uint32_t address_in_cta(uint32_t address, int rank) {
 __device__ __forceinline__ void st_cluster_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
-/// Arrives. Threads of the cluster that wait by mbarrier_wait_cluster() then see what this thread wrote before.
+/// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.
+__device__ __forceinline__ void mbarrier_arrive_in_cta(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives. Threads of the cluster that wait by mbarrier_wait_cluster() then see what this thread wrote before: a fence of
+/// the whole GPU's memory, so not for inner loops.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -15,6 +15,9 @@ inline uint32_t address_in_cta(uint32_t address, int rank) {
 inline void st_cluster_4(uint32_t to, uint32_t x) {
   emulation::store_remote(to, x);
 }
+inline void mbarrier_arrive_in_cta(uint32_t barrier) {
+  emulation::mbarrier_arrive_remote(barrier);
+}
 inline void mbarrier_arrive_cluster(uint32_t barrier) {
   emulation::mbarrier_arrive_remote(barrier);
 }
