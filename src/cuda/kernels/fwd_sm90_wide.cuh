@@ -15,15 +15,15 @@
 //   fwd_sm90_wide_consumer.cuh   Q K^T, softmax, P V
 //   fwd_sm90_epilogue.cuh        O and lse
 // Shared memory: Q, one block of 64 keys of K and of V, P of each consumer. All in strips of 64 columns: rows of 128 bytes,
-//   swizzled as TMA's and wgmma's 128-byte mode. K and V come and go in pieces of 128 columns, so that the next block's
-//   first pieces arrive while this one's last are read.
+//   swizzled as TMA's and wgmma's 128-byte mode. K comes and goes in pieces of 128 columns, so that the next block's
+//   first pieces arrive while this one's last are read; V in the consumers' halves.
 // Registers of a consumer's thread: acc_o 128, acc_s 32, P 16, and about 30 more.
 // Barriers                                                             who arrives -> who waits
 //   full_q            the work tile and Q are there                    planner, bytes -> both consumers
 //   empty_q           nobody reads Q any more                          8 warps -> planner
 //   full_k[c][i]      piece i of K is there, of a block of consumer c  loader, bytes -> consumer c
 //   empty_k[c][i]     nobody reads it any more                         4 warps of c -> loader
-//   full_v[c][i] empty_v[c][i]  the same of consumer c's half of V     loader, bytes -> consumer c, and back
+//   full_v[c] empty_v[c]  the same of consumer c's half of V           loader, bytes -> consumer c, and back
 //   full_p[c]         P, maxima and sums of consumer c's block         4 warps of c -> the other
 //   empty_p[c]        the other's products have read P                 4 warps of the other -> c
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader of K -> planner and loaders of V,

@@ -13,8 +13,8 @@ namespace fovea::cuda {
 
 struct FwdSm90WideConfig {
   int head_dim;    ///< padded to a multiple of 64
-  int head_dim_v;  ///< padded to a multiple of 256: two consumers of whole pieces each
-  /// CTAs that share their loads: each has 64 rows of a tile, loads one strip of each piece of K and V, and sends it to all.
+  int head_dim_v;  ///< padded to a multiple of 128: whole strips for each of two consumers
+  /// CTAs that share their loads: each has 64 rows of a tile, loads every second strip of K and V, and sends it to all.
   /// One alone would read K and V of L2 at 1 byte for 64 FLOP: 5.5 TB/s at 350 TFLOP/s.
   int cluster = 2;
 
@@ -23,15 +23,13 @@ struct FwdSm90WideConfig {
   static constexpr int tile_n = 64;
   static constexpr int kStrip = 64, kRowBytes = 128;      ///< columns of a strip, and their bytes
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
-  static constexpr int kPieceStrips = 2;                  ///< what one barrier of K or V stands for
-  static constexpr int kPieceColumns = kPieceStrips * kStrip;
-  static constexpr int kPieceBytes = kPieceStrips * kStripBytes;
+  static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for
   static constexpr int kMostShared = FwdSm90Config::kMostShared;
   static constexpr int kWorkTileBytes = FwdSm90Config::kWorkTileBytes;
   // Of the pieces shared with fwd_sm90.
   static constexpr bool dropout = false, row_sum_in_mma = false;
   static constexpr int row_groups() { return 1; }
-  static constexpr int columns_o() { return kPieceColumns; }
+  constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }
   static constexpr int kProducers = kConsumers + 2;  ///< threads: for K, for each half of V, and the planner
   constexpr int next_readers() const { return cluster * kProducers - 1; }
@@ -49,17 +47,15 @@ struct FwdSm90WideConfig {
     const int left = strips() - piece * kPieceStrips;
     return left < kPieceStrips ? left : kPieceStrips;
   }
-  constexpr int pieces_v() const { return head_dim_v / kConsumers / kPieceColumns; }  ///< of a consumer
+  constexpr int strips_v() const { return columns_o() / kStrip; }  ///< of a consumer's half of V
 
   constexpr int q_bytes() const { return strips() * kStripBytes; }
   constexpr int k_at() const { return q_bytes(); }
   constexpr int v_at() const { return k_at() + strips() * kStripBytes; }
-  constexpr int p_at() const { return v_at() + kConsumers * pieces_v() * kPieceBytes; }
+  constexpr int p_at() const { return v_at() + kConsumers * strips_v() * kStripBytes; }
   constexpr int statistics_at() const { return p_at() + kConsumers * kStripBytes; }
   constexpr int barriers_at() const { return statistics_at() + kConsumers * kRows * 8; }
-  constexpr int barriers() const {
-    return 2 + 2 * kConsumers * (pieces_k() + pieces_v()) + 2 * kConsumers + 4;
-  }
+  constexpr int barriers() const { return 2 + 2 * kConsumers * (pieces_k() + 1) + 2 * kConsumers + 4; }
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   constexpr int next_at() const { return work_tiles_at() + 2 * kWorkTileBytes; }
   constexpr int shared_bytes() const { return next_at() + 2 * 4; }
@@ -69,17 +65,17 @@ struct FwdSm90WideConfig {
 template <class Instance>
 struct FwdSm90WideMemory {
   static constexpr FwdSm90WideConfig kConfig = Instance::kConfig;
-  static constexpr int kPiecesK = kConfig.pieces_k(), kPiecesV = kConfig.pieces_v();
+  static constexpr int kPiecesK = kConfig.pieces_k();
   static constexpr int kConsumers = kConfig.kConsumers;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t q(int) const { return base; }
   __device__ __forceinline__ uint32_t k(int piece) const {
-    return base + kConfig.k_at() + piece * kConfig.kPieceBytes;
+    return base + kConfig.k_at() + piece * kConfig.kPieceStrips * kConfig.kStripBytes;
   }
-  /// Piece `piece` of the half of V that consumer c multiplies.
-  __device__ __forceinline__ uint32_t v(int c, int piece) const {
-    return base + kConfig.v_at() + (c * kPiecesV + piece) * kConfig.kPieceBytes;
+  /// The half of V that consumer c multiplies.
+  __device__ __forceinline__ uint32_t v(int c) const {
+    return base + kConfig.v_at() + c * kConfig.strips_v() * kConfig.kStripBytes;
   }
   /// P of consumer c, and the maxima and sums of its rows, 8 bytes a row.
   __device__ __forceinline__ uint32_t p(int c) const {
@@ -110,12 +106,8 @@ struct FwdSm90WideMemory {
   __device__ __forceinline__ uint32_t empty_k(int c, int piece) const {
     return barrier(kK + (kConsumers + c) * kPiecesK + piece);
   }
-  __device__ __forceinline__ uint32_t full_v(int c, int piece) const {
-    return barrier(kV + c * kPiecesV + piece);
-  }
-  __device__ __forceinline__ uint32_t empty_v(int c, int piece) const {
-    return barrier(kV + (kConsumers + c) * kPiecesV + piece);
-  }
+  __device__ __forceinline__ uint32_t full_v(int c) const { return barrier(kV + c); }
+  __device__ __forceinline__ uint32_t empty_v(int c) const { return barrier(kV + kConsumers + c); }
   __device__ __forceinline__ uint32_t full_p(int c) const { return barrier(kP + c); }
   __device__ __forceinline__ uint32_t empty_p(int c) const { return barrier(kP + kConsumers + c); }
   __device__ __forceinline__ uint32_t full_next(uint32_t turn) const { return barrier(kNext + turn % 2); }
@@ -135,10 +127,8 @@ struct FwdSm90WideMemory {
         ptx::mbarrier_init(full_k(c, piece), 1);
         ptx::mbarrier_init(empty_k(c, piece), kReaders);
       }
-      for (int piece = 0; piece < kPiecesV; ++piece) {
-        ptx::mbarrier_init(full_v(c, piece), 1);
-        ptx::mbarrier_init(empty_v(c, piece), kReaders);
-      }
+      ptx::mbarrier_init(full_v(c), 1);
+      ptx::mbarrier_init(empty_v(c), kReaders);
       ptx::mbarrier_init(full_p(c), kWarps);
       ptx::mbarrier_init(empty_p(c), kWarps);
     }
@@ -156,7 +146,7 @@ struct FwdSm90WideMemory {
   }
 
  private:
-  static constexpr int kK = 2, kV = kK + 2 * kConsumers * kPiecesK, kP = kV + 2 * kConsumers * kPiecesV,
+  static constexpr int kK = 2, kV = kK + 2 * kConsumers * kPiecesK, kP = kV + 2 * kConsumers,
                        kNext = kP + 2 * kConsumers;
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + kConfig.barriers_at() + 8 * i; }
 };

@@ -29,9 +29,9 @@ struct FwdSm90WideConsumer {
   using WgmmaStart = ptx::WgmmaStart;
   static constexpr FwdSm90WideConfig kConfig = Instance::kConfig;
   static constexpr int kTileN = kConfig.tile_n, kRowBytes = kConfig.kRowBytes;
-  static constexpr int kPiecesK = Memory::kPiecesK, kPiecesV = Memory::kPiecesV;
+  static constexpr int kPiecesK = Memory::kPiecesK, kColumnsO = kConfig.columns_o();
   static constexpr int kStepsQk = kConfig.head_dim / 16, kStepsPv = kTileN / 16;
-  static constexpr int kStepsOfPiece = kConfig.kPieceColumns / 16;
+  static constexpr int kStepsOfPiece = kConfig.kPieceStrips * kConfig.kStrip / 16;
   /// Pieces of Q K that go before the other consumer's P V: the halves of V are then needed at even distances.
   static constexpr int kPiecesBefore = 2;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
@@ -46,7 +46,7 @@ struct FwdSm90WideConsumer {
   const int lane;    ///< of its warp
   const int base16;  ///< start of shared memory in units of 16 bytes, warp-uniform
 
-  float acc_o[kPiecesV][kConfig.kPieceColumns / 2];
+  float acc_o[kColumnsO / 2];
   typename Rows::Weights weights;  ///< P as operand A
   Rows rows;
   const FwdSm90WorkTile* work = nullptr;  ///< in shared memory
@@ -72,11 +72,7 @@ struct FwdSm90WideConsumer {
         __syncwarp();  // every lane has seen the phase of full_q
         release(memory.empty_q(0));
       }
-#pragma unroll
-      for (int piece = 0; piece < kPiecesV; ++piece) {
-        const int first_column = (c * kPiecesV + piece) * kConfig.kPieceColumns;
-        FwdSm90Epilogue<Instance>(args, *work, first_column).write(acc_o[piece], rows);
-      }
+      FwdSm90Epilogue<Instance>(args, *work, c * kColumnsO).write(acc_o, rows);
     }
   }
 
@@ -93,10 +89,7 @@ struct FwdSm90WideConsumer {
     wait_for_tile(memory.full_q(0), tile_count);
     work = memory.work_tile(0, tile_count);
 #pragma unroll
-    for (auto& piece : acc_o) {
-#pragma unroll
-      for (float& x : piece) x = 0.0f;
-    }
+    for (float& x : acc_o) x = 0.0f;
     rows.start();
     return !uniform(work->last);
   }
@@ -134,10 +127,10 @@ struct FwdSm90WideConsumer {
     finish_own_pv();
   }
 
-  /// Block n, this consumer's, after the block before it, the other's. Behind this consumer's last P V, which may be
-  /// under way:
-  ///   Q K, first pieces | P V of the other's weights | Q K, the rest | softmax | P V of its own
-  /// During the softmax the other consumer has the tensor cores.
+  /// Block n, this consumer's, after the block before it, the other's:
+  ///   Q K, first pieces | P V of the other's weights, Q K, the rest | softmax | P V of its own
+  /// At each bar its queue runs empty, and the other consumer has the tensor cores. (With P V in flight across the end of a
+  /// step, or waits for barriers between the products of a group, the compiler serialises all products: C7514, C7515.)
   __device__ __forceinline__ void step(const Blocks& blocks, int n, uint32_t block) {
     AccS acc_s;
     issue_qk<0, kPiecesBefore>(acc_s, block);
@@ -206,51 +199,41 @@ struct FwdSm90WideConsumer {
     }
   }
 
-  /// O += P V of this consumer's half of V, a group a piece; `multiply(acc_o, step, V)` is a step of 16 keys.
+  /// O += P V of this consumer's half of V; `multiply(step, V)` is a step of 16 keys.
   template <class Multiply>
   __device__ __forceinline__ void issue_pv(uint32_t block, const Multiply& multiply) {
     const uint64_t v = descriptor(Memory::first_v(), base16 + v_start16());
-#pragma unroll
-    for (int piece = 0; piece < kPiecesV; ++piece) ptx::mbarrier_wait(memory.full_v(c, piece), block & 1);
+    ptx::mbarrier_wait(memory.full_v(c), block & 1);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int piece = 0; piece < kPiecesV; ++piece) {
-#pragma unroll
-      for (int step = 0; step < kStepsPv; ++step) {
-        multiply(acc_o[piece], step,
-                 v + tile::wgmma_start_step(piece * kConfig.kPieceBytes + step * 16 * kRowBytes));
-      }
-      ptx::wgmma_commit();
-    }
+    for (int step = 0; step < kStepsPv; ++step)
+      multiply(step, v + tile::wgmma_start_step(step * 16 * kRowBytes));
+    ptx::wgmma_commit();
   }
-  using Product = ptx::Wgmma<kConfig.kPieceColumns>;
+  using Product = ptx::Wgmma<kColumnsO>;
   template <WgmmaStart kStart = WgmmaStart::kAccumulate>
   __device__ __forceinline__ void issue_own_pv(uint32_t block) {
-    issue_pv(block, [&](auto& acc, int step, uint64_t v) {
+    issue_pv(block, [&](int step, uint64_t v) {
       if (kStart == WgmmaStart::kZero && step == 0) {
-        Product::template rs<Element, WgmmaStart::kZero, WgmmaMajor::kMN>(acc, weights[0][step], v);
+        Product::template rs<Element, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_o, weights[0][step], v);
       } else {
-        Product::template rs<Element, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc, weights[0][step], v);
+        Product::template rs<Element, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, weights[0][step], v);
       }
     });
   }
   __device__ __forceinline__ void issue_other_pv(uint32_t block) {
     const uint64_t p = descriptor(Memory::first_p(), base16 + p_start16(1 - c));
-    issue_pv(block, [&](auto& acc, int step, uint64_t v) {
+    issue_pv(block, [&](int step, uint64_t v) {
       Product::template ss<Element, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
-          acc, p + tile::wgmma_start_step(step * 32), v);
+          acc_o, p + tile::wgmma_start_step(step * 32), v);
     });
   }
-  /// Waits for all of P V, behind which kBehind groups are queued, and gives the pieces of V back. (With a wait for each
-  /// piece, or P V in flight across the loop's back edge, the compiler serialises all products: C7514, C7515.)
+  /// Waits for it, behind which kBehind groups are queued, and gives V back.
   template <int kBehind>
   __device__ __forceinline__ void finish_pv() {
     ptx::wgmma_wait<kBehind>();
-#pragma unroll
-    for (int piece = 0; piece < kPiecesV; ++piece) {
-      ptx::wgmma_done(acc_o[piece]);
-      release_piece(memory.empty_v(c, piece));
-    }
+    ptx::wgmma_done(acc_o);
+    release_piece(memory.empty_v(c));
   }
   __device__ __forceinline__ void finish_own_pv() {
     finish_pv<0>();
@@ -261,7 +244,7 @@ struct FwdSm90WideConsumer {
     release(memory.empty_p(1 - c));
   }
   __device__ __forceinline__ int v_start16() const {
-    return c * (kPiecesV * kConfig.kPieceBytes / 16);
+    return c * (kConfig.strips_v() * kConfig.kStripBytes / 16);
   }
   __device__ __forceinline__ static int p_start16(int c) {
     return c * (kConfig.kStripBytes / 16);
@@ -272,10 +255,7 @@ struct FwdSm90WideConsumer {
   /// O follows the last raise of the maxima.
   __device__ __forceinline__ void rescale_o() {
 #pragma unroll
-    for (auto& piece : acc_o) {
-#pragma unroll
-      for (int i = 0; i < kConfig.kPieceColumns / 2; ++i) piece[i] *= rows.factor[i / 2 % 2];
-    }
+    for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   }
 
   /// From Q K^T of block n to packed weights. Whether rescale_o() is due once no P V is under way.

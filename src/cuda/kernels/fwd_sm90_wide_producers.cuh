@@ -71,14 +71,10 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.v);
   for_each_wide_block<false>(args, memory, [&](int row, int head, int batch, uint32_t block) {
-#pragma unroll
-    for (int piece = 0; piece < kConfig.pieces_v(); ++piece) {
-      ptx::mbarrier_wait(memory.empty_v(c, piece), (block & 1) ^ 1);
-      ptx::mbarrier_arrive_expect(memory.full_v(c, piece), kConfig.kPieceBytes);
-      load_strips<Memory>(args.v, memory.v(c, piece), memory.full_v(c, piece),
-                          (c * kConfig.pieces_v() + piece) * kConfig.kPieceStrips, kConfig.kPieceStrips, row,
-                          head, batch);
-    }
+    ptx::mbarrier_wait(memory.empty_v(c), (block & 1) ^ 1);
+    ptx::mbarrier_arrive_expect(memory.full_v(c), kConfig.strips_v() * kConfig.kStripBytes);
+    load_strips<Memory>(args.v, memory.v(c), memory.full_v(c), c * kConfig.strips_v(), kConfig.strips_v(),
+                        row, head, batch);
   });
 }
 
