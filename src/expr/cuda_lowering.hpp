@@ -19,6 +19,14 @@ struct ElementGradient {
   StepId pointer, derivative;
 };
 
+/// An element of a 16-bit tensor for each pair, whose rows, of one query, lie in one piece.
+struct PairElement {
+  StepId row;   ///< the pointer to that of key 0
+  StepId step;  ///< from one query's row to the next
+  StepId value;
+  DType dtype;
+};
+
 class CudaLowering {
  public:
   /// Both outlive the lowering. `needed` says which nodes are used.
@@ -31,6 +39,7 @@ class CudaLowering {
   /// Whether a bool is true and the pair valid.
   StepId sees(NodeId id);
   ElementGradient gradient(NodeId element, NodeId derivative);
+  const std::vector<PairElement>& pair_elements() const { return pair_elements_; }
   /// Whether elements are read at positions that nothing compares with the extent.
   bool reads_by(Variable position) const { return reads_[position == Variable::kK]; }
 
@@ -56,6 +65,8 @@ class CudaLowering {
   bool is_inside(const Node& element, size_t dimension);
   StepId inside(const Node& element);
   StepId pointer(const Node& element, bool gradient);
+  /// Notes elements that are a PairElement.
+  void note_pair_element(const Node& element, StepId pointer, StepId value);
   StepId offset(const Sum& index, size_t tensor, size_t dimension, bool gradient);
 
   /// The value of a node of any type.
@@ -70,6 +81,7 @@ class CudaLowering {
   std::vector<Sum> sums_;             ///< of ints
   std::map<StepId, NodeId> origins_;  ///< of the terms of sums
   bool reads_[2] = {};
+  std::vector<PairElement> pair_elements_;
 };
 
 }  // namespace fovea::expr

@@ -154,12 +154,30 @@ void CudaLowering::lower_element(NodeId id, const Node& node) {
     operands.push_back(in);
   }
   const StepId value = steps_.add(is_float ? Kind::kFloat : Kind::kInt, text, operands, range);
+  if (is_half && steps_.is(in, true)) note_pair_element(node, at, value);
   if (is_float) {
     values_[id] = value;
   } else {
     sums_[id] = ints_.of_term(value);
     origins_[value] = id;
   }
+}
+
+void CudaLowering::note_pair_element(const Node& element, StepId pointer, StepId value) {
+  const size_t rank = element.operand_count;
+  if (rank < 2 || known(input_.strides, element.tensor(), rank - 1) != 1) return;
+  const auto is = [&](size_t dimension, Variable name) {
+    const Node& index = graph_[element.operand[dimension]];
+    return index.op == Op::kVariable && index.variable() == name;
+  };
+  if (!is(rank - 2, Variable::kQ) || !is(rank - 1, Variable::kK)) return;
+  for (size_t d = 0; d + 2 < rank; ++d)
+    if ((ints_.place(sums_[element.operand[d]]) | Place::kHead) != Place::kHead) return;
+  // The last step of the pointer adds the key.
+  const StepId step =
+      steps_.add(Kind::kLong, tensor_text(element.tensor()) + ".stride[" + std::to_string(rank - 2) + "]", {},
+                 Range::of_int(0, std::numeric_limits<int64_t>::max()), Place::kHead);
+  pair_elements_.push_back({steps_[pointer].operands[0], step, value, tensors_[element.tensor()].dtype});
 }
 
 ElementGradient CudaLowering::gradient(NodeId element, NodeId derivative) {

@@ -196,6 +196,7 @@ class Header {
         roots_(roots_of(input)),
         lowering_(input, roots_.tensors, roots_.graph, needed_nodes(roots_)) {
     if (roots_.score != kNoNode) score_ = lowering_.score(roots_.score);
+    if (!lowering_.pair_elements().empty()) pair_ = lowering_.pair_elements().front();
     if (roots_.slope != kNoNode) slope_ = lowering_.score(roots_.slope);
     if (roots_.sees != kNoNode) sees_ = lowering_.sees(roots_.sees);
     for (const ElementDerivative& element : roots_.elements)
@@ -206,6 +207,7 @@ class Header {
     }
     for (const ElementGradient& gradient : gradients_)
       used.insert(used.end(), {gradient.inside, gradient.pointer, gradient.derivative});
+    if (pair_) used.push_back(pair_->row);
     members_.emplace(lowering_.steps(), used);
   }
 
@@ -234,8 +236,11 @@ class Header {
            constant("kSlopeIsOne", roots_.slope_is_one()) +
            constant("kReadsByQuery", lowering_.reads_by(Variable::kQ)) +
            constant("kReadsByKey", lowering_.reads_by(Variable::kK)) +
-           constant("kHasGradients", !gradients_.empty());
+           constant("kHasGradients", !gradients_.empty()) + constant("kReadsPairs", pair_.has_value()) +
+           "  using PairElement = " + pair_type() + ";\n";
   }
+
+  std::string pair_type() const { return pair_ && pair_->dtype == DType::kF16 ? "__half" : "__nv_bfloat16"; }
 
   /// Head, Query or Key.
   std::string object(Place place, bool keeps_tensors = false) const {
@@ -267,20 +272,40 @@ class Header {
       return "\n  __device__ __forceinline__ static " + std::string(type) + " " + std::string(name) + "(" +
              std::string(kObjects) + std::string(more) + ") {\n" + body + "  }\n";
     };
+    const StepId pair = pair_ ? pair_->value : kNoStep;
     return function("float", "score", ", float s", score_body(false)) +
            function("float", "score", ", float s, float& slope", score_body(true)) +
-           function("bool", "sees", "", sees_body()) +
+           function("float", "score_with", ", float s, float pair", score_body(false, pair)) +
+           function("float", "score_with", ", float s, float pair, float& slope", score_body(true, pair)) +
+           "\n  __device__ __forceinline__ static const " + pair_type() +
+           "* pair_row(const Head& head, const Query& query) {\n" + pair_row_body() + "  }\n" +
+           "\n  __device__ __forceinline__ static long long pair_row_step(const Head& head) {\n" +
+           pair_row_step_body() + "  }\n" + function("bool", "sees", "", sees_body()) +
            function("void", "add_gradients", ", float s, float d_score", gradient_body());
   }
 
-  CudaFunction pair_function(const std::vector<StepId>& roots) const {
-    return {lowering_.steps(), *members_, Place::kPair, roots};
+  CudaFunction pair_function(const std::vector<StepId>& roots, StepId given = kNoStep) const {
+    return {lowering_.steps(), *members_, Place::kPair, roots, given};
   }
 
-  std::string score_body(bool with_slope) const {
+  std::string pair_row_body() const {
+    if (!pair_) return "    return nullptr;\n";
+    CudaFunction body = pair_function({pair_->row});
+    body.line("return " + body.operand(pair_->row) + ";");
+    return body.text();
+  }
+
+  std::string pair_row_step_body() const {
+    if (!pair_) return "    return 0;\n";
+    CudaFunction body = pair_function({pair_->step});
+    body.line("return " + body.operand(pair_->step) + ";");
+    return body.text();
+  }
+
+  std::string score_body(bool with_slope, StepId given = kNoStep) const {
     if (score_ == kNoStep)
       return std::string(with_slope ? "    slope = 1.0f;\n" : "").append("    return s;\n");
-    CudaFunction body = pair_function(with_slope ? std::vector{slope_, score_} : std::vector{score_});
+    CudaFunction body = pair_function(with_slope ? std::vector{slope_, score_} : std::vector{score_}, given);
     if (with_slope) body.line("slope = " + body.operand(slope_) + ";");
     body.line("return " + body.operand(score_) + ";");
     return body.text();
@@ -314,6 +339,7 @@ class Header {
   const Roots roots_;
   CudaLowering lowering_;
   StepId score_ = kNoStep, slope_ = kNoStep, sees_ = kNoStep;
+  std::optional<PairElement> pair_;
   std::vector<ElementGradient> gradients_;
   std::optional<CudaMembers> members_;
 };

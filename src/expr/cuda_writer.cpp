@@ -93,10 +93,11 @@ void CudaMembers::choose(Place place) {
 // --- functions ---
 
 CudaFunction::CudaFunction(const Steps& steps, const CudaMembers& members, Place place,
-                           const std::vector<StepId>& roots)
+                           const std::vector<StepId>& roots, StepId given)
     : steps_(steps),
       members_(members),
       place_(place),
+      given_(given),
       uses_(steps.size(), 0),
       heights_(steps.size(), 0),
       written_(steps.size(), false) {
@@ -107,7 +108,7 @@ CudaFunction::CudaFunction(const Steps& steps, const CudaMembers& members, Place
 }
 
 bool CudaFunction::has_name(StepId id) const {
-  return written_[id] || (members_.is_member(id) && steps_[id].place != place_);
+  return id == given_ || written_[id] || (members_.is_member(id) && steps_[id].place != place_);
 }
 
 void CudaFunction::count(const std::vector<StepId>& roots) {
@@ -137,6 +138,7 @@ void CudaFunction::write(StepId id) {
 }
 
 std::string CudaFunction::name(StepId id) const {
+  if (id == given_) return "pair";
   const Place place = steps_[id].place;
   if (!members_.is_member(id)) return "x_" + std::to_string(id);
   const char* object = place == place_          ? ""

@@ -30,8 +30,10 @@ class CudaMembers {
 /// The body of a constructor, or of a function of the pair.
 class CudaFunction {
  public:
-  /// `roots` are what the function computes: for a constructor the members of its place.
-  CudaFunction(const Steps& steps, const CudaMembers& members, Place place, const std::vector<StepId>& roots);
+  /// `roots` are what the function computes: for a constructor the members of its place. `given`: a step whose value is a
+  /// parameter, `pair`.
+  CudaFunction(const Steps& steps, const CudaMembers& members, Place place, const std::vector<StepId>& roots,
+               StepId given = kNoStep);
 
   /// An expression for a root. What is used more than once is a constant before it.
   std::string operand(StepId id) const;
@@ -50,6 +52,7 @@ class CudaFunction {
   const Steps& steps_;
   const CudaMembers& members_;
   Place place_;
+  StepId given_;
   std::vector<int> uses_;     ///< by steps of this function, and as roots
   std::vector<int> heights_;  ///< steps inside each other in an expression
   std::vector<bool> written_;

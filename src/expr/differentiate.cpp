@@ -126,4 +126,10 @@ std::vector<ElementDerivative> differentiate_by_elements(Expression& score, size
   return all;
 }
 
+bool slope_is_one(const Expression& score) {
+  const ScoreDerivative derivative = differentiate_by_s(score);
+  const Node& by_s = derivative.score.graph[derivative.by_s];
+  return by_s.op == Op::kFloat && by_s.as_float() == 1.0;
+}
+
 }  // namespace fovea::expr

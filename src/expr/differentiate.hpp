@@ -32,6 +32,8 @@ struct ScoreDerivative {
   NodeId by_s = kNoNode;
 };
 ScoreDerivative differentiate_by_s(const Expression& score);
+/// Whether the derivative by s is 1 everywhere.
+bool slope_is_one(const Expression& score);
 
 /// The derivative of the score by one element that it reads: a backward pass adds it, times the gradient of the score,
 /// to the gradient of the tensor at the element's index. A score that reads a tensor at two places has one for each.

@@ -11,7 +11,8 @@ namespace {
 /// An expression under construction.
 class Builder {
  public:
-  Builder(Use use, const std::vector<TensorDeclaration>& tensors) {
+  Builder(Use use, const std::vector<TensorDeclaration>& tensors, const std::vector<NamedTensor>& named)
+      : named_(named) {
     built_.use = use;
     built_.tensors = tensors;
   }
@@ -19,9 +20,13 @@ class Builder {
   Graph& graph() { return built_.graph; }
   NodeId name(Variable v) { return graph().variable(v); }
 
-  /// An element of the tensor in this place.
+  /// An element of the tensor in this place. Where a dimension broadcasts its index is 0, so that nothing seems to depend on
+  /// what it does not.
   NodeId element(size_t tensor, std::initializer_list<NodeId> index) {
-    return graph().tensor(tensor, built_.tensors[tensor].dtype, {index.begin(), index.size()});
+    std::vector<NodeId> at(index);
+    for (size_t d = 0; d < at.size(); ++d)
+      if (named_[tensor].tensor.stride[d] == 0) at[d] = graph().integer(0);
+    return graph().tensor(tensor, built_.tensors[tensor].dtype, at);
   }
   NodeId of_pair(size_t tensor) {
     return element(tensor, {name(Variable::kB), name(Variable::kH), name(Variable::kQ), name(Variable::kK)});
@@ -49,6 +54,7 @@ class Builder {
 
  private:
   Expression built_;
+  const std::vector<NamedTensor>& named_;
 };
 
 /// Adds a tensor of the problem to its named tensors; its place among them.
@@ -120,7 +126,7 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
   const auto compose = [&](std::optional<Expression>& user, Use use, auto&& add_terms, bool has) {
     if (user) user->tensors = tensors;
     if (!has) return;
-    Builder to(use, tensors);
+    Builder to(use, tensors, p.named);
     NodeId root = add_terms(to);
     if (user) {
       const NodeId theirs = to.append(*user, root);

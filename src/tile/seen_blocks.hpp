@@ -1,5 +1,6 @@
-// Which blocks of a tile hold a pair that an expression lets see each other, and which of them need it asked pair by pair: two
-// bits for each block, 32 blocks a word, which a launch before the main kernel's fills in (kernels/seen_blocks.cuh).
+// Which blocks of a tile hold a pair that an expression lets see each other, and which of them hold one that it does not: two
+// bits for each block, 32 blocks a word; and, where memory allows, a bit for each pair. A launch before the main kernel's fills
+// them in (kernels/seen_blocks.cuh).
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,19 @@ constexpr int lowest_bit(uint32_t x) {
   return highest_bit(x & (0u - x));
 }
 
+/// The last block before `n` whose bit is set, from `begin` on; begin - 1 where there is none. word(i) gives the bits of blocks
+/// from 32 i on.
+template <class Word>
+constexpr int block_before(int n, int begin, Word&& word) {
+  while (n > begin) {
+    const int at = (n - 1) / 32, inside = n - 32 * at;  // 1 to 32 bits of it lie before n
+    const uint32_t bits = word(at) & ~uint32_t{0} >> (32 - inside);
+    n = bits != 0 ? 32 * at + highest_bit(bits) : 32 * at;
+    if (bits != 0) return n < begin ? begin - 1 : n;
+  }
+  return begin - 1;
+}
+
 /// The blocks of one tile. Null pointers: all blocks, pair by pair.
 struct SeenBlocks {
   const uint32_t* any = nullptr;   ///< blocks with a pair that is seen
@@ -26,13 +40,7 @@ struct SeenBlocks {
   /// The last block before `n` with a pair that is seen, from `begin` on; begin - 1 where there is none.
   constexpr int before(int n, int begin) const {
     if (any == nullptr) return n - 1;
-    while (n > begin) {
-      const int word = (n - 1) / 32, inside = n - 32 * word;  // 1 to 32 bits of it lie before n
-      const uint32_t bits = any[word] & ~uint32_t{0} >> (32 - inside);
-      n = bits != 0 ? 32 * word + highest_bit(bits) : 32 * word;
-      if (bits != 0) return n < begin ? begin - 1 : n;
-    }
-    return begin - 1;
+    return block_before(n, begin, [&](int at) { return any[at]; });
   }
   /// The first block from `n` on with a pair that is seen, before `end`; `end` where there is none.
   constexpr int from(int n, int end) const {
@@ -55,20 +63,41 @@ struct SeenBlocks {
   constexpr bool is_partial(int n) const { return some == nullptr || (some[n / 32] >> (n % 32) & 1) != 0; }
 };
 
-/// Those of all tiles of a problem: (batch, heads or 1, tiles, words), `any` and behind them `some`.
+/// Of a tile of queries: those of one warpgroup of a forward kernel.
+inline constexpr int kSeenQueries = 64;
+
+/// Those of all tiles of a problem: (batches, heads, tiles, words), `any` and behind them `some`.
 struct SeenBlocksView {
   uint32_t* data = nullptr;  ///< null: nobody looks
-  int heads = 1, tiles = 0, words = 0;
-  int tile_rows = 0, block_rows = 0;  ///< of a tile, and of the blocks that it walks over
+  /// (batches, pair_heads, tiles, blocks, tile_rows / 16, pair_words, 32 lanes): of 16 rows and a block the words of
+  /// warp/pair_bits.cuh. Null: who needs them asks the expression.
+  uint32_t* pairs = nullptr;
+  int batches = 1, heads = 1, pair_heads = 1;  ///< 1 where the expression is the same for all
+  int tiles = 0, blocks = 0;                   ///< blocks: that a tile walks over
+  int tile_rows = 0, block_rows = 0;           ///< of each
 
-  constexpr int64_t size(int batch) const { return int64_t{batch} * heads * tiles * words; }
+  static constexpr int kPairRows = 16, kLanes = 32;
+  constexpr int words() const { return blocks < 1 ? 1 : (blocks + 31) / 32; }
+  constexpr int64_t size() const { return int64_t{batches} * heads * tiles * words(); }
   constexpr int64_t offset(int b, int h, int tile) const {
-    return ((int64_t{b} * heads + (heads == 1 ? 0 : h)) * tiles + tile) * words;
+    return ((int64_t{batches == 1 ? 0 : b} * heads + (heads == 1 ? 0 : h)) * tiles + tile) * words();
   }
-  constexpr SeenBlocks at(int batch, int b, int h, int tile) const {
+  constexpr SeenBlocks at(int b, int h, int tile) const {
     if (data == nullptr) return {};
     const uint32_t* any = data + offset(b, h, tile);
-    return {any, any + size(batch)};
+    return {any, any + size()};
+  }
+
+  constexpr int pair_words() const { return (block_rows + 63) / 64; }  ///< of a lane
+  constexpr int words_of_rows() const { return pair_words() * kLanes; }
+  constexpr int words_of_block() const { return tile_rows / kPairRows * words_of_rows(); }
+  constexpr int64_t pairs_size() const {
+    return int64_t{batches} * pair_heads * tiles * blocks * words_of_block();
+  }
+  /// Of block 0 of a tile; `h` is the head of the queries.
+  constexpr int64_t pairs_offset(int b, int h, int tile) const {
+    const int64_t head = int64_t{batches == 1 ? 0 : b} * pair_heads + (pair_heads == 1 ? 0 : h);
+    return (head * tiles + tile) * blocks * words_of_block();
   }
 };
 

@@ -48,8 +48,8 @@ TEST(SeenBlocks, WalksFindTheBlocksOfAnyRange) {
 
 TEST(SeenBlocks, EveryTileHasWordsOfItsOwn) {
   SeenBlocksView view;
-  view.heads = 3, view.tiles = 5, view.words = 2;
-  std::vector<bool> taken(static_cast<size_t>(view.size(4)));
+  view.batches = 4, view.heads = 3, view.tiles = 5, view.blocks = 40;
+  std::vector<bool> taken(static_cast<size_t>(view.size()));
   for (int b = 0; b < 4; ++b)
     for (int h = 0; h < 3; ++h)
       for (int tile = 0; tile < 5; ++tile)

@@ -142,7 +142,7 @@ struct BwdSm90Walk {
 
   __device__ __forceinline__ static BwdSm90Walk of(const BackwardArgs& b, const BwdSm90Work& work) {
     if constexpr (!Expression::kHasSees) return {};
-    return {b.seen.at(b.p.batch, work[BwdSm90Work::kBatch], work[BwdSm90Work::kHeadKv],
+    return {b.seen.at(work[BwdSm90Work::kBatch], work[BwdSm90Work::kHeadKv],
                       work[BwdSm90Work::kFirstKey] / b.seen.tile_rows)};
   }
   /// The block behind block n; `end` where there is none.

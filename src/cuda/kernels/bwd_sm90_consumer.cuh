@@ -8,6 +8,8 @@
 #include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/kernels/bwd_sm90_keys.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
@@ -20,6 +22,7 @@
 #include "cuda/warp/finite_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
+#include "cuda/warp/pair_elements.cuh"
 #include "cuda/warp/row_vectors.cuh"
 #include "cuda/warp/score_terms.cuh"
 #include "tile/log2.hpp"
@@ -49,6 +52,8 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   static constexpr bool kHasTerm = kConfig.softcap || kConfig.alibi || kConfig.dropout || kConfig.expression;
   /// Whether the factor of dS is another than P.
   static constexpr bool kHasSlope = kConfig.softcap || (kConfig.expression && !Expression::kSlopeIsOne);
+  /// Whether elements of a tensor of pairs are copied a step ahead, to where the step's dS will be.
+  static constexpr bool kCopiesPairs = Expression::kReadsPairs && kBoth;
   /// Whether dP is computed while P is: with 128 queries terms have no registers for both.
   static constexpr bool kDpBesideP = kSumsDk && !kConfig.dp_behind_p && !(kHasTerm && kM == 128);
   struct Sums {
@@ -207,14 +212,33 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
             span,
             n * kM + 2 * (lane() % 4)};
   }
-  /// As weigh, of a score of the user's; and, where its slope is not 1, the factor of dS.
+  /// Begins to copy the elements of a tensor of pairs of step number `count`, which is block n of a head, to where its dS
+  /// will be: each warp to its own keys' place.
+  __device__ __forceinline__ void copy_pairs(uint32_t count, const Work& work, int n, int head) const {
+    const RingSlot<kConfig.kBuffers> buffer(count);
+    ptx::mbarrier_wait(memory.empty_ds(buffer.index), buffer.phase ^ 1);  // its last dS has been read
+    const PairTerms terms = pair_terms(work, n, head);
+    const uint32_t to = memory.ds(buffer.index, keys());
+    copy_pair_elements<kM, 2>(terms.head, terms.span, n * kM,
+                              work[Work::kFirstKey] + keys() * 64 + warp() * 16, lane(),
+                              [&](int row, int chunk) { return to + ds_chunk(row, 2 * warp() + chunk); });
+    ptx::cp_async_commit();
+  }
+  /// As weigh, of a score of the user's; and, where its slope is not 1, the factor of dS. `pairs_at`: where the lane reads
+  /// elements of pairs.
   template <int kBehind>
   __device__ __forceinline__ void weigh_score(Scores& acc_s, Operand& factor, Statistics& lse, int s,
-                                              const PairTerms& terms) const {
+                                              const PairTerms& terms, uint32_t pairs_at) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc_s);
+    if constexpr (kCopiesPairs) {
+      ptx::cp_async_wait<0>();
+      __syncwarp();  // every lane's part of the step's pairs is there
+    }
+    uint32_t pairs[4];
 #pragma unroll
     for (int t = 0; t < kM / 8; ++t) {
+      if (kCopiesPairs && t % 2 == 0) ptx::ldmatrix_x4_trans(pairs, pairs_at + t * 8 * kRowBytes);
       const float2 base[2] = {lse.at(4 * t, memory.lse(s)), lse.at(4 * t + 2, memory.lse(s))};
       float slope[2][2];
 #pragma unroll
@@ -223,8 +247,15 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = acc_s[4 * t + 2 * half + e];
-          const float score =
-              Expression::score(terms.head, query, terms.key[half], x * args.b.p.scale, slope[half][e]);
+          const float scaled = x * args.b.p.scale;
+          float score;
+          if constexpr (kCopiesPairs) {
+            const float2 pair = unpack<Expression::PairElement>(pairs[t % 2 * 2 + half]);
+            score = Expression::score_with(terms.head, query, terms.key[half], scaled,
+                                           e == 0 ? pair.x : pair.y, slope[half][e]);
+          } else {
+            score = Expression::score(terms.head, query, terms.key[half], scaled, slope[half][e]);
+          }
           x = ptx::ex2(fmaf(score, tile::kLog2e, -(e == 0 ? base[half].x : base[half].y)));
           slope[half][e] = x == 0 ? 0.0f : x * slope[half][e];
         }
@@ -236,35 +267,33 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       }
     }
   }
-  /// P, and the factor of dS, of pairs that the expression does not let see each other become 0.
-  __device__ __forceinline__ void mask_by_expression(Scores& weights, Operand& factor,
-                                                     const PairTerms& terms) const {
-#pragma unroll
-    for (int t = 0; t < kM / 8; ++t) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const Expression::Query query = terms.query(t, e);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (Expression::sees(terms.head, query, terms.key[half])) continue;
-          weights[4 * t + 2 * half + e] = 0.0f;
-          if constexpr (kHasSlope) factor[t / 2][t % 2 * 2 + half] &= e == 0 ? 0xffff0000u : 0xffffu;
-        }
-      }
+  using Seen = PairBits<Expression::kHasSees ? kM / 16 : 1>;
+  /// Which pairs of a step the expression lets see each other, where it does not let all: to be found beside products.
+  __device__ __forceinline__ bool find_seen(Seen& seen, const Work& work, int n, int head) const {
+    if (!BwdSm90Walk::of(args.b, work).is_partial(n)) return false;
+    const tile::SeenBlocksView& view = args.b.seen;
+    if (view.pairs != nullptr) {
+      const int head_q = work[Work::kHeadKv] * args.b.p.group + head;
+      const int tile = work[Work::kFirstKey] / view.tile_rows;
+      const int rows = keys() * 64 / view.kPairRows + warp();
+      seen.load(view.pairs + view.pairs_offset(work[Work::kBatch], head_q, tile) +
+                int64_t{n} * view.words_of_block() + rows * view.words_of_rows() + lane());
+    } else {
+      const PairTerms terms = pair_terms(work, n, head);
+      seen.template ask<8>([&](int i) {
+        return Expression::sees(terms.head, terms.query(i / 4, i % 2), terms.key[i / 2 % 2]);
+      });
     }
+    return true;
   }
   /// As weigh, of what the expression says.
   template <int kBehind>
   __device__ __forceinline__ void weigh_expression(Scores& acc_s, Operand& factor, Statistics& lse, int s,
-                                                   const Work& work, int n, int head) const {
+                                                   const Work& work, int n, int head, int buffer) const {
     if constexpr (Expression::kHasScore) {
-      weigh_score<kBehind>(acc_s, factor, lse, s, pair_terms(work, n, head));
+      weigh_score<kBehind>(acc_s, factor, lse, s, pair_terms(work, n, head), ds_of_lane(buffer));
     } else {
       weigh<kBehind>(acc_s, lse, s);
-    }
-    if constexpr (Expression::kHasSees) {
-      if (BwdSm90Walk::of(args.b, work).is_partial(n))
-        mask_by_expression(acc_s, factor, pair_terms(work, n, head));
     }
   }
   using Kept = KeptWeights<kConfig.dropout ? kM / 16 : 1>;
@@ -343,10 +372,17 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
   }
   /// Transposed into the strip of dS of this consumer's keys.
   __device__ __forceinline__ void store_ds(const Operand& ds, int buffer) const {
-    const int row = lane() % 8 + lane() / 16 * 8, chunk = 2 * warp() + lane() / 8 % 2;
-    const uint32_t at = memory.ds(buffer, keys()) + row * kRowBytes + (chunk ^ row % 8) * 16;
+    const uint32_t at = ds_of_lane(buffer);
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) ptx::stmatrix_x4_trans(at + i * 16 * kRowBytes, ds[i]);
+  }
+  /// Eight keys of a query in a buffer of dS.
+  __device__ __forceinline__ static uint32_t ds_chunk(int query, int chunk) {
+    return query * kRowBytes + (chunk ^ query % 8) * 16;
+  }
+  /// Where the lane reads or writes a row of the warp's first 16 queries.
+  __device__ __forceinline__ uint32_t ds_of_lane(int buffer) const {
+    return memory.ds(buffer, keys()) + ds_chunk(lane() % 8 + lane() / 16 * 8, 2 * warp() + lane() / 8 % 2);
   }
 
   // --- what is not finite (bwd_sm90.cuh) ---
@@ -443,11 +479,14 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       look_ahead(state.ahead, count);  // in the step before it gains nothing at D = 192 and 256
     if (state.ahead.odd) clear_odd_rows(s, slot.phase);
     [[maybe_unused]] Kept kept;
+    [[maybe_unused]] Seen pairs;
+    [[maybe_unused]] bool expression_cuts = false;
     if constexpr (kSumsDv) {
       ptx::wgmma_fence();
       issue_keys_by_queries<kD>(acc_s, k.index * kConfig.k_bytes(), q_at);
       if constexpr (kConfig.dropout) find_kept(kept, tile.work, n, head);  // beside S
-      if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));           // while S is computed
+      if constexpr (Expression::kHasSees) expression_cuts = find_seen(pairs, tile.work, n, head);
+      if constexpr (!kBoth) state.ahead.lse.read(memory.lse(s));  // while S is computed
     }
     if constexpr (kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
     constexpr int kBesideP = kBoth && kDpBesideP ? 1 : 0;
@@ -458,12 +497,16 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       if constexpr (kConfig.alibi) {
         weigh_alibi<kBesideP>(acc_s, state.ahead.lse, s, tile.work, n, slope_of(tile.work, head));
       } else if constexpr (kConfig.expression) {
-        weigh_expression<kBesideP>(acc_s, factor, state.ahead.lse, s, tile.work, n, head);
+        weigh_expression<kBesideP>(acc_s, factor, state.ahead.lse, s, tile.work, n, head, buffer.index);
       } else {
         weigh<kBesideP>(acc_s, state.ahead.lse, s);
       }
       if (masked) mask(acc_s, tile.work, keys(), n);
       to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
+      if constexpr (Expression::kHasSees) {
+        if (expression_cuts) pairs.keep(p);
+        if (kHasSlope && expression_cuts) pairs.keep(factor);
+      }
       if constexpr (kConfig.dropout) mark_dropped(p, kept);
     }
     if constexpr (kSumsDk && !kDpBesideP) issue_dp(acc_dp, state.tiles, first, slot, do_at);
@@ -497,6 +540,11 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       if (!more) state.next = open(tile.number + 1, state.tiles + 1);
       state.looked = more || state.next.steps > 0;
       if (state.looked) look_ahead(state.ahead, count + 1);
+      if constexpr (kCopiesPairs) {
+        const Place behind = more ? place_behind(tile, {n, head}) : Place{state.next.m_begin, 0};
+        const Work work = memory.work(more ? tile.number : tile.number + 1);
+        if (state.looked) copy_pairs(count + 1, work, behind.n, behind.head);
+      }
     }
     if constexpr (kSumsDv) {
       ptx::wgmma_wait<kSumsDk ? 1 : 0>();
@@ -580,10 +628,16 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
     release(memory.empty_work(tile.number));
   }
 
-  /// The tile's block of queries behind block n; m_end where there is none.
-  __device__ __forceinline__ int behind(const Tile& tile, int n) const {
-    if constexpr (!Expression::kHasSees) return n + 1;
-    return uniform(BwdSm90Walk::of(args.b, tile.work).behind(n, tile.m_end));
+  /// Of a step in its tile: a block of queries, and a head of the group.
+  struct Place {
+    int n, head;
+  };
+  /// Block by block, head by head.
+  __device__ __forceinline__ Place place_behind(const Tile& tile, Place at) const {
+    int n = at.n + 1;
+    if constexpr (Expression::kHasSees)
+      n = uniform(BwdSm90Walk::of(args.b, tile.work).behind(at.n, tile.m_end));
+    return n == tile.m_end ? Place{tile.m_begin, at.head + 1} : Place{n, at.head};
   }
 
   /// All tiles of this CTA.
@@ -599,12 +653,13 @@ struct BwdSm90Consumer : BwdSm90Keys<Instance> {
       for (float& x : state.sums.dv) x = 0.0f;
       if (tile.steps > 0) {
         if (kBoth && !state.looked) look_ahead(state.ahead, state.steps);
+        Place at = {tile.m_begin, 0};
+        if (kCopiesPairs && !state.looked) copy_pairs(state.steps, tile.work, at.n, at.head);
         ptx::wgmma_fence();
 #pragma unroll 1
-        for (int left = tile.steps, n = tile.m_begin, head = 0; left > 0; --left) {
-          step(state, n, left == tile.steps, left > 1, head);
-          n = behind(tile, n);
-          if (n == tile.m_end) n = tile.m_begin, ++head;
+        for (int left = tile.steps; left > 0; --left) {
+          step(state, at.n, left == tile.steps, left > 1, at.head);
+          at = place_behind(tile, at);
         }
         if constexpr (!kSumsDk) release(memory.empty_k(RingSlot<kConfig.k_stages>(state.tiles).index));
         ++state.tiles;

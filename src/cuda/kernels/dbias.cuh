@@ -13,32 +13,22 @@
 #pragma once
 
 #include "cuda/kernels/bwd_simt.cuh"
+#include "cuda/kernels/dbias_shape.hpp"
 
 namespace fovea::cuda {
 
 inline constexpr int kDBiasThreads = kBwdSimtThreads;
 
-/// How dbias is cut: its extents, and tiles over queries and keys.
-struct DBiasShape {
-  int batch, heads, seqlen_q, seqlen_k, tiles_q, tiles_k;
+/// Queries and keys of a tile.
+inline constexpr int kDBiasTile = 64;
 
-  /// A dimension of stride 0 has one element, the sum over the whole dimension.
-  constexpr explicit DBiasShape(const tile::AttentionParams& p)
-      : batch(p.dbias.batch != 0 ? p.batch : 1),
-        heads(p.dbias.head != 0 ? p.heads_q : 1),
-        seqlen_q(p.dbias.row != 0 ? p.seqlen_q : 1),
-        seqlen_k(p.dbias.column != 0 ? p.seqlen_k : 1),
-        tiles_q((seqlen_q + 63) / 64),
-        tiles_k((seqlen_k + 63) / 64) {}
-};
 constexpr int64_t dbias_ctas(const BackwardArgs& args) {
-  const DBiasShape shape(args.p);
-  return static_cast<int64_t>(shape.batch) * shape.heads * shape.tiles_q * shape.tiles_k;
+  return DBiasShape(args.p, kDBiasTile).tiles();
 }
 
 template <class T>
 struct DBias {
-  using Tile = SimtTile<kDBiasThreads, 64>;
+  using Tile = SimtTile<kDBiasThreads, kDBiasTile>;
   using Shared = typename Tile::Shared;
   using Pairs = typename Tile::Pairs;
   static constexpr int kRows = Tile::kRows;
@@ -48,7 +38,7 @@ struct DBias {
   Shared& s;
 
   __device__ __forceinline__ void run() {
-    const DBiasShape shape(p);
+    const DBiasShape shape(p, kDBiasTile);
     find_tile(shape);
     Pairs sum;
     Tile::clear(sum);

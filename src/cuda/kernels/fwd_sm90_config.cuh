@@ -17,10 +17,12 @@
 namespace fovea::cuda {
 
 struct FwdSm90Config {
-  int head_dim, head_dim_v;              ///< padded to multiples of 16
-  int tile_n;                            ///< a multiple of 16: a step of P V
-  int consumers;                         ///< warpgroups of 64 rows
-  int stages;                            ///< of K, and of V
+  int head_dim, head_dim_v;  ///< padded to multiples of 16
+  int tile_n;                ///< a multiple of 16: a step of P V
+  int consumers;             ///< warpgroups of 64 rows
+  int stages;                ///< of K, and of V
+  /// The same where the score reads a tensor of pairs: two blocks of it lie beside them. 0: it is read where it lies.
+  int stages_beside_pairs = 0;
   bool intra_warpgroup_overlap = false;  ///< the overlapped schedule, else the queued one
   /// The row sum by the tensor cores, from columns of ones beside V. It is the sum of the rounded weights: right
   /// for O, but up to 1e-3 off for lse. Worth 3 % of d64 at 512 to 4,096 tokens (docs/kernels/fwd_sm90.md, Tiles).
@@ -73,12 +75,25 @@ struct FwdSm90Config {
   constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
   constexpr int k_at() const { return consumers * q_bytes(); }
-  constexpr int v_at() const { return k_at() + stages * k_bytes(); }
-  constexpr int barriers_at() const { return v_at() + stages * v_stage_bytes(); }
-  constexpr int barriers() const { return 2 * consumers + 4 * stages + 4; }
+  /// Of the kernel as it is compiled.
+  constexpr bool stages_pairs() const { return Expression::kReadsPairs && stages_beside_pairs > 0; }
+  constexpr int ring() const { return stages_pairs() ? stages_beside_pairs : stages; }
+  constexpr int v_at() const { return k_at() + ring() * k_bytes(); }
+  constexpr int barriers_at() const { return v_at() + ring() * v_stage_bytes(); }
+  constexpr int barriers() const { return 2 * consumers + 4 * ring() + 4; }
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   constexpr int next_at() const { return work_tiles_at() + 2 * consumers * kWorkTileBytes; }
-  constexpr int shared_bytes() const { return next_at() + 2 * 4; }
+  /// Two blocks of elements for each warp's 16 rows; 16 bytes more a row, so that eight rows begin in different banks.
+  constexpr int pairs_at() const { return next_at() + 16; }
+  constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
+  constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
+  constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
+  /// Enough for both ways to compile it: the library's table does not know the expression.
+  constexpr int shared_bytes() const {
+    const int stage = k_bytes() + v_stage_bytes(), without = pairs_at() + (stages - ring()) * (stage + 4 * 8);
+    const int with = pairs_at() + (stages_beside_pairs - ring()) * (stage + 4 * 8) + all_pairs_bytes();
+    return stages_beside_pairs > 0 && with > without ? with : without;
+  }
   static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
 };
 
@@ -122,15 +137,20 @@ struct FwdSm90Memory {
     return tile::wgmma_mn_major(kConfig.v_at(), tile::SwizzleMode::k128, kConfig.tile_n);
   }
 
+  /// Block `parity` of the elements of a tensor of pairs of warp `warp` of consumer w.
+  __device__ __forceinline__ uint32_t pairs(int w, int warp, int parity) const {
+    return base + kConfig.pairs_at() + ((4 * w + warp) * 2 + parity) * kConfig.pair_block_bytes();
+  }
+
   __device__ __forceinline__ uint32_t full_q(int w) const { return barrier(w); }
   __device__ __forceinline__ uint32_t empty_q(int w) const { return barrier(kConfig.consumers + w); }
   __device__ __forceinline__ uint32_t full_k(int s) const { return barrier(2 * kConfig.consumers + s); }
-  __device__ __forceinline__ uint32_t full_v(int s) const { return full_k(s) + 8 * kConfig.stages; }
-  __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(s) + 16 * kConfig.stages; }
-  __device__ __forceinline__ uint32_t empty_v(int s) const { return full_k(s) + 24 * kConfig.stages; }
+  __device__ __forceinline__ uint32_t full_v(int s) const { return full_k(s) + 8 * kConfig.ring(); }
+  __device__ __forceinline__ uint32_t empty_k(int s) const { return full_k(s) + 16 * kConfig.ring(); }
+  __device__ __forceinline__ uint32_t empty_v(int s) const { return full_k(s) + 24 * kConfig.ring(); }
 
   __device__ __forceinline__ uint32_t full_next(uint32_t turn) const {
-    return barrier(2 * kConfig.consumers + 4 * kConfig.stages + turn % 2);
+    return barrier(2 * kConfig.consumers + 4 * kConfig.ring() + turn % 2);
   }
   __device__ __forceinline__ uint32_t empty_next(uint32_t turn) const { return full_next(turn) + 16; }
   /// The index of the tile after the one of this turn.
@@ -144,7 +164,7 @@ struct FwdSm90Memory {
       ptx::mbarrier_init(full_q(w), 1);
       ptx::mbarrier_init(empty_q(w), 4);
     }
-    for (int s = 0; s < kConfig.stages; ++s) {
+    for (int s = 0; s < kConfig.ring(); ++s) {
       ptx::mbarrier_init(full_k(s), 1);
       ptx::mbarrier_init(full_v(s), 1);
       ptx::mbarrier_init(empty_k(s), 4 * kConfig.consumers);
@@ -159,7 +179,7 @@ struct FwdSm90Memory {
 
   /// Writes the strips of ones behind V, by all threads; wgmma sees them after a __syncthreads().
   __device__ __forceinline__ void fill_ones(int thread, uint32_t pair) const {
-    for (int s = 0; s < kConfig.stages; ++s) {
+    for (int s = 0; s < kConfig.ring(); ++s) {
       for (int i = thread; i < kConfig.ones_bytes() / 4; i += kConfig.threads())
         ptx::st_shared_4(v(s) + kConfig.v_bytes() + 4 * i, pair);
     }
@@ -190,25 +210,41 @@ struct StageRing {
   }
 };
 
-/// The blocks of keys of a tile, from the last to the first: all, or those that an expression lets it see.
+/// The blocks of keys of a tile, from the last to the first: all, or those that an expression lets any of its consumers see.
 struct BlockWalk {
-  tile::SeenBlocks seen;
+  const uint32_t* any = nullptr;  ///< of the first consumer's rows; null: all blocks
+  int tiles = 0, words = 0;       ///< consumers that have rows; words of each
+  int at = -1;                    ///< the word whose bits are known
+  uint32_t bits = 0;
 
   /// The block that comes before block n; begin - 1 where there is none.
-  __device__ __forceinline__ int before(int n, int begin) const {
-    if constexpr (Expression::kHasSees) return seen.before(n, begin);
-    return n - 1;
+  __device__ __forceinline__ int before(int n, int begin) {
+    if (!Expression::kHasSees || any == nullptr) return n - 1;
+    return tile::block_before(n, begin, [&](int word) {
+      if (word != at) look(word);
+      return bits;
+    });
   }
-  /// Whether the expression is to be asked for each pair.
-  __device__ __forceinline__ bool is_partial(int n) const {
-    if constexpr (Expression::kHasSees) return seen.is_partial(n);
-    return false;
+
+ private:
+  __device__ __forceinline__ void look(int word) {
+    at = word;
+    bits = 0;
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) bits |= any[i * words + word];
   }
 };
-/// Of tile `block` of queries. `head` is that of the queries: heads are not packed where there is an expression.
-__device__ __forceinline__ BlockWalk fwd_sm90_walk(const ForwardArgs& f, int batch, int head, int block) {
-  if constexpr (Expression::kHasSees) return {f.seen.at(f.p.batch, batch, head, block)};
-  return {};
+/// Of the tile whose first row is `row`. `head` is that of the queries: heads are not packed where there is an expression.
+__device__ __forceinline__ BlockWalk fwd_sm90_walk(const ForwardArgs& f, int batch, int head, int row,
+                                                   int consumers) {
+  BlockWalk walk;
+  if constexpr (Expression::kHasSees) {
+    const int first = row / tile::kSeenQueries;
+    walk.any = f.seen.at(batch, head, first).any;
+    walk.tiles = min(consumers, f.seen.tiles - first);
+    walk.words = f.seen.words();
+  }
+  return walk;
 }
 
 }  // namespace fovea::cuda

@@ -20,6 +20,8 @@
 #include "cuda/warp/alibi.cuh"
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/pair_elements.cuh"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
@@ -37,7 +39,7 @@ struct FwdSm90Consumer {
   static constexpr FwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kTileN = kConfig.tile_n, kRows = kConfig.kRows, kConsumers = kConfig.consumers;
   static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v;
-  static constexpr int kStages = kConfig.stages, kRowBytes = kConfig.kRowBytes;
+  static constexpr int kStages = kConfig.ring(), kRowBytes = kConfig.kRowBytes;
   static constexpr int kStripsQ = kConfig.strips(kDim), kStripsV = kConfig.strips(kDimV);
   static constexpr int kParts = kConfig.parts(), kProducts = products_of_parts(kParts);
   static constexpr int kStepsQk = kDim / 16, kStepsPv = kTileN / 16;
@@ -81,6 +83,7 @@ struct FwdSm90Consumer {
   const FwdSm90WorkTile* work = nullptr;  ///< in shared memory
   tile::Dropout dropout;
   StageRing<kStages> ring;
+  int pair_parity = 0;     ///< of the copies of pair elements: that of the next block
   bool all_begun = false;  ///< every row of the warp has seen a key, so it has a maximum
 
   __device__ __forceinline__ FwdSm90Consumer(const TmaForwardArgs& args_, const Memory& memory_, int w_,
@@ -98,7 +101,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void run() {
     if (kConfig.ping_pong && w == kConsumers - 1) pass_turn();
     for (uint32_t tile_count = 0; begin_tile(tile_count); ++tile_count) {
-      const KeyBlocks blocks = key_blocks();
+      KeyBlocks blocks = key_blocks();
       const PairTerms terms = pair_terms();
       clear();
       skip_blocks(blocks, blocks.load_end, max(blocks.end, blocks.load_begin));
@@ -118,22 +121,20 @@ struct FwdSm90Consumer {
   }
 
  private:
-  /// What is to be asked for each pair of a block: whether the window, or the expression, lets it see.
-  struct Mask {
-    bool window, expression;
-  };
   /// Indices of blocks of keys, warp-uniform. Those outside of [full_begin, full_end) need a mask; the producer
   /// loads [load_begin, load_end), of which this consumer needs [begin, end).
   struct KeyBlocks {
     int begin, end, full_begin, full_end, load_begin, load_end;
-    BlockWalk walk;
-    __device__ __forceinline__ Mask mask(int n) const {
-      return {n < full_begin || n >= full_end,
-              Expression::kHasSees && uniform(static_cast<int>(walk.is_partial(n))) != 0};
+    tile::SeenBlocks own;  ///< of this consumer's rows
+    BlockWalk walk;        ///< of the tile
+    __device__ __forceinline__ bool window_cuts(int n) const { return n < full_begin || n >= full_end; }
+    __device__ __forceinline__ bool expression_cuts(int n) const {
+      return Expression::kHasSees && uniform(static_cast<int>(own.is_partial(n))) != 0;
     }
     /// The block to do before block n; less than `begin` where there is none.
-    __device__ __forceinline__ int before(int n) const {
-      return Expression::kHasSees ? uniform(walk.before(n, begin)) : n - 1;
+    __device__ __forceinline__ int before(int n) { return before(n, begin); }
+    __device__ __forceinline__ int before(int n, int from) {
+      return Expression::kHasSees ? uniform(walk.before(n, from)) : n - 1;
     }
   };
 
@@ -141,14 +142,23 @@ struct FwdSm90Consumer {
   struct PairTerms {
     Expression::Head head;
     Expression::Query query[2];
+    const uint32_t* seen;  ///< the lane's pairs of block 0 (tile::SeenBlocksView), or null
   };
   /// Heads of a group are not packed into a tile that has an expression: its rows are of one head.
   __device__ __forceinline__ PairTerms pair_terms() const {
     const Expression::Head head = expression_head(args.f.p, work->span, work->batch, work->head);
     const int row = work->first_row + 16 * warp_index() + lane_index() / 4;
+    const tile::SeenBlocksView& seen = args.f.seen;
+    const uint32_t* pairs = nullptr;
+    if (Expression::kHasSees && seen.pairs != nullptr) {
+      static_assert(kRows == tile::kSeenQueries);
+      pairs = seen.pairs + seen.pairs_offset(work->batch, work->head, work->first_row / tile::kSeenQueries) +
+              warp_index() * seen.words_of_rows() + lane_index();
+    }
     return {head,
             {Expression::Query(head, query_in_use(work->span, row)),
-             Expression::Query(head, query_in_use(work->span, row + 8))}};
+             Expression::Query(head, query_in_use(work->span, row + 8))},
+            pairs};
   }
 
   /// Arrives for the warp. Call it after a wait for products or __syncwarp(): a lane that has not seen the
@@ -181,7 +191,10 @@ struct FwdSm90Consumer {
             uniform(work->blocks.full_end),
             uniform(work->load_begin),
             uniform(work->load_end),
-            fwd_sm90_walk(args.f, work->batch, work->head, (work->first_row - w * kRows) / kConfig.tile_m())};
+            Expression::kHasSees
+                ? args.f.seen.at(work->batch, work->head, work->first_row / tile::kSeenQueries)
+                : tile::SeenBlocks(),
+            fwd_sm90_walk(args.f, work->batch, work->head, work->first_row - w * kRows, kConsumers)};
   }
 
   /// Q goes to registers where the configuration says so; O and the rows' statistics start empty.
@@ -222,12 +235,9 @@ struct FwdSm90Consumer {
 
   /// Passes over blocks [begin, end), which other consumers need, the last first. It waits for each: an arrival
   /// before the block is there could count for the stage's earlier block.
-  __device__ __forceinline__ void skip_blocks(const KeyBlocks& blocks, int end, int begin) {
-    const auto before = [&](int n) {
-      return Expression::kHasSees ? uniform(blocks.walk.before(n, begin)) : n - 1;
-    };
+  __device__ __forceinline__ void skip_blocks(KeyBlocks& blocks, int end, int begin) {
 #pragma unroll 1
-    for (int n = before(end); n >= begin; n = before(n)) {
+    for (int n = blocks.before(end, begin); n >= begin; n = blocks.before(n, begin)) {
       wait_for_turn();
       pass_turn();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
@@ -242,7 +252,7 @@ struct FwdSm90Consumer {
   /// Writes O and lse, and skips the blocks behind the consumer's last one. Writing comes first, beside the
   /// other consumers' products, as the loader has stages left meanwhile; with bf16x3 that would take
   /// registers that are not there.
-  __device__ __forceinline__ void end_tile(const KeyBlocks& blocks) {
+  __device__ __forceinline__ void end_tile(KeyBlocks& blocks) {
     const int end = min(blocks.begin, blocks.load_end);
     if (kConfig.bf16x3) skip_blocks(blocks, end, blocks.load_begin);
     FwdSm90Epilogue<Instance>(args, *work)
@@ -323,56 +333,92 @@ struct FwdSm90Consumer {
 
   // --- softmax ---
 
-  /// Calls visit(score, half, key) for each score of a block: that of the lane's row `half` and this key.
-  template <class Visit>
-  __device__ __forceinline__ void for_each_pair(AccS& acc_s, int n, const PairTerms& terms,
-                                                Visit&& visit) const {
-    const int first_key = n * kTileN + 2 * (lane_index() % 4);
-#pragma unroll
-    for (int i = 0; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) {
-      // Keys behind the last one get that, so that every tensor has their elements: the window takes them out.
-      const int k = first_key + i / 4 * 8 + i % 2;
-      const Expression::Key key(terms.head,
-                                Expression::kReadsByKey ? max(min(k, work->span.used_k - 1), 0) : k);
-      visit(acc_s[i], 0, key);
-      visit(acc_s[i + 2], 1, key);
-    }
+  /// The key of score i of the lane, and of i + 2. Keys behind the last one get that, so that every tensor has their
+  /// elements: the window takes them out.
+  __device__ __forceinline__ Expression::Key key_of(int i, int n, const PairTerms& terms) const {
+    const int k = n * kTileN + 2 * (lane_index() % 4) + i / 4 * 8 + i % 2;
+    return Expression::Key(terms.head, Expression::kReadsByKey ? max(min(k, work->span.used_k - 1), 0) : k);
   }
   /// From Q K^T to what the expression makes of it.
   __device__ __forceinline__ void apply_expression(AccS& acc_s, int n, const PairTerms& terms) const {
     const float scale = args.f.p.scale;
-    for_each_pair(acc_s, n, terms, [&](float& s, int half, const Expression::Key& key) {
-      s = Expression::score(terms.head, terms.query[half], key, s * scale);
-    });
-  }
-  /// Scores of keys that the expression does not let a row see become -inf.
-  __device__ __forceinline__ void mask_by_expression(AccS& acc_s, int n, const PairTerms& terms) const {
-    for_each_pair(acc_s, n, terms, [&](float& s, int half, const Expression::Key& key) {
-      if (!Expression::sees(terms.head, terms.query[half], key)) s = -INFINITY;
-    });
-  }
-
-  /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
-  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, Mask masked, const PairTerms& terms) const {
-    if constexpr (kConfig.softcap) {
-      const tile::AttentionParams& p = args.f.p;
 #pragma unroll
-      for (float& s : acc_s) s = p.softcap * tanh_of(s * (p.scale / p.softcap));
-    }
-    if constexpr (kConfig.alibi) {
+    for (int i = 0; i < kTileN / 2; i += (i % 2 == 0 ? 1 : 3)) {
+      const Expression::Key key = key_of(i, n, terms);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        add_distances<-1>(acc_s, half, alibi_factor[half],
-                          static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
+      for (int half = 0; half < 2; ++half) {
+        float& s = acc_s[i + 2 * half];
+        s = Expression::score(terms.head, terms.query[half], key, s * scale);
+      }
     }
-    if constexpr (Expression::kHasScore) apply_expression(acc_s, n, terms);
-    if constexpr (Expression::kHasSees)
-      if (masked.expression) mask_by_expression(acc_s, n, terms);
-    if (masked.window) mask_window(acc_s, args.f, *work, n * kTileN);
   }
-
   using Kept = KeptWeights<kConfig.dropout ? kStepsPv : 1>;
-  /// Which weights of block n dropout keeps: to be found beside products.
+  using Seen = PairBits<Expression::kHasSees ? kStepsPv : 1>;
+  /// What is known of a block's pairs before their scores are.
+  struct BlockTerms {
+    bool window_cuts, expression_cuts;  ///< whether there are pairs that it does not let see
+    Seen seen;                          ///< pairs that the expression lets see, where it cuts
+    Kept kept;                          ///< weights that dropout keeps
+  };
+  /// Of block n: to be called beside products.
+  __device__ __forceinline__ BlockTerms block_terms(KeyBlocks& blocks, int n, const PairTerms& terms) {
+    BlockTerms block;
+    block.window_cuts = blocks.window_cuts(n);
+    block.expression_cuts = blocks.expression_cuts(n);
+    if constexpr (Expression::kHasSees)
+      if (block.expression_cuts) find_seen(block.seen, n, terms);
+    if constexpr (kConfig.dropout) find_kept(block.kept, n);
+    if constexpr (kConfig.stages_pairs()) {
+      copy_pairs(blocks, blocks.before(n), terms);
+      ptx::cp_async_wait<1>();
+      __syncwarp();  // every lane's part of this block is there
+    }
+    return block;
+  }
+  /// Begins to copy the elements of a tensor of pairs of block n, if there is one.
+  __device__ __forceinline__ void copy_pairs(const KeyBlocks& blocks, int n, const PairTerms& terms) {
+    const uint32_t to = memory.pairs(w, warp_index(), pair_parity);
+    __syncwarp();  // every lane has read what was there
+    if (n >= blocks.begin)
+      copy_pair_elements<16, kTileN / 8>(
+          terms.head, work->span, work->first_row + 16 * warp_index(), n * kTileN, lane_index(),
+          [&](int row, int chunk) { return to + row * kConfig.pair_row_bytes() + chunk * 16; });
+    ptx::cp_async_commit();
+    pair_parity ^= 1;
+  }
+  /// The same with elements of a tensor of pairs that have been copied.
+  __device__ __forceinline__ void apply_with_pairs(AccS& acc_s, int n, const PairTerms& terms) const {
+    // This block's were copied before those of the next one.
+    const uint32_t from = memory.pairs(w, warp_index(), pair_parity) +
+                          lane_index() % 16 * kConfig.pair_row_bytes() + lane_index() / 16 * 16;
+#pragma unroll
+    for (int step = 0; step < kStepsPv; ++step) {
+      uint32_t elements[4];
+      ptx::ldmatrix_x4(elements, from + step * 32);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float2 pair = unpack<Expression::PairElement>(elements[x]);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = 8 * step + 2 * x + e;
+          acc_s[i] = Expression::score_with(terms.head, terms.query[x % 2], key_of(i & ~2, n, terms),
+                                            acc_s[i] * args.f.p.scale, e == 0 ? pair.x : pair.y);
+        }
+      }
+    }
+  }
+  /// Which pairs of block n the expression lets see each other.
+  __device__ __forceinline__ void find_seen(Seen& seen, int n, const PairTerms& terms) const {
+    if (terms.seen != nullptr) {
+      seen.load(terms.seen + int64_t{n} * args.f.seen.words_of_block());
+      return;
+    }
+    seen.template ask<8>([&](int i) {
+      return Expression::sees(terms.head, terms.query[i / 2 % 2], key_of(i & ~2, n, terms));
+    });
+  }
+
+  /// Which weights of block n dropout keeps.
   __device__ __forceinline__ void find_kept(Kept& kept, int n) const {
     const auto head = static_cast<uint32_t>(work->batch * args.f.p.heads_q + work->head);
     const uint32_t row = tile::Dropout::row_of_cell(
@@ -384,6 +430,30 @@ struct FwdSm90Consumer {
       for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
     });
   }
+  /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
+  __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, const BlockTerms& block,
+                                              const PairTerms& terms) const {
+    if constexpr (kConfig.softcap) {
+      const tile::AttentionParams& p = args.f.p;
+#pragma unroll
+      for (float& s : acc_s) s = p.softcap * tanh_of(s * (p.scale / p.softcap));
+    }
+    if constexpr (kConfig.alibi) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        add_distances<-1>(acc_s, half, alibi_factor[half],
+                          static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
+    }
+    if constexpr (kConfig.stages_pairs()) {
+      apply_with_pairs(acc_s, n, terms);
+    } else if constexpr (Expression::kHasScore) {
+      apply_expression(acc_s, n, terms);
+    }
+    if constexpr (Expression::kHasSees)
+      if (block.expression_cuts) block.seen.keep(acc_s, -INFINITY);
+    if (block.window_cuts) mask_window(acc_s, args.f, *work, n * kTileN);
+  }
+
   /// Dropped weights become 0. The epilogue has the factor of the others.
   __device__ __forceinline__ void drop(const Kept& kept) {
     static_assert(kParts == 1);
@@ -399,9 +469,9 @@ struct FwdSm90Consumer {
   }
 
   /// From Q K^T of block n to packed weights. No P V is under way.
-  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, Mask masked,
+  __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, const BlockTerms& block,
                                           const PairTerms& terms) {
-    apply_terms(acc_s, n, masked, terms);
+    apply_terms(acc_s, n, block, terms);
     if (first) rows.guess(acc_s);
     if (!all_begun) all_begun = !steep && rows.all_have_maxima();
     if (all_begun && rows.weigh_stale(acc_s, weights)) return;
@@ -412,8 +482,9 @@ struct FwdSm90Consumer {
 
   /// From Q K^T of block n to weights in the registers of S, while P V of the block before reads acc_o and
   /// `weights`. Whether rescale_o() is due once that is done.
-  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, Mask masked, const PairTerms& terms) {
-    apply_terms(acc_s, n, masked, terms);
+  __device__ __forceinline__ bool softmax_in_place(AccS& acc_s, int n, const BlockTerms& block,
+                                                   const PairTerms& terms) {
+    apply_terms(acc_s, n, block, terms);
     bool raised;
     if (all_begun) {
       raised = rows.weigh_in_place(acc_s);
@@ -428,8 +499,9 @@ struct FwdSm90Consumer {
   // --- the two schedules ---
 
   /// Blocks end - 1 to begin: Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
-  __device__ __forceinline__ void mainloop_queued(const KeyBlocks& blocks, const PairTerms& terms) {
+  __device__ __forceinline__ void mainloop_queued(KeyBlocks& blocks, const PairTerms& terms) {
     const int first_block = blocks.before(blocks.end);
+    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first_block, terms);
     for (int n = first_block, next = 0; n >= blocks.begin; n = next) {
       AccS acc_s;
       const bool first = n == first_block;
@@ -437,9 +509,7 @@ struct FwdSm90Consumer {
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
       ptx::wgmma_fence();
       issue_qk(acc_s, ring.stage);
-      const Mask masked = blocks.mask(n);
-      Kept kept;
-      if constexpr (kConfig.dropout) find_kept(kept, n);
+      const BlockTerms block = block_terms(blocks, n, terms);
       ptx::wgmma_wait<0>();  // Q K^T of this block, and P V of the one before
       if (!first) pass_turn();
       ptx::wgmma_done(acc_s);
@@ -447,8 +517,8 @@ struct FwdSm90Consumer {
       release(memory.empty_k(ring.stage));
       if (!first) release(memory.empty_v(ring.before()));
       if (kQInShared && next < blocks.begin) release(memory.empty_q(w));
-      softmax(acc_s, n, first, masked, terms);
-      if constexpr (kConfig.dropout) drop(kept);
+      softmax(acc_s, n, first, block, terms);
+      if constexpr (kConfig.dropout) drop(block.kept);
       ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
       wait_for_turn();
       ptx::wgmma_fence();
@@ -462,21 +532,21 @@ struct FwdSm90Consumer {
   }
 
   /// The same, but softmax(n) runs while this consumer's own P V(n + 1) does.
-  __device__ __forceinline__ void mainloop_overlapped(const KeyBlocks& blocks, const PairTerms& terms) {
+  __device__ __forceinline__ void mainloop_overlapped(KeyBlocks& blocks, const PairTerms& terms) {
     AccS acc_s;
+    const int first = blocks.before(blocks.end);
+    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first, terms);
     ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
     wait_for_turn();
     ptx::wgmma_fence();
     issue_qk(acc_s, ring.stage);
     pass_turn();
-    const int first = blocks.before(blocks.end);
-    Kept kept;
-    if constexpr (kConfig.dropout) find_kept(kept, first);
+    const BlockTerms of_first = block_terms(blocks, first, terms);
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_s);
     release(memory.empty_k(ring.stage));
-    softmax(acc_s, first, true, blocks.mask(first), terms);
-    if constexpr (kConfig.dropout) drop(kept);
+    softmax(acc_s, first, true, of_first, terms);
+    if constexpr (kConfig.dropout) drop(of_first.kept);
     for (int n = blocks.before(first); n >= blocks.begin; n = blocks.before(n)) {
       const StageRing<kStages> before = ring;
       ring.advance();
@@ -487,18 +557,17 @@ struct FwdSm90Consumer {
       issue_qk(acc_s, ring.stage);
       issue_pv(before.stage);
       pass_turn();
-      const Mask masked = blocks.mask(n);
-      if constexpr (kConfig.dropout) find_kept(kept, n);
+      const BlockTerms block = block_terms(blocks, n, terms);
       ptx::wgmma_wait<1>();  // Q K^T of this block
       ptx::wgmma_done(acc_s);
       release(memory.empty_k(ring.stage));
-      const bool raised = softmax_in_place(acc_s, n, masked, terms);
+      const bool raised = softmax_in_place(acc_s, n, block, terms);
       ptx::wgmma_wait<0>();  // P V of the block before
       finish_pv();
       release(memory.empty_v(before.stage));
       if (raised) rescale_o();
       rows.pack_weights(acc_s, weights);  // only now: P V has read the registers of P
-      if constexpr (kConfig.dropout) drop(kept);
+      if constexpr (kConfig.dropout) drop(block.kept);
     }
     if (kQInShared) release(memory.empty_q(w));
     ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);

@@ -104,14 +104,15 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   ptx::tma_prefetch(args.q);
   ptx::tma_prefetch(args.k);
   ptx::tma_prefetch(args.v);
-  StageRing<Memory::kConfig.stages> ring;
+  StageRing<Memory::kConfig.ring()> ring;
   for_each_tile<true>(
       args, memory,
-      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& loads) {
+      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
+          const tile::KvBlocks& loads) {
         const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
         const int head =
             args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
-        const BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, work.block);
+        BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
 #pragma unroll 1
         for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
           const int row = static_cast<int>(span.row_k) + n * kTileN;
@@ -152,6 +153,13 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
           blocks.begin = max(blocks.begin, loads.begin);
           blocks.end = min(blocks.end, loads.end);
+          if constexpr (Expression::kHasSees) {
+            const tile::SeenBlocks seen = f.seen.at(work.batch, work.head, row / tile::kSeenQueries);
+            if (row < span.used_q) {
+              blocks.end = max(seen.before(blocks.end, blocks.begin) + 1, blocks.begin);
+              blocks.begin = seen.from(blocks.begin, blocks.end);
+            }
+          }
           *memory.work_tile(w, tile_count) = {
               {span, work.batch, work.head, work.split, row, min(row + kRows, span.length_q * group)},
               blocks,

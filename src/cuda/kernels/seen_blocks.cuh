@@ -1,22 +1,24 @@
 // Looks at every pair once, for the main kernel: which blocks of a tile hold a pair that the expression lets see each other,
 // and which hold one that it does not (tile/seen_blocks.hpp). Only pairs that the window leaves count. So any expression
-// is answered exactly, whatever its tensors hold; it costs a few instructions a pair, and heads share them where the
-// expression does not depend on the head.
+// is answered exactly, whatever its tensors hold; it costs a few instructions a pair, and heads and sequences share them where
+// the expression is the same for all. Where there is memory for them, it keeps the answers, a bit each.
 //
 // Grid     seen_blocks_grid: a word, of 32 blocks of a tile, a CTA.
-// Block    kSeenBlocksThreads threads, whose warps take a block each; lanes take keys.
+// Block    kSeenBlocksThreads threads, whose warps take a block each, in squares of 32 queries and 32 keys: a lane's key
+//          against one query after the other.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/pair_bits.cuh"
 #include "cuda/warp/score_terms.cuh"
 
 namespace fovea::cuda {
 
-inline constexpr int kSeenBlocksThreads = 256;
+inline constexpr int kSeenBlocksThreads = 256, kSquare = 32;
 
-/// The answers of a warp.
+/// The answers of a lane.
 struct SeenPairs {
   bool any = false, some = false;  ///< a pair is seen, or is not
   __device__ __forceinline__ bool decided() const {
@@ -24,24 +26,111 @@ struct SeenPairs {
   }
 };
 
-/// Of queries [q0, q1) and keys [k0, k1) of one head.
-__device__ __forceinline__ void look_at_pairs(const tile::AttentionParams& p, const tile::SequenceSpan& span,
-                                              const Expression::Head& head, int q0, int q1, int k0, int k1,
+/// A warp's queries or keys [begin, end) of a sequence.
+struct SeenRange {
+  int begin, end;
+};
+
+/// Of numbers [0, 32) those below n, as bits.
+__device__ __forceinline__ uint32_t bits_below(int n) {
+  return n >= 32 ? ~0u : (1u << max(n, 0)) - 1;
+}
+
+/// x of another lane.
+template <class X>
+__device__ __forceinline__ X of_lane(const X& x, int lane) {
+  if constexpr (std::is_empty_v<X>) {
+    return x;
+  } else {
+    constexpr size_t kAlignment = alignof(X) < 4 ? 4 : alignof(X);
+    struct alignas(kAlignment) Padded {
+      X x;
+    };
+    struct alignas(kAlignment) Words {
+      uint32_t at[sizeof(Padded) / 4];
+    };
+    Words words = __builtin_bit_cast(Words, Padded{x});
+#pragma unroll
+    for (uint32_t& word : words.at) word = __shfl_sync(0xffffffffu, word, lane);
+    return __builtin_bit_cast(Padded, words).x;
+  }
+}
+
+/// Bit i: whether query `first` + i sees the lane's key k; both exist, or the last one answers for them. Each lane knows one
+/// query, and tells the others.
+__device__ __forceinline__ uint32_t look_at_square(const tile::AttentionParams& p,
+                                                   const tile::SequenceSpan& span,
+                                                   const Expression::Head& head, int first, int k,
+                                                   const SeenRange& queries, bool exists, SeenPairs& pairs) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Expression::Key key(head, min(k, span.used_k - 1));
+  const Expression::Query query(head, min(first + lane, queries.end - 1));
+  uint32_t seen = 0;
+#pragma unroll
+  for (int i = 0; i < kSquare; ++i)
+    if (Expression::sees(head, of_lane(query, i), key)) seen |= 1u << i;
+  uint32_t counts = exists ? bits_below(queries.end - first) : 0u;
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    const tile::Span32 window = tile::queries_of_any(p, span, k, k + 1);
+    counts &= bits_below(window.end - first) & ~bits_below(window.begin - first);
+  }
+  pairs.any |= (seen & counts) != 0;
+  pairs.some |= (~seen & counts) != 0;
+  return seen;
+}
+
+/// Bit j of lane i becomes bit i of lane j.
+__device__ __forceinline__ uint32_t transposed(uint32_t x, int lane) {
+  uint32_t low = 0x0000ffffu;  // of each pair of parts the lower one
+#pragma unroll
+  for (int s = 16; s > 0; s /= 2) {
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, x, s);
+    x = (lane & s) != 0 ? (x & ~low) | (other >> s & low) : (x & low) | (other << s & ~low);
+    low ^= low << s / 2;
+  }
+  return x;
+}
+
+/// A warp's block: `rows` of its tile, `columns` of what the tile walks over. With kKeys rows are keys, else queries. `to`: where
+/// its pairs go, or null.
+template <bool kKeys>
+__device__ __forceinline__ void look_at_block(const tile::AttentionParams& p, const tile::SequenceSpan& span,
+                                              const Expression::Head& head, const tile::SeenBlocksView& view,
+                                              const SeenRange& rows, const SeenRange& columns, uint32_t* to,
                                               SeenPairs& pairs) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const SeenRange &queries = kKeys ? columns : rows, &keys = kKeys ? rows : columns;
 #pragma unroll 1
-  for (int k = k0 + lane; k - lane < k1; k += 32) {
-    const int in_use = min(k, k1 - 1);
-    const Expression::Key key(head, in_use);
-#pragma unroll 4
-    for (int q = q0; q < q1; ++q) {
-      const tile::Span32 window = tile::keys_of(p, span, q);
-      const bool counts = k < k1 && k >= window.begin && k < window.end;
-      const bool seen = Expression::sees(head, Expression::Query(head, q), key);
-      pairs.any |= counts && seen;
-      pairs.some |= counts && !seen;
+  for (int row = rows.begin; row < rows.end; row += kSquare) {
+    uint32_t words[2] = {};
+    int c = 0;
+#pragma unroll 1
+    for (int column = columns.begin; column < columns.end; column += kSquare, ++c) {
+      const int q = kKeys ? column : row, k = (kKeys ? row : column) + lane;
+      const uint32_t seen = look_at_square(p, span, head, q, k, queries, k < keys.end, pairs);
+      if (to == nullptr) {
+        if (pairs.decided()) return;
+        continue;
+      }
+      if (__any_sync(0xffffffffu, seen != 0)) {
+        const uint32_t of_row = kKeys ? seen : transposed(seen, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int own = 16 * i + lane / 4;
+          const uint32_t of_rows[2] = {__shfl_sync(0xffffffffu, of_row, own),
+                                       __shfl_sync(0xffffffffu, of_row, own + 8)};
+          words[i] |= pair_bits_of_rows(of_rows, lane, c);
+        }
+      }
+      if (c % 2 == 0 && column + kSquare < columns.end) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int group = (row - rows.begin) / tile::SeenBlocksView::kPairRows + i;
+        if (group < view.tile_rows / tile::SeenBlocksView::kPairRows)
+          to[group * view.words_of_rows() + c / 2 * 32 + lane] = words[i];
+        words[i] = 0;
+      }
     }
-    if (pairs.decided()) return;
   }
 }
 
@@ -52,27 +141,31 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   __shared__ uint32_t any, some;
   if (threadIdx.x == 0) any = some = 0;
   __syncthreads();  // the words are clear
-  const unsigned tiles = blockIdx.x / view.words;
-  const int word = static_cast<int>(blockIdx.x % view.words), tile = static_cast<int>(tiles % view.tiles);
+  const auto words = static_cast<unsigned>(view.words());
+  const unsigned tiles = blockIdx.x / words;
+  const int word = static_cast<int>(blockIdx.x % words), tile = static_cast<int>(tiles % view.tiles);
   const int h = static_cast<int>(tiles / view.tiles % view.heads),
             b = static_cast<int>(tiles / view.tiles / view.heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const tile::SequenceSpan span = tile::sequence_span(p, b);
   const int used_tile = kKeys ? span.used_k : span.used_q, used_block = kKeys ? span.used_q : span.used_k;
-  const int row0 = tile * view.tile_rows, row1 = min(row0 + view.tile_rows, used_tile);
+  const SeenRange rows = {tile * view.tile_rows, min((tile + 1) * view.tile_rows, used_tile)};
   // Where heads differ, those of a group share a tile of keys.
   const int head0 = kKeys && view.heads > 1 ? h * p.group : h;
   const int head1 = kKeys && view.heads > 1 ? head0 + p.group : head0 + 1;
 #pragma unroll 1
   for (int i = warp; i < 32; i += kSeenBlocksThreads / 32) {
-    const int from = (word * 32 + i) * view.block_rows, to = min(from + view.block_rows, used_block);
-    if (row0 >= row1 || from >= to) continue;
+    const int n = word * 32 + i;
+    const SeenRange columns = {n * view.block_rows, min((n + 1) * view.block_rows, used_block)};
+    if (rows.begin >= rows.end || columns.begin >= columns.end) continue;
     SeenPairs pairs;
 #pragma unroll 1
-    for (int head = head0; head < head1 && !pairs.decided(); ++head) {
-      const Expression::Head of_head = expression_head(p, span, b, head);
-      look_at_pairs(p, span, of_head, kKeys ? from : row0, kKeys ? to : row1, kKeys ? row0 : from,
-                    kKeys ? row1 : to, pairs);
+    for (int head = head0; head < head1; ++head) {
+      uint32_t* const to = view.pairs == nullptr ? nullptr
+                                                 : view.pairs + view.pairs_offset(b, head, tile) +
+                                                       int64_t{n} * view.words_of_block();
+      look_at_block<kKeys>(p, span, expression_head(p, span, b, head), view, rows, columns, to, pairs);
+      if (to == nullptr && pairs.decided()) break;
     }
     const bool is_any = __any_sync(0xffffffffu, pairs.any), is_some = __any_sync(0xffffffffu, pairs.some);
     if (threadIdx.x % 32 == 0) {
@@ -84,7 +177,7 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   if (threadIdx.x == 0) {
     uint32_t* to = view.data + view.offset(b, h, tile) + word;
     to[0] = any;
-    to[view.size(p.batch)] = some;
+    to[view.size()] = some;
   }
 }
 
@@ -98,7 +191,7 @@ __global__ void __launch_bounds__(kSeenBlocksThreads) seen_blocks(const __grid_c
 template <class Grid, class Args>
 constexpr Grid seen_blocks_grid(const Args& args) {
   const tile::SeenBlocksView& view = args.seen;
-  return {view.size(args.p.batch)};
+  return {view.size()};
 }
 
 }  // namespace fovea::cuda

@@ -10,6 +10,8 @@
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/schedule.hpp"
+#include "expr/differentiate.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -120,9 +122,23 @@ std::string shared_memory_clause(const Kernel& k, const KernelRequest& r) {
          " gives a CTA " + std::to_string(r.device.shared_per_cta);
 }
 
-constexpr std::array kConditions = {excluded_clause, name_clause,      capability_clause,   dtype_clause,
-                                    length_clause,   head_size_clause, terms_clause,        keys_clause,
-                                    tma_clause,      alignment_clause, shared_memory_clause};
+/// dbias_sm90 reads the bias pair by pair, in rows of 16-bit elements side by side, and takes dS for its gradient.
+std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
+  if (k.kind != KernelKind::kDBias || k.family != Family::kSm90) return "";
+  const AttentionProblem& p = r.problem;
+  const TensorDesc &bias = p[Role::kBias], &dbias = p[Role::kDBias];
+  if (bias.dtype != k.dtype || dbias.dtype != k.dtype)
+    return "takes a bias and a gradient in " + std::string(name_of(k.dtype));
+  if (bias.stride[3] != 1 || dbias.stride[3] != 1 || bias.stride[2] == 0 || dbias.stride[2] == 0)
+    return "takes a bias with an element for each query and key, those of a query side by side";
+  if (!p.expressions || !p.expressions->score || !expr::slope_is_one(*p.expressions->score))
+    return "takes scores whose derivative by that of the bias is 1";
+  return "";
+}
+
+constexpr std::array kConditions = {excluded_clause, name_clause,      capability_clause,    dtype_clause,
+                                    length_clause,   head_size_clause, terms_clause,         keys_clause,
+                                    tma_clause,      alignment_clause, shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {

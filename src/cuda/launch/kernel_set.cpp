@@ -153,6 +153,7 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
     case KernelKind::kBackwardSeenBlocks:
       return main_text;
     case KernelKind::kDBias:
+      return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kNamedGradients:
       return user_text;
     default:

@@ -130,17 +130,40 @@ int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
 
 namespace {
 
-/// Of tiles of `tile_rows`, of all heads together where sees does not tell them apart.
+/// Of tiles of `tile_rows`, of all heads and sequences together where sees does not tell them apart.
 tile::SeenBlocksView seen_blocks_of(const AttentionProblem& p, int64_t heads, int64_t rows, int tile_rows,
                                     int64_t walked, int block_rows) {
-  const bool by_head = expr::depends_on(*p.expressions->sees, {expr::Variable::kH, expr::Variable::kHk});
+  using expr::Variable;
+  const bool by_head = expr::depends_on(*p.expressions->sees, {Variable::kH, Variable::kHk});
+  const bool same_lengths = !p.packed && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK);
   tile::SeenBlocksView view;
+  view.batches =
+      same_lengths && !expr::depends_on(*p.expressions->sees, {Variable::kB}) ? 1 : static_cast<int>(p.batch);
   view.heads = by_head ? static_cast<int>(heads) : 1;
+  view.pair_heads = by_head ? static_cast<int>(p.heads_q) : 1;
   view.tiles = static_cast<int>(std::max<int64_t>(1, ceil_div(rows, tile_rows)));
-  view.words = static_cast<int>(std::max<int64_t>(1, ceil_div(walked, int64_t{32} * block_rows)));
+  view.blocks = static_cast<int>(std::max<int64_t>(1, ceil_div(walked, block_rows)));
   view.tile_rows = tile_rows;
   view.block_rows = block_rows;
   return view;
+}
+
+/// Takes memory for the answers, and for those of each pair where that is little: beside what the user's tensors take, or less
+/// than the L2 cache holds on most chips.
+void take_seen_blocks(const AttentionProblem& p, const tile::SeenBlocksView& view, Parts& parts,
+                      SeenBlocksParts& layout) {
+  layout.blocks = parts.take(view.size(), 2 * 4);
+  int64_t named_bytes = 0;
+  for (const NamedTensor& named : p.named) {
+    int64_t bytes = size_of(named.tensor.dtype);
+    for (size_t d = 0; d < static_cast<size_t>(named.tensor.ndim); ++d)
+      if (named.tensor.stride[d] != 0) bytes = saturating_product(bytes, named.tensor.shape[d]);
+    named_bytes = std::max(named_bytes, bytes);
+  }
+  constexpr int64_t kFewBytes = int64_t{32} << 20, kShareOfTensors = 4;
+  const int64_t bytes = saturating_product(view.pairs_size(), 4);
+  if (bytes <= std::max(kFewBytes, named_bytes / kShareOfTensors))
+    layout.pairs = parts.take(view.pairs_size(), 4);
 }
 
 }  // namespace
@@ -208,8 +231,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (kernel.persistent && ctas * args.num_splits > kWavesInTurn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
-    args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, kernel.tile_m, p.seqlen_k, kernel.tile_n);
-    layout.seen_blocks = parts.take(args.seen.size(args.p.batch), 2 * 4);
+    args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, tile::kSeenQueries, p.seqlen_k, kernel.tile_n);
+    take_seen_blocks(p, args.seen, parts, layout.seen);
   }
   layout.workspace_size = parts.size();
   return layout;
@@ -268,10 +291,15 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   // Where the order of additions is fixed, a tile waits for the one before it at every block that both have: all have all.
   if (kernel.seen_blocks && p.expressions && p.expressions->sees && layout.dq_semaphore < 0) {
     args.seen = seen_blocks_of(p, p.heads_kv, p.seqlen_k, kernel.tile_n, p.seqlen_q, kernel.tile_m);
-    layout.seen_blocks = parts.take(args.seen.size(args.p.batch), 2 * 4);
+    take_seen_blocks(p, args.seen, parts, layout.seen);
   }
   layout.workspace_size = parts.size();
   return layout;
+}
+
+void SeenBlocksParts::point_into(char* workspace, tile::SeenBlocksView& view) const {
+  if (blocks >= 0) view.data = reinterpret_cast<uint32_t*>(workspace + blocks);
+  if (pairs >= 0) view.pairs = reinterpret_cast<uint32_t*>(workspace + pairs);
 }
 
 void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
@@ -280,7 +308,7 @@ void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (bf16x3.q >= 0) a.bf16x3_q = workspace + bf16x3.q;
   if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;
   if (bf16x3.v >= 0) a.bf16x3_v = workspace + bf16x3.v;
-  if (seen_blocks >= 0) a.seen.data = reinterpret_cast<uint32_t*>(workspace + seen_blocks);
+  seen.point_into(workspace, a.seen);
 }
 
 void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
@@ -289,7 +317,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
-  if (seen_blocks >= 0) a.seen.data = reinterpret_cast<uint32_t*>(workspace + seen_blocks);
+  seen.point_into(workspace, a.seen);
   if (bf16x3_do < 0) return;
   a.bf16x3_q = workspace + bf16x3.q;
   a.bf16x3_k = workspace + bf16x3.k;

@@ -40,6 +40,13 @@ struct Bf16x3Copies {
   int64_t q = -1, k = -1, v = -1;
 };
 
+/// Where the answers of tile/seen_blocks.hpp lie.
+struct SeenBlocksParts {
+  int64_t blocks = -1, pairs = -1;
+
+  void point_into(char* workspace, tile::SeenBlocksView& view) const;
+};
+
 /// A forward as it is laid out. Offsets are of parts of the workspace; -1: there is no such part.
 struct ForwardLayout {
   using Args = ForwardArgs;
@@ -48,7 +55,7 @@ struct ForwardLayout {
   int64_t part_o = -1, part_lse = -1;  ///< results of splits
   Bf16x3Copies bf16x3;
   int64_t tile_counter = -1;  ///< of a persistent kernel; zeroed before each launch
-  int64_t seen_blocks = -1;   ///< see tile/seen_blocks.hpp
+  SeenBlocksParts seen;
   int64_t workspace_size = 0;
 
   /// Sets the pointers of `args` into the workspace.
@@ -68,9 +75,9 @@ struct BackwardLayout {
   int64_t dq_semaphore = -1;
   int64_t tile_counter = -1;  ///< of a persistent kernel; bwd_preprocess makes it 0
   Bf16x3Copies bf16x3;
-  int64_t bf16x3_do = -1;    ///< d_o likewise
-  int64_t not_finite = -1;   ///< see BackwardArgs; bwd_preprocess makes it 0
-  int64_t seen_blocks = -1;  ///< see tile/seen_blocks.hpp
+  int64_t bf16x3_do = -1;   ///< d_o likewise
+  int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0
+  SeenBlocksParts seen;
   int64_t workspace_size = 0;
 
   void point_into(char* workspace, Args& args) const;

@@ -13,6 +13,14 @@ inline constexpr bool kHasCpAsync = false;
 inline constexpr bool kHasCpAsync = true;
 #endif
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+/// Writes 16 bytes to shared address `to`: the first `bytes` of `from`, 0 to 16, and zeros behind them. `from` is a multiple
+/// of 16 bytes. From sm_80 on.
+__device__ __forceinline__ void cp_async_16_part(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+#endif
+
 /// Copies 16 bytes to shared address `to`, or zeros when not `valid` (then `from` is not read). Bypasses
 /// L1 (.cg): a CTA reads a tile once.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/ptx/packed.cuh"
+#include "cuda/warp/pair_bits.cuh"
 #include "tile/attention_params.hpp"
 
 namespace fovea::cuda {
@@ -21,13 +21,9 @@ __device__ __forceinline__ float2 keep_factors(const tile::Dropout& dropout, uin
   return {(kept >> 15 & 1) != 0 ? dropout.keep_scale : 0.0f, kept >> 31 != 0 ? dropout.keep_scale : 0.0f};
 }
 
-/// Which of a lane's weights are kept, of kSteps operands A of m16n8k16: a bit each, so that it can be found beside products
-/// whose operands and sums take the registers.
+/// Which of a lane's weights are kept.
 template <int kSteps>
-struct KeptWeights {
-  /// Of register r of step i: bits x = 4 (i % 4) + r and 16 + x of word i / 4, its low and its high half.
-  uint32_t of[(kSteps + 3) / 4];
-
+struct KeptWeights : PairBits<kSteps> {
   /// find(i, kept) sets Dropout::kept() of the four registers of step i. kAtOnce steps hide each other's latency, and take
   /// registers.
   template <int kAtOnce, class Find>
@@ -42,12 +38,8 @@ struct KeptWeights {
 #pragma unroll
         for (int r = 0; r < 4; ++r) word |= (kept[r] >> 15 & 0x00010001u) << (4 * i + r);
       }
-      of[w] = word;
+      this->of[w] = word;
     }
-  }
-  /// Of register r of step i: bits 15 and 31, as of Dropout::kept().
-  __device__ __forceinline__ uint32_t signs(int i, int r) const {
-    return of[i / 4] << (15 - 4 * (i % 4) - r);
   }
 };
 

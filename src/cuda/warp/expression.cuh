@@ -2,6 +2,8 @@
 // compiled at run time include the text of expr/cuda_text.hpp in place of this file, which has the same names.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "tile/expression_tensors.hpp"
 
 namespace fovea::cuda {
@@ -14,6 +16,10 @@ struct Expression {
   static constexpr bool kReadsByQuery = false, kReadsByKey = false;
   /// Whether add_gradients does anything.
   static constexpr bool kHasGradients = false;
+  /// Whether score reads an element of a tensor for each pair whose rows, of one query, lie in one piece. Who has loaded
+  /// these asks score_with in place of score.
+  static constexpr bool kReadsPairs = false;
+  using PairElement = __nv_bfloat16;
 
   /// What depends on the sequence and the head alone. `t` outlives it.
   struct Head {
@@ -35,6 +41,18 @@ struct Expression {
     slope = 1.0f;
     return s;
   }
+  __device__ __forceinline__ static float score_with(const Head&, const Query&, const Key&, float s,
+                                                     float pair) {
+    return s;
+  }
+  __device__ __forceinline__ static float score_with(const Head&, const Query&, const Key&, float s,
+                                                     float pair, float& slope) {
+    slope = 1.0f;
+    return s;
+  }
+  /// The element of key 0, and how far those of the next query are behind it.
+  __device__ __forceinline__ static const PairElement* pair_row(const Head&, const Query&) { return nullptr; }
+  __device__ __forceinline__ static long long pair_row_step(const Head&) { return 0; }
   __device__ __forceinline__ static bool sees(const Head&, const Query&, const Key&) { return true; }
   /// Adds d_score times the derivative of the score by each element whose gradient is asked for to that gradient.
   __device__ __forceinline__ static void add_gradients(const Head&, const Query&, const Key&, float s,

@@ -10,6 +10,12 @@ inline constexpr bool kHasCpAsync = true;
 inline void cp_async_16(uint32_t to, const void* from, bool valid) {
   emulation::copy_async(to, from, 16, valid);
 }
+inline void cp_async_16_part(uint32_t to, const void* from, int bytes) {
+  const auto* begin = static_cast<const unsigned char*>(from);
+  alignas(16) unsigned char part[16] = {};
+  for (int i = 0; i < bytes; ++i) part[i] = begin[i];
+  emulation::copy_async(to, part, 16, true);
+}
 inline void cp_async_4(uint32_t to, const void* from, bool valid) {
   emulation::copy_async(to, from, 4, valid);
 }
