@@ -40,7 +40,7 @@ class Shape:
     dropout: bool = False
     term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
-    group: str = "other"  # grid, special or other
+    group: str = "other"  # grid, special, wide or other
 
     @property
     def backward(self) -> bool:
@@ -181,6 +181,22 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
             for s in (1024, 4096, 16384):
                 found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, h, h, d, d_v=d_v, causal=causal)
     return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
+
+
+def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
+    """Head sizes above 256: 512 with and without a mask, values narrower than keys, sizes between, and decoding with one key
+    head."""
+    passes, dtypes = tuple(passes), tuple(dtypes)
+    sizes = [(4, 4096, 4096, 16, 16, d, d_v) for d, d_v in ((512, 512), (576, 512), (320, 320), (384, 384))]
+    sizes += [(1, 16384, 16384, 16, 16, 512, 512), (16, 1024, 1024, 16, 16, 512, 512)]
+    found = [
+        Shape(t, p, *size, causal, group="wide")
+        for p, t, size, causal in itertools.product(passes, dtypes, sizes, (False, True))
+    ]
+    return found + [
+        Shape(t, "fwd", 16, 1, 8192, heads, 1, 576, 512, group="wide")
+        for t, heads in itertools.product(dtypes, (16, 64, 128)) if "fwd" in passes
+    ]  # fmt: skip
 
 
 _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")

@@ -74,6 +74,30 @@ const std::vector<Cover>& covers() {
          s.heads_kv = 1;
          s.seqlen_q = 2;
        }},
+      {"d512_causal_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 512, 512);
+         s.batch = 3;  // enough tiles that clusters take them from a counter
+         s.heads_q = 3 * s.heads_kv;
+         s.seqlen_q = 100;
+         s.seqlen_k = 200;
+         s.causal = s.sink = true;
+       }},
+      {"d264_504_packed",
+       [](ProblemSpec& s) {
+         sizes(s, 264, 504);
+         pack(s);
+         s.heads_q = 2 * s.heads_kv;
+         s.causal = true;
+       }},
+      {"d576_window",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.seqlen_k = 400;
+         s.window_left = 90;
+         s.window_right = 20;
+         s.o_is_f32 = true;
+       }},
       {"d72_24", [](ProblemSpec& s) { sizes(s, 72, 24); }},
       {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
 

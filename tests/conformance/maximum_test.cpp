@@ -42,7 +42,7 @@ void expect_all_masks(int64_t head_dim, const Tweak& tweak) {
 }
 
 TEST(Maximum, RisesAndFalls) {
-  for (const int64_t head_dim : {64, 128, 256}) {
+  for (const int64_t head_dim : {64, 128, 256, 512}) {
     for (const double slope : {0.3, -0.3, 3.0}) {
       expect_all_masks(head_dim, scores_follow([=](int64_t j) { return slope * static_cast<double>(j); }));
     }
@@ -57,12 +57,12 @@ TEST(Maximum, Sawtooth) {
 }
 
 TEST(Maximum, OneKeyLeaps) {
-  constexpr std::array<int64_t, 3> head_dims = {64, 128, 256};
+  constexpr std::array<int64_t, 4> head_dims = {64, 128, 256, 512};
   // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.
   for (const int64_t leaping : {0, 63, 80, 95, 127, 192, 240, 299}) {
     for (const double height : {10.0, 20.0, 60.0, 256.0, std::ldexp(1.0, 100)}) {
       const Tweak leap = scores_follow([=](int64_t j) { return j == leaping ? height : 0.0; });
-      ProblemSpec spec = base(head_dims[static_cast<size_t>(leaping % 3)]);
+      ProblemSpec spec = base(head_dims[static_cast<size_t>(leaping % 4)]);
       expect_conformance_of_all_types(spec, forward_only(), leap);
       spec.causal = true;
       expect_conformance_of_all_types(spec, forward_only(), leap);
@@ -87,7 +87,7 @@ TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
   // Row 0 sees keys 0 to block - 1, each further row one more: it has no maximum when its first block comes, and
   // nothing is masked in that block. Scores lie far below 0, so weights against any other maximum vanish.
   for (const int64_t block : {64, 80, 96, 112, 128}) {
-    for (const int64_t head_dim : {64, 128, 192}) {
+    for (const int64_t head_dim : {64, 128, 192, 512}) {
       ProblemSpec spec = base(head_dim);
       spec.seqlen_k = spec.seqlen_q + block - 1;
       spec.causal = true;
@@ -98,7 +98,7 @@ TEST(Maximum, RowsWithoutKeysInTheirFirstBlocks) {
 
 TEST(Maximum, EachRowLeapsElsewhere) {
   // Neighbouring rows share the lanes of a warp: one raises its maximum a lot, the other not at all.
-  for (const int64_t head_dim : {64, 192, 256}) {
+  for (const int64_t head_dim : {64, 192, 256, 512}) {
     expect_conformance_of_all_types(base(head_dim), forward_only(), [](OwnedProblem& x) {
       for (int64_t i = 0; i < x.spec.seqlen_q; ++i)
         x[Role::kQ].set({0, i, 0, 0}, i % 3 == 0 ? 1 : (i % 3 == 1 ? -1 : 0));

@@ -5,6 +5,7 @@
 #include <limits>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/expectations.hpp"
@@ -246,6 +247,18 @@ TEST(Values, InfinitiesOfBothSignsInV) {
     x[Role::kV].set({0, 50, 0, 3}, -kInfinity);
     x[Role::kV].set({0, 40, 1, 31}, -kInfinity);
   });
+}
+
+/// Where two warpgroups share rows, each has half of the columns of v.
+TEST(Values, NanInVOfWideHeads) {
+  for (const auto& [head_dim, odd_column] : {std::pair<int64_t, int64_t>{320, 3}, {512, 400}}) {
+    ProblemSpec spec = base();
+    spec.head_dim = spec.head_dim_v = head_dim;
+    spec.causal = true;
+    expect_conformance_of_all_types(spec, forward_only(), [&, column = odd_column](OwnedProblem& x) {
+      x[Role::kV].set({0, 50, 0, column}, kNan);
+    });
+  }
 }
 
 TEST(Values, NanInOneQuery) {

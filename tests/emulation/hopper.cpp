@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.hpp"
@@ -19,6 +20,7 @@ struct MBarrier {
 };
 
 struct Load {
+  int cta;  ///< of the cluster
   uint32_t to, barrier;
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
@@ -56,13 +58,15 @@ struct Groups {
     for (size_t& end : ends) end = 0;
   }
 };
+constexpr int kRankBit = 24;  ///< of a remote address: shared addresses are smaller
+constexpr uint32_t kOwnAddress = (1u << kRankBit) - 1;
 using WarpProduct = std::array<WgmmaProduct, kLanes>;
 
 struct Hopper {
-  std::map<uint32_t, MBarrier> barriers;
+  std::map<std::pair<int, uint32_t>, MBarrier> barriers;  // by CTA and address
   std::vector<Load> loads;
-  std::map<unsigned, Groups<Store>> stores;          // by thread
-  std::map<unsigned, Groups<WarpProduct>> products;  // by warp
+  std::map<std::pair<int, unsigned>, Groups<Store>> stores;          // by CTA and thread
+  std::map<std::pair<int, unsigned>, Groups<WarpProduct>> products;  // by CTA and warp
 };
 Hopper& hopper() {
   thread_local Hopper state;
@@ -71,7 +75,7 @@ Hopper& hopper() {
 
 MBarrier& barrier_at(uint32_t address, const char* what) {
   shared_bytes(address, 8, 8, what);
-  const auto found = hopper().barriers.find(address);
+  const auto found = hopper().barriers.find({cta_rank(), address});
   if (found == hopper().barriers.end()) fail("%s: no barrier was made at shared address %#x", what, address);
   return found->second;
 }
@@ -244,7 +248,7 @@ void end_cta_of_hopper() {
   if (!hopper().loads.empty()) fail("ends with %zu copies by TMA under way", hopper().loads.size());
 }
 void end_thread_of_hopper() {
-  const auto found = hopper().stores.find(position.thread.x);
+  const auto found = hopper().stores.find({cta_rank(), position.thread.x});
   if (found != hopper().stores.end() && !found->second.work.empty())
     fail("a thread ends before TMA has read what it stores");
 }
@@ -255,14 +259,14 @@ bool step_of_tma() {
   const size_t chosen = random_below(static_cast<uint32_t>(loads.size()));
   const Load load = loads[chosen];
   loads.erase(loads.begin() + static_cast<std::ptrdiff_t>(chosen));
-  perform(load);
+  in_cta(load.cta, [&] { perform(load); });
   return true;
 }
 
 void mbarrier_init(uint32_t barrier, int arrivals) {
   shared_bytes(barrier, 8, 8, "mbarrier.init");
   if (arrivals <= 0) fail("mbarrier.init for %d arrivals", arrivals);
-  hopper().barriers[barrier] = {arrivals, 0, 0, 0};
+  hopper().barriers[{cta_rank(), barrier}] = {arrivals, 0, 0, 0};
 }
 void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes) {
   MBarrier& b = barrier_at(barrier, "mbarrier.arrive");
@@ -272,6 +276,27 @@ void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes) {
   ++b.arrived;
   complete(b);
   interruption();
+}
+uint32_t remote_address(uint32_t address, int rank) {
+  return address | static_cast<uint32_t>(rank) << kRankBit;
+}
+void mbarrier_arrive_remote(uint32_t remote_barrier) {
+  in_cta(static_cast<int>(remote_barrier >> kRankBit), [&] {
+    MBarrier& b = barrier_at(remote_barrier & kOwnAddress, "mbarrier.arrive.shared::cluster");
+    if (b.arrived == b.expected)
+      fail("mbarrier.arrive at shared address %#x: more than %d arrivals of a phase", remote_barrier,
+           b.expected);
+    ++b.arrived;
+    complete(b);
+  });
+  interruption();
+}
+void store_remote(uint32_t remote_to, uint32_t x) {
+  interruption();
+  in_cta(static_cast<int>(remote_to >> kRankBit), [&] {
+    std::memcpy(shared_bytes(remote_to & kOwnAddress, sizeof x, sizeof x, "st.shared::cluster"), &x,
+                sizeof x);
+  });
 }
 void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   if (parity > 1) fail("mbarrier.try_wait for parity %u", parity);
@@ -317,10 +342,17 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
 }
 
 void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates, int rank) {
+  tma_load_multicast(to, map, barrier, coordinates, rank, 1u << cta_rank());
+}
+void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates,
+                        int rank, uint32_t ctas) {
   barrier_at(barrier, "TMA");
-  Load load{to, barrier, decode(map, rank, to, "TMA"), {}};
-  std::copy_n(coordinates, rank, load.at.begin());
-  hopper().loads.push_back(load);
+  for (int cta = 0; ctas >> cta != 0; ++cta) {
+    if ((ctas >> cta & 1) == 0) continue;
+    Load load{cta, to, barrier, decode(map, rank, to, "TMA"), {}};
+    std::copy_n(coordinates, rank, load.at.begin());
+    hopper().loads.push_back(load);
+  }
   interruption();
 }
 namespace {
@@ -329,7 +361,7 @@ void issue(const Store& store) {
   if (random_below(2) == 0) {
     perform(store);
   } else {
-    hopper().stores[position.thread.x].work.push_back(store);
+    hopper().stores[{cta_rank(), position.thread.x}].work.push_back(store);
   }
 }
 }  // namespace
@@ -351,18 +383,18 @@ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) 
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
     fail("cp.async.bulk: not in steps of 16 bytes");
   barrier_at(barrier, "cp.async.bulk");
-  Load load{to, barrier, {}, {}};
+  Load load{cta_rank(), to, barrier, {}, {}};
   load.bulk = from;
   load.bytes = bytes;
   hopper().loads.push_back(load);
   interruption();
 }
 void tma_store_commit() {
-  Groups<Store>& mine = hopper().stores[position.thread.x];
+  Groups<Store>& mine = hopper().stores[{cta_rank(), position.thread.x}];
   mine.ends.push_back(mine.work.size());
 }
 void tma_store_wait_read(int pending) {
-  hopper().stores[position.thread.x].wait(pending, [](const Store& store) { perform(store); });
+  hopper().stores[{cta_rank(), position.thread.x}].wait(pending, [](const Store& store) { perform(store); });
   interruption();
 }
 
@@ -375,7 +407,7 @@ void wgmma(const WgmmaProduct& product) {
       if (in[l].a_descriptor != in[0].a_descriptor || in[l].b_descriptor != in[0].b_descriptor)
         fail("wgmma: descriptors differ between lanes");
     }
-    Groups<WarpProduct>& mine = hopper().products[warp];
+    Groups<WarpProduct>& mine = hopper().products[{cta_rank(), warp}];
     mine.work.push_back(all);
     if (random_below(2) == 0) mine.hurry([warp](const WarpProduct& one) { perform(one, warp); });
   });
@@ -383,14 +415,15 @@ void wgmma(const WgmmaProduct& product) {
 void wgmma_commit() {
   const unsigned warp = position.thread.x / kLanes;
   collective<char>("wgmma.commit_group", char{}, [warp](const char*, char*) {
-    Groups<WarpProduct>& mine = hopper().products[warp];
+    Groups<WarpProduct>& mine = hopper().products[{cta_rank(), warp}];
     mine.ends.push_back(mine.work.size());
   });
 }
 void wgmma_wait(int pending) {
   const unsigned warp = position.thread.x / kLanes;
   collective<char>("wgmma.wait_group", char{}, [=](const char*, char*) {
-    hopper().products[warp].wait(pending, [warp](const WarpProduct& one) { perform(one, warp); });
+    hopper().products[{cta_rank(), warp}].wait(pending,
+                                               [warp](const WarpProduct& one) { perform(one, warp); });
   });
 }
 

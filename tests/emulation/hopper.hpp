@@ -1,6 +1,6 @@
 // What sm_90 adds to the emulated device: barriers that count bytes, copies by TMA, products of warpgroups. Copies and
 // products take effect at random times between the earliest and the latest that the rules allow. The model has no fences
-// between ordinary and asynchronous accesses of shared memory, and no clusters.
+// between ordinary and asynchronous accesses of shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -18,6 +18,10 @@ bool step_of_tma();
 
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes);
+/// The address of what lies at `address` in CTA `rank` of the cluster, for the functions with `remote` in their names.
+uint32_t remote_address(uint32_t address, int rank);
+void mbarrier_arrive_remote(uint32_t remote_barrier);
+void store_remote(uint32_t remote_to, uint32_t x);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
 
 /// A tensor map as this device's cuTensorMapEncodeTiled writes it.
@@ -37,6 +41,9 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32
                                  const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates, int rank);
+/// The same for each CTA of the cluster in the mask `ctas`: at the same addresses, counted by the barrier of each.
+void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates,
+                        int rank, uint32_t ctas);
 void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
 void tma_store_commit();
 void tma_store_wait_read(int pending);

@@ -136,7 +136,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
                          {grid_x, grid_y, grid_z},
                          static_cast<int>(block_x),
                          shared,
-                         kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80};
+                         kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80,
+                         kernel.cluster};
   switch (kernel.kind) {
     case cuda::KernelKind::kForward:
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);

@@ -17,7 +17,7 @@
 
 namespace fovea::cuda {
 
-alignas(1024) constinit thread_local unsigned char shared[emulation::kMostShared];
+alignas(1024) constinit thread_local unsigned char shared[emulation::kMostCluster * emulation::kMostShared];
 
 }  // namespace fovea::cuda
 
@@ -52,6 +52,7 @@ struct Barrier {
   int arrived = 0, expected = 0;
   unsigned generation = 0;
   bool vote = false, result = false;
+  const int* live = nullptr;  ///< threads that a barrier of kAllThreads waits for
 };
 
 struct Copy {
@@ -105,7 +106,7 @@ struct Fiber {
   Copies copies;
 };
 
-/// Runs CTAs, one at a time. Each thread of the process that launches has one.
+/// Runs clusters of CTAs, mostly of one, one at a time. Each thread of the process that launches has one.
 class Processor {
  public:
   ~Processor() {
@@ -117,6 +118,9 @@ class Processor {
   void run(const Launch& launch, const std::function<void()>& thread) {
     if (launch.threads <= 0 || launch.threads > kMostThreads || launch.threads % kLanes != 0)
       fail("%d threads a CTA", launch.threads);
+    if (launch.cluster < 1 || launch.cluster > kMostCluster ||
+        launch.grid.x % static_cast<unsigned>(launch.cluster) != 0)
+      fail("clusters of %d in a grid of %u", launch.cluster, launch.grid.x);
     if (launch.shared_bytes > kMostShared) fail("%zu bytes of shared memory", launch.shared_bytes);
     launch_ = &launch;
     thread_ = &thread;
@@ -124,16 +128,18 @@ class Processor {
     position.block_size = {static_cast<unsigned>(launch.threads), 1, 1};
     seed_ = base_seed() + launches_++;
     random_.seed(seed_);
-    const uint64_t ctas = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    // CTAs may run in any order. They run from a random one on, forwards or backwards.
-    const uint64_t first = random_.next() % std::max<uint64_t>(ctas, 1);
+    const auto of_cluster = static_cast<unsigned>(launch.cluster);
+    const unsigned columns = launch.grid.x / of_cluster;
+    const uint64_t clusters = uint64_t{columns} * launch.grid.y * launch.grid.z;
+    // They may run in any order. They run from a random one on, forwards or backwards.
+    const uint64_t first = random_.next() % std::max<uint64_t>(clusters, 1);
     const bool backwards = random_.below(2) == 1;
-    for (uint64_t i = 0; i < ctas; ++i) {
-      const uint64_t turn = backwards ? ctas - 1 - i : i, cta = (first + turn) % ctas;
-      position.block = {static_cast<unsigned>(cta % launch.grid.x),
-                        static_cast<unsigned>(cta / launch.grid.x % launch.grid.y),
-                        static_cast<unsigned>(cta / launch.grid.x / launch.grid.y)};
-      run_cta();
+    for (uint64_t i = 0; i < clusters; ++i) {
+      const uint64_t turn = backwards ? clusters - 1 - i : i, cluster = (first + turn) % clusters;
+      first_block_ = static_cast<unsigned>(cluster % columns) * of_cluster;
+      position.block = {first_block_, static_cast<unsigned>(cluster / columns % launch.grid.y),
+                        static_cast<unsigned>(cluster / columns / launch.grid.y)};
+      run_cluster();
     }
     launch_ = nullptr;
   }
@@ -142,6 +148,10 @@ class Processor {
     if (id < 0 || id >= kBarriers) fail("barrier %d", id);
     if (threads != kAllThreads && (threads <= 0 || threads % kLanes != 0))
       fail("barrier %d of %d threads", id, threads);
+    return arrive_at(rank_ * kBarriers + id, threads, wait, vote);
+  }
+  void arrive_at_cluster() { arrive_at(launch_->cluster * kBarriers, kAllThreads, true, false); }
+  bool arrive_at(int id, int threads, bool wait, bool vote) {
     Barrier& b = barriers_[static_cast<size_t>(id)];
     if (b.arrived > 0 && b.expected != threads)
       fail("barrier %d of %d threads here, of %d elsewhere", id, threads, b.expected);
@@ -204,6 +214,16 @@ class Processor {
   const Launch* launch() const { return launch_; }
   uint64_t seed() const { return seed_; }
   int current() const { return current_; }
+  int rank() const { return rank_; }
+  void in_cta(int rank, const std::function<void()>& work) {
+    if (rank < 0 || rank >= launch_->cluster) fail("CTA %d of a cluster of %d", rank, launch_->cluster);
+    if (live_[static_cast<size_t>(rank)] == 0)
+      fail("a touch of CTA %d of the cluster, which has ended", rank);
+    const int own = rank_;
+    rank_ = rank;
+    work();
+    rank_ = own;
+  }
 
  private:
   static uint64_t base_seed() {
@@ -214,26 +234,30 @@ class Processor {
     return seed;
   }
 
-  void run_cta() {
-    const auto threads = static_cast<size_t>(launch_->threads), warps = threads / kLanes;
+  void run_cluster() {
+    const auto ctas = static_cast<size_t>(launch_->cluster);
+    const auto threads = ctas * static_cast<size_t>(launch_->threads), warps = threads / kLanes;
     while (fibers_.size() < threads) {
       fibers_.emplace_back();
       make_stack(fibers_.back());
     }
     warps_.assign(warps, Warp());
-    barriers_.fill(Barrier());
-    live_ = launch_->threads;
+    live_.fill(launch_->threads);
+    all_live_ = static_cast<int>(threads);
+    barriers_.assign(ctas * kBarriers + 1, Barrier());
+    for (size_t b = 0; b < barriers_.size(); ++b)
+      barriers_[b].live = b < ctas * kBarriers ? &live_[b / kBarriers] : &all_live_;
     for (size_t t = 0; t < threads; ++t) {
       fibers_[t].state = State::kReady;
       fibers_[t].copies.finish();
     }
     begin_cta_of_hopper();
     // All of it, because shared memory holds arbitrary data when a kernel starts.
-    std::memset(cuda::shared, kPoison, sizeof cuda::shared);
+    std::memset(cuda::shared, kPoison, ctas * kMostShared);
 
     std::vector<unsigned> order(warps);
     for (size_t w = 0; w < warps; ++w) order[w] = static_cast<unsigned>(w);
-    while (live_ > 0) {
+    while (all_live_ > 0) {
       for (size_t w = warps; w > 1; --w)
         std::swap(order[w - 1], order[random_.below(static_cast<uint32_t>(w))]);
       bool progress = random_.below(4) == 0 && step_of_tma();
@@ -248,10 +272,13 @@ class Processor {
       if (!progress && !step_of_tma()) report_hang();
     }
     end_cta_of_hopper();
-    const unsigned char* end = cuda::shared + sizeof cuda::shared;
-    const unsigned char* behind = cuda::shared + launch_->shared_bytes;
-    for (const unsigned char* at = behind; at < end; ++at) {
-      if (*at != kPoison) fail("wrote %zu bytes behind its shared memory", static_cast<size_t>(at - behind));
+    for (size_t cta = 0; cta < ctas; ++cta) {
+      const unsigned char* end = cuda::shared + (cta + 1) * kMostShared;
+      const unsigned char* behind = cuda::shared + cta * kMostShared + launch_->shared_bytes;
+      for (const unsigned char* at = behind; at < end; ++at) {
+        if (*at != kPoison)
+          fail("wrote %zu bytes behind its shared memory", static_cast<size_t>(at - behind));
+      }
     }
   }
 
@@ -285,7 +312,7 @@ class Processor {
   }
 
   void release_if_complete(Barrier& b) {
-    if (b.arrived == 0 || b.arrived != (b.expected == kAllThreads ? live_ : b.expected)) return;
+    if (b.arrived == 0 || b.arrived != (b.expected == kAllThreads ? *b.live : b.expected)) return;
     b.arrived = 0;
     b.result = b.vote;
     b.vote = false;
@@ -293,10 +320,11 @@ class Processor {
   }
 
   [[noreturn]] void report_hang() {
-    std::array<int, kBarriers> at_barrier{};
+    std::vector<int> at_barrier(barriers_.size());
     int in_warp = 0, waiting = 0;
     const char *operation = "", *wait = "";
-    for (size_t t = 0; t < static_cast<size_t>(launch_->threads); ++t) {
+    const int threads = launch_->cluster * launch_->threads;
+    for (size_t t = 0; t < static_cast<size_t>(threads); ++t) {
       if (fibers_[t].state == State::kAtBarrier) ++at_barrier[static_cast<size_t>(fibers_[t].barrier)];
       if (fibers_[t].state == State::kInWarp) {
         ++in_warp;
@@ -310,17 +338,18 @@ class Processor {
     char text[512] = "";
     int length = 0;
     const auto room = [&] { return sizeof text - static_cast<size_t>(length); };
-    for (size_t b = 0; b < kBarriers; ++b) {
+    for (size_t b = 0; b < barriers_.size() && length < 400; ++b) {
       if (at_barrier[b] == 0 && barriers_[b].arrived == 0) continue;
-      length += std::snprintf(text + length, room(), " %d wait at barrier %zu (%d of %d arrived);",
-                              at_barrier[b], b, barriers_[b].arrived,
-                              barriers_[b].expected == kAllThreads ? live_ : barriers_[b].expected);
+      length +=
+          std::snprintf(text + length, room(), " %d wait at barrier %zu (%d of %d arrived);", at_barrier[b],
+                        b, barriers_[b].arrived,
+                        barriers_[b].expected == kAllThreads ? *barriers_[b].live : barriers_[b].expected);
     }
     if (in_warp > 0)
       length += std::snprintf(text + length, room(), " %d wait for their warp in %s;", in_warp, operation);
     if (waiting > 0) std::snprintf(text + length, room(), " %d wait in %s;", waiting, wait);
     current_ = -1;
-    fail("hangs: of %d threads %d have ended;%s", launch_->threads, launch_->threads - live_, text);
+    fail("hangs: of %d threads %d have ended;%s", threads, threads - all_live_, text);
   }
 
   static void make_stack(Fiber& fiber) {
@@ -335,7 +364,9 @@ class Processor {
   // Once a fiber runs, _setjmp and _longjmp switch: unlike swapcontext they make no system call.
   __attribute__((noinline)) void enter(size_t t) {
     current_ = static_cast<int>(t);
-    position.thread.x = static_cast<unsigned>(t);
+    rank_ = current_ / launch_->threads;
+    position.thread.x = static_cast<unsigned>(current_ % launch_->threads);
+    position.block.x = first_block_ + static_cast<unsigned>(rank_);
     Fiber& fiber = fibers_[t];
     if (_setjmp(scheduler_) != 0) return;
     if (fiber.started) _longjmp(fiber.place, 1);
@@ -357,8 +388,10 @@ class Processor {
     me.copies.finish();
     end_thread_of_hopper();
     me.state = State::kEnded;
-    --live_;
-    release_if_complete(barriers_[0]);
+    --live_[static_cast<size_t>(rank_)];
+    --all_live_;
+    release_if_complete(barriers_[static_cast<size_t>(rank_ * kBarriers)]);
+    release_if_complete(barriers_.back());
   }
 
   const Launch* launch_ = nullptr;
@@ -366,11 +399,14 @@ class Processor {
   // The vector may move its elements: no reference to them lives across a launch.
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
-  std::array<Barrier, kBarriers> barriers_{};
+  std::vector<Barrier> barriers_;  ///< kBarriers of each CTA, and that of the cluster
   jmp_buf scheduler_;
   Random random_;
   uint64_t seed_ = 0, launches_ = 0;
-  int current_ = -1, live_ = 0;
+  int current_ = -1, rank_ = 0;  ///< the running thread and its CTA, both within the cluster
+  unsigned first_block_ = 0;
+  std::array<int, kMostCluster> live_{};  ///< threads of each CTA that have not ended
+  int all_live_ = 0;
 };
 
 Processor& processor() {
@@ -415,6 +451,15 @@ void fail(const char* format, ...) {
 bool barrier(int id, int threads, bool wait, bool vote) {
   return processor().arrive(id, threads, wait, vote);
 }
+void cluster_barrier() {
+  processor().arrive_at_cluster();
+}
+int cta_rank() {
+  return processor().rank();
+}
+void in_cta(int rank, const std::function<void()>& work) {
+  processor().in_cta(rank, work);
+}
 void interruption() {
   processor().interruption();
 }
@@ -433,7 +478,7 @@ unsigned char* shared_bytes(uint32_t address, size_t size, size_t alignment, con
          static_cast<long long>(address) - kSharedBase, end);
   if (address % alignment != 0)
     fail("%s: shared address %#x is no multiple of %zu", what, address, alignment);
-  return cuda::shared + offset;
+  return cuda::shared + static_cast<size_t>(cta_rank()) * kMostShared + offset;
 }
 
 uint32_t shared_address(const void* pointer) {

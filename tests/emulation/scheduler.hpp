@@ -11,10 +11,12 @@
 namespace fovea::emulation {
 inline constexpr size_t kMostShared =
     232448;  ///< dynamic shared memory of a CTA: 227 KB on sm_90, the most of all chips
-}
+inline constexpr int kMostCluster = 2;  ///< CTAs of a cluster
+}  // namespace fovea::emulation
 namespace fovea::cuda {
-/// The `extern __shared__ unsigned char shared[]` of every kernel, one for each thread that runs CTAs.
-extern constinit thread_local unsigned char shared[emulation::kMostShared];
+/// The `extern __shared__ unsigned char shared[]` of every kernel, one for each thread that runs CTAs. The memory of the
+/// second CTA of a cluster lies behind that of the first, so kernels in clusters go by shared address.
+extern constinit thread_local unsigned char shared[emulation::kMostCluster * emulation::kMostShared];
 }  // namespace fovea::cuda
 
 namespace fovea::emulation {
@@ -33,6 +35,7 @@ struct Launch {
   int threads = 0;
   size_t shared_bytes = 0;
   bool has_async_copies = true;  ///< false: copies through registers, complete at once (sm_75)
+  int cluster = 1;               ///< CTAs along x that run together
 };
 
 /// Runs `thread` for every thread of every CTA. Ends the process with a report when the kernel cannot go on.
@@ -50,6 +53,12 @@ extern constinit thread_local Position position;
 /// Barrier 0 is __syncthreads, of all threads that have not ended. Returns whether any thread voted.
 bool barrier(int id, int threads, bool wait, bool vote = false);
 inline constexpr int kAllThreads = -1;
+
+/// Of all threads of the cluster that have not ended.
+void cluster_barrier();
+/// CTA of its cluster whose thread runs, or whose memory `work` is about; fails when all its threads have ended.
+int cta_rank();
+void in_cta(int rank, const std::function<void()>& work);
 
 /// A point at which the running thread may be interrupted, at random.
 void interruption();

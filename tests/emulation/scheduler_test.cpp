@@ -10,8 +10,10 @@
 // The wrappers of shim/, by which kernels reach the scheduler.
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared.cuh"
 
@@ -83,6 +85,39 @@ TEST(Scheduler, NamedBarriersJoinSomeWarps) {
     });
     EXPECT_EQ(seen, 7u);
   }
+}
+
+/// Two clusters of two CTAs. A thread of each CTA hands its number to the other, which reads it behind a barrier.
+Launch clusters() {
+  Launch pairs = launch(64);
+  pairs.grid = {4, 1, 1};
+  pairs.cluster = 2;
+  return pairs;
+}
+int wrong_messages(bool with_wait) {
+  int wrong = 0;
+  for (int i = 0; i < kLaunches; ++i) {
+    run(clusters(), [&] {
+      const uint32_t barrier = word(0), message = word(2), cta = position.block.x;
+      const int other = cta % 2 == 0 ? 1 : 0;
+      if (thread_id() == 0) ptx::mbarrier_init(barrier, 1);
+      ptx::cluster_barrier();
+      if (thread_id() == 0) {
+        ptx::st_cluster_4(ptx::address_in_cta(message, other), cta);
+        ptx::mbarrier_arrive_cluster(ptx::address_in_cta(barrier, other));
+      }
+      if (with_wait) ptx::mbarrier_wait_cluster(barrier, 0);
+      if (ptx::ld_shared_4(message) != (cta ^ 1)) ++wrong;
+      ptx::cluster_barrier();
+    });
+  }
+  return wrong;
+}
+TEST(Scheduler, CtasOfAClusterReachEachOther) {
+  EXPECT_EQ(wrong_messages(true), 0);
+}
+TEST(Scheduler, MissingWaitForAnotherCtaShows) {
+  EXPECT_GT(wrong_messages(false), 0);
 }
 
 TEST(Scheduler, BarrierVotes) {
@@ -192,6 +227,17 @@ TEST(Mistakes, HangNamesTheOperation) {
                    }),
                "hangs: .* 31 wait for their warp in __syncwarp");
 }
+TEST(Mistakes, CtaOfTheClusterHasEnded) {
+  const auto write_late = [] {
+    run(clusters(), [] {
+      if (position.block.x % 2 == 0) return;
+      for (int i = 0; i < 1000; ++i) interruption();
+      ptx::st_cluster_4(ptx::address_in_cta(word(0), 0), 1);
+    });
+  };
+  EXPECT_DEATH(write_late(), "CTA 0 of the cluster, which has ended");
+}
+
 TEST(Mistakes, LanesApart) {
   EXPECT_DEATH(run(launch(0, 32),
                    [] {

@@ -37,7 +37,7 @@ struct ForwardArgs {
   /// bf16x3_columns) each, for kernels that multiply these. Null, and 0 columns, for all others.
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
   int bf16x3_columns = 0;
-  int slots = 0;              ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  int slots = 0;  ///< CTAs, or clusters, that the GPU holds at a time: as many as kernels that stay need
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };
 

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (role == 0) {
       fwd_sm90_load_keys<Instance>(args, memory);
     } else if (role <= kConfig.planners()) {
-      fwd_sm90_plan<Instance>(args, memory, role - 1);
+      fwd_sm90_plan(args, memory, role - 1);
     }
     return;
   }

@@ -48,6 +48,12 @@ struct FwdSm90Config {
 
   constexpr int threads() const { return 128 * (consumers + 1); }
   constexpr int tile_m() const { return kRows * consumers; }
+  /// What the pieces shared with fwd_sm90_wide ask for: groups of 64 rows with a Q of their own, the columns of O that
+  /// an epilogue writes, and the threads that read the index of the next tile.
+  constexpr int row_groups() const { return consumers; }
+  constexpr int columns_o() const { return head_dim_v; }
+  constexpr int next_readers() const { return planners(); }
+  static constexpr int cluster = 1;
   /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producers can do
   /// with. Three consumers need 160, and float32's boxes of Q are three times as many.
   constexpr int producer_registers() const {
@@ -99,12 +105,12 @@ struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
   int last;                  ///< 1: the consumer has no further tile
 };
 
-/// CTAs of a launch: at most as many as the GPU holds at a time.
-template <class Grid>
-constexpr Grid fwd_sm90_grid(const ForwardArgs& args, const FwdSm90Config& config) {
+/// CTAs of a launch: at most as many as the GPU holds at a time, in whole clusters.
+template <class Grid, class Config>
+constexpr Grid fwd_sm90_grid(const ForwardArgs& args, const Config& config) {
   const int64_t tiles = query_tiles(args, config.tile_m()).count();
   const int64_t slots = args.slots > 0 ? args.slots : 1;
-  return {tiles < slots ? tiles : slots};
+  return {(tiles < slots ? tiles : slots) * config.cluster};
 }
 
 /// Where things lie in shared memory: addresses in the shared window. Barriers: see fwd_sm90.cuh.
@@ -166,7 +172,7 @@ struct FwdSm90Memory {
     }
     for (uint32_t turn = 0; turn < 2; ++turn) {
       ptx::mbarrier_init(full_next(turn), 1);
-      ptx::mbarrier_init(empty_next(turn), kConfig.planners());
+      ptx::mbarrier_init(empty_next(turn), kConfig.next_readers());
     }
     ptx::mbarrier_init_fence();
   }

@@ -11,6 +11,7 @@
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
+#include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -160,16 +161,6 @@ struct FwdSm90Consumer {
             pairs};
   }
 
-  /// Marks a value warp-uniform: the compiler knows that a shuffle from lane 0 gives all lanes the same.
-  /// Everything that bounds a loop has to be such. Then its counter, the ring and the descriptors made of it
-  /// stay in uniform registers, products follow each other without a move, and no branch needs a BSSY.
-  __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(kWholeWarp, x, 0); }
-  // Read again at each use, which is rare: registers are what limits this kernel.
-  __device__ __forceinline__ static int warp_index() {
-    return static_cast<int>(ptx::thread_index() / 32 % 4);
-  }
-  __device__ __forceinline__ static int lane_index() { return static_cast<int>(ptx::thread_index() % 32); }
-
   /// Arrives for the warp. Call it after a wait for products or __syncwarp(): a lane that has not seen the
   /// barrier's phase yet would miss it.
   __device__ __forceinline__ void release(uint32_t barrier) const {
@@ -188,10 +179,7 @@ struct FwdSm90Consumer {
 
   /// Waits for the tile and its Q, and loads Q where it goes to registers. False: there is no tile any more.
   __device__ __forceinline__ bool begin_tile(uint32_t tile_count) {
-    ptx::mbarrier_wait(memory.full_q(w), tile_count & 1);
-    // Each lane leaves the loop of a wait for itself. Behind an .aligned instruction the compiler takes the
-    // warp for converged again; without it nothing from here on could be in uniform registers.
-    ptx::wgmma_fence();
+    wait_for_tile(memory.full_q(w), tile_count);
     work = memory.work_tile(w, tile_count);
     return !uniform(work->last);
   }
@@ -277,12 +265,6 @@ struct FwdSm90Consumer {
 
   // --- products ---
 
-  /// The descriptor `first`, which is as if shared memory began at 0, moved by `start` units of 16 bytes. A
-  /// constant plus one uniform number: otherwise it is computed again between a wait and its product.
-  __device__ __forceinline__ static uint64_t descriptor(const tile::WgmmaDescriptor& first, int start) {
-    const uint64_t encoded = first.encode();
-    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(start));
-  }
   /// Start of stage `stage` in units of 16 bytes, of stages of `bytes`.
   __device__ __forceinline__ int stage16(int stage, int bytes) const {
     return base16 + stage * static_cast<int>(tile::wgmma_start_step(bytes));
@@ -350,17 +332,6 @@ struct FwdSm90Consumer {
   }
 
   // --- softmax ---
-
-  /// Scores of keys that a row of block n does not see become -inf.
-  __device__ __forceinline__ void mask(AccS& acc_s, int n) const {
-    const int lane = lane_index(), lane_row = 16 * warp_index() + lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = query_of_row(args.f, work->first_row + lane_row + 8 * half);
-      const tile::Span32 seen = tile::keys_of(args.f.p, work->span, i);
-      mask_row(acc_s, half, n * kTileN + 2 * (lane % 4), seen);
-    }
-  }
 
   /// The key of score i of the lane, and of i + 2. Keys behind the last one get that, so that every tensor has their
   /// elements: the window takes them out.
@@ -480,7 +451,7 @@ struct FwdSm90Consumer {
     }
     if constexpr (Expression::kHasSees)
       if (block.expression_cuts) block.seen.keep(acc_s, -INFINITY);
-    if (block.window_cuts) mask(acc_s, n);
+    if (block.window_cuts) mask_window(acc_s, args.f, *work, n * kTileN);
   }
 
   /// Dropped weights become 0. The epilogue has the factor of the others.

@@ -1,4 +1,4 @@
-// The end of a tile of fwd_sm90: 64 rows of O and lse of a consumer, straight from registers.
+// The end of a tile of Hopper's forwards: 64 rows of O and lse of a consumer, straight from registers.
 #pragma once
 
 #include <cmath>
@@ -14,22 +14,24 @@
 
 namespace fovea::cuda {
 
-/// What a thread knows of the 16 rows of its warp; it is made at the end of a tile and not before, since
-/// anything kept across the mainloop costs a register there.
+/// What a thread knows of the 16 rows of its warp, columns [first_column, first_column + columns_o()) of O; it is
+/// made at the end of a tile and not before, since anything kept across the mainloop costs a register there.
 template <class Instance>
 struct FwdSm90Epilogue {
   using T = typename Instance::Element;
-  static constexpr FwdSm90Config kConfig = Instance::kConfig;
-  static constexpr int kDimV = kConfig.head_dim_v, kTileN = kConfig.tile_n;
+  static constexpr auto kConfig = Instance::kConfig;
+  static constexpr int kColumns = kConfig.columns_o(), kTileN = kConfig.tile_n;
 
   const TmaForwardArgs& args;
   const ForwardArgs& f;
   const FwdSm90WorkTile& work;
   const int lane;
-  const int warp_row;  ///< first of the warp's rows
+  const int warp_row;      ///< first of the warp's rows
+  const int first_column;  ///< lse is written with column 0
 
-  __device__ __forceinline__ FwdSm90Epilogue(const TmaForwardArgs& args_, const FwdSm90WorkTile& work_)
-      : FwdSm90Epilogue(args_, work_, static_cast<int>(ptx::thread_index())) {}
+  __device__ __forceinline__ FwdSm90Epilogue(const TmaForwardArgs& args_, const FwdSm90WorkTile& work_,
+                                             int first_column_ = 0)
+      : FwdSm90Epilogue(args_, work_, first_column_, static_cast<int>(ptx::thread_index())) {}
 
   /// Writes the warp's rows. `acc_o` is not normalised, and holds the row sums in its last eight columns with
   /// row_sum_in_mma. A warp with any output that is not finite computes its rows again.
@@ -50,12 +52,16 @@ struct FwdSm90Epilogue {
 
  private:
   __device__ __forceinline__ FwdSm90Epilogue(const TmaForwardArgs& args_, const FwdSm90WorkTile& work_,
-                                             int thread)
+                                             int first_column_, int thread)
       : args(args_),
         f(args_.f),
         work(work_),
         lane(thread % 32),
-        warp_row(work_.first_row + 16 * (thread / 32 % 4)) {}
+        warp_row(work_.first_row + 16 * (thread / 32 % 4)),
+        first_column(first_column_) {}
+
+  /// Columns of O from first_column on.
+  __device__ __forceinline__ int columns_left() const { return f.p.head_dim_v - first_column; }
 
   /// Row of half `half` of this lane's accumulators.
   __device__ __forceinline__ int row_at(int half) const { return warp_row + lane / 4 + 8 * half; }
@@ -65,7 +71,7 @@ struct FwdSm90Epilogue {
   __device__ __forceinline__ static bool any_not_finite(const float (&acc_o)[kRegsO]) {
     float probe[4] = {};
 #pragma unroll
-    for (int i = 0; i < kDimV / 2; ++i) probe[i % 4] = fmaf(acc_o[i], 0.0f, probe[i % 4]);
+    for (int i = 0; i < kColumns / 2; ++i) probe[i % 4] = fmaf(acc_o[i], 0.0f, probe[i % 4]);
     return __any_sync(0xffffffffu, (probe[0] + probe[1]) + (probe[2] + probe[3]) != 0.0f);
   }
 
@@ -75,8 +81,9 @@ struct FwdSm90Epilogue {
     for (int r = 0; r < 16; ++r) {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kDimV>(f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, 0,
-                                f.p.head_dim_v, work.load_begin * kTileN, work.load_end * kTileN);
+      write_exact_row<T, kColumns>(f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row,
+                                   first_column, min(kColumns, columns_left()), work.load_begin * kTileN,
+                                   work.load_end * kTileN);
     }
   }
 
@@ -87,7 +94,7 @@ struct FwdSm90Epilogue {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      sum[half] = kConfig.row_sum_in_mma ? acc_o[kDimV / 2 + 2 * half] : row_total(rows.row_sum[half]);
+      sum[half] = kConfig.row_sum_in_mma ? acc_o[kColumns / 2 + 2 * half] : row_total(rows.row_sum[half]);
     if (f.num_splits == 1 && f.p.lse.data == nullptr && f.p.sink == nullptr) {  // usual, and much shorter
       const int used_row = work.span.used_q * packed_heads(f);
 #pragma unroll
@@ -98,7 +105,7 @@ struct FwdSm90Epilogue {
       for (int half = 0; half < 2; ++half) {
         const int row = row_at(half);
         factor[half] = row < work.end_row ? finish_row(f, work, query_row(f, work, row), rows.base(half),
-                                                       sum[half], lane % 4 == 0)
+                                                       sum[half], lane % 4 == 0 && first_column == 0)
                                           : 0.0f;
       }
     }
@@ -115,15 +122,15 @@ struct FwdSm90Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(half);
-      store_row_vectors<kDimV>(o_row<T>(f, work, query_row(f, work, row)),
-                               row < work.end_row ? f.p.head_dim_v : 0, acc_o, half, factor[half], lane);
+      store_row_vectors<kColumns>(o_row<T>(f, work, query_row(f, work, row)) + first_column,
+                                  row < work.end_row ? columns_left() : 0, acc_o, half, factor[half], lane);
     }
   }
 
   /// O, or this split's part of it, element by element: any alignment, any number of columns.
   template <int kRegsO>
   __device__ __forceinline__ void store_pairs(const float (&acc_o)[kRegsO], const float (&factor)[2]) const {
-    const int lane_column = 2 * (lane % 4), left = f.p.head_dim_v - lane_column;
+    const int lane_column = 2 * (lane % 4), left = columns_left() - lane_column;
     const int used_row = work.span.used_q * packed_heads(f);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -132,7 +139,7 @@ struct FwdSm90Epilogue {
       const auto store = [&](auto* to) {
         using Out = std::remove_pointer_t<decltype(to)>;
 #pragma unroll
-        for (int n8 = 0; n8 < kDimV / 8; ++n8) {
+        for (int n8 = 0; n8 < kColumns / 8; ++n8) {
           if (n8 * 8 < left) to[n8 * 8] = static_cast<Out>(acc_o[4 * n8 + 2 * half] * factor[half]);
           if (n8 * 8 + 1 < left)
             to[n8 * 8 + 1] = static_cast<Out>(acc_o[4 * n8 + 2 * half + 1] * factor[half]);
@@ -140,9 +147,9 @@ struct FwdSm90Epilogue {
       };
       const QueryRow r = query_row(f, work, row);
       if (stores_f32(f)) {
-        store(f32_row(f, work, r) + lane_column);
+        store(f32_row(f, work, r) + first_column + lane_column);
       } else {
-        store(o_row<T>(f, work, r) + lane_column);
+        store(o_row<T>(f, work, r) + first_column + lane_column);
       }
     }
   }

@@ -1,8 +1,10 @@
 // The producers of fwd_sm90: one thread loads K and V, one for each consumer plans its tiles and loads Q.
-// (One thread for all would need more registers than a producer has.)
+// (One thread for all would need more registers than a producer has.) The tiles of a CTA and the planner serve
+// fwd_sm90_wide, too: `Memory` is the shared memory of either.
 #pragma once
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -17,37 +19,68 @@ __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, c
   return key_blocks_of_rows(f, span, first, end, kTileN);
 }
 
+/// The index of a tile, from the thread that takes it to the other producers of the CTA, or of the cluster: the thread is
+/// in the cluster's first CTA, where the others arrive when they have read it.
+template <class Memory>
+__device__ __forceinline__ void publish_next(const Memory& memory, uint32_t turn, int index) {
+  const uint32_t word = static_cast<uint32_t>(index), parity = turn / 2 & 1;
+  if constexpr (Memory::kConfig.cluster == 1) {
+    ptx::mbarrier_wait(memory.empty_next(turn), parity ^ 1);  // all have read that of two turns ago
+    ptx::st_shared_4(memory.next(turn), word);
+    ptx::mbarrier_arrive(memory.full_next(turn));
+  } else {
+    ptx::mbarrier_wait_cluster(memory.empty_next(turn), parity ^ 1);
+    for (int cta = 0; cta < Memory::kConfig.cluster; ++cta) {
+      ptx::st_cluster_4(ptx::address_in_cta(memory.next(turn), cta), word);
+      ptx::mbarrier_arrive_cluster(ptx::address_in_cta(memory.full_next(turn), cta));
+    }
+  }
+}
+template <class Memory>
+__device__ __forceinline__ int read_next(const Memory& memory, uint32_t turn) {
+  const uint32_t parity = turn / 2 & 1;
+  if constexpr (Memory::kConfig.cluster == 1) {
+    ptx::mbarrier_wait(memory.full_next(turn), parity);
+    const uint32_t index = ptx::ld_shared_4(memory.next(turn));
+    ptx::mbarrier_arrive(memory.empty_next(turn));
+    return static_cast<int>(index);
+  } else {
+    ptx::mbarrier_wait_cluster(memory.full_next(turn), parity);
+    const uint32_t index = ptx::ld_shared_4(memory.next(turn));
+    ptx::mbarrier_arrive_cluster(ptx::address_in_cta(memory.empty_next(turn), 0));
+    return static_cast<int>(index);
+  }
+}
+
+/// Rank of the CTA in its cluster.
+template <class Memory>
+__device__ __forceinline__ int cta_rank() {
+  return Memory::kConfig.cluster == 1 ? 0 : static_cast<int>(blockIdx.x % Memory::kConfig.cluster);
+}
+
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
-/// CTA, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes from
-/// a counter, one when it has loaded the one before: the producer with `kTakes` takes it and tells the planners.
-template <class Instance, bool kTakes, class Visit>
-__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args,
-                                              const FwdSm90Memory<Instance>& memory, Visit&& visit) {
-  constexpr int kTileM = Instance::kConfig.tile_m(), kTileN = Instance::kConfig.tile_n;
+/// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
+/// from a counter, one when it has loaded the one before: the producer with `kTakes` takes it and tells the others.
+template <bool kTakes, class Memory, class Visit>
+__device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
+                                              Visit&& visit) {
+  constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
   const ForwardArgs& f = args.f;
   const tile::QueryTiles tiles = query_tiles(f, kTileM);
-  const int count = static_cast<int>(tiles.count()), ctas = static_cast<int>(gridDim.x);
+  constexpr unsigned kCluster = Memory::kConfig.cluster;
+  const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
+  const int all = static_cast<int>(gridDim.x / kCluster);
   const auto next = [&](uint32_t turn) {
     if (args.tile_counter == nullptr) {
       // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
-      return tile::snake(static_cast<int>(turn) + 1, static_cast<int>(blockIdx.x), ctas);
+      return tile::snake(static_cast<int>(turn) + 1, own, all);
     }
-    const uint32_t parity = turn / 2 & 1;
-    int index;
-    if constexpr (kTakes) {
-      index = ctas + atomicAdd(args.tile_counter, 1);
-      ptx::mbarrier_wait(memory.empty_next(turn),
-                         parity ^ 1);  // all planners have read that of two turns ago
-      ptx::st_shared_4(memory.next(turn), static_cast<uint32_t>(index));
-      ptx::mbarrier_arrive(memory.full_next(turn));
-    } else {
-      ptx::mbarrier_wait(memory.full_next(turn), parity);
-      index = static_cast<int>(ptx::ld_shared_4(memory.next(turn)));
-      ptx::mbarrier_arrive(memory.empty_next(turn));
-    }
+    if (!kTakes || cta_rank<Memory>() != 0) return read_next(memory, turn);
+    const int index = all + atomicAdd(args.tile_counter, 1);
+    publish_next(memory, turn, index);
     return index;
   };
-  int index = static_cast<int>(blockIdx.x);
+  int index = own;
 #pragma unroll 1
   for (uint32_t turn = 0; index < count; ++turn) {
     const tile::WorkTile work = tiles.at(index);
@@ -72,7 +105,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   ptx::tma_prefetch(args.k);
   ptx::tma_prefetch(args.v);
   StageRing<Memory::kConfig.ring()> ring;
-  for_each_tile<Instance, true>(
+  for_each_tile<true>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
@@ -101,24 +134,22 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       });
 }
 
-/// Plans for consumers `first`, first + planners() and so on: one thread.
-template <class Instance>
-__device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
-                                              const FwdSm90Memory<Instance>& memory, int first) {
-  using Memory = FwdSm90Memory<Instance>;
+/// Plans for row groups `first`, first + planners() and so on: one thread.
+template <class Memory>
+__device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const Memory& memory, int first) {
   constexpr int kRows = Memory::kConfig.kRows, kStripBytes = kRows * Memory::kConfig.kRowBytes;
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  for_each_tile<Instance, false>(
+  for_each_tile<false>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
 #pragma unroll 1
-        for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+        for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
           ptx::mbarrier_wait(memory.empty_q(w),
                              (tile_count & 1) ^ 1);  // Q is free, and the work tile of two tiles ago
-          const int row = first_row + w * kRows;
+          const int row = first_row + (cta_rank<Memory>() * Memory::kConfig.row_groups() + w) * kRows;
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
           blocks.begin = max(blocks.begin, loads.begin);
           blocks.end = min(blocks.end, loads.end);
@@ -144,7 +175,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args,
         }
         ++tile_count;
       });
-  for (int w = first; w < Memory::kConfig.consumers; w += Memory::kConfig.planners()) {
+  for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
     ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1);
     memory.work_tile(w, tile_count)->last = 1;
     ptx::mbarrier_arrive(memory.full_q(w));

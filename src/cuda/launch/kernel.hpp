@@ -111,6 +111,7 @@ struct Kernel {
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
+  int cluster = 1;          ///< CTAs of a cluster, which take a tile together
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
   int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
   /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems. Kernels that

@@ -176,7 +176,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   args.pack_group = packs_group(p, kernel);
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
-  args.slots = device.sm_count * ctas_per_sm;
+  args.slots = device.sm_count * ctas_per_sm / kernel.cluster;
   if (kernel.persistent && !tiles_differ(p)) {
     // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
     // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
@@ -211,8 +211,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     if (p.window_left >= 0 && p.window_right >= 0) {
       keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
     }
-    const int64_t slots = int64_t{device.sm_count} * ctas_per_sm;
-    args.num_splits = best_num_splits(ctas, ceil_div(keys, kernel.tile_n), slots,
+    args.num_splits = best_num_splits(ctas, ceil_div(keys, kernel.tile_n), args.slots,
                                       kMaxPartBytes / std::max<int64_t>(1, part_bytes));
   }
   Parts parts;

@@ -35,6 +35,18 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap& map, ui
       : "memory");
 }
 
+/// The same into each CTA of the cluster whose bit in `ctas` is set: at the same address, counted by the barrier at the same
+/// address of each.
+__device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                                   int c0, int c1, int c2, int c3, uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, "
+      "{%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(ctas)
+      : "memory");
+}
+
 /// What this thread wrote to shared memory by ordinary stores becomes visible to wgmma.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

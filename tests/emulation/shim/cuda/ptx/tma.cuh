@@ -18,6 +18,11 @@ inline void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, int 
   const int at[] = {c0, c1, c2, c3, c4};
   emulation::tma_load(to, map, barrier, at, 5);
 }
+inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier, int c0, int c1, int c2,
+                               int c3, uint16_t ctas) {
+  const int at[] = {c0, c1, c2, c3};
+  emulation::tma_load_multicast(to, map, barrier, at, 4, ctas);
+}
 inline void async_proxy_fence() {}
 
 }  // namespace fovea::cuda::ptx

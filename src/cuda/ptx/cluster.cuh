@@ -1,0 +1,50 @@
+// CTAs of a cluster reach each other's shared memory and barriers (sm_90; PTX ISA "barrier.cluster", "mapa", and the
+// .shared::cluster forms of st and mbarrier.arrive).
+#pragma once
+
+#include <cstdint>
+
+namespace fovea::cuda::ptx {
+
+/// Waits for all threads of the cluster that have not ended; each sees what the others wrote before.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+
+/// Where CTA `rank` of the cluster has what this CTA has at `address`: an address for the functions below.
+__device__ __forceinline__ uint32_t address_in_cta(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void st_cluster_4(uint32_t to, uint32_t x) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+/// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.
+__device__ __forceinline__ void mbarrier_arrive_in_cta(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives. Threads of the cluster that wait by mbarrier_wait_cluster() then see what this thread wrote before: a fence of
+/// the whole GPU's memory, so not for inner loops.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// mbarrier_wait() of a barrier of this CTA at which other CTAs arrive.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "bra again;\n"
+      "over:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace fovea::cuda::ptx
