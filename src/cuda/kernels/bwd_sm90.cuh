@@ -121,16 +121,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   using Part = BwdSm90Part;
   if constexpr (!kConfig.one_gradient) {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    BwdSm90Consumer<Instance, Part::kBoth>{{args, memory, base16}, warpgroup - 1}.run();
+    BwdSm90Consumer<Instance, Part::kBoth>{{{args, memory, base16}, warpgroup - 1}}.run();
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<kConfig.kDqRegisters>();
     BwdSm90Dq<Instance>{{args, memory, base16}}.run();
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     if (warpgroup == 2) {
-      BwdSm90Consumer<Instance, Part::kDv>{{args, memory, base16}, 0}.run();
+      BwdSm90Consumer<Instance, Part::kDv>{{{args, memory, base16}, 0}}.run();
     } else {
-      BwdSm90Consumer<Instance, Part::kDk>{{args, memory, base16}, 1}.run();
+      BwdSm90Consumer<Instance, Part::kDk>{{{args, memory, base16}, 1}}.run();
     }
   }
 }
