@@ -116,5 +116,29 @@ TEST(CudaTextGolden, EqualFactsGiveEqualTexts) {
   EXPECT_EQ(with(24, 24).find("extent"), std::string::npos);
 }
 
+/// A bias in 16 bits whose rows lie in one piece may come from somewhere else; others are read where they lie.
+TEST(CudaTextGolden, ElementsOfPairs) {
+  const auto text = [](const char* score, DType dtype, int64_t last_stride) {
+    const std::vector<TensorDeclaration> tensors = {{"bias", dtype, 3}};
+    const auto parsed = parse(score, Use::kScore, tensors);
+    CudaTextInput input;
+    input.score = &std::get<Expression>(parsed);
+    input.extents = {{8, 100, 100, -1}};
+    input.strides = {{10000, 100, last_stride, -1}};
+    return cuda_text(input);
+  };
+  const std::string bias = text("s + bias[h, q, k] - 1.0", DType::kBF16, 1);
+  EXPECT_NE(bias.find("kReadsPairs = true"), std::string::npos);
+  EXPECT_NE(bias.find("using PairElement = __nv_bfloat16;"), std::string::npos);
+  EXPECT_EQ(block(bias, "static float score_with"), "return (s + pair) - 1.0f;\n");
+  EXPECT_EQ(block(bias, "static long long pair_row_step"), "return head.t.at[0].stride[1];\n");
+  EXPECT_NE(text("s + bias[h, q, k]", DType::kF16, 1).find("PairElement = __half"), std::string::npos);
+  EXPECT_NE(text("s + bias[0, q, k]", DType::kF16, 1).find("kReadsPairs = true"), std::string::npos);
+  EXPECT_NE(text("s + bias[h, q, k]", DType::kF32, 1).find("kReadsPairs = false"), std::string::npos);
+  EXPECT_NE(text("s + bias[h, q, k]", DType::kBF16, 2).find("kReadsPairs = false"), std::string::npos);
+  EXPECT_NE(text("s + bias[h, k, q]", DType::kBF16, 1).find("kReadsPairs = false"), std::string::npos);
+  EXPECT_NE(text("s + bias[h, q, k % 7]", DType::kBF16, 1).find("kReadsPairs = false"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fovea::expr

@@ -63,5 +63,22 @@ TEST(SeenBlocks, EveryTileHasWordsOfItsOwn) {
   EXPECT_EQ(view.offset(2, 7, 4), view.offset(2, 0, 4)) << "heads share what does not depend on them";
 }
 
+/// Words of pairs: heads and sequences that are alike share them, and nothing lies beyond their size.
+TEST(SeenBlocks, PairsOfEveryBlock) {
+  SeenBlocksView view;
+  view.batches = 2, view.pair_heads = 3, view.tiles = 4, view.blocks = 5, view.tile_rows = 64,
+  view.block_rows = 80;
+  EXPECT_EQ(view.pair_words(), 2);
+  EXPECT_EQ(view.words_of_block(), 4 * 2 * 32);
+  EXPECT_EQ(view.pairs_size(), int64_t{2} * 3 * 4 * 5 * view.words_of_block());
+  int64_t expected = 0;
+  for (int b = 0; b < 2; ++b)
+    for (int h = 0; h < 3; ++h)
+      for (int tile = 0; tile < 4; ++tile, expected += 5 * view.words_of_block())
+        EXPECT_EQ(view.pairs_offset(b, h, tile), expected);
+  view.pair_heads = 1, view.batches = 1;
+  EXPECT_EQ(view.pairs_offset(7, 2, 3), view.pairs_offset(0, 0, 3));
+}
+
 }  // namespace
 }  // namespace fovea::tile

@@ -21,7 +21,8 @@
 // Files
 //   bwd_sm90_config.cuh     configuration, shared memory, barriers, what the warps are told of a tile, the fixed order
 //   bwd_sm90_producers.cuh  planner, loaders, writers of dQ
-//   bwd_sm90_consumer.cuh   the products and what is done element by element
+//   bwd_sm90_consumer.cuh   the products and the mainloop
+//   bwd_sm90_scores.cuh     what is done element by element
 //   bwd_sm90_keys.cuh       tiles, statistics and masks, which consumers of bwd_sm90_bf16x3 share
 //   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns
 // Shared memory (bwd_sm90_config.cuh)
