@@ -51,7 +51,7 @@ __device__ __forceinline__ X of_lane(const X& x, int lane) {
     };
     Words words = __builtin_bit_cast(Words, Padded{x});
 #pragma unroll
-    for (uint32_t& word : words.at) word = __shfl_sync(0xffffffffu, word, lane);
+    for (size_t i = 0; i < sizeof(Padded) / 4; ++i) words.at[i] = __shfl_sync(0xffffffffu, words.at[i], lane);
     return __builtin_bit_cast(Padded, words).x;
   }
 }
@@ -66,9 +66,14 @@ __device__ __forceinline__ uint32_t look_at_square(const tile::AttentionParams& 
   const Expression::Key key(head, min(k, span.used_k - 1));
   const Expression::Query query(head, min(first + lane, queries.end - 1));
   uint32_t seen = 0;
+#pragma unroll 1
+  for (int first_of_eight = 0; first_of_eight < kSquare; first_of_eight += 8) {
+    uint32_t eight = 0;
 #pragma unroll
-  for (int i = 0; i < kSquare; ++i)
-    if (Expression::sees(head, of_lane(query, i), key)) seen |= 1u << i;
+    for (int i = 0; i < 8; ++i)
+      if (Expression::sees(head, of_lane(query, first_of_eight + i), key)) eight |= 1u << i;
+    seen |= eight << first_of_eight;
+  }
   uint32_t counts = exists ? bits_below(queries.end - first) : 0u;
   if (p.window_left >= 0 || p.window_right >= 0) {
     const tile::Span32 window = tile::queries_of_any(p, span, k, k + 1);
