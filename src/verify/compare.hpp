@@ -7,9 +7,9 @@
 //
 //   u_out |X|                        the output itself is rounded
 //   u_type A w(rows)                 one factor of each product is rounded to the type of the problem
-//   u_f32 A (2 + 8 (1 + S) w(rows))  sums, exponentials and scores in float32; S = the largest magnitude of a
+//   u_f32 A (2 + r (1 + S) w(rows))  sums, exponentials and scores in float32; S = the largest magnitude of a
 //                                    score, because an absolute error of a score, or of lse, is a relative
-//                                    error of weights
+//                                    error of weights; r = max(8, d / 16) for heads of d
 //   one smallest step of the output type
 //
 // w(n) = min(1, 4 / sqrt(n)): the largest of n independent errors is close to its worst case in the plain
@@ -19,6 +19,9 @@
 // A row with one dominating key has a weight of exactly 1 in the plain implementation, because that uses the row's
 // own maximum. Against any other maximum (of an earlier block, of another split) the weight is rounded. So the
 // share of weights that needed no rounding counts with w = 1, in rows of several keys.
+//
+// r: tensor cores add 16 products of a score at a time, and truncate: each time up to 2 u_f32 of a sum that grows to S, so d / 16 of
+// S in all. 8 is that of d = 128.
 //
 // lse has no factor that is rounded to the type, A = 1 and w = 1. NaN and infinities must be exactly where the
 // oracle has them, and an output whose magnitude is 0 (an empty sum: a row without keys, a key that no query sees)
@@ -129,7 +132,8 @@ class Comparison {
     const double of_type = is_lse() ? 0 : unit_roundoff(problem_type_) * luck(implementation_.rows);
     const double of_exact = is_lse() ? 0 : unit_roundoff(problem_type_) - of_type;
     const double of_float = unit_roundoff(Type::kF32) *
-                            (2 + 8 * (1 + implementation_.score_magnitude) * luck(implementation_.rows));
+                            (2 + implementation_.score_roundings * (1 + implementation_.score_magnitude) *
+                                     luck(implementation_.rows));
     return unit_roundoff(out_) * x + (of_type + of_float) * a + of_exact * a_exact + step;
   }
 

@@ -72,11 +72,13 @@ class Plain {
     k_norm_ = row_norms(k_, s_.head_dim);
     v_bound_ = row_bounds(v_, s_.head_dim_v);
     v_norm_ = row_norms(v_, s_.head_dim_v);
+    score_roundings = std::max(8.0, static_cast<double>(s_.head_dim) / 16);
   }
 
   std::map<Role, PlainOutput> outputs;
   /// Largest sum of absolute terms of any score: float32 rounding errors of scores grow with it.
   double score_magnitude = 0;
+  double score_roundings = 8;  ///< r of the floor (compare.hpp)
   /// Rows of queries that took part.
   double rows = 0;
 

@@ -83,6 +83,14 @@ const std::vector<Cover>& covers() {
          s.seqlen_k = 200;
          s.causal = s.sink = true;
        }},
+      {"groups_of_128",  // a box of TMA has half of a group
+       [](ProblemSpec& s) {
+         s.heads_kv = 1;
+         s.heads_q = 128;
+         s.seqlen_q = 3;
+         s.seqlen_k = 150;
+         s.causal = true;
+       }},
       {"d264_504_packed",
        [](ProblemSpec& s) {
          sizes(s, 264, 504);

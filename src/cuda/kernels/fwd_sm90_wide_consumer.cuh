@@ -35,6 +35,8 @@ struct FwdSm90WideConsumer {
   /// Pieces of Q K that go before the other consumer's P V: the halves of V are then needed at even distances.
   static constexpr int kPiecesBefore = 2;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
+  /// Of an address in a descriptor (PTX ISA "Matrix Descriptor Format"). In a cluster there are more: the rank of the CTA.
+  static constexpr uint32_t kDescriptorBits = 0x3ffff;
   static_assert(kPiecesK > kPiecesBefore);
 
   using AccS = float[kTileN / 2];
@@ -58,7 +60,7 @@ struct FwdSm90WideConsumer {
         memory(memory_),
         c(c_),
         lane(lane_),
-        base16(uniform(static_cast<int>(memory_.base / 16))),
+        base16(uniform(static_cast<int>((memory_.base & kDescriptorBits) / 16))),
         rows(args_.scale_log2) {}
 
   /// Takes tiles until the planner says that there are no more.

@@ -98,7 +98,7 @@ struct Kernel {
   uint32_t terms = kAllTerms;  ///< which terms it knows
   bool can_split = true;       ///< forward: num_splits > 1
   bool can_pack = true;        ///< forward: pack_group
-  int group_divides = 0;       ///< packs only groups whose size divides this; 0: any
+  int group_divides = 0;       ///< packs only groups whose size divides this, or is a multiple of it; 0: any
   /// Forward: a grid of at most as many CTAs as the GPU holds, each of which takes one tile after the other.
   bool persistent = false;
   /// Reads q, k, v and d_o in vectors of 16 bytes only. Plans then hold other kernels as well, for runs whose

@@ -58,7 +58,9 @@ int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
-  if (kernel.group_divides != 0 && kernel.group_divides % p.group() != 0) return false;
+  // A box of rows is of whole groups, or of a part of one.
+  const int64_t box = kernel.group_divides;
+  if (box != 0 && box % p.group() != 0 && p.group() % box != 0) return false;
   // Rows are 32-bit in kernels, and so is row * group, by which query_magic divides.
   if (saturating_product(p.seqlen_q, p.group()) >= (int64_t{1} << 30) / p.group()) return false;
   // A packed tile gathers its rows of Q and O from several heads; that pays once it saves a quarter of the
