@@ -29,8 +29,8 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
   using Base::copy_pairs, Base::find_seen, Base::find_kept, Base::mark_dropped, Base::clear_dropped;
   using Base::kConfig, Base::kM, Base::kN, Base::kD, Base::kDv, Base::kRowBytes, Base::kSwizzle;
   using Base::kSumsDv, Base::kSumsDk, Base::kBoth, Base::kHasSlope, Base::kDpBesideP, Base::kCopiesPairs;
+  using Base::score_gradients;
   using Base::to_operand, Base::hand_over, Base::take_over, Base::store_ds;
-  using Base::weigh, Base::weigh_alibi, Base::weigh_capped, Base::weigh_expression, Base::score_gradients;
   using Work = BwdSm90Work;
   using Scores = typename Base::Scores;
   using Tile = typename Base::Tile;
@@ -205,16 +205,17 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     const Work& work = state.tile.work;
     const int s = RingSlot<kConfig.q_stages>(state.steps).index;
     if constexpr (kConfig.softcap) {
-      weigh_capped<kBehind>(acc_s, p, factor, state.ahead.lse, s);
+      Base::template weigh_capped<kBehind>(acc_s, p, factor, state.ahead.lse, s);
       if (masked) mask_rounded(p, work, at.n);
       return;
     } else if constexpr (kConfig.alibi) {
-      weigh_alibi<kBehind>(acc_s, state.ahead.lse, s, work, at.n, slope_of(work, at.head));
+      Base::template weigh_alibi<kBehind>(acc_s, state.ahead.lse, s, work, at.n, slope_of(work, at.head));
     } else if constexpr (kConfig.expression) {
       const int buffer = RingSlot<kConfig.kBuffers>(state.steps).index;
-      weigh_expression<kBehind>(acc_s, factor, state.ahead.lse, s, work, at.n, at.head, buffer);
+      Base::template weigh_expression<kBehind>(acc_s, factor, state.ahead.lse, s, work, at.n, at.head,
+                                               buffer);
     } else {
-      weigh<kBehind>(acc_s, state.ahead.lse, s);
+      Base::template weigh<kBehind>(acc_s, state.ahead.lse, s);
     }
     if (masked) mask(acc_s, work, keys(), at.n);
     to_operand(acc_s, p);  // behind the branch: in front of it a step at d64 takes 2 % longer
