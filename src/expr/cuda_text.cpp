@@ -279,7 +279,7 @@ class Header {
            function("float", "score_with", ", float s, float pair, float& slope", score_body(true, pair)) +
            "\n  __device__ __forceinline__ static const " + pair_type() +
            "* pair_row(const Head& head, const Query& query) {\n" + pair_row_body() + "  }\n" +
-           "\n  __device__ __forceinline__ static long long pair_row_step(const Head& head) {\n" +
+           "\n  __device__ __forceinline__ static int64_t pair_row_step(const Head& head) {\n" +
            pair_row_step_body() + "  }\n" + function("bool", "sees", "", sees_body()) +
            function("void", "add_gradients", ", float s, float d_score", gradient_body());
   }

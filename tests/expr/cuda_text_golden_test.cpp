@@ -131,7 +131,7 @@ TEST(CudaTextGolden, ElementsOfPairs) {
   EXPECT_NE(bias.find("kReadsPairs = true"), std::string::npos);
   EXPECT_NE(bias.find("using PairElement = __nv_bfloat16;"), std::string::npos);
   EXPECT_EQ(block(bias, "static float score_with"), "return (s + pair) - 1.0f;\n");
-  EXPECT_EQ(block(bias, "static long long pair_row_step"), "return head.t.at[0].stride[1];\n");
+  EXPECT_EQ(block(bias, "static int64_t pair_row_step"), "return head.t.at[0].stride[1];\n");
   EXPECT_NE(text("s + bias[h, q, k]", DType::kF16, 1).find("PairElement = __half"), std::string::npos);
   EXPECT_NE(text("s + bias[0, q, k]", DType::kF16, 1).find("kReadsPairs = true"), std::string::npos);
   EXPECT_NE(text("s + bias[h, q, k]", DType::kF32, 1).find("kReadsPairs = false"), std::string::npos);

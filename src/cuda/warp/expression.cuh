@@ -52,7 +52,7 @@ struct Expression {
   }
   /// The element of key 0, and how far those of the next query are behind it.
   __device__ __forceinline__ static const PairElement* pair_row(const Head&, const Query&) { return nullptr; }
-  __device__ __forceinline__ static long long pair_row_step(const Head&) { return 0; }
+  __device__ __forceinline__ static int64_t pair_row_step(const Head&) { return 0; }
   __device__ __forceinline__ static bool sees(const Head&, const Query&, const Key&) { return true; }
   /// Adds d_score times the derivative of the score by each element whose gradient is asked for to that gradient.
   __device__ __forceinline__ static void add_gradients(const Head&, const Query&, const Key&, float s,
