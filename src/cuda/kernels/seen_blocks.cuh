@@ -67,12 +67,12 @@ __device__ __forceinline__ uint32_t look_at_square(const tile::AttentionParams& 
   const Expression::Query query(head, min(first + lane, queries.end - 1));
   uint32_t seen = 0;
 #pragma unroll 1
-  for (int first_of_eight = 0; first_of_eight < kSquare; first_of_eight += 8) {
-    uint32_t eight = 0;
+  for (int first_of_four = 0; first_of_four < kSquare; first_of_four += 4) {
+    uint32_t four = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (Expression::sees(head, of_lane(query, first_of_eight + i), key)) eight |= 1u << i;
-    seen |= eight << first_of_eight;
+    for (int i = 0; i < 4; ++i)
+      if (Expression::sees(head, of_lane(query, first_of_four + i), key)) four |= 1u << i;
+    seen |= four << first_of_four;
   }
   uint32_t counts = exists ? bits_below(queries.end - first) : 0u;
   if (p.window_left >= 0 || p.window_right >= 0) {
