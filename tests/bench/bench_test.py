@@ -91,7 +91,7 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(names()), 72)
         self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
                          ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
-        self.assertEqual(len(names("--rows", "all")), 72 + len(shapes.special()))
+        self.assertEqual(len(names("--rows", "all")), 72 + len(shapes.special()) + len(shapes.wide()))
         self.assertEqual(len(names("--quick")), 24)
         self.assertEqual(names("--shape", "s64,d64"), ["bf16_fwd_b1_s64_h16_d64"])
         with self.assertRaises(ValueError):

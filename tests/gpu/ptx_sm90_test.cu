@@ -11,6 +11,8 @@
 
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
@@ -166,6 +168,100 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
         EXPECT_EQ(static_cast<float>(x), row < kRows ? static_cast<float>(at(row, c)) : 0.0f)
             << b << " " << r << " " << c;
       }
+    }
+  }
+}
+
+// ---- clusters
+
+/// The first CTA of two copies a box to both. Then each writes a number into the other's shared memory, and arrives there twice.
+__global__ void __cluster_dims__(2, 1, 1)
+    meet(const __grid_constant__ CUtensorMap from, uint16_t* raw, uint32_t* received) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ alignas(8) uint64_t barriers[2];
+  __shared__ uint32_t slot;
+  const uint32_t full = ptx::shared_address(&barriers[0]), there = ptx::shared_address(&barriers[1]);
+  const int rank = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  constexpr int kElements = kColumns * kBoxRows;
+  if (thread == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init(there, 1);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::cluster_barrier();  // the barriers of both are ready
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect(full, 2 * kElements);
+    if (rank == 0) ptx::tma_load_multicast(ptx::shared_address(memory), from, full, 0, 0, 1, 0, 3);
+    ptx::st_cluster_4(ptx::address_in_cta(ptx::shared_address(&slot), 1 - rank),
+                      100 + static_cast<uint32_t>(rank));
+    ptx::mbarrier_arrive_cluster(ptx::address_in_cta(there, 1 - rank));
+  }
+  ptx::mbarrier_wait(full, 0);
+  for (int i = thread; i < kElements; i += 32)
+    raw[rank * kElements + i] = reinterpret_cast<uint16_t*>(memory)[i];
+  ptx::mbarrier_wait_cluster(there, 0);
+  received[rank * 32 + thread] = *static_cast<volatile uint32_t*>(&slot);
+  __syncwarp();
+  if (thread == 0) ptx::mbarrier_arrive_in_cta(ptx::address_in_cta(there, 1 - rank));
+  ptx::mbarrier_wait(there, 1);
+  ptx::cluster_barrier();  // nobody arrives at the other's barriers any more
+}
+
+TEST(PtxSm90, ClustersShareCopiesAndMemory) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  constexpr int kRows = 20, kHeads = 3;
+  std::vector<__half> values(kRows * kHeads * kColumns);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = element<__half>(static_cast<int>(i));
+  const DeviceArray<__half> from(values);
+  const cuuint64_t row_bytes = kHeads * kColumns * 2, head_bytes = kColumns * 2;
+  CUtensorMap map;
+  ASSERT_EQ(encode(&map, from.data(), {kColumns, kRows, kHeads, 1},
+                   {row_bytes, head_bytes, row_bytes * kRows}, {kColumns, kBoxRows, 1, 1}),
+            CUDA_SUCCESS);
+  DeviceArray<uint16_t> raw(2 * kColumns * kBoxRows);
+  DeviceArray<uint32_t> received(64);
+  meet<<<2, 32, kColumns * kBoxRows * 2>>>(map, raw.data(), received.data());
+  const auto got = raw.values();
+  for (size_t cta = 0; cta < 2; ++cta) {
+    for (int r = 0; r < kBoxRows; ++r) {
+      for (int c = 0; c < kColumns; ++c) {
+        const uint32_t address =
+            swizzled_address(SwizzleMode::k128, static_cast<uint32_t>((r * kColumns + c) * 2));
+        const __half x = __ushort_as_half(got[cta * kColumns * kBoxRows + address / 2]);
+        EXPECT_EQ(static_cast<float>(x),
+                  static_cast<float>(values[static_cast<size_t>((r * kHeads + 1) * kColumns + c)]))
+            << cta << " " << r << " " << c;
+      }
+    }
+  }
+  const auto numbers = received.values();
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(numbers[i], i < 32 ? 101u : 100u) << i;
+}
+
+// ---- parts of 16 bytes
+
+__global__ void copy_parts(const uint4* from, uint4* to) {
+  __shared__ alignas(16) uint4 words[17];
+  const int bytes = static_cast<int>(threadIdx.x);
+  words[bytes] = uint4{~0u, ~0u, ~0u, ~0u};
+  ptx::cp_async_16_part(ptx::shared_address(&words[bytes]), from + bytes, bytes);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  to[bytes] = words[bytes];  // this thread's own copy: no barrier
+}
+
+TEST(PtxSm90, CpAsyncFillsPartsWithZeros) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  std::vector<uint32_t> numbers(17 * 4);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = 0x01010101u * static_cast<uint32_t>(i + 1);
+  const DeviceArray<uint32_t> from(numbers);
+  DeviceArray<uint32_t> to(numbers.size());
+  copy_parts<<<1, 17>>>(reinterpret_cast<const uint4*>(from.data()), reinterpret_cast<uint4*>(to.data()));
+  const auto got = to.values();
+  for (size_t bytes = 0; bytes < 17; ++bytes) {
+    for (size_t i = 0; i < 16; ++i) {
+      const size_t word = bytes * 4 + i / 4;
+      EXPECT_EQ(got[word] >> (8 * (i % 4)) & 0xff, i < bytes ? word + 1 : 0u) << bytes << " " << i;
     }
   }
 }
