@@ -21,6 +21,7 @@ struct ElementGradient {
 
 /// An element of a 16-bit tensor for each pair, whose rows, of one query, lie in one piece.
 struct PairElement {
+  NodeId node;
   StepId row;   ///< the pointer to that of key 0
   StepId step;  ///< from one query's row to the next
   StepId value;
@@ -66,7 +67,7 @@ class CudaLowering {
   StepId inside(const Node& element);
   StepId pointer(const Node& element, bool gradient);
   /// Notes elements that are a PairElement.
-  void note_pair_element(const Node& element, StepId pointer, StepId value);
+  void note_pair_element(NodeId id, StepId pointer, StepId value);
   StepId offset(const Sum& index, size_t tensor, size_t dimension, bool gradient);
 
   /// The value of a node of any type.

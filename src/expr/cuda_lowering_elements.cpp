@@ -154,7 +154,7 @@ void CudaLowering::lower_element(NodeId id, const Node& node) {
     operands.push_back(in);
   }
   const StepId value = steps_.add(is_float ? Kind::kFloat : Kind::kInt, text, operands, range);
-  if (is_half && steps_.is(in, true)) note_pair_element(node, at, value);
+  if (is_half && steps_.is(in, true)) note_pair_element(id, at, value);
   if (is_float) {
     values_[id] = value;
   } else {
@@ -163,7 +163,8 @@ void CudaLowering::lower_element(NodeId id, const Node& node) {
   }
 }
 
-void CudaLowering::note_pair_element(const Node& element, StepId pointer, StepId value) {
+void CudaLowering::note_pair_element(NodeId id, StepId pointer, StepId value) {
+  const Node& element = graph_[id];
   const size_t rank = element.operand_count;
   if (rank < 2 || known(input_.strides, element.tensor(), rank - 1) != 1) return;
   const auto is = [&](size_t dimension, Variable name) {
@@ -177,7 +178,7 @@ void CudaLowering::note_pair_element(const Node& element, StepId pointer, StepId
   const StepId step =
       steps_.add(Kind::kLong, tensor_text(element.tensor()) + ".stride[" + std::to_string(rank - 2) + "]", {},
                  Range::of_int(0, std::numeric_limits<int64_t>::max()), Place::kHead);
-  pair_elements_.push_back({steps_[pointer].operands[0], step, value, tensors_[element.tensor()].dtype});
+  pair_elements_.push_back({id, steps_[pointer].operands[0], step, value, tensors_[element.tensor()].dtype});
 }
 
 ElementGradient CudaLowering::gradient(NodeId element, NodeId derivative) {

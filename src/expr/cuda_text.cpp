@@ -196,7 +196,7 @@ class Header {
         roots_(roots_of(input)),
         lowering_(input, roots_.tensors, roots_.graph, needed_nodes(roots_)) {
     if (roots_.score != kNoNode) score_ = lowering_.score(roots_.score);
-    if (!lowering_.pair_elements().empty()) pair_ = lowering_.pair_elements().front();
+    pair_ = pair_element();
     if (roots_.slope != kNoNode) slope_ = lowering_.score(roots_.slope);
     if (roots_.sees != kNoNode) sees_ = lowering_.sees(roots_.sees);
     for (const ElementDerivative& element : roots_.elements)
@@ -238,6 +238,18 @@ class Header {
            constant("kReadsByKey", lowering_.reads_by(Variable::kK)) +
            constant("kHasGradients", !gradients_.empty()) + constant("kReadsPairs", pair_.has_value()) +
            "  using PairElement = " + pair_type() + ";\n";
+  }
+
+  /// One that the score reads: sees may read others.
+  std::optional<PairElement> pair_element() const {
+    std::optional<PairElement> found;
+    if (roots_.score == kNoNode) return found;
+    const std::vector<bool> read = needed_by(roots_.graph, roots_.score);
+    for (const PairElement& element : lowering_.pair_elements()) {
+      if (!read[element.node]) continue;
+      if (!found || input_.pairs_of == roots_.graph[element.node].tensor()) found = element;
+    }
+    return found;
   }
 
   std::string pair_type() const { return pair_ && pair_->dtype == DType::kF16 ? "__half" : "__nv_bfloat16"; }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct CudaTextInput {
   const Expression* sees = nullptr;   ///< null: every key. Both have the same tensor declarations.
   /// Tensors whose gradient is asked for, by their place among the declarations.
   std::vector<bool> gradients;
+  /// The tensor whose elements pair_row gives, where the score reads several pair by pair; left out: any.
+  std::optional<size_t> pairs_of;
 
   /// Above q and k, at most nq and nk. Tiles may make a Query or a Key behind the end of a sequence; these count, too.
   int64_t positions = int64_t{1} << 30;

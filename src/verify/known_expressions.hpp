@@ -419,6 +419,13 @@ inline std::vector<KnownExpression> masks_of_tensors() {
            [](NamedValues& t, const Pair& p) {
              return t.real(0, {p.hk, p.k}) > 0.25f;
            }},
+      {.name = "important_pairs",
+       .text = "weight[b, h, q, k] > -0.5",
+       .tensors = {{"weight", Elements::kReal, {kBatches, kHeads, kQueries, kKeys}, some_normal}},
+       .sees =
+           [](NamedValues& t, const Pair& p) {
+             return t.real(0, {p.b, p.h, p.q, p.k}) > -0.5f;
+           }},
       {.name = "past",  // outside of the tensor nothing is seen
        .text = "past[q - k] != 0",
        .tensors = {{"past", Elements::kTruth, {kDistances}, mostly_true}},

@@ -140,5 +140,19 @@ TEST(CudaTextGolden, ElementsOfPairs) {
   EXPECT_NE(text("s + bias[h, q, k % 7]", DType::kBF16, 1).find("kReadsPairs = false"), std::string::npos);
 }
 
+/// Who has loaded elements of pairs asks score_with: that sees reads some is not the score's.
+TEST(CudaTextGolden, ElementsOfPairsThatOnlySeesReads) {
+  const std::vector<TensorDeclaration> tensors = {{"weight", DType::kBF16, 2}};
+  const auto score = std::get<Expression>(parse("s * 0.5", Use::kScore, tensors)),
+             sees = std::get<Expression>(parse("weight[q, k] > 0.0", Use::kSees, tensors));
+  CudaTextInput input;
+  input.extents = {{100, 100, -1, -1}};
+  input.strides = {{100, 1, -1, -1}};
+  input.sees = &sees;
+  EXPECT_NE(cuda_text(input).find("kReadsPairs = false"), std::string::npos);
+  input.score = &score;
+  EXPECT_NE(cuda_text(input).find("kReadsPairs = false"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fovea::expr

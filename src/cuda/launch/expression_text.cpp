@@ -41,7 +41,10 @@ std::string expression_text(const AttentionProblem& p) {
   input.positions = bound_of_positions(p);
   input.batch = p.batch;
   input.heads = p.heads_q;
-  for (const NamedTensor& named : p.named) {
+  for (size_t i = 0; i < p.named.size(); ++i) {
+    const NamedTensor& named = p.named[i];
+    if (named.place == index_of(Role::kBias))
+      input.pairs_of = i;  // dbias_sm90 takes the pairs for those of the bias
     input.gradients.push_back(named.gradient.present);
     auto& extents = input.extents.emplace_back();
     auto& strides = input.strides.emplace_back();
