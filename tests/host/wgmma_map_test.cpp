@@ -102,6 +102,8 @@ TEST(WgmmaDescriptor, FieldsAreWhereTheManualPutsThem) {
   }
   // A whole one by hand: 128B, eight rows 1024 bytes apart, at 0x4000.
   EXPECT_EQ(wgmma_k_major(0x4000, SwizzleMode::k128).encode(), 0x4000'0040'0001'0400u);
+  EXPECT_EQ(wgmma_k_major(0x100, SwizzleMode::k128).encode_from(0x3f0),
+            wgmma_k_major(0x4000, SwizzleMode::k128).encode());
   for (uint32_t start = 0; start < 8192; start += 128) {
     EXPECT_EQ(wgmma_base_offset(start), static_cast<int>(start / 128 % 8));
   }

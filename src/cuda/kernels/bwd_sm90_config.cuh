@@ -350,9 +350,7 @@ struct BwdSm90Warpgroup {
 
   /// `first` is as if shared memory began at 0.
   __device__ __forceinline__ uint64_t descriptor(const tile::WgmmaDescriptor& first, int offset) const {
-    const uint64_t encoded = first.encode();
-    return (encoded >> 32 << 32) |
-           (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + offset / 16));
+    return first.encode_from(base16 + offset / 16);
   }
   /// Every lane arrives for itself, so that what it has read or written comes before what the waiter does.
   __device__ __forceinline__ static void release(uint32_t barrier) { ptx::mbarrier_arrive(barrier); }

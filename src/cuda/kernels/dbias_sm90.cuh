@@ -3,9 +3,9 @@
 //
 //   S = Q K^T      P = exp2(log2(e) score(S) - lse)      dP = dO V^T      dbias = sum P * (dP - delta)
 //
-// A CTA owns the elements of 128 queries and 64 keys, and computes S and dP of every sequence and head that they belong to, once more than the
-// main kernel: it adds in registers, in a fixed order, so it needs no memory and gives the same bits each time. For scores
-// whose derivative by S times the scale is 1, so that dS is the gradient of the bias, too.
+// A CTA owns the elements of 128 queries and 64 keys. It computes S and dP of every sequence and head that they belong to once
+// more than the main kernel does, and adds in registers in a fixed order: it needs no memory and gives the same bits each
+// time. For scores whose derivative by S times the scale is 1, so that dS is the gradient of the bias, too.
 //
 // Grid       dbias_sm90_ctas(args).
 // Block      two warpgroups of 64 queries each. All threads copy, and all multiply. Two CTAs an SM hide what each waits for.
@@ -23,7 +23,6 @@
 #include "cuda/kernels/dbias_shape.hpp"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
@@ -215,9 +214,7 @@ struct DBiasSm90 {
     __syncthreads();           // all threads' copies are there
     const int base16 = __shfl_sync(~0u, static_cast<int>(base / 16), 0);
     const auto descriptor = [&](int offset) {
-      const uint64_t encoded = tile::wgmma_k_major(0, kSwizzle).encode();
-      return (encoded >> 32 << 32) |
-             (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(base16 + offset / 16));
+      return tile::wgmma_k_major(0, kSwizzle).encode_from(base16 + offset / 16);
     };
     const int x_at = stage * kConfig.stage_bytes();
     const uint64_t a = descriptor(x_at + warpgroup() * 64 * kConfig.kRowBytes),
@@ -253,22 +250,12 @@ struct DBiasSm90 {
     };
     PairBits<kSteps> seen;
     const bool cuts = find_seen(seen, item, lse, head, query, key_of);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t elements[4];
-      ptx::ldmatrix_x4(elements, bias(lane() % 16, 2 * step + lane() / 16));
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const float2 pair = unpack<Expression::PairElement>(elements[x]);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 8 * step + 2 * x + e;
-          const float score = Expression::score_with(head, query[x % 2], key_of(i & ~2), s[i] * p.scale,
-                                                     e == 0 ? pair.x : pair.y);
-          s[i] = ptx::ex2(fmaf(score, tile::kLog2e, -lse[x % 2]));
-        }
-      }
-    }
+    const auto row_address = [&](int step) { return bias(lane() % 16, 2 * step + lane() / 16); };
+    for_each_pair_element<kSteps>(row_address, [&](int i, float pair) {
+      const int half = i / 2 % 2;
+      const float score = Expression::score_with(head, query[half], key_of(i & ~2), s[i] * p.scale, pair);
+      s[i] = ptx::ex2(fmaf(score, tile::kLog2e, -lse[half]));
+    });
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(dp);
     const float delta[2] = {__ldg(args.delta + statistics), __ldg(args.delta + statistics + 8)};

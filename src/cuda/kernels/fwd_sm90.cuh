@@ -26,7 +26,7 @@
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
 //   swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma each stage of V has one more strip, of
-//   ones.
+//   ones. Where the score reads a tensor of pairs, two blocks of its elements for each warp.
 // Registers of a consumer's thread
 //   acc_o Dv / 2, acc_s kTileN / 2, P kTileN / 4, and about 30 more. setmaxnreg moves the producers' registers
 //   to the consumers.

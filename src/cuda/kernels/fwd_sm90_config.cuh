@@ -90,9 +90,12 @@ struct FwdSm90Config {
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
   /// Enough for both ways to compile it: the library's table does not know the expression.
   constexpr int shared_bytes() const {
-    const int stage = k_bytes() + v_stage_bytes(), without = pairs_at() + (stages - ring()) * (stage + 4 * 8);
-    const int with = pairs_at() + (stages_beside_pairs - ring()) * (stage + 4 * 8) + all_pairs_bytes();
-    return stages_beside_pairs > 0 && with > without ? with : without;
+    const auto up_to_pairs = [&](int in_ring) {
+      return pairs_at() + (in_ring - ring()) * (k_bytes() + v_stage_bytes() + 4 * 8);
+    };
+    const int beside_pairs =
+        stages_beside_pairs > 0 ? up_to_pairs(stages_beside_pairs) + all_pairs_bytes() : 0;
+    return beside_pairs > up_to_pairs(stages) ? beside_pairs : up_to_pairs(stages);
   }
   static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
 };

@@ -272,8 +272,8 @@ struct FwdSm90Consumer {
 
   /// S = Q K^T of the block in `stage`, queued.
   __device__ __forceinline__ void issue_qk(AccS& acc_s, int stage) const {
-    const uint64_t q = descriptor(Memory::first_q(), q16),
-                   k = descriptor(Memory::first_k(), stage16(stage, kConfig.k_bytes()));
+    const uint64_t q = Memory::first_q().encode_from(q16),
+                   k = Memory::first_k().encode_from(stage16(stage, kConfig.k_bytes()));
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
     for (int i = 0; i < kProducts * kStepsQk; ++i) {
@@ -302,7 +302,7 @@ struct FwdSm90Consumer {
 
   /// O += P V of the block in `stage`, queued.
   __device__ __forceinline__ void issue_pv(int stage) {
-    const uint64_t v = descriptor(Memory::first_v(), stage16(stage, kConfig.v_stage_bytes()));
+    const uint64_t v = Memory::first_v().encode_from(stage16(stage, kConfig.v_stage_bytes()));
     using Product = ptx::Wgmma<kColumnsO>;
 #pragma unroll
     for (int i = 0; i < kProducts * kStepsPv; ++i) {
@@ -352,6 +352,17 @@ struct FwdSm90Consumer {
       }
     }
   }
+  /// The same with elements of a tensor of pairs that have been copied: this block's before those of the next one.
+  __device__ __forceinline__ void apply_with_pairs(AccS& acc_s, int n, const PairTerms& terms) const {
+    const uint32_t from = memory.pairs(w, warp_index(), pair_parity) +
+                          lane_index() % 16 * kConfig.pair_row_bytes() + lane_index() / 16 * 16;
+    for_each_pair_element<kStepsPv>([&](int step) { return from + step * 32; },
+                                    [&](int i, float pair) {
+                                      acc_s[i] = Expression::score_with(terms.head, terms.query[i / 2 % 2],
+                                                                        key_of(i & ~2, n, terms),
+                                                                        acc_s[i] * args.f.p.scale, pair);
+                                    });
+  }
   using Kept = KeptWeights<kConfig.dropout ? kStepsPv : 1>;
   using Seen = PairBits<Expression::kHasSees ? kStepsPv : 1>;
   /// What is known of a block's pairs before their scores are.
@@ -385,27 +396,6 @@ struct FwdSm90Consumer {
           [&](int row, int chunk) { return to + row * kConfig.pair_row_bytes() + chunk * 16; });
     ptx::cp_async_commit();
     pair_parity ^= 1;
-  }
-  /// The same with elements of a tensor of pairs that have been copied.
-  __device__ __forceinline__ void apply_with_pairs(AccS& acc_s, int n, const PairTerms& terms) const {
-    // This block's were copied before those of the next one.
-    const uint32_t from = memory.pairs(w, warp_index(), pair_parity) +
-                          lane_index() % 16 * kConfig.pair_row_bytes() + lane_index() / 16 * 16;
-#pragma unroll
-    for (int step = 0; step < kStepsPv; ++step) {
-      uint32_t elements[4];
-      ptx::ldmatrix_x4(elements, from + step * 32);
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const float2 pair = unpack<Expression::PairElement>(elements[x]);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 8 * step + 2 * x + e;
-          acc_s[i] = Expression::score_with(terms.head, terms.query[x % 2], key_of(i & ~2, n, terms),
-                                            acc_s[i] * args.f.p.scale, e == 0 ? pair.x : pair.y);
-        }
-      }
-    }
   }
   /// Which pairs of block n the expression lets see each other.
   __device__ __forceinline__ void find_seen(Seen& seen, int n, const PairTerms& terms) const {
@@ -457,9 +447,7 @@ struct FwdSm90Consumer {
   /// Dropped weights become 0. The epilogue has the factor of the others.
   __device__ __forceinline__ void drop(const Kept& kept) {
     static_assert(kParts == 1);
-#pragma unroll
-    for (int x = 0; x < kTileN / 4; ++x)
-      weights[0][x / 4][x % 4] &= ptx::halves_by_signs(kept.signs(x / 4, x % 4));
+    kept.keep(weights[0]);
   }
 
   /// O follows the last raise of the maxima.

@@ -1,5 +1,5 @@
-// What the consumers of Hopper's forward kernels have in common: marks of warp-uniform values, the start of a tile,
-// descriptors, and the mask of a block.
+// What the consumers of Hopper's forward kernels have in common: marks of warp-uniform values, the start of a tile, and the
+// mask of a block.
 #pragma once
 
 #include <cmath>
@@ -35,13 +35,6 @@ __device__ __forceinline__ int lane_index() {
 __device__ __forceinline__ void wait_for_tile(uint32_t full_q, uint32_t tile_count) {
   ptx::mbarrier_wait(full_q, tile_count & 1);
   ptx::wgmma_fence();
-}
-
-/// The descriptor `first`, which is as if shared memory began at 0, moved by `start` units of 16 bytes. A
-/// constant plus one uniform number: otherwise it is computed again between a wait and its product.
-__device__ __forceinline__ uint64_t descriptor(const tile::WgmmaDescriptor& first, int start) {
-  const uint64_t encoded = first.encode();
-  return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(start));
 }
 
 /// Scores of keys that a row of the block that begins with key `first_key` does not see become -inf.

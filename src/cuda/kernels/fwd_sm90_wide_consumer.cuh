@@ -35,8 +35,6 @@ struct FwdSm90WideConsumer {
   /// Pieces of Q K that go before the other consumer's P V: the halves of V are then needed at even distances.
   static constexpr int kPiecesBefore = 2;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
-  /// Of an address in a descriptor (PTX ISA "Matrix Descriptor Format"). In a cluster there are more: the rank of the CTA.
-  static constexpr uint32_t kDescriptorBits = 0x3ffff;
   static_assert(kPiecesK > kPiecesBefore);
 
   using AccS = float[kTileN / 2];
@@ -44,9 +42,11 @@ struct FwdSm90WideConsumer {
 
   const TmaForwardArgs& args;
   const Memory& memory;
-  const int c;       ///< number of this consumer
-  const int lane;    ///< of its warp
-  const int base16;  ///< start of shared memory in units of 16 bytes, warp-uniform
+  const int c;     ///< number of this consumer
+  const int lane;  ///< of its warp
+  /// Start of shared memory in units of 16 bytes, warp-uniform; without the bits above 2^18, where addresses in a cluster have
+  /// the rank of the CTA.
+  const int base16;
 
   float acc_o[kColumnsO / 2];
   typename Rows::Weights weights;  ///< P as operand A
@@ -60,7 +60,7 @@ struct FwdSm90WideConsumer {
         memory(memory_),
         c(c_),
         lane(lane_),
-        base16(uniform(static_cast<int>((memory_.base & kDescriptorBits) / 16))),
+        base16(uniform(static_cast<int>(tile::wgmma_start_step(memory_.base)))),
         rows(args_.scale_log2) {}
 
   /// Takes tiles until the planner says that there are no more.
@@ -171,7 +171,7 @@ struct FwdSm90WideConsumer {
   /// Pieces [kBegin, kEnd) of S = Q K^T, a group each.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void issue_qk(AccS& acc_s, uint32_t block) const {
-    const uint64_t q = descriptor(Memory::first_q(), base16), k = descriptor(Memory::first_k(), base16);
+    const uint64_t q = Memory::first_q().encode_from(base16), k = Memory::first_k().encode_from(base16);
     using Product = ptx::Wgmma<kTileN>;
 #pragma unroll
     for (int piece = kBegin; piece < kEnd; ++piece)
@@ -204,7 +204,7 @@ struct FwdSm90WideConsumer {
   /// O += P V of this consumer's half of V; `multiply(step, V)` is a step of 16 keys.
   template <class Multiply>
   __device__ __forceinline__ void issue_pv(uint32_t block, const Multiply& multiply) {
-    const uint64_t v = descriptor(Memory::first_v(), base16 + v_start16());
+    const uint64_t v = Memory::first_v().encode_from(base16 + v_start16());
     ptx::mbarrier_wait(memory.full_v(c), block & 1);
     ptx::wgmma_fence();
 #pragma unroll
@@ -224,7 +224,7 @@ struct FwdSm90WideConsumer {
     });
   }
   __device__ __forceinline__ void issue_other_pv(uint32_t block) {
-    const uint64_t p = descriptor(Memory::first_p(), base16 + p_start16(1 - c));
+    const uint64_t p = Memory::first_p().encode_from(base16 + p_start16(1 - c));
     issue_pv(block, [&](int step, uint64_t v) {
       Product::template ss<Element, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(
           acc_o, p + tile::wgmma_start_step(step * 32), v);

@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/shared.cuh"
+#include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/score_terms.cuh"
 
 namespace fovea::cuda {
@@ -45,6 +47,23 @@ __device__ __forceinline__ void copy_pair_elements(const Expression::Head& head,
       const int r = row + i * kRowsAtOnce;
       const auto* elements = reinterpret_cast<const unsigned short*>(from + i * step);
       ptx::st_shared_16(at(r, chunk), read_eight(elements, r < rows ? count : 0));
+    }
+  }
+}
+
+/// visit(i, element) for each element of a lane of 16 queries and 16 kSteps keys, i as in the sums of wgmma. address(step): of the row
+/// that the lane reads for ldmatrix, of 16 keys.
+template <int kSteps, class Address, class Visit>
+__device__ __forceinline__ void for_each_pair_element(Address&& address, Visit&& visit) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t elements[4];
+    ptx::ldmatrix_x4(elements, address(step));
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const float2 pair = unpack<Expression::PairElement>(elements[x]);
+      visit(8 * step + 2 * x, pair.x);
+      visit(8 * step + 2 * x + 1, pair.y);
     }
   }
 }
