@@ -91,9 +91,6 @@ struct SeenBlocksView {
   constexpr int pair_words() const { return (block_rows + 63) / 64; }  ///< of a lane
   constexpr int words_of_rows() const { return pair_words() * kLanes; }
   constexpr int words_of_block() const { return tile_rows / kPairRows * words_of_rows(); }
-  constexpr int64_t pairs_size() const {
-    return int64_t{batches} * pair_heads * tiles * blocks * words_of_block();
-  }
   /// Of block 0 of a tile; `h` is the head of the queries.
   constexpr int64_t pairs_offset(int b, int h, int tile) const {
     const int64_t head = int64_t{batches == 1 ? 0 : b} * pair_heads + (pair_heads == 1 ? 0 : h);

@@ -163,9 +163,11 @@ void take_seen_blocks(const AttentionProblem& p, const tile::SeenBlocksView& vie
     named_bytes = std::max(named_bytes, bytes);
   }
   constexpr int64_t kFewBytes = int64_t{32} << 20, kShareOfTensors = 4;
-  const int64_t bytes = saturating_product(view.pairs_size(), 4);
-  if (bytes <= std::max(kFewBytes, named_bytes / kShareOfTensors))
-    layout.pairs = parts.take(view.pairs_size(), 4);
+  const int64_t words = saturating_product(
+      saturating_product(int64_t{view.batches} * view.pair_heads, int64_t{view.tiles} * view.blocks),
+      view.words_of_block());
+  if (saturating_product(words, 4) <= std::max(kFewBytes, named_bytes / kShareOfTensors))
+    layout.pairs = parts.take(words, 4);
 }
 
 }  // namespace
