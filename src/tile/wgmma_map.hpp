@@ -74,11 +74,11 @@ struct WgmmaDescriptor {
            static_cast<uint64_t>(static_cast<uint32_t>(base_offset) & 7u) << 49 |
            static_cast<uint64_t>(mode) << 62;
   }
-  /// Moved by `start` units of 16 bytes, where `this` is as if shared memory began at 0. A constant plus one uniform number:
+  /// Moved by `start16` units of 16 bytes, where `this` is as if shared memory began at 0. A constant plus one uniform number:
   /// otherwise compilers make it again between a wait and its product.
-  constexpr uint64_t encode_from(int start) const {
+  constexpr uint64_t encode_from(int start16) const {
     const uint64_t encoded = encode();
-    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(start));
+    return (encoded >> 32 << 32) | (static_cast<uint32_t>(encoded) + static_cast<uint32_t>(start16));
   }
 };
 
