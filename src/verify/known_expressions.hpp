@@ -420,8 +420,8 @@ inline std::vector<KnownExpression> masks_of_tensors() {
              return t.real(0, {p.hk, p.k}) > 0.25f;
            }},
       {.name = "important_pairs",
-       .text = "weight[b, h, q, k] > -0.5",
-       .tensors = {{"weight", Elements::kReal, {kBatches, kHeads, kQueries, kKeys}, some_normal}},
+       .text = "pair_weight[b, h, q, k] > -0.5",
+       .tensors = {{"pair_weight", Elements::kReal, {kBatches, kHeads, kQueries, kKeys}, some_normal}},
        .sees =
            [](NamedValues& t, const Pair& p) {
              return t.real(0, {p.b, p.h, p.q, p.k}) > -0.5f;
