@@ -79,7 +79,8 @@ struct Partial {
 
 /// What one thread works in.
 struct ThreadScratch {
-  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
+  uint8_t* kept;  ///< by dropout
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -93,7 +94,7 @@ struct ThreadScratch {
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    keep = memory.take<float>(block * kPanel);
+    kept = memory.take<uint8_t>(kept_bytes(block));
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
