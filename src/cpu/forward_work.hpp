@@ -21,9 +21,11 @@ inline constexpr int64_t kMaxPanels = 8;
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
 inline constexpr int64_t kMinSplitKeys = 1024;
-// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
-// queries are faster.
-inline constexpr int64_t kRowPathRows = 4;
+// Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48; and
+// where tiles multiply (AMX). Programs of expressions hold four rows of a block.
+inline constexpr int64_t kRowPathRows = 16;
+inline constexpr int64_t kRowPathRowsBesideTiles = 8;
+inline constexpr int64_t kProgramRows = 4;
 inline constexpr int64_t kTurnKeys = 32;
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
@@ -55,7 +57,10 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
+    const int64_t few = p.expressions           ? kProgramRows
+                        : ops.attend != nullptr ? kRowPathRowsBesideTiles
+                                                : kRowPathRows;
+    row_path = rows <= few && (p.scale > 0 || scales) &&
                !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
                  p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
