@@ -9,7 +9,7 @@
 namespace fovea::cpu::forward_pass {
 
 // All rows are one strip of a program, and its registers hold a strip of a panel.
-static_assert(kBlockKeys == kProgramWidth && kRowPathRows * kProgramWidth <= kStripRows * kPanel);
+static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kStripRows * kPanel);
 
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   const Ops& ops = *a.s.ops;
@@ -105,8 +105,11 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const RowBlock next = block_from(block.keys.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
       if (!exact && x < n) {
+        const int64_t from = next.keys.begin + x + kTurnKeys;
         ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
-                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o, {});
+                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o,
+                     {keys.data + from * keys.stride * bytes, keys.stride * bytes,
+                      std::clamp<int64_t>(seen.end - from, 0, kTurnKeys), s.d * bytes});
       }
       dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
            next_scores);
