@@ -99,7 +99,7 @@ struct ThreadScratch {
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    kept = memory.take<uint8_t>(kept_bytes(block));
+    kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
