@@ -15,6 +15,7 @@
 #endif
 
 #include "cli/commands/commands.hpp"
+#include "cli/data/check_problems.hpp"
 #include "cli/options/options.hpp"
 #include "cli/terminal/progress.hpp"
 #include "cli/terminal/text.hpp"
@@ -22,7 +23,6 @@
 #if defined(FOVEA_CLI_CUDA)
 #include "verify/cuda_memory.hpp"
 #endif
-#include "verify/random_problem.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -33,12 +33,13 @@ struct CheckOptions {
   std::optional<uint64_t> problem;
   double seconds = 0;
   int threads = 0;
+  CheckedExpressions expressions;
   bool forward_only = false, json = false;
 };
 
 volatile std::sig_atomic_t stop_asked = 0;
 /// The command that repeats the problem that runs now, where a signal handler can read it.
-char running[256] = "";
+char running[16384] = "";  // two expressions of 4,096 characters each, and file names
 
 void on_stop(int) {
   stop_asked = 1;
@@ -57,7 +58,7 @@ std::string command_for(const CheckOptions& options, uint64_t problem, const std
   std::string command =
       fmt::format("fovea check --seed {} --problem {} --backend {}", options.seed, problem, backend);
   if (options.forward_only) command += " --forward-only";
-  return command;
+  return command + options.expressions.text();
 }
 
 std::vector<std::string> backends_to_check(const std::string& asked) {
@@ -119,9 +120,10 @@ void count(const CheckOptions& options, const std::string& backend, const std::s
 }
 
 /// Problem `index` of the stream, on every backend.
-void check_problem(const CheckOptions& options, uint64_t index, Findings& findings) {
+void check_problem(const CheckOptions& options, const CheckProblems& problems, uint64_t index,
+                   Findings& findings) {
   remember_running(command_for(options, index, findings.backends.front()));
-  const verify::ProblemSpec spec = verify::random_problem(options.seed, index);
+  const verify::ProblemSpec spec = problems.draw(options.seed, index);
   verify::OwnedProblem problem(spec);
   verify::CheckOptions how;
   how.backward = !options.forward_only;
@@ -175,6 +177,7 @@ Exit run_check(const CheckOptions& options) {
 #if defined(FOVEA_CLI_CUDA)
   verify::use_cuda_memory();
 #endif
+  const CheckProblems problems(options.expressions);
   Findings findings;
   findings.backends = backends_to_check(options.backend);
   findings.first = options.problem.value_or(0);
@@ -189,7 +192,7 @@ Exit run_check(const CheckOptions& options) {
     Progress progress("problems checked", static_cast<int64_t>(count));
     for (uint64_t& done = findings.problems; count == 0 || done < count; ++done) {
       if (stop_asked != 0 || (options.seconds > 0 && elapsed() >= options.seconds)) break;
-      check_problem(options, findings.first + done, findings);
+      check_problem(options, problems, findings.first + done, findings);
       progress.advance();
     }
   }
@@ -214,6 +217,7 @@ void add_check(CLI::App& program, Action& action) {
       ->type_name("NAME");
   command->add_option("--threads", options->threads, "Threads (default: 1 to 5, decided by the problem)")
       ->type_name("N");
+  options->expressions.add_options(*command);
   command->add_flag("--forward-only", options->forward_only, "Do not check gradients");
   add_json_option(*command, options->json);
   command->footer(
@@ -224,9 +228,15 @@ void add_check(CLI::App& program, Action& action) {
       "the\n"
       "exit code is 1.\n"
       "\n"
+      "With --score or --sees all problems have these expressions and the sizes given here; the bound of an "
+      "error then\n"
+      "is how far the oracle moves when its inputs are off by roundings.\n"
+      "\n"
       "Examples:\n"
       "  fovea check --seconds 60\n"
-      "  fovea check --seed 7 --problem 1234 --backend cpu_generic");
+      "  fovea check --seed 7 --problem 1234 --backend cpu_generic\n"
+      "  fovea check --seconds 20 --score \"s - slope[h] * abs(q - k)\" --tensor slope=slopes.npy --heads "
+      "16");
   command->callback([options, &action] { action = [options] { return run_check(*options); }; });
 }
 

@@ -55,7 +55,10 @@ struct KnownTensor {
   const char* name;
   Elements elements;
   std::vector<int64_t> extents;
-  double (*value)(Random& random, const Index& index);
+  double (*value)(Random& random, const Index& index) = nullptr;
+  /// Of a tensor that somebody gives: its elements in the dense order, in place of value(), and their type.
+  const std::vector<double>* given = nullptr;
+  Type given_type = Type::kF32;
 };
 
 /// The elements of an expression's tensors, as float32 code reads them.
@@ -110,6 +113,7 @@ struct Scored {
   std::array<Element, 2> elements{};
 };
 
+/// An expression without `score` and `sees` is one that somebody gives: its meaning is not written a second time.
 struct KnownExpression {
   const char* name;
   const char* text;
@@ -152,6 +156,7 @@ inline Sizes shape_of(const KnownTensor& tensor, const PairSizes& sizes, int bro
 }
 
 inline Type element_type(const KnownTensor& tensor, Type real, Random& random) {
+  if (tensor.given != nullptr) return tensor.given_type;
   switch (tensor.elements) {
     case Elements::kReal:
       return real;

@@ -418,9 +418,9 @@ class OwnedProblem {
     for (int64_t& stride : strides) stride *= step;
     OwnedTensor& tensor = make(named_role(i), element_type(known, spec.named_type, random_), shape, strides);
     std::vector<double> values;
-    for (int64_t place = 0; place < tensor.count(); ++place)
+    for (int64_t place = 0; known.given == nullptr && place < tensor.count(); ++place)
       values.push_back(known.value(random_, index_at(shape, place)));
-    tensor.assign(values);
+    tensor.assign(known.given == nullptr ? values : *known.given);
     if (spec.named_gradients && of_score && known.elements == Elements::kReal)
       make(gradient_role(i), Type::kF32, shape, strides_for(shape, false));
   }

@@ -159,6 +159,8 @@ struct ProblemSpec {
   bool packed() const { return !lengths_q.empty(); }
   bool has_lists() const { return list_size >= 0; }
   bool has_expressions() const { return score || sees; }
+  /// Whether the meaning of all expressions is written by hand, too.
+  bool has_meaning() const { return (!score || score->score) && (!sees || sees->sees); }
   double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
 };
 

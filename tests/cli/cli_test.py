@@ -917,6 +917,28 @@ class Check(ProgramTest):
         self.assertEqual(process.returncode, OK, text)
         self.assertIn("0 failures", text)
 
+    def test_expressions_of_ones_own(self):
+        write_npy(self.folder / "slope.npy", Array([0.5, 0.25, 0.125, 0.0625], (4,), "f4"))
+        own = ("--score", "s - slope[h] * abs(q - k)", "--sees", "k <= q + 2", "--tensor", f"slope={self.folder / 'slope.npy'}")
+        told = self.json("check", "--problems", "3", "--seqlen", "40", "--head-dim", "16", *own)
+        self.assertEqual((told["problems"], told["failures"]), (3, []))
+        self.assertIn("named_gradients[0]", told["largest_share_of_allowed_error"])
+        forward = self.json("check", "--problem", "1", "--backend", "reference", "--forward-only", "--seqlen", "40", *own)
+        self.assertNotIn("dq", forward["largest_share_of_allowed_error"])
+        done = fovea("check", "--score", "s + foo")
+        self.assertEqual(done.returncode, PROBLEM)
+        self.assertIn("score, character 5: got 'foo'", done.stderr)
+        self.fails(PROBLEM, "check", "--heads", "5", *own, says=["slope", "got"])
+        self.fails(INPUT, "check", "--score", "s + t[h]", "--tensor", "t=none.npy", says=["--tensor", "none.npy"])
+        self.fails(USAGE, "check", "--score", "s + t[h]", "--tensor", "t", says=["--tensor: got 't', expected NAME=FILE"])
+
+    def test_expressions_of_random_problems(self):
+        for which in ("none", "softplus", "documents"):
+            told = self.json("check", "--backend", "reference", "--problems", "2", "--expressions", which)
+            self.assertEqual(told["failures"], [])
+        self.fails(USAGE, "check", "--expressions", "foo", says=["--expressions: got 'foo', expected one of drawn, none, alibi"])
+        self.fails(USAGE, "check", "--expressions", "none", "--score", "s", says=["--expressions: got none beside --score"])
+
     def test_exit_code_and_lines_agree(self):
         done = fovea("check", "--problems", "10", "--forward-only", "--json")
         failures = json.loads(done.stdout)["failures"]

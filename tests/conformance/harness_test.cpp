@@ -184,5 +184,42 @@ TEST(HarnessParts, RandomProblemsHaveListsAndExpressions) {
   EXPECT_EQ(names.size(), known_scores().size() + known_masks().size());
 }
 
+/// An expression whose meaning nobody wrote by hand, with a tensor that is given: the bound comes from the oracle alone. It is met, and
+/// errors have a share of it that shows; a gradient that is 0 but for roundings has a bound, too.
+TEST(HarnessParts, GivenExpressions) {
+  const std::vector<double> slopes = {0.5, 0.25, 0.125, 0.0625};
+  for (const char* text : {"s - slope[h] * abs(q - k)", "s + slope[h]"}) {
+    const KnownExpression given = {.name = "given",
+                                   .text = text,
+                                   .tensors = {{.name = "slope",
+                                                .elements = Elements::kReal,
+                                                .extents = {4},
+                                                .given = &slopes,
+                                                .given_type = Type::kF32}}};
+    for (const Type type : {Type::kF32, Type::kBF16}) {
+      ProblemSpec spec;
+      spec.type = type;
+      spec.batch = 2;
+      spec.heads_q = spec.heads_kv = 4;
+      spec.seqlen_q = spec.seqlen_k = 48;
+      spec.head_dim = spec.head_dim_v = 32;
+      spec.score = &given;
+      spec.named_gradients = spec.dlse = true;
+      ASSERT_FALSE(spec.has_meaning());
+      OwnedProblem problem(spec);
+      EXPECT_EQ(problem[problem.named("slope")].values(), slopes);
+      std::map<Role, Margin> margins;
+      CheckOptions how;
+      how.margins = &margins;
+      Checker checker(problem, how);
+      EXPECT_EQ(checker.check("cpu_generic"), "") << text;
+      for (const Role role : {Role::kO, Role::kDQ, Role::kDK, Role::kDV}) {
+        EXPECT_LE(margins[role].largest, 1) << text << " " << name_of(role);
+        EXPECT_GE(margins[role].largest, 0.005) << text << " " << name_of(role);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea::conformance
