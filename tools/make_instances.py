@@ -28,7 +28,8 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
-         "postprocess": "kPostprocess", "list_gradients": "kListGradients", "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
+         "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_gradients": "kListGradients",
+         "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
          "named_gradients": "kNamedGradients", "seen_blocks": "kSeenBlocks",
          "backward_seen_blocks": "kBackwardSeenBlocks"}
 # Kinds whose kernels look at scores, and may be compiled for an expression of them.

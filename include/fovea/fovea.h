@@ -121,8 +121,9 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Lists: with `keys` query i of all heads that share a key head attends to the keys of its list and to no others, in time
  * and memory that grow with the lists. Each entry is a key of its own, so one that stands twice has twice the weight.
  * Entries are positions within the sequence. Causal, window, masks and `sees` leave entries out as they leave out keys.
- * Every run checks the entries: one below -1, or not below the sequence's length, is an error. GPU backends take no lists
- * yet. */
+ * Runs on the CPU check the entries: one below -1, or not below the sequence's length, is an error. On a GPU, where the host
+ * does not read them, it makes the query's results NaN, and the gradients of the keys of its list; no memory outside of the
+ * tensors is read. Of the GPU backends cuda_simt takes lists, its backward without `deterministic`. */
 
 /* A tensor that expressions read by its name.
  *

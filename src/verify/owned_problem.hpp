@@ -431,7 +431,10 @@ class OwnedProblem {
     const Sizes full = packed ? Sizes{spec.heads_kv, total(true), spec.list_size}
                               : Sizes{spec.batch, spec.heads_kv, spec.seqlen_q, spec.list_size};
     const Sizes shape = broadcast(full, packed ? spec.list_broadcast >> 1 & 1 : spec.list_broadcast & 3);
-    OwnedTensor& lists = make(Role::kKeys, Type::kI32, shape, strides_for(shape, true));
+    Sizes strides = strides_for(shape, true);
+    const bool of_all = spec.list_of_all && !packed;
+    if (of_all) strides[shape.size() - 2] = 0;
+    OwnedTensor& lists = make(Role::kKeys, Type::kI32, shape, strides);
     const auto size = static_cast<size_t>(spec.list_size);
     std::vector<double> values(static_cast<size_t>(lists.count()), 0x7fffffff);
     const size_t rows = static_cast<size_t>(shape[shape.size() - 2]),
@@ -447,6 +450,9 @@ class OwnedProblem {
                                     : (static_cast<size_t>(b) * heads + head) * rows;
         for (size_t i = 0; i < static_cast<size_t>(used); ++i)
           fill_list(values.data() + (first + i) * size, size, s.length_k);
+        for (size_t i = 1; of_all && i < rows; ++i)
+          std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first * size), size,
+                      values.begin() + static_cast<std::ptrdiff_t>((first + i) * size));
       }
     }
     lists.assign(values);

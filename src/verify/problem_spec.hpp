@@ -139,6 +139,7 @@ struct ProblemSpec {
   int list_broadcast = 0;      ///< bit a: dimension a has size 1; bit 0 in dense problems alone
   double list_density = 0.8;   ///< share of entries that are keys
   bool list_in_order = false;  ///< each key at most once, from the first on; else any, some twice
+  bool list_of_all = false;    ///< dense problems: one list for all queries of a head, by a stride of 0
 
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
@@ -202,7 +203,7 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.rng_state) out << " rng_state";
   if (s.has_lists()) {
     out << " lists=" << s.list_size << ',' << s.list_density << ",broadcast" << s.list_broadcast
-        << (s.list_in_order ? ",in order" : "");
+        << (s.list_in_order ? ",in order" : "") << (s.list_of_all ? ",of all queries" : "");
   }
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';

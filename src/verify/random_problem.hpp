@@ -232,6 +232,7 @@ class RandomProblem {
     s_.list_density = random_.one_of({0.3, 0.9, 1.0});
     s_.list_in_order = random_.chance(0.4);
     if (random_.chance(0.7)) s_.dbias = false;
+    s_.list_of_all = !s_.packed() && random_.chance(0.2);
   }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];

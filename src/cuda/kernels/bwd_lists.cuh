@@ -10,7 +10,7 @@
 // Shared   static, 32 KB.
 //          X, Y: operands of Q K^T, then of dO V^T, 32 columns at a time; W: dot products, then dS, over X and Y;
 //          B: 32 rows of K; P and dS once more, the rows of an entry side by side.
-// Reads    p.lse and, from bwd_preprocess, args.delta and zeros in key_sums.
+// Reads    p.lse and, from bwd_preprocess, args.delta; from list_zeros, zeros in key_sums.
 //
 // NaN and Inf must not reach gradients that they do not belong to: weights of 0 are not multiplied.
 #pragma once

@@ -1,5 +1,5 @@
-// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, of dk and dv, their
-// semaphore, the counter of tiles and the flag of gradients that are not finite.
+// Before the main kernel of the backward: statistics of the rows, and zeros in the sums of dq, their semaphore,
+// the counter of tiles and the flag of gradients that are not finite.
 //
 //   lse_log2 = lse log2(e)              +inf for rows that take no part: their weights are exp2(-inf) = 0
 //                                       NaN for lse = +inf
@@ -38,17 +38,6 @@ __device__ __forceinline__ void clear_dq_sums(const BackwardArgs& args, int batc
   static_assert(kPreprocessRows == BackwardArgs::kSemaphoreRows);
   if (args.dq_semaphore != nullptr && thread < args.semaphore_columns())
     args.dq_semaphore[args.semaphore_at(batch, head, first, thread)] = 0;
-}
-
-/// This thread's share of the zeros in the sums of dk and dv.
-__device__ __forceinline__ void clear_key_sums(const BackwardArgs& args) {
-  auto* const sums = reinterpret_cast<float4*>(args.key_sums);
-  const int64_t count = args.key_rows * (args.dk_columns + args.dv_columns) / 4;
-  const int64_t cta = blockIdx.x + gridDim.x * (blockIdx.y + static_cast<int64_t>(gridDim.y) * blockIdx.z);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z * kPreprocessThreads;
-  for (int64_t index = cta * kPreprocessThreads + threadIdx.x; index < count; index += step) {
-    sums[index] = make_float4(0, 0, 0, 0);
-  }
 }
 
 /// This lane's share of the dot product of o and dO of a row. `wide`: both can be read 16 bytes at a time.
@@ -110,7 +99,6 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     if (args.tile_counter != nullptr && thread == 0) *args.tile_counter = 0;
     if (args.not_finite != nullptr && thread == 0) *args.not_finite = 0;
   }
-  if (args.key_sums != nullptr) clear_key_sums(args);
   for (int first = static_cast<int>(blockIdx.x) * kPreprocessRows; first < padded;
        first += static_cast<int>(gridDim.x) * kPreprocessRows) {
     clear_dq_sums(args, batch, head, rows_before, first, thread);

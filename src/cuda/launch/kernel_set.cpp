@@ -126,6 +126,7 @@ class Collector {
     const bool named = std::any_of(p().named.begin(), p().named.end(),
                                    [](const NamedTensor& t) { return occupies_memory(t.gradient); });
     if (named) add(set_.before, KernelKind::kNamedZeros);
+    if (p().has(Role::kKeys)) add(set_.before, KernelKind::kListZeros);
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
