@@ -180,14 +180,13 @@ void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     if (keys.empty()) continue;
     seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
   }
-  const MatrixView all_keys = group.keys(Role::kK), all_values = group.keys(Role::kV);
-  const int64_t bytes = size_of(s.type);
+  const KeyRows all_keys = group.key_rows(Role::kK), all_values = group.key_rows(Role::kV);
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
     const int64_t n = std::min(kBlockKeys, last_key - j0);
     Seen block_seen[kMaxPanels];
     if (!panels_seen(group, lanes[0].first_row, panels, j0, n, blocks, block_seen)) continue;
-    const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
-    const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
+    const MatrixView block_keys = all_keys.block(j0, n, s.d, t.key_rows);
+    const MatrixView block_values = all_values.block(j0, n, s.d_v, t.value_rows);
     const KeyBlock block{s.stage_rows(block_keys, n, s.d, s.words_d, t.keys),
                          s.stage_columns(block_values, n, s.d_v, t.values), block_values, j0, n};
     FiniteValues finite{block, {}};

@@ -80,6 +80,7 @@ struct Partial {
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -94,6 +95,9 @@ struct ThreadScratch {
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
     keep = memory.take<float>(block * kPanel);
+    const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
+    key_rows = memory.take<char>(gathered * s.d);
+    value_rows = memory.take<char>(gathered * s.d_v);
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);

@@ -40,7 +40,9 @@ struct Group {
   char* row_data(Role role, int64_t row) const {
     return rows_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data;
   }
+  /// Of the backward, which has no caches.
   MatrixView keys(Role role) const { return rows_of(*problem, *buffers, role, batch, head_kv, span.row_k); }
+  KeyRows key_rows(Role role) const { return {*problem, *buffers, role, batch, head_kv, span.row_k}; }
   float* stat(Role role, int64_t row) const {
     return reinterpret_cast<float*>(
         stats_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data);
