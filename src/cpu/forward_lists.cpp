@@ -26,11 +26,12 @@ constexpr double kMinFlopsPerThread = 1e6;
 struct ListSchedule : Schedule {
   int64_t head_tiles;  ///< of each query
 
-  ListSchedule(const AttentionProblem& p, const Staging& s, int num_threads) : Schedule(p, num_threads) {
+  ListSchedule(const AttentionProblem& p, const Staging& s, int num_threads)
+      : Schedule(p, *s.ops, num_threads) {
     const int64_t all_panels = ceil_div(p.group(), kPanel);
     splits = 1;
-    panels =
-        std::clamp<int64_t>(groups * p.seqlen_q * all_panels / (8 * std::max(1, num_threads)), 1, kMaxPanels);
+    panels = std::clamp<int64_t>(groups * p.seqlen_q * all_panels / (8 * std::max(1, num_threads)), 1,
+                                 s.ops->max_panels);
     panels = std::min(panels, all_panels);
     head_tiles = ceil_div(all_panels, panels);
     tiles = std::max<int64_t>(1, p.seqlen_q) * head_tiles;  // the first of a head also clears unused rows

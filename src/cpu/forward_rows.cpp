@@ -9,7 +9,7 @@
 namespace fovea::cpu::forward_pass {
 
 // All rows are one strip of a program, and its registers hold a strip of a panel.
-static_assert(kBlockKeys == kProgramWidth && kRowPathRows * kProgramWidth <= kStripRows * kPanel);
+static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kStripRows * kPanel);
 
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   const Ops& ops = *a.s.ops;
@@ -81,7 +81,8 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   std::fill_n(o, rows * ld_o, 0.0f);
   for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
   const KeyRows keys = group.key_rows(Role::kK), values = group.key_rows(Role::kV);
-  const int64_t value_stride = values.stride() * size_of(s.type);
+  const int64_t key_stride = keys.stride() * size_of(s.type),
+                value_stride = values.stride() * size_of(s.type);
   const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
   // The block of key j, or the first behind it of which some pair is seen.
   const auto block_from = [&](int64_t j) {
@@ -99,6 +100,16 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     keys.for_each_run(from, to - from, [&](int64_t x, const MatrixView& run, int64_t n) {
       ops.row_dots(q, ld_q, rows, run.data, s.type, run.stride, n, s.d, row_scores + (from - block.begin + x),
                    kBlockKeys, {values.row(from + x), value_stride, n, s.d_v * size_of(s.type)});
+    });
+  };
+  // Adds the values of `count` keys from `from` on; prefetches as many rows of K from `ahead` on.
+  const auto sums = [&](int64_t from, int64_t count, const float* weights, int64_t ahead) {
+    values.for_each_run(from, count, [&](int64_t x, const MatrixView& run, int64_t n) {
+      const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
+      Ahead next;
+      if (left > 0)
+        next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * size_of(s.type)};
+      ops.row_sums(weights + x, kBlockKeys, rows, run.data, s.type, run.stride, n, s.d_v, o, ld_o, next);
     });
   };
   float* row_scores = t.scores;
@@ -119,11 +130,8 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const RowBlock next = block_from(block.keys.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
       if (!exact && x < n) {
-        values.for_each_run(block.keys.begin + x, std::min(kTurnKeys, n - x),
-                            [&](int64_t y, const MatrixView& run, int64_t count) {
-                              ops.row_sums(row_scores + x + y, kBlockKeys, rows, run.data, s.type, run.stride,
-                                           count, s.d_v, o, ld_o, {});
-                            });
+        sums(block.keys.begin + x, std::min(kTurnKeys, n - x), row_scores + x,
+             next.keys.begin + x + kTurnKeys);
       }
       dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
            next_scores);

@@ -27,7 +27,8 @@ constexpr Ops make_ops(const char* name) {
   ops.word_elements = kPairs ? 2 : 1;
   ops.row_multiple = 1;
   ops.k_multiple = 1;
-  ops.values_by_row = false;
+  ops.max_panels =
+      4;  // Q and O of 192 rows are 192 KB at head size 128 in float32: a second-level cache has 1 MB
   ops.scores = scores<Words>;
   ops.accumulate = accumulate<Words>;
   ops.accumulate_strided = accumulate_strided<Words>;

@@ -246,7 +246,8 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
 void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst) const {
   if (ops->word_elements == 2) {
     std::memcpy(dst, row, static_cast<size_t>(size) * 2);
-    std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(words * 4 - size * 2));
+    if (const int64_t rest = words * 4 - size * 2; rest > 0)
+      std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(rest));
   } else {
     ops->to_float(row, type, size, dst);
     std::fill(dst + size, dst + words, 0.0f);
@@ -269,10 +270,15 @@ Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int
   if (whole_words && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
     return {reinterpret_cast<const float*>(rows.data), rows.stride / ops->word_elements, 1};
   }
+  copy_rows(rows, n, size, words, buffer);
+  return {buffer, words, 1};
+}
+
+void Staging::copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const {
+  const int64_t bytes = size_of(type);
   for (int64_t j = 0; j < n; ++j)
     load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
   std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
-  return {buffer, words, 1};
 }
 
 Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const {
@@ -286,9 +292,13 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
     return {buffer, 1, size};
   }
   const int64_t words = words_of(n), columns = round_up(size, ops->row_multiple);
-  float* pairs = ops->values_by_row ? buffer + words * columns : buffer;
+  if (ops->pair_columns != nullptr) {
+    ops->pair_columns(rows.row<const uint16_t>(0), rows.stride, n, size, words,
+                      reinterpret_cast<uint32_t*>(buffer));
+    return {buffer, words, 1};
+  }
   for (int64_t w = 0; w < words; ++w) {
-    float* out = pairs + w * columns;
+    float* out = buffer + w * columns;
     if (2 * w < n) {
       const uint16_t* low = rows.row<const uint16_t>(2 * w);
       ops->interleave(low, 2 * w + 1 < n ? rows.row<const uint16_t>(2 * w + 1) : nullptr, size,
@@ -298,9 +308,7 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
       std::fill(out, out + columns, 0.0f);
     }
   }
-  if (!ops->values_by_row) return {pairs, 1, columns};
-  ops->transpose(pairs, columns, words, columns, buffer, words);
-  return {buffer, words, 1};
+  return {buffer, 1, columns};
 }
 
 void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,

@@ -34,6 +34,7 @@ struct Group {
         window(window_of(p, span)) {}
 
   int64_t size() const { return problem->group(); }
+  int64_t index() const { return batch * problem->heads_kv + head_kv; }
   int64_t rows() const { return span.used_q * size(); }
   int64_t query(int64_t row) const { return row / size(); }
   int64_t head(int64_t row) const { return head_kv * size() + row % size(); }
@@ -151,10 +152,11 @@ struct Staging {
 
   /// Rows [0, n) as left operand of scores(): in place when the layout allows it, else copied to `buffer`.
   Operand stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
+  void copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
   /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
-  int64_t columns_size(int64_t n, int64_t size) const { return 2 * words_of(n) * round_up(size, 16) + 64; }
+  int64_t columns_size(int64_t n, int64_t size) const { return words_of(n) * round_up(size, 16) + 64; }
   /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
                    float* temp) const;

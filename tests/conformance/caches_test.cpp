@@ -43,6 +43,18 @@ TEST(Caches, LongEnoughForSplits) {
   }
 }
 
+/// More queries than a tile takes: chunked prefill.
+TEST(Caches, OfManyQueries) {
+  for (const int64_t page : {7, 64, 128}) {
+    ProblemSpec s = paged(450, page, 520 / page);
+    s.type = Type::kBF16;
+    s.batch = 1;
+    s.used_k = {static_cast<int32_t>(s.seqlen_k - 3)};
+    s.causal = true;
+    expect_conformance(s);
+  }
+}
+
 TEST(Caches, WithoutAnyKey) {
   ProblemSpec s = paged(4, 16, 3);
   s.used_k = {0, 0, 0};
