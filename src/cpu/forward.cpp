@@ -64,11 +64,15 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
-              pairs && !terms.dropout ? pair_weights : nullptr);
+              pairs ? pair_weights : nullptr);
   if (terms.dropout) {
-    dropout_factors(ops, group, lanes, terms, n, block.positions(), t.keep);
-    ops.multiply_kept(t.scores, t.keep, n * kPanel);
-    if (pairs) ops.to_pairs(t.scores, n, pair_weights);
+    dropout_bits(ops, group, lanes, terms, n, block.positions(), t.kept);
+    // The factor of what is kept waits for the last step, as that of the softmax does.
+    if (pairs) {
+      ops.keep_pairs(pair_weights, t.kept, n);
+    } else {
+      ops.multiply_kept(t.scores, t.kept, 1.0f, n);
+    }
   }
   if (exact) {
     accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
@@ -90,6 +94,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
+  const float scale = keep_scale(p);
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
@@ -102,7 +107,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
       maximum = raised;
     }
     const bool empty = sum == 0.0f;
-    factor = empty ? 0.0f : factor / sum;
+    factor = empty ? 0.0f : scale * factor / sum;
     float* values = rows + x * s.padded_dv;
     if (factor == 0.0f) {
       std::fill_n(values, s.d_v, 0.0f);

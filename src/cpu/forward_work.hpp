@@ -84,7 +84,8 @@ struct Partial {
 
 /// What one thread works in.
 struct ThreadScratch {
-  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
+  uint8_t* kept;                ///< by dropout
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages
   PairScratch pairs;
 
@@ -99,7 +100,7 @@ struct ThreadScratch {
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    keep = memory.take<float>(block * kPanel);
+    kept = memory.take<uint8_t>(kept_bytes(block));
     const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);

@@ -34,7 +34,6 @@ constexpr Ops make_ops(const char* name) {
   ops.accumulate_strided = accumulate_strided<Words>;
   ops.update = update<Words>;
   ops.softmax = softmax;
-  ops.to_pairs = to_pairs;
   ops.gradients = gradients<kPairs>;
   ops.gradients_float = gradients_float;
   ops.store_gradients = store_gradients<kPairs>;
@@ -42,8 +41,9 @@ constexpr Ops make_ops(const char* name) {
   ops.mask_range = mask_range;
   ops.column_max = column_max;
   ops.softcap = softcap;
-  ops.dropout_factors = dropout_factors;
+  ops.dropout_bits = dropout_bits;
   ops.multiply_kept = multiply_kept;
+  ops.keep_pairs = keep_pairs;
   ops.run_program = run_program;
   ops.transpose = transpose;
   ops.to_float = to_float_any;

@@ -18,6 +18,12 @@ namespace fovea::cpu {
 
 inline constexpr int kPanel = 48;
 
+// A row of the bits of two keys: 12 bytes, and room for the last vector, which Highway loads in eight bytes.
+inline constexpr int64_t kKeptBytes = 20;
+constexpr int64_t kept_bytes(int64_t n) {
+  return (n + 1) / 2 * kKeptBytes;
+}
+
 /// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride]. One of the strides is 1.
 struct Operand {
   const float* data = nullptr;
@@ -89,8 +95,6 @@ struct Ops {
   /// is -inf get weights 0.
   void (*softmax)(float* s, int64_t n, float factor, const float* column_max, PanelState state,
                   uint32_t* pairs);
-  /// Rounds s[n][kPanel] to bfloat16 pairs [ceil(n/2)][kPanel].
-  void (*to_pairs)(const float* s, int64_t n, uint32_t* pairs);
 
   /// The three steps at once for several panels, or null. A row's maximum may be an earlier one, which changes no result. Bit
   /// x of what it returns: panel x has nothing added, for scores rose too far above the maxima of its rows.
@@ -119,12 +123,14 @@ struct Ops {
   /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
   void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
 
-  /// Factors of dropout keep[n][kPanel], keys from j0 on: 0, or 1 / (1 - p). Lane x is query[x] of a sequence; head[x] is
-  /// batch index * heads_q + query head.
-  void (*dropout_factors)(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
-                          int64_t n, float* keep);
-  /// x *= keep; 0 where keep is 0, whatever x holds. `count` is a multiple of kPanel.
-  void (*multiply_kept)(float* x, const float* keep, int64_t count);
+  /// Which weights dropout keeps, keys from j0 on, j0 even: bit 2 x + e of row j of kKeptBytes is that of lane x for the key
+  /// j0 + 2 j + e. Lane x is query[x] of a sequence; head[x] is batch index * heads_q + query head.
+  void (*dropout_bits)(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
+                       int64_t n, uint8_t* kept);
+  /// x[n][kPanel] *= scale where kept; 0 elsewhere, whatever x holds.
+  void (*multiply_kept)(float* x, const uint8_t* kept, float scale, int64_t n);
+  /// Clears the elements of pairs[ceil(n/2)][kPanel] that are not kept.
+  void (*keep_pairs)(uint32_t* pairs, const uint8_t* kept, int64_t n);
 
   /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
   void (*run_program)(const Program& program, const ProgramInputs& inputs);

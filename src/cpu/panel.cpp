@@ -62,8 +62,9 @@ template <class T, uint32_t kExponent>
 bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
   for (int64_t j = 0; j < n; ++j) {
     const T* row = rows.row<const T>(j);
-    uint32_t special = 0;
-    for (int64_t c = 0; c < d; ++c) special |= static_cast<uint32_t>((row[c] & kExponent) == kExponent);
+    T special = 0;  // as wide as the elements: the loop becomes vectors of them
+    for (int64_t c = 0; c < d; ++c)
+      special = static_cast<T>(special | ((row[c] & kExponent) == kExponent ? T{1} : T{0}));
     if (special != 0) return false;
   }
   return true;
@@ -219,18 +220,30 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
   return any;
 }
 
-void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
-                     int64_t n, KeyPositions positions, float* keep) {
+void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                  KeyPositions positions, uint8_t* kept) {
   int32_t heads[kPanel];
   const auto first = static_cast<int32_t>(group.batch * group.problem->heads_q);
   for (int x = 0; x < kPanel; ++x) heads[x] = first + lanes.head[x];
   if (positions.list == nullptr) {
-    ops.dropout_factors(terms.stream, lanes.query, heads, positions.first, n, keep);
+    ops.dropout_bits(terms.stream, lanes.query, heads, positions.first, n, kept);
     return;
   }
-  // A key of a list at a time.
-  for (int64_t j = 0; j < n; ++j)
-    ops.dropout_factors(terms.stream, lanes.query, heads, positions[j], 1, keep + j * kPanel);
+  // A key of a list at a time: of the bits of two neighbours, those of one.
+  std::fill_n(kept, kept_bytes(n), uint8_t{0});
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t key = std::max<int64_t>(positions[j], 0);  // -1 is no key, and has no weight
+    uint8_t two[kept_bytes(2)];
+    ops.dropout_bits(terms.stream, lanes.query, heads, key - key % 2, 2, two);
+    for (int64_t byte = 0; byte < 2 * kPanel / 8; ++byte) {
+      const int even_bits = two[byte] >> key % 2 & 0x55;
+      kept[j / 2 * kKeptBytes + byte] |= static_cast<uint8_t>(even_bits << j % 2);
+    }
+  }
+}
+
+float keep_scale(const AttentionProblem& p) {
+  return p.dropout > 0 ? tile::Dropout(p.dropout, 0, 0).keep_scale : 1.0f;
 }
 
 // Staging

@@ -125,9 +125,11 @@ Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, i
 bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t j0, int64_t n,
                  SeenBlocks& blocks, Seen* seen);
 
-/// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
-void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
-                     int64_t n, KeyPositions positions, float* keep);
+/// Which weights of n keys dropout keeps (Ops::dropout_bits), into kept_bytes(n). A position that is no list's is even.
+void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                  KeyPositions positions, uint8_t* kept);
+/// 1 / (1 - p) for those that are kept; 1 without dropout.
+float keep_scale(const AttentionProblem& p);
 
 /// Element (row, c) of a 16- or 32-bit matrix as float.
 float load_element(const char* row, DType type, int64_t c);
