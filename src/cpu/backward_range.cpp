@@ -31,8 +31,8 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
-    dropout_factors(ops, a.group, lanes, a.terms, n, block.positions(), t.keep);
-    ops.multiply_kept(t.dp, t.keep, n * kPanel);
+    dropout_bits(ops, a.group, lanes, a.terms, n, block.positions(), t.kept);
+    ops.multiply_kept(t.dp, t.kept, a.terms.stream.keep_scale, n);
   }
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   const PairPrograms& programs = a.terms.programs;
@@ -40,7 +40,7 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
     add_tensor_gradients(a, lanes, block.positions(), n);
   if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
-  if (a.terms.dropout) ops.multiply_kept(t.scores, t.keep, n * kPanel);
+  if (a.terms.dropout) ops.multiply_kept(t.scores, t.kept, a.terms.stream.keep_scale, n);
   if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 

@@ -87,8 +87,9 @@ struct ThreadScratch {
   // Rows of the tile.
   float *queries, *d_outputs, *query_rows, *d_output_rows;
   // One block.
-  float *scores, *dp, *derivative, *keep, *p, *ds, *ds_pairs, *temp;
-  int64_t ld;  ///< row stride of p and ds in words
+  float *scores, *dp, *derivative, *p, *ds, *ds_pairs, *temp;
+  uint8_t* kept;  ///< by dropout
+  int64_t ld;     ///< row stride of p and ds in words
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& problem, const Staging& s, const Schedule& plan,
@@ -108,7 +109,7 @@ struct ThreadScratch {
     scores = memory.take<float>(kBlockKeys * kPanel);
     dp = memory.take<float>(kBlockKeys * kPanel);
     derivative = memory.take<float>(kBlockKeys * kPanel);
-    keep = memory.take<float>(kBlockKeys * kPanel);
+    kept = memory.take<uint8_t>(kept_bytes(kBlockKeys));
     p = memory.take<float>(kBlockKeys * ld);
     ds = memory.take<float>(kBlockKeys * ld);
     ds_pairs = memory.take<float>(kBlockKeys * kPanel / 2);

@@ -64,11 +64,15 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
   ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
-              pairs && !terms.dropout ? pair_weights : nullptr);
+              pairs ? pair_weights : nullptr);
   if (terms.dropout) {
-    dropout_factors(ops, group, lanes, terms, n, block.positions(), t.keep);
-    ops.multiply_kept(t.scores, t.keep, n * kPanel);
-    if (pairs) ops.to_pairs(t.scores, n, pair_weights);
+    dropout_bits(ops, group, lanes, terms, n, block.positions(), t.kept);
+    // The factor of what is kept waits for the last step, as that of the softmax does.
+    if (pairs) {
+      ops.keep_pairs(pair_weights, t.kept, n);
+    } else {
+      ops.multiply_kept(t.scores, t.kept, 1.0f, n);
+    }
   }
   if (exact) {
     accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
@@ -90,6 +94,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
+  const float scale = keep_scale(p);
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
@@ -102,7 +107,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
       maximum = raised;
     }
     const bool empty = sum == 0.0f;
-    factor = empty ? 0.0f : factor / sum;
+    factor = empty ? 0.0f : scale * factor / sum;
     float* values = rows + x * s.padded_dv;
     if (factor == 0.0f) {
       std::fill_n(values, s.d_v, 0.0f);
@@ -168,48 +173,107 @@ tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& bl
   return keys;
 }
 
-/// A tile of panels against the keys [first_key, last_key) that they see.
-void tile_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
-                  const Lanes* lanes, int64_t panels, int64_t first_key, int64_t last_key, float* partials,
-                  const ThreadScratch& t) {
+/// A tile of panels against keys of one key head.
+struct TilePass {
+  const Staging& s;
+  const Group& group;
+  const ScoreTerms& terms;
+  const SharedBlocks& shared;
+  SeenBlocks& blocks;
+  const Lanes* lanes;
+  int64_t panels;
+  float* partials;
+  const ThreadScratch& t;
+
+  float* queries(int64_t x) const { return t.queries + x * s.words_d * kPanel; }
+  Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
+  tile::Range begin(int64_t first_key, int64_t last_key) const;
+  KeyBlock staged(int64_t j0, int64_t n) const;
+  void attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done) const;
+  void step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, FiniteValues& finite) const;
+};
+
+/// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
+tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
-    s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, t.queries + x * s.words_d * kPanel, t.rows);
-    Partial(partials + x * Partial::size(s), s).reset(s);
+    s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, queries(x), t.rows);
+    partial(x).reset(s);
     const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
     if (keys.empty()) continue;
     seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
   }
-  const MatrixView all_keys = group.keys(Role::kK), all_values = group.keys(Role::kV);
-  const int64_t bytes = size_of(s.type);
+  return seen;
+}
+
+KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
+  if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
+  return {s.stage_rows(keys, n, s.d, s.words_d, t.keys), s.stage_columns(values, n, s.d_v, t.values), values,
+          j0, n};
+}
+
+/// Attends in one step to the first keys of a block, for those panels that see them whole, where the table has such a step.
+/// done[x]: how many of the keys panel x has dealt with.
+void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done) const {
+  std::fill_n(done, panels, 0);
+  if (s.ops->attend == nullptr || terms.any || terms.dropout) return;
+  AttendPanel takers[kMaxPanels];
+  int64_t panel_of[kMaxPanels], count = 0;
+  for (int64_t x = 0; x < panels; ++x) {
+    const int64_t keys = std::min(block.n, lanes[x].all.end - block.j0) / kAttendKeys * kAttendKeys;
+    if (keys <= 0 || lanes[x].all.begin > block.j0 || seen[x] == Seen::kNone ||
+        terms.programs.program_of(seen[x]) != nullptr) {
+      continue;
+    }
+    const Partial out = partial(x);
+    panel_of[count] = x;
+    takers[count++] = {queries(x), out.row_max, out.row_sum, out.o, keys};
+  }
+  if (count == 0) return;
+  const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
+  const uint32_t left = s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor}, takers,
+                                      count, {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
+  for (int64_t i = 0; i < count; ++i) {
+    if ((left >> i & 1) == 0) done[panel_of[i]] = takers[i].keys;
+  }
+}
+
+/// Panel x against the keys of a block from the first `done` on.
+void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, FiniteValues& finite) const {
+  // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
+  // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
+  // reach beyond the keys that the mask and the check for NaN cover.
+  if (lanes[x].any.end <= block.j0 || block.j0 + block.n <= lanes[x].any.begin || seen == Seen::kNone) return;
+  const int64_t used =
+      std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
+  tile::Range part{done, used};
+  if (part.empty()) return;
+  if (seen == Seen::kSome) {
+    part = seen_keys(group, lanes[x], block, blocks);
+    part.end = std::min(part.end, used);
+    if (part.empty()) return;
+    if (part.size() < used)
+      seen = seen_of(group, lanes[x].first_row, kPanel, block.j0 + part.begin, part.size(), blocks);
+  }
+  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), finite, queries(x),
+             partial(x), t);
+}
+
+/// A tile against the keys [first_key, last_key) that its panels see.
+void tile_forward(const TilePass& tile, int64_t first_key, int64_t last_key) {
+  const tile::Range seen = tile.begin(first_key, last_key);
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
     const int64_t n = std::min(kBlockKeys, last_key - j0);
     Seen block_seen[kMaxPanels];
-    if (!panels_seen(group, lanes[0].first_row, panels, j0, n, blocks, block_seen)) continue;
-    const MatrixView block_keys{all_keys.data + j0 * all_keys.stride * bytes, all_keys.stride};
-    const MatrixView block_values{all_values.data + j0 * all_values.stride * bytes, all_values.stride};
-    const KeyBlock block{s.stage_rows(block_keys, n, s.d, s.words_d, t.keys),
-                         s.stage_columns(block_values, n, s.d_v, t.values), block_values, j0, n};
+    if (!panels_seen(tile.group, tile.lanes[0].first_row, tile.panels, j0, n, tile.blocks, block_seen))
+      continue;
+    const KeyBlock block = tile.staged(j0, n);
     FiniteValues finite{block, {}};
-    for (int64_t x = 0; x < panels; ++x) {
-      // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
-      // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
-      // reach beyond the keys that the mask and the check for NaN cover.
-      if (lanes[x].any.end <= j0 || j0 + n <= lanes[x].any.begin || block_seen[x] == Seen::kNone) continue;
-      const int64_t used =
-          std::min(n, round_up(lanes[x].any.end - j0, s.ops->k_multiple * s.ops->word_elements));
-      tile::Range part{0, used};
-      if (block_seen[x] == Seen::kSome) {
-        part = seen_keys(group, lanes[x], block, blocks);
-        part.end = std::min(part.end, used);
-        if (part.empty()) continue;
-        if (part.size() < used) {
-          block_seen[x] = seen_of(group, lanes[x].first_row, kPanel, j0 + part.begin, part.size(), blocks);
-        }
-      }
-      panel_step(s, group, lanes[x], terms, block_seen[x], block.part(s, part.begin, part.end), finite,
-                 t.queries + x * s.words_d * kPanel, Partial(partials + x * Partial::size(s), s), t);
-    }
+    int64_t done[kMaxPanels];
+    tile.attend_whole(block, block_seen, done);
+    for (int64_t x = 0; x < tile.panels; ++x) tile.step(block, x, block_seen[x], done[x], finite);
   }
 }
 
@@ -268,12 +332,14 @@ class Forward final : public Prepared {
   Forward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(p, options.num_threads),
+        schedule_(p, ops, options.num_threads),
         programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
+        shared_(p, staging_, schedule_),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
-        split_offset_(options.num_threads * thread_bytes_) {
-    workspace_size = static_cast<size_t>(split_offset_ + split_bytes(staging_, schedule_));
+        split_offset_(options.num_threads * thread_bytes_),
+        shared_offset_(split_offset_ + split_bytes(staging_, schedule_)) {
+    workspace_size = static_cast<size_t>(shared_offset_ + shared_.bytes());
     summary = programs_.summary();
   }
 
@@ -299,8 +365,9 @@ class Forward final : public Prepared {
   Partial panel_of(float* partials, int64_t x) const {
     return {partials + x * Partial::size(staging_), staging_};
   }
-  void compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
-                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
+  void share_blocks(const Buffers& buffers, const SharedBlocks& shared) const;
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
+                    SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                   int64_t tile_index) const;
 
@@ -309,12 +376,27 @@ class Forward final : public Prepared {
   Schedule schedule_;
   PairPrograms programs_;
   int num_threads_;
-  int64_t thread_bytes_, split_offset_;
+  SharedBlocks shared_;  ///< without memory
+  int64_t thread_bytes_, split_offset_, shared_offset_;
 };
 
+/// Stages K and V for all tiles.
+void Forward::share_blocks(const Buffers& buffers, const SharedBlocks& shared) const {
+  WorkQueue items(schedule_.groups * shared.blocks_of_head());
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(static_cast<char*>(buffers.workspace), thread);
+    for (int64_t item; (item = items.next()) >= 0;) {
+      const int64_t head = item / shared.blocks_of_head();
+      const Group group(problem_, buffers, head / problem_.heads_kv, head % problem_.heads_kv);
+      shared.stage(staging_, group, item % shared.blocks_of_head() * kBlockKeys, t);
+    }
+  });
+}
+
 /// One tile against one split of the keys.
-void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
-                           const SplitStore& store, const ThreadScratch& t, int64_t item) const {
+void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
+                           SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t,
+                           int64_t item) const {
   const int64_t split = item % schedule_.splits, tile_index = item / schedule_.splits;
   const int64_t tile = tile_of(tile_index);
   const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile);
@@ -328,7 +410,7 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, Seen
   if (schedule_.row_path) {
     rows_forward(staging_, group, terms, blocks, lanes[0], first_key, last_key, partials, t);
   } else {
-    tile_forward(staging_, group, terms, blocks, lanes, panels, first_key, last_key, partials, t);
+    tile_forward({staging_, group, terms, shared, blocks, lanes, panels, partials, t}, first_key, last_key);
   }
   if (schedule_.splits > 1) return;
   for (int64_t x = 0; x < panels; ++x) write_panel(staging_, group, lanes[x], panel_of(partials, x), t.rows);
@@ -354,11 +436,15 @@ void Forward::run(const Buffers& buffers) const {
   char* workspace = static_cast<char*>(buffers.workspace);
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
                          &schedule_};
+  SharedBlocks shared = shared_;
+  shared.set_memory(workspace + shared_offset_);
+  if (shared.bytes() > 0) share_blocks(buffers, shared);
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
-    for (int64_t item; (item = items.next()) >= 0;) compute_item(buffers, terms, blocks, store, t, item);
+    for (int64_t item; (item = items.next()) >= 0;)
+      compute_item(buffers, terms, shared, blocks, store, t, item);
   });
   if (schedule_.splits == 1) return;
   WorkQueue merges(schedule_.groups * schedule_.tiles);

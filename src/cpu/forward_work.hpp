@@ -15,16 +15,17 @@ namespace fovea::cpu::forward_pass {
 // Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
 // written, turned into weights and read again.
 inline constexpr int64_t kBlockKeys = 128;
-// Panels a tile: K and V are staged once for 192 queries; Q^T and O^T of four panels (192 KB at head size
-// 128, fp32) leave room in a 1 MB second-level cache.
-inline constexpr int64_t kMaxPanels = 4;
+// Panels of a tile in any table: Ops::max_panels says how many each has.
+inline constexpr int64_t kMaxPanels = 8;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
 inline constexpr int64_t kMinSplitKeys = 1024;
-// Up to this many rows, dot products along the head size read K at memory speed; with more, lanes along the
-// queries are faster.
-inline constexpr int64_t kRowPathRows = 4;
+// Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48; and
+// where tiles multiply (AMX). Programs of expressions hold four rows of a block.
+inline constexpr int64_t kRowPathRows = 16;
+inline constexpr int64_t kRowPathRowsBesideTiles = 8;
+inline constexpr int64_t kProgramRows = 4;
 inline constexpr int64_t kTurnKeys = 32;
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
@@ -38,7 +39,7 @@ struct Schedule {
   bool row_path;
   int64_t items() const { return groups * tiles * splits; }
 
-  Schedule(const AttentionProblem& p, int num_threads) {
+  Schedule(const AttentionProblem& p, const Ops& ops, int num_threads) {
     groups = p.batch * p.heads_kv;
     const int64_t rows = p.seqlen_q * p.group();
     const int64_t all_panels = ceil_div(rows, kPanel);
@@ -51,11 +52,15 @@ struct Schedule {
     split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
     panels =
-        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, kMaxPanels);
+        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, ops.max_panels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
+    panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= kRowPathRows && (p.scale > 0 || scales) &&
+    const int64_t few = p.expressions           ? kProgramRows
+                        : ops.attend != nullptr ? kRowPathRowsBesideTiles
+                                                : kRowPathRows;
+    row_path = rows <= few && (p.scale > 0 || scales) &&
                !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
                  p.has(Role::kMask) || p.has(Role::kBlockMask));
   }
@@ -79,7 +84,9 @@ struct Partial {
 
 /// What one thread works in.
 struct ThreadScratch {
-  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *keep, *rows;
+  float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
+  uint8_t* kept;                ///< by dropout
+  char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -88,12 +95,15 @@ struct ThreadScratch {
     queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
     scores = memory.take<float>(block * kPanel);
-    weights = memory.take<float>(block * kPanel / 2);
+    weights = memory.take<float>(block * kPanel / (s.ops->attend == nullptr ? 2 : 1));
     keys = memory.take<float>(s.rows_size(block, s.words_d));
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    keep = memory.take<float>(block * kPanel);
+    kept = memory.take<uint8_t>(kept_bytes(block));
+    const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
+    key_rows = memory.take<char>(gathered * s.d);
+    value_rows = memory.take<char>(gathered * s.d_v);
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
@@ -119,6 +129,52 @@ struct KeyBlock {
     block.n = end - begin;
     return block;
   }
+};
+
+/// K and V of all key heads as the products read them, staged once for all tiles; empty where each tile stages blocks for itself.
+/// Worth it where products are so fast that staging for each tile shows (those of AMX), and as long as rows of other heads
+/// stay in a last-level cache until their turn comes.
+class SharedBlocks {
+ public:
+  static constexpr int64_t kMostBytes = 128 << 20;
+
+  SharedBlocks() = default;
+  SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
+      : blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
+        key_words_(round_up(s.rows_size(kBlockKeys, s.words_d), kLine)),
+        value_words_(round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
+    const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
+    if (s.ops->attend != nullptr && !schedule.row_path && schedule.tiles > 1 && bytes <= kMostBytes)
+      bytes_ = bytes;
+  }
+  int64_t bytes() const { return bytes_; }
+  int64_t blocks_of_head() const { return blocks_; }
+  void set_memory(void* memory) { base_ = static_cast<float*>(memory); }
+
+  /// Of the block of keys from j0 on, a multiple of kBlockKeys.
+  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
+    const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
+    if (n <= 0) return;
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
+    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
+    s.copy_rows(keys, n, s.d, s.words_d, at(group, j0));
+    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+  }
+  Operand keys(const Staging& s, const Group& group, int64_t j0) const {
+    return {at(group, j0), s.words_d, 1};
+  }
+  Operand values(const Staging& s, const Group& group, int64_t j0) const {
+    return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;  // words
+  float* at(const Group& group, int64_t j0) const {
+    return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
+  }
+
+  int64_t blocks_ = 0, key_words_ = 0, value_words_ = 0, bytes_ = 0;
+  float* base_ = nullptr;
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.

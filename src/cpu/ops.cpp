@@ -27,13 +27,13 @@ constexpr Ops make_ops(const char* name) {
   ops.word_elements = kPairs ? 2 : 1;
   ops.row_multiple = 1;
   ops.k_multiple = 1;
-  ops.values_by_row = false;
+  ops.max_panels =
+      4;  // Q and O of 192 rows are 192 KB at head size 128 in float32: a second-level cache has 1 MB
   ops.scores = scores<Words>;
   ops.accumulate = accumulate<Words>;
   ops.accumulate_strided = accumulate_strided<Words>;
   ops.update = update<Words>;
   ops.softmax = softmax;
-  ops.to_pairs = to_pairs;
   ops.gradients = gradients<kPairs>;
   ops.gradients_float = gradients_float;
   ops.store_gradients = store_gradients<kPairs>;
@@ -41,8 +41,9 @@ constexpr Ops make_ops(const char* name) {
   ops.mask_range = mask_range;
   ops.column_max = column_max;
   ops.softcap = softcap;
-  ops.dropout_factors = dropout_factors;
+  ops.dropout_bits = dropout_bits;
   ops.multiply_kept = multiply_kept;
+  ops.keep_pairs = keep_pairs;
   ops.run_program = run_program;
   ops.transpose = transpose;
   ops.to_float = to_float_any;

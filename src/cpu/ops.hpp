@@ -18,6 +18,12 @@ namespace fovea::cpu {
 
 inline constexpr int kPanel = 48;
 
+// A row of the bits of two keys: 12 bytes, and room for the last vector, which Highway loads in eight bytes.
+inline constexpr int64_t kKeptBytes = 20;
+constexpr int64_t kept_bytes(int64_t n) {
+  return (n + 1) / 2 * kKeptBytes;
+}
+
 /// The left operand of a product: word (r, k) at data[r * row_stride + k * k_stride]. One of the strides is 1.
 struct Operand {
   const float* data = nullptr;
@@ -40,15 +46,38 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
+/// Keys and values that panels attend to in one step, staged as left operands of scores() and accumulate().
+struct AttendBlock {
+  Operand keys, values;
+  int64_t words;    ///< reduction words of a row of K
+  int64_t columns;  ///< of V, a multiple of row_multiple
+  float factor;     ///< score times factor is in units of log2
+};
+
+/// A panel of queries that sees the first `keys` keys of a block, a multiple of kAttendKeys and not 0.
+struct AttendPanel {
+  const float* queries;
+  float *row_max, *row_sum;  ///< as in PanelState
+  float* o;
+  int64_t keys;
+};
+inline constexpr int64_t kAttendKeys = 32;
+
+struct AttendScratch {
+  float* scores;      ///< kAttendKeys * kPanel
+  uint32_t* pairs;    ///< most_keys * kPanel
+  int64_t most_keys;  ///< of a block
+};
+
 struct Program;
 struct ProgramInputs;
 
 struct Ops {
   const char* name;
-  int word_elements;   ///< elements of a reduction word: 1 float32, 2 bfloat16
-  int row_multiple;    ///< left operands must have rows padded with zeros to a multiple of this
-  int k_multiple;      ///< reductions must be padded with zeros to a multiple of this many words
-  bool values_by_row;  ///< left operand of accumulate(): true k_stride 1 (V transposed), false row_stride 1
+  int word_elements;  ///< elements of a reduction word: 1 float32, 2 bfloat16
+  int row_multiple;   ///< left operands must have rows padded with zeros to a multiple of this
+  int k_multiple;     ///< reductions must be padded with zeros to a multiple of this many words
+  int max_panels;     ///< of a tile of the forward, which share staged keys and values
 
   /// c[rows][kPanel] = a b, with b[k][kPanel] words. Raises column_max, when not null, to the maximum of c by lane.
   void (*scores)(Operand a, const float* b, int64_t rows, int64_t k, float* c, float* column_max);
@@ -66,8 +95,11 @@ struct Ops {
   /// is -inf get weights 0.
   void (*softmax)(float* s, int64_t n, float factor, const float* column_max, PanelState state,
                   uint32_t* pairs);
-  /// Rounds s[n][kPanel] to bfloat16 pairs [ceil(n/2)][kPanel].
-  void (*to_pairs)(const float* s, int64_t n, uint32_t* pairs);
+
+  /// The three steps at once for several panels, or null. A row's maximum may be an earlier one, which changes no result. Bit
+  /// x of what it returns: panel x has nothing added, for scores rose too far above the maxima of its rows.
+  uint32_t (*attend)(const AttendBlock& block, const AttendPanel* panels, int64_t count,
+                     const AttendScratch& scratch);
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
@@ -91,12 +123,14 @@ struct Ops {
   /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
   void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
 
-  /// Factors of dropout keep[n][kPanel], keys from j0 on: 0, or 1 / (1 - p). Lane x is query[x] of a sequence; head[x] is
-  /// batch index * heads_q + query head.
-  void (*dropout_factors)(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
-                          int64_t n, float* keep);
-  /// x *= keep; 0 where keep is 0, whatever x holds. `count` is a multiple of kPanel.
-  void (*multiply_kept)(float* x, const float* keep, int64_t count);
+  /// Which weights dropout keeps, keys from j0 on, j0 even: bit 2 x + e of row j of kKeptBytes is that of lane x for the key
+  /// j0 + 2 j + e. Lane x is query[x] of a sequence; head[x] is batch index * heads_q + query head.
+  void (*dropout_bits)(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
+                       int64_t n, uint8_t* kept);
+  /// x[n][kPanel] *= scale where kept; 0 elsewhere, whatever x holds.
+  void (*multiply_kept)(float* x, const uint8_t* kept, float scale, int64_t n);
+  /// Clears the elements of pairs[ceil(n/2)][kPanel] that are not kept.
+  void (*keep_pairs)(uint32_t* pairs, const uint8_t* kept, int64_t n);
 
   /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
   void (*run_program)(const Program& program, const ProgramInputs& inputs);
@@ -109,6 +143,11 @@ struct Ops {
   void (*from_float)(const float* src, int64_t count, DType type, void* dst);
   /// words[c] = the pair (a[c], b[c]) of 16-bit elements; b null = zeros.
   void (*interleave)(const uint16_t* a, const uint16_t* b, int64_t count, uint32_t* words);
+  /// dst[c][w] = the pair (rows[2 w][c], rows[2 w + 1][c]) for columns up to round_up(size, 16) and `words` words, a
+  /// multiple of 16; zeros past n rows and `size` columns. Where it is not null, the left operand of accumulate() has
+  /// k_stride 1 (V transposed); elsewhere row_stride 1.
+  void (*pair_columns)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
+                       uint32_t* dst);
 
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
   // that the next pass reads (`ahead`), so that memory is always busy.
@@ -132,5 +171,11 @@ const Ops* avx512_ops();
 const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
 const Ops* neon_ops();
+
+// Entries of amx_bf16_ops(), in attend_amx.cpp.
+uint32_t attend_amx(const AttendBlock& block, const AttendPanel* panels, int64_t count,
+                    const AttendScratch& scratch);
+void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
+                      uint32_t* dst);
 
 }  // namespace fovea::cpu

@@ -1,4 +1,15 @@
-// Dropout's factors of a tile of weights: cells of tile/philox.hpp, a vector of them at a time.
+// Which weights of a tile dropout keeps, as bits: cells of tile/philox.hpp, a vector of them at a time.
+//
+// A cell is 7 rounds of two products. Of 16 rows that begin a cell and share a head, the first rounds are mostly not the cell's own:
+//
+//   round   product 0    product 1
+//   1       column       head
+//   2       row          column
+//   3       column       the cell
+//   4 to 7  the cell     the cell
+//
+// so a cell costs 9 products in place of 14. Words stand in the low halves of 64-bit lanes, where a product of 32 x 32 bits reads them and
+// leaves the next ones; what the high halves hold never matters.
 //
 // Included once per instruction set of ops.cpp: the guard lets it in again for each.
 #if defined(FOVEA_CPU_OPS_DROPOUT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -17,20 +28,180 @@ namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR
-void dropout_factors(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
-                     int64_t n, float* keep) {
+void dropout_bits(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
+                  int64_t n, uint8_t* kept) {
+  std::fill_n(kept, (n + 1) / 2 * kKeptBytes, uint8_t{0});
   for (int64_t j = 0; j < n; ++j) {
     for (int x = 0; x < kPanel; ++x) {
-      const bool kept = dropout.keep(static_cast<uint32_t>(head[x]), static_cast<uint32_t>(query[x]),
+      const bool keep = dropout.keep(static_cast<uint32_t>(head[x]), static_cast<uint32_t>(query[x]),
                                      static_cast<uint32_t>(j0 + j));
-      keep[j * kPanel + x] = kept ? dropout.keep_scale : 0.0f;
+      const int64_t bit = 2 * x + j % 2;
+      if (keep) kept[j / 2 * kKeptBytes + bit / 8] |= static_cast<uint8_t>(1 << bit % 8);
     }
   }
 }
+
+void multiply_kept(float* x, const uint8_t* kept, float scale, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const int64_t bit = 2 * lane + j % 2;
+      const bool keep = (kept[j / 2 * kKeptBytes + bit / 8] >> bit % 8 & 1) != 0;
+      x[j * kPanel + lane] = keep ? x[j * kPanel + lane] * scale : 0.0f;
+    }
+  }
+}
+
+void keep_pairs(uint32_t*, const uint8_t*, int64_t) {}  // this table has no pairs
 #else
 using DU = hn::RebindToUnsigned<D>;
 using VU = hn::Vec<DU>;
 using DU64 = hn::RepartitionToWide<DU>;
+using VU64 = hn::Vec<DU64>;
+using DI16 = hn::RepartitionToNarrow<DI>;
+
+constexpr uint32_t round_key0(uint32_t round) {
+  return round * tile::kPhiloxKeyStep0;
+}
+constexpr uint32_t round_key1(uint32_t round) {
+  return round * tile::kPhiloxKeyStep1;
+}
+
+/// The bits of a word that decide.
+inline constexpr uint32_t kRandomBits = (tile::Dropout::kOne - 1) * 0x10001u;
+
+/// Stores the bits of words, a lane each, whose halves decide about two keys.
+HWY_INLINE void store_kept(VU words, VU random_bits, hn::Vec<DI16> largest_dropped, uint8_t* kept) {
+  const DI16 d;
+  hn::StoreMaskBits(d, hn::Gt(hn::BitCast(d, hn::And(words, random_bits)), largest_dropped), kept);
+}
+/// The largest random number of a weight that is dropped.
+HWY_INLINE hn::Vec<DI16> largest_dropped(const tile::Dropout& dropout) {
+  return hn::Set(DI16(), static_cast<int16_t>(static_cast<int32_t>(dropout.threshold) - 1));
+}
+
+// ---- 16 rows of one head, of which the first begins a cell
+
+inline constexpr int kCellRows = 8, kGroupRows = 2 * kCellRows;
+inline constexpr int kRowVectors = std::max(1, 2 * kCellRows / kLanes);  ///< of 64-bit lanes
+inline constexpr int kMostColumns = 32;  ///< 1 KB of their parts beside a tile of scores of 24 KB
+
+HWY_INLINE VU64 product_of(VU64 x, uint32_t factor) {
+  return hn::MulEven(hn::BitCast(DU(), x), hn::Set(DU(), factor));
+}
+HWY_INLINE VU64 high_word(VU64 product) {
+  return hn::ShiftRight<32>(product);
+}
+
+/// What columns of cells bring into the third round, together with the head. Constants of the other rounds lie beside it: operands that
+/// are read from memory take no port of the products.
+struct CellColumns {
+  alignas(64) uint64_t factor[kMostColumns];  ///< of product 1, but for the row
+  alignas(64) uint64_t word0[kMostColumns];   ///< of the next round, but for product 1
+  alignas(64) uint64_t word2[kMostColumns];   ///< of the next round, but for the row
+  alignas(64) uint64_t product0[kMostColumns];
+  uint64_t key0[tile::Dropout::kRounds], key1[tile::Dropout::kRounds];
+  uint32_t random_bits;
+
+  /// Not inlined: where the compiler sees the constants, it makes each anew for every cell.
+  HWY_NOINLINE void set(const tile::Dropout& dropout, uint64_t head_product, uint32_t first);
+};
+
+void CellColumns::set(const tile::Dropout& dropout, uint64_t head_product, uint32_t first) {
+  const DU64 d;
+  random_bits = kRandomBits;
+  for (uint32_t round = 0; round < tile::Dropout::kRounds; ++round) {
+    key0[round] = round_key0(round);
+    key1[round] = round_key1(round);
+  }
+  for (int c = 0; c < kMostColumns; c += static_cast<int>(hn::Lanes(d))) {
+    const VU64 column = hn::Xor(hn::Iota(d, first + static_cast<uint32_t>(c)), hn::Set(d, dropout.start[0]));
+    const VU64 round1 = product_of(column, tile::kPhiloxMultiplier0);
+    const VU64 round2 =
+        product_of(hn::Xor(high_word(round1), hn::Set(d, dropout.start[3])), tile::kPhiloxMultiplier1);
+    const VU64 head = hn::Set(d, head_product ^ round_key0(1));
+    const VU64 round3 = product_of(hn::Xor(high_word(round2), head), tile::kPhiloxMultiplier0);
+    hn::Store(hn::Xor(round1, hn::Set(d, round_key1(1))), d, factor + c);
+    hn::Store(hn::Xor(round2, hn::Set(d, round_key0(2))), d, word0 + c);
+    hn::Store(hn::Xor(high_word(round3), hn::Set(d, round_key1(2))), d, word2 + c);
+    hn::Store(round3, d, product0 + c);
+  }
+}
+
+/// Product 0 of the second round, of rows of cells from `row` on.
+HWY_INLINE VU64 product_of_rows(const tile::Dropout& dropout, uint64_t head_product, uint32_t row) {
+  const DU64 d;
+  const auto others = static_cast<uint32_t>(head_product >> 32) ^ dropout.start[1];
+  return product_of(hn::Xor(hn::Iota(d, row), hn::Set(d, others)), tile::kPhiloxMultiplier0);
+}
+
+struct CellWords {
+  VU64 of[4];
+};
+template <int kRound>
+HWY_INLINE void rounds_from(const CellColumns& columns, CellWords& w) {
+  if constexpr (kRound < tile::Dropout::kRounds) {
+    const DU64 d;
+    const VU64 product0 = product_of(w.of[0], tile::kPhiloxMultiplier0);
+    const VU64 product1 = product_of(w.of[2], tile::kPhiloxMultiplier1);
+    w.of[0] = hn::Xor3(high_word(product1), w.of[1], hn::Set(d, columns.key0[kRound]));
+    w.of[2] = hn::Xor3(high_word(product0), w.of[3], hn::Set(d, columns.key1[kRound]));
+    w.of[1] = product1;
+    w.of[3] = product0;
+    rounds_from<kRound + 1>(columns, w);
+  }
+}
+/// Dropout::cell of rows in a column.
+HWY_INLINE CellWords cells_of(VU64 rows, const CellColumns& columns, int c) {
+  const DU64 d;
+  const VU64 product1 =
+      product_of(hn::Xor(high_word(rows), hn::Set(d, columns.factor[c])), tile::kPhiloxMultiplier1);
+  CellWords w{{hn::Xor(high_word(product1), hn::Set(d, columns.word0[c])), product1,
+               hn::Xor(rows, hn::Set(d, columns.word2[c])), hn::Set(d, columns.product0[c])}};
+  rounds_from<3>(columns, w);
+  return w;
+}
+
+/// The keys of a tile, two a row of bits.
+struct KeptRows {
+  int64_t j0, rows;
+  uint8_t* kept;
+
+  /// The bits of lane x for the keys j and j + 1; NULL where they are not of the tile.
+  uint8_t* at(int64_t j, int x) const {
+    const int64_t row = (j - j0) / 2;
+    return j < j0 || row >= rows ? nullptr : kept + row * kKeptBytes + x / 4;
+  }
+};
+
+/// The bits of lanes [x, x + kGroupRows) for the keys of `count` columns of cells, the first of which begins at the key `block`.
+HWY_INLINE void group_bits(const tile::Dropout& dropout, const VU64* rows, const CellColumns& columns,
+                           int count, int64_t block, int x, const KeptRows& out) {
+  const auto below = largest_dropped(dropout);
+  const DU du;
+  for (int c = 0; c < count; ++c) {
+    VU64 words[4][kRowVectors];
+    for (int r = 0; r < kRowVectors; ++r) {
+      const CellWords cells = cells_of(rows[r], columns, c);
+      for (int w = 0; w < 4; ++w) words[w][r] = cells.of[w];
+    }
+    for (int u = 0; u < 2; ++u) {
+      uint8_t* kept = out.at(block + c / 4 * 16 + c % 4 * 2 + 8 * u, x);
+      if (kept == nullptr) continue;
+      VU64 near_far[2 * kRowVectors];
+      for (int r = 0; r < kRowVectors; ++r) {
+        near_far[r] = words[2 * u][r];
+        near_far[kRowVectors + r] = words[2 * u + 1][r];
+      }
+      for (int i = 0; i < kRowVectors; ++i) {
+        const VU low = hn::BitCast(du, near_far[2 * i]), high = hn::BitCast(du, near_far[2 * i + 1]);
+        store_kept(hn::ConcatEven(du, high, low), hn::Set(du, columns.random_bits), below,
+                   kept + i * kLanes / 4);
+      }
+    }
+  }
+}
+
+// ---- any rows and heads
 
 /// The halves of the products x * factor.
 HWY_INLINE void multiply_wide(VU x, uint32_t factor, VU& low, VU& high) {
@@ -43,113 +214,107 @@ HWY_INLINE void multiply_wide(VU x, uint32_t factor, VU& low, VU& high) {
   high = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
 }
 
-/// Lanes whose cells are computed together: rows of kCellRows lanes of the panel, and kCellColumns columns of each.
-inline constexpr int kCellColumns = kLanes > 8 ? 2 : 1, kCellRows = kLanes / kCellColumns;
-
-struct CellWords {
-  VU of[4];
-};
-/// Dropout::cell of each lane.
-HWY_INLINE CellWords cells_of(const tile::Dropout& dropout, VU head, VU row, VU column) {
+/// The bits of lanes [x, x + kLanes), each of its own query and head, for keys from `block` on: a cell of each lane at a time.
+HWY_INLINE void lane_bits(const tile::Dropout& dropout, const int32_t* query, const int32_t* head,
+                          int64_t block, int x, const KeptRows& out) {
   const DU d;
-  VU c0 = hn::Xor(column, hn::Set(d, dropout.start[0])), c1 = hn::Xor(row, hn::Set(d, dropout.start[1]));
-  VU c2 = hn::Xor(head, hn::Set(d, dropout.start[2])), c3 = hn::Set(d, dropout.start[3]);
-  uint32_t key0 = 0, key1 = 0;
-  for (int round = 0; round < tile::Dropout::kRounds; ++round) {
-    VU low0, high0, low1, high1;
-    multiply_wide(c0, tile::kPhiloxMultiplier0, low0, high0);
-    multiply_wide(c2, tile::kPhiloxMultiplier1, low1, high1);
-    c0 = hn::Xor(hn::Xor(high1, c1), hn::Set(d, key0));
-    c2 = hn::Xor(hn::Xor(high0, c3), hn::Set(d, key1));
-    c1 = low1;
-    c3 = low0;
-    key0 += tile::kPhiloxKeyStep0;
-    key1 += tile::kPhiloxKeyStep1;
+  const auto below = largest_dropped(dropout);
+  const VU bits = hn::Set(d, kRandomBits);
+  const VU i = hn::BitCast(d, hn::LoadU(DI(), query + x));
+  const VU row = hn::Add(hn::ShiftLeft<3>(hn::ShiftRight<4>(i)), hn::And(i, hn::Set(d, 7u)));
+  const auto is_far = hn::Ne(hn::And(i, hn::Set(d, 8u)), hn::Zero(d));
+  const VU head_word = hn::Xor(hn::BitCast(d, hn::LoadU(DI(), head + x)), hn::Set(d, dropout.start[2]));
+  for (int c = 0; c < 4; ++c) {
+    const int64_t key = block + 2 * c;
+    if (out.at(key, x) == nullptr && out.at(key + 8, x) == nullptr) continue;
+    VU c0 = hn::Set(d, tile::Dropout::column_of_cell(static_cast<uint32_t>(key)) ^ dropout.start[0]);
+    VU c1 = hn::Xor(row, hn::Set(d, dropout.start[1])), c2 = head_word, c3 = hn::Set(d, dropout.start[3]);
+    for (uint32_t round = 0; round < tile::Dropout::kRounds; ++round) {
+      VU low0, high0, low1, high1;
+      multiply_wide(c0, tile::kPhiloxMultiplier0, low0, high0);
+      multiply_wide(c2, tile::kPhiloxMultiplier1, low1, high1);
+      c0 = hn::Xor3(high1, c1, hn::Set(d, round_key0(round)));
+      c2 = hn::Xor3(high0, c3, hn::Set(d, round_key1(round)));
+      c1 = low1;
+      c3 = low0;
+    }
+    if (uint8_t* kept = out.at(key, x)) store_kept(hn::IfThenElse(is_far, c1, c0), bits, below, kept);
+    if (uint8_t* kept = out.at(key + 8, x)) store_kept(hn::IfThenElse(is_far, c3, c2), bits, below, kept);
   }
-  return {{c0, c1, c2, c3}};
 }
 
-/// Of kCellRows lanes of a panel: the rows of their cells, and which words of these are theirs.
-struct CellLanes {
-  alignas(64) uint32_t row[kLanes], head[kLanes], far[kLanes];
+/// Whether 16 rows are neighbours of one head, of which the first begins a cell.
+inline bool share_cells(const int32_t* query, const int32_t* head) {
+  bool shared = query[0] % kGroupRows == 0;
+  for (int x = 1; x < kGroupRows; ++x) shared = shared && query[x] == query[0] + x && head[x] == head[0];
+  return shared;
+}
 
-  void set(const int32_t* query, const int32_t* dropout_head) {
-    for (int x = 0; x < kLanes; ++x) {
-      const auto i = static_cast<uint32_t>(query[x % kCellRows]);
-      row[x] = tile::Dropout::row_of_cell(i);
-      head[x] = static_cast<uint32_t>(dropout_head[x % kCellRows]);
-      far[x] = i / 8 % 2;
+void dropout_bits(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
+                  int64_t n, uint8_t* kept) {
+  const KeptRows out{j0, (n + 1) / 2, kept};
+  CellColumns columns;
+  for (int64_t block = j0 / 16 * 16; block < j0 + n; block += kMostColumns * 4) {
+    const int64_t end = std::min(j0 + n, block + kMostColumns * 4);
+    int32_t head_of_columns = -1;
+    for (int x = 0; x < kPanel; x += kGroupRows) {
+      if (!share_cells(query + x, head + x)) {
+        for (int64_t j = block; j < end; j += 16) {
+          for (int lane = x; lane < x + kGroupRows; lane += kLanes)
+            lane_bits(dropout, query, head, j, lane, out);
+        }
+        continue;
+      }
+      const uint64_t head_product =
+          uint64_t{tile::kPhiloxMultiplier1} * (static_cast<uint32_t>(head[x]) ^ dropout.start[2]);
+      if (head[x] != head_of_columns) {
+        columns.set(dropout, head_product, tile::Dropout::column_of_cell(static_cast<uint32_t>(block)));
+        head_of_columns = head[x];
+      }
+      VU64 rows[kRowVectors];
+      for (int r = 0; r < kRowVectors; ++r) {
+        const auto first = tile::Dropout::row_of_cell(static_cast<uint32_t>(query[x]));
+        rows[r] = product_of_rows(dropout, head_product, first + static_cast<uint32_t>(r * kLanes / 2));
+      }
+      group_bits(dropout, rows, columns, static_cast<int>((end - block + 15) / 16 * 4), block, x, out);
     }
   }
-  bool same_cells(const CellLanes& other) const {
-    return std::equal(row, row + kLanes, other.row) && std::equal(head, head + kLanes, other.head);
-  }
-};
+}
 
-/// Writes the factors of a row of lanes for the keys of `words`: columns from `key` on, where they lie in [0, n).
-HWY_INLINE void write_factors(const tile::Dropout& dropout, const CellLanes& lanes, const CellWords& words,
-                              int64_t key, int64_t n, float* keep) {
+/// Halves of 16 bits that are all ones where kept, of kLanes lanes and two keys.
+HWY_INLINE hn::Vec<DI> kept_halves(const uint8_t* kept) {
+  const DI16 d;
+  return hn::BitCast(DI(), hn::VecFromMask(d, hn::LoadMaskBits(d, kept)));
+}
+
+void multiply_kept(float* x, const uint8_t* kept, float scale, int64_t n) {
   const D d;
-  const DU du;
-  const DI di;
-  const auto is_far = hn::Ne(hn::LoadU(du, lanes.far), hn::Zero(du));
-  const V scale = hn::Set(d, dropout.keep_scale);
-  const VU bits = hn::Set(du, (tile::Dropout::kOne - 1) * 0x10001u);
-  const VU above = hn::Set(du, (tile::Dropout::kOne - dropout.threshold) * 0x10001u);
-  for (int u = 0; u < 2; ++u) {
-    const VU word = hn::IfThenElse(is_far, words.of[2 * u + 1], words.of[2 * u]);
-    const VU kept = hn::Add(hn::And(word, bits), above);  // Dropout::kept
-    for (int e = 0; e < 2; ++e) {
-      const auto sign = hn::BitCast(di, e == 0 ? hn::ShiftLeft<16>(kept) : kept);
-      HWY_ALIGN float factors[kLanes];
-      hn::Store(hn::And(scale, hn::BitCast(d, hn::BroadcastSignBit(sign))), d, factors);
-      for (int c = 0; c < kCellColumns; ++c) {
-        const int64_t j = key + 8 * u + 2 * c + e;
-        if (j >= 0 && j < n) std::copy_n(factors + c * kCellRows, kCellRows, keep + j * kPanel);
-      }
+  const V factor = hn::Set(d, scale);
+  const auto multiply = [&](float* at, hn::Vec<DI> sign) {
+    const V keep = hn::BitCast(d, hn::BroadcastSignBit(sign));
+    hn::StoreU(hn::And(hn::Mul(hn::LoadU(d, at), factor), keep), d, at);
+  };
+  for (int64_t j = 0; j < n; j += 2, kept += kKeptBytes) {
+    for (int v = 0; v < kVectors; ++v) {
+      const auto halves = kept_halves(kept + v * kLanes / 4);
+      float* at = x + j * kPanel + v * kLanes;
+      multiply(at, hn::ShiftLeft<16>(halves));
+      if (j + 1 < n) multiply(at + kPanel, halves);
     }
   }
 }
 
-void dropout_factors(const tile::Dropout& dropout, const int32_t* query, const int32_t* head, int64_t j0,
-                     int64_t n, float* keep) {
-  constexpr int kGroups = kPanel / kCellRows, kFar = std::max(1, 8 / kCellRows);
-  const DU du;
-  CellLanes lanes[kGroups];
-  for (int g = 0; g < kGroups; ++g) lanes[g].set(query + g * kCellRows, head + g * kCellRows);
-  const VU columns =
-      hn::ShiftRight < kCellColumns == 2 ? 3 : 5 > (hn::Iota(du, 0));  // 1 in the second column
-  bool done[kGroups] = {};
-  for (int g = 0; g < kGroups; ++g) {
-    if (done[g]) continue;
-    // The rows eight further on mostly have the other words of the same cells.
-    const bool both = g + kFar < kGroups && !done[g + kFar] && lanes[g].same_cells(lanes[g + kFar]);
-    if (both) done[g + kFar] = true;
-    const VU row = hn::LoadU(du, lanes[g].row), heads = hn::LoadU(du, lanes[g].head);
-    for (int64_t block = j0 / 16 * 16; block < j0 + n; block += 16) {
-      for (int64_t t = 0; t < 4; t += kCellColumns) {
-        const int64_t key = block + 2 * t - j0;
-        const auto inside = [&](int64_t j) { return j < n && j + 2 * kCellColumns > 0; };
-        if (!inside(key) && !inside(key + 8)) continue;
-        const auto first = tile::Dropout::column_of_cell(static_cast<uint32_t>(block + 2 * t));
-        const CellWords words = cells_of(dropout, heads, row, hn::Add(columns, hn::Set(du, first)));
-        write_factors(dropout, lanes[g], words, key, n, keep + g * kCellRows);
-        if (both) write_factors(dropout, lanes[g + kFar], words, key, n, keep + (g + kFar) * kCellRows);
-      }
+void keep_pairs(uint32_t* pairs, const uint8_t* kept, int64_t n) {
+  const DI16 d;
+  for (int64_t j = 0; j < n; j += 2, kept += kKeptBytes, pairs += kPanel) {
+    for (int v = 0; v < kVectors; ++v) {
+      auto* at = reinterpret_cast<int16_t*>(pairs + v * kLanes);
+      const auto mask = hn::LoadMaskBits(d, kept + v * kLanes / 4);
+      hn::StoreU(hn::IfThenElseZero(mask, hn::LoadU(d, at)), d, at);
     }
   }
 }
-
 #endif
-
-void multiply_kept(float* x, const float* keep, int64_t count) {
-  const D d;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const V factor = hn::LoadU(d, keep + i);
-    const V product = hn::Mul(hn::LoadU(d, x + i), factor);
-    hn::StoreU(hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), product), d, x + i);
-  }
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fovea::cpu

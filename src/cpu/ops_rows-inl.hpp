@@ -95,9 +95,101 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+/// The sum of the blocks of four lanes.
+template <class DV, class Vec>
+HWY_INLINE auto sum_of_blocks(DV d, Vec v) {
+  if constexpr (hn::MaxLanes(DV()) <= 4) {
+    return v;
+  } else {
+    const hn::Half<DV> half;
+    return sum_of_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+/// The sums of the lanes of four vectors, side by side.
+HWY_INLINE void sums_of_four(const V* v, bool first, float* out) {
+  const D d;
+  const hn::Repartition<double, D> pairs;
+  const auto fold = [&](V a, V b) {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto low = hn::BitCast(pairs, fold(v[0], v[1])), high = hn::BitCast(pairs, fold(v[2], v[3]));
+  // Each block of four lanes holds a part of the four sums.
+  const V parts = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, low, high)),
+                          hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
+  const hn::Full128<float> four;
+  auto sums = sum_of_blocks(d, parts);
+  if (!first) sums = hn::Add(sums, hn::LoadU(four, out));
+  hn::StoreU(sums, four, out);
+}
+
+// Rows whose dot products with four keys stay in registers: 16 sums of 32 registers, 8 of 16.
+constexpr int kDotRows = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+
+/// s[r][j] (+)= dot(q[r], k[j]) of kDotRows rows and n keys, a multiple of four, over `pairs` pairs of vectors. The sums stay in
+/// registers until they are whole: adding up the lanes of one takes as long as a dot product of 100 elements. q is in the order of
+/// TwoVectors, 2 * kLanes elements a pair, the rows side by side.
+template <class T>
+void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pairs, bool first, float* s,
+                  int64_t lds, const Ahead& ahead) {
+  const D d;
+  for (int64_t j = 0; j < n; j += 4) {
+    for (int64_t i = j; i < j + 4; ++i) fetch(ahead, i);
+    V sum[kDotRows][4];
+    for (auto& row : sum)
+      for (V& x : row) x = hn::Zero(d);
+    for (int64_t x = 0; x < pairs; ++x) {
+      const float* query = q + x * 2 * kDotRows * kLanes;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        V a, b;
+        TwoVectors<T>::values(k + (j + i) * ldk + 2 * x * kLanes, a, b);
+#pragma GCC unroll 4
+        for (int r = 0; r < kDotRows; ++r) {
+          sum[r][i] = hn::MulAdd(a, hn::LoadU(d, query + 2 * r * kLanes), sum[r][i]);
+          sum[r][i] = hn::MulAdd(b, hn::LoadU(d, query + (2 * r + 1) * kLanes), sum[r][i]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kDotRows; ++r) sums_of_four(sum[r], first, s + r * lds + j);
+  }
+}
+
+/// The same for rows of q as they are, `size` a multiple of 2 * kLanes.
+template <class T>
+void dots_of_rows(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
+                  int64_t lds, Ahead ahead) {
+  constexpr int64_t kStep = 2 * kLanes, kMostPairs = 8;
+  float ordered[kMostPairs * kDotRows * kStep];
+  for (int64_t c = 0; c < size; c += kMostPairs * kStep, ahead.rows = 0) {
+    const int64_t pairs = std::min(kMostPairs, (size - c) / kStep);
+    for (int64_t x = 0; x < pairs; ++x) {
+      for (int64_t r = 0; r < kDotRows; ++r) {
+        V a, b;
+        TwoVectors<T>::load(q + r * ldq + c + x * kStep, a, b);
+        hn::StoreU(a, D(), ordered + (kDotRows * x + r) * kStep);
+        hn::StoreU(b, D(), ordered + (kDotRows * x + r) * kStep + kLanes);
+      }
+    }
+    dots_of_four(ordered, k + c, ldk, n, pairs, c == 0, s, lds, ahead);
+  }
+}
+#endif
+
 template <class T, int R>
 void dots(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t n, int64_t size, float* s,
           int64_t lds, Ahead ahead) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (R == 4) {
+    if (n % 4 == 0 && size % (2 * kLanes) == 0) {
+      for (int r = 0; r < R; r += kDotRows, ahead.rows = 0)
+        dots_of_rows(q + r * ldq, ldq, k, ldk, n, size, s + r * lds, lds, ahead);
+      return;
+    }
+  }
+#endif
   constexpr int kPairs = R == 4 ? 2 : 4;  // at most 16 registers of q
   constexpr int64_t kWide = 2 * kPairs * kLanes, kNarrow = 2 * kLanes;
   int64_t c = 0;

@@ -27,23 +27,6 @@ HWY_INLINE __m512i pair_words(V low, V high) {
 }
 #endif
 
-void to_pairs(const float* s, int64_t n, uint32_t* pairs) {
-#if HWY_TARGET == HWY_AVX3
-  const D d;
-  for (int64_t j = 0; j < n; j += 2) {
-    for (int v = 0; v < kVectors; ++v) {
-      const V low = hn::LoadU(d, s + j * kPanel + v * kLanes);
-      const V high = j + 1 < n ? hn::LoadU(d, s + (j + 1) * kPanel + v * kLanes) : hn::Zero(d);
-      _mm512_storeu_si512(pairs + (j / 2) * kPanel + v * kLanes, pair_words(low, high));
-    }
-  }
-#else
-  (void)s;
-  (void)n;
-  (void)pairs;
-#endif
-}
-
 template <bool kPairs>
 HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor,
                              const float* HWY_RESTRICT column_max, PanelState state,

@@ -141,13 +141,32 @@ void to_float_any(const void* src, DType type, int64_t count, float* dst) {
   }
 }
 
+/// As from_float<Bf16>, element by element.
+void narrow(const float* src, int64_t count, Bf16* dst) {
+  const D d;
+  const hn::RebindToUnsigned<D> bits;
+  const hn::RebindToSigned<D> words;
+  const hn::Rebind<uint16_t, D> halves;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const V x = hn::LoadU(d, src + i);
+    const auto u = hn::BitCast(bits, x);
+    const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(bits, 1));
+    const auto rounded = hn::Add(hn::Add(u, hn::Set(bits, 0x7fff)), odd);
+    const auto quiet = hn::Or(u, hn::Set(bits, 0x400000));
+    const auto chosen = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(x)), quiet, rounded);
+    const auto high = hn::BitCast(words, hn::ShiftRight<16>(chosen));
+    hn::StoreU(hn::DemoteTo(halves, high), halves, reinterpret_cast<uint16_t*>(dst + i));
+  }
+  for (; i < count; ++i) dst[i] = from_float<Bf16>(src[i]);
+}
+
 void from_float_any(const float* src, int64_t count, DType type, void* dst) {
   if (type == DType::kF16) {
     auto* out = static_cast<F16*>(dst);
     for (int64_t i = 0; i < count; ++i) out[i] = from_float<F16>(src[i]);
   } else if (type == DType::kBF16) {
-    auto* out = static_cast<Bf16*>(dst);
-    for (int64_t i = 0; i < count; ++i) out[i] = from_float<Bf16>(src[i]);
+    narrow(src, count, static_cast<Bf16*>(dst));
   } else {
     std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
   }

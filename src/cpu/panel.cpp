@@ -62,8 +62,9 @@ template <class T, uint32_t kExponent>
 bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
   for (int64_t j = 0; j < n; ++j) {
     const T* row = rows.row<const T>(j);
-    uint32_t special = 0;
-    for (int64_t c = 0; c < d; ++c) special |= static_cast<uint32_t>((row[c] & kExponent) == kExponent);
+    T special = 0;  // as wide as the elements: the loop becomes vectors of them
+    for (int64_t c = 0; c < d; ++c)
+      special = static_cast<T>(special | ((row[c] & kExponent) == kExponent ? T{1} : T{0}));
     if (special != 0) return false;
   }
   return true;
@@ -219,18 +220,30 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
   return any;
 }
 
-void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
-                     int64_t n, KeyPositions positions, float* keep) {
+void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                  KeyPositions positions, uint8_t* kept) {
   int32_t heads[kPanel];
   const auto first = static_cast<int32_t>(group.batch * group.problem->heads_q);
   for (int x = 0; x < kPanel; ++x) heads[x] = first + lanes.head[x];
   if (positions.list == nullptr) {
-    ops.dropout_factors(terms.stream, lanes.query, heads, positions.first, n, keep);
+    ops.dropout_bits(terms.stream, lanes.query, heads, positions.first, n, kept);
     return;
   }
-  // A key of a list at a time.
-  for (int64_t j = 0; j < n; ++j)
-    ops.dropout_factors(terms.stream, lanes.query, heads, positions[j], 1, keep + j * kPanel);
+  // A key of a list at a time: of the bits of two neighbours, those of one.
+  std::fill_n(kept, kept_bytes(n), uint8_t{0});
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t key = std::max<int64_t>(positions[j], 0);  // -1 is no key, and has no weight
+    uint8_t two[kept_bytes(2)];
+    ops.dropout_bits(terms.stream, lanes.query, heads, key - key % 2, 2, two);
+    for (int64_t byte = 0; byte < 2 * kPanel / 8; ++byte) {
+      const int even_bits = two[byte] >> key % 2 & 0x55;
+      kept[j / 2 * kKeptBytes + byte] |= static_cast<uint8_t>(even_bits << j % 2);
+    }
+  }
+}
+
+float keep_scale(const AttentionProblem& p) {
+  return p.dropout > 0 ? tile::Dropout(p.dropout, 0, 0).keep_scale : 1.0f;
 }
 
 // Staging
@@ -246,7 +259,8 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
 void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst) const {
   if (ops->word_elements == 2) {
     std::memcpy(dst, row, static_cast<size_t>(size) * 2);
-    std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(words * 4 - size * 2));
+    if (const int64_t rest = words * 4 - size * 2; rest > 0)
+      std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(rest));
   } else {
     ops->to_float(row, type, size, dst);
     std::fill(dst + size, dst + words, 0.0f);
@@ -269,10 +283,15 @@ Operand Staging::stage_rows(const MatrixView& rows, int64_t n, int64_t size, int
   if (whole_words && (rows.stride == size || rows.stride * bytes <= kFarRowBytes)) {
     return {reinterpret_cast<const float*>(rows.data), rows.stride / ops->word_elements, 1};
   }
+  copy_rows(rows, n, size, words, buffer);
+  return {buffer, words, 1};
+}
+
+void Staging::copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const {
+  const int64_t bytes = size_of(type);
   for (int64_t j = 0; j < n; ++j)
     load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
   std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
-  return {buffer, words, 1};
 }
 
 Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const {
@@ -286,9 +305,13 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
     return {buffer, 1, size};
   }
   const int64_t words = words_of(n), columns = round_up(size, ops->row_multiple);
-  float* pairs = ops->values_by_row ? buffer + words * columns : buffer;
+  if (ops->pair_columns != nullptr) {
+    ops->pair_columns(rows.row<const uint16_t>(0), rows.stride, n, size, words,
+                      reinterpret_cast<uint32_t*>(buffer));
+    return {buffer, words, 1};
+  }
   for (int64_t w = 0; w < words; ++w) {
-    float* out = pairs + w * columns;
+    float* out = buffer + w * columns;
     if (2 * w < n) {
       const uint16_t* low = rows.row<const uint16_t>(2 * w);
       ops->interleave(low, 2 * w + 1 < n ? rows.row<const uint16_t>(2 * w + 1) : nullptr, size,
@@ -298,9 +321,7 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
       std::fill(out, out + columns, 0.0f);
     }
   }
-  if (!ops->values_by_row) return {pairs, 1, columns};
-  ops->transpose(pairs, columns, words, columns, buffer, words);
-  return {buffer, words, 1};
+  return {buffer, 1, columns};
 }
 
 void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,

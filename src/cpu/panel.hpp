@@ -34,13 +34,16 @@ struct Group {
         window(window_of(p, span)) {}
 
   int64_t size() const { return problem->group(); }
+  int64_t index() const { return batch * problem->heads_kv + head_kv; }
   int64_t rows() const { return span.used_q * size(); }
   int64_t query(int64_t row) const { return row / size(); }
   int64_t head(int64_t row) const { return head_kv * size() + row % size(); }
   char* row_data(Role role, int64_t row) const {
     return rows_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data;
   }
+  /// Of the backward, which has no caches.
   MatrixView keys(Role role) const { return rows_of(*problem, *buffers, role, batch, head_kv, span.row_k); }
+  KeyRows key_rows(Role role) const { return {*problem, *buffers, role, batch, head_kv, span.row_k}; }
   float* stat(Role role, int64_t row) const {
     return reinterpret_cast<float*>(
         stats_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data);
@@ -122,9 +125,11 @@ Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, i
 bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t j0, int64_t n,
                  SeenBlocks& blocks, Seen* seen);
 
-/// keep[j][lane] = 0 for dropped weights, else 1 / (1 - p).
-void dropout_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
-                     int64_t n, KeyPositions positions, float* keep);
+/// Which weights of n keys dropout keeps (Ops::dropout_bits), into kept_bytes(n). A position that is no list's is even.
+void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
+                  KeyPositions positions, uint8_t* kept);
+/// 1 / (1 - p) for those that are kept; 1 without dropout.
+float keep_scale(const AttentionProblem& p);
 
 /// Element (row, c) of a 16- or 32-bit matrix as float.
 float load_element(const char* row, DType type, int64_t c);
@@ -149,10 +154,11 @@ struct Staging {
 
   /// Rows [0, n) as left operand of scores(): in place when the layout allows it, else copied to `buffer`.
   Operand stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
+  void copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
   /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;
-  int64_t columns_size(int64_t n, int64_t size) const { return 2 * words_of(n) * round_up(size, 16) + 64; }
+  int64_t columns_size(int64_t n, int64_t size) const { return words_of(n) * round_up(size, 16) + 64; }
   /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
                    float* temp) const;

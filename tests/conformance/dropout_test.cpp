@@ -12,7 +12,6 @@ TEST(Dropout, KeepsWhatTheStreamSays) {
   ProblemSpec spec;
   spec.batch = 2;
   spec.heads_q = 4;
-  spec.heads_kv = 2;
   spec.seqlen_q = 50;
   spec.seqlen_k = spec.head_dim_v = 130;
   spec.dropout = 0.375;
@@ -20,6 +19,8 @@ TEST(Dropout, KeepsWhatTheStreamSays) {
   spec.rng_state = true;
   for (const uint64_t offset : {uint64_t{0}, uint64_t{5}, uint64_t{0xfedcba9876543210}}) {
     spec.offset = offset;
+    spec.heads_kv =
+        offset == 5 ? 4 : 2;  // the rows of a tile: neighbours of one head, or those of two heads in turn
     spec.seed = 0x0123456789abcdef ^ offset << 1;
     OwnedProblem x(spec);
     for (int64_t b = 0; b < spec.batch; ++b) {

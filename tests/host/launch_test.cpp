@@ -260,6 +260,20 @@ TEST(KernelTable, KernelsForListsAreForThemAlone) {
   EXPECT_EQ(clause(Family::kSimt, p, turing()), "does not know lists of keys");
 }
 
+TEST(KernelTable, NoKernelKnowsCaches) {
+  const char* const kClause =
+      "does not know keys of a cache (page_table, cache_batch, leftpad_k, or cu_seqlens_q alone)";
+  for (const Role role : {Role::kPageTable, Role::kCacheBatch, Role::kLeftPadK}) {
+    AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+    add(p, role);
+    EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), kClause);
+    EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
+  }
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  p.packed = true;
+  EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
+}
+
 TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {
   Kernel aligned = kPlain64;
   aligned.aligned_only = true;
@@ -459,7 +473,7 @@ TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
   EXPECT_EQ(tma_cannot_because(p, false), "");
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = 0;
   EXPECT_NE(tma_cannot_because(p, false), "") << "a batch that is expanded";
-  p.packed = true;
+  p.packed = p.packed_k = true;
   EXPECT_EQ(tma_cannot_because(p, false), "");
 }
 

@@ -83,14 +83,6 @@ void as_pair(PyObject* object, const char* name, int64_t& first, int64_t& second
   }
 }
 
-int32_t as_count(PyObject* object, const char* name) {
-  const int64_t value = as_integer(object, name);
-  if (value < 0 || value > INT32_MAX) {
-    PyErr_Format(PyExc_ValueError, "%s: got %R; expected 0 to 2147483647", name, object);
-    throw PythonError();
-  }
-  return static_cast<int32_t>(value);
-}
 uint64_t as_word(PyObject* object, const char* name) {
   // Any integer: its low 64 bits.
   const unsigned long long value = PyLong_AsUnsignedLongLongMask(object);
@@ -254,6 +246,15 @@ int64_t as_integer(PyObject* object, const char* name) {
     throw PythonError();
   }
   return value;
+}
+
+int32_t as_count(PyObject* object, const char* name) {
+  const int64_t value = as_integer(object, name);
+  if (value < 0 || value > INT32_MAX) {
+    PyErr_Format(PyExc_ValueError, "%s: got %R; expected 0 to 2147483647", name, object);
+    throw PythonError();
+  }
+  return static_cast<int32_t>(value);
 }
 
 int32_t as_truth(PyObject* object) {

@@ -18,6 +18,8 @@ bool intern_argument_names();
 // All of these throw PythonError with the Python exception set. `name` is what messages call a value.
 
 int64_t as_integer(PyObject* object, const char* name);
+/// 0 to INT32_MAX.
+int32_t as_count(PyObject* object, const char* name);
 int32_t as_truth(PyObject* object);
 
 /// The values that stand before their names, as vectorcall passes them; None stands for one that is left out.

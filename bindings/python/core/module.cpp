@@ -149,7 +149,10 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     const bool heads_first = as_truth(values[4]) != 0;
     const int32_t rank = q.tensor().ndim;
     const bool packed = rank == 3 && !heads_first;
-    if ((rank != 4 && !packed) || k.tensor().ndim != rank || v.tensor().ndim != rank) Py_RETURN_NONE;
+    const int32_t rank_k = k.tensor().ndim;
+    // Packed queries may attend to keys of a cache, which are not packed.
+    const bool caches = packed && rank_k == 4 && request.at(Tensor::cu_seqlens_q).present();
+    if ((rank != 4 && !packed) || (rank_k != rank && !caches) || v.tensor().ndim != rank_k) Py_RETURN_NONE;
     if (!has_contiguous_rows(q.tensor()) || !has_contiguous_rows(k.tensor()) ||
         !has_contiguous_rows(v.tensor())) {
       Py_RETURN_NONE;
@@ -215,6 +218,32 @@ PyObject* blocks(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     return Py_BuildValue("(y#nn)", reinterpret_cast<const char*>(seen.data()),
                          static_cast<Py_ssize_t>(seen.size()), static_cast<Py_ssize_t>(grid.rows),
                          static_cast<Py_ssize_t>(grid.columns));
+  });
+}
+
+// ---- compile(backward, chip, num_sms, folder, and keywords as forward or backward)
+
+PyObject* compile_ahead(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    if (positional != 4) {
+      PyErr_SetString(PyExc_TypeError, "expected backward, chip, num_sms, folder, and keywords");
+      throw PythonError();
+    }
+    if (!PyUnicode_Check(values[1])) {
+      PyErr_Format(PyExc_TypeError, "chip: got %R; expected a name; 'sm_90' is one", values[1]);
+      throw PythonError();
+    }
+    Py_ssize_t size = 0;
+    const char* chip = PyUnicode_AsUTF8AndSize(values[1], &size);
+    if (chip == nullptr) throw PythonError();
+    char* folder = nullptr;
+    // Without a place for the size, zeros inside are refused.
+    if (values[3] != Py_None && PyBytes_AsStringAndSize(values[3], &folder, nullptr) != 0)
+      throw PythonError();
+    Request request;
+    read(request, as_truth(values[0]) != 0, values + positional, 0, keywords);
+    const std::string report = compile(request, chip, as_count(values[2], "num_sms"), folder);
+    return PyUnicode_DecodeFSDefaultAndSize(report.data(), static_cast<Py_ssize_t>(report.size()));
   });
 }
 
@@ -375,6 +404,10 @@ PyMethodDef methods[] = {
     {"seen_blocks", as_method(blocks), METH_FASTCALL | METH_KEYWORDS,
      "seen_blocks(batch, head, block_q, block_k, **arguments of forward): (a byte for each block, rows, "
      "columns)."},
+    {"compile", as_method(compile_ahead), METH_FASTCALL | METH_KEYWORDS,
+     "compile(backward, chip, num_sms, folder, **arguments of forward or backward): the report of "
+     "fovea_compile. "
+     "folder: bytes, or None."},
     {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
     {"roles", roles, METH_NOARGS, "Names of the tensors of a call, in the order of their indices."},
     {"backends", backends, METH_NOARGS, "[(name, device, why it is not available or '')]"},

@@ -272,6 +272,19 @@ std::vector<uint8_t> seen_blocks(Request& request, const BlockGrid& grid) {
   return seen;
 }
 
+std::string compile(Request& request, const char* chip, int32_t num_sms, const char* folder) {
+  find_longest(request);
+  const Description description(request, false);
+  const char* report = "";
+  fovea_status status;
+  {
+    const WithoutGil others_run;
+    status = fovea_compile(description.problem(), &request.options, chip, num_sms, folder, &report);
+  }
+  check(status);
+  return report;
+}
+
 std::shared_ptr<const Plan> plan_for(Request& request) {
   find_longest(request);
   Key key;

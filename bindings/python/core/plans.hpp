@@ -74,6 +74,9 @@ struct BlockGrid {
 /// fovea_seen of each block, row after row.
 std::vector<uint8_t> seen_blocks(Request& request, const BlockGrid& grid);
 
+/// What fovea_compile says of the kernels of `request` on a chip. `folder`: NULL is the user's cache.
+std::string compile(Request& request, const char* chip, int32_t num_sms, const char* folder);
+
 /// Runs it, with the GIL released.
 void run(const Plan& plan, const Request& request);
 

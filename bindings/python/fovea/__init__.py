@@ -18,11 +18,16 @@ from __future__ import annotations
 from typing import Any
 
 from . import _core
+from ._arrays import Form
 from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan, seen_blocks
+from ._compile import CompiledKernel, compile
 from .expressions import named, where
 
 __version__: str = _core.version()
-__all__ = ["Gradients", "Plan", "attend", "attend_backward", "explain", "info", "merge", "named", "plan", "seen_blocks", "where"]
+__all__ = [
+    "CompiledKernel", "Form", "Gradients", "Plan", "attend", "attend_backward", "compile", "explain", "info", "merge", "named", "plan",
+    "seen_blocks", "where",
+]  # fmt: skip
 
 
 def info() -> dict[str, Any]:

@@ -66,11 +66,13 @@ def _describe_numpy(array: Any) -> tuple[Any, ...]:
 
 
 class Form(NamedTuple):
-    """An array without memory: enough to make a plan."""
+    """An array without memory: enough to make a plan, or to compile."""
 
     shape: tuple[int, ...]
     dtype: str
+    """ "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8" or "bool"."""
     device: int = _CPU
+    """As in DLPack: 1 is the CPU, 2 CUDA."""
 
 
 _DTYPES = {
