@@ -40,7 +40,7 @@ class Shape:
     dropout: bool = False
     term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
-    group: str = "other"  # grid, special, wide or other
+    group: str = "other"  # grid, special, wide, terms or other
 
     @property
     def backward(self) -> bool:
@@ -181,6 +181,17 @@ def special(passes: Iterable[str] = ("fwd", "bwd")) -> list[Shape]:
             for s in (1024, 4096, 16384):
                 found += rows(PASSES, "bf16", GRID_TOKENS // s, s, s, h, h, d, d_v=d_v, causal=causal)
     return sorted(found, key=lambda shape: PASSES.index(shape.pass_))
+
+
+def terms(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
+    """Terms of the score at the shortest and the longest length of the grid; the special rows have them at 4,096, and ALiBi at all
+    three."""
+    passes, dtypes = tuple(passes), tuple(dtypes)
+    each: list[dict[str, object]] = [{"term": term} for term in TERMS] + [{"softcap": 30}, {"dropout": True}]
+    return [
+        Shape(t, p, GRID_TOKENS // s, s, s, 16, 16, 128, 128, group="terms", **term)  # type: ignore[arg-type]
+        for p, t, s, term in itertools.product(passes, dtypes, (min(GRID_LENGTHS), max(GRID_LENGTHS)), each)
+    ]
 
 
 def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:

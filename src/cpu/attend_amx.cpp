@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -79,7 +80,10 @@ FOVEA_AMX void begin_turn(const float* scores, float factor, float* row_max, Tur
   }
 }
 
-FOVEA_AMX void weigh_strip(const float* scores, float factor, Turn& turn, uint32_t* pairs) {
+/// `kept`: the bits of the strip's keys, with dropout.
+template <bool kDropout>
+FOVEA_AMX void weigh_strip(const float* scores, float factor, Turn& turn, uint32_t* pairs,
+                           const uint8_t* kept) {
   const __m512 scale = _mm512_set1_ps(factor);
   __m512 offset[kVectors], sum[kVectors];
   std::copy_n(turn.offset, kVectors, offset);
@@ -90,7 +94,13 @@ FOVEA_AMX void weigh_strip(const float* scores, float factor, Turn& turn, uint32
       const __m512 high =
           exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores + kPanel + 16 * v), scale, offset[v]));
       sum[v] = _mm512_add_ps(sum[v], _mm512_add_ps(low, high));
-      _mm512_storeu_si512(pairs + 16 * v, pairs_of(low, high));
+      __m512i words = pairs_of(low, high);
+      if constexpr (kDropout) {
+        __mmask32 keeps;
+        std::memcpy(&keeps, kept + j / 2 * kKeptBytes + 4 * v, sizeof keeps);
+        words = _mm512_maskz_mov_epi16(keeps, words);
+      }
+      _mm512_storeu_si512(pairs + 16 * v, words);
     }
   }
   std::copy_n(sum, kVectors, turn.sum);
@@ -138,7 +148,12 @@ FOVEA_AMX uint32_t attend_pair(const AttendBlock& block, const AttendPanel* pane
       tile_block<2, 3>(keys, block.keys.row_stride, panel.queries, kPanel, block.words, scratch.scores,
                        kPanel, true);
       if (j == 0) begin_turn(scratch.scores, block.factor, panel.row_max, turns[x]);
-      weigh_strip(scratch.scores, block.factor, turns[x], pairs[x] + j / 2 * kPanel);
+      uint32_t* weights = pairs[x] + j / 2 * kPanel;
+      if (panel.kept == nullptr) {
+        weigh_strip<false>(scratch.scores, block.factor, turns[x], weights, nullptr);
+      } else {
+        weigh_strip<true>(scratch.scores, block.factor, turns[x], weights, panel.kept + j / 2 * kKeptBytes);
+      }
     }
   }
   // GCC does not know that a tile load reads memory.

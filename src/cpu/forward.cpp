@@ -189,7 +189,7 @@ struct TilePass {
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
   tile::Range begin(int64_t first_key, int64_t last_key) const;
   KeyBlock staged(int64_t j0, int64_t n) const;
-  void attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done) const;
+  void attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done, FiniteValues& finite) const;
   void step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, FiniteValues& finite) const;
 };
 
@@ -216,9 +216,10 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
 
 /// Attends in one step to the first keys of a block, for those panels that see them whole, where the table has such a step.
 /// done[x]: how many of the keys panel x has dealt with.
-void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done) const {
+void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done,
+                            FiniteValues& finite) const {
   std::fill_n(done, panels, 0);
-  if (s.ops->attend == nullptr || terms.any || terms.dropout) return;
+  if (s.ops->attend == nullptr || terms.any || (terms.dropout && !finite.all(s))) return;
   AttendPanel takers[kMaxPanels];
   int64_t panel_of[kMaxPanels], count = 0;
   for (int64_t x = 0; x < panels; ++x) {
@@ -229,7 +230,13 @@ void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* do
     }
     const Partial out = partial(x);
     panel_of[count] = x;
-    takers[count++] = {queries(x), out.row_max, out.row_sum, out.o, keys};
+    takers[count] = {queries(x), out.row_max, out.row_sum, out.o, keys};
+    if (terms.dropout) {
+      uint8_t* kept = t.kept + count * kept_bytes(kBlockKeys);
+      dropout_bits(*s.ops, group, lanes[x], terms, keys, block.positions(), kept);
+      takers[count].kept = kept;
+    }
+    ++count;
   }
   if (count == 0) return;
   const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
@@ -272,7 +279,7 @@ void tile_forward(const TilePass& tile, int64_t first_key, int64_t last_key) {
     const KeyBlock block = tile.staged(j0, n);
     FiniteValues finite{block, {}};
     int64_t done[kMaxPanels];
-    tile.attend_whole(block, block_seen, done);
+    tile.attend_whole(block, block_seen, done, finite);
     for (int64_t x = 0; x < tile.panels; ++x) tile.step(block, x, block_seen[x], done[x], finite);
   }
 }

@@ -100,7 +100,7 @@ struct ThreadScratch {
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    kept = memory.take<uint8_t>(kept_bytes(block));
+    kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
     const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);

@@ -60,6 +60,7 @@ struct AttendPanel {
   float *row_max, *row_sum;  ///< as in PanelState
   float* o;
   int64_t keys;
+  const uint8_t* kept = nullptr;  ///< their dropout_bits(), where dropout leaves weights out
 };
 inline constexpr int64_t kAttendKeys = 32;
 

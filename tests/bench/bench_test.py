@@ -74,6 +74,15 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(set(names)), len(names))
         self.assertFalse(any("_fwd_" in row.name for row in shapes.special(["bwd_det"])))
 
+    def test_terms_at_both_ends_of_the_grid(self):
+        names = [row.name for row in shapes.terms()]
+        self.assertEqual(len(names), 2 * 2 * (len(shapes.TERMS) + 2))
+        self.assertEqual(len(set(names) | {row.name for row in shapes.special()}), len(names) + len(shapes.special()))
+        for name in ("bf16_fwd_b32_s512_h16_d128_bias", "bf16_bwd_b1_s16384_h16_d128_mask", "bf16_fwd_b1_s16384_h16_d128_softcap30",
+                     "bf16_bwd_b32_s512_h16_d128_dropout"):  # fmt: skip
+            self.assertIn(name, names)
+            self.assertEqual(shapes.parse(name.replace("_", ",")).name, name)
+
     def test_softcap(self):
         shape = shapes.parse("b4,s512,h16,d128,causal,softcap30")
         self.assertEqual((shape.softcap, shape.name), (30, "bf16_fwd_b4_s512_h16_d128_causal_softcap30"))
@@ -91,7 +100,9 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(names()), 72)
         self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
                          ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
-        self.assertEqual(len(names("--rows", "all")), 72 + len(shapes.special()) + len(shapes.wide()))
+        self.assertEqual(len(names("--rows", "all")), 72 + len(shapes.special()) + len(shapes.wide()) + len(shapes.terms()))
+        self.assertEqual(names("--rows", "terms", "--pass", "bwd", "--name", "documents"),
+                         ["bf16_bwd_b32_s512_h16_d128_documents", "bf16_bwd_b1_s16384_h16_d128_documents"])  # fmt: skip
         self.assertEqual(len(names("--quick")), 24)
         self.assertEqual(names("--shape", "s64,d64"), ["bf16_fwd_b1_s64_h16_d64"])
         with self.assertRaises(ValueError):
