@@ -28,13 +28,14 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
 }
 KINDS = {"forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
-         "postprocess": "kPostprocess", "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
+         "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_gradients": "kListGradients",
+         "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",
          "named_gradients": "kNamedGradients", "seen_blocks": "kSeenBlocks",
          "backward_seen_blocks": "kBackwardSeenBlocks"}
 # Kinds whose kernels look at scores, and may be compiled for an expression of them.
 WITH_SOURCE = ("forward", "backward", "dbias", "named_gradients", "seen_blocks", "backward_seen_blocks")
 BACKENDS = {"sm90": "kSm90", "sm80": "kMmaSm80", "tf32": "kTf32", "sm75": "kMmaSm75", "simt": "kSimt", "any": "kAny"}
-TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms"}
+TERMS = {"none": "kNoTerms", "plain": "kPlainTerms", "all": "kAllTerms", "lists": "kAllTerms | kTermLists"}
 TERMS_HEADER = pathlib.Path(__file__).resolve().parents[1] / "src/cuda/launch/terms.hpp"
 TERM = {name: f"kTerm{Name}" for Name, name in re.findall(r"X\((\w+), (\w+), \"", TERMS_HEADER.read_text(encoding="utf-8"))}
 

@@ -55,6 +55,17 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.keys = described(ElementType::i32, lists);
     } else if (name == "seqused") {
       problem.seqused_q = problem.seqused_k = described(ElementType::i32, per_sequence);
+    } else if (name == "pages") {
+      const std::array<int64_t, 2> table = {s.batch, blocks(s.seqlen_k)};
+      const auto pool = [&](std::array<int64_t, 4> shape) {
+        return described(s.type, std::array{table[0] * table[1], kBlock, shape[2], shape[3]});
+      };
+      problem.k = pool(s.k());
+      problem.v = pool(s.v());
+      problem.page_table = described(ElementType::i32, table);
+      problem.seqused_k = described(ElementType::i32, per_sequence);
+    } else if (name == "leftpad") {
+      problem.leftpad_k = described(ElementType::i32, per_sequence);
     } else if (name == "packed") {
       const std::array<int64_t, 1> starts = {s.batch + 1};
       const auto packed = [&](std::array<int64_t, 4> shape) {
@@ -77,10 +88,9 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.max_seqlen_q = s.seqlen_q;
       problem.max_seqlen_k = s.seqlen_k;
     } else {
-      throw Failure(
-          Exit::usage,
-          "--with: got '" + name +
-              "', expected names out of bias, dbias, mask, block_mask, alibi, sink, keys, seqused, packed");
+      throw Failure(Exit::usage, "--with: got '" + name +
+                                     "', expected names out of bias, dbias, mask, block_mask, alibi, sink, "
+                                     "keys, seqused, pages, leftpad, packed");
     }
   }
 }
@@ -298,7 +308,7 @@ void add_explain(CLI::App& program, Action& action) {
       ->add_option("--with", options->with,
                    "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, keys (lists "
                    "of 512), seqused, "
-                   "packed")
+                   "pages (of 64 keys), leftpad, packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");

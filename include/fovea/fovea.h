@@ -104,10 +104,17 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * backend only); o has that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
  * are the one-dimensional tensors (but alibi); all other strides are free. Packed sequences: with
  * cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is (Hq,
- * total_q); likewise k, v with cu_seqlens_k. Both or neither are packed. Rows past the last sequence give o =
- * 0, lse = -inf, gradients 0. Where a shape below names Sq or Sk, packed problems mean the longest sequence:
+ * total_q); likewise k, v with cu_seqlens_k, which needs cu_seqlens_q; the backward takes both or neither. Rows past
+ * the last sequence give o = 0, lse = -inf, gradients 0. Where a shape below names Sq or Sk, packed problems mean the longest sequence:
  * max_seqlen. Contents of cu_seqlens and seqused on the CPU are checked by fovea_plan_create when there is
  * data, and by every run.
+ *
+ * Key-value caches (forward only; GPU backends take none yet): k and v may hold more than one call reads. With `page_table`
+ * they are pools of pages, (pages, page, Hkv, D) and (pages, page, Hkv, Dv), of any page size from 1, and row r of sequence
+ * b is row r % page of page page_table[b][r / page]: Sk is (most pages) * page, seqused_k is needed, and entries of pages that
+ * hold no used key are never read. With `cache_batch` the batch of k and v may be any, and sequence b is sequence
+ * cache_batch[b] of it. With `leftpad_k` the first rows of each sequence do not exist: key j is row leftpad_k[b] + j, and
+ * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is.
  *
  * Score of query i and key j of one sequence (lengths sq, sk):
  *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;
@@ -121,8 +128,9 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Lists: with `keys` query i of all heads that share a key head attends to the keys of its list and to no others, in time
  * and memory that grow with the lists. Each entry is a key of its own, so one that stands twice has twice the weight.
  * Entries are positions within the sequence. Causal, window, masks and `sees` leave entries out as they leave out keys.
- * Every run checks the entries: one below -1, or not below the sequence's length, is an error. GPU backends take no lists
- * yet. */
+ * Runs on the CPU check the entries: one below -1, or not below the sequence's length, is an error. On a GPU, where the host
+ * does not read them, it makes the query's results NaN, and the gradients of the keys of its list; no memory outside of the
+ * tensors is read. Of the GPU backends cuda_simt takes lists, its backward without `deterministic`. */
 
 /* A tensor that expressions read by its name.
  *
@@ -190,6 +198,12 @@ typedef struct fovea_problem {
   const fovea_tensor*
       keys; /* (B|1, Hkv|1, Sq, count) int32, the last dimension contiguous; packed (Hkv|1, total_q,
                                count): the positions of the keys that each query attends to, -1 for none */
+
+  /* Key-value caches. */
+  const fovea_tensor*
+      page_table; /* (B, most pages) int32, the last dimension contiguous: where rows of k and v lie */
+  const fovea_tensor* cache_batch; /* (B) int32: the sequence of k and v that each sequence of q reads */
+  const fovea_tensor* leftpad_k;   /* (B) int32: rows in front of the first key, which seqused_k counts */
 } fovea_problem;
 
 /* What a pass does with a tensor. */
@@ -222,7 +236,10 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ, "how many queries of each sequence take part") \
   X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ, "how many keys of each sequence take part")    \
   X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")                 \
-  X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")
+  X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")                        \
+  X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")      \
+  X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads") \
+  X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence")
 
 #if defined(__cplusplus)
 static inline fovea_problem fovea_problem_defaults() noexcept {
@@ -280,6 +297,7 @@ typedef struct fovea_buffers {
   const void* named[FOVEA_MAX_NAMED_TENSORS];
   void* named_gradients[FOVEA_MAX_NAMED_TENSORS];
   const void* keys;
+  const void *page_table, *cache_batch, *leftpad_k;
 } fovea_buffers;
 
 #if defined(__cplusplus)

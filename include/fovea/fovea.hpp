@@ -72,7 +72,8 @@ struct Problem {
   Tensor d_o{}, dlse{}, dq{}, dk{}, dv{}, dbias{}, dsink{};
   Tensor bias{}, mask{}, block_mask{}, alibi{}, sink{};
   Tensor cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{}, rng_state{};
-  Tensor keys{};  ///< a list of keys for each query
+  Tensor keys{};                                    ///< a list of keys for each query
+  Tensor page_table{}, cache_batch{}, leftpad_k{};  ///< key-value caches
 
   double scale = 0;  ///< 0: 1/sqrt(head size)
   bool causal = false;
@@ -263,6 +264,7 @@ struct Buffers {
   const void *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_q = nullptr, *seqused_k = nullptr;
   void* rng_state = nullptr;
   const void* keys = nullptr;
+  const void *page_table = nullptr, *cache_batch = nullptr, *leftpad_k = nullptr;
   /// In the order of Problem::all_named().
   std::array<const void*, FOVEA_MAX_NAMED_TENSORS> named{};
   std::array<void*, FOVEA_MAX_NAMED_TENSORS> named_gradients{};

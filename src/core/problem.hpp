@@ -68,7 +68,7 @@ struct ProblemDescription {
 /// A valid problem. Every tensor of `tensors` is rewritten to one form, so that backends index without cases:
 ///   q k v o d_o dq dk dv: (batch, seqlen, heads, size); packed: batch stride 0, the row of a sequence starts
 ///   at
-///                         cu_seqlens[b]
+///                         cu_seqlens[b]; k and v of a cache: (sequences or pages, rows, heads, size)
 ///   lse dlse:             (batch, heads, seqlen); packed: batch stride 0, likewise
 ///   bias dbias mask:      (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts
 ///   block_mask:           the same, in blocks
@@ -82,13 +82,16 @@ struct AttentionProblem {
   int64_t batch = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
   int64_t seqlen_q = 0, seqlen_k = 0;  ///< longest sequence of the batch
   int64_t total_q = 0, total_k = 0;    ///< packed: rows of q and k; else batch * seqlen
-  bool packed = false;
+  bool packed = false;                 ///< queries have cu_seqlens
+  bool packed_k = false;               ///< keys, too; the backward has both or neither
   double scale = 1;
   bool causal = false;                          ///< as asked; already folded into window_right
   int64_t window_left = -1, window_right = -1;  ///< -1: unlimited; causal gives window_right = 0
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
-  int64_t list_size = 0;  ///< entries of each list of keys
+  int64_t list_size = 0;               ///< entries of each list of keys
+  int64_t caches = 0, cache_rows = 0;  ///< with page_table or cache_batch: the first sizes of k and v
+  int64_t table_columns = 0;
   TensorDescs tensors;
   std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
   std::vector<NamedTensor> named;
@@ -116,6 +119,10 @@ struct AttentionProblem {
   }
   bool writes(size_t place) const {
     return place < kRoleCount ? is_output(static_cast<Role>(place), pass) : place >= place_of_gradient(0);
+  }
+  /// Whether the keys of a sequence lie elsewhere than at its place of k and v.
+  bool has_cache() const {
+    return has(Role::kPageTable) || has(Role::kCacheBatch) || has(Role::kLeftPadK) || packed != packed_k;
   }
   int64_t group() const { return heads_q / heads_kv; }  ///< query heads that share one key head
 };

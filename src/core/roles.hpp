@@ -46,9 +46,13 @@ enum class Size : uint8_t {
   kBlocksK,
   kStarts,  ///< batch + 1
   kTwo,
-  kCount  ///< entries of a list of keys
+  kCount,        ///< entries of a list of keys
+  kCaches,       ///< sequences of k, where queries choose among them
+  kPages,        ///< of k and v
+  kPageRows,     ///< rows of a page
+  kTableColumns  ///< entries of a row of the page table
 };
-inline constexpr std::array<const char*, 15> kSizeNames = {"",
+inline constexpr std::array<const char*, 19> kSizeNames = {"",
                                                            "batch",
                                                            "seqlen_q",
                                                            "seqlen_k",
@@ -62,7 +66,11 @@ inline constexpr std::array<const char*, 15> kSizeNames = {"",
                                                            "ceil(seqlen_k / block_k)",
                                                            "batch + 1",
                                                            "2",
-                                                           "count"};
+                                                           "count",
+                                                           "sequences of k",
+                                                           "pages of k",
+                                                           "page size of k",
+                                                           "most pages"};
 constexpr const char* name_of(Size size) {
   return kSizeNames[static_cast<size_t>(size)];
 }
@@ -98,6 +106,8 @@ struct TensorSpec {
   Role role;
   Dims dims;          ///< where sequences have one length each
   Dims packed = {};   ///< with cu_seqlens; no rank: as dims
+  Dims cached = {};   ///< rows of keys with cache_batch
+  Dims paged = {};    ///< rows of keys with page_table
   Dims shorter = {};  ///< allowed as well; no rank: nothing is
   Types types;
   Need need = Need::kOptional;
@@ -139,6 +149,8 @@ constexpr TensorSpec keys(Role role, Size columns, Types types, Need need) {
   return {.role = role,
           .dims = {{Size::kBatch, Size::kSeqlenK, Size::kHeadsKv, columns}},
           .packed = {{Size::kTotalK, Size::kHeadsKv, columns}},
+          .cached = {{Size::kCaches, Size::kSeqlenK, Size::kHeadsKv, columns}},
+          .paged = {{Size::kPages, Size::kPageRows, Size::kHeadsKv, columns}},
           .types = types,
           .need = need,
           .contiguous = true,
@@ -207,7 +219,7 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
      .types = one_of({DType::kF32}),
      .remedy = "give one slope per head"},
     array(Role::kSink, Size::kHeadsQ, DType::kF32, kHeadsRemedy),
-    array(Role::kCuSeqlensQ, Size::kStarts, DType::kI32, kStartsRemedy, Role::kCuSeqlensK),
+    array(Role::kCuSeqlensQ, Size::kStarts, DType::kI32, kStartsRemedy),
     array(Role::kCuSeqlensK, Size::kStarts, DType::kI32, kStartsRemedy, Role::kCuSeqlensQ),
     array(Role::kSeqUsedQ, Size::kBatch, DType::kI32, kLengthsRemedy),
     array(Role::kSeqUsedK, Size::kBatch, DType::kI32, kLengthsRemedy),
@@ -218,6 +230,14 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
      .types = one_of({DType::kI32}),
      .contiguous = true,
      .remedy = "give each query of each key head a list, with dimensions of size 1 where lists are shared"},
+    {.role = Role::kPageTable,
+     .dims = {{Size::kBatch, Size::kTableColumns}},
+     .types = one_of({DType::kI32}),
+     .contiguous = true,
+     .with = Role::kSeqUsedK,
+     .remedy = "give each sequence a row of page numbers"},
+    array(Role::kCacheBatch, Size::kBatch, DType::kI32, "give one sequence of k and v for each of q"),
+    array(Role::kLeftPadK, Size::kBatch, DType::kI32, kLengthsRemedy),
 };
 
 constexpr bool is_in_order() {
@@ -259,6 +279,10 @@ constexpr const char* meaning_of(Role r) {
 }
 constexpr fovea_access access_of(Role r, Pass pass) {
   return tensor_table::kAccess[index_of(r)][static_cast<size_t>(pass)];
+}
+/// Whether it is a tensor of rows of keys, which cu_seqlens_k packs and a cache may hold.
+constexpr bool has_keys(const TensorSpec& spec) {
+  return spec.paged.rank() > 0;
 }
 constexpr bool is_output(Role r, Pass pass) {
   return access_of(r, pass) == FOVEA_WRITE;

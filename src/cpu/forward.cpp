@@ -207,9 +207,9 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
 }
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
-  const MatrixView keys = rows_from(group.keys(Role::kK), j0, s.type);
-  const MatrixView values = rows_from(group.keys(Role::kV), j0, s.type);
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
   if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
   return {s.stage_rows(keys, n, s.d, s.words_d, t.keys), s.stage_columns(values, n, s.d_v, t.values), values,
           j0, n};
 }
@@ -390,11 +390,12 @@ class Forward final : public Prepared {
 /// Stages K and V for all tiles.
 void Forward::share_blocks(const Buffers& buffers, const SharedBlocks& shared) const {
   WorkQueue items(schedule_.groups * shared.blocks_of_head());
-  run_threads(num_threads_, [&](int) {
+  run_threads(num_threads_, [&](int thread) {
+    const ThreadScratch t = scratch_of(static_cast<char*>(buffers.workspace), thread);
     for (int64_t item; (item = items.next()) >= 0;) {
       const int64_t head = item / shared.blocks_of_head();
       const Group group(problem_, buffers, head / problem_.heads_kv, head % problem_.heads_kv);
-      shared.stage(staging_, group, item % shared.blocks_of_head() * kBlockKeys);
+      shared.stage(staging_, group, item % shared.blocks_of_head() * kBlockKeys, t);
     }
   });
 }

@@ -41,15 +41,15 @@ struct ListSchedule : Schedule {
 
 /// The scratch of tiles, and the rows of a block of entries.
 struct ListScratch : ThreadScratch {
-  char *key_rows, *value_rows;
+  char *entry_keys, *entry_values;
   int32_t* positions;
   float *q, *o;  ///< of rows
 
   ListScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
               const PairPrograms& programs)
       : ThreadScratch(memory, p, s, schedule, programs) {
-    key_rows = memory.take<char>(kBlockKeys * s.d * size_of(s.type));
-    value_rows = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
+    entry_keys = memory.take<char>(kBlockKeys * s.d * size_of(s.type));
+    entry_values = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
     positions = memory.take<int32_t>(kBlockKeys);
     const int64_t few = schedule.row_path ? p.group() : 0;
     q = memory.take<float>(few * s.padded_d);
@@ -99,8 +99,8 @@ class ListForward final : public Prepared {
                     const Lanes& lanes) const;
   Seen seen() const { return programs_.has_sees ? Seen::kSome : Seen::kAll; }
   MatrixView gather(const Group& group, Role role, int64_t size, const ListScratch& t, int64_t n) const {
-    return gather_rows(group.keys(role), staging_.type, size, t.positions, n,
-                       role == Role::kK ? t.key_rows : t.value_rows);
+    return gather_rows(group.key_rows(role), staging_.type, size, t.positions, n,
+                       role == Role::kK ? t.entry_keys : t.entry_values);
   }
   Partial panel_of(const ListScratch& t, int64_t x) const {
     return {t.partials + x * Partial::size(staging_), staging_};

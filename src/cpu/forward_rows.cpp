@@ -56,6 +56,18 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, 
   }
 }
 
+namespace {
+
+bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s) {
+  bool finite = true;
+  values.for_each_run(keys.begin, keys.size(), [&](int64_t, const MatrixView& run, int64_t n) {
+    finite = finite && cpu::all_finite(run, s.type, n, s.d_v);
+  });
+  return finite;
+}
+
+}  // namespace
+
 void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
                   const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
                   const ThreadScratch& t) {
@@ -68,8 +80,9 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);
   for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
-  const MatrixView keys = group.keys(Role::kK), values = group.keys(Role::kV);
-  const int64_t bytes = size_of(s.type);
+  const KeyRows keys = group.key_rows(Role::kK), values = group.key_rows(Role::kV);
+  const int64_t key_stride = keys.stride() * size_of(s.type),
+                value_stride = values.stride() * size_of(s.type);
   const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
   // The block of key j, or the first behind it of which some pair is seen.
   const auto block_from = [&](int64_t j) {
@@ -84,11 +97,20 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   };
   // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
-    if (from >= to) return;
-    ops.row_dots(
-        q, ld_q, rows, keys.data + from * keys.stride * bytes, s.type, keys.stride, to - from, s.d,
-        row_scores + (from - block.begin), kBlockKeys,
-        {values.data + from * values.stride * bytes, values.stride * bytes, to - from, s.d_v * bytes});
+    keys.for_each_run(from, to - from, [&](int64_t x, const MatrixView& run, int64_t n) {
+      ops.row_dots(q, ld_q, rows, run.data, s.type, run.stride, n, s.d, row_scores + (from - block.begin + x),
+                   kBlockKeys, {values.row(from + x), value_stride, n, s.d_v * size_of(s.type)});
+    });
+  };
+  // Adds the values of `count` keys from `from` on; prefetches as many rows of K from `ahead` on.
+  const auto sums = [&](int64_t from, int64_t count, const float* weights, int64_t ahead) {
+    values.for_each_run(from, count, [&](int64_t x, const MatrixView& run, int64_t n) {
+      const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
+      Ahead next;
+      if (left > 0)
+        next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * size_of(s.type)};
+      ops.row_sums(weights + x, kBlockKeys, rows, run.data, s.type, run.stride, n, s.d_v, o, ld_o, next);
+    });
   };
   float* row_scores = t.scores;
   float* next_scores = t.scores + kRowPathRows * kBlockKeys;
@@ -97,19 +119,19 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   while (!block.keys.empty()) {
     const int64_t n = block.keys.size();
     const bool masked = weigh_rows(a, block, row_scores);
-    const MatrixView block_values{values.data + block.keys.begin * values.stride * bytes, values.stride};
-    const bool exact = masked && !all_finite(block_values, s.type, n, s.d_v);
-    if (exact) add_rows_exactly(a, block_values, n, row_scores);
+    const bool exact = masked && !all_finite(values, block.keys, s);
+    if (exact) {
+      values.for_each_run(block.keys.begin, n, [&](int64_t x, const MatrixView& run, int64_t count) {
+        add_rows_exactly(a, run, count, row_scores + x);
+      });
+    }
     // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
     // after the other (41 against 35 GB/s on one core).
     const RowBlock next = block_from(block.keys.end);
     for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
       if (!exact && x < n) {
-        const int64_t from = next.keys.begin + x + kTurnKeys;
-        ops.row_sums(row_scores + x, kBlockKeys, rows, block_values.data + x * values.stride * bytes, s.type,
-                     values.stride, std::min(kTurnKeys, n - x), s.d_v, o, ld_o,
-                     {keys.data + from * keys.stride * bytes, keys.stride * bytes,
-                      std::clamp<int64_t>(seen.end - from, 0, kTurnKeys), s.d * bytes});
+        sums(block.keys.begin + x, std::min(kTurnKeys, n - x), row_scores + x,
+             next.keys.begin + x + kTurnKeys);
       }
       dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
            next_scores);

@@ -85,7 +85,8 @@ struct Partial {
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
-  uint8_t* kept;  ///< by dropout
+  uint8_t* kept;                ///< by dropout
+  char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -100,6 +101,9 @@ struct ThreadScratch {
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
     kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
+    const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
+    key_rows = memory.take<char>(gathered * s.d);
+    value_rows = memory.take<char>(gathered * s.d_v);
     rows = memory.take<float>(std::max<int64_t>(
         kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
@@ -148,11 +152,13 @@ class SharedBlocks {
   void set_memory(void* memory) { base_ = static_cast<float*>(memory); }
 
   /// Of the block of keys from j0 on, a multiple of kBlockKeys.
-  void stage(const Staging& s, const Group& group, int64_t j0) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
-    s.copy_rows(rows_from(group.keys(Role::kK), j0, s.type), n, s.d, s.words_d, at(group, j0));
-    s.stage_columns(rows_from(group.keys(Role::kV), j0, s.type), n, s.d_v, at(group, j0) + key_words_);
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
+    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
+    s.copy_rows(keys, n, s.d, s.words_d, at(group, j0));
+    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
   }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0), s.words_d, 1};

@@ -50,19 +50,19 @@ class ListReader {
 };
 
 /// Copies rows of `size` elements of `type` from the positions given to `to`, side by side.
-inline MatrixView gather_rows(const MatrixView& rows, DType type, int64_t size, const int32_t* positions,
+inline MatrixView gather_rows(const KeyRows& rows, DType type, int64_t size, const int32_t* positions,
                               int64_t n, char* to) {
   // Rows of a list lie anywhere, so that no hardware prefetcher finds them.
   constexpr int64_t kAhead = 8, kLine = 64;
-  const int64_t bytes = size * size_of(type), stride = rows.stride * size_of(type);
+  const int64_t bytes = size * size_of(type);
   const auto fetch = [&](int64_t j) {
-    const char* row = rows.data + positions[j] * stride;
+    const char* row = rows.row(positions[j]);
     for (int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch(row + byte);
   };
   for (int64_t j = 0; j < std::min(kAhead, n); ++j) fetch(j);
   for (int64_t j = 0; j < n; ++j) {
     if (j + kAhead < n) fetch(j + kAhead);
-    std::memcpy(to + j * bytes, rows.data + positions[j] * stride, static_cast<size_t>(bytes));
+    std::memcpy(to + j * bytes, rows.row(positions[j]), static_cast<size_t>(bytes));
   }
   return {to, size};
 }

@@ -41,7 +41,9 @@ struct Group {
   char* row_data(Role role, int64_t row) const {
     return rows_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data;
   }
+  /// Of the backward, which has no caches.
   MatrixView keys(Role role) const { return rows_of(*problem, *buffers, role, batch, head_kv, span.row_k); }
+  KeyRows key_rows(Role role) const { return {*problem, *buffers, role, batch, head_kv, span.row_k}; }
   float* stat(Role role, int64_t row) const {
     return reinterpret_cast<float*>(
         stats_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data);
@@ -131,11 +133,6 @@ float keep_scale(const AttentionProblem& p);
 
 /// Element (row, c) of a 16- or 32-bit matrix as float.
 float load_element(const char* row, DType type, int64_t c);
-
-/// The rows of a matrix from `first` on.
-inline MatrixView rows_from(const MatrixView& rows, int64_t first, DType type) {
-  return {rows.data + first * rows.stride * size_of(type), rows.stride, rows.column_stride};
-}
 
 /// True when all elements of rows [0, n) are finite.
 bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);

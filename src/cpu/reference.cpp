@@ -205,6 +205,18 @@ class Oracle {
     const auto& stride = p_[role].stride;
     return elements(role, batch * stride[0] + row * stride[1] + head * stride[2], stride[3]);
   }
+  /// Row `row` of the keys or values of a sequence, wherever a cache has it.
+  Elements key_row(Role role, int64_t batch, int64_t head, int64_t row) const {
+    int64_t place = batch;
+    if (p_.has(Role::kCacheBatch)) place = buffers_.get<const int32_t>(Role::kCacheBatch)[batch];
+    if (p_.has(Role::kPageTable)) {
+      const auto* pages =
+          buffers_.get<const int32_t>(Role::kPageTable) + batch * p_[Role::kPageTable].stride[0];
+      place = pages[row / p_.cache_rows];
+      row %= p_.cache_rows;
+    }
+    return row_of(role, place, head, row);
+  }
   /// One element of a (batch, heads, seqlen) tensor.
   Elements statistic(Role role, int64_t batch, int64_t head, int64_t row) const {
     const auto& stride = p_[role].stride;
@@ -219,7 +231,7 @@ class Oracle {
   /// Visits the rows of a packed tensor behind its last sequence.
   template <class Visit>
   void for_each_row_outside(Visit&& visit, Role cu_seqlens, int64_t total, int64_t heads) const {
-    if (!p_.packed) return;
+    if (!p_.has(cu_seqlens)) return;
     for (int64_t row = buffers_.get<const int32_t>(cu_seqlens)[p_.batch]; row < total; ++row) {
       for (int64_t head = 0; head < heads; ++head) visit(head, row);
     }
@@ -276,7 +288,7 @@ class Oracle {
       if (j < 0 || j >= span.used_k || !sees(span, batch, head, i, j)) continue;
       SeenKey key;
       key.j = j;
-      key.score = p_.scale * dot(q, row_of(Role::kK, batch, head_kv, span.row_k + j).read(k_scratch_));
+      key.score = p_.scale * dot(q, key_row(Role::kK, batch, head_kv, span.row_k + j).read(k_scratch_));
       if (p_.softcap > 0) {
         const double t = std::tanh(key.score / p_.softcap);
         key.score = p_.softcap * t;
@@ -324,7 +336,7 @@ class Oracle {
         if (std::isnan(key.weight)) std::fill(o_.begin(), o_.end(), key.weight);
         continue;
       }
-      const auto v = row_of(Role::kV, batch, head / p_.group(), span.row_k + key.j).read(v_scratch_);
+      const auto v = key_row(Role::kV, batch, head / p_.group(), span.row_k + key.j).read(v_scratch_);
       add_scaled(key.weight * key.keep, v, o_);
     }
   }

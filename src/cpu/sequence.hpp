@@ -1,8 +1,10 @@
 // One sequence and one head of a problem, with pointers and lengths resolved: the algorithms see no batches, no
-// packing and no broadcasting.
+// packing, no caches and no broadcasting.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "core/problem.hpp"
 #include "tile/kv_range.hpp"
@@ -29,7 +31,7 @@ struct MatrixView {
 
 /// Lengths of one sequence and where its rows start in packed tensors.
 struct SequenceSpan {
-  int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed)
+  int64_t row_q = 0, row_k = 0;  ///< first row (0 unless packed, or behind rows that do not exist)
   int64_t length_q = 0,
           length_k = 0;  ///< rows that the tensors hold for it (the last packed sequence: to the end)
   int64_t used_q = 0, used_k = 0;  ///< rows that take part (seqused)
@@ -39,19 +41,27 @@ inline SequenceSpan sequence_span(const AttentionProblem& p, const Buffers& buff
   SequenceSpan span{0, 0, p.seqlen_q, p.seqlen_k, 0, 0};
   if (p.packed) {
     const auto* q = buffers.get<const int32_t>(Role::kCuSeqlensQ);
+    span.row_q = q[batch];
+    span.length_q = q[batch + 1] - q[batch];
+  }
+  if (p.packed_k) {
     const auto* k = buffers.get<const int32_t>(Role::kCuSeqlensK);
-    span = {q[batch], k[batch], q[batch + 1] - q[batch], k[batch + 1] - k[batch], 0, 0};
+    span.row_k = k[batch];
+    span.length_k = k[batch + 1] - k[batch];
   }
   const int64_t sequence_q = span.length_q, sequence_k = span.length_k;
-  if (p.packed && batch + 1 == p.batch) {
-    // The last sequence takes the rows behind it, so that their zeros are written.
-    span.length_q = p.total_q - span.row_q;
-    span.length_k = p.total_k - span.row_k;
-  }
+  // The last sequence takes the rows behind it, so that their zeros are written.
+  if (p.packed && batch + 1 == p.batch) span.length_q = p.total_q - span.row_q;
+  if (p.packed_k && batch + 1 == p.batch) span.length_k = p.total_k - span.row_k;
   const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
   span.used_q = used_q ? used_q[batch] : sequence_q;
   span.used_k = used_k ? used_k[batch] : sequence_k;
+  if (const auto* pads = buffers.get<const int32_t>(Role::kLeftPadK)) {
+    span.row_k += pads[batch];
+    span.length_k -= pads[batch];
+    span.used_k -= pads[batch];
+  }
   return span;
 }
 
@@ -69,6 +79,67 @@ inline MatrixView rows_of(const AttentionProblem& p, const Buffers& buffers, Rol
   return {base + (batch * t.stride[0] + first_row * t.stride[1] + head * t.stride[2]) * size_of(t.dtype),
           t.stride[1], t.stride[3]};
 }
+
+/// Where the keys (or values) of one sequence and head lie: rows of pages, by a table. A tensor without page_table has one
+/// page for each sequence.
+class KeyRows {
+ public:
+  KeyRows(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch, int64_t head,
+          int64_t first_row)
+      : first_(first_row) {
+    const TensorDesc& t = p[role];
+    bytes_ = size_of(t.dtype);
+    stride_ = t.stride[1];
+    page_stride_ = t.stride[0] * bytes_;
+    data_ = buffers.get<char>(role);
+    if (data_ == nullptr) return;  // no elements
+    data_ += head * t.stride[2] * bytes_;
+    if (p.has(Role::kPageTable)) {
+      page_rows_ = p.cache_rows;
+      table_ = buffers.get<const int32_t>(Role::kPageTable) + batch * p[Role::kPageTable].stride[0];
+    } else {
+      const auto* chosen = buffers.get<const int32_t>(Role::kCacheBatch);
+      data_ += (chosen == nullptr ? batch : chosen[batch]) * page_stride_;
+    }
+  }
+
+  int64_t stride() const { return stride_; }
+  char* row(int64_t j) const {
+    const int64_t row = first_ + j;
+    if (table_ == nullptr) return data_ + row * stride_ * bytes_;
+    return data_ + table_[row / page_rows_] * page_stride_ + row % page_rows_ * stride_ * bytes_;
+  }
+  /// How many of the n keys from j on lie one behind the other.
+  int64_t run(int64_t j, int64_t n) const {
+    return table_ == nullptr ? n : std::min(n, page_rows_ - (first_ + j) % page_rows_);
+  }
+  /// Calls visit(offset, rows, count) for the runs of keys [j, j + n).
+  template <class Visit>
+  void for_each_run(int64_t j, int64_t n, Visit&& visit) const {
+    for (int64_t x = 0; x < n;) {
+      const int64_t count = run(j + x, n - x);
+      visit(x, MatrixView{row(j + x), stride_}, count);
+      x += count;
+    }
+  }
+  /// Keys [j, j + n) of `size` elements: in place where they are one run, else side by side in `buffer`.
+  MatrixView block(int64_t j, int64_t n, int64_t size, char* buffer) const {
+    if (run(j, n) == n) return {row(j), stride_};
+    const int64_t bytes = size * bytes_;
+    for_each_run(j, n, [&](int64_t offset, const MatrixView& rows, int64_t count) {
+      for (int64_t r = 0; r < count; ++r) {
+        std::memcpy(buffer + (offset + r) * bytes, rows.data + r * stride_ * bytes_,
+                    static_cast<size_t>(bytes));
+      }
+    });
+    return {buffer, size};
+  }
+
+ private:
+  char* data_ = nullptr;
+  const int32_t* table_ = nullptr;  ///< null: one page
+  int64_t first_, stride_ = 0, bytes_ = 0, page_rows_ = 0, page_stride_ = 0;
+};
 
 /// One head of a (batch, heads, seqlen_q, seqlen_k) tensor as a matrix of rows i and columns j.
 inline MatrixView pairs_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,

@@ -163,19 +163,21 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
   const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
   const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
+  const auto* pads = buffers.get<const int32_t>(Role::kLeftPadK);
   const auto pairs_of = [&](int64_t queries, int64_t keys) {
     return p.has(Role::kKeys) ? static_cast<double>(queries) * static_cast<double>(p.list_size)
                               : kept_pairs({queries, keys, p.window_left, p.window_right});
   };
   double pairs = 0;
-  if (!starts_q && !starts_k && !used_q && !used_k) {
+  if (!starts_q && !starts_k && !used_q && !used_k && !pads) {
     pairs = static_cast<double>(p.batch) * pairs_of(p.seqlen_q, p.seqlen_k);
   } else {
     const auto length = [](const int32_t* used, const int32_t* starts, int64_t seqlen, int64_t b) {
       return used ? int64_t{used[b]} : starts ? int64_t{starts[b + 1]} - starts[b] : seqlen;
     };
     for (int64_t b = 0; b < p.batch; ++b) {
-      pairs += pairs_of(length(used_q, starts_q, p.seqlen_q, b), length(used_k, starts_k, p.seqlen_k, b));
+      const int64_t keys = length(used_k, starts_k, p.seqlen_k, b) - (pads ? pads[b] : 0);
+      pairs += pairs_of(length(used_q, starts_q, p.seqlen_q, b), keys);
     }
   }
   const auto size = static_cast<double>(p.head_dim), size_v = static_cast<double>(p.head_dim_v);

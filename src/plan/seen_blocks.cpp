@@ -117,7 +117,8 @@ void check_grid(const AttentionProblem& p, const BlockGrid& grid, size_t size) {
 void find_seen_blocks(const AttentionProblem& p, const BlockGrid& grid, std::span<Seen> seen) {
   check_grid(p, grid, seen.size());
   const Buffers known = data_on_the_host(p);
-  if (p.packed && (!known.get<void>(Role::kCuSeqlensQ) || !known.get<void>(Role::kCuSeqlensK))) {
+  if ((p.packed && !known.get<void>(Role::kCuSeqlensQ)) ||
+      (p.packed_k && !known.get<void>(Role::kCuSeqlensK))) {
     throw_invalid("cu_seqlens_q", "no data on the CPU", "where the sequences start",
                   "give cu_seqlens_q and cu_seqlens_k with data");
   }

@@ -29,7 +29,15 @@ std::string rank_text(const Dims& dims) {
   return std::to_string(dims.rank()) + (dims.rank() == 1 ? " dimension " : " dimensions ") + text_of(dims);
 }
 
-const Dims& plain_dims(const TensorSpec& spec, bool packed) {
+bool has(const TensorDescs& tensors, Role role) {
+  return tensors[index_of(role)].present;
+}
+
+/// The dimensions that the other tensors ask for.
+const Dims& full_dims(const TensorSpec& spec, const TensorDescs& tensors) {
+  if (has_keys(spec) && has(tensors, Role::kPageTable)) return spec.paged;
+  if (has_keys(spec) && has(tensors, Role::kCacheBatch)) return spec.cached;
+  const bool packed = has(tensors, has_keys(spec) ? Role::kCuSeqlensK : Role::kCuSeqlensQ);
   return packed && spec.packed.rank() > 0 ? spec.packed : spec.dims;
 }
 
@@ -73,23 +81,33 @@ int64_t value_of(const AttentionProblem& p, Size size) {
       return 2;
     case Size::kCount:
       return p.list_size;
+    case Size::kCaches:
+    case Size::kPages:
+      return p.caches;
+    case Size::kPageRows:
+      return p.cache_rows;
+    case Size::kTableColumns:
+      return p.table_columns;
   }
   return 0;
 }
 
-const Dims* dims_of(const TensorSpec& spec, const TensorDesc& t, bool packed) {
-  const Dims& plain = plain_dims(spec, packed);
-  if (t.ndim == plain.rank()) return &plain;
+const Dims* dims_of(const TensorSpec& spec, const TensorDescs& tensors) {
+  const TensorDesc& t = tensors[index_of(spec.role)];
+  const Dims& full = full_dims(spec, tensors);
+  if (t.ndim == full.rank()) return &full;
   return t.ndim == spec.shorter.rank() ? &spec.shorter : nullptr;
 }
 
-void check_rank(const TensorSpec& spec, const TensorDesc& t, bool packed) {
-  if (dims_of(spec, t, packed) != nullptr) return;
-  const Dims& plain = plain_dims(spec, packed);
-  const bool is_packed = &plain == &spec.packed;
+void check_rank(const TensorSpec& spec, const TensorDescs& tensors) {
+  if (dims_of(spec, tensors) != nullptr) return;
+  const TensorDesc& t = tensors[index_of(spec.role)];
+  const Dims& full = full_dims(spec, tensors);
+  const bool is_packed = &full == &spec.packed;
   std::string expected = spec.shorter.rank() > 0 ? rank_text(spec.shorter) + " or " : "";
-  expected += rank_text(plain);
-  if (is_packed) expected += ", as there is cu_seqlens_q";
+  expected += rank_text(full);
+  if (is_packed) expected += has_keys(spec) ? ", as there is cu_seqlens_k" : ", as there is cu_seqlens_q";
+  if (&full == &spec.paged) expected += ", as there is page_table";
   throw_invalid(
       name_of(spec.role), std::to_string(t.ndim) + " dimensions, " + shape_text(t), expected,
       is_packed ? "drop the batch dimension, or leave out cu_seqlens_q and cu_seqlens_k" : spec.remedy);
@@ -119,7 +137,7 @@ void check_shape(const AttentionProblem& p, Role role) {
                   std::string("the shape of ") + name_of(spec.with) + " = " + shape_text(p[spec.with]),
                   "make it agree with the other tensors");
   }
-  const Dims& dims = *dims_of(spec_of(role), t, p.packed);
+  const Dims& dims = *dims_of(spec_of(role), p.tensors);
   const std::array<int64_t, kMaxRank> values = values_of(p, dims);
   const auto rank = static_cast<size_t>(t.ndim);
   bool good = true;

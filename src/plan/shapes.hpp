@@ -11,12 +11,12 @@ namespace fovea::plan {
 /// What `size` is in a problem whose numbers are known.
 int64_t value_of(const AttentionProblem& problem, Size size);
 
-/// The dimensions of the tensor that its spec asks for: packed, shorter or plain, whichever has its rank.
-/// Null where none has.
-const Dims* dims_of(const TensorSpec& spec, const TensorDesc& tensor, bool packed);
+/// The dimensions that the spec of a tensor asks for beside the tensors that there are: in pages, packed, plain, or
+/// shorter, whichever has its rank. Null where none has.
+const Dims* dims_of(const TensorSpec& spec, const TensorDescs& tensors);
 
 /// Throws RequestError(kInvalidArgument) for a rank that the spec does not have.
-void check_rank(const TensorSpec& spec, const TensorDesc& tensor, bool packed);
+void check_rank(const TensorSpec& spec, const TensorDescs& tensors);
 
 /// Throws RequestError(kInvalidArgument) for an element type that the spec does not have.
 void check_dtype(const TensorSpec& spec, const TensorDescs& tensors);

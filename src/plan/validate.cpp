@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/status.hpp"
+#include "plan/caches.hpp"
 #include "plan/expressions.hpp"
 #include "plan/shapes.hpp"
 #include "plan/tensor_checks.hpp"
@@ -126,9 +127,18 @@ class Validator {
     }
     for_each_tensor([&](Role role) {
       if (access_of(role, p_.pass) != FOVEA_ABSENT) return;
+      if (backward) {
+        throw_invalid(name_of(role), "a tensor", "none in a backward problem",
+                      "leave it out: caches have no gradients; gather the keys that take part");
+      }
       throw_invalid(name_of(role), "a tensor", "none in a forward problem",
                     "leave it out, or set pass to FOVEA_BACKWARD");
     });
+    if (backward && has(Role::kCuSeqlensQ) && !has(Role::kCuSeqlensK)) {
+      throw_invalid("cu_seqlens_k", "no tensor", "a tensor, as a backward problem has cu_seqlens_q",
+                    "pack the keys as well");
+    }
+    check_cache_tensors(p_);
     for_each_tensor([&](Role role) {
       const Role with = spec_of(role).with;
       if (has(with)) return;
@@ -141,7 +151,7 @@ class Validator {
 
   void check_tensor(Role role) {
     TensorDesc& t = at(role);
-    check_rank(spec_of(role), t, has(Role::kCuSeqlensQ));
+    check_rank(spec_of(role), p_.tensors);
     check_dtype(spec_of(role), p_.tensors);
     check_memory(name_of(role), t, p_[Role::kQ],
                  {.contiguous = spec_of(role).contiguous, .output = is_output(role, p_.pass)});
@@ -153,12 +163,14 @@ class Validator {
   void find_sizes() {
     const TensorDesc &q = at(Role::kQ), &k = at(Role::kK), &v = at(Role::kV);
     p_.packed = has(Role::kCuSeqlensQ);
+    p_.packed_k = has(Role::kCuSeqlensK);
     p_.dtype = q.dtype;
-    const size_t rows = p_.packed ? 0 : 1;  // the dimension that counts rows; heads and size follow
+    // The dimensions that count rows; heads and size follow.
+    const size_t rows = p_.packed ? 0 : 1, rows_k = p_.packed_k ? 0 : 1;
     p_.heads_q = q.shape[rows + 1];
-    p_.heads_kv = k.shape[rows + 1];
+    p_.heads_kv = k.shape[rows_k + 1];
     p_.head_dim = q.shape[rows + 2];
-    p_.head_dim_v = v.shape[rows + 2];
+    p_.head_dim_v = v.shape[rows_k + 2];
     check_head_size("q", p_.head_dim);
     check_head_size("v", p_.head_dim_v);
     if (p_.heads_q < 1) throw_invalid("q", "0 heads", "at least 1", "check the order of the dimensions");
@@ -170,18 +182,43 @@ class Validator {
     }
     if (p_.packed) {
       p_.total_q = q.shape[0];
-      p_.total_k = k.shape[0];
+      p_.batch =
+          std::max<int64_t>(at(Role::kCuSeqlensQ).shape[0] - 1, 0);  // without one, find_sequences() refuses
     } else {
       p_.batch = q.shape[0];
       p_.seqlen_q = q.shape[1];
-      p_.seqlen_k = k.shape[1];
       p_.total_q = p_.batch * p_.seqlen_q;
+    }
+    if (p_.packed_k) {
+      p_.total_k = k.shape[0];
+    } else {
+      find_cache(k);
       p_.total_k = p_.batch * p_.seqlen_k;
     }
     if (const TensorDesc& keys = at(Role::kKeys); keys.present)
       p_.list_size = keys.shape[static_cast<size_t>(keys.ndim - 1)];
     check_shape(p_, Role::kK);
     check_shape(p_, Role::kV);
+  }
+  /// Sizes of keys that are not packed.
+  void find_cache(const TensorDesc& k) {
+    p_.seqlen_k = k.shape[1];
+    if (!has(Role::kPageTable) && !has(Role::kCacheBatch)) return;
+    p_.caches = k.shape[0];
+    p_.cache_rows = k.shape[1];
+    if (!has(Role::kPageTable)) return;
+    p_.table_columns = at(Role::kPageTable).shape[1];
+    if (p_.cache_rows < 1) {
+      throw_invalid("k", "shape " + shape_text(k) + ", pages of 0 rows",
+                    "pages of 1 row or more, as there is page_table",
+                    "check the order of the dimensions: (pages, page size, heads, head size)");
+    }
+    p_.seqlen_k = p_.table_columns * p_.cache_rows;
+    if (p_.seqlen_k > kMaxDimension) {
+      throw_invalid("page_table",
+                    whole(p_.table_columns) + " pages of " + whole(p_.cache_rows) + " rows for each sequence",
+                    "at most " + whole(kMaxDimension) + " rows", "leave out columns that no sequence uses");
+    }
   }
   static void check_head_size(const char* argument, int64_t size) {
     if (size >= 1 && size <= kMaxHeadSize) return;
@@ -191,26 +228,27 @@ class Validator {
 
   /// The batch and the longest sequences of packed problems.
   void find_sequences() {
-    check_max_seqlen("max_seqlen_q", in_.max_seqlen_q);
-    check_max_seqlen("max_seqlen_k", in_.max_seqlen_k);
+    check_max_seqlen("max_seqlen_q", in_.max_seqlen_q, p_.packed);
+    check_max_seqlen("max_seqlen_k", in_.max_seqlen_k, p_.packed_k);
     if (p_.packed) {
       const TensorDesc& starts = at(Role::kCuSeqlensQ);
       if (starts.shape[0] < 1) {
         throw_invalid("cu_seqlens_q", "shape " + shape_text(starts), "(batch + 1): at least 1 element",
                       "give where each sequence starts, and the end");
       }
-      p_.batch = starts.shape[0] - 1;
-      check_shape(p_, Role::kCuSeqlensK);  // its elements are read
       p_.seqlen_q = longest_sequence(Role::kCuSeqlensQ, p_.total_q, in_.max_seqlen_q);
+    }
+    if (p_.packed_k) {
+      check_shape(p_, Role::kCuSeqlensK);  // its elements are read
       p_.seqlen_k = longest_sequence(Role::kCuSeqlensK, p_.total_k, in_.max_seqlen_k);
     }
   }
-  void check_max_seqlen(const char* argument, int64_t length) const {
+  static void check_max_seqlen(const char* argument, int64_t length, bool packed) {
     if (length < 0 || length > kMaxDimension) {
       throw_invalid(argument, whole(length), "0 to " + whole(kMaxDimension),
                     "give the longest sequence, or 0 to have it found");
     }
-    if (length > 0 && !p_.packed) {
+    if (length > 0 && !packed) {
       throw_invalid(argument, whole(length), "0, as the sequences are not packed",
                     "leave it out, or pass cu_seqlens_q and cu_seqlens_k");
     }
@@ -291,6 +329,7 @@ void check_sequence_lengths(const AttentionProblem& p, const Buffers& buffers) {
   // Without starts a packed sequence is known to be no longer than the longest; its own length is checked in runs.
   if (used_q) check_used(Role::kSeqUsedQ, used_q, starts_q, p.batch, p.seqlen_q);
   if (used_k) check_used(Role::kSeqUsedK, used_k, starts_k, p.batch, p.seqlen_k);
+  check_cache_contents(p, buffers);
 }
 
 void check_key_lists(const AttentionProblem& p, const Buffers& buffers) {
@@ -300,11 +339,13 @@ void check_key_lists(const AttentionProblem& p, const Buffers& buffers) {
   const auto* starts_q = buffers.get<const int32_t>(Role::kCuSeqlensQ);
   const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
   const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
+  const auto* pads = buffers.get<const int32_t>(Role::kLeftPadK);
   const int64_t heads = t.stride[1] == 0 ? 1 : p.heads_kv;
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t first = p.packed ? starts_q[b] : 0;
     const int64_t queries = used_q ? used_q[b] : p.packed ? starts_q[b + 1] - first : p.seqlen_q;
-    const int64_t length = p.packed ? int64_t{starts_k[b + 1]} - starts_k[b] : p.seqlen_k;
+    const int64_t rows = p.packed_k ? int64_t{starts_k[b + 1]} - starts_k[b] : p.seqlen_k;
+    const int64_t length = pads ? rows - pads[b] : rows;
     for (int64_t head = 0; head < heads; ++head) {
       const int64_t offset = b * t.stride[0] + head * t.stride[1] + first * t.stride[2];
       check_lists(p, lists + offset, queries, length,

@@ -47,6 +47,12 @@ struct ListsView {
   constexpr int64_t offset(int64_t b, int64_t h, int64_t r) const { return b * batch + h * head + r * row; }
 };
 
+/// Pages of a cache, (batch, most pages): int32 side by side.
+struct PagesView {
+  const int32_t* data = nullptr;
+  int64_t batch = 0;
+};
+
 /// What both passes need. A pointer is null where the problem has no such tensor. Positions (rows, keys, window edges
 /// and their sums) fit 32 bits: the launch refuses longer sequences.
 struct AttentionParams {
@@ -71,8 +77,10 @@ struct AttentionParams {
   // Lengths. Null: every sequence has seqlen_q queries and seqlen_k keys.
   const int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< (batch + 1)
   const int32_t *seqused_q = nullptr, *seqused_k = nullptr;        ///< (batch)
-  int seqlen_q = 0, seqlen_k = 0;                                  ///< longest of the batch
-  int64_t total_q = 0, total_k = 0;                                ///< packed: rows of q and k
+  PagesView page_table;                                        ///< null: keys lie at their sequence's place
+  const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
+  int seqlen_q = 0, seqlen_k = 0;                              ///< longest of the batch
+  int64_t total_q = 0, total_k = 0;                            ///< packed: rows of q and k
 
   int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
   int head_dim = 0, head_dim_v = 0;  ///< as asked; kernels pad to their own sizes with zeros

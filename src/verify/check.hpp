@@ -215,6 +215,7 @@ class Checker {
  public:
   Checker(OwnedProblem& problem, CheckOptions options)
       : x_(problem), options_(std::move(options)), oracle_(problem.in_float64()), plain_(problem) {
+    options_.backward &= !problem.spec.has_cache();
     for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
       if (pass == FOVEA_BACKWARD && !options_.backward) break;
       if (x_.spec.has_meaning()) {

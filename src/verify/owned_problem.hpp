@@ -50,6 +50,7 @@ class OwnedProblem {
     s.plan_knows_data = true;
     OwnedProblem copy(s, Empty{});
     copy.named_ = named_;
+    copy.pages_ = pages_;
     for (size_t i = 0; i < kRoles; ++i) {
       const auto role = static_cast<Role>(i);
       if (!has(role)) continue;
@@ -70,23 +71,39 @@ class OwnedProblem {
     return has(role) && access_of(role, pass) != FOVEA_ABSENT;
   }
 
-  /// Numbers of one sequence: where its rows start (in rows of the dense tensors), how many there are and take part.
+  /// Numbers of one sequence: where its queries start (in rows of the dense tensors), how many rows there are and take
+  /// part.
   struct Sequence {
-    int64_t row_q, row_k, length_q, length_k, used_q, used_k;
+    int64_t row_q, length_q, length_k, used_q, used_k;
   };
   Sequence sequence(int64_t b) const {
     const auto at = static_cast<size_t>(b);
-    Sequence s{b * spec.seqlen_q, b * spec.seqlen_k, spec.seqlen_q, spec.seqlen_k, 0, 0};
+    Sequence s{b * spec.seqlen_q, spec.seqlen_q, spec.seqlen_k, 0, 0};
     if (spec.packed()) {
-      s = {0, 0, spec.lengths_q[at], spec.lengths_k[at], 0, 0};
-      for (size_t before = 0; before < at; ++before) {
-        s.row_q += spec.lengths_q[before];
-        s.row_k += spec.lengths_k[before];
-      }
+      s.row_q = 0;
+      s.length_q = spec.lengths_q[at];
+      for (size_t before = 0; before < at; ++before) s.row_q += spec.lengths_q[before];
     }
+    if (spec.packed_k()) s.length_k = spec.lengths_k[at];
     s.used_q = spec.used_q.empty() ? s.length_q : spec.used_q[at];
     s.used_k = spec.used_k.empty() ? s.length_k : spec.used_k[at];
+    s.length_k -= leftpad(b);
+    s.used_k -= leftpad(b);
     return s;
+  }
+  /// Where key j of a sequence lies, in rows of the dense k.
+  int64_t key_row(int64_t b, int64_t j) const {
+    const int64_t row = leftpad(b) + j;
+    if (spec.page_size > 0) {
+      const int64_t columns = spec.seqlen_k / spec.page_size;
+      return int64_t{pages_[static_cast<size_t>(b * columns + row / spec.page_size)]} * spec.page_size +
+             row % spec.page_size;
+    }
+    if (!spec.packed_k())
+      return (spec.cache_batch.empty() ? b : spec.cache_batch[static_cast<size_t>(b)]) * spec.seqlen_k + row;
+    int64_t first = 0;
+    for (size_t before = 0; before < static_cast<size_t>(b); ++before) first += spec.lengths_k[before];
+    return first + row;
   }
 
   /// The problem for fovea_plan_create. Points into this object.
@@ -120,10 +137,8 @@ class OwnedProblem {
     p.dropout = spec.dropout;
     p.block_q = spec.block_mask ? spec.block_q : 0;
     p.block_k = spec.block_mask ? spec.block_k : 0;
-    if (spec.packed()) {
-      p.max_seqlen_q = spec.seqlen_q;
-      p.max_seqlen_k = spec.seqlen_k;
-    }
+    if (spec.packed()) p.max_seqlen_q = spec.seqlen_q;
+    if (spec.packed_k()) p.max_seqlen_k = spec.seqlen_k;
     return d;
   }
 
@@ -186,10 +201,14 @@ class OwnedProblem {
     return *place;
   }
   OwnedTensor& make_rows(Role role, Type type, bool queries, int64_t heads, int64_t size) {
-    const Sizes shape = spec.packed()
-                            ? Sizes{total(queries), heads, size}
-                            : Sizes{spec.batch, queries ? spec.seqlen_q : spec.seqlen_k, heads, size};
+    Sizes shape = {spec.batch, queries ? spec.seqlen_q : spec.seqlen_k, heads, size};
+    if (!queries && spec.page_size > 0) shape[1] = spec.page_size;
+    if (!queries && (spec.page_size > 0 || !spec.cache_batch.empty())) shape[0] = spec.caches;
+    if (queries ? spec.packed() : spec.packed_k()) shape = {total(queries), heads, size};
     return make(role, type, shape, strides_for(shape, true));
+  }
+  int64_t leftpad(int64_t b) const {
+    return spec.leftpad_k.empty() ? 0 : spec.leftpad_k[static_cast<size_t>(b)];
   }
   OwnedTensor& make_statistic(Role role) {
     const Sizes shape =
@@ -221,10 +240,32 @@ class OwnedProblem {
     if (spec.packed()) {
       spec.batch = static_cast<int64_t>(spec.lengths_q.size());
       starts(Role::kCuSeqlensQ, spec.lengths_q);
-      starts(Role::kCuSeqlensK, spec.lengths_k);
     }
+    if (spec.packed_k()) starts(Role::kCuSeqlensK, spec.lengths_k);
     if (!spec.used_q.empty()) list(Role::kSeqUsedQ, spec.used_q);
     if (!spec.used_k.empty()) list(Role::kSeqUsedK, spec.used_k);
+    if (!spec.cache_batch.empty()) list(Role::kCacheBatch, spec.cache_batch);
+    if (!spec.leftpad_k.empty()) list(Role::kLeftPadK, spec.leftpad_k);
+    if (spec.page_size > 0) make_pages();
+  }
+
+  /// Pages of each sequence in any order, some of them those of others; entries of pages without a key are no pages.
+  void make_pages() {
+    const Sizes shape = {spec.batch, spec.seqlen_k / spec.page_size};
+    for (int64_t b = 0; b < spec.batch; ++b) {
+      const Sequence s = sequence(b);
+      const int64_t begin = leftpad(b), end = begin + s.used_k, step = random_.between(-1, 2);
+      int64_t page = random_.between(0, std::max<int64_t>(spec.caches - 1, 0));
+      for (int64_t n = 0; n < shape[1]; ++n) {
+        const bool read = begin < end && n >= begin / spec.page_size && n * spec.page_size < end;
+        const auto none = random_.one_of<int32_t>({-1, 0x7fffffff, std::numeric_limits<int32_t>::min()});
+        pages_.push_back(read ? static_cast<int32_t>(page) : none);
+        page = step == 2 ? random_.between(0, std::max<int64_t>(spec.caches - 1, 0))
+                         : (page + step + spec.caches) % std::max<int64_t>(spec.caches, 1);
+      }
+    }
+    OwnedTensor& table = make(Role::kPageTable, Type::kI32, shape, strides_for(shape, true));
+    table.assign(std::vector<double>(pages_.begin(), pages_.end()));
   }
 
   std::vector<double> normals(int64_t count, double deviation) {
@@ -320,11 +361,12 @@ class OwnedProblem {
   void spoil_unused_rows() {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     std::vector<bool> live_q(static_cast<size_t>(spec.packed() ? total(true) : spec.batch * spec.seqlen_q));
-    std::vector<bool> live_k(static_cast<size_t>(spec.packed() ? total(false) : spec.batch * spec.seqlen_k));
+    std::vector<bool> live_k(
+        static_cast<size_t>((*this)[Role::kK].count() / std::max<int64_t>(spec.heads_kv * spec.head_dim, 1)));
     for (int64_t b = 0; b < spec.batch; ++b) {
       const Sequence s = sequence(b);
       for (int64_t i = 0; i < s.used_q; ++i) live_q[static_cast<size_t>(s.row_q + i)] = true;
-      for (int64_t j = 0; j < s.used_k; ++j) live_k[static_cast<size_t>(s.row_k + j)] = true;
+      for (int64_t j = 0; j < s.used_k; ++j) live_k[static_cast<size_t>(key_row(b, j))] = true;
     }
     for (const Role role : {Role::kQ, Role::kK, Role::kV, Role::kDO}) {
       OwnedTensor& t = (*this)[role];
@@ -431,7 +473,10 @@ class OwnedProblem {
     const Sizes full = packed ? Sizes{spec.heads_kv, total(true), spec.list_size}
                               : Sizes{spec.batch, spec.heads_kv, spec.seqlen_q, spec.list_size};
     const Sizes shape = broadcast(full, packed ? spec.list_broadcast >> 1 & 1 : spec.list_broadcast & 3);
-    OwnedTensor& lists = make(Role::kKeys, Type::kI32, shape, strides_for(shape, true));
+    Sizes strides = strides_for(shape, true);
+    const bool of_all = spec.list_of_all && !packed;
+    if (of_all) strides[shape.size() - 2] = 0;
+    OwnedTensor& lists = make(Role::kKeys, Type::kI32, shape, strides);
     const auto size = static_cast<size_t>(spec.list_size);
     std::vector<double> values(static_cast<size_t>(lists.count()), 0x7fffffff);
     const size_t rows = static_cast<size_t>(shape[shape.size() - 2]),
@@ -439,14 +484,19 @@ class OwnedProblem {
     for (int64_t b = 0; b < spec.batch; ++b) {
       const Sequence s = sequence(b);
       if (!packed && b >= shape[0]) break;
-      int64_t used = s.used_q;  // of all sequences that share the lists
-      for (int64_t other = b; shape[0] == 1 && !packed && other < spec.batch; ++other)
+      int64_t used = s.used_q, keys = s.length_k;  // of all sequences that share the lists
+      for (int64_t other = b; shape[0] == 1 && !packed && other < spec.batch; ++other) {
         used = std::max(used, sequence(other).used_q);
+        keys = std::min(keys, sequence(other).length_k);
+      }
       for (size_t head = 0; head < heads; ++head) {
         const size_t first = packed ? head * rows + static_cast<size_t>(s.row_q)
                                     : (static_cast<size_t>(b) * heads + head) * rows;
         for (size_t i = 0; i < static_cast<size_t>(used); ++i)
-          fill_list(values.data() + (first + i) * size, size, s.length_k);
+          fill_list(values.data() + (first + i) * size, size, keys);
+        for (size_t i = 1; of_all && i < rows; ++i)
+          std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first * size), size,
+                      values.begin() + static_cast<std::ptrdiff_t>((first + i) * size));
       }
     }
     lists.assign(values);
@@ -465,6 +515,7 @@ class OwnedProblem {
   Random random_;
   std::array<std::shared_ptr<OwnedTensor>, kRoles> tensors_;
   std::vector<const KnownTensor*> named_;
+  std::vector<int32_t> pages_;  ///< the page table
 };
 
 }  // namespace fovea::verify

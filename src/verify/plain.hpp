@@ -281,7 +281,7 @@ class Plain {
       if (j < 0 || j >= row.sequence.used_k) continue;
       const Pair pair = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
       if (!sees(pair)) continue;
-      Seen seen{static_cast<size_t>((row.sequence.row_k + j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
+      Seen seen{static_cast<size_t>(x_.key_row(row.batch, j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
       const float* k = k_.data() + seen.row * size();
       float score = 0;
       for (size_t c = 0; c < size(); ++c) score += q[c] * k[c];

@@ -110,7 +110,7 @@ struct ProblemSpec {
   double softcap = 0, dropout = 0;
 
   /// Packed when not empty: lengths of the sequences; seqlen_q and seqlen_k then are max_seqlen, at least the
-  /// longest.
+  /// longest. Keys may be a cache beside packed queries: lengths_k is empty then.
   std::vector<int32_t> lengths_q, lengths_k;
   int32_t spare_rows = 0;  ///< rows of packed tensors after the last sequence
   bool plan_knows_data =
@@ -139,6 +139,12 @@ struct ProblemSpec {
   int list_broadcast = 0;      ///< bit a: dimension a has size 1; bit 0 in dense problems alone
   double list_density = 0.8;   ///< share of entries that are keys
   bool list_in_order = false;  ///< each key at most once, from the first on; else any, some twice
+  bool list_of_all = false;    ///< dense problems: one list for all queries of a head, by a stride of 0
+
+  int64_t caches = 0;     ///< sequences or pages of k and v, where page_size or cache_batch says so
+  int64_t page_size = 0;  ///< of pages, of which seqlen_k is a multiple; 0: no pages
+  std::vector<int32_t> cache_batch;  ///< when not empty, the sequence of k and v of each sequence
+  std::vector<int32_t> leftpad_k;    ///< when not empty; used_k counts these rows, too
 
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
@@ -157,6 +163,11 @@ struct ProblemSpec {
   uint64_t data_seed = 1;
 
   bool packed() const { return !lengths_q.empty(); }
+  bool packed_k() const { return !lengths_k.empty(); }
+  /// Whether keys lie in a cache, which has no backward.
+  bool has_cache() const {
+    return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k();
+  }
   bool has_lists() const { return list_size >= 0; }
   bool has_expressions() const { return score || sees; }
   /// Whether the meaning of all expressions is written by hand, too.
@@ -204,8 +215,12 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.rng_state) out << " rng_state";
   if (s.has_lists()) {
     out << " lists=" << s.list_size << ',' << s.list_density << ",broadcast" << s.list_broadcast
-        << (s.list_in_order ? ",in order" : "");
+        << (s.list_in_order ? ",in order" : "") << (s.list_of_all ? ",of all queries" : "");
   }
+  if (s.page_size > 0 || !s.cache_batch.empty()) out << " caches=" << s.caches;
+  if (s.page_size > 0) out << " page=" << s.page_size;
+  list("cache_batch", s.cache_batch);
+  list("leftpad_k", s.leftpad_k);
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';
   if (s.has_expressions()) {

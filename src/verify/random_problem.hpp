@@ -70,6 +70,7 @@ class RandomProblem {
     draw_memory();
     draw_expressions();
     draw_lists();
+    draw_cache();
     return s_;
   }
 
@@ -155,7 +156,7 @@ class RandomProblem {
   std::vector<int32_t> random_used(int64_t seqlen, const std::vector<int32_t>& lengths) {
     std::vector<int32_t> used;
     for (int64_t b = 0; b < s_.batch; ++b) {
-      const int64_t length = s_.packed() ? lengths[static_cast<size_t>(b)] : seqlen;
+      const int64_t length = lengths.empty() ? seqlen : lengths[static_cast<size_t>(b)];
       used.push_back(static_cast<int32_t>(random_.between(0, length)));
     }
     return used;
@@ -232,6 +233,27 @@ class RandomProblem {
     s_.list_density = random_.one_of({0.3, 0.9, 1.0});
     s_.list_in_order = random_.chance(0.4);
     if (random_.chance(0.7)) s_.dbias = false;
+    s_.list_of_all = !s_.packed() && random_.chance(0.2);
+  }
+  /// Keys in pages, in chosen sequences or in their own, with and without rows in front; queries packed or not.
+  void draw_cache() {
+    if (!random_.chance(0.15)) return;
+    s_.lengths_k.clear();
+    s_.used_k = random_used(s_.seqlen_k, {});
+    const int64_t kind = random_.between(0, 3);
+    if (kind <= 1) {
+      s_.page_size = random_.one_of<int64_t>({1, 7, 16, 48, 64, 128, 256});
+      const int64_t columns = (s_.seqlen_k + s_.page_size - 1) / s_.page_size + random_.between(0, 2);
+      s_.seqlen_k = columns * s_.page_size;
+      s_.caches = random_.between(1, s_.batch * columns + 3);
+    } else if (kind == 2) {
+      s_.caches = random_.between(1, s_.batch + 2);
+      for (int64_t b = 0; b < s_.batch; ++b)
+        s_.cache_batch.push_back(static_cast<int32_t>(random_.between(0, s_.caches - 1)));
+    }
+    if (!random_.chance(kind == 3 ? 0.8 : 0.4)) return;
+    for (const int32_t used : s_.used_k)
+      s_.leftpad_k.push_back(static_cast<int32_t>(random_.between(0, used)));
   }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];

@@ -214,6 +214,32 @@ const std::vector<Cover>& covers() {
          s.used_k = {120, 150};
        }},
 
+      // Lists of keys: several tiles a query, keys split over CTAs, a list for all queries.
+      {"lists",
+       [](ProblemSpec& s) {
+         sizes(s, 192, 136);
+         s.heads_q = 11;
+         s.seqlen_q = 5;
+         s.list_size = 150;
+         s.causal = s.sink = s.dsink = s.dlse = true;
+       }},
+      {"lists_packed_all_terms",
+       [](ProblemSpec& s) {
+         pack(s);
+         s.heads_q = 3 * s.heads_kv;
+         s.list_size = 70;
+         s.causal = s.alibi = s.bias = s.mask = true;
+         s.softcap = 10;
+         s.dropout = 0.1;
+       }},
+      {"lists_of_all_queries",
+       [](ProblemSpec& s) {
+         s.list_size = 1100;
+         s.list_of_all = true;
+         s.seqlen_q = 3;
+         s.window_left = 90;
+       }},
+
       // Memory.
       {"misaligned", [](ProblemSpec& s) { s.layout = Layout::kPadded; }},
       {"strided",

@@ -168,19 +168,23 @@ TEST(HarnessParts, ExpressionsLeaveTheOtherTensorsOfASeedAsTheyAre) {
     EXPECT_EQ(with[role].strides(), without[role].strides()) << name_of(role);
   }
 }
-/// Enough problems of the stream have lists and expressions, and every known one is among them.
-TEST(HarnessParts, RandomProblemsHaveListsAndExpressions) {
+/// Enough problems of the stream have lists, caches and expressions, and every known one is among them.
+TEST(HarnessParts, RandomProblemsHaveListsCachesAndExpressions) {
   std::set<std::string> names;
-  int with_expressions = 0, with_lists = 0;
+  int with_expressions = 0, with_lists = 0, with_caches = 0, with_pages = 0;
   for (uint64_t index = 0; index < 2000; ++index) {
     const ProblemSpec spec = random_problem(1, index);
     with_expressions += spec.has_expressions() ? 1 : 0;
     with_lists += spec.has_lists() ? 1 : 0;
+    with_caches += spec.has_cache() ? 1 : 0;
+    with_pages += spec.page_size > 0 ? 1 : 0;
     if (spec.score) names.insert(std::string("score ") + spec.score->name);
     if (spec.sees) names.insert(std::string("sees ") + spec.sees->name);
   }
   EXPECT_NEAR(with_expressions, 400, 60);
   EXPECT_NEAR(with_lists, 240, 50);
+  EXPECT_NEAR(with_caches, 290, 60);
+  EXPECT_NEAR(with_pages, 150, 40);
   EXPECT_EQ(names.size(), known_scores().size() + known_masks().size());
 }
 

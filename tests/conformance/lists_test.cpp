@@ -1,6 +1,8 @@
 // Lists of keys: a query attends to the entries of its list.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "conformance/expectations.hpp"
 
 namespace fovea::conformance {
@@ -62,6 +64,18 @@ TEST(Lists, SharedByTheBatchOrTheHeads) {
     s.lengths_q = {5, 0, 20};
     s.lengths_k = {60, 3, 0};
     s.spare_rows = 2;
+    expect_conformance(s);
+  }
+}
+
+TEST(Lists, SharedByTheQueries) {
+  for (const int64_t group : {1, 3, 11}) {
+    ProblemSpec s = lists(21, 60, group, 30);
+    s.list_of_all = true;
+    expect_conformance(s);
+    s.causal = true;
+    s.window_left = 20;
+    s.used_q = {21, 7};
     expect_conformance(s);
   }
 }
@@ -161,6 +175,50 @@ TEST(Lists, OfManyQueriesGiveTheSameBitsOnAnyNumberOfThreads) {
   ProblemSpec s = lists(300, 260, 2, 70);
   s.head_dim = s.head_dim_v = 64;
   expect_conformance(s);
+}
+
+/// Rows of a (batch, rows, heads, size) tensor that hold NaN alone, one (batch, row, head) after the other; rows with some NaN
+/// end the test.
+std::vector<bool> rows_of_nan(const OwnedTensor& tensor) {
+  const auto size = static_cast<size_t>(tensor.shape().back());
+  const std::vector<double> values = tensor.values();
+  std::vector<bool> rows;
+  for (size_t at = 0; at < values.size(); at += size) {
+    size_t count = 0;
+    for (size_t c = 0; c < size; ++c) count += static_cast<size_t>(std::isnan(values[at + c]));
+    EXPECT_TRUE(count == 0 || count == size) << "row " << at / size;
+    rows.push_back(count > 0);
+  }
+  return rows;
+}
+
+/// The host cannot look at lists on a GPU. Reads stay inside the tensors, whose memory ends where the device has none.
+TEST(Lists, EntriesThatNoSequenceHasMakeRowsNaNOnGPUs) {
+  for (const std::string& backend : cuda_backends_under_test()) {
+    ProblemSpec s = lists(6, 70, 10, 90);
+    s.causal = true;
+    s.placement = Placement::kPageEnd;
+    OwnedProblem x(s);
+    OwnedTensor& lists_of_x = x[Role::kKeys];
+    std::vector<double> entries = lists_of_x.values();
+    std::vector<bool> expected(2 * 6 * 20, false);
+    const auto spoil = [&](size_t batch, size_t head_kv, size_t query, double entry) {
+      entries[((batch * 2 + head_kv) * 6 + query) * 90 + 80] = entry;
+      for (size_t h = 0; h < 10; ++h) expected[(batch * 6 + query) * 20 + head_kv * 10 + h] = true;
+    };
+    spoil(0, 0, 5, 70);
+    spoil(0, 1, 2, -2);
+    spoil(1, 1, 0, 0x7fffffff);
+    spoil(1, 1, 3, -0x7fffffff);
+    lists_of_x.assign(entries);
+    RunResult result = run_pass(x, FOVEA_FORWARD, {backend});
+    if (result.unsupported) continue;
+    EXPECT_EQ(result.failure, "");
+    EXPECT_EQ(rows_of_nan(x[Role::kO]), expected);
+    result = run_pass(x, FOVEA_BACKWARD, {backend});
+    EXPECT_EQ(result.failure, "");
+    EXPECT_EQ(rows_of_nan(x[Role::kDQ]), expected);
+  }
 }
 
 }  // namespace

@@ -152,6 +152,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
     case cuda::KernelKind::kPreprocess:
     case cuda::KernelKind::kBackwardBf16x3:
     case cuda::KernelKind::kPostprocess:
+    case cuda::KernelKind::kListZeros:
+    case cuda::KernelKind::kListGradients:
     case cuda::KernelKind::kDBias:
     case cuda::KernelKind::kDSink:
     case cuda::KernelKind::kBackwardSeenBlocks:

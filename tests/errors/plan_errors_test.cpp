@@ -252,8 +252,8 @@ const Case kCases[] = {
      "dbias", "(0, 15, 5, 1)", "memory of its own for each element"},
 
     // Packed sequences.
-    {"cu_seqlens_q_alone", kPacked, [](Request& r) { r.remove("cu_seqlens_k"); }, "cu_seqlens_k", "no tensor",
-     "cu_seqlens_q"},
+    {"cu_seqlens_q_alone", kPacked, [](Request& r) { r.remove("cu_seqlens_k"); }, "k", "3 dimensions",
+     "4 dimensions (batch, seqlen_k, heads_kv, head size of q)"},
     {"cu_seqlens_k_alone", kPacked, [](Request& r) { r.remove("cu_seqlens_q"); }, "cu_seqlens_q", "no tensor",
      "cu_seqlens_k"},
     {"cu_seqlens_empty", kPacked, [](Request& r) { r["cu_seqlens_q"].set_shape({0}); }, "cu_seqlens_q", "(0)",

@@ -22,7 +22,7 @@ struct Both {
   std::vector<int32_t> cu_q, cu_k, used_q, used_k;
 
   void set(bool packed, bool with_used_q, bool with_used_k) {
-    problem.packed = packed;
+    problem.packed = problem.packed_k = packed;
     params.batch = static_cast<int>(problem.batch);
     params.seqlen_q = static_cast<int>(problem.seqlen_q);
     params.seqlen_k = static_cast<int>(problem.seqlen_k);

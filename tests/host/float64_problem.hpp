@@ -46,7 +46,7 @@ class Float64Problem {
   /// Turns the problem into a packed one: the sequences have the lengths given, `spare_rows` rows follow the last.
   void pack(const std::vector<int32_t>& lengths_q, const std::vector<int32_t>& lengths_k,
             int32_t spare_rows) {
-    problem.packed = true;
+    problem.packed = problem.packed_k = true;
     problem.batch = static_cast<int64_t>(lengths_q.size());
     const auto cumulate = [&](Role role, const std::vector<int32_t>& lengths) {
       std::vector<int32_t> cu{0};

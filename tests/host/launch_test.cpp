@@ -242,11 +242,36 @@ TEST(KernelTable, TheEnvironmentAsksForKernelsByName) {
   EXPECT_STREQ(chosen(Family::kMmaSm80, p, hopper())->name, "plain_d64");
 }
 
-TEST(KernelTable, NoKernelKnowsLists) {
+TEST(KernelTable, KernelsForListsAreForThemAlone) {
   AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  Kernel for_lists = kAnySize;
+  for_lists.terms |= kTermLists;
+  EXPECT_EQ(cannot(for_lists, p, turing()), "is for lists of keys");
   add(p, Role::kKeys);
+  EXPECT_EQ(cannot(for_lists, p, turing()), "");
+  AttentionProblem many = problem(1, (1 << 29) + 1, 8, 2, 1, 64);
+  add(many, Role::kKeys);
+  EXPECT_EQ(cannot(for_lists, many, turing()),
+            "takes up to 1073741824 rows of a group, this problem has 536870913 x 2");
+  Kernel combine = kPlain64;
+  combine.kind = KernelKind::kCombine;
+  EXPECT_EQ(cannot(combine, p, hopper()), "") << "looks at no keys";
   EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "does not know lists of keys");
   EXPECT_EQ(clause(Family::kSimt, p, turing()), "does not know lists of keys");
+}
+
+TEST(KernelTable, NoKernelKnowsCaches) {
+  const char* const kClause =
+      "does not know keys of a cache (page_table, cache_batch, leftpad_k, or cu_seqlens_q alone)";
+  for (const Role role : {Role::kPageTable, Role::kCacheBatch, Role::kLeftPadK}) {
+    AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+    add(p, role);
+    EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), kClause);
+    EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
+  }
+  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
+  p.packed = true;
+  EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
 }
 
 TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {
@@ -448,7 +473,7 @@ TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
   EXPECT_EQ(tma_cannot_because(p, false), "");
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) p.tensors[index_of(role)].stride[0] = 0;
   EXPECT_NE(tma_cannot_because(p, false), "") << "a batch that is expanded";
-  p.packed = true;
+  p.packed = p.packed_k = true;
   EXPECT_EQ(tma_cannot_because(p, false), "");
 }
 
@@ -466,6 +491,36 @@ TEST(Schedule, PartsOfAForwardDoNotMeet) {
   const ForwardLayout whole = forward_layout(p, kPlain64, hopper(), 2, false);
   EXPECT_EQ(whole.args.num_splits, 1);
   EXPECT_EQ(whole.workspace_size, 0);
+}
+
+TEST(Schedule, TilesOfListsAreOfThoseWhoShareOne) {
+  Kernel kernel = kPlain64;
+  kernel.tile_m = 8;
+  AttentionProblem p = problem(1, 5, 4096, 20, 2, 64);
+  add(p, Role::kKeys);
+  p.list_size = 640;
+  p.tensors[index_of(Role::kKeys)].stride = {2 * 5 * 640, 5 * 640, 640, 1};
+  EXPECT_TRUE(packs_group(p, kernel));
+  EXPECT_EQ(m_blocks(p, true, kernel.tile_m), 5 * 2) << "10 heads of each query";
+  const int splits = forward_layout(p, kernel, hopper(), 2, true).args.num_splits;
+  EXPECT_GT(splits, 1);
+  EXPECT_LE(splits, 10) << "blocks of the list's entries";
+  p.tensors[index_of(Role::kKeys)].stride[2] = 0;
+  EXPECT_EQ(m_blocks(p, true, kernel.tile_m), 7) << "50 rows with one list";
+
+  kernel.kind = KernelKind::kBackward;
+  kernel.writes_dq = true;
+  p.head_dim_v = 30;
+  const BackwardLayout layout = backward_layout(p, kernel, hopper(), 1, false);
+  EXPECT_EQ(layout.args.dk_columns, 64);
+  EXPECT_EQ(layout.args.dv_columns, 32);
+  EXPECT_EQ(layout.args.key_rows, 4096 * 2);
+  EXPECT_GE(layout.workspace_size, layout.key_sums + 4096 * 2 * 96 * 4);
+  std::vector<char> workspace(static_cast<size_t>(layout.workspace_size));
+  BackwardArgs args = layout.args;
+  layout.point_into(workspace.data(), args);
+  EXPECT_EQ(reinterpret_cast<char*>(args.key_sums), workspace.data() + layout.key_sums);
+  EXPECT_EQ(args.dv_sums(3) - args.key_sums, 4096 * 2 * 64 + 3 * 32);
 }
 
 TEST(Schedule, PartsOfABackwardDoNotMeet) {

@@ -182,6 +182,49 @@ TEST(Reference, PackedSequencesDoNotSeeEachOther) {
   expect_output(x, {2, 20, 20, 0}, {kLog2, 0, 0, -kInfinity});
 }
 
+/// Key j of sequence 0 is row 1 + j of its pages 2, 0; the third entry is none.
+TEST(Reference, PagesSayWhereKeysLie) {
+  Float64Problem x(3, 1, 2, 1, 1, 1, 1);  // three pages of two rows
+  x.problem.batch = 1;
+  x.problem.caches = 3;
+  x.problem.cache_rows = 2;
+  x.problem.seqlen_k = 6;
+  x.add(Role::kQ, {1, 1, 1, 1}) = {1};
+  x.add(Role::kO, {1, 1, 1, 1});
+  x.add(Role::kLse, {1, 1, 1});
+  x[Role::kK] = {kLog2, kNan, kNan, kNan, kNan, 0};
+  x[Role::kV] = {8, kNan, kNan, kNan, kNan, 2};
+  x.problem.scale = 1;
+  x.add_integers(Role::kPageTable, {2, 0, -1});
+  x.add_integers(Role::kSeqUsedK, {3});
+  x.add_integers(Role::kLeftPadK, {1});
+  x.run(Pass::kForward);
+  expect_output(x, {6}, {kLog3});
+}
+
+TEST(Reference, SequencesReadTheCachesThatTheyChoose) {
+  Float64Problem x(2, 1, 2, 1, 1, 1, 1);
+  std::fill(x[Role::kQ].begin(), x[Role::kQ].end(), 0.0);
+  x[Role::kV] = {1, 3, 10, 30};
+  x.problem.caches = 2;
+  x.add_integers(Role::kCacheBatch, {1, 1});
+  x.add_integers(Role::kSeqUsedK, {2, 1});
+  x.run(Pass::kForward);
+  expect_output(x, {20, 10}, {kLog2, 0});
+}
+
+/// Causal counts from the first key that exists.
+TEST(Reference, PaddingMovesTheKeys) {
+  Float64Problem x = weights_problem(2, {0, 0, 0});
+  x.problem.causal = true;
+  x.problem.window_right = 0;
+  x.add_integers(Role::kLeftPadK, {1});
+  x[Role::kK][0] = kNan;
+  x[Role::kV][0] = kNan;
+  x.run(Pass::kForward);
+  expect_output(x, {0, 1, 0, 0, 0.5, 0.5}, {0, kLog2});
+}
+
 TEST(Reference, GroupsOfQueryHeadsShareAKeyHead) {
   Float64Problem x(1, 1, 1, 4, 2, 1, 1);
   x[Role::kV] = {5, 7};

@@ -250,6 +250,110 @@ def test_kvcache(module, seed, device):
     plain.assert_close(lse, expected[1], d.dtype, factor=2)
 
 
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("module", [fa2, fa3])
+def test_kvcache_in_pages(module, seed):
+    """Pages of any size, padding in front, new keys; with flash-attn 3 also packed queries, packed new keys and positions."""
+    d = Draw(700 + seed, "cpu")
+    r = d.r
+    page = r.choice([1, 5, 16])
+    columns = 80 // page
+    table = torch.tensor(r.sample(range(d.batch * columns + 3), d.batch * columns)).int().reshape(d.batch, columns)
+    pools = [torch.randn(d.batch * columns + 3, page, d.heads_k, d.size).to(d.dtype) for _ in range(2)]
+    used = torch.tensor([r.randint(1, 70) for _ in range(d.batch)]).int()
+    pad = torch.tensor([r.randint(0, int(n)) for n in used]).int() if r.random() < 0.5 else None
+    packed = module is fa3 and r.random() < 0.6
+    lengths = [r.randint(0 if packed else 1, 5) for _ in range(d.batch)] if packed else [r.randint(1, 5)] * d.batch
+    added = [r.randint(0, 4) for _ in range(d.batch)] if packed else [r.choice([0, 3])] * d.batch
+    q, k, v = (
+        [torch.randn(n, heads, d.size).to(d.dtype) for n in counts]
+        for heads, counts in ((d.heads, lengths), (d.heads_k, added), (d.heads_k, added))
+    )
+    expected_pools = [x.clone() for x in pools]
+    for pool, new in zip(expected_pools, (k, v), strict=True):
+        for b in range(d.batch):
+            for i in range(added[b]):
+                row = int(used[b]) + i
+                pool[int(table[b, row // page]), row % page] = new[b][i]
+    settings = {name: d.settings[name] for name in ("softmax_scale", "causal", "window_size", "softcap")}
+    join = torch.cat if packed else torch.stack
+    extra = {}
+    if packed:
+        extra = {"cu_seqlens_q": starts(lengths, "cpu"), "cu_seqlens_k_new": starts(added, "cpu"), "max_seqlen_q": 5}
+    if any(added):
+        extra |= {"k": join(k), "v": join(v)}
+    else:
+        extra.pop("cu_seqlens_k_new", None)
+    extra["page_table" if module is fa3 else "block_table"] = table
+    out, lse = module.flash_attn_with_kvcache(
+        join(q), *pools, cache_seqlens=used, cache_leftpad=pad, return_softmax_lse=True, **settings, **extra
+    )
+    for got, wanted in zip(pools, expected_pools, strict=True):
+        assert torch.equal(got, wanted)
+    at = 0
+    for b in range(d.batch):
+        rows = slice(0 if pad is None else int(pad[b]), int(used[b]) + added[b])
+        keys, values = (x[table[b].long()].flatten(0, 1)[None, rows] for x in expected_pools)
+        expected = plain.attention(q[b][None], keys, values, **d.plain_settings())
+        got = (out[at : at + lengths[b]], lse[:, at : at + lengths[b]]) if packed else (out[b], lse[b])
+        plain.assert_close(got[0], expected[0][0], d.dtype, factor=2)
+        plain.assert_close(got[1], expected[1][0], d.dtype, factor=2)
+        at += lengths[b]
+
+
+def test_positions_of_packed_new_keys():
+    """rotary_seqlens in place of cache_seqlens, packed, against one sequence at a time."""
+    angle = torch.rand(64, 4)
+    tables = {"rotary_cos": angle.cos(), "rotary_sin": angle.sin()}
+    q, k, v = (torch.randn(5, 2, 16) for _ in range(3))
+    first, used = torch.tensor([40, 3]).int(), torch.tensor([7, 0]).int()
+    cu = starts([2, 3], "cpu")
+    pools = [torch.randn(2, 20, 2, 16) for _ in range(2)]
+    alone = [x.clone() for x in pools]
+    packed = fa3.flash_attn_with_kvcache(
+        q, *pools, k, v, cache_seqlens=used, cu_seqlens_q=cu, cu_seqlens_k_new=cu, rotary_seqlens=first, causal=True, **tables
+    )
+    for b in range(2):
+        rows = slice(int(cu[b]), int(cu[b + 1]))
+        one = [x[b : b + 1] for x in alone]
+        out = fa3.flash_attn_with_kvcache(
+            *(x[rows][None] for x in (q,)),
+            *one,
+            *(x[rows][None] for x in (k, v)),
+            cache_seqlens=used[b : b + 1],
+            rotary_seqlens=first[b : b + 1],
+            causal=True,
+            **tables,
+        )
+        plain.assert_close(packed[rows], out[0])
+    for got, wanted in zip(pools, alone, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_packed_queries_over_pages():
+    """As vLLM calls it."""
+    q = torch.randn(9, 4, 16)
+    k, v = (torch.randn(6, 8, 2, 16) for _ in range(2))
+    table, used = torch.tensor([[4, 1], [0, 5]]).int(), torch.tensor([13, 6]).int()
+    sink, cu = torch.randn(4), starts([3, 6], "cpu")
+    out = torch.empty_like(q)
+    settings = {"cu_seqlens_q": cu, "max_seqlen_q": 6, "max_seqlen_k": 16, "causal": True, "block_table": table}
+    made = fa3.flash_attn_varlen_func(
+        q, k, v, seqused_k=used, out=out, s_aux=sink, num_splits=0, scheduler_metadata=None, fa_version=3, **settings
+    )
+    assert made is out
+    second = torch.empty_like(q)
+    by_starts = starts([13, 6], "cpu")
+    assert fa2.flash_attn_varlen_func(q, k, v, cu_seqlens_k=by_starts, out=second, s_aux=sink, **settings) is second
+    assert torch.equal(out, second)
+    for b in range(2):
+        rows = slice(int(cu[b]), int(cu[b + 1]))
+        keys, values = (x[table[b].long()].flatten(0, 1)[None, : int(used[b])] for x in (k, v))
+        plain.assert_close(out[rows], plain.attention(q[None, rows], keys, values, causal=True, sink=sink)[0][0])
+    dense = fa3.flash_attn_varlen_func(q, k[:2], v[:2], cu, max_seqlen_q=6, max_seqlen_k=8, seqused_k=torch.tensor([8, 2]).int())
+    plain.assert_close(dense[3:], plain.attention(q[None, 3:], k[1:2, :2], v[1:2, :2])[0][0])
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_third_interface(seed, device):
     d = Draw(400 + seed, device)
@@ -313,7 +417,7 @@ def test_transposed_inputs_and_rows_that_are_not_contiguous(device):
 
 
 def test_signatures_are_those_of_the_packages():
-    """Names, order and defaults, as documented by flash-attn 2.8.4 and flash-attn 3."""
+    """Names, order and defaults, as documented by flash-attn 2.8.4 and flash-attn 3, and what vLLM calls behind them."""
     packed = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
     packed += "deterministic=False, return_attn_probs=False"
     starts_of_both = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
@@ -321,7 +425,8 @@ def test_signatures_are_those_of_the_packages():
         "flash_attn_func": f"q, k, v, {packed}",
         "flash_attn_kvpacked_func": f"q, kv, {packed}",
         "flash_attn_qkvpacked_func": f"qkv, {packed}",
-        "flash_attn_varlen_func": f"q, k, v, {starts_of_both}, {packed}, block_table=None",
+        "flash_attn_varlen_func": f"q, k, v, {starts_of_both}, {packed}, block_table=None, "
+        "seqused_k=None, out=None, s_aux=None",
         "flash_attn_varlen_kvpacked_func": f"q, kv, {starts_of_both}, {packed}",
         "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {packed}",
         "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, "
@@ -334,7 +439,9 @@ def test_signatures_are_those_of_the_packages():
     third += "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
     expected_third = {
         "flash_attn_func": f"q, k, v, {third}",
-        "flash_attn_varlen_func": f"q, k, v, {starts_of_both}, seqused_q=None, seqused_k=None, {third}",
+        "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
+        f"seqused_q=None, seqused_k=None, {third}, block_table=None, out=None, s_aux=None, scheduler_metadata=None, "
+        "fa_version=None",
         "flash_attn_qkvpacked_func": f"qkv, softmax_scale=None, causal=False, {scales}, window_size=(-1, -1), "
         "attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
         "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
@@ -423,8 +530,12 @@ def test_a_window_of_any_kind(device):
 def test_what_is_refused():
     q = torch.randn(1, 4, 2, 8)
     table = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        fa2.flash_attn_with_kvcache(q, q, q, block_table=table)
+    with pytest.raises(ValueError, match="page_table: got 1 at entry 0 of sequence 0"):
+        fa2.flash_attn_with_kvcache(q, q, q, block_table=table + 1)
+    with pytest.raises(ValueError, match="page table: got -1 for new keys of sequence 0"):
+        fa2.flash_attn_with_kvcache(q, q.clone(), q.clone(), q, q, block_table=table - 1, cache_seqlens=0)
+    with pytest.raises(ValueError, match="cache_batch_idx"):
+        fa2.flash_attn_with_kvcache(q, q, q, block_table=table, cache_batch_idx=table[0], cache_seqlens=0)
     with pytest.raises(NotImplementedError, match="qv"):
         fa3.flash_attn_func(q, q, q, qv=q)
     with pytest.raises(ValueError, match="k: "):

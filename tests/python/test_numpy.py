@@ -113,6 +113,42 @@ def test_packed_sequences():
     assert not o[1:].any()
 
 
+def test_key_value_caches():
+    pool_k, pool_v = normal(1, 7, 4, 2, 16), normal(2, 7, 4, 2, 16)  # seven pages of four rows
+    table = np.array([[5, 0, 3], [3, 6, -1]], np.int32)
+    used, pad = np.array([11, 7], np.int32), np.array([2, 0], np.int32)
+    rows_k, rows_v = (np.stack([x[np.maximum(row, 0)].reshape(12, 2, 16) for row in table]) for x in (pool_k, pool_v))
+
+    def expected(b, q):
+        keys = slice(pad[b], used[b])
+        return formula(q[None], rows_k[b : b + 1, keys], rows_v[b : b + 1, keys], causal=True)[0][0]
+
+    q = normal(0, 2, 3, 4, 16)
+    settings = {"seqused_k": used, "leftpad_k": pad, "causal": True}
+    paged = fovea.attend(q, pool_k, pool_v, page_table=table, **settings)
+    padded = fovea.attend(q, rows_k, rows_v, **settings)
+    chosen = fovea.attend(q, rows_k[::-1].copy(), rows_v[::-1].copy(), cache_batch=np.array([1, 0], np.int32), **settings)
+    packed, lse = fovea.attend(
+        q.reshape(6, 4, 16),
+        pool_k,
+        pool_v,
+        page_table=table,
+        cu_seqlens_q=np.array([0, 2, 6], np.int32),
+        return_lse=True,
+        **settings,
+    )
+    assert lse.shape == (4, 6)
+    for b in range(2):
+        for o in (paged, padded, chosen):
+            assert largest(o[b] - expected(b, q[b])) < 2e-6
+        rows = slice(0, 2) if b == 0 else slice(2, 6)
+        assert largest(packed[rows] - expected(b, q.reshape(6, 4, 16)[rows])) < 2e-6
+    # The table may change behind a plan that is kept.
+    table[0, 1] = 7
+    with pytest.raises(ValueError, match="page_table: got 7 at entry 1 of sequence 0"):
+        fovea.attend(q, pool_k, pool_v, page_table=table, **settings)
+
+
 def test_lists_of_keys():
     q, k, v = normal(0, 2, 9, 4, 16), normal(1, 2, 30, 2, 16), normal(2, 2, 30, 2, 16)
     d_o = normal(3, 2, 9, 4, 16)

@@ -71,12 +71,10 @@ def _through_operator(q, k, v):
 
 
 def test_lists_of_keys(device):
-    if device == "cuda":
-        pytest.skip("GPUs know no lists of keys yet")
-    q = normal(2, 7, 4, 16, grad=True)
-    k, v = (normal(2, 40, 2, 16, grad=True) for _ in range(2))
-    keys = torch.rand(2, 2, 7, 40).topk(9).indices.int()
-    mask = torch.zeros(2, 2, 7, 40, dtype=torch.bool).scatter(3, keys.long(), True).repeat_interleave(2, 1)
+    q = normal(2, 7, 4, 16, device=device, grad=True)
+    k, v = (normal(2, 40, 2, 16, device=device, grad=True) for _ in range(2))
+    keys = torch.rand(2, 2, 7, 40, device=device).topk(9).indices.int()
+    mask = torch.zeros(2, 2, 7, 40, dtype=torch.bool, device=device).scatter(3, keys.long(), True).repeat_interleave(2, 1)
     o, lse = ft.attend(q, k, v, keys=keys, causal=True, return_lse=True)
     expected, expected_lse = plain.attention(q, k, v, mask=mask, causal=True)
     plain.assert_close(o, expected)

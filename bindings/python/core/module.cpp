@@ -149,7 +149,10 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     const bool heads_first = as_truth(values[4]) != 0;
     const int32_t rank = q.tensor().ndim;
     const bool packed = rank == 3 && !heads_first;
-    if ((rank != 4 && !packed) || k.tensor().ndim != rank || v.tensor().ndim != rank) Py_RETURN_NONE;
+    const int32_t rank_k = k.tensor().ndim;
+    // Packed queries may attend to keys of a cache, which are not packed.
+    const bool caches = packed && rank_k == 4 && request.at(Tensor::cu_seqlens_q).present();
+    if ((rank != 4 && !packed) || (rank_k != rank && !caches) || v.tensor().ndim != rank_k) Py_RETURN_NONE;
     if (!has_contiguous_rows(q.tensor()) || !has_contiguous_rows(k.tensor()) ||
         !has_contiguous_rows(v.tensor())) {
       Py_RETURN_NONE;

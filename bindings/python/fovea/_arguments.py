@@ -33,6 +33,9 @@ class Options(TypedDict, total=False):
     seqused_q: Array
     seqused_k: Array
     keys: Array
+    page_table: Array
+    cache_batch: Array
+    leftpad_k: Array
     scale: float | None
     causal: bool
     window: Pair
@@ -149,7 +152,8 @@ def output_shapes(q: Any, v: Any, packed: bool) -> tuple[tuple[int, ...], tuple[
     """Shapes of o and lse for arrays q and v. Raises ValueError where they have not the rank of attention."""
     shape_q, shape_v = shape_of(q, "q"), shape_of(v, "v")
     rank = 3 if packed else 4
-    if len(shape_q) != rank or len(shape_v) != rank:
+    # Packed queries may attend to keys of a cache, which are not packed.
+    if len(shape_q) != rank or len(shape_v) not in (rank, 4):
         name, shape = ("q", shape_q) if len(shape_q) != rank else ("v", shape_v)
         expected = "(total, heads, size), as there is cu_seqlens" if packed else "(batch, seqlen, heads, size)"
         raise ValueError(f"{name}: got shape {shape}; expected {expected}; reshape it")

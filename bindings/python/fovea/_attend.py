@@ -105,12 +105,17 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
         sink: (heads_q) float32: a logit of each head that takes part in the softmax and has no value.
         dropout: probability of dropping a weight.
         seed, offset: 64 bits each, which decide what is dropped.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1) int32: sequences are packed, q is (total_q, heads_q, d) and so on.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1) int32: sequences are packed, q is (total_q, heads_q, d) and so on. Without
+            cu_seqlens_k, packed queries attend to k and v as they are without cu_seqlens; no gradients.
         max_seqlen_q, max_seqlen_k: longest packed sequence; 0 reads it from cu_seqlens, or on a GPU takes the total.
         seqused_q, seqused_k: (batch) int32: how many rows of each sequence take part.
         keys: (batch|1, heads_kv|1, seqlen_q, count) int32, packed (heads_kv|1, total_q, count): the positions of the keys that
             each query attends to, and -1 for none, such as torch.topk(...).indices.int(). One that stands twice has twice the
             weight.
+        page_table: (batch, most_pages) int32: k and v are (pages, page_size, heads_kv, d) and (pages, page_size, heads_kv, d_v), and
+            row r of sequence b is row r % page_size of page page_table[b, r // page_size]; takes seqused_k, and has no gradients.
+        cache_batch: (batch) int32: the sequence of k and v that each sequence of q reads; no gradients.
+        leftpad_k: (batch) int32: rows in front of the first key of each sequence, which seqused_k counts, too; no gradients.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
         score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
             (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.

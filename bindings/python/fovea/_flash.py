@@ -31,7 +31,7 @@ def refuse(**arguments: Any) -> None:
         raise NotImplementedError(f"fovea: got {', '.join(given)}, which Fovea does not have; leave it out")
 
 
-def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> tuple[int, int]:
+def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> tuple[int, int]:
     """window_size as two integers; raises ValueError or TypeError, by flash-attn's names of arguments."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -39,6 +39,26 @@ def _checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: S
     if softmax_scale == 0:
         raise ValueError("softmax_scale: got 0; expected another number, or None for 1/sqrt(head size)")
     return pair(window_size, "window_size")
+
+
+def packed(
+    starts_q: Tensor,
+    starts_k: Tensor | None,
+    longest_q: int | None,
+    longest_k: int | None,
+    used_k: Tensor | None,
+    pages: Tensor | None,
+) -> dict[str, Any]:
+    """Options of fovea.attend for packed queries over keys that are packed, or in pages: then starts_k tells lengths alone."""
+    options = {"cu_seqlens_q": starts_q, "max_seqlen_q": int(longest_q or 0), "seqused_k": used_k}
+    if pages is not None:
+        if used_k is None and starts_k is None:
+            raise ValueError("seqused_k: got None beside a table of pages; expected the length of each sequence; give it")
+        used = starts_k.diff() if used_k is None else used_k
+        return options | {"seqused_k": used.to(torch.int32), "page_table": pages.to(torch.int32).contiguous()}
+    if starts_k is None:
+        return options
+    return options | {"cu_seqlens_k": starts_k, "max_seqlen_k": int(longest_k or 0)}
 
 
 def dense(
@@ -97,7 +117,7 @@ def general(
     options = {
         "scale": softmax_scale,
         "causal": causal,
-        "window": _checked(q, k, v, softmax_scale, window_size),
+        "window": checked(q, k, v, softmax_scale, window_size),
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
         **others,
@@ -144,6 +164,8 @@ def _weights(q: Tensor, k: Tensor, settings: tuple[Any, ...], others: dict[str, 
     _MOST_COLUMNS columns at a time.
     """
     starts_q, starts_k = others.get("cu_seqlens_q"), others.get("cu_seqlens_k")
+    if starts_q is not None and starts_k is None:
+        raise NotImplementedError("fovea: S_dmask of keys that are not packed is not there; leave out return_attn_probs or dropout_p")
     heads_k = k.shape[-2]
     if starts_q is None:
         batch, longest_q, longest_k = q.shape[0], q.shape[1], k.shape[1]
@@ -217,7 +239,7 @@ def backward_pass(
     options = {
         "scale": softmax_scale,
         "causal": causal,
-        "window": _checked(q, k, v, softmax_scale, window_size),
+        "window": checked(q, k, v, softmax_scale, window_size),
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
         **others,
@@ -229,92 +251,3 @@ def backward_pass(
     with torch.no_grad():
         _attend.backward_pass(dout, q, k, v, out, softmax_lse, options, gradients)
     return softmax_lse.new_empty(0)
-
-
-# ---- key-value caches
-
-
-@torch.no_grad()
-def with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    cache_seqlens: int | Tensor | None,
-    cache_batch_idx: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Sequence[int],
-    softcap: float,
-    rotary_interleaved: bool,
-    alibi_slopes: Tensor | None,
-    return_softmax_lse: bool,
-) -> Any:
-    """o, or (o, lse): rotates q and k, writes k and v into the cache behind cache_seqlens, and attends over the cache.
-
-    Shapes are those of fovea.flash_attn.flash_attn_with_kvcache.
-    """
-    window_size = _checked(q, k_cache, v_cache, softmax_scale, window_size)
-    _check_cache(k_cache, v_cache, k, v, rotary_cos, rotary_sin)
-    used = cache_seqlens
-    if isinstance(used, int):
-        used = torch.full((q.shape[0],), used, dtype=torch.int32, device=q.device)
-    if k is not None and k.shape[1] > 0:
-        used = _check_room(used, q.shape[0], k.shape[1], k_cache.shape[1])
-        if rotary_cos is not None:
-            every_row = causal or window_size != (-1, -1)
-            q = _rotate_behind(q, used, rotary_cos, rotary_sin, rotary_interleaved, every_row)
-            k = _rotate_behind(k, used, rotary_cos, rotary_sin, rotary_interleaved, True)
-        _append(k_cache, k, used, cache_batch_idx)
-        _append(v_cache, v, used, cache_batch_idx)
-        used = used + k.shape[1]
-    if cache_batch_idx is not None:
-        k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
-    settings = (softmax_scale, causal, window_size, softcap, False)
-    seqused_k = None if used is None else used.to(torch.int32)
-    o, lse = general(q, k_cache, v_cache, *settings, return_softmax_lse, alibi=alibi_slopes, seqused_k=seqused_k)
-    return (o, lse) if return_softmax_lse else o
-
-
-def _check_cache(
-    k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, cos: Tensor | None, sin: Tensor | None
-) -> None:
-    if (k is None) != (v is None):
-        raise ValueError("k, v: got one of the two; expected both or neither; give the new keys with their values")
-    if (cos is None) != (sin is None):
-        raise ValueError("rotary_cos, rotary_sin: got one of the two; expected both or neither")
-    if cos is not None and k is None:
-        raise ValueError("rotary_cos: got a tensor without k and v; expected new keys to rotate; rotate q before the call")
-    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
-        raise ValueError("k_cache, v_cache: the last dimension is not contiguous; expected it to be; copy the cache")
-
-
-def _check_room(used: Tensor | None, batch: int, added: int, size: int) -> Tensor:
-    """used (batch): how much of a cache of `size` rows is in use, where `added` rows fit behind."""
-    if used is None:
-        raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
-    used = used.expand(batch)
-    if used.device.type == "cpu" and batch and int(used.max()) + added > size:
-        raise ValueError(
-            f"k: got {added} new keys behind {int(used.max())}; expected at most {size} together, the "
-            "size of the cache; make the cache larger"
-        )
-    return used
-
-
-def _rotate_behind(x: Tensor, used: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, every_row: bool) -> Tensor:
-    """x (batch, rows, heads, size) turned by the positions behind `used`; not every_row: all rows by the first of them."""
-    position = used.long().unsqueeze(1)
-    if every_row:
-        position = position + torch.arange(x.shape[1], device=x.device)
-    return _rotary.rotate(x, cos[position], sin[position], interleaved)
-
-
-def _append(cache: Tensor, new: Tensor, used: Tensor, rows: Tensor | None) -> None:
-    """Writes new (batch, n, heads, size) into the rows of the cache (batch_cache, seqlen_cache, heads, size) behind `used`."""
-    rows = torch.arange(len(used), device=cache.device) if rows is None else rows.long()
-    places = used.long().unsqueeze(1) + torch.arange(new.shape[1], device=cache.device)
-    cache[rows.unsqueeze(1), places] = new.to(cache.dtype)

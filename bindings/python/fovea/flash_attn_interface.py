@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _flash
+from . import _flash, _flash_cache
 from .torch import _arrays
 
 
@@ -109,9 +109,9 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
@@ -128,10 +128,21 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
+    fa_version: int | None = None,
 ) -> Any:
     """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
     rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0), of which the first seqused[b] (batch, int32)
-    take part. max_seqlen_q and max_seqlen_k are their greatest lengths. Returns out (total_q, nheads, headdim_v)."""
+    take part. max_seqlen_q and max_seqlen_k are their greatest lengths. Returns out (total_q, nheads, headdim_v).
+
+    What vLLM calls beside these: block_table (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k, headdim), on
+    the CPU and without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
+    (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux (nheads): a logit of each head that takes part in the softmax and
+    has no value. fa_version is taken and ignored."""
     _flash.refuse(
         qv=qv,
         q_descale=q_descale,
@@ -149,13 +160,12 @@ def flash_attn_varlen_func(
         softcap,
         deterministic,
         return_attn_probs,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k),
         seqused_q=seqused_q,
-        seqused_k=seqused_k,
+        sink=None if s_aux is None else s_aux.float(),
+        **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
+    if out is not None:
+        o = out.copy_(o)
     return (o, lse) if return_attn_probs else o
 
 
@@ -208,40 +218,38 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Any:
-    """Attention over a cache, as fovea.flash_attn.flash_attn_with_kvcache, without gradients. Refused beside what the
-    module names: cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens.
+    """Attention over a cache, as fovea.flash_attn.flash_attn_with_kvcache, without gradients; page_table is its block_table.
 
-    Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q))."""
+    cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
+    (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
+    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result. GPUs do
+    not have cache_leftpad, page_table and cu_seqlens_q here yet.
+
+    Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
+    headdim_v) and (nheads, total_q)."""
     _flash.refuse(
         qv=qv,
-        cache_leftpad=cache_leftpad,
-        page_table=page_table,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
-    return _flash.with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        rotary_cos,
-        rotary_sin,
-        cache_seqlens,
-        cache_batch_idx,
+    return _flash_cache.attend(
+        _flash_cache.Queries(q, cu_seqlens_q, max_seqlen_q),
+        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table),
+        _flash_cache.New(k, v, cu_seqlens_k_new),
+        _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens),
         softmax_scale,
         causal,
         window_size,
         softcap,
-        rotary_interleaved,
-        None,
         return_softmax_lse,
+        out,
+        sink=None if sinks is None else sinks.float(),
     )
 
 

@@ -91,6 +91,11 @@ struct BackwardArgs {
   /// (semaphore_at), and before these the CTAs that have begun, for each of semaphore_columns() slices. 0 at first.
   int* dq_semaphore = nullptr;
   int* tile_counter = nullptr;  ///< of a kernel that stays: tiles given out; 0 at first
+  /// Where queries have lists: float32 sums of dk before the factor `scale`, (rows of k, heads_kv, dk_columns), and of dv behind
+  /// them, (rows of v, heads_kv, dv_columns). Rows are those of all sequences; key_rows: rows times heads. 0 at first.
+  float* key_sums = nullptr;
+  int64_t key_rows = 0;
+  int dk_columns = 0, dv_columns = 0;
   /// q, k, v and d_o of float32 as bf16x3, as in ForwardArgs, for a main kernel that multiplies these, with zeros for rows of
   /// q and d_o that take no part; whether a row of dk or dv is not finite, which bwd_postprocess_exact then looks for: 0 at
   /// first.
@@ -113,6 +118,13 @@ struct BackwardArgs {
   static constexpr int kSemaphoreRows = 32, kSemaphoreColumns = 32;
 
   constexpr int semaphore_columns() const { return dq_columns / kSemaphoreColumns; }
+  /// The row of `key_sums` of key j.
+  constexpr int64_t key_row(const tile::SequenceSpan& span, int batch, int head_kv, int j) const {
+    const int64_t before = p.cu_seqlens_k != nullptr ? span.row_k : int64_t{batch} * p.seqlen_k;
+    return (before + j) * p.heads_kv + head_kv;
+  }
+  constexpr float* dk_sums(int64_t row) const { return key_sums + row * dk_columns; }
+  constexpr float* dv_sums(int64_t row) const { return key_sums + key_rows * dk_columns + row * dv_columns; }
   /// Where in `dq_semaphore` the tile stands whose first row is `row` of a (batch, head).
   constexpr int64_t semaphore_at(int batch, int head, int row, int slice) const {
     const int64_t rows_before = (int64_t{batch} * p.heads_q + head) * rows + row;

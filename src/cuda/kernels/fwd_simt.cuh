@@ -24,9 +24,11 @@
 //
 // NaN and Inf in V must not reach rows that do not see their keys: the loads of B detect them, and the product of
 // that half block skips weights of 0.
+//
+// With kLists a block of keys is one of entries of the list that the rows of a tile share (simt_lists.cuh).
 #pragma once
 
-#include "cuda/kernels/simt_tile.cuh"
+#include "cuda/kernels/simt_lists.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
@@ -47,17 +49,18 @@ constexpr int64_t fwd_simt_ctas(const ForwardArgs& args, int columns) {
   return fwd_simt_tiles(args) * slices * args.num_splits * heads * args.p.batch;
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kLists = false>
 struct FwdSimt {
-  using Tile = SimtTile<kSimtThreads, kColumns>;
+  using Tile = SimtTile<kSimtThreads, kColumns, kLists>;
   using Shared = typename Tile::Shared;
   using Pairs = typename Tile::Pairs;
   using Output = typename Tile::Output;
-  static constexpr int kThreads = Tile::kThreads, kRows = Tile::kRows, kRowsOf = Tile::kRowsOf,
-                       kColsOf = Tile::kColsOf, kChunk = Tile::kChunk, kHalf = Tile::kHalf;
+  static constexpr int kThreads = Tile::kThreads, kRows = Tile::kRowsX, kBlock = Tile::kRows,
+                       kRowsOf = Tile::kRowsOf, kColsOf = Tile::kColsOf, kChunk = Tile::kChunk,
+                       kHalf = Tile::kHalf;
 
-  /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers.
-  static constexpr int kMinCtas = 3;
+  /// CTAs an SM, for the register allocator: 3 warps of each of the 4 schedulers, so 168 registers; with lists 6, so 80.
+  static constexpr int kMinCtas = kLists ? 6 : 3;
 
   const ForwardArgs& args;
   const tile::AttentionParams& p;
@@ -76,7 +79,8 @@ struct FwdSimt {
         head(shared.head),
         slice(shared.slice),
         span(shared.span) {
-    const int tiles = static_cast<int>(fwd_simt_tiles(args)), slices = tile::ceil_div(p.head_dim_v, kColumns);
+    const int tiles = static_cast<int>(kLists ? list_tiles(p) : fwd_simt_tiles(args)),
+              slices = tile::ceil_div(p.head_dim_v, kColumns);
     const int heads = args.pack_group ? p.heads_kv : p.heads_q;
     int index = static_cast<int>(blockIdx.x);
     const int slice_of = index % slices;
@@ -93,31 +97,41 @@ struct FwdSimt {
       s.span = tile::sequence_span(p, s.batch);
     }
     __syncthreads();  // where the CTA works is known
-    row0 = tile * kRows;
+    row0 = kLists ? first_list_row(p, tile) : tile * kRows;
   }
 
   /// Query heads in a tile.
   __device__ __forceinline__ int pack() const { return args.pack_group ? p.group : 1; }
   __device__ __forceinline__ int head_kv() const { return args.pack_group ? head : head / p.group; }
   __device__ __forceinline__ int rows_used() const { return span.used_q * pack(); }
+  /// One behind the last row of the tile, which may be more than it has rows where they are consecutive.
+  __device__ __forceinline__ int rows_end() const {
+    return kLists ? min(end_list_row(p, row0), rows_used()) : rows_used();
+  }
   __device__ __forceinline__ int query_of(int row) const { return row / pack(); }
   __device__ __forceinline__ int head_of(int row) const {
     return args.pack_group ? head * p.group + row % p.group : head;
   }
 
   __device__ __forceinline__ void run() {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && p.rng_state != nullptr && !p.rng_state_is_input) {
+      p.rng_state[0] = static_cast<int64_t>(p.seed);
+      p.rng_state[1] = static_cast<int64_t>(p.offset);
+    }
     if (args.num_splits == 1) clear_unused();
     if (row0 < rows_used()) attend();
   }
 
   __device__ __forceinline__ void attend() {
-    const int last_row = min(row0 + kRows, rows_used()) - 1;
+    const int last_row = min(row0 + kRows, rows_end()) - 1;
     // Blocks start at multiples of 64, so that four keys which share random numbers lie in one block.
-    const tile::KvBlocks blocks = tile::split_blocks(
-        tile::kv_blocks(p, span, query_of(row0), query_of(last_row) + 1, kRows), split, args.num_splits);
-    const bool terms = has_terms(p);
+    const tile::KvBlocks blocks =
+        tile::split_blocks(kLists ? list_blocks(p, kBlock)
+                                  : tile::kv_blocks(p, span, query_of(row0), query_of(last_row) + 1, kBlock),
+                           split, args.num_splits);
+    const bool terms = kLists || has_terms(p);
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
-      const bool used = row0 + r < rows_used();
+      const bool used = row0 + r < rows_end();
       s.query[r] = used ? p.q.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
       s.row_max[r] = -INFINITY;
       s.seen[r] = used ? tile::keys_of(p, span, query_of(row0 + r)) : tile::Span32{0, 0};
@@ -130,7 +144,9 @@ struct FwdSimt {
     Tile::clear(row_sum);
 
     for (int block = blocks.begin; block < blocks.end; ++block) {
-      const int key0 = block * kRows;
+      const int key0 = block * kBlock;
+      if constexpr (kLists)
+        name_keys<Tile>(p, s, s.batch, head_kv(), query_of(row0), query_of(last_row), key0);
       Pairs pairs;
       Tile::clear(pairs);
       bool finite = scores(key0, pairs);
@@ -153,18 +169,28 @@ struct FwdSimt {
       const bool careful = __syncthreads_or(!finite);  // 4
       Tile::accumulate(s, 0, careful, out);
       __syncthreads();  // 5
-      finite = load_v(key0 + kHalf);
+      finite = load_v(key0, kHalf);
       const bool careful_too = __syncthreads_or(!finite);  // 6
       Tile::accumulate(s, kHalf, careful_too, out);
     }
     finish(row_sum, out);
   }
 
-  __device__ __forceinline__ bool load_v(int key0) {
+  /// `count` rows of keys, from that of key key0 + first, or of entry `first` of the block.
+  template <int kCount, int kWidth, int kStride>
+  __device__ __forceinline__ bool load_keys(float* to, const SimtRows& rows, int key0, int first,
+                                            int column) const {
+    if constexpr (kLists) {
+      return load_named<Tile, T, kCount, kWidth, kStride>(to, rows, s, first, span.used_k, column);
+    } else {
+      return Tile::template load_rows<T, kCount, kWidth, kStride>(to, rows, key0 + first,
+                                                                  span.used_k - key0 - first, column);
+    }
+  }
+  __device__ __forceinline__ bool load_v(int key0, int first) const {
     const SimtRows v =
         rows_of(p.v, batch, span.row_k, head_kv(), p.head_dim_v, (p.aligned16 & tile::kAlignedV) != 0);
-    return Tile::template load_rows<T, kHalf, kColumns, kColumns>(s.b, v, key0, span.used_k - key0,
-                                                                  slice * kColumns);
+    return load_keys<kHalf, kColumns, kColumns>(s.b, v, key0, first, slice * kColumns);
   }
 
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
@@ -175,10 +201,10 @@ struct FwdSimt {
     bool finite = true;
     for (int column = 0; column < p.head_dim; column += kChunk) {
       __syncthreads();  // 1
-      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_used() - row0, column,
+      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
                                                              [&](int r) { return s.query[r]; });
-      Tile::template load_rows<T, kRows, kChunk, Tile::kStrideXY>(s.y, k, key0, span.used_k - key0, column);
-      if (column == 0) finite = load_v(key0);
+      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, k, key0, 0, column);
+      if (column == 0) finite = load_v(key0, 0);
       __syncthreads();  // 2
       Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);
     }
@@ -205,19 +231,24 @@ struct FwdSimt {
     }
   }
 
+  __device__ __forceinline__ int key_of(int key0, int c) const {
+    if constexpr (kLists) return s.key[c];
+    return key0 + c;
+  }
+
   /// W: dot products become scores. Each thread does four neighbouring keys at a time.
   __device__ __forceinline__ void apply_terms(int key0) {
 #pragma unroll 1
-    for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
-      const int r = item / (kRows / 4), c = item % (kRows / 4) * 4, row = row0 + r;
+    for (int item = static_cast<int>(threadIdx.x); item < kRows * kBlock / 4; item += kThreads) {
+      const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
       float* w = s.w + r * Tile::kStrideW + c;
       const tile::Span32 seen = s.seen[r];
       const RowTerms<T> terms(p, span, batch, head_of(row), query_of(row));
 #pragma unroll 1
       for (int e = 0; e < 4; ++e) {
-        const int j = key0 + c + e;
+        const int j = key_of(key0, c + e);
         const bool sees = j >= seen.begin && j < seen.end && terms.sees(p, j);
-        w[e] = sees ? terms.score(p, w[e], j) : -INFINITY;
+        w[e] = sees ? terms.score(p, w[e], j) : kLists && j == kNoSuchKey ? NAN : -INFINITY;
       }
     }
   }
@@ -226,17 +257,24 @@ struct FwdSimt {
   __device__ __forceinline__ void drop(int key0) {
     const tile::Dropout dropout = tile::dropout_of(p);
 #pragma unroll 1
-    for (int item = static_cast<int>(threadIdx.x); item < kRows * kRows / 4; item += kThreads) {
-      const int r = item / (kRows / 4), c = item % (kRows / 4) * 4, row = row0 + r;
+    for (int item = static_cast<int>(threadIdx.x); item < kRows * kBlock / 4; item += kThreads) {
+      const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
       const auto head = static_cast<uint32_t>(batch * p.heads_q + head_of(row));
       const auto query = static_cast<uint32_t>(query_of(row));
       float* w = s.w + r * Tile::kStrideW + c;
+      if constexpr (kLists) {
+#pragma unroll 1
+        for (int e = 0; e < 4; ++e)
+          w[e] = dropout.keep(head, query, static_cast<uint32_t>(s.key[c + e])) ? w[e] * dropout.keep_scale
+                                                                                : 0.0f;
+      } else {
 #pragma unroll
-      for (int e = 0; e < 4; e += 2) {
-        const float2 keep =
-            keep_factors(dropout, dropout.kept_pair(head, query, static_cast<uint32_t>(key0 + c + e)));
-        w[e] = keep.x == 0 ? 0.0f : w[e] * keep.x;
-        w[e + 1] = keep.y == 0 ? 0.0f : w[e + 1] * keep.y;
+        for (int e = 0; e < 4; e += 2) {
+          const float2 keep =
+              keep_factors(dropout, dropout.kept_pair(head, query, static_cast<uint32_t>(key0 + c + e)));
+          w[e] = keep.x == 0 ? 0.0f : w[e] * keep.x;
+          w[e + 1] = keep.y == 0 ? 0.0f : w[e + 1] * keep.y;
+        }
       }
     }
   }
@@ -278,7 +316,7 @@ struct FwdSimt {
     for (int r = 0; r < kRowsOf; ++r) {
       const int row = row0 + Tile::row_of(r);
       float sum = Tile::over_row(row_sum[r], [](float x, float y) { return x + y; });
-      if (row >= rows_used()) continue;
+      if (row >= rows_end()) continue;
       const int i = query_of(row), h = head_of(row);
 
       float largest = s.row_max[Tile::row_of(r)], factor = 1, lse;
@@ -324,9 +362,10 @@ struct FwdSimt {
 
   /// Rows that take no part: of this tile, and of what lies beyond the last tile in steps of all tiles.
   __device__ __forceinline__ void clear_unused() {
-    const int64_t step = fwd_simt_tiles(args) * kRows, rows = static_cast<int64_t>(span.length_q) * pack();
+    const int64_t step = (kLists ? list_tiles(p) : fwd_simt_tiles(args)) * kRows;
+    const int64_t rows = static_cast<int64_t>(span.length_q) * pack();
     const int columns = min(p.head_dim_v - slice * kColumns, kColumns);
-    for (int64_t row_begin = row0; row_begin < rows; row_begin += step) {
+    for (int64_t row_begin = int64_t{tile} * kRows; row_begin < rows; row_begin += step) {
       for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
         const int64_t row = row_begin + r;
         if (row < rows_used() || row >= rows) continue;
@@ -352,10 +391,6 @@ template <class T, int kColumns>
 __global__ void __launch_bounds__(FwdSimt<T, kColumns>::kThreads, FwdSimt<T, kColumns>::kMinCtas)
     fwd_simt(const __grid_constant__ ForwardArgs args) {
   __shared__ typename FwdSimt<T, kColumns>::Shared shared;
-  if (blockIdx.x == 0 && threadIdx.x == 0 && args.p.rng_state != nullptr && !args.p.rng_state_is_input) {
-    args.p.rng_state[0] = static_cast<int64_t>(args.p.seed);
-    args.p.rng_state[1] = static_cast<int64_t>(args.p.offset);
-  }
   FwdSimt<T, kColumns>(args, shared).run();
 }
 

@@ -8,6 +8,9 @@
 // tx + kLanesX c of a tile of pairs. Threads that differ by 1 in tx read consecutive rows of Y, whose stride of 36 floats
 // spreads a 16-byte column of 8 rows over all banks. All threads of one ty lie in one warp, so sums over a row are
 // shuffles, and one warp writes and reads a row of W.
+//
+// Where queries have lists of keys (kLists), X has the few rows that share a list, r being 0 alone, and Y the rows of the
+// keys that 64 entries name.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -45,14 +48,23 @@ __device__ __forceinline__ SimtRows rows_of(const tile::RowsView& view, int batc
   return {view.data, view.offset(batch, first_row, head), view.row, columns, vector};
 }
 
-template <int kThreads_, int kColumns_>
+/// The keys that a block of entries names.
+template <bool kLists, int kEntries>
+struct SimtEntries {};
+template <int kEntries>
+struct SimtEntries<true, kEntries> {
+  int key[kEntries];
+};
+
+template <int kThreads_, int kColumns_, bool kLists = false>
 struct SimtTile {
   static constexpr int kThreads = kThreads_;
   static constexpr int kColumns = kColumns_;  ///< of an output slice
-  static constexpr int kRows = 64;            ///< of both sides of a tile of pairs
+  static constexpr int kRows = 64;            ///< of Y, and without lists of X
   static constexpr int kLanesY = 8;
+  static constexpr int kRowsX = kLists ? kLanesY : kRows;
   static constexpr int kLanesX = kThreads / kLanesY;
-  static constexpr int kRowsOf = kRows / kLanesY;           ///< rows of a thread
+  static constexpr int kRowsOf = kRowsX / kLanesY;          ///< rows of a thread
   static constexpr int kColsOf = kRows / kLanesX;           ///< columns of a thread
   static constexpr int kGroups = kColumns / (4 * kLanesX);  ///< 16-byte columns of a thread in the output
   static_assert(kGroups >= 1 && kGroups * 4 * kLanesX == kColumns && kLanesX <= 32);
@@ -63,28 +75,28 @@ struct SimtTile {
   static constexpr int kStrideXY = 36;     ///< 8 neighbouring rows lie 4 banks apart
   static constexpr int kStrideW = 72;      ///< the rows of a warp's 4 values of ty lie 8 banks apart
   static constexpr int kHalf = kRows / 2;  ///< rows of B in shared memory at a time
-  static_assert(2 * kRows * kStrideXY == kRows * kStrideW, "W lies over X and Y");
+  static_assert((kRowsX + kRows) * kStrideXY >= kRowsX * kStrideW, "W lies over X and Y");
 
-  struct Shared {
+  struct Shared : SimtEntries<kLists, kRows> {
     union {
       struct {
-        alignas(16) float x[kRows * kStrideXY];
+        alignas(16) float x[kRowsX * kStrideXY];
         alignas(16) float y[kRows * kStrideXY];
       };
-      alignas(16) float w[kRows * kStrideW];
+      alignas(16) float w[kRowsX * kStrideW];
     };
     alignas(16) float b[kHalf * kColumns];
     // The sequence, and what each query row needs: computed once, and kept here because threads have no registers left.
     tile::SequenceSpan span;
     int batch, head, slice, row0;
-    int out_batch, tile_q, tile_k;   ///< dbias: its tile, where `batch` and `query_head` are of pairs
-    int what;                        ///< the backward: the output of the CTA
-    int query_head;                  ///< the backward: the head whose pairs are in work
-    tile::Span32 others;             ///< the backward: rows of the other side that the tile meets
-    int64_t query[kRows];            ///< element offset of the row in q
-    tile::Span32 seen[kRows];        ///< keys under causal and window; none for rows that take no part
-    float lse[kRows], delta[kRows];  ///< the backward
-    float row_max[kRows];            ///< the forward
+    int out_batch, tile_q, tile_k;     ///< dbias: its tile, where `batch` and `query_head` are of pairs
+    int what;                          ///< the backward: the output of the CTA
+    int query_head;                    ///< the backward: the head whose pairs are in work
+    tile::Span32 others;               ///< the backward: rows of the other side that the tile meets
+    int64_t query[kRowsX];             ///< element offset of the row in q
+    tile::Span32 seen[kRowsX];         ///< keys under causal and window; none for rows that take no part
+    float lse[kRowsX], delta[kRowsX];  ///< the backward
+    float row_max[kRowsX];             ///< the forward
   };
 
   using Pairs = float[kRowsOf][kColsOf];
@@ -132,12 +144,13 @@ struct SimtTile {
     float check = 0;  // 0 * x is NaN when x is not finite
     if (from.vector) {
       constexpr int kVector = 16 / sizeof(T), kPerRow = kWidth / kVector;
-      constexpr int kItems = kCount * kPerRow / kThreads;
-      static_assert(kItems * kThreads == kCount * kPerRow);
+      constexpr int kItems = (kCount * kPerRow + kThreads - 1) / kThreads;
+      constexpr bool kAllThreads = kItems * kThreads == kCount * kPerRow;
 #pragma unroll(kItems < kInFlight ? kItems : kInFlight)
       for (int item = 0; item < kItems; ++item) {
         const int at = static_cast<int>(threadIdx.x) + item * kThreads;
         const int row = at / kPerRow, c = at % kPerRow * kVector;
+        if (!kAllThreads && row >= kCount) break;
         uint4 words = make_uint4(0, 0, 0, 0);
         if (row < count && c < columns)
           words = __ldg(reinterpret_cast<const uint4*>(data + offset_of(row) + column + c));

@@ -54,6 +54,8 @@ enum class KernelKind : uint8_t {
   kBackwardSeenBlocks,  ///< backward: looks which blocks of queries see a tile, before kBackward
   kBackwardBf16x3,      ///< backward: float32 operands as bf16x3, behind kPreprocess
   kPostprocess,         ///< backward: dq from its sums
+  kListZeros,           ///< backward: clears the sums of dk and dv, where queries have lists
+  kListGradients,       ///< backward: dk and dv from their sums, where queries have lists
   kDBias,               ///< backward: dbias
   kDSink,               ///< backward: dsink
   kNamedZeros,          ///< backward: clears the gradients of named tensors

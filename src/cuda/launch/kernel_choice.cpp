@@ -106,6 +106,18 @@ std::string keys_clause(const Kernel& k, const KernelRequest& r) {
          std::to_string(r.problem.seqlen_k);
 }
 
+/// Kernels for lists walk over lists alone.
+std::string lists_clause(const Kernel& k, const KernelRequest& r) {
+  const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward;
+  if (!main || (k.terms & kTermLists) == 0) return "";
+  if (!r.problem.has(Role::kKeys)) return "is for lists of keys";
+  // Rows are 32-bit in kernels, and step by the size of a group.
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  if (r.problem.seqlen_q <= kMostRows / std::max<int64_t>(1, r.problem.group())) return "";
+  return "takes up to " + std::to_string(kMostRows) + " rows of a group, this problem has " +
+         std::to_string(r.problem.seqlen_q) + " x " + std::to_string(r.problem.group());
+}
+
 std::string tma_clause(const Kernel& k, const KernelRequest& r) {
   return k.tma ? tma_cannot_because(r.problem, k.bf16x3) : "";
 }
@@ -136,9 +148,10 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
-constexpr std::array kConditions = {excluded_clause, name_clause,      capability_clause,    dtype_clause,
-                                    length_clause,   head_size_clause, terms_clause,         keys_clause,
-                                    tma_clause,      alignment_clause, shared_memory_clause, dbias_clause};
+constexpr std::array kConditions = {
+    excluded_clause,  name_clause,          capability_clause, dtype_clause, length_clause,
+    head_size_clause, terms_clause,         keys_clause,       lists_clause, tma_clause,
+    alignment_clause, shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
@@ -207,8 +220,9 @@ uint32_t terms_of(const AttentionProblem& p) {
 uint32_t terms_known_by(const Kernel& k) {
   const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
                                k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
-  const bool general = k.source.text != nullptr && k.terms == kAllTerms;
-  return k.terms | (general || !computes_scores ? uint32_t{kTermExpression} : 0u);
+  const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
+  return k.terms | (general || !computes_scores ? uint32_t{kTermExpression} : 0u) |
+         (computes_scores ? 0u : uint32_t{kTermLists});
 }
 
 std::string tma_cannot_because(const AttentionProblem& p, bool copies) {

@@ -126,12 +126,16 @@ class Collector {
     const bool named = std::any_of(p().named.begin(), p().named.end(),
                                    [](const NamedTensor& t) { return occupies_memory(t.gradient); });
     if (named) add(set_.before, KernelKind::kNamedZeros);
+    if (p().has(Role::kKeys)) add(set_.before, KernelKind::kListZeros);
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
+    if (p().has(Role::kKeys)) add(set_.after, KernelKind::kListGradients);
     if (occupies_memory(p()[Role::kDBias])) add(set_.after, KernelKind::kDBias);
     if (p().has(Role::kDSink)) add(set_.after, KernelKind::kDSink);
-    if (named && p().expressions->score) add(set_.after, KernelKind::kNamedGradients);
+    // Main kernels for lists look at each pair once, and add to the gradients themselves.
+    if (named && p().expressions->score && !p().has(Role::kKeys))
+      add(set_.after, KernelKind::kNamedGradients);
   }
 
   Family family_;
@@ -184,9 +188,11 @@ AttentionProblem with_a_sequence(const AttentionProblem& problem) {
 std::string never_because(const AttentionProblem& problem, bool deterministic) {
   const bool named = std::any_of(problem.named.begin(), problem.named.end(),
                                  [](const NamedTensor& t) { return t.gradient.present; });
-  return named && deterministic
-             ? "adds up gradients of named tensors in any order, not the same bits each time"
-             : "";
+  if (!deterministic) return "";
+  if (named) return "adds up gradients of named tensors in any order, not the same bits each time";
+  if (problem.has(Role::kKeys) && problem.pass == Pass::kBackward)
+    return "adds up gradients of the keys that lists name in any order, not the same bits each time";
+  return "";
 }
 
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request,

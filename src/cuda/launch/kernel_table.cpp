@@ -67,6 +67,10 @@ const char* name_of(KernelKind kind) {
       return "backward (bf16x3)";
     case KernelKind::kPostprocess:
       return "backward (postprocess)";
+    case KernelKind::kListZeros:
+      return "backward (zeros for keys in lists)";
+    case KernelKind::kListGradients:
+      return "backward (gradients of keys in lists)";
     case KernelKind::kDBias:
       return "dbias";
     case KernelKind::kDSink:

@@ -33,6 +33,11 @@ bool tiles_differ(const AttentionProblem& p) {
          p.has(Role::kSeqUsedK) || (p.expressions && p.expressions->sees);
 }
 
+/// Whether a query has a list of keys that others do not share.
+bool has_lists_of_its_own(const AttentionProblem& p) {
+  return p.has(Role::kKeys) && p[Role::kKeys].stride[2] != 0;
+}
+
 /// Room for a tensor of queries or keys as bf16x3, in `columns` columns.
 int64_t take_copy(Parts& parts, const AttentionProblem& p, Role role, int columns) {
   const bool of_queries = role == Role::kQ || role == Role::kDO;
@@ -52,12 +57,14 @@ int64_t Parts::take(int64_t count, int64_t element_bytes) {
 }
 
 int64_t m_blocks(const AttentionProblem& p, bool pack_group, int tile_m) {
+  if (has_lists_of_its_own(p)) return std::max<int64_t>(1, p.seqlen_q * ceil_div(p.group(), tile_m));
   const int64_t rows = p.seqlen_q * (pack_group ? p.group() : 1);
   return std::max<int64_t>(1, ceil_div(rows, tile_m));
 }
 
 bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   if (!kernel.can_pack || p.group() == 1 || p.seqlen_q == 0) return false;
+  if (p.has(Role::kKeys)) return true;  // who shares a list shares a tile
   // A box of rows is of whole groups, or of a part of one.
   const int64_t box = kernel.group_divides;
   if (box != 0 && box % p.group() != 0 && p.group() % box != 0) return false;
@@ -211,7 +218,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   const int64_t part_bytes = saturating_product(rows, (p.head_dim_v + 1) * 4);
   if (may_split && kernel.can_split && kernel.tile_n > 0) {
     // A window bounds the blocks that a tile visits.
-    int64_t keys = p.seqlen_k;
+    int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
     if (p.window_left >= 0 && p.window_right >= 0) {
       keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
     }
@@ -284,6 +291,14 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     layout.dq_semaphore =
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
   if (kernel.persistent) layout.tile_counter = parts.take(1, 4);
+  if (p.has(Role::kKeys)) {
+    constexpr int64_t kFour = 4;  // columns are added to, and cleared, by fours
+    args.dk_columns = static_cast<int>(ceil_div(p.head_dim, kFour) * kFour);
+    args.dv_columns = static_cast<int>(ceil_div(p.head_dim_v, kFour) * kFour);
+    args.key_rows =
+        saturating_product(p.packed ? p.total_k : saturating_product(p.batch, p.seqlen_k), p.heads_kv);
+    layout.key_sums = parts.take(args.key_rows, int64_t{args.dk_columns + args.dv_columns} * 4);
+  }
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
     layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
@@ -321,6 +336,7 @@ void BackwardLayout::point_into(char* workspace, BackwardArgs& a) const {
   a.dq_sum = reinterpret_cast<float*>(workspace + dq_sum);
   if (dq_semaphore >= 0) a.dq_semaphore = reinterpret_cast<int*>(workspace + dq_semaphore);
   if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
+  if (key_sums >= 0) a.key_sums = reinterpret_cast<float*>(workspace + key_sums);
   seen.point_into(workspace, a.seen);
   if (bf16x3_do < 0) return;
   a.bf16x3_q = workspace + bf16x3.q;

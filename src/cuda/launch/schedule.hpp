@@ -74,6 +74,7 @@ struct BackwardLayout {
   int64_t lse_log2 = -1, delta = -1, dq_sum = -1;  ///< see BackwardArgs
   int64_t dq_semaphore = -1;
   int64_t tile_counter = -1;  ///< of a persistent kernel; bwd_preprocess makes it 0
+  int64_t key_sums = -1;      ///< of dk and dv, where queries have lists; list_zeros clears them
   Bf16x3Copies bf16x3;
   int64_t bf16x3_do = -1;   ///< d_o likewise
   int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0

@@ -22,7 +22,9 @@ namespace fovea::cuda {
   X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))                                          \
   /* Of kernels that are compiled for it alone. */                                                           \
   X(Expression, expression, "score or sees", p.expressions != nullptr)                                       \
-  X(Lists, lists, "lists of keys", p.has(Role::kKeys))
+  X(Lists, lists, "lists of keys", p.has(Role::kKeys))                                                       \
+  X(Cache, cache, "keys of a cache (page_table, cache_batch, leftpad_k, or cu_seqlens_q alone)",             \
+    p.has_cache())
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -41,7 +43,8 @@ enum Term : uint32_t {
 inline constexpr uint32_t kNoTerms = 0;
 /// Terms that only enter the end of a row, and cost nearly every kernel nothing.
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
-/// All that a kernel knows that is not compiled for an expression, or for lists.
-inline constexpr uint32_t kAllTerms = ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists);
+/// All that a kernel knows that is not compiled for an expression, for lists or for caches.
+inline constexpr uint32_t kAllTerms =
+    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache);
 
 }  // namespace fovea::cuda

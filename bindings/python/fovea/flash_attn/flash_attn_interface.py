@@ -13,7 +13,7 @@ Common to all:
         negative where they were dropped; without dropout it has no elements. It takes memory quadratic in the length.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
-Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have (block tables).
+Errors: ValueError or TypeError naming the argument. Caches in pages (block_table) are read on the CPU; GPUs do not have them yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fovea import _flash
+from fovea import _flash, _flash_cache
 
 
 def flash_attn_func(
@@ -131,12 +131,21 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    seqused_k: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
     rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0). max_seqlen_q and max_seqlen_k are their
-    greatest lengths. Returns out (total_q, nheads, headdim). block_table is refused."""
-    _flash.refuse(block_table=block_table)
-    return _flash.with_dropout(
+    greatest lengths. Returns out (total_q, nheads, headdim).
+
+    block_table: (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k, headdim), without gradients, and the
+        lengths of the sequences are seqused_k, or those that cu_seqlens_k tells.
+    seqused_k: (batch) int32: how many keys of each sequence take part.
+    out: gets the result. s_aux: (nheads): a logit of each head that takes part in the softmax and has no value.
+    """
+    result = _flash.with_dropout(
         q,
         k,
         v,
@@ -148,11 +157,12 @@ def flash_attn_varlen_func(
         deterministic,
         return_attn_probs,
         alibi=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k),
+        sink=None if s_aux is None else s_aux.float(),
+        **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
+    if out is None:
+        return result
+    return (out.copy_(result[0]), *result[1:]) if return_attn_probs else out.copy_(result)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -253,31 +263,26 @@ def flash_attn_with_kvcache(
     k, v: (batch, seqlen_new, nheads_k, headdim): new keys and values; the call writes them into the cache behind cache_seqlens
         and attends over them, too.
     cache_seqlens: an int or (batch) int32: how many rows of the cache are in use before the call.
-    cache_batch_idx: (batch): the row of the cache of each sequence; the call copies these rows.
+    cache_batch_idx: (batch): the row of the cache of each sequence; on a GPU the call copies these rows.
+    cache_leftpad: (batch) int32: rows in front of the first key of each sequence.
+    block_table: (batch, most_pages) int32: k_cache and v_cache are pages (pages, page_size, nheads_k, headdim) of any size.
     rotary_cos, rotary_sin: (positions, rotary_dim / 2): rotate k by its positions; q by its positions under causal or a window,
         else all of q by position cache_seqlens.
-    num_splits is taken and ignored. cache_leftpad and block_table are refused.
+    num_splits is taken and ignored. GPUs do not have cache_leftpad and block_table yet.
 
     Returns out (batch, seqlen_q, nheads, headdim), or (out, softmax_lse (batch, nheads, seqlen_q)).
     """
-    _flash.refuse(cache_leftpad=cache_leftpad, block_table=block_table)
-    return _flash.with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        rotary_cos,
-        rotary_sin,
-        cache_seqlens,
-        cache_batch_idx,
+    return _flash_cache.attend(
+        _flash_cache.Queries(q),
+        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table),
+        _flash_cache.New(k, v),
+        _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved),
         softmax_scale,
         causal,
         window_size,
         softcap,
-        rotary_interleaved,
-        alibi_slopes,
         return_softmax_lse,
+        alibi=alibi_slopes,
     )
 
 
@@ -371,9 +376,8 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """_flash_attn_forward of packed sequences, as flash_attn_varlen_func takes them. block_table and leftpad_k are
-    refused; zero_tensors and num_splits are hints that Fovea does not need."""
-    _flash.refuse(block_table=block_table, leftpad_k=leftpad_k)
+    """_flash_attn_forward of packed sequences, as flash_attn_varlen_func takes them; zero_tensors and num_splits are hints
+    that Fovea does not need."""
     return _flash.forward_pass(
         q,
         k,
@@ -385,11 +389,8 @@ def _flash_attn_varlen_forward(
         softcap,
         return_softmax,
         alibi=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k),
-        seqused_k=seqused_k,
+        leftpad_k=leftpad_k,
+        **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
 
 

@@ -30,6 +30,8 @@ def _fold_common(size: int, batch: int, dims: list[int | None], rest: tuple[Any,
             raise NotImplementedError(
                 "fovea: torch.vmap over packed sequences (cu_seqlens) is not there; map over (batch, seqlen, heads, size)"
             )
+        if name in ("page_table", "cache_batch"):
+            raise NotImplementedError(f"fovea: torch.vmap over a cache ({name}) is not there; make one call with a larger batch")
         if name == "sink" or (name == "alibi" and x.ndim == 1 + (dim is not None) and dim is None):
             if dim is not None:
                 raise NotImplementedError("fovea: torch.vmap over sink is not there; call attend for each sink")

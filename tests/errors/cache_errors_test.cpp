@@ -1,0 +1,226 @@
+// Wrong caches: tensors that contradict each other, and contents that name what is not there, in plans and in runs.
+#include <string>
+
+#include "request.hpp"
+
+namespace fovea_test {
+namespace {
+
+/// Two sequences over four pages of 2 rows, three pages each: 5 and 1 keys are used.
+Request paged() {
+  Request r = Request::forward();
+  r.add("k", kFloat32, {4, 2, 2, 8});
+  r.add("v", kFloat32, {4, 2, 2, 6});
+  r.add("page_table", kInt32, {2, 3}).fill<int32_t>({3, 0, 1, 2, -1, 99});
+  r.add("seqused_k", kInt32, {2}).fill<int32_t>({5, 1});
+  return r;
+}
+/// Two sequences that read the same of three.
+Request chosen() {
+  Request r = Request::forward();
+  r.add("k", kFloat32, {3, 5, 2, 8});
+  r.add("v", kFloat32, {3, 5, 2, 6});
+  r.add("cache_batch", kInt32, {2}).fill<int32_t>({2, 2});
+  return r;
+}
+Request padded() {
+  Request r = Request::forward();
+  r.add("seqused_k", kInt32, {2}).fill<int32_t>({3, 5});
+  r.add("leftpad_k", kInt32, {2}).fill<int32_t>({3, 0});
+  return r;
+}
+Request packed_over_pages() {
+  Request r = paged();
+  r.add("q", kFloat32, {6, 4, 8});
+  r.add("o", kFloat32, {6, 4, 6});
+  r.add("lse", kFloat32, {4, 6});
+  r.add("cu_seqlens_q", kInt32, {3}).fill<int32_t>({0, 2, 6});
+  return r;
+}
+
+struct Case {
+  const char* name;
+  Request (*make)();
+  void (*spoil)(Request&);
+  const char* argument;
+  const char* got;
+  const char* expected;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+class CacheErrors : public testing::TestWithParam<Case> {};
+
+TEST_P(CacheErrors, AreReportedAndNothingIsWritten) {
+  const Case& c = GetParam();
+  Request request = c.make();
+  c.spoil(request);
+  const auto before = request.bytes();
+  fovea_plan* plan = nullptr;
+  EXPECT_EQ(fovea_plan_create(&request.c_problem(), &request.options, &plan), FOVEA_INVALID_ARGUMENT);
+  EXPECT_EQ(plan, nullptr);
+  expect_message(c.argument, c.got, c.expected);
+  EXPECT_EQ(fovea_attend(&request.c_problem(), &request.options, 1, 2), FOVEA_INVALID_ARGUMENT);
+  expect_message(c.argument, c.got, c.expected);
+  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
+}
+
+const Case kCases[] = {
+    // Tensors together.
+    {"pages_without_lengths", paged, [](Request& r) { r.remove("seqused_k"); }, "seqused_k", "no tensor",
+     "page_table"},
+    {"pages_of_packed_keys", packed_over_pages,
+     [](Request& r) {
+       r.add("cu_seqlens_k", kInt32, {3}).fill<int32_t>({0, 2, 3});
+     },
+     "page_table", "a tensor", "none, as there is cu_seqlens_k"},
+    {"chosen_packed_keys", Request::packed, [](Request& r) { r.add("cache_batch", kInt32, {3}); },
+     "cache_batch", "a tensor", "none, as there is cu_seqlens_k"},
+    {"pages_and_chosen_sequences", paged, [](Request& r) { r.add("cache_batch", kInt32, {2}); },
+     "cache_batch", "a tensor", "none, as there is page_table"},
+    {"pages_in_the_backward", Request::backward,
+     [](Request& r) {
+       r.add("page_table", kInt32, {2, 3});
+       r.add("seqused_k", kInt32, {2});
+     },
+     "page_table", "a tensor", "none in a backward problem"},
+    {"chosen_in_the_backward", Request::backward, [](Request& r) { r.add("cache_batch", kInt32, {2}); },
+     "cache_batch", "a tensor", "none in a backward problem"},
+    {"padding_in_the_backward", Request::backward, [](Request& r) { r.add("leftpad_k", kInt32, {2}); },
+     "leftpad_k", "a tensor", "none in a backward problem"},
+    {"packed_queries_in_the_backward", Request::backward,
+     [](Request& r) { r.add("cu_seqlens_q", kInt32, {3}); }, "cu_seqlens_k", "no tensor", "backward"},
+
+    // Shapes and types.
+    {"table_rank", paged, [](Request& r) { r["page_table"].set_shape({6}); }, "page_table", "1 dimensions",
+     "2 dimensions (batch, most pages)"},
+    {"table_batch", paged,
+     [](Request& r) {
+       r["page_table"].set_shape({3, 3});
+     },
+     "page_table", "(3, 3)", "(2, 3)"},
+    {"table_type", paged, [](Request& r) { r.set_dtype({"page_table"}, kInt64); }, "page_table", "int64",
+     "int32"},
+    {"table_strided", paged,
+     [](Request& r) {
+       r["page_table"].set_strides({6, 2});
+     },
+     "page_table", "(6, 2)", "1 as the last stride"},
+    {"pages_rank", paged,
+     [](Request& r) {
+       r["k"].set_shape({8, 2, 8});
+     },
+     "k", "3 dimensions", "(pages of k, page size of k, heads_kv, head size of q), as there is page_table"},
+    {"pages_of_no_rows", paged,
+     [](Request& r) {
+       r["k"].set_shape({4, 0, 2, 8});
+       r["v"].set_shape({4, 0, 2, 6});
+     },
+     "k", "pages of 0 rows", "1 row or more"},
+    {"page_sizes_differ", paged,
+     [](Request& r) {
+       r["v"].set_shape({4, 3, 2, 6});
+     },
+     "v", "(4, 3, 2, 6)", "(4, 2, 2, 6)"},
+    {"pages_differ", paged,
+     [](Request& r) {
+       r["v"].set_shape({5, 2, 2, 6});
+     },
+     "v", "(5, 2, 2, 6)", "(4, 2, 2, 6)"},
+    {"table_for_too_many_rows", paged,
+     [](Request& r) {
+       r["page_table"].set_shape({2, 0x40000000});
+       r["page_table"].c.data = nullptr;
+     },
+     "page_table", "1073741824 pages of 2 rows", "at most 2147483647 rows"},
+    {"chosen_shape", chosen, [](Request& r) { r["cache_batch"].set_shape({3}); }, "cache_batch", "(3)",
+     "(2)"},
+    {"chosen_of_different_batches", chosen,
+     [](Request& r) {
+       r["v"].set_shape({2, 5, 2, 6});
+     },
+     "v", "(2, 5, 2, 6)", "(3, 5, 2, 6)"},
+    {"padding_type", padded, [](Request& r) { r.set_dtype({"leftpad_k"}, kInt64); }, "leftpad_k", "int64",
+     "int32"},
+    {"batches_differ", packed_over_pages,
+     [](Request& r) {
+       r.remove("page_table");
+       r["k"].set_shape({4, 5, 2, 8});
+       r["v"].set_shape({4, 5, 2, 6});
+     },
+     "k", "(4, 5, 2, 8)", "(2, 5, 2, 8)"},
+    {"longest_key_of_pages", packed_over_pages, [](Request& r) { r.problem.max_seqlen_k = 6; },
+     "max_seqlen_k", "6", "not packed"},
+
+    // Contents.
+    {"page_too_large", paged,
+     [](Request& r) {
+       r["page_table"].fill<int32_t>({3, 0, 4});
+     },
+     "page_table", "4 at entry 2 of sequence 0", "0 to 3, the pages of k"},
+    {"page_negative", paged,
+     [](Request& r) {
+       r["page_table"].fill<int32_t>({3, 0, 1, -1});
+     },
+     "page_table", "-1 at entry 0 of sequence 1", "0 to 3, the pages of k"},
+    {"longer_than_the_table", paged,
+     [](Request& r) {
+       r["seqused_k"].fill<int32_t>({7, 1});
+     },
+     "seqused_k", "element 0 = 7", "0 to 6"},
+    {"chosen_too_large", chosen,
+     [](Request& r) {
+       r["cache_batch"].fill<int32_t>({2, 3});
+     },
+     "cache_batch", "element 1 = 3", "0 to 2, the sequences of k"},
+    {"chosen_negative", chosen,
+     [](Request& r) {
+       r["cache_batch"].fill<int32_t>({-1, 0});
+     },
+     "cache_batch", "element 0 = -1", "0 to 2"},
+    {"padding_negative", padded,
+     [](Request& r) {
+       r["leftpad_k"].fill<int32_t>({0, -1});
+     },
+     "leftpad_k", "element 1 = -1", "0 to 5"},
+    {"padding_longer_than_used", padded,
+     [](Request& r) {
+       r["leftpad_k"].fill<int32_t>({4, 0});
+     },
+     "leftpad_k", "element 0 = 4", "0 to 3, the used length"},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CacheErrors, testing::ValuesIn(kCases),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+class CacheRunErrors : public testing::TestWithParam<Case> {};
+
+/// A plan that knows no contents, and then one wrong run after a good one.
+TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
+  const Case& c = GetParam();
+  Request request = c.make();
+  for (const char* name : {"page_table", "seqused_k", "cache_batch", "leftpad_k"}) {
+    if (request.bytes().count(name) != 0) request[name].c.data = nullptr;
+  }
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
+  AlignedMemory workspace(fovea_plan_workspace_size(plan));
+  fovea_buffers buffers = request.c_buffers();
+  buffers.workspace = workspace.get();
+  buffers.workspace_size = fovea_plan_workspace_size(plan);
+  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_OK) << fovea_last_error();
+  c.spoil(request);
+  const auto before = request.bytes();
+  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_INVALID_ARGUMENT);
+  expect_message(c.argument, c.got, c.expected);
+  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
+  fovea_plan_destroy(plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 7, std::end(kCases)),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace fovea_test
