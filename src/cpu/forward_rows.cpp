@@ -97,14 +97,15 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   };
   // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
-    keys.for_each_run(from, to - from, [&](int64_t x, const MatrixView& run, int64_t n) {
+    keys.for_each_part(from, to - from, s.d, t.key_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
       ops.row_dots(q, ld_q, rows, run.data, s.type, run.stride, n, s.d, row_scores + (from - block.begin + x),
-                   kBlockKeys, {values.row(from + x), value_stride, n, s.d_v * size_of(s.type)});
+                   kBlockKeys,
+                   {values.row(from + x), value_stride, values.run(from + x, n), s.d_v * size_of(s.type)});
     });
   };
   // Adds the values of `count` keys from `from` on; prefetches as many rows of K from `ahead` on.
   const auto sums = [&](int64_t from, int64_t count, const float* weights, int64_t ahead) {
-    values.for_each_run(from, count, [&](int64_t x, const MatrixView& run, int64_t n) {
+    values.for_each_part(from, count, s.d_v, t.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
       const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
       Ahead next;
       if (left > 0)

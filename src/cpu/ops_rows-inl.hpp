@@ -98,7 +98,7 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
 #if HWY_TARGET != HWY_SCALAR
 /// The sum of the blocks of four lanes.
 template <class DV, class Vec>
-HWY_INLINE auto sum_of_blocks(DV d, Vec v) {
+HWY_INLINE auto sum_of_blocks(DV, Vec v) {
   if constexpr (hn::MaxLanes(DV()) <= 4) {
     return v;
   } else {

@@ -122,6 +122,17 @@ class KeyRows {
       x += count;
     }
   }
+  /// The same, but rows of pages of a few keys come together, side by side in `buffer`: a call for each would take longer than
+  /// to copy them.
+  template <class Visit>
+  void for_each_part(int64_t j, int64_t n, int64_t size, char* buffer, Visit&& visit) const {
+    constexpr int64_t kFewKeys = 8;
+    if (n > 0 && table_ != nullptr && page_rows_ < kFewKeys) {
+      visit(0, block(j, n, size, buffer), n);
+    } else {
+      for_each_run(j, n, visit);
+    }
+  }
   /// Keys [j, j + n) of `size` elements: in place where they are one run, else side by side in `buffer`.
   MatrixView block(int64_t j, int64_t n, int64_t size, char* buffer) const {
     if (run(j, n) == n) return {row(j), stride_};
