@@ -3,7 +3,8 @@
     python3 bench/gpu/compare.py                          forward and backward of the grid (bf16; 16,384 tokens a batch)
     python3 bench/gpu/compare.py --rows special           what the grid does not show; --rows wide: head sizes above 256;
                                                           --rows terms: biases, masks, documents, softcap, dropout at
-                                                          512 and 16,384; --rows all: all of these
+                                                          512 and 16,384; --rows decode: few queries over a cache,
+                                                          pages; --rows all: all of these
     python3 bench/gpu/compare.py --d 128 --s 4096 --pass bwd_det --causal yes
     python3 bench/gpu/compare.py --shape bwd,b4,s4096,h32,hkv8,d128,causal
     python3 bench/gpu/compare.py --before OLD/libfovea.so  two builds of the library in turn
@@ -33,7 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes, sourc
 
 import tables
 from device import Gpu
-from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, grid, parse, special, terms, wide
+from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, decode, grid, parse, special, terms, wide
 from sources import sources_hash
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "softcap": shape.softcap,
         "alibi": shape.alibi,
         "lengths": list(shape.lengths),
+        "page": shape.page,
+        "used": list(shape.used),
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,
         "l2": "cold" if sets > 1 else "larger than L2" if shape.tensor_bytes > l2 else "warm",
@@ -259,7 +262,7 @@ def line_of(row: dict[str, Any]) -> str:
     text = f"{row['name']:42}"
     for name, entry in row["contenders"].items():
         if "ms" in entry:
-            text += f"  {name} {entry['ms']:.3f} ms {entry['tflops']:.0f} TF ±{entry['spread'] / 2:.1%}"
+            text += f"  {name} {entry['ms']:.4f} ms {entry['tflops']:.0f} TF ±{entry['spread'] / 2:.1%}"
             text += " (events)" if entry["timer"] == "events" else ""
         else:
             text += f"  {name} -"
@@ -311,10 +314,10 @@ def words(allowed: Iterable[str]) -> Any:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_argument_group("which rows")
-    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "all"), default="grid")
+    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "decode", "all"), default="grid")
     which.add_argument("--pass", dest="passes", type=words(PASSES), default=["fwd", "bwd"], metavar="PASS,...",
                        help="fwd, fwd_lse, bwd, bwd_det (fwd,bwd)")  # fmt: skip
-    which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid, and of the rows of wide and terms (bf16)")
+    which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid, and of the rows of wide, terms and decode (bf16)")
     which.add_argument("--d", type=numbers, default=GRID_HEAD_DIMS, metavar="N,...", help="head sizes of the grid")
     which.add_argument("--s", type=numbers, default=GRID_LENGTHS, metavar="N,...", help="lengths of the grid")
     which.add_argument("--causal", choices=("yes", "no", "both"), default="both", help="of the grid")
@@ -337,7 +340,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so, timed in turn as ours:before")
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")
-    out.add_argument("--what", default=None, help="last part of that name (grid, special, wide, terms, all, shapes)")
+    out.add_argument("--what", default=None, help="last part of that name (grid, special, wide, terms, decode, all, shapes)")
     out.add_argument("--merge", action="store_true", help="keep the other rows of an existing file")
     out.add_argument("--sources-hash", metavar="HEX", help="where the sources are not at hand; see --print-hash")
     out.add_argument("--print-hash", action="store_true", help="print the hash of the kernels' sources, and stop")
@@ -363,6 +366,7 @@ def shapes_of(args: argparse.Namespace) -> list[Shape]:
             "special": lambda: special(args.passes),
             "wide": lambda: wide(args.passes, args.dtype),
             "terms": lambda: terms(args.passes, args.dtype),
+            "decode": lambda: decode(args.dtype) if "fwd" in args.passes else [],
         }
         shapes = [shape for name, rows in groups.items() if args.rows in (name, "all") for shape in rows()]
     return [shape for shape in shapes if any(text in shape.name for text in args.name.split(","))]

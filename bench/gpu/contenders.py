@@ -56,6 +56,10 @@ class Inputs:
         if shape.lengths:
             ends = [0, *(end for _, end in shape.sequences)]
             self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        self.used = torch.tensor(shape.used, dtype=torch.int32, device="cuda") if shape.used else None
+        self.pools, self.page_table = (self.k, self.v), None
+        if shape.page:
+            self._make_pages(generator)
         # 2^(-8 h / heads), h from 1 on (Press et al. 2021, "Train short, test long", section 3).
         heads = torch.arange(1, shape.h_q + 1, device="cuda", dtype=torch.float32)
         self.slopes = torch.exp2(-8 * heads / shape.h_q) if shape.alibi else None
@@ -63,6 +67,24 @@ class Inputs:
         self.term_tensors: dict[str, Tensor] = {}
         if self.term:
             self.term_tensors = self.term.tensors(shape.b, shape.h_q, shape.s_q, shape.s_k, generator)
+
+
+    def _make_pages(self, generator: Any) -> None:
+        """The keys and values once more, in pages in random order."""
+        shape = self.shape
+        columns = -(-shape.s_k // shape.page)
+        order = torch.randperm(shape.b * columns, generator=generator, device="cuda")
+        self.page_table = order.to(torch.int32).view(shape.b, columns)
+        if self.used is None:
+            self.used = torch.full((shape.b,), shape.s_k, dtype=torch.int32, device="cuda")
+
+        def pool(t: Tensor) -> Tensor:
+            pages = torch.zeros((shape.b * columns, shape.page, *t.shape[2:]), dtype=t.dtype, device="cuda")
+            rows = torch.nn.functional.pad(t, (0, 0, 0, 0, 0, columns * shape.page - shape.s_k))
+            pages[order] = rows.view(shape.b * columns, shape.page, *t.shape[2:])
+            return pages
+
+        self.pools = pool(self.k), pool(self.v)
 
 
 class Call:
@@ -103,7 +125,11 @@ class OurCall(Call):
         o = torch.empty((*inputs.q.shape[:-1], shape.d_v), dtype=inputs.q.dtype, device="cuda")
         lse = torch.empty(rows, dtype=torch.float32, device="cuda")
         self._outputs = {"o": o, "lse": lse}
-        tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, inputs.k, inputs.v, o), strict=True)}
+        tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, *inputs.pools, o), strict=True)}
+        if inputs.used is not None:
+            tensors["seqused_k"] = view(inputs.used)
+        if inputs.page_table is not None:
+            tensors["page_table"] = view(inputs.page_table)
         if shape.lse:
             tensors["lse"] = view(lse)
         else:
@@ -196,6 +222,8 @@ def sdpa_call(backend: SDPBackend, inputs: Inputs) -> Call:
     shape = inputs.shape
     if shape.lengths:
         raise NotSupported("scaled_dot_product_attention takes no cu_seqlens")
+    if shape.page or shape.used:
+        raise NotSupported("scaled_dot_product_attention takes no pages and no lengths")
     if shape.softcap or shape.alibi:
         raise NotSupported("scaled_dot_product_attention takes no softcap and no slopes")
     if shape.dropout:
@@ -238,8 +266,8 @@ class AtenFlashCall(Call):
         shape = inputs.shape
         if shape.dropout:
             raise NotSupported(UNKNOWN_WEIGHTS)
-        if shape.softcap or shape.alibi or shape.term:
-            raise NotSupported("the operator takes no softcap, no slopes and no masks")
+        if shape.softcap or shape.alibi or shape.term or shape.page or shape.used:
+            raise NotSupported("the operator takes no softcap, no slopes, no masks and no cache")
         self._inputs, self._outputs = inputs, {}
         longest_q, longest_k = (max(shape.lengths),) * 2 if shape.lengths else (shape.s_q, shape.s_k)
         self._lengths = (inputs.cu_seqlens, inputs.cu_seqlens, longest_q, longest_k)
@@ -295,6 +323,8 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
         raise NotSupported(UNKNOWN_WEIGHTS)
     if shape.alibi or shape.term:
         raise NotSupported("FlashAttention-3 and -4 take no slopes and no masks")
+    if shape.page or shape.used:
+        raise NotSupported("caches of FlashAttention-3 and -4 are not written down here")
     if shape.backward:
         options["deterministic"] = shape.deterministic
     function = module.flash_attn_func
@@ -313,7 +343,7 @@ def flash_call(module: Any, inputs: Inputs) -> Call:
 def flex_call(inputs: Inputs) -> Call:
     """FlexAttention, compiled for the shape and its score; blocks behind a causal mask are left out."""
     shape, slopes = inputs.shape, inputs.slopes
-    if shape.lengths or shape.window >= 0 or shape.s_q != shape.s_k:
+    if shape.lengths or shape.window >= 0 or shape.s_q != shape.s_k or shape.page or shape.used:
         raise NotSupported("only whole square problems are written down for FlexAttention here")
     if not (shape.softcap or shape.alibi or shape.term):
         raise NotSupported("without a score of its own the other peers are faster")

@@ -40,7 +40,9 @@ class Shape:
     dropout: bool = False
     term: str = ""  # one of terms.py
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
-    group: str = "other"  # grid, special, wide, terms or other
+    page: int = 0  # keys of a page of the cache, whose pages lie in random order; 0: no pages
+    used: tuple[int, ...] = ()  # keys of each sequence of a cache; none: s_k
+    group: str = "other"  # grid, special, wide, terms, decode or other
 
     @property
     def backward(self) -> bool:
@@ -74,6 +76,10 @@ class Shape:
             parts.append("dropout")
         if self.term:
             parts.append(self.term)
+        if self.used:
+            parts.append("mixed")
+        if self.page:
+            parts.append(f"page{self.page}")
         return "_".join(parts)
 
     @property
@@ -82,6 +88,8 @@ class Shape:
         a window or unequal lengths leave that convention without a meaning."""
         if self.lengths:
             return sum(n * n for n in self.lengths) * (0.5 if self.causal else 1.0)
+        if self.used:
+            return float(self.s_q * sum(self.used))
         if self.window < 0 and (not self.causal or self.s_q == self.s_k):
             return self.b * self.s_q * self.s_k * (0.5 if self.causal else 1.0)
         kept = 0
@@ -101,7 +109,8 @@ class Shape:
     @property
     def tensor_bytes(self) -> int:
         """Bytes of q, k, v and o, and in the backward of their gradients too: what a run has to move at least once."""
-        elements = self.b * (self.s_q * self.h_q * (self.d + self.d_v) + self.s_k * self.h_kv * (self.d + self.d_v))
+        keys = sum(self.used) if self.used else self.b * min(self.s_k, self.s_q + self.window if self.window >= 0 else self.s_k)
+        elements = (self.b * self.s_q * self.h_q + keys * self.h_kv) * (self.d + self.d_v)
         return elements * ELEMENT_BYTES[self.dtype] * (2 if self.backward else 1)
 
     @property
@@ -210,7 +219,32 @@ def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16"
     ]  # fmt: skip
 
 
-_NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w)(\d+)$")
+def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
+    """Few queries over a cache: one and four of them, few and many sequences; pages; sequences of many lengths; a part of a prompt;
+    a window."""
+
+    def row(t: str, b: int, s_q: int, s_k: int, heads: tuple[int, int, int], **more: object) -> Shape:
+        h_q, h_kv, d = heads
+        return Shape(t, "fwd", b, s_q, s_k, h_q, h_kv, d, d, group="decode", **more)  # type: ignore[arg-type]
+
+    found: list[Shape] = []
+    for t in dtypes:
+        for heads in ((32, 8, 128), (64, 8, 128), (16, 16, 128), (32, 8, 64), (8, 1, 256)):
+            sizes = [(1, 512 * 4**n) for n in range(5)] + [(8, 2048), (8, 8192), (64, 512), (64, 2048), (64, 8192)]
+            found += [row(t, b, 1, s_k, heads) for b, s_k in sizes]
+            found += [row(t, b, 4, s_k, heads, causal=True) for b, s_k in ((8, 8192), (64, 4096))]
+        heads = (32, 8, 128)
+        for page in (256, 64, 16, 1):
+            found += [row(t, b, 1, s_k, heads, page=page) for b, s_k in ((1, 8192), (8, 8192), (64, 8192))]
+        rng = random.Random(1)
+        mixed = tuple(rng.randint(100, 32768) for _ in range(64))
+        found += [row(t, 64, 1, 32768, heads, used=mixed, page=page) for page in (0, 64, 16)]
+        found += [row(t, 1, 512, 16384, (16, 16, 128), causal=True, page=page) for page in (0, 64)]
+        found.append(row(t, 1, 1, 131072, heads, causal=True, window=1023))
+    return found
+
+
+_NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w|page)(\d+)$")
 
 
 def parse(text: str) -> Shape:
@@ -236,7 +270,7 @@ def parse(text: str) -> Shape:
             raise ValueError(
                 f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, dropout, "
                 f"{', '.join(TERMS)}, "
-                "or a number after b, s, sk, h, hkv, d, dv, w or softcap"
+                "or a number after b, s, sk, h, hkv, d, dv, w, page or softcap"
             )
     for needed in ("s", "d"):
         if needed not in words:
@@ -247,4 +281,6 @@ def parse(text: str) -> Shape:
     )
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
-    return replace(shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term)
+    return replace(
+        shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0)
+    )

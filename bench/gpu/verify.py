@@ -66,12 +66,12 @@ class Slice:
     def __init__(self, inputs: Inputs, batch: int, head: int) -> None:
         shape = inputs.shape
         group = shape.h_q // shape.h_kv
-        self._batch, self._begin, self._end = batch, 0, shape.s_k
+        self._batch, self._begin, self._end = batch, 0, shape.used[batch] if shape.used else shape.s_k
         self._packed = bool(shape.lengths)
         if self._packed:
             self._begin, self._end = shape.sequences[batch]
         self._heads = {"q": range(head * group, (head + 1) * group), "k": range(head, head + 1)}
-        k, v = self._cut(inputs.k, "k")[0].double(), self._cut(inputs.v, "k")[0].double()
+        k, v = (self._cut(t, "k")[0][: self._end - self._begin].double() for t in (inputs.k, inputs.v))
         self.expected: dict[str, Tensor] = {}
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
         parts: dict[str, list[Tensor]] = {"o": [], "lse": [], "dq": []}

@@ -109,12 +109,13 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * max_seqlen. Contents of cu_seqlens and seqused on the CPU are checked by fovea_plan_create when there is
  * data, and by every run.
  *
- * Key-value caches (forward only; GPU backends take none yet): k and v may hold more than one call reads. With `page_table`
+ * Key-value caches (forward only): k and v may hold more than one call reads. With `page_table`
  * they are pools of pages, (pages, page, Hkv, D) and (pages, page, Hkv, Dv), of any page size from 1, and row r of sequence
  * b is row r % page of page page_table[b][r / page]: Sk is (most pages) * page, seqused_k is needed, and entries of pages that
  * hold no used key are never read. With `cache_batch` the batch of k and v may be any, and sequence b is sequence
  * cache_batch[b] of it. With `leftpad_k` the first rows of each sequence do not exist: key j is row leftpad_k[b] + j, and
- * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is.
+ * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is; what GPUs read by them
+ * lies inside of k and v whatever they hold.
  *
  * Score of query i and key j of one sequence (lengths sq, sk):
  *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;

@@ -77,7 +77,9 @@ struct AttentionParams {
   // Lengths. Null: every sequence has seqlen_q queries and seqlen_k keys.
   const int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< (batch + 1)
   const int32_t *seqused_q = nullptr, *seqused_k = nullptr;        ///< (batch)
-  PagesView page_table;                                        ///< null: keys lie at their sequence's place
+  PagesView page_table;  ///< null: keys lie at their sequence's place
+  int caches = 0,
+      cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   int seqlen_q = 0, seqlen_k = 0;                              ///< longest of the batch
   int64_t total_q = 0, total_k = 0;                            ///< packed: rows of q and k
@@ -124,21 +126,43 @@ struct SequenceSpan {
   int used_q = 0, used_k = 0;  ///< rows that take part
 };
 
-/// The same rules as cpu/sequence.hpp: lengths come from seqused, else cu_seqlens, else the longest.
+/// The same rules as cpu/sequence.hpp: lengths come from seqused, else cu_seqlens, else the longest. `kCached`: packed
+/// queries may have keys that are not packed.
+template <bool kCached = false>
 constexpr SequenceSpan sequence_span(const AttentionParams& p, int b) {
   SequenceSpan span{0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k};
   if (p.cu_seqlens_q != nullptr) {
     span.row_q = p.cu_seqlens_q[b];
-    span.row_k = p.cu_seqlens_k[b];
     span.used_q = static_cast<int>(p.cu_seqlens_q[b + 1] - span.row_q);
-    span.used_k = static_cast<int>(p.cu_seqlens_k[b + 1] - span.row_k);
     // Rows of the tensors after the last sequence count as its own, so that a tile writes their zeros.
     const bool last = b + 1 == p.batch;
     span.length_q = last ? static_cast<int>(p.total_q - span.row_q) : span.used_q;
-    span.length_k = last ? static_cast<int>(p.total_k - span.row_k) : span.used_k;
+    if (!kCached || p.cu_seqlens_k != nullptr) {
+      span.row_k = p.cu_seqlens_k[b];
+      span.used_k = static_cast<int>(p.cu_seqlens_k[b + 1] - span.row_k);
+      span.length_k = last ? static_cast<int>(p.total_k - span.row_k) : span.used_k;
+    }
   }
   if (p.seqused_q != nullptr) span.used_q = p.seqused_q[b];
   if (p.seqused_k != nullptr) span.used_k = p.seqused_k[b];
+  return span;
+}
+
+/// The same where keys may lie in a cache: rows in front of key 0 are left out. Contents that the tensors cannot have make the
+/// sequence shorter, so that no kernel reads outside of them.
+constexpr SequenceSpan cached_span(const AttentionParams& p, int b) {
+  const auto clamp = [](int x, int most) { return x < 0 ? 0 : (x > most ? most : x); };
+  SequenceSpan span = sequence_span<true>(p, b);
+  span.used_k = clamp(span.used_k, p.seqlen_k);
+  if (p.leftpad_k != nullptr) {
+    const int pad = clamp(p.leftpad_k[b], span.used_k);
+    span.row_k += pad;
+    span.length_k -= pad;
+    span.used_k -= pad;
+  }
+  const uint32_t cache = p.cache_batch != nullptr ? static_cast<uint32_t>(p.cache_batch[b]) : 0;
+  const bool chooses = p.cache_batch != nullptr || p.page_table.data != nullptr;
+  if (chooses && cache >= static_cast<uint32_t>(p.caches)) span.used_k = 0;
   return span;
 }
 

@@ -40,6 +40,17 @@ void pack(ProblemSpec& s) {
   s.lengths_k = {70, 5, 150, 0};
 }
 
+/// Keys in pages of a pool that has more: a sequence that uses all of its pages, and shorter ones.
+void page(ProblemSpec& s, int64_t rows) {
+  s.batch = s.lengths_q.empty() ? 2 : static_cast<int64_t>(s.lengths_q.size());
+  s.page_size = rows;
+  const int64_t columns = (s.seqlen_k + rows - 1) / rows;
+  s.seqlen_k = columns * rows;
+  s.caches = columns + 3;
+  s.used_k.assign(static_cast<size_t>(s.batch), static_cast<int32_t>(s.seqlen_k));
+  s.used_k.back() = static_cast<int32_t>(s.seqlen_k / 2 + 1);
+}
+
 const std::vector<Cover>& covers() {
   static const std::vector<Cover> list = {
       // Head sizes: each power of two that a kernel pads to, sizes between, D other than Dv, sizes that are no
@@ -238,6 +249,73 @@ const std::vector<Cover>& covers() {
          s.list_of_all = true;
          s.seqlen_q = 3;
          s.window_left = 90;
+       }},
+
+      // Keys of a cache: pages that TMA copies, some of them in parts of a tile, and pages that it does not.
+      {"pages_of_64_decode",
+       [](ProblemSpec& s) {
+         decode(s);
+         page(s, 64);
+       }},
+      {"pages_of_16_d128",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         page(s, 16);
+         s.heads_q = 4 * s.heads_kv;
+         s.causal = true;
+       }},
+      {"pages_of_48_d256",
+       [](ProblemSpec& s) {
+         sizes(s, 256, 256);
+         page(s, 48);
+         s.window_left = 40;
+         s.window_right = 9;
+       }},
+      {"pages_of_256_d576_512",
+       [](ProblemSpec& s) {
+         sizes(s, 576, 512);
+         s.seqlen_k = 700;
+         s.heads_q = 8 * s.heads_kv;
+         s.seqlen_q = 2;
+         page(s, 256);
+       }},
+      {"pages_of_7_d128_packed_queries",
+       [](ProblemSpec& s) {
+         sizes(s, 128, 128);
+         s.lengths_q = {140, 0, 33, 1};
+         page(s, 7);
+         s.causal = true;
+       }},
+      {"pages_of_1_decode",
+       [](ProblemSpec& s) {
+         decode(s);
+         page(s, 1);
+       }},
+      {"pages_of_16_all_terms",
+       [](ProblemSpec& s) {
+         page(s, 16);
+         s.causal = s.alibi = s.bias = s.mask = s.block_mask = s.sink = true;
+         s.leftpad_k = {5, 70};
+         s.softcap = 10;
+         s.block_q = s.block_k = 16;
+         s.dropout = 0.1;
+       }},
+      {"pages_misaligned",
+       [](ProblemSpec& s) {
+         page(s, 16);
+         s.layout = Layout::kPadded;
+       }},
+      {"chosen_sequences",
+       [](ProblemSpec& s) {
+         s.batch = 3;
+         s.caches = 4;
+         s.cache_batch = {3, 0, 3};
+         s.used_k = {150, 0, 33};
+       }},
+      {"padding_in_front",
+       [](ProblemSpec& s) {
+         decode(s);
+         s.leftpad_k = {0, 700};
        }},
 
       // Memory.

@@ -516,6 +516,29 @@ TEST(Ptx, AFlagPublishesTheWritesOfAllThreads) {
   EXPECT_EQ(turn.values(), std::vector<int>{kBlocks});
 }
 
+/// The CTAs of a row each set a flag and look at those of all: who finds all set takes the first.
+__global__ void find_all(uint64_t* flags, int* takers, uint64_t tag) {
+  uint64_t* const row = flags + blockIdx.y * gridDim.x;
+  if (threadIdx.x == 0) ptx::st_release(row + blockIdx.x, tag);
+  __syncwarp();  // every lane looks behind the flag
+  ptx::fence_sc();
+  const bool set = threadIdx.x >= gridDim.x || ptx::ld_acquire(row + threadIdx.x) == tag;
+  if (__all_sync(0xffffffffu, set) && threadIdx.x == 0 && ptx::take_flag(row, tag))
+    atomicAdd(takers + blockIdx.y, 1);
+}
+
+TEST(Ptx, OneOfThoseThatSetFlagsFindsAll) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  constexpr int kBlocks = 24, kRows = 5000;
+  constexpr uint64_t kTag = 0x123456789abcdef0;
+  DeviceArray<uint64_t> flags(std::vector<uint64_t>(kBlocks * kRows, 7));
+  DeviceArray<int> takers(std::vector<int>(kRows, 0));
+  find_all<<<dim3(kBlocks, kRows), 32>>>(flags.data(), takers.data(), kTag);
+  EXPECT_EQ(takers.values(), std::vector<int>(kRows, 1));
+  const std::vector<uint64_t> left = flags.values();
+  for (size_t i = 0; i < left.size(); ++i) ASSERT_EQ(left[i], i % kBlocks == 0 ? 0 : kTag) << i;
+}
+
 // ---- conversions
 
 /// Of each float to 16 bits alone and in a pair, and of the bits of its number back.

@@ -223,6 +223,34 @@ TEST(KernelTable, TmaTakesNoOddStridesAndNothingEmpty) {
             "copies by TMA, which takes no empty tensors");
 }
 
+TEST(KernelTable, KeysOfCachesNeedAKernelThatFindsThem) {
+  std::vector<Kernel> kernels = tiles_of_three_sizes();
+  Kernel& tma = kernels[0];
+  AttentionProblem p = problem(2, 512, 512, 16, 16, 128);
+  add(p, Role::kLeftPadK);
+  EXPECT_EQ(cannot(tma, p, hopper()), "") << "a row and a length";
+  tma.bf16x3 = true;
+  EXPECT_NE(cannot(tma, p, hopper()).find("does not know keys of a cache"), std::string::npos);
+  tma.bf16x3 = false;
+  p = problem(2, 512, 512, 16, 16, 128);
+  add(p, Role::kPageTable);
+  p.caches = 9;
+  p.cache_rows = 48;
+  EXPECT_EQ(cannot(tma, p, hopper()), "does not know page_table");
+  tma.pages = true;
+  EXPECT_EQ(cannot(tma, p, hopper()), "");  // boxes of 16: tiles of 80
+  p.cache_rows = 12;
+  EXPECT_EQ(cannot(tma, p, hopper()),
+            "copies pages by TMA in boxes of 8 keys or more that divide a page and its tile of 80, pages of "
+            "12 allow 4");
+  tma.tma = false;
+  EXPECT_EQ(cannot(tma, p, hopper()), "");
+  tma.tma = true;
+  p.cache_rows = 16;
+  add(p, Role::kLeftPadK);
+  EXPECT_EQ(cannot(tma, p, hopper()), "copies pages by TMA from their first row on: not with leftpad_k");
+}
+
 TEST(Schedule, GroupsThatFillBoxesOfTmaArePacked) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   EXPECT_TRUE(packs_group(problem(1, 4, 512, 32, 4, 128), kernel));
@@ -258,20 +286,6 @@ TEST(KernelTable, KernelsForListsAreForThemAlone) {
   EXPECT_EQ(cannot(combine, p, hopper()), "") << "looks at no keys";
   EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), "does not know lists of keys");
   EXPECT_EQ(clause(Family::kSimt, p, turing()), "does not know lists of keys");
-}
-
-TEST(KernelTable, NoKernelKnowsCaches) {
-  const char* const kClause =
-      "does not know keys of a cache (page_table, cache_batch, leftpad_k, or cu_seqlens_q alone)";
-  for (const Role role : {Role::kPageTable, Role::kCacheBatch, Role::kLeftPadK}) {
-    AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
-    add(p, role);
-    EXPECT_EQ(clause(Family::kMmaSm80, p, hopper()), kClause);
-    EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
-  }
-  AttentionProblem p = problem(1, 8, 8, 2, 1, 64);
-  p.packed = true;
-  EXPECT_EQ(clause(Family::kSimt, p, turing()), kClause);
 }
 
 TEST(KernelTable, KernelsThatReadVectorsAreNotForAnyAddress) {

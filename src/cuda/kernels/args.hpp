@@ -30,9 +30,16 @@ struct ForwardArgs {
   ///   part_lse (num_splits, batch, heads_q, rows)                 natural logarithm, -inf without a key;
   ///   without the sink
   /// of `rows` = p.seqlen_q rows a sequence, which fwd_combine merges (and where the sink enters).
+  /// With part_rows the kernel merges, too (tile/stream_k.hpp): num_splits CTAs have equal shares of all keys, and parts are
+  ///   part_o (2 num_splits, part_rows, head_dim_v), part_lse (2 num_splits, part_rows), part_flags (2 num_splits).
   int num_splits = 1;
+  int part_rows = 0;
+  int part_lanes =
+      1;  ///< heads whose keys neighbouring CTAs read side by side: CTA n takes share n / part_lanes
   float* part_o = nullptr;
   float* part_lse = nullptr;
+  uint64_t* part_flags = nullptr;
+  uint64_t part_tag = 0;  ///< in the flag of a part that is there
   /// q, k and v of float32 as bf16x3 (kernels/to_bf16x3.cuh), bfloat16 of shape (batch, seqlen, heads, kBf16x3Parts,
   /// bf16x3_columns) each, for kernels that multiply these. Null, and 0 columns, for all others.
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
@@ -44,6 +51,23 @@ struct ForwardArgs {
 /// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.
 inline constexpr int kTmaRowsQ = 64;
 inline constexpr int kTmaColumns = 64;
+
+/// Rows of a box of k and v that TMA copies: of the kernel's tile of keys, and of one page where they lie in pages of
+/// `page_rows`; 0: in none.
+constexpr int tma_box_keys(int tile_n, int page_rows) {
+  int box = tile_n;
+  while (page_rows != 0) {  // greatest common divisor
+    const int rest = box % page_rows;
+    box = page_rows;
+    page_rows = rest;
+  }
+  return box;
+}
+/// The swizzle of 128 bytes repeats after so many rows: smaller boxes would begin inside of it.
+inline constexpr int kTmaFewestKeys = 8;
+
+/// Most sequences of a kernel that cuts tiles into shares: their units lie in 2 KB of shared memory.
+inline constexpr int kStreamSequences = 512;
 
 /// The query of a row: rows of the heads of a packed group lie side by side.
 constexpr int query_of_row(const ForwardArgs& args, int row) {

@@ -191,16 +191,29 @@ struct FwdMma {
   /// last key.
   template <bool kMayEnd>
   __device__ __forceinline__ void copy_k(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
-    const RowSource gK = {from.k, p.k.row * 2, from.span.used_k, p.head_dim,
-                          (p.aligned16 & tile::kAlignedK) != 0};
-    copy_tile<TileK, kThreads, kMayEnd, kAligned>(sK + n % kStages * TileK::kBytes, gK, n * kTileN, thread);
+    copy_keys<TileK, kMayEnd>(sK, from, from.k, p.k, p.head_dim, tile::kAlignedK, n);
   }
   /// V, likewise.
   template <bool kMayEnd>
   __device__ __forceinline__ void copy_v(const WorkTile& from, int n, std::bool_constant<kMayEnd>) const {
-    const RowSource gV = {from.v, p.v.row * 2, from.span.used_k, p.head_dim_v - from.first_column,
-                          (p.aligned16 & tile::kAlignedV) != 0};
-    copy_tile<TileV, kThreads, kMayEnd, kAligned>(sV + n % kStages * TileV::kBytes, gV, n * kTileN, thread);
+    copy_keys<TileV, kMayEnd>(sV, from, from.v, p.v, p.head_dim_v - from.first_column, tile::kAlignedV, n);
+  }
+  template <class Tile, bool kMayEnd>
+  __device__ __forceinline__ void copy_keys(uint32_t stages, const WorkTile& from, const char* data,
+                                            const tile::RowsView& view, int columns, uint32_t aligned_bit,
+                                            int n) const {
+    const uint32_t to = stages + n % kStages * Tile::kBytes;
+    const bool aligned = kAligned || (p.aligned16 & aligned_bit) != 0;
+    if (kConfig.paged || (kGeneral && p.page_table.data != nullptr)) {
+      const tile::KeyRows rows = {p, view, data, from.batch, 2, static_cast<int>(from.span.row_k)};
+      gather_tile<Tile, kThreads>(to, columns, aligned, thread, [&](int r) -> const char* {
+        const int j = n * kTileN + r;
+        return j < from.span.used_k ? rows.row(j) : nullptr;
+      });
+    } else {
+      const RowSource rows = {data, view.row * 2, from.span.used_k, columns, aligned};
+      copy_tile<Tile, kThreads, kMayEnd, kAligned>(to, rows, n * kTileN, thread);
+    }
   }
 
   // --- the mainloop ---

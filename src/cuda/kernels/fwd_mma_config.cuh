@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/warp/mma_tile.cuh"
+#include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
@@ -23,6 +24,7 @@ struct FwdMmaConfig {
   /// Q K^T, for half of the shared memory and twice the barriers.
   int stages = 2;
   MmaShape mma = MmaShape::kM16N8K16;
+  bool paged = false;  ///< reads keys by a table of pages; general kernels do so where there is one
 
   constexpr int threads() const { return 32 * num_warps; }
   constexpr int warp_m() const { return tile_m / num_warps; }
@@ -54,7 +56,7 @@ struct FwdMmaWorkTile : FwdWorkTile {
   int first_column;    ///< of v and o
   int n_begin, n_end;  ///< blocks of keys
   int n_masked;        ///< blocks from here on need a mask
-  const char *k, *v;   ///< first key of the sequence and key head, first column
+  const char *k, *v;   ///< of key_rows, from the first column
 
   /// Of this CTA. Without rows (first_row >= end_row) the rest is not set.
   __device__ static __forceinline__ FwdMmaWorkTile of(const ForwardArgs& args) {
@@ -85,12 +87,12 @@ struct FwdMmaWorkTile : FwdWorkTile {
       work.span = {};
       return work;
     }
-    work.span = tile::sequence_span(p, work.batch);
+    work.span = tile::cached_span(p, work.batch);
     work.end_row = min(work.first_row + kConfig.tile_m, work.span.used_q * packed_heads(args));
     if (work.first_row >= work.end_row) return work;
     work.set_key_blocks(args);
-    work.k = p.k.data + p.k.offset(work.batch, work.span.row_k, head_kv) * 2;
-    work.v = p.v.data + (p.v.offset(work.batch, work.span.row_k, head_kv) + work.first_column) * 2;
+    work.k = tile::key_rows(p, p.k, work.span, work.batch, head_kv, 2).data;
+    work.v = tile::key_rows(p, p.v, work.span, work.batch, head_kv, 2, work.first_column).data;
     return work;
   }
   /// query_of_row in one instruction, for the mainloop: its 64-bit product takes a pair of registers.

@@ -40,7 +40,7 @@ struct FwdMmaEpilogue {
     }
     Factors factor;
     row_factors(row_max, row_sum, scale_log2, factor);
-    if (stores_f32(args)) {
+    if (stores_f32(args, work)) {
       store_f32_rows(acc_o, factor);
     } else {
       put_in_shared(acc_o, factor);

@@ -29,6 +29,7 @@
 #pragma once
 
 #include "cuda/kernels/simt_lists.cuh"
+#include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
 
@@ -94,7 +95,7 @@ struct FwdSimt {
       s.slice = slice_of;
       s.head = index % heads;
       s.batch = index / heads;
-      s.span = tile::sequence_span(p, s.batch);
+      s.span = tile::cached_span(p, s.batch);
     }
     __syncthreads();  // where the CTA works is known
     row0 = kLists ? first_list_row(p, tile) : tile * kRows;
@@ -176,34 +177,38 @@ struct FwdSimt {
     finish(row_sum, out);
   }
 
-  /// `count` rows of keys, from that of key key0 + first, or of entry `first` of the block.
+  /// `count` rows of k or v, from that of key key0 + first, or of entry `first` of the block; from column `column` on.
   template <int kCount, int kWidth, int kStride>
-  __device__ __forceinline__ bool load_keys(float* to, const SimtRows& rows, int key0, int first,
-                                            int column) const {
+  __device__ __forceinline__ bool load_keys(float* to, const tile::RowsView& view, int columns, uint32_t bit,
+                                            int key0, int first, int column) const {
+    const bool vector = (p.aligned16 & bit) != 0;
     if constexpr (kLists) {
+      const SimtRows rows = rows_of(view, batch, span.row_k, head_kv(), columns, vector);
       return load_named<Tile, T, kCount, kWidth, kStride>(to, rows, s, first, span.used_k, column);
-    } else {
-      return Tile::template load_rows<T, kCount, kWidth, kStride>(to, rows, key0 + first,
-                                                                  span.used_k - key0 - first, column);
     }
+    const tile::KeyRows keys = tile::key_rows(p, view, span, batch, head_kv(), sizeof(T));
+    const SimtRows rows = {keys.data, 0, view.row, columns, vector};
+    const int count = span.used_k - key0 - first;
+    if (!keys.paged())
+      return Tile::template load_rows<T, kCount, kWidth, kStride>(to, rows, key0 + first, count, column);
+    return Tile::template load<T, kCount, kWidth, kStride>(to, rows, count, column, [&](int r) {
+      return keys.offset(key0 + first + r) / static_cast<int>(sizeof(T));
+    });
   }
   __device__ __forceinline__ bool load_v(int key0, int first) const {
-    const SimtRows v =
-        rows_of(p.v, batch, span.row_k, head_kv(), p.head_dim_v, (p.aligned16 & tile::kAlignedV) != 0);
-    return load_keys<kHalf, kColumns, kColumns>(s.b, v, key0, first, slice * kColumns);
+    return load_keys<kHalf, kColumns, kColumns>(s.b, p.v, p.head_dim_v, tile::kAlignedV, key0, first,
+                                                slice * kColumns);
   }
 
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
   __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
     const SimtRows q = rows_of(p.q, 0, 0, 0, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
-    const SimtRows k =
-        rows_of(p.k, batch, span.row_k, head_kv(), p.head_dim, (p.aligned16 & tile::kAlignedK) != 0);
     bool finite = true;
     for (int column = 0; column < p.head_dim; column += kChunk) {
       __syncthreads();  // 1
       Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
                                                              [&](int r) { return s.query[r]; });
-      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, k, key0, 0, column);
+      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, p.k, p.head_dim, tile::kAlignedK, key0, 0, column);
       if (column == 0) finite = load_v(key0, 0);
       __syncthreads();  // 2
       Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);

@@ -36,6 +36,7 @@
 //   full_k[s] full_v[s]  the block is there                             loader, bytes -> consumers
 //   empty_k[s] empty_v[s]  nobody reads the block any more              4 warps a consumer -> loader
 //   full_next[t] empty_next[t]  the index of the next tile is there, or read   loader -> planners, and back
+//   part_written[i] (stream_k)  a part of a tile is written            4 warps of the consumer -> producers
 //   turn 1 + w (ping_pong)  the products of consumer w - 1 are done     consumer w - 1 -> consumer w
 //                           (queued), or all of them queued (overlapped)
 //
@@ -75,16 +76,22 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if constexpr (kConfig.dropout) write_rng_state(args.f.p);
   if constexpr (kConfig.row_sum_in_mma)
     memory.fill_ones(thread, std::is_same_v<typename Consumer::Operand, __half> ? 0x3c003c00u : 0x3f803f80u);
-  __syncthreads();  // the barriers are ready, and the ones
+  if constexpr (kConfig.stream_k) count_units(args.f, memory);
+  __syncthreads();  // the barriers are ready, the ones, and the units
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
-    if (lane != 0) return;
-    if (role == 0) {
+    if (!kConfig.stream_k && lane != 0) return;
+    if (role == 0 && (kConfig.stream_k || lane == 0)) {
       fwd_sm90_load_keys<Instance>(args, memory);
-    } else if (role <= kConfig.planners()) {
+    } else if (role > 0 && role <= kConfig.planners() && lane == 0) {
       fwd_sm90_plan(args, memory, role - 1);
+    }
+    if constexpr (kConfig.stream_k) {
+      if (role == kConfig.planners() + 1) clear_unused_of_share<typename Instance::Element>(args.f.p);
+      __syncwarp();  // lane 0 has done its loads
+      merge_share<typename Instance::Element>(args, memory, thread);
     }
     return;
   }

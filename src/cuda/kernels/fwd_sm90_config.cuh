@@ -11,10 +11,19 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/warp/expression.cuh"
 #include "tile/kv_blocks.hpp"
+#include "tile/stream_k.hpp"
 #include "tile/tile_scheduler.hpp"
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
+
+/// Stream-K: the share of a CTA.
+struct StreamShare {
+  int heads, ctas;  ///< of its lane (ForwardArgs::part_lanes)
+  int lane;
+  int units;
+  tile::StreamTile first;  ///< if there are units
+};
 
 struct FwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 16
@@ -35,7 +44,8 @@ struct FwdSm90Config {
   bool alibi = false;
   bool dropout = false;
   bool expression = false;  ///< compiled for warp/expression.cuh
-  bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_sm90_stream_k.cuh)
+  bool bf16x3 = false;    ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
@@ -57,6 +67,7 @@ struct FwdSm90Config {
   /// Registers of a thread: what the launch gives to all, in multiples of 8, less what the producers can do
   /// with. Three consumers need 160, and float32's boxes of Q are three times as many.
   constexpr int producer_registers() const {
+    if (stream_k) return 152;  // they merge, too
     if (consumers >= 3) return 32;
     return consumers == 2 && !bf16x3 ? 40 : 56;
   }
@@ -80,11 +91,13 @@ struct FwdSm90Config {
   constexpr int ring() const { return stages_pairs() ? stages_beside_pairs : stages; }
   constexpr int v_at() const { return k_at() + ring() * k_bytes(); }
   constexpr int barriers_at() const { return v_at() + ring() * v_stage_bytes(); }
-  constexpr int barriers() const { return 2 * consumers + 4 * ring() + 4; }
+  constexpr int barriers() const { return 2 * consumers + 4 * ring() + 4 + (stream_k ? 2 : 0); }
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
   constexpr int next_at() const { return work_tiles_at() + 2 * consumers * kWorkTileBytes; }
+  constexpr int units_at() const { return next_at() + 16; }
+  constexpr int units_bytes() const { return stream_k ? (kStreamSequences + 4) * 4 + kShareBytes : 0; }
   /// Two blocks of elements for each warp's 16 rows; 16 bytes more a row, so that eight rows begin in different banks.
-  constexpr int pairs_at() const { return next_at() + 16; }
+  constexpr int pairs_at() const { return units_at() + units_bytes(); }
   constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
   constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
@@ -98,6 +111,8 @@ struct FwdSm90Config {
     return beside_pairs > up_to_pairs(stages) ? beside_pairs : up_to_pairs(stages);
   }
   static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
+  static constexpr int kShareBytes = 48;     ///< of StreamShare
+  static_assert(sizeof(StreamShare) <= kShareBytes);
 };
 
 /// What a consumer does with a tile: its 64 rows, and blocks of keys. The planner writes it before it signals
@@ -111,6 +126,7 @@ struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
 /// CTAs of a launch: at most as many as the GPU holds at a time, in whole clusters.
 template <class Grid, class Config>
 constexpr Grid fwd_sm90_grid(const ForwardArgs& args, const Config& config) {
+  if (args.part_rows > 0) return {args.num_splits};
   const int64_t tiles = query_tiles(args, config.tile_m()).count();
   const int64_t slots = args.slots > 0 ? args.slots : 1;
   return {(tiles < slots ? tiles : slots) * config.cluster};
@@ -156,9 +172,20 @@ struct FwdSm90Memory {
     return barrier(2 * kConfig.consumers + 4 * kConfig.ring() + turn % 2);
   }
   __device__ __forceinline__ uint32_t empty_next(uint32_t turn) const { return full_next(turn) + 16; }
+  /// Stream-K: the part of the share's first tile (even), or of its last, is written.
+  __device__ __forceinline__ uint32_t part_written(int part) const {
+    return full_next(0) + 32 + 8 * (part & 1);
+  }
   /// The index of the tile after the one of this turn.
   __device__ __forceinline__ uint32_t next(uint32_t turn) const {
     return base + kConfig.next_at() + turn % 2 * 4;
+  }
+
+  /// Stream-K: units before each sequence, and of all; whether all parts of a tile are there.
+  __device__ __forceinline__ int* units() const { return reinterpret_cast<int*>(bytes + kConfig.units_at()); }
+  __device__ __forceinline__ int* all_parts() const { return units() + kStreamSequences + 1; }
+  __device__ __forceinline__ StreamShare* share() const {
+    return reinterpret_cast<StreamShare*>(units() + kStreamSequences + 4);
   }
 
   /// By one thread; the others see the barriers after a __syncthreads().
@@ -173,6 +200,7 @@ struct FwdSm90Memory {
       ptx::mbarrier_init(empty_k(s), 4 * kConfig.consumers);
       ptx::mbarrier_init(empty_v(s), 4 * kConfig.consumers);
     }
+    for (int part = 0; kConfig.stream_k && part < 2; ++part) ptx::mbarrier_init(part_written(part), 4);
     for (uint32_t turn = 0; turn < 2; ++turn) {
       ptx::mbarrier_init(full_next(turn), 1);
       ptx::mbarrier_init(empty_next(turn), kConfig.next_readers());

@@ -116,6 +116,12 @@ struct FwdSm90Consumer {
         release(memory.empty_q(w));
       }
       end_tile(blocks);
+      if constexpr (kConfig.stream_k) {
+        if (args.f.num_splits > 1 && work->split >= 0) {
+          __syncwarp();  // the warp's rows are written
+          release(memory.part_written(work->split));
+        }
+      }
     }
     if (kConfig.ping_pong && w == 0) ptx::barrier_wait(1, 256);  // the turn that nobody takes any more
   }

@@ -37,13 +37,18 @@ struct FwdSm90Epilogue {
   /// row_sum_in_mma. A warp with any output that is not finite computes its rows again.
   template <class Rows, int kRegsO>
   __device__ __forceinline__ void write(const float (&acc_o)[kRegsO], const Rows& rows) const {
+    if constexpr (kConfig.stream_k) {
+      if (warp_row >= work.end_row) return;
+    }
     if (any_not_finite(acc_o)) {
       write_exact_rows();
       return;
     }
     float factor[2];
     row_factors(acc_o, rows, factor);
-    if (args.o_in_vectors) {
+    if (kConfig.stream_k && writes_part(f, work)) {
+      store_part(acc_o, factor);
+    } else if (args.o_in_vectors) {
       if constexpr (sizeof(T) == 2) store_vectors(acc_o, factor);  // never for float32
     } else {
       store_pairs(acc_o, factor);
@@ -127,6 +132,28 @@ struct FwdSm90Epilogue {
     }
   }
 
+  /// A part of O, whose rows are whole in memory: two elements at a time.
+  template <int kRegsO>
+  __device__ __forceinline__ void store_part(const float (&acc_o)[kRegsO], const float (&factor)[2]) const {
+    if (f.p.head_dim_v % 2 != 0) {
+      store_pairs(acc_o, factor);
+      return;
+    }
+    const int used_row = work.span.used_q * packed_heads(f), lane_column = 2 * (lane % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_at(half);
+      if (row >= used_row) continue;
+      float* const to = f32_row(f, work, query_row(f, work, row)) + lane_column;
+#pragma unroll
+      for (int n8 = 0; n8 < kColumns / 8; ++n8) {
+        if (n8 * 8 + lane_column < f.p.head_dim_v)
+          *reinterpret_cast<float2*>(to + n8 * 8) = make_float2(acc_o[4 * n8 + 2 * half] * factor[half],
+                                                                acc_o[4 * n8 + 2 * half + 1] * factor[half]);
+      }
+    }
+  }
+
   /// O, or this split's part of it, element by element: any alignment, any number of columns.
   template <int kRegsO>
   __device__ __forceinline__ void store_pairs(const float (&acc_o)[kRegsO], const float (&factor)[2]) const {
@@ -135,7 +162,7 @@ struct FwdSm90Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(half);
-      if (row >= work.end_row || (f.num_splits > 1 && row >= used_row)) continue;
+      if (row >= work.end_row || (writes_part(f, work) && row >= used_row)) continue;
       const auto store = [&](auto* to) {
         using Out = std::remove_pointer_t<decltype(to)>;
 #pragma unroll
@@ -146,7 +173,7 @@ struct FwdSm90Epilogue {
         }
       };
       const QueryRow r = query_row(f, work, row);
-      if (stores_f32(f)) {
+      if (stores_f32(f, work)) {
         store(f32_row(f, work, r) + first_column + lane_column);
       } else {
         store(o_row<T>(f, work, r) + first_column + lane_column);

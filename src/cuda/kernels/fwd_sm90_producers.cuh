@@ -4,10 +4,12 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/kernels/fwd_sm90_stream_k.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "tile/key_rows.hpp"
 
 namespace fovea::cuda {
 
@@ -64,6 +66,10 @@ __device__ __forceinline__ int cta_rank() {
 template <bool kTakes, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
+  if constexpr (Memory::kConfig.stream_k) {
+    for_each_tile_of_share(args, memory, visit);
+    return;
+  }
   constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
   const ForwardArgs& f = args.f;
   const tile::QueryTiles tiles = query_tiles(f, kTileM);
@@ -85,7 +91,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   for (uint32_t turn = 0; index < count; ++turn) {
     const tile::WorkTile work = tiles.at(index);
     if (work.valid) {
-      const tile::SequenceSpan span = tile::sequence_span(f.p, work.batch);
+      const tile::SequenceSpan span = tile::cached_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
       visit(work, span, first_row,
             tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits));
@@ -94,35 +100,81 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   }
 }
 
-/// Loads K and V: one thread.
+/// Where TMA finds the keys of a tile: of one sequence and key head. Producers have few registers.
+struct TmaKeys {
+  const TmaForwardArgs& args;
+  int head;
+  int sequence;   ///< of k and v; of the table, where there is one
+  int first_row;  ///< of key 0; the last key, where there is a table
+
+  __device__ __forceinline__ TmaKeys(const TmaForwardArgs& args_, const tile::WorkTile& work,
+                                     const tile::SequenceSpan& span)
+      : args(args_),
+        head(args.f.pack_group ? work.head
+                               : static_cast<int>(static_cast<unsigned>(work.head) / args.f.p.group)),
+        sequence(paged() ? work.batch : tile::cache_of(args.f.p, work.batch)),
+        first_row(paged() ? span.used_k - 1 : static_cast<int>(span.row_k)) {}
+
+  __device__ __forceinline__ bool paged() const { return args.f.p.page_table.data != nullptr; }
+  /// Calls visit(first key of the box in the block, row, head, sequence or page) for the boxes of kTileN keys from `key` on.
+  template <int kTileN, class Visit>
+  __device__ __forceinline__ void for_each_box(int key, const Visit& visit) const {
+#pragma unroll 1
+    for (int first = 0; first < kTileN; first += args.box_keys) visit_box(key, first, visit);
+  }
+  /// One of them. Behind the last key no entry of the table is read: the block's first box is loaded again, for keys that no
+  /// row sees.
+  template <class Visit>
+  __device__ __forceinline__ void visit_box(int key, int first, const Visit& visit) const {
+    tile::PageRow at = {sequence, first_row + key};  // without pages a box is the block
+    if (paged()) at = tile::page_row(args.f.p, sequence, key + first <= first_row ? key + first : key);
+    visit(first, at.row, head, at.page);
+  }
+};
+
+/// Loads K and V: one thread; with stream_k one warp, whose lanes look up pages at the same time.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                                                    const FwdSm90Memory<Instance>& memory) {
   using Memory = FwdSm90Memory<Instance>;
-  constexpr int kTileN = Memory::kConfig.tile_n;
-  const tile::AttentionParams& p = args.f.p;
-  ptx::tma_prefetch(args.q);
-  ptx::tma_prefetch(args.k);
-  ptx::tma_prefetch(args.v);
+  constexpr int kTileN = Memory::kConfig.tile_n, kRowBytes = Memory::kConfig.kRowBytes;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane == 0) {
+    ptx::tma_prefetch(args.q);
+    ptx::tma_prefetch(args.k);
+    ptx::tma_prefetch(args.v);
+  }
   StageRing<Memory::kConfig.ring()> ring;
   for_each_tile<true>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
-        const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
-        const int head =
-            args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
+        const TmaKeys keys(args, work, span);
         BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
 #pragma unroll 1
         for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
-          const int row = static_cast<int>(span.row_k) + n * kTileN;
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
                                 uint32_t empty) {
+            const int strips = bytes / (kTileN * kRowBytes);
+            const auto load_strip = [&](int s, int first, int row, int head, int batch) {
+              ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.kStrip, row,
+                            head, batch);
+            };
             ptx::mbarrier_wait(empty, ring.phase ^ 1);
-            ptx::mbarrier_arrive_expect(full, bytes);
-            for (int s = 0; s * kTileN * Memory::kConfig.kRowBytes < bytes; ++s) {
-              ptx::tma_load(to + s * kTileN * Memory::kConfig.kRowBytes, map, full,
-                            s * Memory::kConfig.kStrip, row, head, batch);
+            if constexpr (Memory::kConfig.stream_k) {
+              if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
+              __syncwarp();  // bytes are expected before any arrives
+              for (int i = lane; i / strips * args.box_keys < kTileN; i += 32) {
+                keys.visit_box(n * kTileN, i / strips * args.box_keys,
+                               [&](int first, int row, int head, int batch) {
+                                 load_strip(i % strips, first, row, head, batch);
+                               });
+              }
+            } else {
+              ptx::mbarrier_arrive_expect(full, bytes);
+              keys.for_each_box<kTileN>(n * kTileN, [&](int first, int row, int head, int batch) {
+                for (int s = 0; s < strips; ++s) load_strip(s, first, row, head, batch);
+              });
             }
           };
           load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),

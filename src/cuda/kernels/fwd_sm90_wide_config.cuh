@@ -21,6 +21,7 @@ struct FwdSm90WideConfig {
   static constexpr int kRows = 64, kConsumers = 2;
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
   static constexpr int tile_n = 64;
+  static constexpr bool stream_k = false;
   static constexpr int kStrip = 64, kRowBytes = 128;      ///< columns of a strip, and their bytes
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
   static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for

@@ -9,40 +9,39 @@
 
 namespace fovea::cuda {
 
-/// Calls visit(first row of keys, head, batch, number of the block) for each block of keys of each tile, the last of a
-/// tile first. Blocks are counted over all tiles of the CTA, as the consumers do.
+/// Calls visit(keys of the tile, first key, number of the block) for each block of keys of each tile, the last of a tile
+/// first. Blocks are counted over all tiles of the CTA, as the consumers do.
 template <bool kTakes, class Memory, class Visit>
 __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, const Memory& memory,
                                                     Visit&& visit) {
-  const tile::AttentionParams& p = args.f.p;
   uint32_t block = 0;
   for_each_tile<kTakes>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& loads) {
-        const int batch = p.cu_seqlens_k != nullptr ? 0 : work.batch;
-        const int head =
-            args.f.pack_group ? work.head : static_cast<int>(static_cast<unsigned>(work.head) / p.group);
+        const TmaKeys keys(args, work, span);
 #pragma unroll 1
         for (int n = loads.end - 1; n >= loads.begin; --n, ++block)
-          visit(static_cast<int>(span.row_k) + n * Memory::kConfig.tile_n, head, batch, block);
+          visit(keys, n * Memory::kConfig.tile_n, block);
       });
 }
 
-/// Loads strips [first_strip, first_strip + strips) of a block of keys to `to`: where CTAs share their loads, each those
-/// of its rank, for all of them.
+/// Loads strips [first_strip, first_strip + strips) of the block of keys from `key` on to `to`: where CTAs share their loads,
+/// each those of its rank, for all of them.
 template <class Memory>
 __device__ __forceinline__ void load_strips(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                            int first_strip, int strips, int row, int head, int batch) {
-  constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
-  for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster) {
-    const uint32_t at = to + s * kConfig.kStripBytes;
-    const int column = (first_strip + s) * kConfig.kStrip;
-    if constexpr (kConfig.cluster == 1) {
-      ptx::tma_load(at, map, full, column, row, head, batch);
-    } else {
-      ptx::tma_load_multicast(at, map, full, column, row, head, batch, (1u << kConfig.cluster) - 1);
+                                            int first_strip, int strips, const TmaKeys& keys, int key) {
+  keys.for_each_box<FwdSm90WideConfig::tile_n>(key, [&](int first, int row, int head, int batch) {
+    constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
+    for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster) {
+      const uint32_t at = to + s * kConfig.kStripBytes + first * kConfig.kRowBytes;
+      const int column = (first_strip + s) * kConfig.kStrip;
+      if constexpr (kConfig.cluster == 1) {
+        ptx::tma_load(at, map, full, column, row, head, batch);
+      } else {
+        ptx::tma_load_multicast(at, map, full, column, row, head, batch, (1u << kConfig.cluster) - 1);
+      }
     }
-  }
+  });
 }
 
 /// Loads K: one thread.
@@ -50,7 +49,7 @@ template <class Memory>
 __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& args, const Memory& memory) {
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.k);
-  for_each_wide_block<true>(args, memory, [&](int row, int head, int batch, uint32_t block) {
+  for_each_wide_block<true>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     const int c = static_cast<int>(block & 1);
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_k(); ++piece) {
@@ -59,7 +58,7 @@ __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& ar
       const uint32_t full = memory.full_k(c, piece);
       ptx::mbarrier_arrive_expect(full, kConfig.strips_of(piece) * kConfig.kStripBytes);
       load_strips<Memory>(args.k, memory.k(piece), full, piece * kConfig.kPieceStrips,
-                          kConfig.strips_of(piece), row, head, batch);
+                          kConfig.strips_of(piece), keys, key);
     }
   });
 }
@@ -70,11 +69,11 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
                                                           int c) {
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.v);
-  for_each_wide_block<false>(args, memory, [&](int row, int head, int batch, uint32_t block) {
+  for_each_wide_block<false>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     ptx::mbarrier_wait(memory.empty_v(c), (block & 1) ^ 1);
     ptx::mbarrier_arrive_expect(memory.full_v(c), kConfig.strips_v() * kConfig.kStripBytes);
     load_strips<Memory>(args.v, memory.v(c), memory.full_v(c), c * kConfig.strips_v(), kConfig.strips_v(),
-                        row, head, batch);
+                        keys, key);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "cuda/warp/shared_tile.cuh"
 #include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
+#include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
 #include "tile/tile_scheduler.hpp"
@@ -23,7 +24,7 @@ namespace fovea::cuda {
 struct FwdTf32Place {
   FwdWorkTile work;
   int n_begin, n_end;  ///< blocks of keys
-  const float *k, *v;  ///< key 0 of the sequence
+  const char *k, *v;   ///< of key_rows
 };
 
 struct FwdTf32Config {
@@ -113,11 +114,10 @@ struct FwdTf32Cta {
         tile::split_blocks(key_blocks_of_rows(args, work.span, work.first_row, work.end_row, kTileN),
                            work.split, args.num_splits);
     const int head_kv = args.pack_group ? work.head : work.head / p.group;
-    const float* const k =
-        reinterpret_cast<const float*>(p.k.data) + p.k.offset(work.batch, work.span.row_k, head_kv);
-    const float* const v =
-        reinterpret_cast<const float*>(p.v.data) + p.v.offset(work.batch, work.span.row_k, head_kv);
-    if (thread == 0) place = {work, blocks.begin, blocks.end, k, v};
+    if (thread == 0) {
+      place = {work, blocks.begin, blocks.end, tile::key_rows(p, p.k, work.span, work.batch, head_kv, 4).data,
+               tile::key_rows(p, p.v, work.span, work.batch, head_kv, 4).data};
+    }
     const int warp_row = work.first_row + warp * kWarpM;
     if (lane == 0) {
       blocks_of_warp[warp] =
@@ -210,16 +210,26 @@ struct FwdTf32Cta {
     const unsigned block = rest / width, plane = first + rest % width;
     const int batch = static_cast<int>(plane / heads), head = static_cast<int>(plane % heads);
     const int first_row = static_cast<int>(blocks - 1 - block) * kTileM;
-    const tile::SequenceSpan span = tile::sequence_span(p, batch);
+    const tile::SequenceSpan span = tile::cached_span(p, batch);
     return {span,      batch,
             head,      static_cast<int>(blockIdx.y),
             first_row, min(first_row + kTileM, span.used_q * packed_heads(args))};
   }
-  __device__ __forceinline__ void copy_keys(float* to, const float* from, const tile::RowsView& view,
+  __device__ __forceinline__ void copy_keys(float* to, const char* from, const tile::RowsView& view,
                                             int columns, uint32_t bit, int n) const {
-    const RowSource rows = {reinterpret_cast<const char*>(from), view.row * 4, place.work.span.used_k,
-                            columns, opaque((p.aligned16 & bit) != 0)};
-    copy_tile_either<TileKv, kThreads>(ptx::shared_address(to), rows, n * kTileN, opaque(thread));
+    const bool aligned = opaque((p.aligned16 & bit) != 0);
+    if (kConfig.general && p.page_table.data != nullptr) {
+      const FwdWorkTile& work = place.work;
+      const tile::KeyRows rows = {p, view, from, work.batch, 4, static_cast<int>(work.span.row_k)};
+      gather_tile<TileKv, kThreads>(ptx::shared_address(to), columns, aligned, opaque(thread),
+                                    [&](int r) -> const char* {
+                                      const int j = n * kTileN + r;
+                                      return j < work.span.used_k ? rows.row(j) : nullptr;
+                                    });
+    } else {
+      const RowSource rows = {from, view.row * 4, place.work.span.used_k, columns, aligned};
+      copy_tile_either<TileKv, kThreads>(ptx::shared_address(to), rows, n * kTileN, opaque(thread));
+    }
     ptx::cp_async_commit();
   }
 };

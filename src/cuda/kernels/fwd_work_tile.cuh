@@ -19,7 +19,8 @@ namespace fovea::cuda {
 /// those of all query heads of one key head (ForwardArgs).
 struct FwdWorkTile {
   tile::SequenceSpan span;
-  int batch, head, split;  ///< `head` of q, or of k for a packed group
+  int batch, head;         ///< `head` of q, or of k for a packed group
+  int split;               ///< the part that it writes where num_splits > 1; -1: none, but o and lse
   int first_row, end_row;  ///< [first_row, end_row) exist; may be none
 };
 
@@ -45,8 +46,16 @@ __device__ __forceinline__ tile::KvBlocks key_blocks_of_rows(const ForwardArgs& 
   return tile::kv_blocks(f.p, span, query_of_row(f, first_row), query_of_row(f, end_row - 1) + 1, tile_n);
 }
 
+/// Whether the tile's outputs are a part, to be merged with others.
+__device__ __forceinline__ bool writes_part(const ForwardArgs& f, const FwdWorkTile& work) {
+  return f.num_splits > 1 && work.split >= 0;
+}
 /// Index of the row in part_lse, and in part_o of head_dim_v columns.
 __device__ __forceinline__ int64_t part_row(const ForwardArgs& f, const FwdWorkTile& work, QueryRow r) {
+  if (f.part_rows > 0) {
+    const int heads = packed_heads(f);
+    return int64_t{work.split} * f.part_rows + r.query * heads + r.head - work.head * heads;
+  }
   return ((static_cast<int64_t>(work.split) * f.p.batch + work.batch) * f.p.heads_q + r.head) * f.p.seqlen_q +
          r.query;
 }
@@ -56,18 +65,18 @@ __device__ __forceinline__ T* o_row(const ForwardArgs& f, const FwdWorkTile& wor
   return reinterpret_cast<T*>(f.p.o.data) + f.p.o.offset(work.batch, work.span.row_q + r.query, r.head);
 }
 /// Whether outputs are float32: a float32 o, or parts of a split.
-__device__ __forceinline__ bool stores_f32(const ForwardArgs& f) {
-  return f.num_splits > 1 || f.p.o_is_f32();
+__device__ __forceinline__ bool stores_f32(const ForwardArgs& f, const FwdWorkTile& work) {
+  return writes_part(f, work) || f.p.o_is_f32();
 }
 /// Where they go then.
 __device__ __forceinline__ float* f32_row(const ForwardArgs& f, const FwdWorkTile& work, QueryRow r) {
-  return f.num_splits > 1 ? f.part_o + part_row(f, work, r) * f.p.head_dim_v : o_row<float>(f, work, r);
+  return writes_part(f, work) ? f.part_o + part_row(f, work, r) * f.p.head_dim_v : o_row<float>(f, work, r);
 }
 
 /// Writes lse (natural logarithm), or that of this split, which only rows up to used_q have.
 __device__ __forceinline__ void write_lse(const ForwardArgs& f, const FwdWorkTile& work, QueryRow r,
                                           float lse) {
-  if (f.num_splits > 1) {
+  if (writes_part(f, work)) {
     f.part_lse[part_row(f, work, r)] = lse;
   } else if (f.p.lse.data != nullptr) {
     f.p.lse.data[f.p.lse.offset(work.batch, r.head, work.span.row_q + r.query)] = lse;
@@ -81,9 +90,9 @@ __device__ __forceinline__ float finish_row(const ForwardArgs& f, const FwdWorkT
                                             float base, float sum, bool writes_lse) {
   const bool used = r.query < work.span.used_q;
   const float sink =
-      used && f.p.sink != nullptr && f.num_splits == 1 ? f.p.sink[r.head] * tile::kLog2e : -INFINITY;
+      used && f.p.sink != nullptr && !writes_part(f, work) ? f.p.sink[r.head] * tile::kLog2e : -INFINITY;
   const RowEnd end = used ? end_of_row(base, sum, sink) : RowEnd{};
-  if (writes_lse && (used || f.num_splits == 1)) write_lse(f, work, r, end.lse_log2 * tile::kLn2);
+  if (writes_lse && (used || !writes_part(f, work))) write_lse(f, work, r, end.lse_log2 * tile::kLn2);
   return end.factor;
 }
 
@@ -133,20 +142,19 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const int head_kv = r.head / p.group;
   const bool used = r.query < work.span.used_q;
   ExactRow<kColumns> exact;
-  exact.add(
-      p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
-      reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
-      reinterpret_cast<const T*>(p.k.data) + p.k.offset(work.batch, work.span.row_k, head_kv),
-      reinterpret_cast<const T*>(p.v.data) + p.v.offset(work.batch, work.span.row_k, head_kv) + first_column,
-      columns, used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end);
+  exact.add(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
+            reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
+            tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(T)),
+            tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(T), first_column), columns,
+            used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end);
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
-  if (!used && f.num_splits > 1) return;
+  if (!used && writes_part(f, work)) return;
 #pragma unroll
   for (int c32 = 0; c32 < ExactRow<kColumns>::kPerLane; ++c32) {
     const int c = lane + 32 * c32;
     if (c >= columns) break;
-    if (sizeof(T) == 4 || stores_f32(f)) {
+    if (sizeof(T) == 4 || stores_f32(f, work)) {
       f32_row(f, work, r)[first_column + c] = exact.o[c32] * factor;
     } else {
       o_row<T>(f, work, r)[first_column + c] = static_cast<T>(exact.o[c32] * factor);

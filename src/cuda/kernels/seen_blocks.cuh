@@ -152,7 +152,7 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   const int h = static_cast<int>(tiles / view.tiles % view.heads),
             b = static_cast<int>(tiles / view.tiles / view.heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const tile::SequenceSpan span = tile::sequence_span(p, b);
+  const tile::SequenceSpan span = tile::cached_span(p, b);
   const int used_tile = kKeys ? span.used_k : span.used_q, used_block = kKeys ? span.used_q : span.used_k;
   const SeenRange rows = {tile * view.tile_rows, min((tile + 1) * view.tile_rows, used_tile)};
   // Where heads differ, those of a group share a tile of keys.

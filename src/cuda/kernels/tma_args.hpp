@@ -11,11 +11,13 @@ namespace fovea::cuda {
 ///   q      (D, group, rows, heads, batch): with pack_group the heads of a group are a dimension of their
 ///          own, and `heads` those of k, so that a box of kTmaRowsQ rows holds those of a packed tile; else
 ///          group is 1.
-///   k, v   (D or Dv, rows, heads_kv, batch), boxes of the kernel's tile_n rows.
+///   k, v   (D or Dv, rows, heads_kv, batch), boxes of `box_keys` rows: the kernel's tile_n, or where keys lie in pages a
+///          divisor of it and of the page, and then (D or Dv, rows of a page, heads_kv, pages).
 /// Packed sequences: batch is 1, rows are all rows. bf16x3: the copies, kBf16x3Parts * bf16x3_columns wide.
 struct TmaForwardArgs {
   ForwardArgs f;
   CUtensorMap q, k, v;
+  int box_keys = 0;
   /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
   /// each instruction that needs it, and takes no register.
   float scale_log2 = 0;

@@ -48,7 +48,7 @@ Grid grid_of(const Kernel& kernel, const BackwardArgs& args) {
 }
 
 bool takes_part(const Kernel& kernel, const ForwardArgs& args) {
-  return kernel.kind != KernelKind::kCombine || args.num_splits > 1;
+  return kernel.kind != KernelKind::kCombine || (args.num_splits > 1 && args.part_rows == 0);
 }
 bool takes_part(const Kernel&, const BackwardArgs&) {
   return true;
@@ -58,8 +58,13 @@ bool takes_part(const Kernel&, const BackwardArgs&) {
 std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   std::string text;
   if (!kernels.before.empty()) text += std::string(", operands as bf16x3 by ") + kernels.before.front()->name;
-  if (args.pack_group) text += ", " + std::to_string(args.p.group) + " query heads in a tile";
-  if (args.num_splits > 1) {
+  if (args.pack_group) {
+    const int rows = kernels.main->tile_m;
+    text += ", " + std::to_string(std::min(args.p.group, rows)) + " query heads in a tile";
+  }
+  if (args.part_rows > 0) {
+    text += ", keys in " + std::to_string(args.num_splits) + " equal shares";
+  } else if (args.num_splits > 1) {
     text +=
         ", keys split in " + std::to_string(args.num_splits) + ", merged by " + kernels.after.front()->name;
   }

@@ -109,6 +109,9 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
+  bool pages = false;  ///< forward: finds keys by a table of pages, where there is one
+  bool stream_k =
+      false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile

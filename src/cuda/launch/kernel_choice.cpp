@@ -122,6 +122,33 @@ std::string tma_clause(const Kernel& k, const KernelRequest& r) {
   return k.tma ? tma_cannot_because(r.problem, k.bf16x3) : "";
 }
 
+/// TMA copies boxes of keys that lie in one page.
+std::string pages_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.tma || !r.problem.has(Role::kPageTable)) return "";
+  if (r.problem.has(Role::kLeftPadK))
+    return "copies pages by TMA from their first row on: not with leftpad_k";
+  const int box = tma_box_keys(k.tile_n, static_cast<int>(r.problem.cache_rows));
+  if (box >= kTmaFewestKeys) return "";
+  return "copies pages by TMA in boxes of " + std::to_string(kTmaFewestKeys) +
+         " keys or more that divide a page and its tile of " + std::to_string(k.tile_n) + ", pages of " +
+         std::to_string(r.problem.cache_rows) + " allow " + std::to_string(box);
+}
+
+std::string stream_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.stream_k) return "";
+  const AttentionProblem& p = r.problem;
+  if (!p.packed_k && !p.has(Role::kSeqUsedK))
+    return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
+  const int64_t rows = p.seqlen_q * (packs_group(p, k) ? p.group() : 1);
+  if (rows > k.tile_m)
+    return "is for queries of a key head that fit a tile of " + std::to_string(k.tile_m) +
+           " rows, this problem has " + std::to_string(rows);
+  if (p.batch > kStreamSequences)
+    return "is for up to " + std::to_string(kStreamSequences) + " sequences, this problem has " +
+           std::to_string(p.batch);
+  return "";
+}
+
 std::string alignment_clause(const Kernel& k, const KernelRequest& r) {
   const uint32_t inputs = input_bits(r.problem.pass);
   if (!k.aligned_only || (!r.any_address && (r.aligned16 & inputs) == inputs)) return "";
@@ -148,10 +175,10 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
-constexpr std::array kConditions = {
-    excluded_clause,  name_clause,          capability_clause, dtype_clause, length_clause,
-    head_size_clause, terms_clause,         keys_clause,       lists_clause, tma_clause,
-    alignment_clause, shared_memory_clause, dbias_clause};
+constexpr std::array kConditions = {excluded_clause,  name_clause,          capability_clause, dtype_clause,
+                                    length_clause,    head_size_clause,     terms_clause,      keys_clause,
+                                    lists_clause,     tma_clause,           pages_clause,      stream_clause,
+                                    alignment_clause, shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
@@ -221,13 +248,17 @@ uint32_t terms_known_by(const Kernel& k) {
   const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
                                k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
-  return k.terms | (general || !computes_scores ? uint32_t{kTermExpression} : 0u) |
-         (computes_scores ? 0u : uint32_t{kTermLists});
+  if (!computes_scores) return k.terms | kTermExpression | kTermLists | kTermCache | kTermPages;
+  const bool by_lists = (k.terms & kTermLists) != 0;
+  // A copy of float32 operands as bf16x3 has the rows of the tensors.
+  const bool of_cache = k.kind == KernelKind::kForward && !k.bf16x3 && !by_lists;
+  return k.terms | (general ? uint32_t{kTermExpression} : 0u) | (of_cache ? uint32_t{kTermCache} : 0u) |
+         (k.pages ? uint32_t{kTermPages} : 0u);
 }
 
 std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
   constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;  // coordinates are signed
-  const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed ? p.total_k : p.seqlen_k);
+  const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed_k ? p.total_k : p.seqlen_k);
   if (rows > kMostRows)
     return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
   constexpr std::array<Role, 4> kLoaded = {Role::kQ, Role::kK, Role::kV, Role::kDO};
@@ -239,7 +270,8 @@ std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
   }
   for (const Role role : loaded) {
     const TensorDesc& t = p[role];
-    for (size_t i = p.packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
+    const bool packed = has_keys(spec_of(role)) ? p.packed_k : p.packed;
+    for (size_t i = packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches
       const int64_t bytes = t.stride[i] * size_of(t.dtype);
       if (!copies && t.shape[i] > 1 && (bytes <= 0 || bytes >= kTmaStrideLimit)) {
         return std::string("copies by TMA, which takes strides of up to 2^40 bytes, above 0; ") +

@@ -10,7 +10,7 @@ namespace fovea::cuda {
 void sort_by_preference(std::span<const Kernel*> kernels) {
   const auto any_last = [](int size) { return size == 0 ? 1 << 30 : size; };
   const auto rank = [&](const Kernel* k) {
-    return std::tuple(k->kind, k->family, any_last(k->head_dim), any_last(k->head_dim_v),
+    return std::tuple(k->kind, k->family, any_last(k->head_dim), any_last(k->head_dim_v), !k->stream_k,
                       __builtin_popcount(k->terms), !k->aligned_only);
   };
   std::stable_sort(kernels.begin(), kernels.end(),

@@ -118,6 +118,8 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   }
 
   a.list_size = static_cast<int>(p.list_size);
+  a.caches = static_cast<int>(p.caches);
+  a.cache_rows = static_cast<int>(std::max<int64_t>(p.cache_rows, 1));
   a.seqlen_q = static_cast<int>(p.seqlen_q);
   a.seqlen_k = static_cast<int>(p.seqlen_k);
   a.total_q = p.total_q;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "cuda/kernels/bf16x3.hpp"
 #include "cuda/launch/params.hpp"
@@ -124,6 +125,16 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
   return static_cast<int>(ceil_div(steps, ceil_div(steps, best)));
 }
 
+int stream_lanes(int64_t heads, int64_t slots) {
+  // So much of the GPU may stay idle for it: reading takes fewer SMs than there are.
+  constexpr double kLeastBusy = 0.95;
+  for (int64_t lanes = std::min(heads, slots); lanes > 1; --lanes) {
+    const auto busy = static_cast<double>(slots / lanes * lanes);
+    if (heads % lanes == 0 && busy >= kLeastBusy * static_cast<double>(slots)) return static_cast<int>(lanes);
+  }
+  return 1;
+}
+
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
   const int64_t bytes = saturating_product(p.seqlen_k, (p.head_dim + p.head_dim_v) * size_of(p.dtype));
   // A quarter of the cache. It is two halves, and what SMs of both sides read may lie in both; Q, O and what
@@ -226,9 +237,21 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
                                       kMaxPartBytes / std::max<int64_t>(1, part_bytes));
   }
   Parts parts;
+  int64_t part_rows = saturating_product(args.num_splits, rows);
+  if (kernel.stream_k) {
+    const int64_t heads = args.pack_group ? p.heads_kv : p.heads_q, slots = std::max(1, args.slots);
+    args.part_lanes = stream_lanes(heads, slots);
+    const int64_t blocks = std::max<int64_t>(1, ceil_div(p.seqlen_k, kernel.tile_n));
+    const int64_t units = saturating_product(std::max<int64_t>(1, p.batch * heads / args.part_lanes), blocks);
+    args.num_splits = static_cast<int>(std::min(units, slots / args.part_lanes) * args.part_lanes);
+    args.part_rows = static_cast<int>(std::max<int64_t>(1, p.seqlen_q * (args.pack_group ? p.group() : 1)));
+    args.part_tag = (uint64_t{std::random_device()()} << 32) | std::random_device()();
+    layout.part_flags = parts.take(int64_t{2} * args.num_splits, sizeof(uint64_t));
+    part_rows = int64_t{2} * args.num_splits * args.part_rows;
+  }
   if (args.num_splits > 1) {
-    layout.part_o = parts.take(saturating_product(args.num_splits, rows), p.head_dim_v * 4);
-    layout.part_lse = parts.take(saturating_product(args.num_splits, rows), 4);
+    layout.part_o = parts.take(part_rows, p.head_dim_v * 4);
+    layout.part_lse = parts.take(part_rows, 4);
   }
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
@@ -239,7 +262,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   // A counter is set to 0 by a launch of its own, of 2 us. Two tiles a CTA, longest first, are even without it (one sequence of
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %).
   constexpr int64_t kWavesInTurn = 2;
-  if (kernel.persistent && ctas * args.num_splits > kWavesInTurn * args.slots && tiles_differ(p))
+  if (kernel.persistent && !kernel.stream_k && ctas * args.num_splits > kWavesInTurn * args.slots &&
+      tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
     args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, tile::kSeenQueries, p.seqlen_k, kernel.tile_n);
@@ -323,6 +347,7 @@ void SeenBlocksParts::point_into(char* workspace, tile::SeenBlocksView& view) co
 
 void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (part_o >= 0) a.part_o = reinterpret_cast<float*>(workspace + part_o);
+  if (part_flags >= 0) a.part_flags = reinterpret_cast<uint64_t*>(workspace + part_flags);
   if (part_lse >= 0) a.part_lse = reinterpret_cast<float*>(workspace + part_lse);
   if (bf16x3.q >= 0) a.bf16x3_q = workspace + bf16x3.q;
   if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;

@@ -32,6 +32,9 @@ double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, cons
 /// the same time. 1: no split. At most `largest`, which is what memory allows.
 int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest);
 
+/// Stream-K (tile/stream_k.hpp): how many heads neighbouring CTAs read at the same keys. Heads lie side by side in memory, so
+/// memory gives whole rows then, not pieces of the size of a head. A divisor of `heads`.
+int stream_lanes(int64_t heads, int64_t slots);
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
@@ -51,8 +54,8 @@ struct SeenBlocksParts {
 struct ForwardLayout {
   using Args = ForwardArgs;
 
-  Args args;                           ///< no pointers
-  int64_t part_o = -1, part_lse = -1;  ///< results of splits
+  Args args;                                            ///< no pointers
+  int64_t part_o = -1, part_lse = -1, part_flags = -1;  ///< results of splits
   Bf16x3Copies bf16x3;
   int64_t tile_counter = -1;  ///< of a persistent kernel; zeroed before each launch
   SeenBlocksParts seen;

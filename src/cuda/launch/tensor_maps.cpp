@@ -35,7 +35,7 @@ CUtensorMapDataType element_type(DType dtype) {
 }  // namespace
 
 CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimension> dimensions,
-                       const char* kernel, CUtensorMapSwizzle swizzle) {
+                       const char* kernel, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   std::array<cuuint64_t, kMaxDimensions> sizes{};
   std::array<cuuint64_t, kMaxDimensions> strides{};  // without the first, which is 1
   std::array<cuuint32_t, kMaxDimensions> box{}, steps{};
@@ -51,7 +51,7 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimensi
   const CUresult error = driver().tensor_map_encode_tiled(
       &map, element_type(dtype), static_cast<cuuint32_t>(dimensions.size()), const_cast<void*>(data),
       sizes.data(), strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) throw_cuda(std::string(kernel) + " (cuTensorMapEncodeTiled)", error);
   return map;
 }
@@ -75,14 +75,16 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
 }
 
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
-                        int box_columns, int box_rows, const char* kernel) {
-  const bool packed = p.cu_seqlens_k != nullptr;
+                        int box_columns, int box_rows, const char* kernel, CUtensorMapL2promotion promotion) {
+  const bool packed = p.cu_seqlens_k != nullptr, paged = p.page_table.data != nullptr;
+  const int64_t length = packed ? p.total_k : (paged ? p.cache_rows : p.seqlen_k);
+  const int64_t sequences = packed ? 1 : (paged || p.cache_batch != nullptr ? p.caches : p.batch);
   return tensor_map(rows.data, dtype,
                     std::array<TmaDimension, 4>{{{columns, 1, box_columns},
-                                                 {packed ? p.total_k : p.seqlen_k, rows.row, box_rows},
+                                                 {length, rows.row, box_rows},
                                                  {p.heads_kv, rows.head, 1},
-                                                 {packed ? 1 : p.batch, rows.batch, 1}}},
-                    kernel);
+                                                 {sequences, rows.batch, 1}}},
+                    kernel, CU_TENSOR_MAP_SWIZZLE_128B, promotion);
 }
 
 }  // namespace fovea::cuda

@@ -20,9 +20,10 @@ struct TmaDimension {
 tile::RowsView bf16x3_rows(char* data, int64_t heads, int64_t length, int columns);
 
 /// A map of up to five dimensions, the innermost first. Boxes lie in shared memory with `swizzle`; what is outside of
-/// the tensor reads as zeros. Throws RequestError(kCudaError) in the name of `kernel` where the driver refuses.
+/// the tensor reads as zeros. The second-level cache asks memory for pieces of `promotion`. Throws RequestError(kCudaError) in the name of `kernel` where the driver refuses.
 CUtensorMap tensor_map(const void* data, DType dtype, std::span<const TmaDimension> dimensions,
-                       const char* kernel, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B);
+                       const char* kernel, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 
 /// Rows of queries (q, o, d_o, dq), in boxes of `box_columns` x `box_rows`:
 ///   (columns, group, rows, heads / group, batch)
@@ -32,6 +33,7 @@ CUtensorMap map_of_queries(const tile::RowsView& rows, DType dtype, const tile::
                            int columns, int group, int box_columns, int box_rows, const char* kernel);
 /// Rows of keys (k, v, dk, dv): (columns, rows, heads_kv, batch), likewise.
 CUtensorMap map_of_keys(const tile::RowsView& rows, DType dtype, const tile::AttentionParams& p, int columns,
-                        int box_columns, int box_rows, const char* kernel);
+                        int box_columns, int box_rows, const char* kernel,
+                        CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 
 }  // namespace fovea::cuda

@@ -23,8 +23,9 @@ namespace fovea::cuda {
   /* Of kernels that are compiled for it alone. */                                                           \
   X(Expression, expression, "score or sees", p.expressions != nullptr)                                       \
   X(Lists, lists, "lists of keys", p.has(Role::kKeys))                                                       \
-  X(Cache, cache, "keys of a cache (page_table, cache_batch, leftpad_k, or cu_seqlens_q alone)",             \
-    p.has_cache())
+  X(Cache, cache, "keys of a cache (cache_batch, leftpad_k, or cu_seqlens_q alone)",                         \
+    p.has(Role::kCacheBatch) || p.has(Role::kLeftPadK) || p.packed != p.packed_k)                            \
+  X(Pages, pages, "page_table", p.has(Role::kPageTable))
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -43,8 +44,8 @@ enum Term : uint32_t {
 inline constexpr uint32_t kNoTerms = 0;
 /// Terms that only enter the end of a row, and cost nearly every kernel nothing.
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
-/// All that a kernel knows that is not compiled for an expression, for lists or for caches.
+/// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
-    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache);
+    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache | kTermPages);
 
 }  // namespace fovea::cuda

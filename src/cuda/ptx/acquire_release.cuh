@@ -1,12 +1,18 @@
 // Flags between CTAs (PTX ISA "Memory Consistency Model": ld.acquire, st.release).
 #pragma once
 
+#include <cstdint>
+
 namespace fovea::cuda::ptx {
 
 /// Sets a flag. A thread that sees its value through wait_for also sees the earlier memory writes of this
 /// thread, and of the threads that met it at a barrier after theirs.
 __device__ __forceinline__ void st_release(int* flag, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_release(uint64_t* flag, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
 /// What a flag holds now.
@@ -16,8 +22,30 @@ __device__ __forceinline__ int ld_acquire(const int* flag) {
   return seen;
 }
 
+__device__ __forceinline__ uint64_t ld_acquire(const uint64_t* flag) {
+  uint64_t seen;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+  return seen;
+}
+
+/// Clears a flag that has this value. Says whether it had: of several threads one.
+__device__ __forceinline__ bool take_flag(uint64_t* flag, uint64_t value) {
+  uint64_t seen;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, 0;"
+               : "=l"(seen)
+               : "l"(flag), "l"(value)
+               : "memory");
+  return seen == value;
+}
+
+/// Between a write and a read: of two threads that each write, pass this and read what the other wrote, one sees it.
+__device__ __forceinline__ void fence_sc() {
+  asm volatile("fence.sc.gpu;" ::: "memory");
+}
+
 /// Waits until a flag has this value, which another CTA sets by st_release.
-__device__ __forceinline__ void wait_for(const int* flag, int value) {
+template <class Word>
+__device__ __forceinline__ void wait_for(const Word* flag, Word value) {
   while (ld_acquire(flag) != value) {
   }
 }

@@ -1,6 +1,8 @@
 // Emulated. src/cuda/ptx has the same functions, with what the instructions do.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda_device.hpp"
 
 namespace fovea::cuda::ptx {
@@ -8,14 +10,27 @@ namespace fovea::cuda::ptx {
 inline void st_release(int* flag, int value) {
   *flag = value;
 }
+inline void st_release(uint64_t* flag, uint64_t value) {
+  *flag = value;
+}
 inline int ld_acquire(const int* flag) {
   return *flag;
 }
+inline uint64_t ld_acquire(const uint64_t* flag) {
+  return *flag;
+}
+inline bool take_flag(uint64_t* flag, uint64_t value) {
+  const bool had = *flag == value;
+  if (had) *flag = 0;
+  return had;
+}
+inline void fence_sc() {}
 // CTAs run one after the other, so a flag that no thread of this CTA sets either is never set: a hang.
-inline void wait_for(const int* flag, int value) {
+template <class Word>
+void wait_for(const Word* flag, Word value) {
   struct Wait {
-    const int* flag;
-    int value;
+    const Word* flag;
+    Word value;
   } wait{flag, value};
   emulation::wait_until(
       [](const void* of) {

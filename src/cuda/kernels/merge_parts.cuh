@@ -1,0 +1,150 @@
+// One row of the forward from parts of its keys:
+//
+//   lse = log(sum_n exp(lse_n) + exp(sink))      o = sum_n exp(lse_n - lse) o_n
+//
+// A warp merges a row. Reading part_o once bounds the time. Parts without a key (lse_n = -inf) do not count. A part with NaN
+// makes the row NaN, and so does lse_n = +inf.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/args.hpp"
+#include "cuda/ptx/special.cuh"
+#include "tile/log2.hpp"
+
+namespace fovea::cuda {
+
+/// The sum of the parts' weights, as its largest term and the rest.
+struct PartWeights {
+  float reference;  ///< weights are exp(lse_n - reference)
+  float inverse;    ///< of the sum of weights; 0 without a key
+  float lse;        ///< of the whole row
+};
+
+/// Writes element `offset` of o, which has type T unless it is float32.
+template <class T>
+__device__ __forceinline__ void store_o(const tile::AttentionParams& p, int64_t offset, float x) {
+  if (p.o_is_f32()) {
+    reinterpret_cast<float*>(p.o.data)[offset] = x;
+  } else {
+    reinterpret_cast<T*>(p.o.data)[offset] = T(x);
+  }
+}
+
+/// `PartAt`: the index in part_lse (and in part_o, times head_dim_v) of the row in part n. kInFlight: reads of part_o that a
+/// lane starts before it needs the first.
+template <class T, int kInFlight, class PartAt>
+struct MergeParts {
+  const ForwardArgs& args;
+  const tile::AttentionParams& p;
+  const int lane, count;  ///< of parts
+  const PartAt part_at;
+
+  __device__ __forceinline__ MergeParts(const ForwardArgs& arguments, int count_, const PartAt& part_at_)
+      : args(arguments),
+        p(arguments.p),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        count(count_),
+        part_at(part_at_) {}
+
+  /// Writes o and lse of query `query` of head `head`; `row_q` is the first row of the sequence.
+  __device__ __forceinline__ void write(int batch, int head, int64_t row_q, int query) const {
+    const PartWeights weights = weigh(head);
+    if (lane == 0 && p.lse.data != nullptr)
+      p.lse.data[p.lse.offset(batch, head, row_q + query)] = weights.lse;
+    write_o(p.o.offset(batch, row_q + query, head), weights);
+  }
+
+ private:
+  /// Weighs the parts, and the sink.
+  __device__ __forceinline__ PartWeights weigh(int head) const {
+    const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
+    float largest = -INFINITY;
+    for (int n = lane; n < count; n += 32) largest = fmaxf(largest, args.part_lse[part_at(n)]);
+    largest = fmaxf(warp_max(largest), sink);
+    const float reference = largest == -INFINITY ? 0.0f : largest;
+    float sum = 0;
+    bool has_key = false;
+    for (int n = lane; n < count; n += 32) {
+      const float lse = args.part_lse[part_at(n)];
+      has_key = has_key || lse != -INFINITY;
+      sum += exp_of(lse - reference);
+    }
+    has_key = __any_sync(~0u, has_key);
+    sum = warp_sum(sum);
+    if (p.sink != nullptr) sum += exp_of(sink - reference);
+    return {reference, has_key ? 1.0f / sum : 0.0f, has_key ? largest + logf(sum) : sink};
+  }
+
+  /// Writes the weighted sum of the parts' outputs. Columns go over the lanes, four at a time where rows of part_o are
+  /// multiples of 16 bytes.
+  __device__ __forceinline__ void write_o(int64_t offset, const PartWeights& weights) const {
+    const bool vector = p.head_dim_v % 4 == 0;
+    const int step = vector ? 128 : 32, width = vector ? 4 : 1;
+    for (int column = lane * width; column - lane * width < p.head_dim_v; column += step) {
+      float o[4] = {0, 0, 0, 0};
+      add_parts(weights, column, vector, o);
+      if (column >= p.head_dim_v) continue;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (c < width) store_o<T>(p, offset + column + c, o[c]);
+      }
+    }
+  }
+
+  /// o += the weighted outputs of all parts in one column, or four. Lanes hold the weights of 32 parts at a time, so all take
+  /// part, also those whose column does not exist.
+  __device__ __forceinline__ void add_parts(const PartWeights& weights, int column, bool vector,
+                                            float (&o)[4]) const {
+    static_assert(32 % kInFlight == 0);
+    for (int first = 0; first < count; first += 32) {
+      float weight = 0;
+      if (first + lane < count)
+        weight = exp_of(args.part_lse[part_at(first + lane)] - weights.reference) * weights.inverse;
+#pragma unroll 1
+      for (int begin = 0; begin < min(count - first, 32); begin += kInFlight) {
+        float4 x[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) x[i] = read_part(first + begin + i, column, vector);
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          const float w = __shfl_sync(~0u, weight, begin + i);
+          if (w == 0) continue;  // without a key: what is read there has no meaning
+          o[0] = fmaf(w, x[i].x, o[0]), o[1] = fmaf(w, x[i].y, o[1]), o[2] = fmaf(w, x[i].z, o[2]),
+          o[3] = fmaf(w, x[i].w, o[3]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float4 read_part(int n, int column, bool vector) const {
+    float4 x = make_float4(0, 0, 0, 0);
+    if (n >= count || column >= p.head_dim_v) return x;
+    const float* const from = args.part_o + part_at(n) * p.head_dim_v + column;
+    if (vector) {
+      x = *reinterpret_cast<const float4*>(from);
+    } else {
+      x.x = *from;
+    }
+    return x;
+  }
+
+  static __device__ __forceinline__ float exp_of(float x) {
+    return ptx::ex2(x * tile::kLog2e);
+  }
+  static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+  }
+  static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+    return x;
+  }
+};
+
+}  // namespace fovea::cuda
