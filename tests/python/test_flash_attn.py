@@ -108,6 +108,10 @@ def lengths(r, batch):
     return found
 
 
+def ints(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
 def starts(found, device):
     return torch.tensor([0, *found], device=device).cumsum(0).to(torch.int32)
 
@@ -252,21 +256,23 @@ def test_kvcache(module, seed, device):
 
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("module", [fa2, fa3])
-def test_kvcache_in_pages(module, seed):
+def test_kvcache_in_pages(module, seed, device):
     """Pages of any size, padding in front, new keys; with flash-attn 3 also packed queries, packed new keys and positions."""
-    d = Draw(700 + seed, "cpu")
+    d = Draw(700 + seed, device)
     r = d.r
     page = r.choice([1, 5, 16])
     columns = 80 // page
-    table = torch.tensor(r.sample(range(d.batch * columns + 3), d.batch * columns)).int().reshape(d.batch, columns)
-    pools = [torch.randn(d.batch * columns + 3, page, d.heads_k, d.size).to(d.dtype) for _ in range(2)]
-    used = torch.tensor([r.randint(1, 70) for _ in range(d.batch)]).int()
-    pad = torch.tensor([r.randint(0, int(n)) for n in used]).int() if r.random() < 0.5 else None
+    pages = r.sample(range(d.batch * columns + 3), d.batch * columns)
+    table = torch.tensor(pages, dtype=torch.int32, device=device).reshape(d.batch, columns)
+    pools = [torch.randn(d.batch * columns + 3, page, d.heads_k, d.size, device=device).to(d.dtype) for _ in range(2)]
+    used = torch.tensor([r.randint(1, 70) for _ in range(d.batch)], dtype=torch.int32, device=device)
+    padding = [r.randint(0, int(n)) for n in used]
+    pad = torch.tensor(padding, dtype=torch.int32, device=device) if r.random() < 0.5 else None
     packed = module is fa3 and r.random() < 0.6
     lengths = [r.randint(0 if packed else 1, 5) for _ in range(d.batch)] if packed else [r.randint(1, 5)] * d.batch
     added = [r.randint(0, 4) for _ in range(d.batch)] if packed else [r.choice([0, 3])] * d.batch
     q, k, v = (
-        [torch.randn(n, heads, d.size).to(d.dtype) for n in counts]
+        [torch.randn(n, heads, d.size, device=device).to(d.dtype) for n in counts]
         for heads, counts in ((d.heads, lengths), (d.heads_k, added), (d.heads_k, added))
     )
     expected_pools = [x.clone() for x in pools]
@@ -279,7 +285,7 @@ def test_kvcache_in_pages(module, seed):
     join = torch.cat if packed else torch.stack
     extra = {}
     if packed:
-        extra = {"cu_seqlens_q": starts(lengths, "cpu"), "cu_seqlens_k_new": starts(added, "cpu"), "max_seqlen_q": 5}
+        extra = {"cu_seqlens_q": starts(lengths, device), "cu_seqlens_k_new": starts(added, device), "max_seqlen_q": 5}
     if any(added):
         extra |= {"k": join(k), "v": join(v)}
     else:
@@ -301,14 +307,14 @@ def test_kvcache_in_pages(module, seed):
         at += lengths[b]
 
 
-def test_positions_of_packed_new_keys():
+def test_positions_of_packed_new_keys(device):
     """rotary_seqlens in place of cache_seqlens, packed, against one sequence at a time."""
-    angle = torch.rand(64, 4)
+    angle = torch.rand(64, 4, device=device)
     tables = {"rotary_cos": angle.cos(), "rotary_sin": angle.sin()}
-    q, k, v = (torch.randn(5, 2, 16) for _ in range(3))
-    first, used = torch.tensor([40, 3]).int(), torch.tensor([7, 0]).int()
-    cu = starts([2, 3], "cpu")
-    pools = [torch.randn(2, 20, 2, 16) for _ in range(2)]
+    q, k, v = (torch.randn(5, 2, 16, device=device) for _ in range(3))
+    first, used = ints([40, 3], device), ints([7, 0], device)
+    cu = starts([2, 3], device)
+    pools = [torch.randn(2, 20, 2, 16, device=device) for _ in range(2)]
     alone = [x.clone() for x in pools]
     packed = fa3.flash_attn_with_kvcache(
         q, *pools, k, v, cache_seqlens=used, cu_seqlens_q=cu, cu_seqlens_k_new=cu, rotary_seqlens=first, causal=True, **tables
@@ -330,12 +336,12 @@ def test_positions_of_packed_new_keys():
         assert torch.equal(got, wanted)
 
 
-def test_packed_queries_over_pages():
+def test_packed_queries_over_pages(device):
     """As vLLM calls it."""
-    q = torch.randn(9, 4, 16)
-    k, v = (torch.randn(6, 8, 2, 16) for _ in range(2))
-    table, used = torch.tensor([[4, 1], [0, 5]]).int(), torch.tensor([13, 6]).int()
-    sink, cu = torch.randn(4), starts([3, 6], "cpu")
+    q = torch.randn(9, 4, 16, device=device)
+    k, v = (torch.randn(6, 8, 2, 16, device=device) for _ in range(2))
+    table, used = ints([[4, 1], [0, 5]], device), ints([13, 6], device)
+    sink, cu = torch.randn(4, device=device), starts([3, 6], device)
     out = torch.empty_like(q)
     settings = {"cu_seqlens_q": cu, "max_seqlen_q": 6, "max_seqlen_k": 16, "causal": True, "block_table": table}
     made = fa3.flash_attn_varlen_func(
@@ -343,14 +349,14 @@ def test_packed_queries_over_pages():
     )
     assert made is out
     second = torch.empty_like(q)
-    by_starts = starts([13, 6], "cpu")
+    by_starts = starts([13, 6], device)
     assert fa2.flash_attn_varlen_func(q, k, v, cu_seqlens_k=by_starts, out=second, s_aux=sink, **settings) is second
     assert torch.equal(out, second)
     for b in range(2):
         rows = slice(int(cu[b]), int(cu[b + 1]))
         keys, values = (x[table[b].long()].flatten(0, 1)[None, : int(used[b])] for x in (k, v))
         plain.assert_close(out[rows], plain.attention(q[None, rows], keys, values, causal=True, sink=sink)[0][0])
-    dense = fa3.flash_attn_varlen_func(q, k[:2], v[:2], cu, max_seqlen_q=6, max_seqlen_k=8, seqused_k=torch.tensor([8, 2]).int())
+    dense = fa3.flash_attn_varlen_func(q, k[:2], v[:2], cu, max_seqlen_q=6, max_seqlen_k=8, seqused_k=ints([8, 2], device))
     plain.assert_close(dense[3:], plain.attention(q[None, 3:], k[1:2, :2], v[1:2, :2])[0][0])
 
 

@@ -100,9 +100,9 @@ def attend(
     options = {"seqused_k": None if used is None else used.to(torch.int32), **others}
     if queries.starts is not None:
         options |= {"cu_seqlens_q": queries.starts, "max_seqlen_q": int(queries.longest or 0)}
-    k_cache, v_cache, places = _as_options(cache)
+    places = _as_options(cache)
     o, lse = _flash.general(
-        q, k_cache, v_cache, softmax_scale, causal, window_size, softcap, False, return_softmax_lse, **options, **places
+        q, cache.k, cache.v, softmax_scale, causal, window_size, softcap, False, return_softmax_lse, **options, **places
     )
     if out is not None:
         o = out.copy_(o)
@@ -175,11 +175,7 @@ def _rotated(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
     return _rotary.rotate(x, rotary.cos[positions], rotary.sin[positions], rotary.interleaved)
 
 
-def _as_options(cache: Cache) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """k, v, and the options of fovea.attend that say where their rows lie. Fovea's GPU kernels read no caches yet: there the
-    chosen sequences are copied."""
-    k, v, chosen = cache.k, cache.v, cache.chosen
-    if chosen is not None and k.device.type != "cpu":
-        k, v, chosen = k[chosen.long()], v[chosen.long()], None
-    given = {"page_table": cache.pages, "cache_batch": chosen, "leftpad_k": cache.leftpad}
-    return k, v, {name: x.to(torch.int32).contiguous() for name, x in given.items() if x is not None}
+def _as_options(cache: Cache) -> dict[str, Tensor]:
+    """The options of fovea.attend that say where the rows of k and v lie."""
+    given = {"page_table": cache.pages, "cache_batch": cache.chosen, "leftpad_k": cache.leftpad}
+    return {name: x.to(torch.int32).contiguous() for name, x in given.items() if x is not None}

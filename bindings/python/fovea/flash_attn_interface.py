@@ -226,8 +226,7 @@ def flash_attn_with_kvcache(
 
     cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
     (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
-    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result. GPUs do
-    not have cache_leftpad, page_table and cu_seqlens_q here yet.
+    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
