@@ -165,6 +165,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "lengths": list(shape.lengths),
         "page": shape.page,
         "used": list(shape.used),
+        "append": shape.append,
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,
         "l2": "cold" if sets > 1 else "larger than L2" if shape.tensor_bytes > l2 else "warm",

@@ -57,7 +57,14 @@ class Inputs:
             ends = [0, *(end for _, end in shape.sequences)]
             self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device="cuda")
         self.used = torch.tensor(shape.used, dtype=torch.int32, device="cuda") if shape.used else None
+        self.new: dict[str, Tensor] = {}  # what OurCall is told of new rows, and the q that it rotates
+        if shape.append:
+            self._rotate_new_rows()
         self.pools, self.page_table = (self.k, self.v), None
+        if shape.append:
+            self.pools = self.k.clone(), self.v.clone()
+            for pool in self.pools:
+                pool[:, -shape.s_q :] = float("nan")  # rows that are not there yet
         if shape.page:
             self._make_pages(generator)
         # 2^(-8 h / heads), h from 1 on (Press et al. 2021, "Train short, test long", section 3).
@@ -68,6 +75,29 @@ class Inputs:
         if self.term:
             self.term_tensors = self.term.tensors(shape.b, shape.h_q, shape.s_q, shape.s_k, generator)
 
+
+    def _rotate_new_rows(self) -> None:
+        """k and q as they are once rotated; before, they go to `new`."""
+        shape = self.shape
+        rows, half = shape.s_q, shape.d // 2
+        self.used = torch.full((shape.b,), shape.s_k - rows, dtype=torch.int32, device="cuda")
+        theta = 10000.0 ** (-torch.arange(half, device="cuda", dtype=torch.float64) / half)
+        angles = torch.arange(shape.s_k, device="cuda", dtype=torch.float64)[:, None] * theta
+        cos, sin = angles.cos().to(self.q.dtype), angles.sin().to(self.q.dtype)
+        self.new = {
+            "q": self.q,
+            "k_new": self.k[:, -rows:].clone(),
+            "v_new": self.v[:, -rows:].clone(),
+            "rotary_cos": cos,
+            "rotary_sin": sin,
+        }
+
+        def turned(x: Tensor) -> Tensor:
+            (a, b), c, s = x.float().split(half, -1), cos[-rows:, None].float(), sin[-rows:, None].float()
+            return torch.cat((a * c - b * s, a * s + b * c), -1).to(x.dtype)
+
+        self.k[:, -rows:] = turned(self.new["k_new"])
+        self.q = turned(self.q)
 
     def _make_pages(self, generator: Any) -> None:
         """The keys and values once more, in pages in random order."""
@@ -84,7 +114,7 @@ class Inputs:
             pages[order] = rows.view(shape.b * columns, shape.page, *t.shape[2:])
             return pages
 
-        self.pools = pool(self.k), pool(self.v)
+        self.pools = pool(self.pools[0]), pool(self.pools[1])
 
 
 class Call:
@@ -126,6 +156,7 @@ class OurCall(Call):
         lse = torch.empty(rows, dtype=torch.float32, device="cuda")
         self._outputs = {"o": o, "lse": lse}
         tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, *inputs.pools, o), strict=True)}
+        tensors |= {name: view(t) for name, t in inputs.new.items()}
         if inputs.used is not None:
             tensors["seqused_k"] = view(inputs.used)
         if inputs.page_table is not None:
@@ -350,6 +381,8 @@ def flex_call(inputs: Inputs) -> Call:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     term, tensors = inputs.term, inputs.term_tensors
+    if any(tensor.numel() >= 2**31 for tensor in tensors.values()):
+        raise NotSupported("PyTorch 2.11 counts elements of captured tensors in 32 bits: illegal accesses beyond")
     of_term = term.flex_score(tensors) if term and term.flex_score else None
     sees = term.flex_sees(tensors) if term and term.flex_sees else None
 

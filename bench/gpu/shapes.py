@@ -42,6 +42,7 @@ class Shape:
     lengths: tuple[int, ...] = ()  # packed sequences; then b = 1 and s_q = s_k is their sum
     page: int = 0  # keys of a page of the cache, whose pages lie in random order; 0: no pages
     used: tuple[int, ...] = ()  # keys of each sequence of a cache; none: s_k
+    append: bool = False  # the last s_q keys come with the call: rotated, as the queries are, and written to the cache first
     group: str = "other"  # grid, special, wide, terms, decode or other
 
     @property
@@ -80,6 +81,8 @@ class Shape:
             parts.append("mixed")
         if self.page:
             parts.append(f"page{self.page}")
+        if self.append:
+            parts.append("append")
         return "_".join(parts)
 
     @property
@@ -221,7 +224,7 @@ def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16"
 
 def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
     """Few queries over a cache: one and four of them, few and many sequences; pages; sequences of many lengths; a part of a prompt;
-    a window."""
+    a window; a token that is rotated and appended first."""
 
     def row(t: str, b: int, s_q: int, s_k: int, heads: tuple[int, int, int], **more: object) -> Shape:
         h_q, h_kv, d = heads
@@ -241,6 +244,8 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
         found += [row(t, 64, 1, 32768, heads, used=mixed, page=page) for page in (0, 64, 16)]
         found += [row(t, 1, 512, 16384, (16, 16, 128), causal=True, page=page) for page in (0, 64)]
         found.append(row(t, 1, 1, 131072, heads, causal=True, window=1023))
+        found += [row(t, 32, 1, 8192, heads, causal=True, page=64, append=append) for append in (False, True)]
+        found.append(row(t, 32, 1, 8192, heads, causal=True, append=True))
     return found
 
 
@@ -250,7 +255,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w|page)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi, dropout, term = "bf16", "fwd", False, False, False, ""
+    dtype, pass_, causal, alibi, dropout, append, term = "bf16", "fwd", False, False, False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -258,6 +263,8 @@ def parse(text: str) -> Shape:
             pass_ = word
         elif word == "causal":
             causal = True
+        elif word == "append":
+            append = True
         elif word == "alibi":
             alibi = True
         elif word == "dropout":
@@ -268,7 +275,7 @@ def parse(text: str) -> Shape:
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, alibi, dropout, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, alibi, dropout, "
                 f"{', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w, page or softcap"
             )
@@ -282,5 +289,6 @@ def parse(text: str) -> Shape:
     if shape.h_q % shape.h_kv:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
     return replace(
-        shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0)
+        shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0),
+        append=append,
     )

@@ -66,6 +66,17 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.seqused_k = described(ElementType::i32, per_sequence);
     } else if (name == "leftpad") {
       problem.leftpad_k = described(ElementType::i32, per_sequence);
+    } else if (name == "append" || name == "rotary") {
+      const auto rows = [&](int64_t size) {
+        return described(s.type, std::array{s.batch, s.seqlen_q, s.heads_kv, size});
+      };
+      problem.k_new = rows(s.k()[3]);
+      problem.v_new = rows(s.v()[3]);
+      problem.seqused_k = described(ElementType::i32, per_sequence);
+      if (name == "rotary") {
+        const std::array<int64_t, 2> angles = {s.seqlen_k, s.k()[3] / 2};
+        problem.rotary_cos = problem.rotary_sin = described(ElementType::f32, angles);
+      }
     } else if (name == "packed") {
       const std::array<int64_t, 1> starts = {s.batch + 1};
       const auto packed = [&](std::array<int64_t, 4> shape) {
@@ -90,7 +101,7 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
     } else {
       throw Failure(Exit::usage, "--with: got '" + name +
                                      "', expected names out of bias, dbias, mask, block_mask, alibi, sink, "
-                                     "keys, seqused, pages, leftpad, packed");
+                                     "keys, seqused, pages, leftpad, append, rotary, packed");
     }
   }
 }
@@ -135,6 +146,9 @@ std::vector<TensorLine> tensors_of(const Problem& p) {
                    meaning});
   FOVEA_TENSORS(FOVEA_LINE)
 #undef FOVEA_LINE
+  for (TensorLine& line : all) {
+    if (p.k_new && (line.name == "k" || line.name == "v")) line.access = FOVEA_WRITE;
+  }
   for (const NamedTensor& named : p.named) {
     const auto shape = named.tensor.shape();
     all.push_back({named.name, FOVEA_READ, {shape.begin(), shape.end()}, "read by expressions"});
@@ -308,7 +322,8 @@ void add_explain(CLI::App& program, Action& action) {
       ->add_option("--with", options->with,
                    "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, keys (lists "
                    "of 512), seqused, "
-                   "pages (of 64 keys), leftpad, packed")
+                   "pages (of 64 keys), leftpad, append (a row of k and v for each query), rotary (append, "
+                   "and rotate), packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");

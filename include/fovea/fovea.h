@@ -117,6 +117,16 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is; what GPUs read by them
  * lies inside of k and v whatever they hold.
  *
+ * Appending: with `k_new` and `v_new` the run first writes their rows to k and v, which are outputs then: row i of sequence b
+ * becomes row seqused_k[b] + i of its keys, and the sequence has seqused_k[b] + Snew of them (seqused_k, which is needed, holds
+ * the lengths before, and stays as it is). Rows that do not fit are an error that writes nothing on CPUs; GPUs leave them out.
+ * Two sequences that append to one row leave either's there.
+ * Rotary embedding: with `rotary_cos` and `rotary_sin` the new rows of k are rotated before, and q for the scores (its memory
+ * stays as it is): of the first R elements, pair j becomes (x cos - y sin, x sin + y cos) by column j of row `position`,
+ * computed in float32 and rounded once. A pair is (2j, 2j + 1) with `rotary_interleaved`, else (j, j + R/2). New row i is at
+ * position rotary_positions[b] + i, or seqused_k[b] + i without them; query i, too, under causal or a window of fewer than Sk
+ * keys, else all queries of a sequence at that of i = 0. Positions behind the table are an error on CPUs, NaN on GPUs.
+ *
  * Score of query i and key j of one sequence (lengths sq, sk):
  *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;
  *   s += -slope * |i + sk - sq - j| (ALiBi);  s += bias[i][j];  masked keys are left out;  a sink adds
@@ -205,15 +215,25 @@ typedef struct fovea_problem {
       page_table; /* (B, most pages) int32, the last dimension contiguous: where rows of k and v lie */
   const fovea_tensor* cache_batch; /* (B) int32: the sequence of k and v that each sequence of q reads */
   const fovea_tensor* leftpad_k;   /* (B) int32: rows in front of the first key, which seqused_k counts */
+
+  /* Appending to the cache. */
+  const fovea_tensor* k_new;            /* (B, Snew, Hkv, D), the type of q; packed (total_new, Hkv, D) */
+  const fovea_tensor* v_new;            /* (B, Snew, Hkv, Dv); packed (total_new, Hkv, Dv) */
+  const fovea_tensor* cu_seqlens_k_new; /* (B+1) int32: packs k_new and v_new */
+  const fovea_tensor* rotary_cos;       /* (positions, R/2), float32 or the type of q; R at most D */
+  const fovea_tensor* rotary_sin;       /* as rotary_cos */
+  const fovea_tensor* rotary_positions; /* (B) int32: where the new rows of each sequence start */
+  int64_t rotary_interleaved;           /* not 0: elements 2j and 2j + 1 are a pair */
 } fovea_problem;
 
-/* What a pass does with a tensor. */
+/* What a pass does with a tensor. A forward with k_new writes k and v, too. */
 typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } fovea_access;
 
 /* The tensors of a problem, once, for code that goes through all of them: X(field, Name, forward, backward, meaning)
  * with the field of fovea_problem and fovea_buffers, the name in CamelCase, the fovea_access of each pass, and what the
  * elements are, in words. */
-#define FOVEA_TENSORS(X)                                                                        \
+#define FOVEA_TENSORS(X) FOVEA_ATTENTION_TENSORS(X) FOVEA_APPEND_TENSORS(X)
+#define FOVEA_ATTENTION_TENSORS(X)                                                              \
   X(q, Q, FOVEA_READ, FOVEA_READ, "queries")                                                    \
   X(k, K, FOVEA_READ, FOVEA_READ, "keys")                                                       \
   X(v, V, FOVEA_READ, FOVEA_READ, "values")                                                     \
@@ -241,6 +261,16 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")      \
   X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads") \
   X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence")
+/* What appending reads, before attention; attention itself knows nothing of it. */
+#define FOVEA_APPEND_TENSORS(X)                                                           \
+  X(k_new, KNew, FOVEA_READ, FOVEA_ABSENT, "keys to append")                              \
+  X(v_new, VNew, FOVEA_READ, FOVEA_ABSENT, "values to append")                            \
+  X(cu_seqlens_k_new, CuSeqlensKNew, FOVEA_READ, FOVEA_ABSENT,                            \
+    "where each sequence of keys to append starts")                                       \
+  X(rotary_cos, RotaryCos, FOVEA_READ, FOVEA_ABSENT, "cosines of each position's angles") \
+  X(rotary_sin, RotarySin, FOVEA_READ, FOVEA_ABSENT, "sines of each position's angles")   \
+  X(rotary_positions, RotaryPositions, FOVEA_READ, FOVEA_ABSENT,                          \
+    "positions of the first key that each sequence appends")
 
 #if defined(__cplusplus)
 static inline fovea_problem fovea_problem_defaults() noexcept {
@@ -282,9 +312,9 @@ static inline fovea_options fovea_options_defaults() noexcept {
  * with the workspace, though they may interleave as slices of one array do. */
 typedef struct fovea_buffers {
   size_t struct_size;
-  const void *q, *k, *v;
-  void* o;   /* read in the backward */
-  void* lse; /* read in the backward */
+  const void *q, *k, *v; /* k and v are written where the problem has k_new */
+  void* o;               /* read in the backward */
+  void* lse;             /* read in the backward */
   const void *d_o, *dlse;
   void *dq, *dk, *dv, *dbias, *dsink;
   const void *bias, *mask, *block_mask, *alibi, *sink;
@@ -299,6 +329,7 @@ typedef struct fovea_buffers {
   void* named_gradients[FOVEA_MAX_NAMED_TENSORS];
   const void* keys;
   const void *page_table, *cache_batch, *leftpad_k;
+  const void *k_new, *v_new, *cu_seqlens_k_new, *rotary_cos, *rotary_sin, *rotary_positions;
 } fovea_buffers;
 
 #if defined(__cplusplus)

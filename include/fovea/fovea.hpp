@@ -74,6 +74,9 @@ struct Problem {
   Tensor cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{}, rng_state{};
   Tensor keys{};                                    ///< a list of keys for each query
   Tensor page_table{}, cache_batch{}, leftpad_k{};  ///< key-value caches
+  Tensor k_new{}, v_new{}, cu_seqlens_k_new{};      ///< rows that are appended to k and v
+  Tensor rotary_cos{}, rotary_sin{}, rotary_positions{};
+  bool rotary_interleaved = false;  ///< elements 2j and 2j + 1 are a pair, else j and j + R/2
 
   double scale = 0;  ///< 0: 1/sqrt(head size)
   bool causal = false;
@@ -119,6 +122,11 @@ class CProblem {
   c_.field = tensor(#field, p.field, backward ? backward_access : forward);
     FOVEA_TENSORS(FOVEA_SET_TENSOR)
 #undef FOVEA_SET_TENSOR
+    if (p.k_new) {
+      require_writable("k", p.k);
+      require_writable("v", p.v);
+    }
+    c_.rotary_interleaved = p.rotary_interleaved;
     c_.scale = p.scale;
     c_.causal = p.causal;
     c_.window_left = p.window_left;
@@ -141,12 +149,14 @@ class CProblem {
   }
 
  private:
+  static void require_writable(const char* name, const Tensor& given) {
+    if (!given.read_only()) return;
+    throw Error(FOVEA_INVALID_ARGUMENT, name,
+                std::string(name) + ": got a pointer to const, expected memory to write; it is an output");
+  }
   const fovea_tensor* tensor(const char* name, const Tensor& given, fovea_access access) {
     if (!given) return nullptr;
-    if (access == FOVEA_WRITE && given.read_only()) {
-      throw Error(FOVEA_INVALID_ARGUMENT, name,
-                  std::string(name) + ": got a pointer to const, expected memory to write; it is an output");
-    }
+    if (access == FOVEA_WRITE) require_writable(name, given);
     tensors_[used_] = given.c_tensor();
     return &tensors_[used_++];
   }
@@ -265,6 +275,8 @@ struct Buffers {
   void* rng_state = nullptr;
   const void* keys = nullptr;
   const void *page_table = nullptr, *cache_batch = nullptr, *leftpad_k = nullptr;
+  const void *k_new = nullptr, *v_new = nullptr, *cu_seqlens_k_new = nullptr;
+  const void *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_positions = nullptr;
   /// In the order of Problem::all_named().
   std::array<const void*, FOVEA_MAX_NAMED_TENSORS> named{};
   std::array<void*, FOVEA_MAX_NAMED_TENSORS> named_gradients{};

@@ -198,6 +198,7 @@ ProblemDescription to_description(const fovea_problem& p) {
   out.window_right = p.window_right;
   out.softcap = p.softcap;
   out.dropout = p.dropout;
+  out.rotary_interleaved = p.rotary_interleaved != 0;
   out.block_q = p.block_q;
   out.block_k = p.block_k;
   out.max_seqlen_q = p.max_seqlen_q;

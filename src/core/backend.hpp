@@ -38,6 +38,21 @@ struct Preparation {
   std::string clause;
 };
 
+/// What comes before attention where a problem appends (k_new): writes the new rows to k and v, rotates q, and tells the
+/// lengths that result. Immutable, like Prepared.
+class AppendStep {
+ public:
+  AppendStep() = default;
+  AppendStep(const AppendStep&) = delete;
+  AppendStep& operator=(const AppendStep&) = delete;
+  virtual ~AppendStep() = default;
+
+  /// `lengths`: (batch) int32, gets the keys of each sequence with the new ones; where the problem rotates, `q` gets the rotated
+  /// q, compact: (batch, seqlen_q, heads_q, head_dim), packed (total_q, heads_q, head_dim). Both in memory of the backend. The
+  /// buffers are checked already. Allocates nothing, takes no lock.
+  virtual void run(const Buffers& buffers, int32_t* lengths, void* q) const = 0;
+};
+
 /// Memory of GPUs, for calls that bring no workspace of their own.
 struct DeviceMemory {
   /// In the order of a stream: for one call.
@@ -52,7 +67,10 @@ struct Backend {
   /// Nothing else is asked of a backend that is unavailable.
   std::string (*unavailable_because)();
   /// The only place that knows what the backend can do: it decides support, choice and what `fovea explain` prints.
+  /// The problem appends nothing: what comes before is that of prepare_append.
   Preparation (*try_prepare)(const AttentionProblem& problem, const PrepareOptions& options);
+  std::unique_ptr<const AppendStep> (*prepare_append)(const AttentionProblem& problem,
+                                                      const PrepareOptions& options);
   DeviceType device = DeviceType::kCpu;  ///< where the tensors must lie
   const DeviceMemory* memory = nullptr;  ///< null: that of the host
 };

@@ -61,6 +61,7 @@ struct ProblemDescription {
   double softcap = 0, dropout = 0;
   int64_t block_q = 0, block_k = 0;
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  bool rotary_interleaved = false;
   std::string score, sees;  ///< "": none
   std::vector<NamedTensor> named;
 };
@@ -73,6 +74,7 @@ struct ProblemDescription {
 ///   bias dbias mask:      (batch, heads, seqlen_q, seqlen_k), stride 0 where a dimension broadcasts
 ///   block_mask:           the same, in blocks
 ///   keys:                 (batch, heads_kv, seqlen_q, count), stride 0 where batch or heads broadcast; packed as lse
+///   k_new v_new:          as q; packed by cu_seqlens_k_new
 ///   alibi:                (batch, heads), stride 0 where it broadcasts
 ///   named and gradients:  as they are; a dimension of size 1 that is indexed by a name of the pair alone has stride 0, and
 ///                         the size kMaxDimension
@@ -92,6 +94,11 @@ struct AttentionProblem {
   int64_t list_size = 0;               ///< entries of each list of keys
   int64_t caches = 0, cache_rows = 0;  ///< with page_table or cache_batch: the first sizes of k and v
   int64_t table_columns = 0;
+  int64_t new_rows = 0;  ///< rows that a sequence appends at most
+  int64_t total_new = 0;
+  int64_t positions = 0, rotary_half = 0;  ///< rows and columns of the tables of angles
+  bool rotary_interleaved = false;
+  bool rotary_by_row = false;  ///< each query has a position of its own; else all that of the first
   TensorDescs tensors;
   std::shared_ptr<const expr::PairExpressions> expressions;  ///< null: the problem has none
   std::vector<NamedTensor> named;
@@ -118,12 +125,18 @@ struct AttentionProblem {
     return place < place_of_gradient(0) ? name : name + ".gradient";
   }
   bool writes(size_t place) const {
-    return place < kRoleCount ? is_output(static_cast<Role>(place), pass) : place >= place_of_gradient(0);
+    if (place >= kRoleCount) return place >= place_of_gradient(0);
+    const auto role = static_cast<Role>(place);
+    return is_output(role, pass) || (appends() && is_cache(role));
   }
   /// Whether the keys of a sequence lie elsewhere than at its place of k and v.
   bool has_cache() const {
     return has(Role::kPageTable) || has(Role::kCacheBatch) || has(Role::kLeftPadK) || packed != packed_k;
   }
+  /// Whether a run writes to k and v before it reads them.
+  bool appends() const { return has(Role::kKNew); }
+  bool packed_new() const { return has(Role::kCuSeqlensKNew); }
+  bool rotates() const { return has(Role::kRotaryCos); }
   int64_t group() const { return heads_q / heads_kv; }  ///< query heads that share one key head
 };
 

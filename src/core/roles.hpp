@@ -25,6 +25,8 @@ enum class Role : uint8_t {
 inline constexpr size_t kRoleCount = 0 FOVEA_TENSORS(FOVEA_COUNT_ROLE);
 #undef FOVEA_COUNT_ROLE
 static_assert(kRoleCount <= 32, "sets of roles are 32-bit masks");
+/// The first of those that attention itself knows nothing of: FOVEA_APPEND_TENSORS.
+inline constexpr size_t kAttentionRoleCount = static_cast<size_t>(Role::kKNew);
 
 constexpr size_t index_of(Role r) {
   return static_cast<size_t>(r);
@@ -46,13 +48,17 @@ enum class Size : uint8_t {
   kBlocksK,
   kStarts,  ///< batch + 1
   kTwo,
-  kCount,        ///< entries of a list of keys
-  kCaches,       ///< sequences of k, where queries choose among them
-  kPages,        ///< of k and v
-  kPageRows,     ///< rows of a page
-  kTableColumns  ///< entries of a row of the page table
+  kCount,         ///< entries of a list of keys
+  kCaches,        ///< sequences of k, where queries choose among them
+  kPages,         ///< of k and v
+  kPageRows,      ///< rows of a page
+  kTableColumns,  ///< entries of a row of the page table
+  kNewRows,       ///< rows that each sequence appends
+  kTotalNew,
+  kPositions,  ///< rows of the tables of angles
+  kRotaryHalf  ///< pairs of elements that are rotated
 };
-inline constexpr std::array<const char*, 19> kSizeNames = {"",
+inline constexpr std::array<const char*, 23> kSizeNames = {"",
                                                            "batch",
                                                            "seqlen_q",
                                                            "seqlen_k",
@@ -70,7 +76,11 @@ inline constexpr std::array<const char*, 19> kSizeNames = {"",
                                                            "sequences of k",
                                                            "pages of k",
                                                            "page size of k",
-                                                           "most pages"};
+                                                           "most pages",
+                                                           "new rows",
+                                                           "total_new",
+                                                           "positions",
+                                                           "half of the rotated size"};
 constexpr const char* name_of(Size size) {
   return kSizeNames[static_cast<size_t>(size)];
 }
@@ -105,13 +115,14 @@ enum class Need : uint8_t { kOptional, kBackward, kAlways };
 struct TensorSpec {
   Role role;
   Dims dims;          ///< where sequences have one length each
-  Dims packed = {};   ///< with cu_seqlens; no rank: as dims
+  Dims packed = {};   ///< with `packed_by`; no rank: as dims
   Dims cached = {};   ///< rows of keys with cache_batch
   Dims paged = {};    ///< rows of keys with page_table
   Dims shorter = {};  ///< allowed as well; no rank: nothing is
   Types types;
   Need need = Need::kOptional;
   bool contiguous = false;  ///< the last dimension has stride 1: read in vectors, or indexed directly
+  Role packed_by = Role::kCuSeqlensQ;
   Role with = Role::kQ;     ///< the tensor without which this one means nothing
   bool same_shape = false;  ///< as `with`
   const char* remedy = "";  ///< for a wrong number of dimensions
@@ -154,7 +165,28 @@ constexpr TensorSpec keys(Role role, Size columns, Types types, Need need) {
           .types = types,
           .need = need,
           .contiguous = true,
+          .packed_by = Role::kCuSeqlensK,
           .remedy = kRowsRemedy};
+}
+/// Rows of heads of keys that are appended.
+constexpr TensorSpec new_keys(Role role, Size columns) {
+  return {.role = role,
+          .dims = {{Size::kBatch, Size::kNewRows, Size::kHeadsKv, columns}},
+          .packed = {{Size::kTotalNew, Size::kHeadsKv, columns}},
+          .types = as(Role::kQ),
+          .contiguous = true,
+          .packed_by = Role::kCuSeqlensKNew,
+          .with = Role::kSeqUsedK,
+          .remedy = "add the missing dimensions, or pass cu_seqlens_k_new for packed rows"};
+}
+/// A table of numbers for each position and pair of elements.
+constexpr TensorSpec angles(Role role, Types types, Role with) {
+  return {.role = role,
+          .dims = {{Size::kPositions, Size::kRotaryHalf}},
+          .types = types,
+          .contiguous = true,
+          .with = with,
+          .remedy = "give each position a row"};
 }
 /// One number for each row of queries.
 constexpr TensorSpec statistic(Role role, Need need) {
@@ -172,8 +204,8 @@ constexpr TensorSpec pairs(Role role, Types types) {
           .types = types,
           .remedy = "add dimensions of size 1 where it broadcasts"};
 }
-/// The gradient of `with`.
-constexpr TensorSpec gradient(TensorSpec spec, Role with) {
+/// Of the shape of `with`.
+constexpr TensorSpec shaped_as(Role with, TensorSpec spec) {
   spec.with = with;
   spec.same_shape = true;
   return spec;
@@ -201,11 +233,11 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
     statistic(Role::kLse, Need::kBackward),
     queries(Role::kDO, Size::kHeadDimV, as(Role::kQ), Need::kBackward),
     statistic(Role::kDLse, Need::kOptional),
-    gradient(queries(Role::kDQ, Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kQ),
-    gradient(keys(Role::kDK, Size::kHeadDim, as(Role::kQ), Need::kBackward), Role::kK),
-    gradient(keys(Role::kDV, Size::kHeadDimV, as(Role::kQ), Need::kBackward), Role::kV),
-    gradient(pairs(Role::kDBias, as_or_f32(Role::kBias)), Role::kBias),
-    gradient(array(Role::kDSink, Size::kHeadsQ, DType::kF32, kHeadsRemedy), Role::kSink),
+    shaped_as(Role::kQ, queries(Role::kDQ, Size::kHeadDim, as(Role::kQ), Need::kBackward)),
+    shaped_as(Role::kK, keys(Role::kDK, Size::kHeadDim, as(Role::kQ), Need::kBackward)),
+    shaped_as(Role::kV, keys(Role::kDV, Size::kHeadDimV, as(Role::kQ), Need::kBackward)),
+    shaped_as(Role::kBias, pairs(Role::kDBias, as_or_f32(Role::kBias))),
+    shaped_as(Role::kSink, array(Role::kDSink, Size::kHeadsQ, DType::kF32, kHeadsRemedy)),
     pairs(Role::kBias, as_or_f32(Role::kQ)),
     pairs(Role::kMask, one_of({DType::kBool, DType::kU8})),
     {.role = Role::kBlockMask,
@@ -238,6 +270,13 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
      .remedy = "give each sequence a row of page numbers"},
     array(Role::kCacheBatch, Size::kBatch, DType::kI32, "give one sequence of k and v for each of q"),
     array(Role::kLeftPadK, Size::kBatch, DType::kI32, kLengthsRemedy),
+    new_keys(Role::kKNew, Size::kHeadDim),
+    new_keys(Role::kVNew, Size::kHeadDimV),
+    array(Role::kCuSeqlensKNew, Size::kStarts, DType::kI32, kStartsRemedy, Role::kKNew),
+    angles(Role::kRotaryCos, as_or_f32(Role::kQ), Role::kKNew),
+    shaped_as(Role::kRotaryCos, angles(Role::kRotarySin, as(Role::kRotaryCos), Role::kRotaryCos)),
+    array(Role::kRotaryPositions, Size::kBatch, DType::kI32, "give one position per sequence",
+          Role::kRotaryCos),
 };
 
 constexpr bool is_in_order() {
@@ -283,6 +322,10 @@ constexpr fovea_access access_of(Role r, Pass pass) {
 /// Whether it is a tensor of rows of keys, which cu_seqlens_k packs and a cache may hold.
 constexpr bool has_keys(const TensorSpec& spec) {
   return spec.paged.rank() > 0;
+}
+/// Whether it holds the keys that queries attend to: an output, too, of a forward that appends to it.
+constexpr bool is_cache(Role r) {
+  return r == Role::kK || r == Role::kV;
 }
 constexpr bool is_output(Role r, Pass pass) {
   return access_of(r, pass) == FOVEA_WRITE;

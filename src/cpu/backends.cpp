@@ -126,13 +126,16 @@ Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options
       ""};
 }
 
-constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16>};
+constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16>,
+                              prepare_append};
 constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing,
-                                 try_prepare<avx512_bf16_ops, needs_bf16>};
-constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, try_prepare<avx512_ops, needs_float>};
-constexpr Backend kAvx2 = {"cpu_avx2", avx2_missing, try_prepare<avx2_ops, needs_float>};
-constexpr Backend kNeon = {"cpu_neon", neon_missing, try_prepare<neon_ops, needs_float>};
-constexpr Backend kGeneric = {"cpu_generic", generic_missing, try_prepare<generic_ops, needs_float>};
+                                 try_prepare<avx512_bf16_ops, needs_bf16>, prepare_append};
+constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, try_prepare<avx512_ops, needs_float>,
+                             prepare_append};
+constexpr Backend kAvx2 = {"cpu_avx2", avx2_missing, try_prepare<avx2_ops, needs_float>, prepare_append};
+constexpr Backend kNeon = {"cpu_neon", neon_missing, try_prepare<neon_ops, needs_float>, prepare_append};
+constexpr Backend kGeneric = {"cpu_generic", generic_missing, try_prepare<generic_ops, needs_float>,
+                              prepare_append};
 
 constexpr std::array<const Backend*, 7> kBackends = {&kAmxBf16, &kAvx512Bf16, &kAvx512,          &kAvx2,
                                                      &kNeon,    &kGeneric,    &kReferenceBackend};

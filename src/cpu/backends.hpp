@@ -1,6 +1,7 @@
 // The CPU backends, in order of preference; the reference is last.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 
@@ -9,6 +10,10 @@
 namespace fovea::cpu {
 
 std::span<const Backend* const> backends();
+
+/// Backend::prepare_append of every CPU backend.
+std::unique_ptr<const AppendStep> prepare_append(const AttentionProblem& problem,
+                                                 const PrepareOptions& options);
 
 /// Threads that a plan uses when the caller names none: the processors that this process may run on.
 int default_threads();

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/backends.hpp"
 #include "cpu/expression.hpp"
 #include "cpu/sequence.hpp"
 #include "tile/philox.hpp"
@@ -453,7 +454,7 @@ Preparation try_prepare(const AttentionProblem& problem, const PrepareOptions&) 
 
 }  // namespace
 
-const Backend kReferenceBackend = {"reference", always, try_prepare};
+const Backend kReferenceBackend = {"reference", always, try_prepare, prepare_append};
 
 void run_reference(const AttentionProblem& problem, const Buffers& buffers) {
   Oracle oracle(problem, buffers);

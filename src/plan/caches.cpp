@@ -21,7 +21,8 @@ void check_pages(const AttentionProblem& p, const int32_t* row, int64_t batch, t
     throw_invalid("page_table", whole(row[n]) + " at entry " + whole(n) + " of sequence " + whole(batch),
                   p.caches == 0 ? "no used keys, as k has no pages"
                                 : "0 to " + whole(p.caches - 1) + ", the pages of k",
-                  "name pages of k and v up to the last key that seqused_k counts");
+                  p.appends() ? "name pages of k and v up to the last row that is appended"
+                              : "name pages of k and v up to the last key that seqused_k counts");
   }
 }
 
@@ -36,7 +37,55 @@ void check_cache_tensors(const AttentionProblem& p) {
   refuse_both(Role::kPageTable, Role::kCuSeqlensK);
   refuse_both(Role::kCacheBatch, Role::kCuSeqlensK);
   refuse_both(Role::kCacheBatch, Role::kPageTable);
+  refuse_both(Role::kKNew, Role::kCuSeqlensK);
+  const auto need_both = [&](Role role, Role other) {
+    if (!p.has(role) || p.has(other)) return;
+    throw_invalid(name_of(other), "no tensor", std::string("a tensor, because there is ") + name_of(role),
+                  std::string("set it, or leave out ") + name_of(role));
+  };
+  need_both(Role::kKNew, Role::kVNew);
+  need_both(Role::kVNew, Role::kKNew);
+  need_both(Role::kRotaryCos, Role::kRotarySin);
 }
+
+namespace {
+
+/// Rows that sequence b appends; -1 where that is not known.
+int64_t new_rows_of(const AttentionProblem& p, const Buffers& buffers, int64_t b) {
+  if (!p.packed_new()) return p.new_rows;
+  const auto* starts = buffers.get<const int32_t>(Role::kCuSeqlensKNew);
+  return starts == nullptr ? -1 : int64_t{starts[b + 1]} - starts[b];
+}
+
+int64_t queries_of(const AttentionProblem& p, const Buffers& buffers, int64_t b) {
+  if (const auto* used = buffers.get<const int32_t>(Role::kSeqUsedQ)) return used[b];
+  const auto* starts = buffers.get<const int32_t>(Role::kCuSeqlensQ);
+  return starts != nullptr ? int64_t{starts[b + 1]} - starts[b] : p.packed ? 0 : p.seqlen_q;
+}
+
+/// New rows fit behind the `used` ones, and have angles.
+void check_new_rows(const AttentionProblem& p, const Buffers& buffers, int64_t b, int64_t used,
+                    int64_t rows) {
+  if (used + rows > p.seqlen_k) {
+    throw_invalid(
+        "k_new", whole(rows) + " rows behind the " + whole(used) + " of sequence " + whole(b),
+        "at most " + whole(p.seqlen_k - used) + ", as k has " + whole(p.seqlen_k) + " rows for each sequence",
+        "make the cache larger, or append less");
+  }
+  if (!p.rotates()) return;
+  const auto* positions = buffers.get<const int32_t>(Role::kRotaryPositions);
+  if (positions == nullptr && p.has(Role::kRotaryPositions)) return;
+  const int64_t first = positions ? positions[b] : used;
+  const int64_t count = std::max(
+      rows, p.rotary_by_row ? queries_of(p, buffers, b) : std::min<int64_t>(queries_of(p, buffers, b), 1));
+  if (first >= 0 && (count == 0 || first + count <= p.positions)) return;
+  throw_invalid(positions ? "rotary_positions" : "rotary_cos",
+                "positions " + whole(first) + " to " + whole(first + count - 1) + " in sequence " + whole(b),
+                "0 to " + whole(p.positions - 1) + ", the rows of rotary_cos",
+                "make the tables of angles longer");
+}
+
+}  // namespace
 
 void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
@@ -45,9 +94,13 @@ void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
   const auto* chosen = buffers.get<const int32_t>(Role::kCacheBatch);
   const auto* table = buffers.get<const int32_t>(Role::kPageTable);
   for (int64_t b = 0; b < p.batch; ++b) {
-    const int64_t length = used_k     ? used_k[b]
-                           : starts_k ? int64_t{starts_k[b + 1]} - starts_k[b]
-                                      : p.seqlen_k;
+    int64_t length = used_k ? used_k[b] : starts_k ? int64_t{starts_k[b + 1]} - starts_k[b] : p.seqlen_k;
+    if (p.appends()) {
+      const int64_t rows = new_rows_of(p, buffers, b);
+      if (used_k == nullptr || rows < 0) continue;
+      check_new_rows(p, buffers, b, length, rows);
+      length += rows;
+    }
     if (pads != nullptr && (pads[b] < 0 || pads[b] > length)) {
       throw_invalid("leftpad_k", "element " + whole(b) + " = " + whole(pads[b]),
                     "0 to " + whole(length) + ", the used length of the sequence",

@@ -9,6 +9,7 @@
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
 #include "cuda/launch/cuda.hpp"
+#include "plan/append.hpp"
 #include "plan/layout.hpp"
 #include "plan/text.hpp"
 #include "plan/validate.hpp"
@@ -49,7 +50,7 @@ Preparation try_backend(const Backend& backend, const AttentionProblem& problem,
   if (std::string missing = backend.unavailable_because(); !missing.empty())
     return {nullptr, std::move(missing)};
   if (!needed && backend.device == DeviceType::kCuda && problem.expressions) return {};
-  return backend.try_prepare(problem, options);
+  return try_prepare(backend, problem, options);
 }
 
 std::string names_of(std::span<const Backend* const> list) {
@@ -164,6 +165,7 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
   const auto* used_q = buffers.get<const int32_t>(Role::kSeqUsedQ);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
   const auto* pads = buffers.get<const int32_t>(Role::kLeftPadK);
+  const auto* starts_new = buffers.get<const int32_t>(Role::kCuSeqlensKNew);
   const auto pairs_of = [&](int64_t queries, int64_t keys) {
     return p.has(Role::kKeys) ? static_cast<double>(queries) * static_cast<double>(p.list_size)
                               : kept_pairs({queries, keys, p.window_left, p.window_right});
@@ -176,7 +178,9 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
       return used ? int64_t{used[b]} : starts ? int64_t{starts[b + 1]} - starts[b] : seqlen;
     };
     for (int64_t b = 0; b < p.batch; ++b) {
-      const int64_t keys = length(used_k, starts_k, p.seqlen_k, b) - (pads ? pads[b] : 0);
+      int64_t keys = length(used_k, starts_k, p.seqlen_k, b) - (pads ? pads[b] : 0);
+      if (p.appends() && used_k)
+        keys += p.packed_new() ? (starts_new ? int64_t{starts_new[b + 1]} - starts_new[b] : 0) : p.new_rows;
       pairs += pairs_of(length(used_q, starts_q, p.seqlen_q, b), keys);
     }
   }
@@ -206,7 +210,7 @@ std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& descripti
   request.backend = options.backend;
   request.deterministic = options.deterministic;
   request.flops = count_flops(problem, take_data(problem));
-  return cuda::compile_ahead(problem, request);
+  return cuda::compile_ahead(once_appended(problem), request);
 }
 
 }  // namespace fovea::plan

@@ -37,8 +37,7 @@ bool has(const TensorDescs& tensors, Role role) {
 const Dims& full_dims(const TensorSpec& spec, const TensorDescs& tensors) {
   if (has_keys(spec) && has(tensors, Role::kPageTable)) return spec.paged;
   if (has_keys(spec) && has(tensors, Role::kCacheBatch)) return spec.cached;
-  const bool packed = has(tensors, has_keys(spec) ? Role::kCuSeqlensK : Role::kCuSeqlensQ);
-  return packed && spec.packed.rank() > 0 ? spec.packed : spec.dims;
+  return has(tensors, spec.packed_by) && spec.packed.rank() > 0 ? spec.packed : spec.dims;
 }
 
 std::array<int64_t, kMaxRank> values_of(const AttentionProblem& p, const Dims& dims) {
@@ -88,6 +87,14 @@ int64_t value_of(const AttentionProblem& p, Size size) {
       return p.cache_rows;
     case Size::kTableColumns:
       return p.table_columns;
+    case Size::kNewRows:
+      return p.new_rows;
+    case Size::kTotalNew:
+      return p.total_new;
+    case Size::kPositions:
+      return p.positions;
+    case Size::kRotaryHalf:
+      return p.rotary_half;
   }
   return 0;
 }
@@ -106,11 +113,13 @@ void check_rank(const TensorSpec& spec, const TensorDescs& tensors) {
   const bool is_packed = &full == &spec.packed;
   std::string expected = spec.shorter.rank() > 0 ? rank_text(spec.shorter) + " or " : "";
   expected += rank_text(full);
-  if (is_packed) expected += has_keys(spec) ? ", as there is cu_seqlens_k" : ", as there is cu_seqlens_q";
+  if (is_packed) expected += std::string(", as there is ") + name_of(spec.packed_by);
   if (&full == &spec.paged) expected += ", as there is page_table";
-  throw_invalid(
-      name_of(spec.role), std::to_string(t.ndim) + " dimensions, " + shape_text(t), expected,
-      is_packed ? "drop the batch dimension, or leave out cu_seqlens_q and cu_seqlens_k" : spec.remedy);
+  throw_invalid(name_of(spec.role), std::to_string(t.ndim) + " dimensions, " + shape_text(t), expected,
+                !is_packed ? spec.remedy
+                : spec.packed_by == Role::kCuSeqlensKNew
+                    ? "drop the batch dimension, or leave out cu_seqlens_k_new"
+                    : "drop the batch dimension, or leave out cu_seqlens_q and cu_seqlens_k");
 }
 
 void check_dtype(const TensorSpec& spec, const TensorDescs& tensors) {

@@ -154,7 +154,7 @@ class Validator {
     check_rank(spec_of(role), p_.tensors);
     check_dtype(spec_of(role), p_.tensors);
     check_memory(name_of(role), t, p_[Role::kQ],
-                 {.contiguous = spec_of(role).contiguous, .output = is_output(role, p_.pass)});
+                 {.contiguous = spec_of(role).contiguous, .output = p_.writes(index_of(role))});
   }
 
   // --- tensors together ---
@@ -195,6 +195,7 @@ class Validator {
       find_cache(k);
       p_.total_k = p_.batch * p_.seqlen_k;
     }
+    find_new_rows();
     if (const TensorDesc& keys = at(Role::kKeys); keys.present)
       p_.list_size = keys.shape[static_cast<size_t>(keys.ndim - 1)];
     check_shape(p_, Role::kK);
@@ -218,6 +219,25 @@ class Validator {
       throw_invalid("page_table",
                     whole(p_.table_columns) + " pages of " + whole(p_.cache_rows) + " rows for each sequence",
                     "at most " + whole(kMaxDimension) + " rows", "leave out columns that no sequence uses");
+    }
+  }
+  /// Sizes of what is appended, and of the tables of angles.
+  void find_new_rows() {
+    if (!p_.appends()) return;
+    const TensorDesc &rows = at(Role::kKNew), &angles = at(Role::kRotaryCos);
+    if (p_.packed_new()) {
+      p_.total_new = p_.new_rows = rows.shape[0];
+    } else {
+      p_.new_rows = rows.shape[1];
+      p_.total_new = p_.batch * p_.new_rows;
+    }
+    if (!p_.rotates()) return;
+    p_.positions = angles.shape[0];
+    p_.rotary_half = angles.shape[1];
+    if (p_.rotary_half < 1 || 2 * p_.rotary_half > p_.head_dim) {
+      throw_invalid("rotary_cos", "shape " + shape_text(angles),
+                    "1 to " + whole(p_.head_dim / 2) + " columns, half of the head size of q at most",
+                    "give each pair of elements that is rotated a column");
     }
   }
   static void check_head_size(const char* argument, int64_t size) {
@@ -283,6 +303,9 @@ class Validator {
     check_window("window_left", in_.window_left);
     check_window("window_right", in_.window_right);
     p_.causal = in_.causal;
+    const auto is_window = [&](int64_t keys) { return keys >= 0 && keys < p_.seqlen_k; };
+    p_.rotary_by_row = in_.causal || is_window(in_.window_left) || is_window(in_.window_right);
+    p_.rotary_interleaved = in_.rotary_interleaved;
     p_.block_q = in_.block_q;
     p_.block_k = in_.block_k;
     // A window as wide as the sequence is none; smaller ones cannot overflow sums of positions.
@@ -329,6 +352,8 @@ void check_sequence_lengths(const AttentionProblem& p, const Buffers& buffers) {
   // Without starts a packed sequence is known to be no longer than the longest; its own length is checked in runs.
   if (used_q) check_used(Role::kSeqUsedQ, used_q, starts_q, p.batch, p.seqlen_q);
   if (used_k) check_used(Role::kSeqUsedK, used_k, starts_k, p.batch, p.seqlen_k);
+  if (const auto* starts_new = buffers.get<const int32_t>(Role::kCuSeqlensKNew))
+    check_starts(Role::kCuSeqlensKNew, starts_new, p.batch, p.total_new, p.new_rows);
   check_cache_contents(p, buffers);
 }
 

@@ -82,6 +82,10 @@ class RunMemory {
                                         : run_on_host(plan, workspace_size, workspace_fill);
     if (!failure.empty()) return failure;
     for (const auto& [role, before] : inputs) {
+      if (x_.is_written(role, pass_)) {
+        if (const std::string wrong = check_appended(role, before); !wrong.empty()) return wrong;
+        std::memcpy(x_[role].memory().whole(), before.data(), before.size());  // for the next run
+      }
       if (std::memcmp(before.data(), x_[role].memory().whole(), before.size()) != 0) {
         return std::string(name_of(role)) + ": an input was changed";
       }
@@ -96,6 +100,31 @@ class RunMemory {
   }
 
  private:
+  /// What a run left of k or v, which held `before`: the new rows, and all else as it was.
+  std::string check_appended(Role role, const std::vector<unsigned char>& before) const {
+    const std::vector<double> after = x_[role].values();
+    std::vector<unsigned char> rest(x_[role].memory().whole(), x_[role].memory().whole() + before.size());
+    std::memcpy(x_[role].memory().whole(), before.data(), before.size());
+    std::vector<double> slack;
+    const std::vector<double> expected = x_.once_appended(&slack)[role].values();
+    const std::vector<double> old = x_[role].values();
+    const size_t size = size_of(x_[role].type());
+    std::string wrong;
+    x_[role].for_each([&](size_t place, const unsigned char* at) {
+      const double off = role == Role::kK ? slack[place] : 0;
+      const bool same = after[place] == expected[place] || std::abs(after[place] - expected[place]) <= off ||
+                        (std::isnan(after[place]) && std::isnan(expected[place]));
+      if (!same && wrong.empty()) {
+        wrong = name_of(role) + ("[" + std::to_string(place) + "]: is " + std::to_string(after[place]) +
+                                 " after the run, expected " + std::to_string(expected[place]) + ", was " +
+                                 std::to_string(old[place]));
+      }
+      std::memcpy(rest.data() + (at - x_[role].memory().whole()), at, size);
+    });
+    if (wrong.empty() && rest != before)
+      wrong = std::string(name_of(role)) + ": written outside its elements";
+    return wrong;
+  }
   bool takes_part(Role role) const {
     return x_.takes_part(role, pass_) && !(without_lse_ && role == Role::kLse);
   }
@@ -214,8 +243,13 @@ struct CheckOptions {
 class Checker {
  public:
   Checker(OwnedProblem& problem, CheckOptions options)
-      : x_(problem), options_(std::move(options)), oracle_(problem.in_float64()), plain_(problem) {
+      : x_(problem),
+        options_(std::move(options)),
+        whole_(problem.spec.appends() ? problem.once_appended() : problem),
+        oracle_(whole_.in_float64()),
+        plain_(whole_) {
     options_.backward &= !problem.spec.has_cache();
+    if (problem.spec.rotary > 0) plain_.allow_for_rotation();
     for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
       if (pass == FOVEA_BACKWARD && !options_.backward) break;
       if (x_.spec.has_meaning()) {
@@ -358,7 +392,7 @@ class Checker {
   /// roundings of float32, and of o.
   void run_disturbed(fovea_pass pass) {
     if (!disturbed_) {
-      disturbed_ = std::make_unique<OwnedProblem>(x_.in_float64());
+      disturbed_ = std::make_unique<OwnedProblem>(whole_.in_float64());
       Random random(x_.spec.data_seed);
       for (size_t r = 0; r < kRoles; ++r) {
         const auto role = static_cast<Role>(r);
@@ -424,6 +458,7 @@ class Checker {
 
   OwnedProblem& x_;
   CheckOptions options_;
+  OwnedProblem whole_;  ///< x_ once its new rows are appended
   OwnedProblem oracle_;
   std::unique_ptr<OwnedProblem> disturbed_;
   Plain plain_;

@@ -79,8 +79,20 @@ class Plain {
   /// Largest sum of absolute terms of any score: float32 rounding errors of scores grow with it.
   double score_magnitude = 0;
   double score_roundings = 8;  ///< r of the floor (compare.hpp)
+  /// What a score may be off because q and k were rotated and rounded again (compare.hpp).
+  double score_step = 0;
   /// Rows of queries that took part.
   double rows = 0;
+
+  /// For a problem whose rows are rotated: a rounding of q and one of k may go the other way, each in an element of a score.
+  void allow_for_rotation() {
+    const auto largest = [](const std::vector<float>& values) {
+      float most = 0;
+      for (const float x : values) most = std::isfinite(x) ? std::max(most, std::abs(x)) : most;
+      return static_cast<double>(most);
+    };
+    score_step = 4 * unit_roundoff(s_.type) * std::abs(s_.resolved_scale()) * largest(q_) * largest(k_);
+  }
 
   void forward() {
     o_.assign(static_cast<size_t>(x_[Role::kO].count()), 0.0f);

@@ -146,6 +146,13 @@ struct ProblemSpec {
   std::vector<int32_t> cache_batch;  ///< when not empty, the sequence of k and v of each sequence
   std::vector<int32_t> leftpad_k;    ///< when not empty; used_k counts these rows, too
 
+  /// Rows that each sequence appends, when not empty: used_k has the lengths before. All the same unless packed_new.
+  std::vector<int32_t> lengths_new;
+  bool packed_new = false;
+  int64_t rotary = 0;  ///< elements of each row that are rotated; 0: none
+  bool rotary_interleaved = false, angles_are_f32 = false;
+  std::vector<int32_t> rotary_positions;  ///< when not empty
+
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
   bool named_gradients = false;  ///< of those of them that the score reads
@@ -166,7 +173,13 @@ struct ProblemSpec {
   bool packed_k() const { return !lengths_k.empty(); }
   /// Whether keys lie in a cache, which has no backward.
   bool has_cache() const {
-    return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k();
+    return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k() || appends();
+  }
+  bool appends() const { return !lengths_new.empty(); }
+  /// Whether each query is rotated by a position of its own.
+  bool rotary_by_row() const {
+    const auto is_window = [&](int64_t width) { return width >= 0 && width < seqlen_k; };
+    return causal || is_window(window_left) || is_window(window_right);
   }
   bool has_lists() const { return list_size >= 0; }
   bool has_expressions() const { return score || sees; }
@@ -221,6 +234,12 @@ inline std::string describe(const ProblemSpec& s) {
   if (s.page_size > 0) out << " page=" << s.page_size;
   list("cache_batch", s.cache_batch);
   list("leftpad_k", s.leftpad_k);
+  list(s.packed_new ? "packed_new" : "new", s.lengths_new);
+  if (s.rotary > 0) {
+    out << " rotary=" << s.rotary << (s.rotary_interleaved ? ",interleaved" : "")
+        << (s.angles_are_f32 ? ",f32" : "");
+  }
+  list("rotary_positions", s.rotary_positions);
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';
   if (s.has_expressions()) {

@@ -251,9 +251,36 @@ class RandomProblem {
       for (int64_t b = 0; b < s_.batch; ++b)
         s_.cache_batch.push_back(static_cast<int32_t>(random_.between(0, s_.caches - 1)));
     }
-    if (!random_.chance(kind == 3 ? 0.8 : 0.4)) return;
-    for (const int32_t used : s_.used_k)
-      s_.leftpad_k.push_back(static_cast<int32_t>(random_.between(0, used)));
+    if (random_.chance(kind == 3 ? 0.8 : 0.4)) {
+      for (const int32_t used : s_.used_k)
+        s_.leftpad_k.push_back(static_cast<int32_t>(random_.between(0, used)));
+    }
+    draw_new_rows();
+  }
+  /// Rows that sequences append, to rows of their own.
+  void draw_new_rows() {
+    if (s_.has_lists() || !random_.chance(0.4)) return;
+    if (s_.page_size > 0) s_.caches = s_.batch * (s_.seqlen_k / s_.page_size) + random_.between(0, 3);
+    if (!s_.cache_batch.empty()) {
+      s_.caches = s_.batch + random_.between(0, 2);
+      for (size_t b = 0; b < s_.cache_batch.size(); ++b)
+        s_.cache_batch[b] = static_cast<int32_t>(s_.cache_batch.size() - 1 - b);
+    }
+    s_.packed_new = random_.chance(0.3);
+    int64_t room = s_.seqlen_k;
+    for (const int32_t used : s_.used_k) room = std::min(room, s_.seqlen_k - used);
+    const auto all = static_cast<int32_t>(random_.between(0, room));
+    for (const int32_t used : s_.used_k) {
+      s_.lengths_new.push_back(s_.packed_new ? static_cast<int32_t>(random_.between(0, s_.seqlen_k - used))
+                                             : all);
+    }
+    if (s_.head_dim < 2 || !random_.chance(0.7)) return;
+    s_.rotary = 2 * random_.between(1, s_.head_dim / 2);
+    s_.rotary_interleaved = random_.chance(0.5);
+    s_.angles_are_f32 = random_.chance(0.3);
+    if (!random_.chance(0.3)) return;
+    for (size_t b = 0; b < s_.lengths_new.size(); ++b)
+      s_.rotary_positions.push_back(static_cast<int32_t>(random_.between(0, 50)));
   }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 
+#include "cuda/kernels/append_args.hpp"
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/kernel_table.hpp"
@@ -139,6 +140,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
                          kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80,
                          kernel.cluster};
   switch (kernel.kind) {
+    case cuda::KernelKind::kAppend:
+      return run_kernel<cuda::AppendArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kForward:
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];

@@ -26,7 +26,7 @@ TEST(Roles, EveryPointerOfTheStructsHasARole) {
     int64_t block_q, block_k, max_seqlen_q, max_seqlen_k;
     const char *score, *sees;
     const fovea_named_tensor* named;
-    int64_t num_named;
+    int64_t num_named, rotary_interleaved;
   };
   struct BufferNumbers {
     size_t struct_size;

@@ -538,7 +538,7 @@ def test_what_is_refused():
     table = torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match="page_table: got 1 at entry 0 of sequence 0"):
         fa2.flash_attn_with_kvcache(q, q, q, block_table=table + 1)
-    with pytest.raises(ValueError, match="page table: got -1 for new keys of sequence 0"):
+    with pytest.raises(ValueError, match="page_table: got -1 at entry 0 of sequence 0"):
         fa2.flash_attn_with_kvcache(q, q.clone(), q.clone(), q, q, block_table=table - 1, cache_seqlens=0)
     with pytest.raises(ValueError, match="cache_batch_idx"):
         fa2.flash_attn_with_kvcache(q, q, q, block_table=table, cache_batch_idx=table[0], cache_seqlens=0)
@@ -552,7 +552,7 @@ def test_what_is_refused():
         fa2.flash_attn_func(q, q, q, 1.5)
     with pytest.raises(TypeError, match="q: got list"):
         fa2.flash_attn_func([1.0], q, q)
-    with pytest.raises(ValueError, match="size of the cache"):
+    with pytest.raises(ValueError, match="k_new: got 4 rows behind the 1 of sequence 0, expected at most 3"):
         fa2.flash_attn_with_kvcache(q, q.clone(), q.clone(), q, q, cache_seqlens=1)
 
 

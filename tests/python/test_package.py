@@ -63,7 +63,7 @@ def test_import_is_light():
     heavy = {"numpy", "torch", "jax", "cupy", "transformers", "typing_extensions", "asyncio", "ctypes"}
     assert not heavy & set(loaded)
     ours = [name for name in loaded if name.startswith("fovea")]
-    assert ours == ["fovea", "fovea._arguments", "fovea._arrays", "fovea._attend", "fovea._compile", "fovea._core", "fovea._types", "fovea.expressions"]
+    assert ours == ["fovea", "fovea._arguments", "fovea._arrays", "fovea._attend", "fovea._cache", "fovea._compile", "fovea._core", "fovea._types", "fovea.expressions"]
 
 
 FRONT_ENDS = [fovea.attend, fovea.attend_backward, fovea.compile, fovea.plan, fovea.explain]
@@ -86,7 +86,7 @@ def test_every_argument_is_documented():
     page = (ROOT / "docs/guide/python.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^        ([a-z_, ]+): ", fovea.attend.__doc__, re.MULTILINE))
     names = {name for group in explained for name in group.split(", ")}
-    assert names == {"q", "k", "v", "return_lse", *_arguments.DEFAULTS}
+    assert names == {"q", "k", "v", "return_lse", "cache", "rotary", *_arguments.DEFAULTS}
     missing = [name for name in _arguments.DEFAULTS if f"`{name}`" not in page]
     assert not missing, f"docs/guide/python.md does not name {missing}"
 

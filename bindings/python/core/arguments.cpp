@@ -11,11 +11,12 @@
 namespace fovea::python {
 namespace {
 
-// The numbers, in the order of fovea/_arguments.py.
+// The numbers, in the order of fovea/_arguments.py; rotary_interleaved goes with new rows (fovea/_cache.py).
 // clang-format off
 #define FOVEA_PYTHON_NUMBERS(X)                                                           \
   X(scale) X(causal) X(window) X(softcap) X(dropout) X(block_size)                        \
-  X(max_seqlen_q) X(max_seqlen_k) X(seed) X(offset) X(deterministic) X(backend) X(num_threads)
+  X(max_seqlen_q) X(max_seqlen_k) X(seed) X(offset) X(deterministic) X(backend) X(num_threads)      \
+  X(rotary_interleaved)
 // clang-format on
 
 enum Number {
@@ -134,6 +135,9 @@ void set_number(Request& r, size_t number, PyObject* value) {
     case deterministic:
       r.options.deterministic = as_truth(value);
       break;
+    case rotary_interleaved:
+      r.problem.rotary_interleaved = as_truth(value);
+      break;
     case num_threads:
       r.options.num_threads = as_count(value, name);
       break;
@@ -223,12 +227,23 @@ bool is_output(size_t tensor, bool backward) {
   return kAccess[tensor][backward ? 1 : 0] == FOVEA_WRITE;
 }
 
+/// Whether keywords bring rows to append, which makes k and v outputs.
+bool appends(PyObject* const* values, PyObject* keywords) {
+  PyObject* const k_new = interned_names[static_cast<size_t>(Tensor::k_new)];
+  const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (values[i] != Py_None && PyUnicode_Compare(PyTuple_GetItem(keywords, i), k_new) == 0) return true;
+  }
+  return false;
+}
+
 /// Reads one argument, and returns the index of the next in kNames; None stands for one that is left out.
 size_t read_argument(Request& r, bool backward, PyObject* name, PyObject* value, size_t expected) {
   const size_t at = index_of(name, expected);
   if (value == Py_None) return at + 1;
   if (at < kTensors) {
-    r.arrays[at].describe(value, kNames[at], is_output(at, backward));
+    const bool is_cache = at == static_cast<size_t>(Tensor::k) || at == static_cast<size_t>(Tensor::v);
+    r.arrays[at].describe(value, kNames[at], is_output(at, backward) || (is_cache && r.appends));
   } else if (at < kFirstExpression) {
     set_number(r, at - kTensors, value);
   } else {
@@ -277,6 +292,7 @@ bool intern_argument_names() {
 
 void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject* keywords) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
+  r.appends = appends(values, keywords);
   size_t expected = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
     expected = read_argument(r, backward, PyTuple_GetItem(keywords, i), values[i], expected);

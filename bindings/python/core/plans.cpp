@@ -91,6 +91,7 @@ void fill_key(Key& key, const Request& r) {
     double scale, softcap, dropout;
     int64_t window_left, window_right, block_q, block_k, max_seqlen_q, max_seqlen_k;
     int32_t pass, causal, num_threads, deterministic;
+    int64_t rotary_interleaved;
   } numbers = {p.scale,
                p.softcap,
                p.dropout,
@@ -103,7 +104,8 @@ void fill_key(Key& key, const Request& r) {
                p.pass,
                p.causal,
                r.options.num_threads,
-               r.options.deterministic};
+               r.options.deterministic,
+               p.rotary_interleaved};
   key.add(numbers);
   if (p.score != nullptr || p.sees != nullptr || r.named) {
     key.add_text(p.score, kLongestText);

@@ -20,12 +20,13 @@ from typing import Any
 from . import _core
 from ._arrays import Form
 from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan, seen_blocks
+from ._cache import Cache, Rotary
 from ._compile import CompiledKernel, compile
 from .expressions import named, where
 
 __version__: str = _core.version()
 __all__ = [
-    "CompiledKernel", "Form", "Gradients", "Plan", "attend", "attend_backward", "compile", "explain", "info", "merge", "named", "plan",
+    "Cache", "CompiledKernel", "Form", "Gradients", "Plan", "Rotary", "attend", "attend_backward", "compile", "explain", "info", "merge", "named", "plan",
     "seen_blocks", "where",
 ]  # fmt: skip
 

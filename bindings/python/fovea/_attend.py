@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _core
+from . import _cache, _core
 from ._arguments import Options, output_shapes, pair, shape_of, takes_options
 from ._arrays import results_like
 from ._types import attend_of_types
@@ -80,7 +80,16 @@ def _find_attend(q: Any) -> Callable[..., Any]:
 
 
 @takes_options
-def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    return_lse: bool = False,
+    cache: _cache.Cache | None = None,
+    rotary: _cache.Rotary | None = None,
+    **options: Unpack[Options],
+) -> Any:
     """Exact attention: o = softmax(scale q k^T + terms) v.
 
     Arrays of numpy, PyTorch, JAX, CuPy, or another library with DLPack; all of one call lie on one device. Nothing is
@@ -93,6 +102,10 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
         v: (batch, seqlen_k, heads_kv, d_v), as q.
         return_lse: returns (o, lse) with lse (batch, heads_q, seqlen_q) float32, packed (heads_q, total_q): the natural
             logarithm of the softmax's denominator.
+        cache: attends over this fovea.Cache in place of k and v. These are then rows that each sequence appends to it before, behind
+            those in use, (batch, new, heads_kv, d) and (batch, new, heads_kv, d_v), packed (total_new, heads_kv, d) with
+            cu_seqlens_k; or None. The cache is written; no gradients.
+        rotary: with cache: rotates q and the new rows of k by this fovea.Rotary.
         scale: of the scores; None is 1/sqrt(d).
         causal: query i sees key j when j <= i + seqlen_k - seqlen_q (aligned at the last query and key).
         window: (left, right) keys that are seen beside the diagonal; -1 is unlimited.
@@ -129,6 +142,12 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpac
 
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
+    if cache is not None and k is not None:
+        return _cache.attend(q, k, v, return_lse, cache, rotary, framework(q), options)
+    if cache is not None:
+        k, v, options = cache.k, cache.v, _cache.read_options(v, cache, rotary, options)  # type: ignore[assignment]
+    elif rotary is not None:
+        raise ValueError("rotary: got angles without cache; expected a cache, whose new rows it rotates; rotate q and k before the call")
     return (attend_of_types.get(type(q)) or _find_attend(q))(q, k, v, return_lse, options)
 
 

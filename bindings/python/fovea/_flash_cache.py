@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _flash, _rotary
+from . import _cache, _flash
+from .torch import _attend, _ops
 
 
 class Cache(NamedTuple):
@@ -80,33 +81,40 @@ def attend(
     q = queries.q
     window_size = _flash.checked(q, cache.k, cache.v, softmax_scale, window_size)
     _check(cache, new, rotary)
-    used = _used(cache, queries.batch(), q.device)
-    if new.k is not None and new.k.shape[-3] > 0:
-        if used is None:
-            raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
-        sequence, place, kept, lengths = _rows(new.k, new.starts)
-        rows = used.long()[sequence] + place
-        at = _places(cache, sequence, rows, kept, used, lengths)
-        k = new.k
-        if rotary.cos is not None:
-            first = (used if rotary.positions is None else rotary.positions).long()
-            q_sequence, q_place, *_ = _rows(q, queries.starts)
-            every_row = causal or window_size != (-1, -1)
-            q = _rotated(q, first[q_sequence] + q_place * int(every_row), rotary)
-            k = _rotated(k, first[sequence] + place, rotary)
-        for pool, x in ((cache.k, k), (cache.v, new.v)):
-            pool[at] = (x if kept is None else x[kept]).to(pool.dtype)
-        used = used + lengths
-    options = {"seqused_k": None if used is None else used.to(torch.int32), **others}
+    options = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": max(softcap, 0.0), **others}
     if queries.starts is not None:
         options |= {"cu_seqlens_q": queries.starts, "max_seqlen_q": int(queries.longest or 0)}
-    places = _as_options(cache)
-    o, lse = _flash.general(
-        q, cache.k, cache.v, softmax_scale, causal, window_size, softcap, False, return_softmax_lse, **options, **places
-    )
+    places = _places(cache, queries.batch(), q.device)
+    if new.k is not None:
+        return _appended(q, new, places, rotary, options, return_softmax_lse, out)
+    o, lse = _attend.attend_any(q, cache.k, cache.v, options | _cache.options_of(places), need_lse=return_softmax_lse)
     if out is not None:
         o = out.copy_(o)
     return (o, lse) if return_softmax_lse else o
+
+
+def _appended(
+    q: Tensor, new: New, cache: _cache.Cache, rotary: Rotary, options: dict[str, Any], need_lse: bool, out: Tensor | None
+) -> Any:
+    """The same behind new rows."""
+    if cache.seqused is None:
+        raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
+    turned = None
+    if rotary.cos is not None:
+        positions = None if rotary.positions is None else rotary.positions.to(torch.int32)
+        turned = _cache.Rotary(_angles(rotary.cos, q), _angles(rotary.sin, q), rotary.interleaved, positions)
+    k, v = (_ops.contiguous_rows(x.to(cache.k.dtype)) for x in (new.k, new.v))
+    q = _ops.contiguous_rows(q)
+    if torch.compiler.is_compiling() or not _attend.is_plain(q, k, v):
+        o, lse = _cache.append_in_graph(q, k, v, cache, turned, options, starts=new.starts)
+        o = o if out is None else out.copy_(o)
+    else:
+        o, lse = _cache.append_and_attend(q, k, v, cache, turned, options, starts=new.starts, need_lse=need_lse, out=out)
+    return (o, lse) if need_lse else o
+
+
+def _angles(table: Tensor, q: Tensor) -> Tensor:
+    return _ops.contiguous_rows(table if table.dtype in (q.dtype, torch.float32) else table.float())
 
 
 def _check(cache: Cache, new: New, rotary: Rotary) -> None:
@@ -122,60 +130,14 @@ def _check(cache: Cache, new: New, rotary: Rotary) -> None:
         raise ValueError("cache_batch_idx: got a tensor beside a table of pages; expected one of the two; leave one out")
 
 
-def _used(cache: Cache, batch: int, device: torch.device) -> Tensor | None:
-    """(batch) rows in use. A table of pages always comes with them."""
+def _places(cache: Cache, batch: int, device: torch.device) -> _cache.Cache:
+    """The cache as fovea.attend takes it. A table of pages always comes with the rows in use."""
     used = cache.used
     if used is None and cache.pages is not None:
         used = cache.capacity()
     if isinstance(used, int):
-        return torch.full((batch,), used, dtype=torch.int32, device=device)
-    return None if used is None else used.expand(batch)
-
-
-def _rows(x: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
-    """For the rows of x: sequence, place in it, which of them count (None: all), and how many each sequence has."""
-    if starts is None:
-        sequence = torch.arange(x.shape[0], device=x.device).unsqueeze(1).expand(x.shape[:2])
-        return sequence, torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]), None, x.shape[1]
-    sequence, place = _rotary.sequence_and_place(starts, x.shape[0])
-    kept = torch.arange(x.shape[0], device=x.device) < starts[-1]
-    return sequence, place.masked_fill(~kept, 0), kept, starts.diff()
-
-
-def _places(
-    cache: Cache, sequence: Tensor, rows: Tensor, kept: Tensor | None, used: Tensor, lengths: int | Tensor
-) -> tuple[Tensor, Tensor]:
-    """Indices into the cache of `rows` of sequences. Raises ValueError where the host may look and they do not fit."""
-    on_host = rows.device.type == "cpu"
-    behind = used + lengths
-    if on_host and len(behind) and int(behind.max()) > cache.capacity():
-        b = int(behind.argmax())
-        raise ValueError(
-            f"k: got {int(behind[b] - used[b])} new keys behind {int(used[b])} of sequence {b}; expected at most "
-            f"{cache.capacity()} together, the size of the cache; make the cache larger"
-        )
-    if kept is not None:
-        sequence, rows = sequence[kept], rows[kept]
-    place = sequence if cache.chosen is None else cache.chosen.long()[sequence]
-    name, argument = "cache_batch_idx", "sequences"
-    if cache.pages is not None:
-        place = cache.pages.long()[sequence, rows // cache.k.shape[1]]
-        rows = rows % cache.k.shape[1]
-        name, argument = "page table", "pages"
-    wrong = (place < 0) | (place >= cache.k.shape[0])
-    if on_host and bool(wrong.any()):
-        raise ValueError(
-            f"{name}: got {int(place[wrong][0])} for new keys of sequence {int(sequence[wrong][0])}; expected 0 to "
-            f"{cache.k.shape[0] - 1}, the {argument} of the cache"
-        )
-    return place, rows
-
-
-def _rotated(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-    return _rotary.rotate(x, rotary.cos[positions], rotary.sin[positions], rotary.interleaved)
-
-
-def _as_options(cache: Cache) -> dict[str, Tensor]:
-    """The options of fovea.attend that say where the rows of k and v lie."""
-    given = {"page_table": cache.pages, "cache_batch": cache.chosen, "leftpad_k": cache.leftpad}
-    return {name: x.to(torch.int32).contiguous() for name, x in given.items() if x is not None}
+        used = torch.full((batch,), used, dtype=torch.int32, device=device)
+    elif used is not None:
+        used = used.expand(batch)
+    lists = (None if x is None else x.to(torch.int32).contiguous() for x in (used, cache.pages, cache.chosen, cache.leftpad))
+    return _cache.Cache(cache.k, cache.v, *lists)

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/status.hpp"
+#include "cuda/launch/append.hpp"
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/cuda_plan.hpp"
 #include "cuda/launch/device.hpp"
@@ -42,7 +43,7 @@ constexpr DeviceMemory kMemory = {allocate, release};
 template <Family kFamily>
 const Backend& backend() {
   static const Backend the_backend = {backend_name(kFamily), unavailable_because, try_prepare_family<kFamily>,
-                                      DeviceType::kCuda, &kMemory};
+                                      prepare_append,        DeviceType::kCuda,   &kMemory};
   return the_backend;
 }
 

@@ -45,6 +45,7 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 /// What a kernel does. Forward kinds take ForwardArgs, backward kinds BackwardArgs, or what their ArgsBinding makes
 /// of them.
 enum class KernelKind : uint8_t {
+  kAppend,              ///< before a forward: writes new rows to k and v, rotates q; takes AppendArgs
   kForward,             ///< o and lse, or the parts of splits
   kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
   kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward

@@ -49,6 +49,8 @@ const char* backend_name(Family family) {
 
 const char* name_of(KernelKind kind) {
   switch (kind) {
+    case KernelKind::kAppend:
+      return "append";
     case KernelKind::kForward:
       return "forward";
     case KernelKind::kBf16x3:

@@ -13,7 +13,8 @@ namespace {
 template <Family kFamily>
 const Backend& backend() {
   // A backend that is unavailable is asked nothing else.
-  static const Backend the_backend = {backend_name(kFamily), unavailable_because, nullptr, DeviceType::kCuda};
+  static const Backend the_backend = {backend_name(kFamily), unavailable_because, nullptr, nullptr,
+                                      DeviceType::kCuda};
   return the_backend;
 }
 

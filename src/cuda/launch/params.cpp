@@ -24,7 +24,7 @@ constexpr std::array<std::pair<Role, uint32_t>, 8> kAlignedBits = {{{Role::kQ, t
                                                                     {Role::kDK, tile::kAlignedDK},
                                                                     {Role::kDV, tile::kAlignedDV}}};
 
-// AttentionParams has a field for each role, with its name: a pointer, followed by the strides that kernels step along
+// AttentionParams has a field for each role that attention reads or writes, with its name: a pointer, followed by the strides that kernels step along
 // (all but that of a contiguous last dimension).
 
 struct View {
@@ -40,11 +40,11 @@ constexpr size_t strides_in() {
   return sizeof(Field) / kWord - 1;
 }
 
-constexpr std::array<View, kRoleCount> kViews = [] {
-  std::array<View, kRoleCount> views = {{
+constexpr std::array<View, kAttentionRoleCount> kViews = [] {
+  std::array<View, kAttentionRoleCount> views = {{
 #define FOVEA_VIEW(field, Name, forward, backward, meaning) \
   {offsetof(tile::AttentionParams, field), strides_in<decltype(tile::AttentionParams::field)>()},
-      FOVEA_TENSORS(FOVEA_VIEW)
+      FOVEA_ATTENTION_TENSORS(FOVEA_VIEW)
 #undef FOVEA_VIEW
   }};
   views[index_of(Role::kAlibi)].strides = 2;  // alibi_batch and alibi_head
@@ -56,7 +56,8 @@ static_assert(offsetof(tile::AttentionParams, alibi_batch) ==
                   offsetof(tile::AttentionParams, alibi_batch) + sizeof(int64_t));
 
 constexpr bool has_the_strides_of_the_table() {
-  for (const TensorSpec& spec : tensor_table::kTable) {
+  for (size_t i = 0; i < kViews.size(); ++i) {
+    const TensorSpec& spec = tensor_table::kTable[i];
     const int strides = spec.dims.rank() - (spec.contiguous ? 1 : 0);
     if (kViews[index_of(spec.role)].strides != static_cast<size_t>(strides)) return false;
   }
@@ -103,7 +104,7 @@ tile::ExpressionTensors expression_of(const AttentionProblem& p) {
 
 tile::AttentionParams params_of(const AttentionProblem& p) {
   tile::AttentionParams a;
-  for (size_t i = 0; i < kRoleCount; ++i) {
+  for (size_t i = 0; i < kViews.size(); ++i) {
     const auto role = static_cast<Role>(i);
     std::memcpy(field_of(a, role) + sizeof(void*), p[role].stride.data(),
                 kViews[i].strides * sizeof(int64_t));
@@ -157,7 +158,7 @@ void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& n
   // One copy for each role, at offsets that the compiler knows: a run pays for this.
 #define FOVEA_BIND(field, Name, forward, backward, meaning) \
   std::memcpy(static_cast<void*>(&a.field), &buffers.data[index_of(Role::k##Name)], sizeof(void*));
-  FOVEA_TENSORS(FOVEA_BIND)
+  FOVEA_ATTENTION_TENSORS(FOVEA_BIND)
 #undef FOVEA_BIND
   static_assert(tile::kMaxNamedTensors == kMaxNamedTensors);
   for (size_t i = 0; i < kMaxNamedTensors; ++i) {

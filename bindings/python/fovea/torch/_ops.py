@@ -1,4 +1,4 @@
-"""The operators fovea::forward and fovea::backward: what torch.compile, torch.func and tensor subclasses see."""
+"""The operators fovea::forward, fovea::backward and fovea::append: what torch.compile, torch.func and tensor subclasses see."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ _library.define(
     f"bool need_dbias, bool need_dsink, {_COMMON}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     tags=[torch.Tag.needs_fixed_stride_order],
 )
+# Attention over a cache, behind rows that are appended to it (fovea/_cache.py).
+_library.define(
+    "append(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
+    f"Tensor? rotary_sin, Tensor? rotary_positions, bool rotary_interleaved, {_COMMON}) -> (Tensor o, Tensor lse)",
+    tags=[torch.Tag.needs_fixed_stride_order],
+)
+NEW_ROWS = (
+    "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_positions", "rotary_interleaved",
+)  # fmt: skip
 
 
 def contiguous_rows(x: Tensor | None) -> Tensor | None:
@@ -127,6 +136,18 @@ def _backward_fake(
     return _gradients(q, k, v, need_dbias, need_dsink, arguments["bias"], arguments["sink"])
 
 
+def _append(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    new = dict(zip(NEW_ROWS, rest[: len(NEW_ROWS)], strict=True))
+    arguments = named(rest[len(NEW_ROWS) :])
+    o, lse = _outputs(q, v, arguments["cu_seqlens_q"] is not None)
+    _core.forward(q=contiguous_rows(q), k=k, v=v, o=o, lse=lse, **new, **arguments)
+    return o, lse
+
+
+def _append_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, named(rest[len(NEW_ROWS) :])["cu_seqlens_q"] is not None)
+
+
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, _, *rest = inputs
     o, lse, rng_state = output
@@ -172,9 +193,12 @@ def no_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 _library.impl("forward", _forward, "CPU")
 _library.impl("forward", _forward, "CUDA")
+_library.impl("append", _append, "CPU")
+_library.impl("append", _append, "CUDA")
 _library.impl("backward", _backward, "CPU")
 _library.impl("backward", _backward, "CUDA")
 torch.library.register_fake("fovea::forward", _forward_fake, lib=_library)
+torch.library.register_fake("fovea::append", _append_fake, lib=_library)
 torch.library.register_fake("fovea::backward", _backward_fake, lib=_library)
 torch.library.register_autograd("fovea::forward", differentiate, setup_context=setup_context, lib=_library)
 torch.library.register_autograd("fovea::backward", refuse_second_derivative, setup_context=no_context, lib=_library)

@@ -1,0 +1,142 @@
+"""Attention over a key-value cache that grows: fovea.attend with `cache`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _core
+from ._arguments import complete, output_shapes
+from ._arrays import results_like
+from .expressions import traced
+
+
+class Cache(NamedTuple):
+    """A key-value cache, and where the rows of each sequence lie in it."""
+
+    k: Any
+    """(batch, rows, heads_kv, d), or with page_table (pages, page_size, heads_kv, d)."""
+    v: Any
+    """The same with d_v."""
+    seqused: Any = None
+    """(batch) int32: rows in use, before those that a call appends; None: all. It stays as it is."""
+    page_table: Any = None
+    """(batch, most_pages) int32: row r of sequence b is row r % page_size of page page_table[b, r // page_size]."""
+    batch: Any = None
+    """(batch) int32: the sequence of k and v of each sequence of q; k and v may have more then."""
+    leftpad: Any = None
+    """(batch) int32: rows in front of the first key of each sequence."""
+
+
+class Rotary(NamedTuple):
+    """Rotary position embedding of q and of the rows that are appended (RoFormer, https://arxiv.org/abs/2104.09864, equation 34)."""
+
+    cos: Any
+    """(positions, r / 2), float32 or the type of q: the first r elements of each row are rotated."""
+    sin: Any
+    """As cos."""
+    interleaved: bool = False
+    """Pairs are elements 2j and 2j + 1; else j and j + r / 2."""
+    positions: Any = None
+    """(batch) int32: of the first row that each sequence appends, and of its first query; None: the rows in use. Without causal and
+    window all queries of a sequence are rotated as the first."""
+
+
+def options_of(cache: Cache) -> dict[str, Any]:
+    """The options of attend that say where the rows of each sequence lie."""
+    return {
+        "seqused_k": cache.seqused,
+        "page_table": cache.page_table,
+        "cache_batch": cache.batch,
+        "leftpad_k": cache.leftpad,
+    }
+
+
+def append_and_attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: Cache,
+    rotary: Rotary | None,
+    options: dict[str, Any],
+    *,
+    starts: Any = None,
+    need_lse: bool = True,
+    out: Any = None,
+) -> tuple[Any, Any]:
+    """(o, lse), lse None unless need_lse: writes the rows of k and v behind those in use of the cache, then attends over it.
+
+    q, k, v: (batch, rows, heads, size); k and v packed (total, heads, size) with `starts` (batch + 1), q with cu_seqlens_q among the
+    `options` of attend. out: as o, gets the result.
+    """
+    new = {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
+    if rotary is not None:
+        new |= {
+            "rotary_cos": rotary.cos,
+            "rotary_sin": rotary.sin,
+            "rotary_positions": rotary.positions,
+            "rotary_interleaved": rotary.interleaved,
+        }
+    options = {**options, **options_of(cache)}
+    o_shape, lse_shape = output_shapes(q, cache.v, options.get("cu_seqlens_q") is not None)
+    results = results_like(q)
+    o = results.empty(o_shape, q) if out is None else out
+    lse = results.empty(lse_shape) if need_lse else None
+    _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **new, **traced(options))
+    return (o if out is not None else results.done(o)), (results.done(lse) if need_lse else None)
+
+
+def append_in_graph(
+    q: Any, k: Any, v: Any, cache: Cache, rotary: Rotary | None, options: dict[str, Any], *, starts: Any = None
+) -> tuple[Any, Any]:
+    """append_and_attend as an operator of PyTorch, for torch.compile and subclasses of tensors; always with lse."""
+    import torch
+
+    options = complete({**options, **options_of(cache)})
+    turned = (None, None, None, False) if rotary is None else (rotary.cos, rotary.sin, rotary.positions, rotary.interleaved)
+    found = torch.ops.fovea.append(q, cache.k, cache.v, k, v, starts, *turned, *options.values())
+    return found[0], found[1]
+
+
+def read_options(v: Any, cache: Cache, rotary: Rotary | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of attend over a cache that is only read: q, cache.k and cache.v with them. `v`: beside k, which is None."""
+    if v is not None:
+        _refuse_one_of_two()
+    if rotary is not None:
+        raise ValueError("rotary: got angles without k and v; expected new keys to rotate; rotate q before the call")
+    _check_options(cache, options)
+    return {**options, **options_of(cache)}
+
+
+def attend(
+    q: Any, k: Any, v: Any, return_lse: bool, cache: Cache, rotary: Rotary | None, name: str, options: dict[str, Any]
+) -> Any:
+    """fovea.attend with `cache` and new keys, all of the library `name` ("torch", "jax" or "")."""
+    if name == "jax":
+        raise TypeError("cache: got arrays of JAX, which cannot be written; expected another library's")
+    if v is None:
+        _refuse_one_of_two()
+    _check_options(cache, options)
+    options = dict(options)
+    starts = options.pop("cu_seqlens_k", None)
+    if name == "torch":
+        import torch
+
+        from .torch import _attend as tensors
+
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, cache.k, cache.v)):
+            raise ValueError("cache: got tensors that need gradients; expected none, as the cache is written; use torch.no_grad()")
+        if torch.compiler.is_compiling() or not tensors.is_plain(q, k, v):
+            o, lse = append_in_graph(q, k, v, cache, rotary, options, starts=starts)
+            return (o, lse) if return_lse else o
+    o, lse = append_and_attend(q, k, v, cache, rotary, options, starts=starts, need_lse=return_lse)
+    return (o, lse) if return_lse else o
+
+
+def _refuse_one_of_two() -> None:
+    raise ValueError("k, v: got one of the two; expected both or neither, as there is cache; give the new keys with their values")
+
+
+def _check_options(cache: Cache, options: dict[str, Any]) -> None:
+    for argument, value in options_of(cache).items():
+        if value is not None and options.get(argument) is not None:
+            raise ValueError(f"{argument}: got an array beside cache; expected it in the cache")

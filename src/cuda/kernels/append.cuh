@@ -1,0 +1,127 @@
+// Before a forward over a cache that grows: writes the new rows of k and v behind those that the cache has, rotates those of k and
+// q by the angles of their positions, and tells the lengths that result.
+//
+// Grid     append_grid(args): a warp takes one row of one head after the other.
+// Block    kAppendThreads threads. No shared memory.
+// Bound    by latency: a step of decoding moves some kilobytes a sequence.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/append_args.hpp"
+
+namespace fovea::cuda {
+
+/// Copies rows of elements of type T, a warp a row.
+template <class T>
+struct RowCopy {
+  const AppendArgs& args;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+
+  __device__ __forceinline__ void plain(const T* from, T* to, int begin, int end) const {
+    for (int c = begin + lane; c < end; c += 32) to[c] = from[c];
+  }
+  __device__ __forceinline__ void zeros(T* to) const {
+    for (int c = lane; c < args.p.head_dim; c += 32) to[c] = T(0.0f);
+  }
+  /// Turns the first pairs by the angles of `position`. One that has none makes them NaN.
+  __device__ __forceinline__ void rotated(const T* from, T* to, int position) const {
+    const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
+    const bool known = position >= 0 && position < args.positions;
+    for (int j = lane; j < args.half; j += 32) {
+      const float x = static_cast<float>(from[j * step]), y = static_cast<float>(from[j * step + partner]);
+      const float cosine = known ? angle(args.cosines, position, j) : NAN,
+                  sine = known ? angle(args.sines, position, j) : NAN;
+      to[j * step] = T(x * cosine - y * sine);
+      to[j * step + partner] = T(x * sine + y * cosine);
+    }
+    plain(from, to, 2 * args.half, args.p.head_dim);
+  }
+
+ private:
+  __device__ __forceinline__ float angle(const AnglesView& view, int position, int j) const {
+    const int64_t at = position * view.row + j;
+    return args.angles_are_f32 ? reinterpret_cast<const float*>(view.data)[at]
+                               : static_cast<float>(reinterpret_cast<const T*>(view.data)[at]);
+  }
+};
+
+/// Keys of sequence b before, as far as the cache can hold them.
+__device__ __forceinline__ int used_before(const tile::AttentionParams& p, int b) {
+  const int used = p.seqused_k[b];
+  return used < 0 ? 0 : used > p.seqlen_k ? p.seqlen_k : used;
+}
+__device__ __forceinline__ int first_position(const AppendArgs& args, int b) {
+  return args.rotary_positions != nullptr ? args.rotary_positions[b] : args.p.seqused_k[b];
+}
+
+/// Row `row` of k_new and v_new, of key head `head`.
+template <class T>
+__device__ __forceinline__ void append_row(const AppendArgs& args, int row, int head) {
+  const tile::AttentionParams& p = args.p;
+  const SequenceRow at = sequence_row(args.cu_seqlens_k_new, p.batch, args.new_rows, row);
+  if (at.batch < 0) return;
+  const int key = used_before(p, at.batch) + at.index;
+  const tile::PageRow to = row_to_write(p, at.batch, key);
+  if (to.page < 0) return;
+  const int b = args.cu_seqlens_k_new != nullptr ? 0 : at.batch;
+  const int r = args.cu_seqlens_k_new != nullptr ? row : at.index;
+  const RowCopy<T> copy{args};
+  const T* const k_new = reinterpret_cast<const T*>(args.k_new.data) + args.k_new.offset(b, r, head);
+  T* const k = reinterpret_cast<T*>(p.k.data) + p.k.offset(to.page, to.row, head);
+  if (args.rotates()) {
+    copy.rotated(k_new, k, first_position(args, at.batch) + at.index);
+  } else {
+    copy.plain(k_new, k, 0, p.head_dim);
+  }
+  copy.plain(reinterpret_cast<const T*>(args.v_new.data) + args.v_new.offset(b, r, head),
+             reinterpret_cast<T*>(p.v.data) + p.v.offset(to.page, to.row, head), 0, p.head_dim_v);
+}
+
+/// Row `row` of q, of query head `head`. Rows of no sequence become zeros: tiles that reach so far decide by all their rows when to
+/// rescale, and the bits of the others are not to depend on what the workspace held.
+template <class T>
+__device__ __forceinline__ void rotate_query(const AppendArgs& args, int row, int head) {
+  const tile::AttentionParams& p = args.p;
+  const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.seqlen_q, row);
+  T* const to = reinterpret_cast<T*>(args.q_rotated) + (int64_t{row} * p.heads_q + head) * p.head_dim;
+  if (at.batch < 0) return RowCopy<T>{args}.zeros(to);
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const T* const from =
+      reinterpret_cast<const T*>(p.q.data) + p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
+  RowCopy<T>{args}.rotated(from, to, first_position(args, at.batch) + (args.by_row ? at.index : 0));
+}
+
+__device__ __forceinline__ void write_length(const AppendArgs& args, int b) {
+  const int rows = args.cu_seqlens_k_new != nullptr ? args.cu_seqlens_k_new[b + 1] - args.cu_seqlens_k_new[b]
+                                                    : args.new_rows;
+  const int used = used_before(args.p, b), room = args.p.seqlen_k - used;
+  args.lengths[b] = used + (rows < 0 ? 0 : rows < room ? rows : room);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendArgs args) {
+  const tile::AttentionParams& p = args.p;
+  const int threads = static_cast<int>(gridDim.x) * kAppendThreads,
+            thread = static_cast<int>(blockIdx.x) * kAppendThreads + static_cast<int>(threadIdx.x);
+  for (int b = thread; blockIdx.y == 0 && b < p.batch; b += threads) write_length(args, b);
+  for (int head = static_cast<int>(blockIdx.y); head < heads_to_append(args);
+       head += static_cast<int>(gridDim.y)) {
+    const bool of_keys = head < p.heads_kv;
+    const int rows = of_keys ? args.total_new : static_cast<int>(p.total_q);
+    for (uint32_t row = static_cast<uint32_t>(thread) / 32; row < static_cast<uint32_t>(rows);
+         row += static_cast<uint32_t>(threads) / 32) {
+      if (of_keys) {
+        append_row<T>(args, static_cast<int>(row), head);
+      } else {
+        rotate_query<T>(args, static_cast<int>(row), head - p.heads_kv);
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,129 @@
+"""fovea.attend over a cache that grows: new rows, rotation, pages, and what is refused."""
+
+import numpy
+import pytest
+import torch
+
+import fovea
+
+
+def make_cache(device, dtype=torch.float32, page=0, rows=48):
+    torch.manual_seed(rows + page)
+    used = torch.tensor([20, 0, 31], dtype=torch.int32)
+    table = None
+    shape = (3, rows, 2, 16)
+    if page:
+        table = torch.randperm(3 * rows // page + 2)[: 3 * rows // page].view(3, -1).int().to(device)
+        shape = (3 * rows // page + 2, page, 2, 16)
+    k, v = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+    return fovea.Cache(k, v, used.to(device), table)
+
+
+def rows_of(cache, pool, b):
+    """Rows of sequence b, one behind the other."""
+    return pool[b] if cache.page_table is None else pool[cache.page_table[b].long()].flatten(0, 1)
+
+
+def turned(x, cos, sin, interleaved):
+    """x (rows, heads, size) with angles (rows, pairs)."""
+    half = cos.shape[1]
+    cos, sin = cos[:, None], sin[:, None]
+    a, b = (x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]) if interleaved else (x[..., :half], x[..., half : 2 * half])
+    pairs = (a * cos - b * sin, a * sin + b * cos)
+    both = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+    return torch.cat([both, x[..., 2 * half :]], -1)
+
+
+@pytest.mark.parametrize("page", [0, 1, 16])
+@pytest.mark.parametrize("interleaved", [None, False, True])
+def test_appends_then_attends(device, page, interleaved):
+    cache = make_cache(device, page=page)
+    before = fovea.Cache(cache.k.clone(), cache.v.clone(), cache.seqused.clone(), cache.page_table)
+    q, k, v = (torch.randn(3, 5, heads, 16, device=device) for heads in (4, 2, 2))
+    rotary = None
+    angles = torch.randn(60, 6, device=device)
+    if interleaved is not None:
+        rotary = fovea.Rotary(angles.cos(), angles.sin(), interleaved)
+    o, lse = fovea.attend(q, k, v, cache=cache, rotary=rotary, causal=True, return_lse=True)
+    assert torch.equal(cache.seqused, before.seqused)
+    for b in range(3):
+        used = int(cache.seqused[b])
+        at = slice(used, used + 5)
+        new, turned_q = k[b], q[b]
+        if rotary is not None:
+            new, turned_q = (turned(x, rotary.cos[at], rotary.sin[at], interleaved) for x in (new, turned_q))
+        expected_k, expected_v = rows_of(before, before.k, b).clone(), rows_of(before, before.v, b).clone()
+        expected_k[at], expected_v[at] = new, v[b]
+        torch.testing.assert_close(rows_of(cache, cache.k, b), expected_k)
+        assert torch.equal(rows_of(cache, cache.v, b), expected_v)
+        alone = fovea.attend(
+            turned_q[None], expected_k[None, : used + 5].contiguous(), expected_v[None, : used + 5].contiguous(),
+            causal=True, return_lse=True,
+        )  # fmt: skip
+        torch.testing.assert_close(o[b], alone[0][0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(lse[b], alone[1][0], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_new_rows(device):
+    cache, alike = make_cache(device), make_cache(device)
+    lengths = [4, 0, 7]
+    starts = torch.tensor([0, 4, 4, 11], dtype=torch.int32, device=device)
+    q, k, v = (torch.randn(11, heads, 16, device=device) for heads in (4, 2, 2))
+    o = fovea.attend(q, k, v, cache=cache, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=7, causal=True)
+    for b, length in enumerate(lengths):
+        at = slice(int(starts[b]), int(starts[b + 1]))
+        one = fovea.Cache(alike.k[b : b + 1], alike.v[b : b + 1], alike.seqused[b : b + 1])
+        if length:
+            expected = fovea.attend(q[None, at], k[None, at], v[None, at], cache=one, causal=True)[0]
+            torch.testing.assert_close(o[at], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache.k, alike.k) and torch.equal(cache.v, alike.v)
+
+
+def test_numpy_arrays_and_a_cache_that_is_only_read():
+    made = make_cache("cpu")
+    cache = fovea.Cache(made.k.numpy(), made.v.numpy(), made.seqused.numpy())
+    q, k, v = (numpy.random.default_rng(1).standard_normal((3, 2, heads, 16), "float32") for heads in (4, 2, 2))
+    first = fovea.attend(q, k, v, cache=cache, causal=True)
+    again = fovea.attend(q, None, None, cache=cache._replace(seqused=cache.seqused + 2), causal=True)
+    numpy.testing.assert_array_equal(first, again)
+
+
+def test_compiled_by_torch(device):
+    def step(cache, q, k, v):
+        return fovea.attend(q, k, v, cache=cache, causal=True)
+
+    q, k, v = (torch.randn(3, 1, heads, 16, device=device) for heads in (4, 2, 2))
+    cache, alike = make_cache(device), make_cache(device)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(cache, q, k, v), step(alike, q, k, v))
+    assert torch.equal(cache.k, alike.k) and torch.equal(cache.v, alike.v)
+
+
+def test_what_is_refused():
+    cache = make_cache("cpu")
+    q, k, v = (torch.randn(3, 5, heads, 16) for heads in (4, 2, 2))
+    angles = torch.ones(60, 4)
+    with pytest.raises(ValueError, match="k, v: got one of the two"):
+        fovea.attend(q, k, None, cache=cache)
+    with pytest.raises(ValueError, match="rotary: got angles without cache"):
+        fovea.attend(q, k, v, rotary=fovea.Rotary(angles, angles))
+    with pytest.raises(ValueError, match="rotary: got angles without k and v"):
+        fovea.attend(q, None, None, cache=cache, rotary=fovea.Rotary(angles, angles))
+    with pytest.raises(ValueError, match="page_table: got an array beside cache"):
+        table = torch.zeros(3, 1, dtype=torch.int32)
+        fovea.attend(q, k, v, cache=cache._replace(page_table=table), page_table=table)
+    with pytest.raises(ValueError, match="k_new: got 5 rows behind the 46 of sequence 1, expected at most 2"):
+        before = cache.k.clone()
+        fovea.attend(q, k, v, cache=cache._replace(seqused=torch.tensor([0, 46, 0], dtype=torch.int32)))
+    assert torch.equal(cache.k, before)
+    with pytest.raises(ValueError, match="cache: got tensors that need gradients"):
+        fovea.attend(q.requires_grad_(), k, v, cache=cache)
+    with torch.no_grad():
+        fovea.attend(q, k, v, cache=cache)
+    read_only = cache.k.numpy().copy()
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="k: .*read-only"):
+        fovea.attend(
+            q.detach().numpy(), k.numpy(), v.numpy(),
+            cache=fovea.Cache(read_only, cache.v.numpy(), cache.seqused.numpy()),
+        )  # fmt: skip
