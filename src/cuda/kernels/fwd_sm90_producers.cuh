@@ -60,10 +60,26 @@ __device__ __forceinline__ int cta_rank() {
   return Memory::kConfig.cluster == 1 ? 0 : static_cast<int>(blockIdx.x % Memory::kConfig.cluster);
 }
 
+/// Which producer this is: the one that takes tiles from a counter and tells the others, as one thread or as a warp whose lanes all
+/// come here; or one of those that are told.
+enum class Taker : uint8_t { kNo, kThread, kWarp };
+
+/// Takes the next tile behind the first `all`, and tells the others.
+template <Taker kTaker, class Memory>
+__device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memory& memory, uint32_t turn,
+                                         int all) {
+  int index = 0;
+  if (kTaker == Taker::kThread || threadIdx.x % 32 == 0) {
+    index = all + atomicAdd(args.tile_counter, 1);
+    publish_next(memory, turn, index);
+  }
+  return kTaker == Taker::kThread ? index : __shfl_sync(0xffffffffu, index, 0);
+}
+
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
-/// from a counter, one when it has loaded the one before: the producer with `kTakes` takes it and tells the others.
-template <bool kTakes, class Memory, class Visit>
+/// from a counter, one when it has loaded the one before.
+template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
   if constexpr (Memory::kConfig.stream_k) {
@@ -81,10 +97,8 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
       // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
       return tile::snake(static_cast<int>(turn) + 1, own, all);
     }
-    if (!kTakes || cta_rank<Memory>() != 0) return read_next(memory, turn);
-    const int index = all + atomicAdd(args.tile_counter, 1);
-    publish_next(memory, turn, index);
-    return index;
+    if (kTaker == Taker::kNo || cta_rank<Memory>() != 0) return read_next(memory, turn);
+    return take_next<kTaker>(args, memory, turn, all);
   };
   int index = own;
 #pragma unroll 1
@@ -116,36 +130,40 @@ struct TmaKeys {
         first_row(paged() ? span.used_k - 1 : static_cast<int>(span.row_k)) {}
 
   __device__ __forceinline__ bool paged() const { return args.f.p.page_table.data != nullptr; }
+  /// Where the box of keys from key + first on lies, in the block from `key` on. Behind the last key no entry of the table is read: the
+  /// block's first box is loaded again, for keys that no row sees.
+  __device__ __forceinline__ tile::PageRow box(int key, int first) const {
+    if (!paged()) return {sequence, first_row + key};  // a box is the block
+    return tile::page_row(args.f.p, sequence, key + first <= first_row ? key + first : key);
+  }
   /// Calls visit(first key of the box in the block, row, head, sequence or page) for the boxes of kTileN keys from `key` on.
   template <int kTileN, class Visit>
   __device__ __forceinline__ void for_each_box(int key, const Visit& visit) const {
 #pragma unroll 1
-    for (int first = 0; first < kTileN; first += args.box_keys) visit_box(key, first, visit);
-  }
-  /// One of them. Behind the last key no entry of the table is read: the block's first box is loaded again, for keys that no
-  /// row sees.
-  template <class Visit>
-  __device__ __forceinline__ void visit_box(int key, int first, const Visit& visit) const {
-    tile::PageRow at = {sequence, first_row + key};  // without pages a box is the block
-    if (paged()) at = tile::page_row(args.f.p, sequence, key + first <= first_row ? key + first : key);
-    visit(first, at.row, head, at.page);
+    for (int first = 0; first < kTileN; first += args.box_keys) {
+      const tile::PageRow at = box(key, first);
+      visit(first, at.row, head, at.page);
+    }
   }
 };
 
-/// Loads K and V: one thread; with stream_k one warp, whose lanes look up pages at the same time.
+/// Loads K and V: one warp. Each lane loads a box of the block (without pages lane 0 all of it), so that lanes look up their pages at
+/// the same time, before they wait for a free stage.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                                                    const FwdSm90Memory<Instance>& memory) {
   using Memory = FwdSm90Memory<Instance>;
   constexpr int kTileN = Memory::kConfig.tile_n, kRowBytes = Memory::kConfig.kRowBytes;
+  static_assert(kTileN <= 32 * tile::kLeastBoxKeys, "a lane for each box");
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (lane == 0) {
     ptx::tma_prefetch(args.q);
     ptx::tma_prefetch(args.k);
     ptx::tma_prefetch(args.v);
   }
+  const int first = lane * args.box_keys;  // key of the lane's box in the block
   StageRing<Memory::kConfig.ring()> ring;
-  for_each_tile<true>(
+  for_each_tile<Taker::kWarp>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
@@ -153,28 +171,17 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
         BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
 #pragma unroll 1
         for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
+          tile::PageRow at = {0, 0};
+          if (first < kTileN) at = keys.box(n * kTileN, first);
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
                                 uint32_t empty) {
-            const int strips = bytes / (kTileN * kRowBytes);
-            const auto load_strip = [&](int s, int first, int row, int head, int batch) {
-              ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.kStrip, row,
-                            head, batch);
-            };
             ptx::mbarrier_wait(empty, ring.phase ^ 1);
-            if constexpr (Memory::kConfig.stream_k) {
-              if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
-              __syncwarp();  // bytes are expected before any arrives
-              for (int i = lane; i / strips * args.box_keys < kTileN; i += 32) {
-                keys.visit_box(n * kTileN, i / strips * args.box_keys,
-                               [&](int first, int row, int head, int batch) {
-                                 load_strip(i % strips, first, row, head, batch);
-                               });
-              }
-            } else {
-              ptx::mbarrier_arrive_expect(full, bytes);
-              keys.for_each_box<kTileN>(n * kTileN, [&](int first, int row, int head, int batch) {
-                for (int s = 0; s < strips; ++s) load_strip(s, first, row, head, batch);
-              });
+            if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
+            __syncwarp();  // bytes are expected before any arrives
+            if (first >= kTileN) return;
+            for (int s = 0; s * kTileN * kRowBytes < bytes; ++s) {
+              ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.kStrip,
+                            at.row, keys.head, at.page);
             }
           };
           load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
@@ -193,7 +200,7 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
   const ForwardArgs& f = args.f;
   const int group = f.pack_group ? f.p.group : 1;
   uint32_t tile_count = 0;
-  for_each_tile<false>(
+  for_each_tile<Taker::kNo>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
