@@ -90,7 +90,8 @@ bool reads_tile(const Program& program, ProgramTile tile) {
 PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
                            std::span<const GradientLayout> gradient_layouts) {
   if (!p.expressions) return;
-  const auto& [score, sees] = *p.expressions;
+  const std::optional<expr::Expression>& score = p.expressions->score;
+  const std::optional<expr::Expression>& sees = p.expressions->sees;
   has_score = score.has_value();
   has_sees = sees.has_value();
   scales = has_score && !(p.softcap > 0 || p.has(Role::kAlibi) || p.has(Role::kBias));

@@ -233,7 +233,7 @@ class Header {
       return "  static constexpr bool " + std::string(name) + " = " + (value ? "true" : "false") + ";\n";
     };
     return constant("kHasScore", score_ != kNoStep) + constant("kHasSees", sees_ != kNoStep) +
-           constant("kSlopeIsOne", roots_.slope_is_one()) +
+           constant("kHasTerms", input_.has_terms) + constant("kSlopeIsOne", roots_.slope_is_one()) +
            constant("kReadsByQuery", lowering_.reads_by(Variable::kQ)) +
            constant("kReadsByKey", lowering_.reads_by(Variable::kK)) +
            constant("kHasGradients", !gradients_.empty()) + constant("kReadsPairs", pair_.has_value()) +

@@ -18,6 +18,7 @@ namespace fovea::expr {
 struct CudaTextInput {
   const Expression* score = nullptr;  ///< null: s as it is
   const Expression* sees = nullptr;   ///< null: every key. Both have the same tensor declarations.
+  bool has_terms = false;             ///< PairExpressions::has_terms
   /// Tensors whose gradient is asked for, by their place among the declarations.
   std::vector<bool> gradients;
   /// The tensor whose elements pair_row gives, where the score reads several pair by pair; left out: any.

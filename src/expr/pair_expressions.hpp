@@ -12,6 +12,8 @@ namespace fovea::expr {
 /// Both declare the same tensors, in the order of the problem's.
 struct PairExpressions {
   std::optional<Expression> score, sees;
+  /// Whether they say the problem's softcap, slopes, bias and masks as well (problem_terms.hpp).
+  bool has_terms = false;
 };
 
 /// The name that indexes dimension `d` of an element alone, if any: `h` of table[h, k - q] in dimension 0.

@@ -62,7 +62,6 @@ size_t add_tensor(AttentionProblem& p, Role role) {
   NamedTensor named;
   named.name = name_of(role);
   named.tensor = p[role];
-  if (named.tensor.dtype == DType::kBool) named.tensor.dtype = DType::kU8;
   named.place = index_of(role);
   p.named.push_back(named);
   return p.named.size() - 1;
@@ -119,8 +118,10 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
   if (!has_score && !has_sees) return p;
   if (p.named.size() > kMaxNamedTensors) return std::nullopt;
   std::vector<TensorDeclaration> tensors;
-  for (const NamedTensor& named : p.named)
+  for (NamedTensor& named : p.named) {
+    if (named.tensor.dtype == DType::kBool) named.tensor.dtype = DType::kU8;  // expressions know bytes
     tensors.push_back({named.name, named.tensor.dtype, named.tensor.ndim});
+  }
   PairExpressions all;
   if (problem.expressions) all = *problem.expressions;
   const auto compose = [&](std::optional<Expression>& user, Use use, auto&& add_terms, bool has) {
@@ -138,6 +139,7 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
       all.score, Use::kScore, [&](Builder& to) { return add_score_terms(to, p, alibi, bias); }, has_score);
   compose(
       all.sees, Use::kSees, [&](Builder& to) { return add_sees_terms(to, p, mask, block_mask); }, has_sees);
+  all.has_terms = true;
   p.expressions = std::make_shared<const PairExpressions>(std::move(all));
   return p;
 }

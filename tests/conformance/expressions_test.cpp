@@ -156,6 +156,24 @@ TEST_P(Expressions, WithEveryOtherTerm) {
   pack(spec);
   expect_conformance_of_all_types(spec);
 }
+/// Rows that take no part hold NaN, so tiles that end with them are computed again row by row, with each term once.
+TEST_P(Expressions, BesideTermsOfPartlyUsedSequences) {
+  ProblemSpec spec = GetParam().spec();
+  spec.softcap = 6;
+  spec.bias = spec.mask = spec.alibi = true;
+  spec.bias_broadcast = 0b0101;
+  pack(spec);
+  spec.used_q = {30, 0, 19, 0};
+  spec.used_k = {26, 2, 41, 0};
+  expect_conformance_of_all_types(spec, without_repetitions());
+}
+/// Heads of queries that share their only key head, and may see different keys.
+TEST_P(Expressions, OneKeyHead) {
+  ProblemSpec spec = GetParam().spec();
+  spec.heads_q = 3;
+  spec.heads_kv = 1;
+  expect_conformance_of_all_types(spec, without_repetitions());
+}
 TEST_P(Expressions, WithEachMask) {
   ProblemSpec spec = GetParam().spec();
   if (!spec.score) return;  // scores take their turn

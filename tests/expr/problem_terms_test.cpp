@@ -38,6 +38,30 @@ TEST(ProblemTerms, BroadcastDimensionsAreIndexedByZero) {
   EXPECT_TRUE(depends_on(*with_terms_in_expressions(p)->expressions->sees, {Variable::kB, Variable::kH}));
 }
 
+/// A user's bools, too: bytes beside the mask's.
+TEST(ProblemTerms, BoolsAreReadAsBytes) {
+  AttentionProblem p = problem();
+  p.tensors[index_of(Role::kMask)] = pairs(DType::kBool, kOfAllHeads);
+  NamedTensor named;
+  named.name = "keep";
+  named.tensor = pairs(DType::kBool, kDense);
+  p.named.push_back(named);
+  PairExpressions user;
+  user.sees = std::get<Expression>(
+      parse("keep[b, h, q, k] != 0", Use::kSees, std::vector<TensorDeclaration>{{"keep", DType::kU8, 4}}));
+  p.expressions = std::make_shared<const PairExpressions>(user);
+  const auto composed = with_terms_in_expressions(p);
+  ASSERT_TRUE(composed);
+  for (const TensorDeclaration& tensor : composed->expressions->sees->tensors)
+    EXPECT_EQ(tensor.dtype, DType::kU8) << tensor.name;
+  CudaTextInput input;
+  input.sees = &*composed->expressions->sees;
+  input.has_terms = composed->expressions->has_terms;
+  const std::string text = cuda_text(input);
+  EXPECT_EQ(text.find("const float*"), std::string::npos) << text;
+  EXPECT_NE(text.find("kHasTerms = true"), std::string::npos) << text;
+}
+
 /// dbias_sm90 loads the bias as the elements of pairs, whatever else the user's score reads.
 TEST(ProblemTerms, TheBiasIsWhatIsReadPairByPair) {
   AttentionProblem p = problem();

@@ -240,9 +240,10 @@ TEST(KernelTable, KeysOfCachesNeedAKernelThatFindsThem) {
   tma.pages = true;
   EXPECT_EQ(cannot(tma, p, hopper()), "");  // boxes of 16: tiles of 80
   p.cache_rows = 12;
-  EXPECT_EQ(cannot(tma, p, hopper()),
-            "copies pages by TMA in boxes of 8 keys or more that divide a page and its tile of 80, pages of "
-            "12 allow 4");
+  EXPECT_EQ(
+      cannot(tma, p, hopper()),
+      "copies pages by TMA in boxes of a multiple of 8 keys that divide a page and its tile of 80, pages of "
+      "12 allow 4");
   tma.tma = false;
   EXPECT_EQ(cannot(tma, p, hopper()), "");
   tma.tma = true;

@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     const int role = __shfl_sync(0xffffffffu, thread / 32, 0);
+    if (!kConfig.pages() && lane != 0) return;
     if (role == 0) {
       fwd_sm90_load_keys<Instance>(args, memory);
     } else if (role > 0 && role <= kConfig.planners() && lane == 0) {

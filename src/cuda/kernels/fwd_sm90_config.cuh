@@ -53,6 +53,9 @@ struct FwdSm90Config {
 
   constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }  ///< of an operand
 
+  /// Whether a warp loads K and V, whose lanes look up pages; else one thread, without pages. With dropout the warp costs registers
+  /// that consumers lack.
+  constexpr bool pages() const { return !bf16x3 && !dropout; }
   /// Threads that plan tiles; the fourth warp of the producers loads K and V.
   constexpr int planners() const { return consumers < 3 ? consumers : 3; }
 

@@ -147,23 +147,24 @@ struct TmaKeys {
   }
 };
 
-/// Loads K and V: one warp. Each lane loads a box of the block (without pages lane 0 all of it), so that lanes look up their pages at
-/// the same time, before they wait for a free stage.
+/// Loads K and V: one warp, or its lane 0 alone (FwdSm90Config::pages()). Each lane loads a box of the block (without pages lane 0 all of it),
+/// so that lanes look up their pages at the same time, before they wait for a free stage.
 template <class Instance>
 __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
                                                    const FwdSm90Memory<Instance>& memory) {
   using Memory = FwdSm90Memory<Instance>;
   constexpr int kTileN = Memory::kConfig.tile_n, kRowBytes = Memory::kConfig.kRowBytes;
-  static_assert(kTileN <= 32 * tile::kLeastBoxKeys, "a lane for each box");
+  static_assert(kTileN <= 32 * kTmaFewestKeys, "a lane for each box");
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (lane == 0) {
     ptx::tma_prefetch(args.q);
     ptx::tma_prefetch(args.k);
     ptx::tma_prefetch(args.v);
   }
-  const int first = lane * args.box_keys;  // key of the lane's box in the block
+  constexpr bool kPages = Memory::kConfig.pages();
+  const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
   StageRing<Memory::kConfig.ring()> ring;
-  for_each_tile<Taker::kWarp>(
+  for_each_tile<kPages ? Taker::kWarp : Taker::kThread>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
@@ -171,13 +172,13 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
         BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
 #pragma unroll 1
         for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
-          tile::PageRow at = {0, 0};
-          if (first < kTileN) at = keys.box(n * kTileN, first);
+          tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
+          if (kPages && first < kTileN) at = keys.box(n * kTileN, first);
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
                                 uint32_t empty) {
             ptx::mbarrier_wait(empty, ring.phase ^ 1);
             if (lane == 0) ptx::mbarrier_arrive_expect(full, bytes);
-            __syncwarp();  // bytes are expected before any arrives
+            if constexpr (kPages) __syncwarp();  // bytes are expected before any arrives
             if (first >= kTileN) return;
             for (int s = 0; s * kTileN * kRowBytes < bytes; ++s) {
               ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.kStrip,

@@ -11,11 +11,11 @@ namespace fovea::cuda {
 
 /// Calls visit(keys of the tile, first key, number of the block) for each block of keys of each tile, the last of a tile
 /// first. Blocks are counted over all tiles of the CTA, as the consumers do.
-template <bool kTakes, class Memory, class Visit>
+template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, const Memory& memory,
                                                     Visit&& visit) {
   uint32_t block = 0;
-  for_each_tile<kTakes>(
+  for_each_tile<kTaker>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& loads) {
         const TmaKeys keys(args, work, span);
@@ -49,7 +49,7 @@ template <class Memory>
 __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& args, const Memory& memory) {
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.k);
-  for_each_wide_block<true>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
+  for_each_wide_block<Taker::kThread>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     const int c = static_cast<int>(block & 1);
 #pragma unroll
     for (int piece = 0; piece < kConfig.pieces_k(); ++piece) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
                                                           int c) {
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.v);
-  for_each_wide_block<false>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
+  for_each_wide_block<Taker::kNo>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     ptx::mbarrier_wait(memory.empty_v(c), (block & 1) ^ 1);
     ptx::mbarrier_arrive_expect(memory.full_v(c), kConfig.strips_v() * kConfig.kStripBytes);
     load_strips<Memory>(args.v, memory.v(c), memory.full_v(c), c * kConfig.strips_v(), kConfig.strips_v(),

@@ -156,8 +156,8 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   const int used_tile = kKeys ? span.used_k : span.used_q, used_block = kKeys ? span.used_q : span.used_k;
   const SeenRange rows = {tile * view.tile_rows, min((tile + 1) * view.tile_rows, used_tile)};
   // Where heads differ, those of a group share a tile of keys.
-  const int head0 = kKeys && view.heads > 1 ? h * p.group : h;
-  const int head1 = kKeys && view.heads > 1 ? head0 + p.group : head0 + 1;
+  const bool shares = kKeys && view.pair_heads > 1;
+  const int head0 = shares ? h * p.group : h, head1 = shares ? head0 + p.group : head0 + 1;
 #pragma unroll 1
   for (int i = warp; i < 32; i += kSeenBlocksThreads / 32) {
     const int n = word * 32 + i;

@@ -40,6 +40,7 @@ std::string expression_text(const AttentionProblem& p) {
   if (expressions.sees) input.sees = &*expressions.sees;
   input.positions = bound_of_positions(p);
   input.batch = p.batch;
+  input.has_terms = expressions.has_terms;
   input.heads = p.heads_q;
   for (size_t i = 0; i < p.named.size(); ++i) {
     const NamedTensor& named = p.named[i];

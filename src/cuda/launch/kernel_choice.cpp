@@ -128,9 +128,9 @@ std::string pages_clause(const Kernel& k, const KernelRequest& r) {
   if (r.problem.has(Role::kLeftPadK))
     return "copies pages by TMA from their first row on: not with leftpad_k";
   const int box = tma_box_keys(k.tile_n, static_cast<int>(r.problem.cache_rows));
-  if (box >= kTmaFewestKeys) return "";
-  return "copies pages by TMA in boxes of " + std::to_string(kTmaFewestKeys) +
-         " keys or more that divide a page and its tile of " + std::to_string(k.tile_n) + ", pages of " +
+  if (box % kTmaFewestKeys == 0) return "";
+  return "copies pages by TMA in boxes of a multiple of " + std::to_string(kTmaFewestKeys) +
+         " keys that divide a page and its tile of " + std::to_string(k.tile_n) + ", pages of " +
          std::to_string(r.problem.cache_rows) + " allow " + std::to_string(box);
 }
 

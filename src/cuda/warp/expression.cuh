@@ -10,6 +10,8 @@ namespace fovea::cuda {
 
 struct Expression {
   static constexpr bool kHasScore = false, kHasSees = false;
+  /// Whether score and sees say softcap, slopes, bias and masks as well: then nobody else is to.
+  static constexpr bool kHasTerms = false;
   /// Whether the score's derivative by s is 1 everywhere.
   static constexpr bool kSlopeIsOne = true;
   /// Whether Query or Key reads tensors by the query or the key without looking whether these are inside.

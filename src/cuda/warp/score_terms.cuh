@@ -67,10 +67,12 @@ struct RowTerms {
 
   /// Whether mask and block mask let the row see key j; the caller looks at the window. j < used_k.
   __device__ __forceinline__ bool sees(const tile::AttentionParams& p, int j) const {
-    if (p.mask.data != nullptr && p.mask.data[mask + j * p.mask.column] == 0) return false;
-    if (p.block_mask.data != nullptr &&
-        p.block_mask.data[block_mask + (j / p.block_k) * p.block_mask.column] == 0) {
-      return false;
+    if constexpr (!Expression::kHasTerms) {
+      if (p.mask.data != nullptr && p.mask.data[mask + j * p.mask.column] == 0) return false;
+      if (p.block_mask.data != nullptr &&
+          p.block_mask.data[block_mask + (j / p.block_k) * p.block_mask.column] == 0) {
+        return false;
+      }
     }
     return Expression::sees(expression, query, Expression::Key(expression, j));
   }
@@ -104,6 +106,7 @@ struct RowTerms {
   __device__ __forceinline__ float score_before_expression(const tile::AttentionParams& p, float dot,
                                                            int j) const {
     float s = dot * p.scale;
+    if constexpr (Expression::kHasTerms) return s;
     if (p.softcap > 0) s = p.softcap * tanhf(s / p.softcap);
     if (p.alibi != nullptr) s -= slope * fabsf(static_cast<float>(diagonal - j));
     if (p.bias.data != nullptr) s += load_either<T>(p.bias.data, bias + j * p.bias.column, p.bias_is_f32());
@@ -112,7 +115,7 @@ struct RowTerms {
 
   /// Of the softcap.
   __device__ __forceinline__ float cap_slope(const tile::AttentionParams& p, float dot) const {
-    if (p.softcap <= 0) return 1.0f;
+    if (Expression::kHasTerms || p.softcap <= 0) return 1.0f;
     const float t = tanhf(dot * p.scale / p.softcap);
     return 1.0f - t * t;
   }
