@@ -58,13 +58,9 @@ class Inputs:
             self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device="cuda")
         self.used = torch.tensor(shape.used, dtype=torch.int32, device="cuda") if shape.used else None
         self.new: dict[str, Tensor] = {}  # what OurCall is told of new rows, and the q that it rotates
-        if shape.append:
-            self._rotate_new_rows()
         self.pools, self.page_table = (self.k, self.v), None
         if shape.append:
-            self.pools = self.k.clone(), self.v.clone()
-            for pool in self.pools:
-                pool[:, -shape.s_q :] = float("nan")  # rows that are not there yet
+            self._take_new_rows()
         if shape.page:
             self._make_pages(generator)
         # 2^(-8 h / heads), h from 1 on (Press et al. 2021, "Train short, test long", section 3).
@@ -75,9 +71,8 @@ class Inputs:
         if self.term:
             self.term_tensors = self.term.tensors(shape.b, shape.h_q, shape.s_q, shape.s_k, generator)
 
-
-    def _rotate_new_rows(self) -> None:
-        """k and q as they are once rotated; before, they go to `new`."""
+    def _take_new_rows(self) -> None:
+        """The last rows go to `new`, and are NaN in the pools; k and q are what they are once rotated."""
         shape = self.shape
         rows, half = shape.s_q, shape.d // 2
         self.used = torch.full((shape.b,), shape.s_k - rows, dtype=torch.int32, device="cuda")
@@ -98,6 +93,9 @@ class Inputs:
 
         self.k[:, -rows:] = turned(self.new["k_new"])
         self.q = turned(self.q)
+        self.pools = self.k.clone(), self.v.clone()
+        for pool in self.pools:
+            pool[:, -rows:] = float("nan")
 
     def _make_pages(self, generator: Any) -> None:
         """The keys and values once more, in pages in random order."""

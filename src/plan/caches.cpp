@@ -26,31 +26,7 @@ void check_pages(const AttentionProblem& p, const int32_t* row, int64_t batch, t
   }
 }
 
-}  // namespace
-
-void check_cache_tensors(const AttentionProblem& p) {
-  const auto refuse_both = [&](Role role, Role other) {
-    if (!p.has(role) || !p.has(other)) return;
-    throw_invalid(name_of(role), "a tensor", std::string("none, as there is ") + name_of(other),
-                  "leave one of them out: both say where the keys of a sequence lie");
-  };
-  refuse_both(Role::kPageTable, Role::kCuSeqlensK);
-  refuse_both(Role::kCacheBatch, Role::kCuSeqlensK);
-  refuse_both(Role::kCacheBatch, Role::kPageTable);
-  refuse_both(Role::kKNew, Role::kCuSeqlensK);
-  const auto need_both = [&](Role role, Role other) {
-    if (!p.has(role) || p.has(other)) return;
-    throw_invalid(name_of(other), "no tensor", std::string("a tensor, because there is ") + name_of(role),
-                  std::string("set it, or leave out ") + name_of(role));
-  };
-  need_both(Role::kKNew, Role::kVNew);
-  need_both(Role::kVNew, Role::kKNew);
-  need_both(Role::kRotaryCos, Role::kRotarySin);
-}
-
-namespace {
-
-/// Rows that sequence b appends; -1 where that is not known.
+/// Rows that sequence b appends; -1 where cu_seqlens_k_new is not known.
 int64_t new_rows_of(const AttentionProblem& p, const Buffers& buffers, int64_t b) {
   if (!p.packed_new()) return p.new_rows;
   const auto* starts = buffers.get<const int32_t>(Role::kCuSeqlensKNew);
@@ -87,6 +63,26 @@ void check_new_rows(const AttentionProblem& p, const Buffers& buffers, int64_t b
 
 }  // namespace
 
+void check_cache_tensors(const AttentionProblem& p) {
+  const auto refuse_both = [&](Role role, Role other) {
+    if (!p.has(role) || !p.has(other)) return;
+    throw_invalid(name_of(role), "a tensor", std::string("none, as there is ") + name_of(other),
+                  "leave one of them out: both say where the keys of a sequence lie");
+  };
+  refuse_both(Role::kPageTable, Role::kCuSeqlensK);
+  refuse_both(Role::kCacheBatch, Role::kCuSeqlensK);
+  refuse_both(Role::kCacheBatch, Role::kPageTable);
+  refuse_both(Role::kKNew, Role::kCuSeqlensK);
+  const auto need_both = [&](Role role, Role other) {
+    if (!p.has(role) || p.has(other)) return;
+    throw_invalid(name_of(other), "no tensor", std::string("a tensor, because there is ") + name_of(role),
+                  std::string("set it, or leave out ") + name_of(role));
+  };
+  need_both(Role::kKNew, Role::kVNew);
+  need_both(Role::kVNew, Role::kKNew);
+  need_both(Role::kRotaryCos, Role::kRotarySin);
+}
+
 void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
   const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
@@ -95,13 +91,14 @@ void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
   const auto* table = buffers.get<const int32_t>(Role::kPageTable);
   for (int64_t b = 0; b < p.batch; ++b) {
     int64_t length = used_k ? used_k[b] : starts_k ? int64_t{starts_k[b + 1]} - starts_k[b] : p.seqlen_k;
+    bool known = true;  // the length
     if (p.appends()) {
       const int64_t rows = new_rows_of(p, buffers, b);
-      if (used_k == nullptr || rows < 0) continue;
-      check_new_rows(p, buffers, b, length, rows);
+      known = used_k != nullptr && rows >= 0;
+      if (known) check_new_rows(p, buffers, b, length, rows);
       length += rows;
     }
-    if (pads != nullptr && (pads[b] < 0 || pads[b] > length)) {
+    if (known && pads != nullptr && (pads[b] < 0 || pads[b] > length)) {
       throw_invalid("leftpad_k", "element " + whole(b) + " = " + whole(pads[b]),
                     "0 to " + whole(length) + ", the used length of the sequence",
                     "count the rows in front of the first key, which seqused_k counts, too");
@@ -112,7 +109,7 @@ void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
                                   : "0 to " + whole(p.caches - 1) + ", the sequences of k",
                     "name the sequence of k and v to read");
     }
-    if (table != nullptr && used_k != nullptr) {
+    if (known && table != nullptr && used_k != nullptr) {
       const int64_t pad = pads == nullptr ? 0 : pads[b];
       if (pad < length) check_pages(p, table + b * p[Role::kPageTable].stride[0], b, {pad, length});
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fovea/fovea.h"
+#include "verify/appended.hpp"
 #include "verify/compare.hpp"
 #include "verify/device_memory.hpp"
 #include "verify/owned_problem.hpp"
@@ -106,7 +107,7 @@ class RunMemory {
     std::vector<unsigned char> rest(x_[role].memory().whole(), x_[role].memory().whole() + before.size());
     std::memcpy(x_[role].memory().whole(), before.data(), before.size());
     std::vector<double> slack;
-    const std::vector<double> expected = x_.once_appended(&slack)[role].values();
+    const std::vector<double> expected = once_appended(x_, &slack)[role].values();
     const std::vector<double> old = x_[role].values();
     const size_t size = size_of(x_[role].type());
     std::string wrong;
@@ -245,7 +246,7 @@ class Checker {
   Checker(OwnedProblem& problem, CheckOptions options)
       : x_(problem),
         options_(std::move(options)),
-        whole_(problem.spec.appends() ? problem.once_appended() : problem),
+        whole_(once_appended(problem)),
         oracle_(whole_.in_float64()),
         plain_(whole_) {
     options_.backward &= !problem.spec.has_cache();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -68,33 +69,14 @@ class OwnedProblem {
     return copy;
   }
 
-  /// The same problem once its new rows are written to k and v and its q is rotated: what it is compared with. Shares the tensors
-  /// that stay as they are. `slack`, where it is not null, gets for each element of k how far rounding may take it from the
-  /// one here.
-  OwnedProblem once_appended(std::vector<double>* slack = nullptr) const {
-    ProblemSpec s = spec;
-    for (size_t b = 0; b < s.used_k.size(); ++b) s.used_k[b] += s.lengths_new[b];
-    s.lengths_new.clear();
-    s.rotary = 0;
-    s.rotary_positions.clear();
-    OwnedProblem whole(s, Empty{});
-    whole.named_ = named_;
-    whole.pages_ = pages_;
-    whole.tensors_ = tensors_;
-    for (const Role role : {Role::kKNew, Role::kVNew, Role::kCuSeqlensKNew, Role::kRotaryCos,
-                            Role::kRotarySin, Role::kRotaryPositions})
-      whole.tensors_[static_cast<size_t>(role)] = nullptr;
-    for (const Role role : {Role::kQ, Role::kK, Role::kV, Role::kSeqUsedK}) {
-      const OwnedTensor& t = (*this)[role];
-      whole.tensors_[static_cast<size_t>(role)] =
-          std::make_shared<OwnedTensor>(t.type(), t.shape(), compact_strides(t.shape()));
-    }
-    whole[Role::kSeqUsedK].assign(std::vector<double>(s.used_k.begin(), s.used_k.end()));
-    const Rotary rotary = this->rotary();
-    whole[Role::kK].assign(appended(Role::kK, Role::kKNew, rotary, slack));
-    whole[Role::kV].assign(appended(Role::kV, Role::kVNew, {}, nullptr));
-    whole[Role::kQ].assign(rotated_queries(rotary));
-    return whole;
+  /// The same problem with the numbers of `s`, and other tensors in some places, none for null. Shares all others.
+  OwnedProblem with(const ProblemSpec& s, const std::map<Role, std::shared_ptr<OwnedTensor>>& changed) const {
+    OwnedProblem other(s, Empty{});
+    other.named_ = named_;
+    other.pages_ = pages_;
+    other.tensors_ = tensors_;
+    for (const auto& [role, tensor] : changed) other.tensors_[static_cast<size_t>(role)] = tensor;
+    return other;
   }
 
   /// Whether a run of the problem writes to it.
@@ -326,10 +308,6 @@ class OwnedProblem {
     table.assign(std::vector<double>(pages_.begin(), pages_.end()));
   }
 
-  /// Position of the first row that a sequence appends, and of its first query.
-  int64_t first_position(size_t b) const {
-    return spec.rotary_positions.empty() ? spec.used_k[b] : spec.rotary_positions[b];
-  }
   /// What sequences append, and the tables of angles: the last position that is needed, and one more.
   void make_new_rows() {
     int64_t total = 0, positions = 1;
@@ -337,8 +315,8 @@ class OwnedProblem {
     for (size_t b = 0; b < spec.lengths_new.size(); ++b) {
       total += spec.lengths_new[b];
       starts.push_back(static_cast<double>(total));
-      positions =
-          std::max(positions, first_position(b) + std::max<int64_t>(spec.lengths_new[b], spec.seqlen_q) + 1);
+      positions = std::max(
+          positions, spec.first_position(b) + std::max<int64_t>(spec.lengths_new[b], spec.seqlen_q) + 1);
     }
     const auto rows = [&](Role role, int64_t size, double deviation) {
       const Sizes shape = spec.packed_new ? Sizes{total, spec.heads_kv, size}
@@ -354,67 +332,12 @@ class OwnedProblem {
     const Type type = spec.angles_are_f32 ? Type::kF32 : spec.type;
     OwnedTensor &cosines = make(Role::kRotaryCos, type, shape, strides_for(shape, true)),
                 &sines = make(Role::kRotarySin, type, shape, strides_for(shape, true));
-    std::vector<double> c, s;
-    for (int64_t position = 0; position < positions; ++position) {
-      for (int64_t j = 0; j < shape[1]; ++j) {
-        const double angle = static_cast<double>(position) *
-                             std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(shape[1]));
-        c.push_back(std::cos(angle));
-        s.push_back(std::sin(angle));
-      }
-    }
-    cosines.assign(c);
-    sines.assign(s);
+    const Rotary rotary = Rotary::usual(positions, shape[1]);
+    cosines.assign(rotary.cosines);
+    sines.assign(rotary.sines);
     if (spec.rotary_positions.empty()) return;
     OwnedTensor& first = make(Role::kRotaryPositions, Type::kI32, {spec.batch}, {1});
     first.assign(std::vector<double>(spec.rotary_positions.begin(), spec.rotary_positions.end()));
-  }
-
-  Rotary rotary() const {
-    if (spec.rotary == 0) return {};
-    return {(*this)[Role::kRotaryCos].values(), (*this)[Role::kRotarySin].values(), spec.rotary / 2,
-            spec.rotary_interleaved};
-  }
-  /// The values of a cache with the new rows.
-  std::vector<double> appended(Role role, Role new_role, const Rotary& rotary,
-                               std::vector<double>* slack) const {
-    const Type type = (*this)[role].type();
-    const double unit = unit_roundoff(type), subnormal = type == Type::kF16 ? 0x1p-24 : 0;
-    const int64_t heads = spec.heads_kv, size = (*this)[role].shape().back();
-    std::vector<double> cache = (*this)[role].values(), sums;
-    const std::vector<double> rows = (*this)[new_role].values();
-    if (slack) slack->assign(cache.size(), 0);
-    int64_t row = 0;
-    for (int64_t b = 0; b < spec.batch; ++b) {
-      const auto at = static_cast<size_t>(b);
-      for (int64_t i = 0; i < spec.lengths_new[at]; ++i, ++row) {
-        const int64_t to = key_row(b, spec.used_k[at] - leftpad(b) + i);
-        for (int64_t h = 0; h < heads; ++h) {
-          const auto place = static_cast<std::ptrdiff_t>((to * heads + h) * size);
-          const std::vector<double> turned = rotary.turned(rows.data() + (row * heads + h) * size, size,
-                                                           first_position(at) + i, slack ? &sums : nullptr);
-          std::copy(turned.begin(), turned.end(), cache.begin() + place);
-          for (size_t c = 0; slack && c < sums.size(); ++c)
-            (*slack)[static_cast<size_t>(place) + c] = 2 * unit * sums[c] + subnormal;
-        }
-      }
-    }
-    return cache;
-  }
-  std::vector<double> rotated_queries(const Rotary& rotary) const {
-    std::vector<double> q = (*this)[Role::kQ].values();
-    for (int64_t b = 0; b < spec.batch; ++b) {
-      const Sequence s = sequence(b);
-      for (int64_t i = 0; i < s.used_q; ++i) {
-        const int64_t position = first_position(static_cast<size_t>(b)) + (spec.rotary_by_row() ? i : 0);
-        for (int64_t h = 0; h < spec.heads_q; ++h) {
-          double* row = q.data() + ((s.row_q + i) * spec.heads_q + h) * spec.head_dim;
-          const std::vector<double> turned = rotary.turned(row, spec.head_dim, position, nullptr);
-          std::copy(turned.begin(), turned.end(), row);
-        }
-      }
-    }
-    return q;
   }
 
   std::vector<double> normals(int64_t count, double deviation) {

@@ -176,6 +176,10 @@ struct ProblemSpec {
     return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k() || appends();
   }
   bool appends() const { return !lengths_new.empty(); }
+  /// Position of the first row that a sequence appends, and of its first query.
+  int64_t first_position(size_t b) const {
+    return rotary_positions.empty() ? used_k[b] : rotary_positions[b];
+  }
   /// Whether each query is rotated by a position of its own.
   bool rotary_by_row() const {
     const auto is_window = [&](int64_t width) { return width >= 0 && width < seqlen_k; };

@@ -13,6 +13,20 @@ struct Rotary {
   int64_t half = 0;                    ///< pairs; 0: nothing is turned
   bool interleaved = false;
 
+  /// Position p turns pair j by p 10000^(-j / half).
+  static Rotary usual(int64_t positions, int64_t half) {
+    Rotary made;
+    made.half = half;
+    for (int64_t position = 0; position < positions; ++position) {
+      for (int64_t j = 0; j < half; ++j) {
+        const double angle = static_cast<double>(position) *
+                             std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(half));
+        made.cosines.push_back(std::cos(angle));
+        made.sines.push_back(std::sin(angle));
+      }
+    }
+    return made;
+  }
   /// The row of `size` numbers at `x`, turned. `sums`, where it is not null, gets what was added up for each: |x cos| + |y sin|.
   std::vector<double> turned(const double* x, int64_t size, int64_t position,
                              std::vector<double>* sums) const {

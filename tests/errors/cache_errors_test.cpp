@@ -1,7 +1,7 @@
 // Wrong caches: tensors that contradict each other, and contents that name what is not there, in plans and in runs.
 #include <string>
 
-#include "request.hpp"
+#include "refused.hpp"
 
 namespace fovea_test {
 namespace {
@@ -38,33 +38,10 @@ Request packed_over_pages() {
   return r;
 }
 
-struct Case {
-  const char* name;
-  Request (*make)();
-  void (*spoil)(Request&);
-  const char* argument;
-  const char* got;
-  const char* expected;
-};
-
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
-
 class CacheErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CacheErrors, AreReportedAndNothingIsWritten) {
-  const Case& c = GetParam();
-  Request request = c.make();
-  c.spoil(request);
-  const auto before = request.bytes();
-  fovea_plan* plan = nullptr;
-  EXPECT_EQ(fovea_plan_create(&request.c_problem(), &request.options, &plan), FOVEA_INVALID_ARGUMENT);
-  EXPECT_EQ(plan, nullptr);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_EQ(fovea_attend(&request.c_problem(), &request.options, 1, 2), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
+  expect_refused(GetParam());
 }
 
 const Case kCases[] = {
@@ -197,26 +174,8 @@ INSTANTIATE_TEST_SUITE_P(All, CacheErrors, testing::ValuesIn(kCases),
 
 class CacheRunErrors : public testing::TestWithParam<Case> {};
 
-/// A plan that knows no contents, and then one wrong run after a good one.
 TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
-  const Case& c = GetParam();
-  Request request = c.make();
-  for (const char* name : {"page_table", "seqused_k", "cache_batch", "leftpad_k"}) {
-    if (request.bytes().count(name) != 0) request[name].c.data = nullptr;
-  }
-  fovea_plan* plan = nullptr;
-  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-  AlignedMemory workspace(fovea_plan_workspace_size(plan));
-  fovea_buffers buffers = request.c_buffers();
-  buffers.workspace = workspace.get();
-  buffers.workspace_size = fovea_plan_workspace_size(plan);
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_OK) << fovea_last_error();
-  c.spoil(request);
-  const auto before = request.bytes();
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
-  fovea_plan_destroy(plan);
+  expect_refused_by_a_run(GetParam(), {"page_table", "seqused_k", "cache_batch", "leftpad_k"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 7, std::end(kCases)),

@@ -2,7 +2,7 @@
 #include <array>
 #include <limits>
 
-#include "request.hpp"
+#include "refused.hpp"
 
 namespace fovea_test {
 namespace {
@@ -14,35 +14,10 @@ constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 using Make = Request (*)();
 constexpr Make kForward = Request::forward, kBackward = Request::backward, kPacked = Request::packed;
 
-struct Case {
-  const char* name;
-  Make make;
-  void (*spoil)(Request&);
-  const char* argument;
-  const char* got;
-  const char* expected;
-};
-
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
-
 class PlanErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(PlanErrors, AreReportedAndNothingIsWritten) {
-  const Case& c = GetParam();
-  Request request = c.make();
-  c.spoil(request);
-  const auto before = request.bytes();
-
-  fovea_plan* plan = reinterpret_cast<fovea_plan*>(&request);
-  EXPECT_EQ(fovea_plan_create(&request.c_problem(), &request.options, &plan), FOVEA_INVALID_ARGUMENT);
-  EXPECT_EQ(plan, nullptr);
-  expect_message(c.argument, c.got, c.expected);
-
-  EXPECT_EQ(fovea_attend(&request.c_problem(), &request.options, 1, 2), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
+  expect_refused(GetParam());
 }
 
 const Case kCases[] = {

@@ -27,6 +27,13 @@ AttentionProblem problem() {
   return p;
 }
 
+NamedTensor named(const char* name, const TensorDesc& tensor) {
+  NamedTensor made;
+  made.name = name;
+  made.tensor = tensor;
+  return made;
+}
+
 /// What broadcasts over sequences and heads depends on neither, so that GPUs look at its pairs once.
 TEST(ProblemTerms, BroadcastDimensionsAreIndexedByZero) {
   AttentionProblem p = problem();
@@ -42,10 +49,7 @@ TEST(ProblemTerms, BroadcastDimensionsAreIndexedByZero) {
 TEST(ProblemTerms, BoolsAreReadAsBytes) {
   AttentionProblem p = problem();
   p.tensors[index_of(Role::kMask)] = pairs(DType::kBool, kOfAllHeads);
-  NamedTensor named;
-  named.name = "keep";
-  named.tensor = pairs(DType::kBool, kDense);
-  p.named.push_back(named);
+  p.named.push_back(named("keep", pairs(DType::kBool, kDense)));
   PairExpressions user;
   user.sees = std::get<Expression>(
       parse("keep[b, h, q, k] != 0", Use::kSees, std::vector<TensorDeclaration>{{"keep", DType::kU8, 4}}));
@@ -66,10 +70,7 @@ TEST(ProblemTerms, BoolsAreReadAsBytes) {
 TEST(ProblemTerms, TheBiasIsWhatIsReadPairByPair) {
   AttentionProblem p = problem();
   p.tensors[index_of(Role::kBias)] = pairs(DType::kBF16, kOfAllHeads);
-  NamedTensor named;
-  named.name = "t";
-  named.tensor = pairs(DType::kBF16, kDense);
-  p.named.push_back(named);
+  p.named.push_back(named("t", pairs(DType::kBF16, kDense)));
   const std::vector<TensorDeclaration> declared = {{"t", DType::kBF16, 4}};
   PairExpressions user;
   user.score = std::get<Expression>(parse("t[b, h, q, k] + s", Use::kScore, declared));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from . import _core
@@ -66,8 +67,13 @@ def append_and_attend(
     """(o, lse), lse None unless need_lse: writes the rows of k and v behind those in use of the cache, then attends over it.
 
     q, k, v: (batch, rows, heads, size); k and v packed (total, heads, size) with `starts` (batch + 1), q with cu_seqlens_q among the
-    `options` of attend. out: as o, gets the result.
+    `options` of attend. out: as o, gets the result. Arrays of PyTorch under torch.compile, and subclasses of tensors, go through
+    its operator.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor) and not _is_run_now(torch, q, k, v):
+        o, lse = _append_in_graph(q, k, v, cache, rotary, options, starts)
+        return (o if out is None else out.copy_(o)), lse
     new = {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
     if rotary is not None:
         new |= {
@@ -85,10 +91,16 @@ def append_and_attend(
     return (o if out is not None else results.done(o)), (results.done(lse) if need_lse else None)
 
 
-def append_in_graph(
-    q: Any, k: Any, v: Any, cache: Cache, rotary: Rotary | None, options: dict[str, Any], *, starts: Any = None
+def _is_run_now(torch: Any, *tensors: Any) -> bool:
+    from .torch import _attend
+
+    return not torch.compiler.is_compiling() and _attend.is_plain(*tensors)
+
+
+def _append_in_graph(
+    q: Any, k: Any, v: Any, cache: Cache, rotary: Rotary | None, options: dict[str, Any], starts: Any
 ) -> tuple[Any, Any]:
-    """append_and_attend as an operator of PyTorch, for torch.compile and subclasses of tensors; always with lse."""
+    """append_and_attend as an operator of PyTorch; always with lse."""
     import torch
 
     options = complete({**options, **options_of(cache)})
@@ -121,13 +133,8 @@ def attend(
     if name == "torch":
         import torch
 
-        from .torch import _attend as tensors
-
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, cache.k, cache.v)):
             raise ValueError("cache: got tensors that need gradients; expected none, as the cache is written; use torch.no_grad()")
-        if torch.compiler.is_compiling() or not tensors.is_plain(q, k, v):
-            o, lse = append_in_graph(q, k, v, cache, rotary, options, starts=starts)
-            return (o, lse) if return_lse else o
     o, lse = append_and_attend(q, k, v, cache, rotary, options, starts=starts, need_lse=return_lse)
     return (o, lse) if return_lse else o
 

@@ -105,11 +105,7 @@ def _appended(
         turned = _cache.Rotary(_angles(rotary.cos, q), _angles(rotary.sin, q), rotary.interleaved, positions)
     k, v = (_ops.contiguous_rows(x.to(cache.k.dtype)) for x in (new.k, new.v))
     q = _ops.contiguous_rows(q)
-    if torch.compiler.is_compiling() or not _attend.is_plain(q, k, v):
-        o, lse = _cache.append_in_graph(q, k, v, cache, turned, options, starts=new.starts)
-        o = o if out is None else out.copy_(o)
-    else:
-        o, lse = _cache.append_and_attend(q, k, v, cache, turned, options, starts=new.starts, need_lse=need_lse, out=out)
+    o, lse = _cache.append_and_attend(q, k, v, cache, turned, options, starts=new.starts, need_lse=need_lse, out=out)
     return (o, lse) if need_lse else o
 
 

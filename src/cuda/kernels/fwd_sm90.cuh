@@ -58,7 +58,7 @@
 
 namespace fovea::cuda {
 
-/// Roles: warp 0 of the first warpgroup loads K and V, the next ones plan tiles and load Q, a thread each; the
+/// Roles: warp 0 of the first warpgroup loads K and V, of the next ones a thread each plans tiles and loads Q; the
 /// other warpgroups are consumers.
 template <class Instance>
 __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)

@@ -1,4 +1,4 @@
-// The producers of fwd_sm90: one thread loads K and V, one for each consumer plans its tiles and loads Q.
+// The producers of fwd_sm90: a warp loads K and V, a thread for each consumer plans its tiles and loads Q.
 // (One thread for all would need more registers than a producer has.) The tiles of a CTA and the planner serve
 // fwd_sm90_wide, too: `Memory` is the shared memory of either.
 #pragma once

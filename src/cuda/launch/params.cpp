@@ -24,8 +24,8 @@ constexpr std::array<std::pair<Role, uint32_t>, 8> kAlignedBits = {{{Role::kQ, t
                                                                     {Role::kDK, tile::kAlignedDK},
                                                                     {Role::kDV, tile::kAlignedDV}}};
 
-// AttentionParams has a field for each role that attention reads or writes, with its name: a pointer, followed by the strides that kernels step along
-// (all but that of a contiguous last dimension).
+// AttentionParams has a field for each role that attention reads or writes, with its name: a pointer, followed by the
+// strides that kernels step along (all but that of a contiguous last dimension).
 
 struct View {
   size_t offset;   ///< of the pointer in AttentionParams
