@@ -425,10 +425,11 @@ FOVEA_API fovea_status fovea_attend(const fovea_problem* problem, const fovea_op
  * o_i and lse = log sum_i exp(lse_i). o_parts[i] and o: (B, S, H, Dv), one type of float32, float16, bfloat16
  * each, the last dimension contiguous; lse_parts[i] and lse: (B, H, S) float32. `lse` may be NULL. A part may
  * be the same memory as the output (o_parts[i] as o, lse_parts[i] as lse: same address, strides and type).
- * CPU memory only. */
+ * All tensors lie on one device. On a GPU the work is put on `stream` (a cudaStream_t) and nothing synchronises;
+ * more than 48 parts take memory of the device's pool in the order of the stream (cudaMallocAsync). */
 FOVEA_API fovea_status fovea_merge(int32_t num_parts, const fovea_tensor* const* o_parts,
                                    const fovea_tensor* const* lse_parts, const fovea_tensor* o,
-                                   const fovea_tensor* lse) FOVEA_NOEXCEPT;
+                                   const fovea_tensor* lse, void* stream) FOVEA_NOEXCEPT;
 
 /* ---- the library and the machine ---- */
 

@@ -402,7 +402,8 @@ struct Part {
 };
 
 /// Merges partial results over disjoint sets of keys into `into`, which may be one of them; into.lse is optional.
-inline void merge(std::span<const Part> parts, const Part& into) {
+/// `stream` (cudaStream_t): of GPUs.
+inline void merge(std::span<const Part> parts, const Part& into, void* stream = nullptr) {
   std::vector<fovea_tensor> tensors;
   std::vector<const fovea_tensor*> o_parts, lse_parts;
   tensors.reserve(2 * parts.size());
@@ -418,10 +419,10 @@ inline void merge(std::span<const Part> parts, const Part& into) {
                 "into: got a pointer to const, expected memory to write; it is an output");
   }
   detail::check(fovea_merge(static_cast<int32_t>(parts.size()), o_parts.data(), lse_parts.data(), &o,
-                            into.lse ? &lse : nullptr));
+                            into.lse ? &lse : nullptr, stream));
 }
-inline void merge(std::initializer_list<Part> parts, const Part& into) {
-  merge(std::span(parts.begin(), parts.size()), into);
+inline void merge(std::initializer_list<Part> parts, const Part& into, void* stream = nullptr) {
+  merge(std::span(parts.begin(), parts.size()), into, stream);
 }
 
 // ---- the library and the machine ----

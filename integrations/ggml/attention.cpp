@@ -94,7 +94,7 @@ struct Partials {
     const fovea_tensor o_out = float_tensor(out.o, 4, shape, strides);
     const fovea_tensor lse_out = float_tensor(out.lse, 3, lse_shape, nullptr);
     return fovea_merge(static_cast<int32_t>(count), all_o.data(), all_lse.data(), &o_out,
-                       out.lse == nullptr ? nullptr : &lse_out) == FOVEA_OK;
+                       out.lse == nullptr ? nullptr : &lse_out, nullptr) == FOVEA_OK;
   } catch (const std::bad_alloc&) {  // no exception leaves a region of OpenMP
     return false;
   }

@@ -240,9 +240,9 @@ fovea_status fovea_attend(const fovea_problem* problem, const fovea_options* opt
 }
 
 fovea_status fovea_merge(int32_t num_parts, const fovea_tensor* const* o_parts,
-                         const fovea_tensor* const* lse_parts, const fovea_tensor* o,
-                         const fovea_tensor* lse) noexcept {
-  return capi::guarded([&] { capi::merge(num_parts, o_parts, lse_parts, o, lse); });
+                         const fovea_tensor* const* lse_parts, const fovea_tensor* o, const fovea_tensor* lse,
+                         void* stream) noexcept {
+  return capi::guarded([&] { capi::merge(num_parts, o_parts, lse_parts, o, lse, stream); });
 }
 
 #define FOVEA_TEXT_OF(x) #x

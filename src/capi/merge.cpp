@@ -1,4 +1,4 @@
-// fovea_merge: checks its tensors, then merges on the CPU.
+// fovea_merge: checks its tensors, then merges where they lie.
 #include "capi/merge.hpp"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "capi/convert.hpp"
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
+#include "cuda/launch/cuda.hpp"
 #include "plan/layout.hpp"
 #include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
@@ -35,14 +36,15 @@ bool share_bytes(const TensorDesc& a, const TensorDesc& b) {
   return !plan::interleave_without_overlap(a, b, static_cast<int64_t>(begin_b - begin_a));
 }
 
-/// A tensor with data on the CPU, its strides usable.
-/// `shape`: what it must be; empty for any of 4 dimensions.
+/// A tensor with data, its strides usable.
+/// `shape`: what it must be; empty for any of 4 dimensions. `place`: a tensor that lies where it must; null for any place.
 TensorDesc read_tensor(const std::string& name, const fovea_tensor* given, bool statistics, bool output,
-                       std::span<const int64_t> shape) {
+                       std::span<const int64_t> shape, const TensorDesc* place) {
   if (given == nullptr) throw_invalid(name, "NULL", "a tensor", "pass its address");
   TensorDesc t = to_tensor(name.c_str(), *given);
-  if (t.device != DeviceType::kCpu) {
-    throw_invalid(name, "memory of " + plan::device_text(t.device, t.device_id), "memory of the CPU",
+  if (place != nullptr && (t.device != place->device || t.device_id != place->device_id)) {
+    throw_invalid(name, "memory of " + plan::device_text(t.device, t.device_id),
+                  "memory of " + plan::device_text(place->device, place->device_id) + ", where o is",
                   "copy the tensor");
   }
   if (statistics ? t.dtype != DType::kF32
@@ -108,17 +110,17 @@ void check_not_shared(const std::string& output_name, const TensorDesc& output, 
 }  // namespace
 
 void merge(int32_t num_parts, const fovea_tensor* const* o_parts, const fovea_tensor* const* lse_parts,
-           const fovea_tensor* o_given, const fovea_tensor* lse_given) {
+           const fovea_tensor* o_given, const fovea_tensor* lse_given, void* stream) {
   if (num_parts < 1)
     throw_invalid("num_parts", std::to_string(num_parts), "1 or more", "pass at least one part");
   if (o_parts == nullptr) throw_invalid("o_parts", "NULL", "an array of tensors", "pass one tensor a part");
   if (lse_parts == nullptr)
     throw_invalid("lse_parts", "NULL", "an array of tensors", "pass one tensor a part");
 
-  const TensorDesc o = read_tensor("o", o_given, false, true, {});
+  const TensorDesc o = read_tensor("o", o_given, false, true, {}, nullptr);
   const std::array<int64_t, 3> rows = {o.shape[0], o.shape[2], o.shape[1]};
   TensorDesc lse;
-  if (lse_given) lse = read_tensor("lse", lse_given, true, true, rows);
+  if (lse_given) lse = read_tensor("lse", lse_given, true, true, rows, &o);
 
   const auto count = static_cast<size_t>(num_parts);
   std::vector<TensorDesc> os, lses;
@@ -126,8 +128,8 @@ void merge(int32_t num_parts, const fovea_tensor* const* o_parts, const fovea_te
   lses.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     const std::string o_name = indexed("o_parts", i), lse_name = indexed("lse_parts", i);
-    os.push_back(read_tensor(o_name, o_parts[i], false, false, o.shape));
-    lses.push_back(read_tensor(lse_name, lse_parts[i], true, false, rows));
+    os.push_back(read_tensor(o_name, o_parts[i], false, false, o.shape, &o));
+    lses.push_back(read_tensor(lse_name, lse_parts[i], true, false, rows, &o));
     check_not_shared("o", o, o_name, os.back(), true);
     check_not_shared("o", o, lse_name, lses.back(), false);
     if (lse.present) {
@@ -136,7 +138,11 @@ void merge(int32_t num_parts, const fovea_tensor* const* o_parts, const fovea_te
     }
   }
   if (lse.present) check_not_shared("o", o, "lse", lse, false);
-  cpu::merge(os, lses, o, lse);
+  if (o.device == DeviceType::kCpu) {
+    cpu::merge(os, lses, o, lse);
+  } else {
+    cuda::merge(os, lses, o, lse, stream);
+  }
 }
 
 }  // namespace fovea::capi

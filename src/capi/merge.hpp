@@ -7,6 +7,6 @@ namespace fovea::capi {
 
 /// Checks and merges. Throws RequestError.
 void merge(int32_t num_parts, const fovea_tensor* const* o_parts, const fovea_tensor* const* lse_parts,
-           const fovea_tensor* o, const fovea_tensor* lse);
+           const fovea_tensor* o, const fovea_tensor* lse, void* stream);
 
 }  // namespace fovea::capi

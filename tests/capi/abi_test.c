@@ -401,7 +401,8 @@ static void check_merge(void) {
 
   const fovea_tensor* o_parts[2] = {&first.tensor_o, &second.tensor_o};
   const fovea_tensor* lse_parts[2] = {&first.tensor_lse, &second.tensor_lse};
-  CHECK(fovea_merge(2, o_parts, lse_parts, &first.tensor_o, &first.tensor_lse) == FOVEA_OK); /* in place */
+  CHECK(fovea_merge(2, o_parts, lse_parts, &first.tensor_o, &first.tensor_lse, NULL) ==
+        FOVEA_OK); /* in place */
   double worst = 0;
   for (size_t i = 0; i < COUNT(all.o); ++i) worst = fmax(worst, fabs((double)all.o[i] - (double)first.o[i]));
   for (size_t i = 0; i < COUNT(all.lse); ++i)

@@ -15,6 +15,7 @@
 
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/kernels/args.hpp"
+#include "cuda/kernels/merge_args.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "emulation/hopper.hpp"
@@ -142,6 +143,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
   switch (kernel.kind) {
     case cuda::KernelKind::kAppend:
       return run_kernel<cuda::AppendArgs>(launch, kernel, parameters[0]);
+    case cuda::KernelKind::kMerge:
+      return run_kernel<cuda::MergeArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kForward:
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];

@@ -20,7 +20,7 @@ struct Merge {
     const fovea_tensor* os[] = {&o_parts[0].c, &o_parts[1].c};
     const fovea_tensor* lses[] = {&lse_parts[0].c, &lse_parts[1].c};
     return fovea_merge(num_parts, no_o_parts ? nullptr : os, no_lse_parts ? nullptr : lses,
-                       no_o ? nullptr : &o.c, no_lse ? nullptr : &lse.c);
+                       no_o ? nullptr : &o.c, no_lse ? nullptr : &lse.c, nullptr);
   }
   std::vector<std::vector<unsigned char>> bytes() {
     std::vector<std::vector<unsigned char>> all = {o.memory(), lse.memory()};
@@ -96,11 +96,16 @@ const Case kCases[] = {
      "o", "(1, -3, 2, 4)", "sizes from 0"},
     {"o_dtype", [](Merge& m) { m.o.c.dtype = kFloat64; }, "o", "float64", "float32, float16 or bfloat16"},
     {"lse_dtype", [](Merge& m) { m.lse_parts[0].c.dtype = kFloat16; }, "lse_parts[0]", "float16", "float32"},
-    {"device",
+    {"part_on_another_device",
      [](Merge& m) {
        m.o_parts[0].c.device = {FOVEA_CUDA, 0};
      },
-     "o_parts[0]", "cuda:0", "CPU"},
+     "o_parts[0]", "cuda:0", "cpu, where o is"},
+    {"lse_on_another_device",
+     [](Merge& m) {
+       m.lse.c.device = {FOVEA_CUDA, 1};
+     },
+     "lse", "cuda:1", "cpu, where o is"},
     {"negative_stride",
      [](Merge& m) {
        m.o_parts[0].set_strides({24, -8, 4, 1});

@@ -287,3 +287,20 @@ def test_cupy():
     theirs = torch.autograd.grad(plain.attention(*wanted)[0], wanted, torch.from_dlpack(d_o).double())
     for a, b in zip(gradients[:3], theirs, strict=True):
         plain.assert_close(torch.from_dlpack(a), b, torch.float16, factor=4)
+
+
+def test_merge_joins_parts_on_the_gpu_and_in_a_graph():
+    q, k, v = normal(3, 7, 8, 64), normal(3, 1000, 2, 64), normal(3, 1000, 2, 64)
+    whole, whole_lse = ft.attend(q, k, v, return_lse=True)
+    cuts = range(0, 1001, 10)  # more parts than one launch takes
+    parts = [ft.attend(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in zip(cuts, cuts[1:], strict=False)]
+    o_parts, lse_parts = [o for o, _ in parts], [lse for _, lse in parts]
+    graph = torch.cuda.CUDAGraph()
+    fovea.merge(o_parts, lse_parts)
+    with torch.cuda.graph(graph):
+        o, lse = fovea.merge(o_parts, lse_parts)
+    graph.replay()
+    torch.testing.assert_close(o, whole, atol=2e-2, rtol=0)
+    torch.testing.assert_close(lse, whole_lse, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"lse_parts\[1\]: got memory of cpu, expected memory of cuda:0"):
+        fovea.merge(o_parts[:2], [lse_parts[0], lse_parts[1].cpu()])

@@ -273,11 +273,13 @@ PyObject* merge(PyObject*, PyObject* arguments) {
     Array& merged_lse = arrays[2 * count + 1];
     merged.describe(o, "o", true);
     merged_lse.describe(lse, "lse", true);
+    const fovea_device device = merged.tensor().device;
+    void* const stream = device.type == FOVEA_CUDA ? current_stream(merged.type(), device) : nullptr;
     fovea_status status;
     {
       const WithoutGil others_run;
       status = fovea_merge(static_cast<int32_t>(count), tensors.data(), tensors.data() + count,
-                           &merged.tensor(), &merged_lse.tensor());
+                           &merged.tensor(), &merged_lse.tensor(), stream);
     }
     check(status);
     Py_RETURN_NONE;

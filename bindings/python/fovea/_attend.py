@@ -246,8 +246,8 @@ def merge(o_parts: Sequence[Any], lse_parts: Sequence[Any]) -> tuple[Any, Any]:
         o_parts: arrays (batch, seqlen, heads, d_v) of one type: float32, float16 or bfloat16.
         lse_parts: for each of them (batch, heads, seqlen) float32, as attend(..., return_lse=True) gave it.
 
-    Returns (o, lse) of the same shapes and types. Computes on the CPU; tensors of PyTorch on a GPU, and those that need
-    gradients, are merged by PyTorch's operations.
+    Returns (o, lse) of the same shapes and types, on the same device. Tensors of PyTorch that need gradients are merged by
+    PyTorch's operations.
 
     Raises as attend does.
     """
@@ -257,10 +257,8 @@ def merge(o_parts: Sequence[Any], lse_parts: Sequence[Any]) -> tuple[Any, Any]:
             f"o_parts, lse_parts: got {len(o_parts)} and {len(lse_parts)} parts; expected as many of both, one at least"
         )
     first = o_parts[0]
-    if framework(first) == "torch" and (
-        first.device.type != "cpu" or any(x.requires_grad for x in (*o_parts, *lse_parts))
-    ):
-        from .torch._arrays import merge as merge_tensors
+    if framework(first) == "torch":
+        from .torch._merge import merge as merge_tensors
 
         return merge_tensors(o_parts, lse_parts)
     results = results_like(first)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _flash, _flash_cache
-from .torch import _arrays
+from .torch import _merge
 
 
 def flash_attn_func(
@@ -180,8 +180,8 @@ def flash_attn_combine(
             f"out_partial, lse_partial: got shapes {tuple(out_partial.shape)} and {tuple(lse_partial.shape)}; expected "
             "(splits, batch, seqlen, nheads, headdim) and the same without headdim"
         )
-    merged, lse = _arrays.merge(tuple(out_partial), tuple(lse_partial.transpose(2, 3)))
-    merged = merged.to(out_dtype or (out.dtype if out is not None else merged.dtype))
+    dtype = out_dtype or (out.dtype if out is not None else None)
+    merged, lse = _merge.merge(tuple(out_partial), tuple(lse_partial.transpose(2, 3)), dtype)
     if out is not None:
         merged = out.copy_(merged)
     return merged, lse.transpose(1, 2)

@@ -44,4 +44,10 @@ std::string text_of(const Memory& memory);
 void* allocate(int device, size_t bytes);
 void release(int device, void* memory) noexcept;
 
+/// Merges partial results over disjoint keys, as cpu::merge, on the device of o and in the order of the stream. More than 48 parts
+/// take memory of the device's pool (cudaMallocAsync). Throws RequestError for pointers and streams of elsewhere, and where
+/// CUDA is missing.
+void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
+           const TensorDesc& lse, void* stream);
+
 }  // namespace fovea::cuda

@@ -51,6 +51,8 @@ const char* name_of(KernelKind kind) {
   switch (kind) {
     case KernelKind::kAppend:
       return "append";
+    case KernelKind::kMerge:
+      return "merge";
     case KernelKind::kForward:
       return "forward";
     case KernelKind::kBf16x3:

@@ -61,6 +61,12 @@ void* allocate(int device, size_t) {
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 void release(int, void*) noexcept {}
+void merge(std::span<const TensorDesc>, std::span<const TensorDesc>, const TensorDesc& o, const TensorDesc&,
+           void*) {
+  throw RequestError(Status::kUnsupported, "o",
+                     "o: got memory of cuda:" + std::to_string(o.device_id) +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+}
 
 std::vector<AheadKernel> compile_ahead(const AttentionProblem&, const AheadRequest& request) {
   throw RequestError(Status::kUnsupported, "chip",

@@ -11,6 +11,11 @@
 
 namespace fovea::cuda {
 
+/// Throw RequestError(kInvalidArgument) for a pointer, or a stream, that is not of the device. `owner`: what else is there, for
+/// the message ("the plan's tensors").
+void check_memory(const char* name, const void* pointer, int device, const char* owner, const char* remedy);
+void check_stream(CUstream stream, int device, CUcontext context, const char* owner);
+
 class RunChecks {
  public:
   RunChecks(const AttentionProblem& problem, CUcontext context);
@@ -19,9 +24,6 @@ class RunChecks {
   void check(const Buffers& buffers, bool uses_workspace) const;
 
  private:
-  void check_memory(const char* name, const void* pointer, const char* remedy) const;
-  void check_stream(CUstream stream) const;
-
   int device_;
   CUcontext context_;
   struct Tensor {

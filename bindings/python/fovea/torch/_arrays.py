@@ -72,14 +72,3 @@ class Results:
 
     def done(self, tensor: Any) -> Any:
         return tensor
-
-
-def merge(o_parts: tuple[torch.Tensor, ...], lse_parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """fovea.merge by operations of PyTorch in float32: on any device and differentiable."""
-    all_lse = torch.stack(lse_parts)
-    lse = torch.logsumexp(all_lse, 0)
-    # Where no part has a key, all weights are 0 and not NaN.
-    weights = torch.exp(all_lse - lse.masked_fill(torch.isneginf(lse), 0.0)).transpose(2, 3).unsqueeze(-1)
-    parts = torch.stack(o_parts).float()
-    o = torch.where(weights > 0, weights * parts, 0.0).sum(0)
-    return o.to(o_parts[0].dtype), lse

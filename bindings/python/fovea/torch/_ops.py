@@ -1,4 +1,4 @@
-"""The operators fovea::forward, fovea::backward and fovea::append: what torch.compile, torch.func and tensor subclasses see."""
+"""The operators fovea::forward, fovea::backward, fovea::append and fovea::merge: what torch.compile, torch.func and tensor subclasses see."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ _library.define(
     f"Tensor? rotary_sin, Tensor? rotary_positions, bool rotary_interleaved, {_COMMON}) -> (Tensor o, Tensor lse)",
     tags=[torch.Tag.needs_fixed_stride_order],
 )
+# Results over disjoint keys (fovea.merge); `dtype`: of o, None for that of the first part. Not differentiable.
+_library.define("merge(Tensor[] o_parts, Tensor[] lse_parts, ScalarType? dtype) -> (Tensor o, Tensor lse)")
 NEW_ROWS = (
     "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_positions", "rotary_interleaved",
 )  # fmt: skip
@@ -148,6 +150,20 @@ def _append_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, T
     return _outputs(q, v, named(rest[len(NEW_ROWS) :])["cu_seqlens_q"] is not None)
 
 
+def _merged(o_parts: list[Tensor], lse_parts: list[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    first = o_parts[0]
+    return (
+        torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device),
+        torch.empty(lse_parts[0].shape, dtype=torch.float32, device=first.device),
+    )
+
+
+def _merge(o_parts: list[Tensor], lse_parts: list[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    o, lse = _merged(o_parts, lse_parts, dtype)
+    _core.merge(tuple(contiguous_rows(x) for x in o_parts), tuple(lse_parts), o, lse)
+    return o, lse
+
+
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, _, *rest = inputs
     o, lse, rng_state = output
@@ -195,10 +211,13 @@ _library.impl("forward", _forward, "CPU")
 _library.impl("forward", _forward, "CUDA")
 _library.impl("append", _append, "CPU")
 _library.impl("append", _append, "CUDA")
+_library.impl("merge", _merge, "CPU")
+_library.impl("merge", _merge, "CUDA")
 _library.impl("backward", _backward, "CPU")
 _library.impl("backward", _backward, "CUDA")
 torch.library.register_fake("fovea::forward", _forward_fake, lib=_library)
 torch.library.register_fake("fovea::append", _append_fake, lib=_library)
+torch.library.register_fake("fovea::merge", _merged, lib=_library)
 torch.library.register_fake("fovea::backward", _backward_fake, lib=_library)
 torch.library.register_autograd("fovea::forward", differentiate, setup_context=setup_context, lib=_library)
 torch.library.register_autograd("fovea::backward", refuse_second_derivative, setup_context=no_context, lib=_library)

@@ -1,0 +1,44 @@
+// The parameter of the kernel that merges results over disjoint keys (fovea_merge). Plain data, as tile/attention_params.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.hpp"
+#include "tile/attention_params.hpp"
+
+namespace fovea::cuda {
+
+/// One result: o (batch, row, head, column) and lse in the layout of its own.
+struct MergePart {
+  tile::RowsView o;
+  tile::StatsView lse;       ///< no data: not wanted (of the result alone)
+  DType type = DType::kF32;  ///< of o: float32, float16 or bfloat16
+};
+
+/// Parts that one launch takes: a kernel's parameters hold 4 KB on every driver.
+inline constexpr int kMostMergeParts = 48;
+
+struct MergeArgs {
+  MergePart parts[kMostMergeParts];
+  MergePart result;                          ///< may be one of the parts
+  int64_t rows = 0, heads = 0, columns = 0;  ///< rows of a sequence
+  int64_t batch = 0;
+  int count = 0;
+  int lanes = 32;  ///< of a warp that take one row: a power of two
+  bool vectors =
+      false;  ///< every row of every o starts at a multiple of 16 bytes, and its columns are a multiple of 8
+};
+static_assert(sizeof(MergeArgs) <= 4096);
+
+inline constexpr int kMergeThreads = 128;
+/// Columns that a lane takes at once: 16 bytes of a 16-bit type.
+inline constexpr int kMergeColumns = 8;
+
+/// Lanes that cover a row, so that short rows share a warp.
+constexpr int merge_lanes(int64_t columns) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * kMergeColumns < columns) lanes *= 2;
+  return lanes;
+}
+
+}  // namespace fovea::cuda
