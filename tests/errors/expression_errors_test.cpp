@@ -318,20 +318,13 @@ void* at(const void* p, int64_t bytes) {
 TEST_P(ExpressionRunErrors, AreReportedAndNothingIsWritten) {
   const RunCase& c = GetParam();
   Request request = c.make();
-  fovea_plan* plan = nullptr;
-  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-  AlignedMemory workspace(fovea_plan_workspace_size(plan));
-  fovea_buffers good = request.c_buffers();
-  good.workspace = workspace.get();
-  good.workspace_size = fovea_plan_workspace_size(plan);
+  PlannedRun run(request);
+  ASSERT_TRUE(run.valid());
+  const fovea_buffers good = run.buffers(request);
   fovea_buffers buffers = good;
   c.spoil(buffers);
-  const auto before = request.bytes();
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
-  EXPECT_EQ(fovea_run(plan, &good), FOVEA_OK) << fovea_last_error();
-  fovea_plan_destroy(plan);
+  run.expect_refused(buffers, request, c.argument, c.got, c.expected);
+  run.expect_ok(good);
 }
 
 const RunCase kRunCases[] = {

@@ -47,19 +47,12 @@ inline void expect_refused_by_a_run(const Case& c, std::initializer_list<const c
   for (const char* name : unknown) {
     if (request.bytes().count(name) != 0) request[name].c.data = nullptr;
   }
-  fovea_plan* plan = nullptr;
-  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-  AlignedMemory workspace(fovea_plan_workspace_size(plan));
-  fovea_buffers buffers = request.c_buffers();
-  buffers.workspace = workspace.get();
-  buffers.workspace_size = fovea_plan_workspace_size(plan);
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_OK) << fovea_last_error();
+  PlannedRun run(request);
+  ASSERT_TRUE(run.valid());
+  const fovea_buffers buffers = run.buffers(request);
+  run.expect_ok(buffers);
   c.spoil(request);
-  const auto before = request.bytes();
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
-  fovea_plan_destroy(plan);
+  run.expect_refused(buffers, request, c.argument, c.got, c.expected);
 }
 
 }  // namespace fovea_test

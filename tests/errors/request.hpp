@@ -213,4 +213,44 @@ inline void expect_message(const std::string& argument, const std::string& got, 
   EXPECT_GT(message.size(), remedy_at + 8) << message << "\n  should end with a remedy";
 }
 
+/// A plan of a request, with a workspace and what a run of it takes. Making the plan must succeed: valid() says so.
+class PlannedRun {
+ public:
+  explicit PlannedRun(Request& request) : PlannedRun(planned(request)) {}
+  PlannedRun(const PlannedRun&) = delete;
+  PlannedRun& operator=(const PlannedRun&) = delete;
+  ~PlannedRun() { fovea_plan_destroy(plan_); }
+
+  bool valid() const { return plan_ != nullptr; }
+  /// The pointers of `request`, with the workspace.
+  fovea_buffers buffers(Request& request) {
+    fovea_buffers b = request.c_buffers();
+    b.workspace = workspace_.get();
+    b.workspace_size = fovea_plan_workspace_size(plan_);
+    return b;
+  }
+  void expect_ok(const fovea_buffers& buffers) const {
+    EXPECT_EQ(fovea_run(plan_, &buffers), FOVEA_OK) << fovea_last_error();
+  }
+  /// The run is refused with this message and writes nothing of `request`.
+  void expect_refused(const fovea_buffers& buffers, Request& request, const char* argument, const char* got,
+                      const char* expected) const {
+    const auto before = request.bytes();
+    EXPECT_EQ(fovea_run(plan_, &buffers), FOVEA_INVALID_ARGUMENT);
+    expect_message(argument, got, expected);
+    EXPECT_TRUE(request.bytes() == before) << "bytes were written";
+  }
+
+ private:
+  static fovea_plan* planned(Request& request) {
+    fovea_plan* plan = nullptr;
+    EXPECT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
+    return plan;
+  }
+  explicit PlannedRun(fovea_plan* plan) : plan_(plan), workspace_(fovea_plan_workspace_size(plan)) {}
+
+  fovea_plan* plan_;
+  AlignedMemory workspace_;
+};
+
 }  // namespace fovea_test

@@ -42,26 +42,13 @@ class RunErrors : public testing::TestWithParam<Case> {};
 TEST_P(RunErrors, AreReportedAndNothingIsWritten) {
   const Case& c = GetParam();
   Request request = c.make();
-  fovea_plan* plan = nullptr;
-  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-  AlignedMemory workspace(fovea_plan_workspace_size(plan));
-  fovea_buffers buffers = request.c_buffers();
-  buffers.workspace = workspace.get();
-  buffers.workspace_size = fovea_plan_workspace_size(plan);
-  const fovea_buffers good = buffers;
+  PlannedRun run(request);
+  ASSERT_TRUE(run.valid());
+  fovea_buffers buffers = run.buffers(request);
   c.spoil(request, buffers);
-  const auto before = request.bytes();
-
-  EXPECT_EQ(fovea_run(plan, &buffers), FOVEA_INVALID_ARGUMENT);
-  expect_message(c.argument, c.got, c.expected);
-  EXPECT_TRUE(request.bytes() == before) << "bytes were written";
-
+  run.expect_refused(buffers, request, c.argument, c.got, c.expected);
   Request unspoilt = c.make();  // the plan is valid
-  fovea_buffers again = unspoilt.c_buffers();
-  again.workspace = good.workspace;
-  again.workspace_size = good.workspace_size;
-  EXPECT_EQ(fovea_run(plan, &again), FOVEA_OK) << fovea_last_error();
-  fovea_plan_destroy(plan);
+  run.expect_ok(run.buffers(unspoilt));
 }
 
 const Case kCases[] = {
@@ -221,20 +208,15 @@ TEST(RunAccepts, GradientsInterleavedInOneArray) {
       request[name].set_shape({2, 3, 4, 8});
     for (const char* name : {"dq", "dk", "dv"}) request[name].set_strides({288, 96, head_stride, 1});
     request["lse"].set_shape({2, 4, 3});
-    fovea_plan* plan = nullptr;
-    ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-    AlignedMemory workspace(fovea_plan_workspace_size(plan));
-    fovea_buffers b = request.c_buffers();
-    b.workspace = workspace.get();
-    b.workspace_size = fovea_plan_workspace_size(plan);
+    PlannedRun run(request);
+    ASSERT_TRUE(run.valid());
+    fovea_buffers b = run.buffers(request);
     b.dk = at(b.dq, slice_stride * 4);
     b.dv = at(b.dq, 2 * slice_stride * 4);
-    EXPECT_EQ(fovea_run(plan, &b), FOVEA_OK) << fovea_last_error();
+    run.expect_ok(b);
 
     b.dv = at(b.dq, (2 * slice_stride - 1) * 4);  // one element into dk
-    EXPECT_EQ(fovea_run(plan, &b), FOVEA_INVALID_ARGUMENT);
-    expect_message("dk", "overlaps dv", "memory of its own");
-    fovea_plan_destroy(plan);
+    run.expect_refused(b, request, "dk", "overlaps dv", "memory of its own");
   }
 }
 
@@ -249,17 +231,9 @@ TEST(RunErrorsOfPackedPlans, AreFoundWithoutDataInThePlan) {
   Request request = Request::packed();
   request.add("seqused_q", kInt32, {3}).fill<int32_t>({2, 0, 5});
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k", "seqused_q"}) request[name].c.data = nullptr;
-  fovea_plan* plan = nullptr;
-  ASSERT_EQ(fovea_plan_create(&request.c_problem(), nullptr, &plan), FOVEA_OK) << fovea_last_error();
-  AlignedMemory workspace(fovea_plan_workspace_size(plan));
-  fovea_buffers b = request.c_buffers();
-  b.workspace = workspace.get();
-  b.workspace_size = fovea_plan_workspace_size(plan);
-  const auto before = request.bytes();
-  EXPECT_EQ(fovea_run(plan, &b), FOVEA_INVALID_ARGUMENT);
-  expect_message("seqused_q", "element 2 = 5", "0 to 4");
-  EXPECT_TRUE(request.bytes() == before);
-  fovea_plan_destroy(plan);
+  PlannedRun run(request);
+  ASSERT_TRUE(run.valid());
+  run.expect_refused(run.buffers(request), request, "seqused_q", "element 2 = 5", "0 to 4");
 }
 
 TEST(RunErrorsOfNull, PlanAndBuffers) {
