@@ -72,7 +72,8 @@ typedef enum fovea_dtype_code {
   FOVEA_CODE_UINT = 1,
   FOVEA_CODE_FLOAT = 2,
   FOVEA_CODE_BFLOAT = 4,
-  FOVEA_CODE_BOOL = 6
+  FOVEA_CODE_BOOL = 6,
+  FOVEA_CODE_FLOAT8_E4M3FN = 10
 } fovea_dtype_code;
 
 typedef enum fovea_device_type { FOVEA_CPU = 1, FOVEA_CUDA = 2 } fovea_device_type;
@@ -100,7 +101,7 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Where data of a NULL pointer would tell more (cu_seqlens), the plan takes the worst case.
  *
  * Dimensions: B batch, Sq/Sk query/key length, Hq/Hkv query/key heads (Hq % Hkv == 0), D head size, Dv value
- * head size. Types: q, k, v, d_o, dq, dk, dv share one of float32, float16, bfloat16 (float64: reference
+ * head size. Types: q, k, v (but for caches of 8 bits, below), d_o, dq, dk, dv share one of float32, float16, bfloat16 (float64: reference
  * backend only); o has that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
  * are the one-dimensional tensors (but alibi); all other strides are free. Packed sequences: with
  * cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is (Hq,
@@ -116,6 +117,10 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * cache_batch[b] of it. With `leftpad_k` the first rows of each sequence do not exist: key j is row leftpad_k[b] + j, and
  * the sequence has seqused_k[b] - leftpad_k[b] keys. What these three hold is checked as cu_seqlens is; what GPUs read by them
  * lies inside of k and v whatever they hold.
+ *
+ * Keys and values of 8 bits (forward only): k and v may be float8_e4m3fn beside a q of any type. Element x of sequence b and key head
+ * h stands for x * k_descale[b][h], or x * v_descale[b][h]; rows of k_new and v_new are divided by these and rounded to the nearest,
+ * at most 448 in size. CPUs check that the factors are finite and above 0; GPUs take them as they are.
  *
  * Appending: with `k_new` and `v_new` the run first writes their rows to k and v, which are outputs then: row i of sequence b
  * becomes row seqused_k[b] + i of its keys, and the sequence has seqused_k[b] + Snew of them (seqused_k, which is needed, holds
@@ -224,6 +229,10 @@ typedef struct fovea_problem {
   const fovea_tensor* rotary_sin;       /* as rotary_cos */
   const fovea_tensor* rotary_positions; /* (B) int32: where the new rows of each sequence start */
   int64_t rotary_interleaved;           /* not 0: elements 2j and 2j + 1 are a pair */
+
+  /* Keys and values of 8 bits. */
+  const fovea_tensor* k_descale; /* (B|1, Hkv|1) float32, above 0: what the elements of k are multiplied by; NULL: 1 */
+  const fovea_tensor* v_descale; /* the same for v */
 } fovea_problem;
 
 /* What a pass does with a tensor. A forward with k_new writes k and v, too. */
@@ -260,7 +269,9 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")                        \
   X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")      \
   X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads") \
-  X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence")
+  X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence") \
+  X(k_descale, KDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of k")              \
+  X(v_descale, VDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of v")
 /* What appending reads, before attention; attention itself knows nothing of it. */
 #define FOVEA_APPEND_TENSORS(X)                                                           \
   X(k_new, KNew, FOVEA_READ, FOVEA_ABSENT, "keys to append")                              \
@@ -330,6 +341,7 @@ typedef struct fovea_buffers {
   const void* keys;
   const void *page_table, *cache_batch, *leftpad_k;
   const void *k_new, *v_new, *cu_seqlens_k_new, *rotary_cos, *rotary_sin, *rotary_positions;
+  const void *k_descale, *v_descale;
 } fovea_buffers;
 
 #if defined(__cplusplus)

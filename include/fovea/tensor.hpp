@@ -49,6 +49,10 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+/// Storage of one float8_e4m3fn element.
+struct e4m3 {
+  uint8_t bits;
+};
 
 /// The element type of T as the C ABI tells it.
 template <class T>
@@ -65,6 +69,8 @@ constexpr fovea_dtype dtype_of() {
     return make(FOVEA_CODE_FLOAT, 16);
   else if constexpr (std::is_same_v<U, bf16>)
     return make(FOVEA_CODE_BFLOAT, 16);
+  else if constexpr (std::is_same_v<U, e4m3>)
+    return make(FOVEA_CODE_FLOAT8_E4M3FN, 8);
   else if constexpr (std::is_same_v<U, bool>)
     return make(FOVEA_CODE_BOOL, 8);
   else if constexpr (std::is_same_v<U, uint8_t>)
@@ -75,7 +81,7 @@ constexpr fovea_dtype dtype_of() {
     return make(FOVEA_CODE_INT, 64);
   else
     static_assert(sizeof(T) == 0,
-                  "Fovea knows float, double, fovea::f16, fovea::bf16, bool, uint8_t, int32_t, int64_t");
+                  "Fovea knows float, double, fovea::f16, fovea::bf16, fovea::e4m3, bool, uint8_t, int32_t, int64_t");
 }
 
 /// Where memory lies.

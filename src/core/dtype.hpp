@@ -11,7 +11,7 @@
 namespace fovea {
 
 /// kF32 is 0: kernels ask for it at run time, and a comparison with 0 takes no register.
-enum class DType : uint8_t { kF32, kF64, kF16, kBF16, kI64, kI32, kU8, kBool };
+enum class DType : uint8_t { kF32, kF64, kF16, kBF16, kI64, kI32, kU8, kBool, kE4M3 };
 
 /// What each type is called, and how DLPack tells it (fovea_dtype_code).
 struct DTypeInfo {
@@ -20,14 +20,15 @@ struct DTypeInfo {
   int code, bits;
 };
 /// In the order in which messages list them.
-inline constexpr std::array<DTypeInfo, 8> kDTypes = {{{DType::kF32, "float32", 2, 32},
+inline constexpr std::array<DTypeInfo, 9> kDTypes = {{{DType::kF32, "float32", 2, 32},
                                                       {DType::kF16, "float16", 2, 16},
                                                       {DType::kBF16, "bfloat16", 4, 16},
                                                       {DType::kF64, "float64", 2, 64},
                                                       {DType::kI32, "int32", 0, 32},
                                                       {DType::kI64, "int64", 0, 64},
                                                       {DType::kBool, "bool", 6, 8},
-                                                      {DType::kU8, "uint8", 1, 8}}};
+                                                      {DType::kU8, "uint8", 1, 8},
+                                                      {DType::kE4M3, "float8_e4m3fn", 10, 8}}};
 
 constexpr const DTypeInfo& info_of(DType t) {
   size_t i = 0;
@@ -56,6 +57,11 @@ struct Bf16 {
 struct F16 {
   uint16_t bits;
 };
+/// Storage of float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no infinities, NaN where all seven are 1 (Micikevicius et al.,
+/// "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433, table 1).
+struct E4M3 {
+  uint8_t bits;
+};
 
 constexpr float to_float(float x) {
   return x;
@@ -73,6 +79,13 @@ constexpr float to_float(F16 x) {
   if (magnitude >= 0x0400u) return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
   const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
   return sign ? -subnormal : subnormal;
+}
+
+constexpr float to_float(E4M3 x) {
+  const uint32_t magnitude = x.bits & 0x7fu, sign = x.bits & 0x80u;
+  if (magnitude == 0x7fu) return std::bit_cast<float>((sign << 24) | 0x7fc00000u);
+  // Seven bits further left they are those of the float16 that is 256 times smaller.
+  return 256 * to_float(F16{static_cast<uint16_t>((sign << 8) | (magnitude << 7))});
 }
 
 template <class T>
@@ -105,6 +118,21 @@ constexpr F16 from_float<F16>(float x) {
   // Adding 0.5 leaves the subnormal's 10 bits, correctly rounded, at the bottom of the mantissa of a float.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
+}
+/// What is too large becomes the largest finite number, 448, as cvt.rn.satfinite has it.
+template <>
+constexpr E4M3 from_float<E4M3>(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint32_t sign = (u >> 24) & 0x80u, magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<uint8_t>(sign | 0x7fu)};
+  if (magnitude >= 0x43e00000u) return {static_cast<uint8_t>(sign | 0x7eu)};  // 448 and more
+  if (magnitude >= 0x3c800000u) {                                             // a normal number, 2^-6 and more
+    const uint32_t rebased = magnitude - (120u << 23);
+    return {static_cast<uint8_t>(sign | ((rebased + 0x7ffffu + ((rebased >> 20) & 1u)) >> 20))};
+  }
+  // Beside 2^14 the last bit of a float is worth 2^-9, as that of a subnormal number is here.
+  const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
+  return {static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000u))};
 }
 /// Rounds once: a double that is given to float first would be rounded twice for the 16-bit types, by at most
 /// half a unit of float, which is below every tolerance here.

@@ -24,7 +24,6 @@ enum class Role : uint8_t {
 #define FOVEA_COUNT_ROLE(field, Name, forward, backward, meaning) +1
 inline constexpr size_t kRoleCount = 0 FOVEA_TENSORS(FOVEA_COUNT_ROLE);
 #undef FOVEA_COUNT_ROLE
-static_assert(kRoleCount <= 32, "sets of roles are 32-bit masks");
 /// The first of those that attention itself knows nothing of: FOVEA_APPEND_TENSORS.
 inline constexpr size_t kAttentionRoleCount = static_cast<size_t>(Role::kKNew);
 
@@ -138,6 +137,9 @@ constexpr Types one_of(std::initializer_list<DType> types) {
 constexpr Types as(Role role) {
   return {.as = role, .also_as = true};
 }
+constexpr Types as_or_e4m3(Role role) {
+  return {.set = one_of({DType::kE4M3}).set, .as = role, .also_as = true};
+}
 constexpr Types as_or_f32(Role role) {
   return {.set = one_of({DType::kF32}).set, .as = role, .also_as = true};
 }
@@ -210,6 +212,14 @@ constexpr TensorSpec shaped_as(Role with, TensorSpec spec) {
   spec.same_shape = true;
   return spec;
 }
+/// A factor of the elements of `with` for each sequence and key head.
+constexpr TensorSpec descale(Role role, Role with) {
+  return {.role = role,
+          .dims = {{Size::kBatch, Size::kHeadsKv}, 0b11},
+          .types = one_of({DType::kF32}),
+          .with = with,
+          .remedy = "give one factor per sequence and key head, with dimensions of size 1 where they are shared"};
+}
 /// An array of one dimension.
 constexpr TensorSpec array(Role role, Size size, DType type, const char* remedy, Role with = Role::kQ) {
   return {.role = role,
@@ -227,8 +237,8 @@ inline constexpr const char* kHeadsRemedy = "give one value per query head";
 inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
     queries(Role::kQ, Size::kHeadDim, one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64}),
             Need::kAlways),
-    keys(Role::kK, Size::kHeadDim, as(Role::kQ), Need::kAlways),
-    keys(Role::kV, Size::kHeadDimV, as(Role::kQ), Need::kAlways),
+    keys(Role::kK, Size::kHeadDim, as_or_e4m3(Role::kQ), Need::kAlways),
+    keys(Role::kV, Size::kHeadDimV, as(Role::kK), Need::kAlways),
     queries(Role::kO, Size::kHeadDimV, as_or_f32(Role::kQ), Need::kAlways),
     statistic(Role::kLse, Need::kBackward),
     queries(Role::kDO, Size::kHeadDimV, as(Role::kQ), Need::kBackward),
@@ -270,6 +280,8 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
      .remedy = "give each sequence a row of page numbers"},
     array(Role::kCacheBatch, Size::kBatch, DType::kI32, "give one sequence of k and v for each of q"),
     array(Role::kLeftPadK, Size::kBatch, DType::kI32, kLengthsRemedy),
+    descale(Role::kKDescale, Role::kK),
+    descale(Role::kVDescale, Role::kV),
     new_keys(Role::kKNew, Size::kHeadDim),
     new_keys(Role::kVNew, Size::kHeadDimV),
     array(Role::kCuSeqlensKNew, Size::kStarts, DType::kI32, kStartsRemedy, Role::kKNew),

@@ -23,14 +23,31 @@ auto real(T x) {
     return to_float(x);
   }
 }
-template <class T, class Real>
-T rounded(Real x) {
-  if constexpr (std::is_same_v<T, double>) {
-    return x;
-  } else {
-    return from_float<T>(x);
+/// Elements of type T of a cache: `scale` times what is stored.
+template <class T>
+struct Stored {
+  float scale = 1;
+
+  template <class Real>
+  T of(Real x) const {
+    if constexpr (std::is_same_v<T, double>) {
+      return x;
+    } else if constexpr (std::is_same_v<T, E4M3>) {
+      return from_float<T>(static_cast<float>(x) / scale);
+    } else {
+      return from_float<T>(x);
+    }
   }
-}
+  /// Copies n elements.
+  template <class From>
+  void copy(const From* from, int64_t n, T* to) const {
+    if constexpr (std::is_same_v<From, T>) {
+      std::copy_n(from, n, to);
+    } else {
+      for (int64_t c = 0; c < n; ++c) to[c] = of(real(from[c]));
+    }
+  }
+};
 
 /// Copies rows of `size` elements of type T, and turns their first pairs by angles of type A.
 template <class T, class A>
@@ -48,16 +65,17 @@ struct Rotation {
         size(p.head_dim),
         interleaved(p.rotary_interleaved) {}
 
-  void copy(const T* from, T* to, int64_t position) const {
+  template <class To>
+  void copy(const T* from, To* to, const Stored<To>& stored, int64_t position) const {
     const A *cos = cosines + position * cos_stride, *sin = sines + position * sin_stride;
     const int64_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : half;
     for (int64_t j = 0; j < half; ++j) {
       const auto x = real(from[j * step]), y = real(from[j * step + partner]);
       const auto c = real(cos[j]), s = real(sin[j]);
-      to[j * step] = rounded<T>(x * c - y * s);
-      to[j * step + partner] = rounded<T>(x * s + y * c);
+      to[j * step] = stored.of(x * c - y * s);
+      to[j * step + partner] = stored.of(x * s + y * c);
     }
-    std::copy(from + 2 * half, from + size, to + 2 * half);
+    stored.copy(from + 2 * half, size - 2 * half, to + 2 * half);
   }
 };
 
@@ -120,8 +138,10 @@ class Append final : public AppendStep {
     run_threads(num_threads_, [&](int) {
       for (int64_t head; (head = heads.next()) >= 0;) {
         for (int64_t b = 0; b < p_.batch; ++b) {
-          if (head < p_.heads_kv) {
-            append(buffers, rotation, b, head);
+          if (head < p_.heads_kv && p_[Role::kK].dtype == DType::kE4M3) {
+            append<E4M3>(buffers, rotation, b, head);
+          } else if (head < p_.heads_kv) {
+            append<T>(buffers, rotation, b, head);
           } else {
             rotate_queries(buffers, rotation, b, head - p_.heads_kv, q);
           }
@@ -130,21 +150,23 @@ class Append final : public AppendStep {
     });
   }
 
-  template <class T, class A>
+  template <class To, class T, class A>
   void append(const Buffers& buffers, const Rotation<T, A>& rotation, int64_t b, int64_t head) const {
     const NewRows rows = new_rows_of(buffers, b);
     if (rows.count == 0) return;
     const MatrixView k_new = cpu::rows_of(p_, buffers, Role::kKNew, b, head, rows.first_new),
                      v_new = cpu::rows_of(p_, buffers, Role::kVNew, b, head, rows.first_new);
     const KeyRows k(p_, buffers, Role::kK, b, head, rows.used), v(p_, buffers, Role::kV, b, head, rows.used);
+    const Stored<To> stored_k{descale_of(p_, buffers, Role::kKDescale, b, head)},
+        stored_v{descale_of(p_, buffers, Role::kVDescale, b, head)};
     for (int64_t i = 0; i < rows.count; ++i) {
-      T* to = reinterpret_cast<T*>(k.row(i));
+      To* to = reinterpret_cast<To*>(k.row(i));
       if (p_.rotates()) {
-        rotation.copy(k_new.row<const T>(i), to, rows.position + i);
+        rotation.copy(k_new.row<const T>(i), to, stored_k, rows.position + i);
       } else {
-        std::copy_n(k_new.row<const T>(i), p_.head_dim, to);
+        stored_k.copy(k_new.row<const T>(i), p_.head_dim, to);
       }
-      std::copy_n(v_new.row<const T>(i), p_.head_dim_v, reinterpret_cast<T*>(v.row(i)));
+      stored_v.copy(v_new.row<const T>(i), p_.head_dim_v, reinterpret_cast<To*>(v.row(i)));
     }
   }
 
@@ -157,7 +179,7 @@ class Append final : public AppendStep {
     const MatrixView from = cpu::rows_of(p_, buffers, Role::kQ, b, head, span.row_q);
     const int64_t first = p_.packed ? span.row_q : b * p_.seqlen_q;
     for (int64_t i = 0; i < span.used_q; ++i) {
-      rotation.copy(from.row<const T>(i), q + ((first + i) * p_.heads_q + head) * p_.head_dim,
+      rotation.copy(from.row<const T>(i), q + ((first + i) * p_.heads_q + head) * p_.head_dim, Stored<T>{},
                     position + (p_.rotary_by_row ? i : 0));
     }
   }

@@ -63,7 +63,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
   auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
-  ops.softmax(t.scores, n, terms.factor, t.maxima, {out.row_max, out.row_sum, t.alpha},
+  ops.softmax(t.scores, n, terms.factor_of(group), t.maxima, {out.row_max, out.row_sum, t.alpha},
               pairs ? pair_weights : nullptr);
   if (terms.dropout) {
     dropout_bits(ops, group, lanes, terms, n, block.positions(), t.kept);
@@ -94,7 +94,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
-  const float scale = keep_scale(p);
+  const float scale = keep_scale(p) * group.value_scale;
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
@@ -207,9 +207,9 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
 }
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
-  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
-  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
+  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   return {s.stage_rows(keys, n, s.d, s.words_d, t.keys), s.stage_columns(values, n, s.d_v, t.values), values,
           j0, n};
 }
@@ -240,7 +240,7 @@ void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* do
   }
   if (count == 0) return;
   const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
-  const uint32_t left = s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor}, takers,
+  const uint32_t left = s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor_of(group)}, takers,
                                       count, {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
   for (int64_t i = 0; i < count; ++i) {
     if ((left >> i & 1) == 0) done[panel_of[i]] = takers[i].keys;

@@ -178,7 +178,7 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
     ops.row_dots(q, ld_q, rows, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);
     if (masked && !all_finite(values, s.type, n, s.d_v)) {
-      add_rows_exactly(a, values, n, t.scores);
+      add_rows_exactly(a, values, s.type, n, t.scores);
     } else {
       ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.type, s.d_v, n, s.d_v, o, ld_o, {});
     }

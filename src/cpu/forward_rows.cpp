@@ -20,6 +20,8 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
     ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.positions(), n);
     in.tiles = {row_scores, nullptr, nullptr};
     in.scratch = a.t.pairs.registers;
+    for (int64_t r = 0; a.terms.programs.scales && r < a.lanes.count; ++r)
+      scale_products(a.group, row_scores + r * kBlockKeys, n);
     ops.run_program(*program, in);
   }
   for (int64_t r = 0; r < a.lanes.count; ++r) {
@@ -31,7 +33,7 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
       }
       masked = true;
     }
-    const float factor = a.terms.factor;
+    const float factor = a.terms.factor_of(a.group);
     const float raised = std::max(a.out.row_max[r], ops.row_max(row, n) * factor);
     const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
     const float alpha = std::exp2(a.out.row_max[r] - subtract);
@@ -44,14 +46,15 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   return masked;
 }
 
-void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores) {
-  const int64_t bytes = size_of(a.s.type);
+void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
+                      const float* row_scores) {
+  const int64_t bytes = size_of(type);
   for (int64_t r = 0; r < a.lanes.count; ++r) {
     for (int64_t j = 0; j < n; ++j) {
       const float weight = row_scores[r * kBlockKeys + j];
       if (weight == 0) continue;
       const char* value = values.data + j * values.stride * bytes;
-      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] += weight * load_element(value, a.s.type, c);
+      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] += weight * load_element(value, type, c);
     }
   }
 }
@@ -61,7 +64,7 @@ namespace {
 bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s) {
   bool finite = true;
   values.for_each_run(keys.begin, keys.size(), [&](int64_t, const MatrixView& run, int64_t n) {
-    finite = finite && cpu::all_finite(run, s.type, n, s.d_v);
+    finite = finite && cpu::all_finite(run, s.key_type, n, s.d_v);
   });
   return finite;
 }
@@ -81,8 +84,8 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   std::fill_n(o, rows * ld_o, 0.0f);
   for (int64_t r = 0; r < rows; ++r) ops.to_float(group.row_data(Role::kQ, r), s.type, s.d, q + r * ld_q);
   const KeyRows keys = group.key_rows(Role::kK), values = group.key_rows(Role::kV);
-  const int64_t key_stride = keys.stride() * size_of(s.type),
-                value_stride = values.stride() * size_of(s.type);
+  const int64_t bytes = size_of(s.key_type), key_stride = keys.stride() * bytes,
+                value_stride = values.stride() * bytes;
   const tile::Range seen{std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)};
   // The block of key j, or the first behind it of which some pair is seen.
   const auto block_from = [&](int64_t j) {
@@ -98,9 +101,9 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
     keys.for_each_part(from, to - from, s.d, t.key_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
-      ops.row_dots(q, ld_q, rows, run.data, s.type, run.stride, n, s.d, row_scores + (from - block.begin + x),
+      ops.row_dots(q, ld_q, rows, run.data, s.key_type, run.stride, n, s.d, row_scores + (from - block.begin + x),
                    kBlockKeys,
-                   {values.row(from + x), value_stride, values.run(from + x, n), s.d_v * size_of(s.type)});
+                   {values.row(from + x), value_stride, values.run(from + x, n), s.d_v * bytes});
     });
   };
   // Adds the values of `count` keys from `from` on; prefetches as many rows of K from `ahead` on.
@@ -109,8 +112,8 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
       const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
       Ahead next;
       if (left > 0)
-        next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * size_of(s.type)};
-      ops.row_sums(weights + x, kBlockKeys, rows, run.data, s.type, run.stride, n, s.d_v, o, ld_o, next);
+        next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * bytes};
+      ops.row_sums(weights + x, kBlockKeys, rows, run.data, s.key_type, run.stride, n, s.d_v, o, ld_o, next);
     });
   };
   float* row_scores = t.scores;
@@ -123,7 +126,7 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     const bool exact = masked && !all_finite(values, block.keys, s);
     if (exact) {
       values.for_each_run(block.keys.begin, n, [&](int64_t x, const MatrixView& run, int64_t count) {
-        add_rows_exactly(a, run, count, row_scores + x);
+        add_rows_exactly(a, run, s.key_type, count, row_scores + x);
       });
     }
     // Alternates the values of this block with the keys of the next: two streams keep memory busier than one

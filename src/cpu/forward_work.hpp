@@ -86,7 +86,7 @@ struct Partial {
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
   uint8_t* kept;                ///< by dropout
-  char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages
+  char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
@@ -101,7 +101,8 @@ struct ThreadScratch {
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
     kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
-    const int64_t gathered = p.has(Role::kPageTable) ? kBlockKeys * size_of(s.type) : 0;
+    const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
+    const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);
     rows = memory.take<float>(std::max<int64_t>(
@@ -155,8 +156,8 @@ class SharedBlocks {
   void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
-    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, t.key_rows);
-    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, t.value_rows);
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
     s.copy_rows(keys, n, s.d, s.words_d, at(group, j0));
     s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
   }
@@ -226,8 +227,9 @@ struct RowProblem {
 
 /// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
-/// O += P V of a block, skipping zero weights.
-void add_rows_exactly(const RowProblem& a, const MatrixView& values, int64_t n, const float* row_scores);
+/// O += P V of a block of elements of `type`, skipping zero weights.
+void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
+                      const float* row_scores);
 
 /// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
 /// the speed of memory.

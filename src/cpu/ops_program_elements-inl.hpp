@@ -170,6 +170,7 @@ void load(const Instruction& i, const Strip& s) {
       return load_of<uint8_t>(i, s);
     case DType::kF64:
     case DType::kI64:
+    case DType::kE4M3:
       break;  // refused by validation
   }
 }

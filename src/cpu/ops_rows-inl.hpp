@@ -294,6 +294,7 @@ void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType t
               int64_t d, float* s, int64_t lds, Ahead ahead) {
   if (type == DType::kF16) return dots_rows<F16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   if (type == DType::kBF16) return dots_rows<Bf16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+  if (type == DType::kE4M3) return dots_rows<E4M3>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   return dots_rows<float>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
 }
 
@@ -301,6 +302,7 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
               int64_t d, float* o, int64_t ldo, Ahead ahead) {
   if (type == DType::kF16) return sums_rows<F16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   if (type == DType::kBF16) return sums_rows<Bf16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+  if (type == DType::kE4M3) return sums_rows<E4M3>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   return sums_rows<float>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
 }
 

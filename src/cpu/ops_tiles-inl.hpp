@@ -124,6 +124,25 @@ HWY_INLINE V load_as_float(const Bf16* p) {
   return hn::PromoteTo(D(), hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(p)));
 }
 
+HWY_INLINE V load_as_float(const E4M3* p) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  float values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = to_float(p[i]);
+  return hn::LoadU(D(), values);
+#else
+  // As in to_float(): the float16 that is 256 times smaller.
+  const hn::Rebind<uint16_t, D> halves;
+  const auto bits = hn::PromoteTo(
+      halves, hn::LoadU(hn::Rebind<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
+  const auto magnitude = hn::And(bits, hn::Set(halves, 0x7f));
+  const auto is_nan = hn::VecFromMask(halves, hn::Eq(magnitude, hn::Set(halves, 0x7f)));
+  const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(halves, 0x80)));
+  const auto half = hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)),
+                           hn::And(is_nan, hn::Set(halves, 0x7fff)));
+  return hn::Mul(hn::Set(D(), 256.0f), hn::PromoteTo(D(), hn::BitCast(DH(), half)));
+#endif
+}
+
 template <class T>
 void widen(const T* src, int64_t count, float* dst) {
   int64_t i = 0;

@@ -51,6 +51,8 @@ float load_element(const char* row, DType type, int64_t c) {
       return to_float(reinterpret_cast<const F16*>(row)[c]);
     case DType::kBF16:
       return to_float(reinterpret_cast<const Bf16*>(row)[c]);
+    case DType::kE4M3:
+      return to_float(reinterpret_cast<const E4M3*>(row)[c]);
     default:
       return reinterpret_cast<const float*>(row)[c];
   }
@@ -82,16 +84,23 @@ bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
       return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
     case DType::kBF16:
       return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
+    case DType::kE4M3:
+      return rows_finite<uint8_t, 0x7fu>(rows, n, d);
     default:
       return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
   }
+}
+
+void scale_products(const Group& group, float* s, int64_t count) {
+  if (group.key_scale == 1.0f) return;
+  for (int64_t i = 0; i < count; ++i) s[i] *= group.key_scale;
 }
 
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
                  KeyPositions positions, float* derivative) {
   const AttentionProblem& p = *group.problem;
   const Buffers& b = *group.buffers;
-  const auto scale = static_cast<float>(p.scale);
+  const auto scale = static_cast<float>(p.scale) * group.key_scale;
   if (p.softcap > 0) {
     ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
   } else {
@@ -185,7 +194,11 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     return false;
   }
   ops.scores(keys, queries, key_rows, k, s, nullptr);
-  if (terms.any && !terms.programs.scales) apply_terms(ops, group, lanes, s, n, positions, derivative);
+  if (terms.any && terms.programs.scales) {
+    scale_products(group, s, n * kPanel);
+  } else if (terms.any) {
+    apply_terms(ops, group, lanes, s, n, positions, derivative);
+  }
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
     ProgramInputs in = terms.inputs_of(group, lanes, positions, n);
@@ -249,7 +262,7 @@ float keep_scale(const AttentionProblem& p) {
 // Staging
 
 Staging::Staging(const AttentionProblem& p, const Ops& table)
-    : ops(&table), type(p.dtype), d(p.head_dim), d_v(p.head_dim_v) {
+    : ops(&table), type(p.dtype), key_type(p[Role::kK].dtype), d(p.head_dim), d_v(p.head_dim_v) {
   words_d = words_of(d);
   words_dv = words_of(d_v);
   padded_d = round_up(d, 16);

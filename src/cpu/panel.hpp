@@ -24,6 +24,7 @@ struct Group {
   int64_t batch, head_kv;
   SequenceSpan span;
   tile::Window window;
+  float key_scale, value_scale;  ///< of the elements of k and of v
 
   Group(const AttentionProblem& p, const Buffers& b, int64_t batch_index, int64_t head)
       : problem(&p),
@@ -31,7 +32,9 @@ struct Group {
         batch(batch_index),
         head_kv(head),
         span(sequence_span(p, b, batch_index)),
-        window(window_of(p, span)) {}
+        window(window_of(p, span)),
+        key_scale(descale_of(p, b, Role::kKDescale, batch_index, head)),
+        value_scale(descale_of(p, b, Role::kVDescale, batch_index, head)) {}
 
   int64_t size() const { return problem->group(); }
   int64_t index() const { return batch * problem->heads_kv + head_kv; }
@@ -82,12 +85,15 @@ struct ScoreTerms {
   bool softcap;  ///< scores have a derivative by scale * product
   bool masks;    ///< mask or block mask
   bool dropout;
-  float factor;  ///< stored score times factor is in units of log2
+  float factor;  ///< stored score times factor is in units of log2, where k has no scale
   tile::Dropout stream;
   const PairPrograms& programs;
   std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
+
+  /// The same for the keys of a group.
+  float factor_of(const Group& group) const { return any ? factor : factor * group.key_scale; }
 
   /// The pairs of all rows of a panel with n keys, for a program; tiles are left out.
   ProgramInputs inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions, int64_t n) const;
@@ -105,6 +111,9 @@ struct PairScratch {
   PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs, int64_t tile_size,
               int64_t heads);
 };
+
+/// Multiplies the products of an expression's program, which knows p.scale alone, by that of the keys.
+void scale_products(const Group& group, float* s, int64_t count);
 
 /// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
 /// null) gets d score / d (scale * product), with softcap alone.
@@ -140,7 +149,8 @@ bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
 /// Copies operands of one problem into the layouts that the products read.
 struct Staging {
   const Ops* ops;
-  DType type;
+  DType type;      ///< of q, and of K and V as they are staged
+  DType key_type;  ///< of k and v
   int64_t d, d_v;
   int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
   int64_t padded_d, padded_dv;  ///< columns of staged right operands and of accumulators

@@ -45,6 +45,7 @@ struct Elements {
   char* data = nullptr;
   int64_t stride = 1;
   DType dtype = DType::kF64;
+  double factor = 1;  ///< of what is read
 
   template <class Visit>
   void visit(Visit&& with_pointer) const {
@@ -57,6 +58,8 @@ struct Elements {
         return with_pointer(reinterpret_cast<F16*>(data));
       case DType::kBF16:
         return with_pointer(reinterpret_cast<Bf16*>(data));
+      case DType::kE4M3:
+        return with_pointer(reinterpret_cast<E4M3*>(data));
       case DType::kI64:
       case DType::kI32:
       case DType::kU8:
@@ -66,7 +69,7 @@ struct Elements {
   }
   double get(int64_t index) const {
     double value = 0;
-    visit([&](auto* x) { value = as_double(x[index * stride]); });
+    visit([&](auto* x) { value = factor * as_double(x[index * stride]); });
     return value;
   }
   void set(int64_t index, double value) const {
@@ -85,7 +88,7 @@ struct Elements {
   std::span<const double> read(std::vector<double>& scratch) const {
     if (dtype == DType::kF64 && stride == 1) return {reinterpret_cast<const double*>(data), scratch.size()};
     visit([&](auto* x) {
-      for (size_t c = 0; c < scratch.size(); ++c) scratch[c] = as_double(x[static_cast<int64_t>(c) * stride]);
+      for (size_t c = 0; c < scratch.size(); ++c) scratch[c] = factor * as_double(x[static_cast<int64_t>(c) * stride]);
     });
     return scratch;
   }
@@ -216,7 +219,9 @@ class Oracle {
       place = pages[row / p_.cache_rows];
       row %= p_.cache_rows;
     }
-    return row_of(role, place, head, row);
+    Elements elements = row_of(role, place, head, row);
+    elements.factor = descale_of(p_, buffers_, role == Role::kK ? Role::kKDescale : Role::kVDescale, batch, head);
+    return elements;
   }
   /// One element of a (batch, heads, seqlen) tensor.
   Elements statistic(Role role, int64_t batch, int64_t head, int64_t row) const {

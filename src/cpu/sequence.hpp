@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/problem.hpp"
+#include "cpu/rows_as.hpp"
 #include "tile/kv_range.hpp"
 
 namespace fovea::cpu {
@@ -80,6 +81,13 @@ inline MatrixView rows_of(const AttentionProblem& p, const Buffers& buffers, Rol
           t.stride[1], t.stride[3]};
 }
 
+/// What the elements of k or v of a sequence and key head are multiplied by: 1 where the problem has no factors.
+inline float descale_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
+                        int64_t head_kv) {
+  const TensorDesc& t = p[role];
+  return t.present ? buffers.get<const float>(role)[batch * t.stride[0] + head_kv * t.stride[1]] : 1.0f;
+}
+
 /// Where the keys (or values) of one sequence and head lie: rows of pages, by a table. A tensor without page_table has one
 /// page for each sequence.
 class KeyRows {
@@ -88,7 +96,8 @@ class KeyRows {
           int64_t first_row)
       : first_(first_row) {
     const TensorDesc& t = p[role];
-    bytes_ = size_of(t.dtype);
+    type_ = t.dtype;
+    bytes_ = size_of(type_);
     stride_ = t.stride[1];
     page_stride_ = t.stride[0] * bytes_;
     data_ = buffers.get<char>(role);
@@ -128,27 +137,28 @@ class KeyRows {
   void for_each_part(int64_t j, int64_t n, int64_t size, char* buffer, Visit&& visit) const {
     constexpr int64_t kFewKeys = 8;
     if (n > 0 && table_ != nullptr && page_rows_ < kFewKeys) {
-      visit(0, block(j, n, size, buffer), n);
+      visit(0, block(j, n, size, type_, buffer), n);
     } else {
       for_each_run(j, n, visit);
     }
   }
-  /// Keys [j, j + n) of `size` elements: in place where they are one run, else side by side in `buffer`.
-  MatrixView block(int64_t j, int64_t n, int64_t size, char* buffer) const {
-    if (run(j, n) == n) return {row(j), stride_};
-    const int64_t bytes = size * bytes_;
+  /// Keys [j, j + n) of `size` elements as those of a type that has all their values: in place where they are one run of that type,
+  /// else side by side in `buffer`.
+  MatrixView block(int64_t j, int64_t n, int64_t size, DType as, char* buffer) const {
+    if (as == type_ && run(j, n) == n) return {row(j), stride_};
+    const int64_t bytes = size * size_of(as);
     for_each_run(j, n, [&](int64_t offset, const MatrixView& rows, int64_t count) {
-      for (int64_t r = 0; r < count; ++r) {
-        std::memcpy(buffer + (offset + r) * bytes, rows.data + r * stride_ * bytes_,
-                    static_cast<size_t>(bytes));
-      }
+      for (int64_t r = 0; r < count; ++r)
+        copy_row_as(rows.data + r * stride_ * bytes_, type_, size, as, buffer + (offset + r) * bytes);
     });
     return {buffer, size};
   }
+  DType type() const { return type_; }
 
  private:
   char* data_ = nullptr;
   const int32_t* table_ = nullptr;  ///< null: one page
+  DType type_ = DType::kF32;        ///< of the elements
   int64_t first_, stride_ = 0, bytes_ = 0, page_rows_ = 0, page_stride_ = 0;
 };
 

@@ -2,9 +2,11 @@
 #include "plan/caches.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/status.hpp"
+#include "plan/text.hpp"
 #include "tile/kv_range.hpp"
 
 namespace fovea::plan {
@@ -61,6 +63,22 @@ void check_new_rows(const AttentionProblem& p, const Buffers& buffers, int64_t b
                 "make the tables of angles longer");
 }
 
+/// Factors that the products can go through: a negative one would turn the largest score into the smallest.
+void check_descale(const AttentionProblem& p, const Buffers& buffers, Role role) {
+  const auto* factors = buffers.get<const float>(role);
+  if (!p.has(role) || factors == nullptr) return;
+  const auto& stride = p[role].stride;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.heads_kv; ++h) {
+      const float factor = factors[b * stride[0] + h * stride[1]];
+      if (factor > 0 && std::isfinite(factor)) continue;
+      throw_invalid(name_of(role),
+                    number_text(factor) + " for key head " + whole(h) + " of sequence " + whole(b),
+                    "a finite number above 0", "give what the elements were divided by");
+    }
+  }
+}
+
 }  // namespace
 
 void check_cache_tensors(const AttentionProblem& p) {
@@ -81,9 +99,21 @@ void check_cache_tensors(const AttentionProblem& p) {
   need_both(Role::kKNew, Role::kVNew);
   need_both(Role::kVNew, Role::kKNew);
   need_both(Role::kRotaryCos, Role::kRotarySin);
+  const DType keys = p[Role::kK].dtype;
+  for (const Role role : {Role::kKDescale, Role::kVDescale}) {
+    if (!p.has(role) || keys == DType::kE4M3) continue;
+    throw_invalid(name_of(role), "a tensor", "none, as k is " + std::string(name_of(keys)),
+                  "leave it out, or give k and v as float8_e4m3fn");
+  }
+  if (p.pass == Pass::kBackward && keys == DType::kE4M3) {
+    throw_invalid("k", name_of(keys), "the type of q in a backward problem",
+                  "convert k and v: values of 8 bits have no gradients");
+  }
 }
 
 void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
+  check_descale(p, buffers, Role::kKDescale);
+  check_descale(p, buffers, Role::kVDescale);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);
   const auto* starts_k = buffers.get<const int32_t>(Role::kCuSeqlensK);
   const auto* pads = buffers.get<const int32_t>(Role::kLeftPadK);

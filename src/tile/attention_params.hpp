@@ -53,6 +53,14 @@ struct PagesView {
   int64_t batch = 0;
 };
 
+/// A float32 factor for each sequence and key head; stride 0 where it is shared.
+struct DescaleView {
+  const float* data = nullptr;
+  int64_t batch = 0, head = 0;
+
+  constexpr float at(int64_t b, int64_t h) const { return data == nullptr ? 1.0f : data[b * batch + h * head]; }
+};
+
 /// What both passes need. A pointer is null where the problem has no such tensor. Positions (rows, keys, window edges
 /// and their sums) fit 32 bits: the launch refuses longer sequences.
 struct AttentionParams {
@@ -81,6 +89,7 @@ struct AttentionParams {
   int caches = 0,
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
+  DescaleView k_descale, v_descale;  ///< what the elements of k and v of 8 bits are multiplied by
   int seqlen_q = 0, seqlen_k = 0;                              ///< longest of the batch
   int64_t total_q = 0, total_k = 0;                            ///< packed: rows of q and k
 

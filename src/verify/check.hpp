@@ -249,7 +249,7 @@ class Checker {
         whole_(once_appended(problem)),
         oracle_(whole_.in_float64()),
         plain_(whole_) {
-    options_.backward &= !problem.spec.has_cache();
+    options_.backward &= !problem.spec.forward_only();
     if (problem.spec.rotary > 0) plain_.allow_for_rotation();
     for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
       if (pass == FOVEA_BACKWARD && !options_.backward) break;

@@ -14,7 +14,7 @@
 
 namespace fovea::verify {
 
-enum class Type : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool };
+enum class Type : uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kU8, kBool, kE4M3 };
 
 constexpr size_t size_of(Type t) {
   switch (t) {
@@ -29,13 +29,14 @@ constexpr size_t size_of(Type t) {
       return 2;
     case Type::kU8:
     case Type::kBool:
+    case Type::kE4M3:
       break;
   }
   return 1;
 }
 
 constexpr const char* name_of(Type t) {
-  constexpr const char* kNames[] = {"f64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool"};
+  constexpr const char* kNames[] = {"f64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool", "e4m3"};
   return kNames[static_cast<size_t>(t)];
 }
 
@@ -53,6 +54,8 @@ constexpr fovea_dtype dtype_of(Type t) {
       return {FOVEA_CODE_INT, bits, 1};
     case Type::kU8:
       return {FOVEA_CODE_UINT, bits, 1};
+    case Type::kE4M3:
+      return {FOVEA_CODE_FLOAT8_E4M3FN, bits, 1};
     case Type::kBool:
       break;
   }
@@ -70,6 +73,8 @@ constexpr double unit_roundoff(Type t) {
       return 0x1p-11;
     case Type::kBF16:
       return 0x1p-8;
+    case Type::kE4M3:
+      return 0x1p-4;
     default:
       return 0;
   }
@@ -125,6 +130,25 @@ inline double decode(uint16_t code, Format16 f) {
   return sign * mantissa * power_of_two(std::max(field, 1) - 1 + f.min_exponent - f.mantissa_bits);
 }
 
+/// float8_e4m3fn: exponents from -6 to 8, no infinities, NaN where all bits but the sign are 1. Numbers beyond 448 become that.
+inline constexpr int kE4M3Mantissa = 3, kE4M3MinExponent = -6;
+inline uint8_t encode_e4m3(double x) {
+  const auto sign = static_cast<uint8_t>(std::signbit(x) ? 0x80 : 0);
+  if (std::isnan(x)) return sign | 0x7f;
+  if (std::abs(x) >= 448) return sign | 0x7e;
+  const int exponent = x == 0 ? kE4M3MinExponent : std::max(std::ilogb(x), kE4M3MinExponent);
+  const double mantissa = std::nearbyint(std::abs(x) * power_of_two(kE4M3Mantissa - exponent));
+  const int code = ((exponent - kE4M3MinExponent) << kE4M3Mantissa) + static_cast<int>(mantissa);
+  return static_cast<uint8_t>(sign | code);
+}
+inline double decode_e4m3(uint8_t code) {
+  const int magnitude = code & 0x7f, field = magnitude >> kE4M3Mantissa;
+  if (magnitude == 0x7f) return std::numeric_limits<double>::quiet_NaN();
+  const int mantissa = (magnitude & 7) + (field == 0 ? 0 : 8);
+  const double size = mantissa * power_of_two(std::max(field, 1) - 1 + kE4M3MinExponent - kE4M3Mantissa);
+  return code & 0x80 ? -size : size;
+}
+
 template <class T>
 T read_as(const void* from) {
   T x;
@@ -150,6 +174,8 @@ inline double load(const void* from, Type t) {
       return static_cast<double>(read_as<int64_t>(from));
     case Type::kI32:
       return read_as<int32_t>(from);
+    case Type::kE4M3:
+      return decode_e4m3(read_as<uint8_t>(from));
     case Type::kU8:
     case Type::kBool:
       break;
@@ -174,6 +200,8 @@ inline void store(void* to, Type t, double x) {
     case Type::kU8:
     case Type::kBool:
       return write_as(to, static_cast<uint8_t>(x));
+    case Type::kE4M3:
+      return write_as(to, encode_e4m3(x));
   }
 }
 
@@ -181,6 +209,7 @@ inline void store(void* to, Type t, double x) {
 inline double rounded(double x, Type t) {
   if (t == Type::kF16) return decode(encode(x, kF16Format), kF16Format);
   if (t == Type::kBF16) return decode(encode(x, kBF16Format), kBF16Format);
+  if (t == Type::kE4M3) return decode_e4m3(encode_e4m3(x));
   return t == Type::kF32 ? static_cast<double>(static_cast<float>(x)) : x;
 }
 

@@ -60,7 +60,8 @@ class OwnedProblem {
       const OwnedTensor& t = (*this)[role];
       const bool real = t.type() == Type::kF16 || t.type() == Type::kBF16 || t.type() == Type::kF32;
       const bool keeps_type = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
-                              role == Role::kAlibi || role == Role::kSink || role >= Role::kNamed;
+                              role == Role::kAlibi || role == Role::kSink ||
+                              role == Role::kKDescale || role == Role::kVDescale || role >= Role::kNamed;
       copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !keeps_type ? Type::kF64 : t.type(), t.shape(),
                                                        compact_strides(t.shape()));
       if (role == Role::kRngState) continue;
@@ -121,6 +122,13 @@ class OwnedProblem {
     int64_t first = 0;
     for (size_t before = 0; before < static_cast<size_t>(b); ++before) first += spec.lengths_k[before];
     return first + row;
+  }
+
+  /// What the elements of k (or of v) of a sequence and key head are multiplied by.
+  double descale(Role role, int64_t b, int64_t head_kv) const {
+    if (!has(role)) return 1;
+    const OwnedTensor& t = (*this)[role];
+    return t.get({t.shape()[0] == 1 ? 0 : b, t.shape()[1] == 1 ? 0 : head_kv});
   }
 
   /// The problem for fovea_plan_create. Points into this object.
@@ -353,10 +361,11 @@ class OwnedProblem {
         s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.head_dim)));
     OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
     q.assign(normals(q.count(), q_deviation));
-    make_rows(Role::kK, s.type, false, s.heads_kv, s.head_dim);
+    make_rows(Role::kK, s.key_type(), false, s.heads_kv, s.head_dim);
     fill_keys();
-    OwnedTensor& v = make_rows(Role::kV, s.type, false, s.heads_kv, s.head_dim_v);
+    OwnedTensor& v = make_rows(Role::kV, s.key_type(), false, s.heads_kv, s.head_dim_v);
     v.assign(normals(v.count(), s.magnitude));
+    if (s.e4m3_keys && s.descale_broadcast >= 0) make_descales();
     OwnedTensor& d_o = make_rows(Role::kDO, s.type, true, s.heads_q, s.head_dim_v);
     d_o.assign(normals(d_o.count(), s.magnitude));
     if (s.dlse) {
@@ -406,6 +415,17 @@ class OwnedProblem {
     if (s.sink) {
       OwnedTensor& sink = make(Role::kSink, Type::kF32, {s.heads_q}, {1});
       sink.assign(normals(s.heads_q, 1.5));
+    }
+  }
+
+  /// Powers of two and others, of about 1.
+  void make_descales() {
+    for (const Role role : {Role::kKDescale, Role::kVDescale}) {
+      const Sizes shape = broadcast({spec.batch, spec.heads_kv}, spec.descale_broadcast);
+      OwnedTensor& t = make(role, Type::kF32, shape, strides_for(shape, false));
+      std::vector<double> factors(static_cast<size_t>(t.count()));
+      for (double& x : factors) x = random_.one_of({0.5, 1.0, 2.0, 0.5 + random_.uniform()});
+      t.assign(factors);
     }
   }
 

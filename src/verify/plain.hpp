@@ -91,7 +91,10 @@ class Plain {
       for (const float x : values) most = std::isfinite(x) ? std::max(most, std::abs(x)) : most;
       return static_cast<double>(most);
     };
-    score_step = 4 * unit_roundoff(s_.type) * std::abs(s_.resolved_scale()) * largest(q_) * largest(k_);
+    // An element of k of 8 bits has larger roundings, and a factor of at most 2.
+    const double unit =
+        s_.e4m3_keys ? 2 * unit_roundoff(Type::kE4M3) : unit_roundoff(s_.type);
+    score_step = 4 * unit * std::abs(s_.resolved_scale()) * largest(q_) * largest(k_);
   }
 
   void forward() {
@@ -106,6 +109,8 @@ class Plain {
       double bound = 0, exact = 0;
       const bool rounds = (s_.type == Type::kF16 || s_.type == Type::kBF16) && seen_.size() > 1;
       std::vector<float> sum(size_v(), 0.0f);
+      const double value_scale =
+          x_.descale(Role::kVDescale, row.batch, static_cast<int64_t>(row.head) / (s_.heads_q / s_.heads_kv));
       for (const Seen& seen : seen_) {
         if (seen.keep == 0) continue;
         const float whole = seen.weight * seen.keep, weight = to_type(whole);
@@ -115,9 +120,9 @@ class Plain {
       }
       for (size_t c = 0; c < size_v(); ++c) {
         o_[row.q * size_v() + c] =
-            static_cast<float>(rounded(static_cast<double>(sum[c]), x_[Role::kO].type()));
-        o_magnitude_[row.q * size_v() + c] = bound;
-        o_exact[row.q * size_v() + c] = exact;
+            static_cast<float>(rounded(static_cast<double>(sum[c]) * value_scale, x_[Role::kO].type()));
+        o_magnitude_[row.q * size_v() + c] = bound * value_scale;
+        o_exact[row.q * size_v() + c] = exact * value_scale;
       }
     });
     outputs[Role::kO] = {{o_.begin(), o_.end()}, o_magnitude_, std::move(o_exact)};
@@ -279,6 +284,7 @@ class Plain {
     double q_norm = 0;
     for (size_t c = 0; c < size(); ++c) q_norm += static_cast<double>(q[c]) * static_cast<double>(q[c]);
     q_norm = std::sqrt(q_norm) * std::abs(s_.resolved_scale());
+    const auto key_scale = static_cast<float>(x_.descale(Role::kKDescale, row.batch, head_kv));
     float slope = 0;
     if (!alibi_.empty())
       slope = alibi_[(s_.alibi_by_batch ? static_cast<size_t>(row.batch * s_.heads_q) : 0) + row.head];
@@ -297,8 +303,8 @@ class Plain {
       const float* k = k_.data() + seen.row * size();
       float score = 0;
       for (size_t c = 0; c < size(); ++c) score += q[c] * k[c];
-      score *= scale;
-      double magnitude = q_norm * k_norm_[seen.row];
+      score *= scale * key_scale;
+      double magnitude = q_norm * k_norm_[seen.row] * static_cast<double>(key_scale);
       if (s_.softcap > 0) {
         const auto cap = static_cast<float>(s_.softcap);
         const float t = std::tanh(score / cap);

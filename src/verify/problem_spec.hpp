@@ -153,6 +153,9 @@ struct ProblemSpec {
   bool rotary_interleaved = false, angles_are_f32 = false;
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
+  bool e4m3_keys = false;     ///< k and v are float8_e4m3fn
+  int descale_broadcast = 0;  ///< of k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
+
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
   bool named_gradients = false;  ///< of those of them that the score reads
@@ -171,7 +174,10 @@ struct ProblemSpec {
 
   bool packed() const { return !lengths_q.empty(); }
   bool packed_k() const { return !lengths_k.empty(); }
-  /// Whether keys lie in a cache, which has no backward.
+  /// Whether there is no backward: of caches, and of keys of 8 bits.
+  bool forward_only() const { return has_cache() || e4m3_keys; }
+  Type key_type() const { return e4m3_keys ? Type::kE4M3 : type; }
+  /// Whether keys lie in a cache.
   bool has_cache() const {
     return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k() || appends();
   }
@@ -244,6 +250,7 @@ inline std::string describe(const ProblemSpec& s) {
         << (s.angles_are_f32 ? ",f32" : "");
   }
   list("rotary_positions", s.rotary_positions);
+  if (s.e4m3_keys) out << " keys=e4m3,descale" << s.descale_broadcast;
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';
   if (s.has_expressions()) {

@@ -71,6 +71,7 @@ class RandomProblem {
     draw_expressions();
     draw_lists();
     draw_cache();
+    draw_key_type();
     return s_;
   }
 
@@ -281,6 +282,12 @@ class RandomProblem {
     if (!random_.chance(0.3)) return;
     for (size_t b = 0; b < s_.lengths_new.size(); ++b)
       s_.rotary_positions.push_back(static_cast<int32_t>(random_.between(0, 50)));
+  }
+  /// Keys of 8 bits, more often in a cache.
+  void draw_key_type() {
+    if (!random_.chance(s_.has_cache() ? 0.3 : 0.04)) return;
+    s_.e4m3_keys = true;
+    s_.descale_broadcast = static_cast<int>(random_.between(-1, 3));
   }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];

@@ -1,4 +1,5 @@
 // Wrong caches: tensors that contradict each other, and contents that name what is not there, in plans and in runs.
+#include <limits>
 #include <string>
 
 #include "refused.hpp"
@@ -35,6 +36,16 @@ Request packed_over_pages() {
   r.add("o", kFloat32, {6, 4, 6});
   r.add("lse", kFloat32, {4, 6});
   r.add("cu_seqlens_q", kInt32, {3}).fill<int32_t>({0, 2, 6});
+  return r;
+}
+
+/// Two sequences of keys of 8 bits, with a factor for each key head.
+Request of_8_bits() {
+  Request r = Request::forward();
+  r.add("k", kE4M3, {2, 5, 2, 8});
+  r.add("v", kE4M3, {2, 5, 2, 6});
+  r.add("k_descale", kFloat32, {2, 2}).fill<float>({1, 2, 3, 4});
+  r.add("v_descale", kFloat32, {1, 2}).fill<float>({1, 2});
   return r;
 }
 
@@ -131,7 +142,47 @@ const Case kCases[] = {
     {"longest_key_of_pages", packed_over_pages, [](Request& r) { r.problem.max_seqlen_k = 6; },
      "max_seqlen_k", "6", "not packed"},
 
+    {"keys_of_8_bits_in_the_backward", Request::backward,
+     [](Request& r) {
+       r.set_dtype({"k", "v"}, kE4M3);
+     },
+     "k", "float8_e4m3fn", "the type of q in a backward problem"},
+    {"keys_alone_of_8_bits", of_8_bits, [](Request& r) { r.add("v", kFloat32, {2, 5, 2, 6}); }, "v", "float32",
+     "float8_e4m3fn, the type of k"},
+    {"queries_of_8_bits", of_8_bits, [](Request& r) { r.set_dtype({"q"}, kE4M3); }, "q", "float8_e4m3fn",
+     "float32, float16, bfloat16 or float64"},
+    {"factors_of_other_keys", of_8_bits,
+     [](Request& r) {
+       r.add("k", kFloat32, {2, 5, 2, 8});
+       r.add("v", kFloat32, {2, 5, 2, 6});
+     },
+     "k_descale", "a tensor", "none, as k is float32"},
+    {"factors_shape", of_8_bits,
+     [](Request& r) {
+       r["k_descale"].set_shape({4, 1});
+     },
+     "k_descale", "(4, 1)", "(batch or 1, heads_kv or 1) with the sizes (2, 2)"},
+    {"factors_rank", of_8_bits, [](Request& r) { r["v_descale"].set_shape({2}); }, "v_descale", "1 dimensions",
+     "2 dimensions"},
+    {"factors_type", of_8_bits, [](Request& r) { r.set_dtype({"v_descale"}, kBFloat16); }, "v_descale",
+     "bfloat16", "float32"},
+
     // Contents.
+    {"factor_of_zero", of_8_bits,
+     [](Request& r) {
+       r["k_descale"].fill<float>({1, 2, 0, 4});
+     },
+     "k_descale", "0 for key head 0 of sequence 1", "a finite number above 0"},
+    {"factor_negative", of_8_bits,
+     [](Request& r) {
+       r["v_descale"].fill<float>({1, -2});
+     },
+     "v_descale", "-2 for key head 1 of sequence 0", "a finite number above 0"},
+    {"factor_not_finite", of_8_bits,
+     [](Request& r) {
+       r["v_descale"].fill<float>({std::numeric_limits<float>::quiet_NaN(), 1});
+     },
+     "v_descale", "nan for key head 0 of sequence 0", "a finite number above 0"},
     {"page_too_large", paged,
      [](Request& r) {
        r["page_table"].fill<int32_t>({3, 0, 4});
@@ -175,10 +226,10 @@ INSTANTIATE_TEST_SUITE_P(All, CacheErrors, testing::ValuesIn(kCases),
 class CacheRunErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
-  expect_refused_by_a_run(GetParam(), {"page_table", "seqused_k", "cache_batch", "leftpad_k"});
+  expect_refused_by_a_run(GetParam(), {"page_table", "seqused_k", "cache_batch", "leftpad_k", "k_descale", "v_descale"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 7, std::end(kCases)),
+INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 10, std::end(kCases)),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

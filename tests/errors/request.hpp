@@ -19,6 +19,7 @@ inline constexpr fovea_dtype kFloat64{FOVEA_CODE_FLOAT, 64, 1};
 inline constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1};
 inline constexpr fovea_dtype kFloat16{FOVEA_CODE_FLOAT, 16, 1};
 inline constexpr fovea_dtype kBFloat16{FOVEA_CODE_BFLOAT, 16, 1};
+inline constexpr fovea_dtype kE4M3{FOVEA_CODE_FLOAT8_E4M3FN, 8, 1};
 inline constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1};
 inline constexpr fovea_dtype kInt64{FOVEA_CODE_INT, 64, 1};
 inline constexpr fovea_dtype kUInt8{FOVEA_CODE_UINT, 8, 1};

@@ -1,4 +1,4 @@
-// Conversions of the 16-bit types, over all of their values, in both directions.
+// Conversions of the types of 16 and 8 bits, over all of their values, in both directions.
 #include "core/dtype.hpp"
 
 #include <gtest/gtest.h>
@@ -116,7 +116,45 @@ TYPED_TEST(SixteenBits, FromDoubleRoundsToo) {
   EXPECT_TRUE(std::isinf(to_float(from_double<TypeParam>(1e300))));
 }
 
+TEST(EightBits, EveryValueWidensExactlyAndComesBack) {
+  for (uint32_t bits = 0; bits < 256; ++bits) {
+    const float widened = to_float(E4M3{static_cast<uint8_t>(bits)});
+    const uint8_t back = from_float<E4M3>(widened).bits;
+    EXPECT_EQ(back, bits);
+    if ((bits & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(widened));
+      continue;
+    }
+    const int exponent = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
+    const double size =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10);
+    EXPECT_EQ(static_cast<double>(widened), bits & 0x80 ? -size : size) << bits;
+    EXPECT_EQ(std::signbit(widened), bits >= 128) << bits;
+  }
+}
+
+TEST(EightBits, RoundToNearestEvenAndEndAtTheLargest) {
+  for (uint32_t magnitude = 0; magnitude < 0x7e; ++magnitude) {
+    const float low = to_float(E4M3{static_cast<uint8_t>(magnitude)}),
+                high = to_float(E4M3{static_cast<uint8_t>(magnitude + 1)}), midpoint = (low + high) / 2;
+    const uint32_t even = magnitude % 2 == 0 ? magnitude : magnitude + 1;
+    for (const uint32_t sign : {0u, 0x80u}) {
+      const auto rounded = [&](float x) { return from_float<E4M3>(sign ? -x : x).bits; };
+      ASSERT_EQ(rounded(midpoint), sign | even) << magnitude;
+      ASSERT_EQ(rounded(std::nextafter(midpoint, 0.0f)), sign | magnitude) << magnitude;
+      ASSERT_EQ(rounded(std::nextafter(midpoint, kFloatInfinity)), sign | (magnitude + 1)) << magnitude;
+    }
+  }
+  for (const float x : {448.0f, 463.9f, 480.0f, 1e30f, kFloatInfinity}) {
+    EXPECT_EQ(from_float<E4M3>(x).bits, 0x7e) << x;
+    EXPECT_EQ(from_float<E4M3>(-x).bits, 0xfe) << x;
+  }
+  EXPECT_TRUE(std::isnan(to_float(from_float<E4M3>(std::numeric_limits<float>::quiet_NaN()))));
+}
+
 TEST(DType, SizesAndNames) {
+  EXPECT_EQ(size_of(DType::kE4M3), 1);
+  EXPECT_EQ(name_of(DType::kE4M3), "float8_e4m3fn");
   EXPECT_EQ(size_of(DType::kF64), 8);
   EXPECT_EQ(size_of(DType::kF32), 4);
   EXPECT_EQ(size_of(DType::kF16), 2);

@@ -127,3 +127,52 @@ def test_what_is_refused():
             q.detach().numpy(), k.numpy(), v.numpy(),
             cache=fovea.Cache(read_only, cache.v.numpy(), cache.seqused.numpy()),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("group", [1, 4])
+def test_keys_of_8_bits(device, page, group):
+    torch.manual_seed(page + group)
+    dtype = torch.bfloat16
+    shape = (9, 16, 2, 64) if page else (2, 64, 2, 64)
+    k, v = (torch.randn(shape, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    used = torch.tensor([50, 9], dtype=torch.int32, device=device)
+    table = torch.randperm(8).view(2, 4).int().to(device) if page else None
+    factors = [torch.rand(2, 2, device=device) + 0.5 for _ in range(2)]
+    cache = fovea.Cache(k, v, used, table, k_descale=factors[0], v_descale=factors[1])
+    q = torch.randn(2, 1, 2 * group, 64, device=device, dtype=dtype)
+    o, lse = fovea.attend(q, None, None, cache=cache, causal=True, return_lse=True)
+    for b in range(2):
+        wide = [
+            rows_of(cache, pool, b)[: int(used[b])].float() * factor[b, :, None]
+            for pool, factor in ((k, factors[0]), (v, factors[1]))
+        ]
+        expected, expected_lse = fovea.attend(q[b : b + 1].float(), *(x[None].contiguous() for x in wide), return_lse=True)
+        torch.testing.assert_close(o[b : b + 1].float(), expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(lse[b : b + 1], expected_lse, rtol=1e-3, atol=1e-3)
+
+
+def test_appends_to_keys_of_8_bits(device):
+    torch.manual_seed(3)
+    k, v = (torch.zeros(2, 32, 2, 16, dtype=torch.float8_e4m3fn, device=device) for _ in range(2))
+    factors = [torch.full((2, 1), 0.5, device=device), torch.full((1, 2), 2.0, device=device)]
+    cache = fovea.Cache(k, v, torch.tensor([4, 0], dtype=torch.int32, device=device), None, None, None, *factors)
+    q, new_k, new_v = (torch.randn(2, 3, heads, 16, device=device, dtype=torch.float16) for heads in (4, 2, 2))
+    fovea.attend(q, new_k, new_v, cache=cache)
+    for pool, new, factor in ((k, new_k, 0.5), (v, new_v, 2.0)):
+        for b, used in enumerate((4, 0)):
+            assert torch.equal(pool[b, used : used + 3].float(), (new[b].float() / factor).to(torch.float8_e4m3fn).float())
+
+
+def test_keys_of_8_bits_have_no_gradients(device):
+    q = torch.randn(1, 3, 2, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+    k = torch.randn(1, 5, 2, 16, device=device).to(torch.float8_e4m3fn)
+    o = fovea.attend(q, k, k)
+    with pytest.raises(ValueError, match="k: got float8_e4m3fn, expected the type of q in a backward problem"):
+        o.sum().backward()
+
+
+def test_factors_need_keys_of_8_bits(device):
+    q = torch.randn(1, 3, 2, 16, device=device)
+    with pytest.raises(ValueError, match="k_descale: got a tensor, expected none, as k is float32"):
+        fovea.attend(q, q, q, k_descale=torch.ones(1, 2, device=device))

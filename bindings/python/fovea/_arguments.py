@@ -36,6 +36,8 @@ class Options(TypedDict, total=False):
     page_table: Array
     cache_batch: Array
     leftpad_k: Array
+    k_descale: Array
+    v_descale: Array
     scale: float | None
     causal: bool
     window: Pair

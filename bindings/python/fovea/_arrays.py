@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 
-_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN = 0, 1, 2, 4, 6, 10
 _CPU, _CUDA = 1, 2
 
 
@@ -47,10 +47,10 @@ def _makers_of_numpy() -> tuple[Any, ...]:
 
 
 def _describe_numpy(array: Any) -> tuple[Any, ...]:
-    """Serves arrays that numpy's DLPack refuses: bfloat16 of ml_dtypes, and read-only memory before numpy 2.1."""
+    """Serves arrays that numpy's DLPack refuses: bfloat16 and float8_e4m3fn of ml_dtypes, and read-only memory before numpy 2.1."""
     dtype = array.dtype
-    if dtype.name == "bfloat16":
-        code = _BFLOAT
+    if dtype.name in ("bfloat16", "float8_e4m3fn"):
+        code = _DTYPES[dtype.name][0]
     elif dtype.kind in "iufb":
         code = {"i": _INT, "u": _UINT, "f": _FLOAT, "b": _BOOL}[dtype.kind]
     else:
@@ -70,7 +70,7 @@ class Form(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    """ "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8" or "bool"."""
+    """ "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool" or "float8_e4m3fn"."""
     device: int = _CPU
     """As in DLPack: 1 is the CPU, 2 CUDA."""
 
@@ -84,6 +84,7 @@ _DTYPES = {
     "int64": (_INT, 64),
     "uint8": (_UINT, 8),
     "bool": (_BOOL, 8),
+    "float8_e4m3fn": (_FLOAT8_E4M3FN, 8),
 }
 
 

@@ -98,8 +98,8 @@ def attend(
 
     Arguments:
         q: (batch, seqlen_q, heads_q, d), float32, float16, bfloat16, or float64 (slow: the reference computes it).
-        k: (batch, seqlen_k, heads_kv, d), as q; heads_q is a multiple of heads_kv.
-        v: (batch, seqlen_k, heads_kv, d_v), as q.
+        k: (batch, seqlen_k, heads_kv, d), as q, or float8_e4m3fn without gradients; heads_q is a multiple of heads_kv.
+        v: (batch, seqlen_k, heads_kv, d_v), as k.
         return_lse: returns (o, lse) with lse (batch, heads_q, seqlen_q) float32, packed (heads_q, total_q): the natural
             logarithm of the softmax's denominator.
         cache: attends over this fovea.Cache in place of k and v. These are then rows that each sequence appends to it before, behind
@@ -129,6 +129,7 @@ def attend(
             row r of sequence b is row r % page_size of page page_table[b, r // page_size]; takes seqused_k, and has no gradients.
         cache_batch: (batch) int32: the sequence of k and v that each sequence of q reads; no gradients.
         leftpad_k: (batch) int32: rows in front of the first key of each sequence, which seqused_k counts, too; no gradients.
+        k_descale, v_descale: (batch|1, heads_kv|1) float32: what the elements of k and v of float8_e4m3fn are multiplied by.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
         score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
             (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.

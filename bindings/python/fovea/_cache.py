@@ -26,6 +26,10 @@ class Cache(NamedTuple):
     """(batch) int32: the sequence of k and v of each sequence of q; k and v may have more then."""
     leftpad: Any = None
     """(batch) int32: rows in front of the first key of each sequence."""
+    k_descale: Any = None
+    """(batch|1, heads_kv|1) float32, with k and v of float8_e4m3fn: what the elements of k are multiplied by; None: 1."""
+    v_descale: Any = None
+    """The same for v."""
 
 
 class Rotary(NamedTuple):
@@ -49,6 +53,8 @@ def options_of(cache: Cache) -> dict[str, Any]:
         "page_table": cache.page_table,
         "cache_batch": cache.batch,
         "leftpad_k": cache.leftpad,
+        "k_descale": cache.k_descale,
+        "v_descale": cache.v_descale,
     }
 
 

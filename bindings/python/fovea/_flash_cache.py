@@ -27,6 +27,9 @@ class Cache(NamedTuple):
     leftpad: Tensor | None
     pages: Tensor | None
     """(batch, most pages)."""
+    k_descale: Tensor | None = None
+    """(batch, heads): what the elements of k of float8_e4m3fn are multiplied by."""
+    v_descale: Tensor | None = None
 
     def capacity(self) -> int:
         return self.k.shape[1] if self.pages is None else self.pages.shape[1] * self.k.shape[1]
@@ -103,7 +106,8 @@ def _appended(
     if rotary.cos is not None:
         positions = None if rotary.positions is None else rotary.positions.to(torch.int32)
         turned = _cache.Rotary(_angles(rotary.cos, q), _angles(rotary.sin, q), rotary.interleaved, positions)
-    k, v = (_ops.contiguous_rows(x.to(cache.k.dtype)) for x in (new.k, new.v))
+    kind = q.dtype if cache.k.dtype == torch.float8_e4m3fn else cache.k.dtype  # the library rounds to 8 bits
+    k, v = (_ops.contiguous_rows(x.to(kind)) for x in (new.k, new.v))
     q = _ops.contiguous_rows(q)
     o, lse = _cache.append_and_attend(q, k, v, cache, turned, options, starts=new.starts, need_lse=need_lse, out=out)
     return (o, lse) if need_lse else o
@@ -136,4 +140,4 @@ def _places(cache: Cache, batch: int, device: torch.device) -> _cache.Cache:
     elif used is not None:
         used = used.expand(batch)
     lists = (None if x is None else x.to(torch.int32).contiguous() for x in (used, cache.pages, cache.chosen, cache.leftpad))
-    return _cache.Cache(cache.k, cache.v, *lists)
+    return _cache.Cache(cache.k, cache.v, *lists, cache.k_descale, cache.v_descale)

@@ -142,12 +142,10 @@ def flash_attn_varlen_func(
     What vLLM calls beside these: block_table (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k, headdim), on
     the CPU and without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
     (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux (nheads): a logit of each head that takes part in the softmax and
-    has no value. fa_version is taken and ignored."""
+    has no value. k_descale, v_descale (batch, nheads_k): what the elements of k and v of float8_e4m3fn are multiplied by. fa_version is taken and ignored."""
     _flash.refuse(
         qv=qv,
         q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
     o, lse = _flash.general(
@@ -161,6 +159,8 @@ def flash_attn_varlen_func(
         deterministic,
         return_attn_probs,
         seqused_q=seqused_q,
+        k_descale=k_descale,
+        v_descale=v_descale,
         sink=None if s_aux is None else s_aux.float(),
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
@@ -226,20 +226,19 @@ def flash_attn_with_kvcache(
 
     cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
     (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
-    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
+    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result. k_cache and v_cache may be
+    float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and divide k and v.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
     _flash.refuse(
         qv=qv,
         q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
     return _flash_cache.attend(
         _flash_cache.Queries(q, cu_seqlens_q, max_seqlen_q),
-        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table),
+        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, k_descale, v_descale),
         _flash_cache.New(k, v, cu_seqlens_k_new),
         _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens),
         softmax_scale,

@@ -13,31 +13,51 @@
 #include <cstdint>
 
 #include "cuda/kernels/append_args.hpp"
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/special.cuh"
 
 namespace fovea::cuda {
 
-/// Copies rows of elements of type T, a warp a row.
-template <class T>
+/// Copies rows of elements of type T, a warp a row, as elements of type To: T, or E4M3 that stand for `scale` times themselves.
+template <class T, class To = T>
 struct RowCopy {
   const AppendArgs& args;
+  const float scale = 1;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 
-  __device__ __forceinline__ void plain(const T* from, T* to, int begin, int end) const {
-    for (int c = begin + lane; c < end; c += 32) to[c] = from[c];
+  static __device__ __forceinline__ To stored(float x, float scale) {
+    if constexpr (sizeof(To) == 1) {
+      // x / scale, rounded as a division is (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990):
+      // the compiler's own calls a function, for which registers are spilled.
+      const float about = ptx::rcp(scale), inverse = fmaf(fmaf(-scale, about, 1.0f), about, about);
+      const float quotient = x * inverse;
+      return {ptx::e4m3_of(fmaf(fmaf(-quotient, scale, x), inverse, quotient))};
+    } else {
+      return To(x);
+    }
   }
-  __device__ __forceinline__ void zeros(T* to) const {
-    for (int c = lane; c < args.p.head_dim; c += 32) to[c] = T(0.0f);
+  __device__ __forceinline__ void plain(const T* from, To* to, int begin, int end) const {
+    for (int c = begin + lane; c < end; c += 32) {
+      if constexpr (sizeof(To) == sizeof(T)) {
+        to[c] = from[c];
+      } else {
+        to[c] = stored(static_cast<float>(from[c]), scale);
+      }
+    }
+  }
+  __device__ __forceinline__ void zeros(To* to) const {
+    for (int c = lane; c < args.p.head_dim; c += 32) to[c] = To(0.0f);
   }
   /// Turns the first pairs by the angles of `position`. One that has none makes them NaN.
-  __device__ __forceinline__ void rotated(const T* from, T* to, int position) const {
+  __device__ __forceinline__ void rotated(const T* from, To* to, int position) const {
     const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
     const bool known = position >= 0 && position < args.positions;
     for (int j = lane; j < args.half; j += 32) {
       const float x = static_cast<float>(from[j * step]), y = static_cast<float>(from[j * step + partner]);
       const float cosine = known ? angle(args.cosines, position, j) : NAN,
                   sine = known ? angle(args.sines, position, j) : NAN;
-      to[j * step] = T(x * cosine - y * sine);
-      to[j * step + partner] = T(x * sine + y * cosine);
+      to[j * step] = stored(x * cosine - y * sine, scale);
+      to[j * step + partner] = stored(x * sine + y * cosine, scale);
     }
     plain(from, to, 2 * args.half, args.p.head_dim);
   }
@@ -59,8 +79,8 @@ __device__ __forceinline__ int first_position(const AppendArgs& args, int b) {
   return args.rotary_positions != nullptr ? args.rotary_positions[b] : args.p.seqused_k[b];
 }
 
-/// Row `row` of k_new and v_new, of key head `head`.
-template <class T>
+/// Row `row` of k_new and v_new, of key head `head`, to a cache of elements of type To.
+template <class T, class To>
 __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int head) {
   const tile::AttentionParams& p = args.p;
   const SequenceRow at = sequence_row(args.cu_seqlens_k_new, p.batch, args.new_rows, row);
@@ -70,16 +90,16 @@ __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int 
   if (to.page < 0) return;
   const int b = args.cu_seqlens_k_new != nullptr ? 0 : at.batch;
   const int r = args.cu_seqlens_k_new != nullptr ? row : at.index;
-  const RowCopy<T> copy{args};
+  const RowCopy<T, To> copy_k{args, p.k_descale.at(at.batch, head)}, copy_v{args, p.v_descale.at(at.batch, head)};
   const T* const k_new = reinterpret_cast<const T*>(args.k_new.data) + args.k_new.offset(b, r, head);
-  T* const k = reinterpret_cast<T*>(p.k.data) + p.k.offset(to.page, to.row, head);
+  To* const k = reinterpret_cast<To*>(p.k.data) + p.k.offset(to.page, to.row, head);
   if (args.rotates()) {
-    copy.rotated(k_new, k, first_position(args, at.batch) + at.index);
+    copy_k.rotated(k_new, k, first_position(args, at.batch) + at.index);
   } else {
-    copy.plain(k_new, k, 0, p.head_dim);
+    copy_k.plain(k_new, k, 0, p.head_dim);
   }
-  copy.plain(reinterpret_cast<const T*>(args.v_new.data) + args.v_new.offset(b, r, head),
-             reinterpret_cast<T*>(p.v.data) + p.v.offset(to.page, to.row, head), 0, p.head_dim_v);
+  copy_v.plain(reinterpret_cast<const T*>(args.v_new.data) + args.v_new.offset(b, r, head),
+               reinterpret_cast<To*>(p.v.data) + p.v.offset(to.page, to.row, head), 0, p.head_dim_v);
 }
 
 /// Row `row` of q, of query head `head`. Rows of no sequence become zeros: tiles that reach so far decide by all their rows when to
@@ -115,8 +135,10 @@ __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__
     const int rows = of_keys ? args.total_new : static_cast<int>(p.total_q);
     for (uint32_t row = static_cast<uint32_t>(thread) / 32; row < static_cast<uint32_t>(rows);
          row += static_cast<uint32_t>(threads) / 32) {
-      if (of_keys) {
-        append_row<T>(args, static_cast<int>(row), head);
+      if (of_keys && args.e4m3_keys) {
+        append_row<T, E4M3>(args, static_cast<int>(row), head);
+      } else if (of_keys) {
+        append_row<T, T>(args, static_cast<int>(row), head);
       } else {
         rotate_query<T>(args, static_cast<int>(row), head - p.heads_kv);
       }

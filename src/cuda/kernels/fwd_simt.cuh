@@ -50,7 +50,8 @@ constexpr int64_t fwd_simt_ctas(const ForwardArgs& args, int columns) {
   return fwd_simt_tiles(args) * slices * args.num_splits * heads * args.p.batch;
 }
 
-template <class T, int kColumns, bool kLists = false>
+/// Key: the element of K and V, T or E4M3.
+template <class T, int kColumns, bool kLists = false, class Key = T>
 struct FwdSimt {
   using Tile = SimtTile<kSimtThreads, kColumns, kLists>;
   using Shared = typename Tile::Shared;
@@ -180,24 +181,26 @@ struct FwdSimt {
   /// `count` rows of k or v, from that of key key0 + first, or of entry `first` of the block; from column `column` on.
   template <int kCount, int kWidth, int kStride>
   __device__ __forceinline__ bool load_keys(float* to, const tile::RowsView& view, int columns, uint32_t bit,
-                                            int key0, int first, int column) const {
+                                            const tile::DescaleView& descale, int key0, int first,
+                                            int column) const {
     const bool vector = (p.aligned16 & bit) != 0;
     if constexpr (kLists) {
       const SimtRows rows = rows_of(view, batch, span.row_k, head_kv(), columns, vector);
       return load_named<Tile, T, kCount, kWidth, kStride>(to, rows, s, first, span.used_k, column);
     }
-    const tile::KeyRows keys = tile::key_rows(p, view, span, batch, head_kv(), sizeof(T));
-    const SimtRows rows = {keys.data, 0, view.row, columns, vector};
+    const tile::KeyRows keys = tile::key_rows(p, view, span, batch, head_kv(), sizeof(Key));
+    SimtRows rows = {keys.data, 0, view.row, columns, vector};
+    if (sizeof(Key) == 1) rows.scale = descale.at(batch, head_kv());
     const int count = span.used_k - key0 - first;
     if (!keys.paged())
-      return Tile::template load_rows<T, kCount, kWidth, kStride>(to, rows, key0 + first, count, column);
-    return Tile::template load<T, kCount, kWidth, kStride>(to, rows, count, column, [&](int r) {
-      return keys.offset(key0 + first + r) / static_cast<int>(sizeof(T));
+      return Tile::template load_rows<Key, kCount, kWidth, kStride>(to, rows, key0 + first, count, column);
+    return Tile::template load<Key, kCount, kWidth, kStride>(to, rows, count, column, [&](int r) {
+      return keys.offset(key0 + first + r) / static_cast<int>(sizeof(Key));
     });
   }
   __device__ __forceinline__ bool load_v(int key0, int first) const {
-    return load_keys<kHalf, kColumns, kColumns>(s.b, p.v, p.head_dim_v, tile::kAlignedV, key0, first,
-                                                slice * kColumns);
+    return load_keys<kHalf, kColumns, kColumns>(s.b, p.v, p.head_dim_v, tile::kAlignedV, p.v_descale, key0,
+                                                first, slice * kColumns);
   }
 
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
@@ -208,7 +211,8 @@ struct FwdSimt {
       __syncthreads();  // 1
       Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
                                                              [&](int r) { return s.query[r]; });
-      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, p.k, p.head_dim, tile::kAlignedK, key0, 0, column);
+      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, p.k, p.head_dim, tile::kAlignedK, p.k_descale, key0, 0,
+                                                column);
       if (column == 0) finite = load_v(key0, 0);
       __syncthreads();  // 2
       Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);
@@ -397,6 +401,15 @@ __global__ void __launch_bounds__(FwdSimt<T, kColumns>::kThreads, FwdSimt<T, kCo
     fwd_simt(const __grid_constant__ ForwardArgs args) {
   __shared__ typename FwdSimt<T, kColumns>::Shared shared;
   FwdSimt<T, kColumns>(args, shared).run();
+}
+
+/// The same for keys and values of 8 bits.
+template <class T, int kColumns>
+__global__ void __launch_bounds__(FwdSimt<T, kColumns>::kThreads, FwdSimt<T, kColumns>::kMinCtas)
+    fwd_simt_e4m3(const __grid_constant__ ForwardArgs args) {
+  using Kernel = FwdSimt<T, kColumns, false, E4M3>;
+  __shared__ typename Kernel::Shared shared;
+  Kernel(args, shared).run();
 }
 
 }  // namespace fovea::cuda

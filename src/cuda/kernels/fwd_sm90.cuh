@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if constexpr (kConfig.stream_k) {
       if (role == kConfig.planners() + 1) clear_unused_of_share<typename Instance::Element>(args.f.p);
       __syncwarp();  // lane 0 has done its loads
-      merge_share<typename Instance::Element>(args, memory, thread);
+      merge_share<typename Instance::Element>(args.f, memory, thread);
     }
     return;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/bf16x3.hpp"
+#include "cuda/kernels/fwd_stream_k.cuh"
 #include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
@@ -16,14 +17,6 @@
 #include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
-
-/// Stream-K: the share of a CTA.
-struct StreamShare {
-  int heads, ctas;  ///< of its lane (ForwardArgs::part_lanes)
-  int lane;
-  int units;
-  tile::StreamTile first;  ///< if there are units
-};
 
 struct FwdSm90Config {
   int head_dim, head_dim_v;  ///< padded to multiples of 16
@@ -44,7 +37,7 @@ struct FwdSm90Config {
   bool alibi = false;
   bool dropout = false;
   bool expression = false;  ///< compiled for warp/expression.cuh
-  bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_sm90_stream_k.cuh)
+  bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
   bool bf16x3 = false;    ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
@@ -179,6 +172,7 @@ struct FwdSm90Memory {
   __device__ __forceinline__ uint32_t part_written(int part) const {
     return full_next(0) + 32 + 8 * (part & 1);
   }
+  __device__ __forceinline__ void wait_for_part(int part) const { ptx::mbarrier_wait(part_written(part), 0); }
   /// The index of the tile after the one of this turn.
   __device__ __forceinline__ uint32_t next(uint32_t turn) const {
     return base + kConfig.next_at() + turn % 2 * 4;

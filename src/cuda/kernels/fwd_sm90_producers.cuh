@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
-#include "cuda/kernels/fwd_sm90_stream_k.cuh"
+#include "cuda/kernels/fwd_stream_k.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -83,7 +83,7 @@ template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
   if constexpr (Memory::kConfig.stream_k) {
-    for_each_tile_of_share(args, memory, visit);
+    for_each_tile_of_share(args.f, memory, visit);
     return;
   }
   constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;

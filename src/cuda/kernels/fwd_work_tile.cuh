@@ -131,8 +131,8 @@ __device__ __forceinline__ void write_rng_state(const tile::AttentionParams& p) 
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
-/// warp calls it.
-template <class T, int kColumns>
+/// warp calls it. Key: the element of k and v.
+template <class T, int kColumns, class Key = T>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
                                                 const tile::Dropout& dropout, int row, int first_column,
                                                 int columns, int key_begin, int key_end) {
@@ -142,11 +142,13 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const int head_kv = r.head / p.group;
   const bool used = r.query < work.span.used_q;
   ExactRow<kColumns> exact;
-  exact.add(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
+  const float key_scale = sizeof(Key) == 1 ? p.k_descale.at(work.batch, head_kv) : 1.0f,
+              value_scale = sizeof(Key) == 1 ? p.v_descale.at(work.batch, head_kv) : 1.0f;
+  exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
             reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
-            tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(T)),
-            tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(T), first_column), columns,
-            used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end);
+            tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(Key)),
+            tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(Key), first_column), columns,
+            used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end, key_scale, value_scale);
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
   if (!used && writes_part(f, work)) return;

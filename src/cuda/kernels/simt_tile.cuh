@@ -41,6 +41,7 @@ struct SimtRows {
   int64_t stride = 0;   ///< between rows
   int columns = 0;      ///< the head size
   bool vector = false;  ///< 16-byte loads are safe
+  float scale = 1;      ///< of elements of 8 bits
 };
 
 __device__ __forceinline__ SimtRows rows_of(const tile::RowsView& view, int batch, int64_t first_row,
@@ -134,6 +135,15 @@ struct SimtTile {
     for (int i = 0; i < static_cast<int>(sizeof(Array) / sizeof(float)); ++i) x[i] = 0;
   }
 
+  template <class T>
+  static __device__ __forceinline__ T load_one(const T* at) {
+    if constexpr (sizeof(T) == 1) {
+      return {__ldg(&at->bits)};
+    } else {
+      return __ldg(at);
+    }
+  }
+
   /// Copies columns [column, column + kWidth) of kCount rows, from offset_of(row) (of column 0) where row <
   /// count, to shared memory; zeros elsewhere. Returns whether all values are finite.
   template <class T, int kCount, int kWidth, int kStride, class OffsetOf>
@@ -141,6 +151,7 @@ struct SimtTile {
                                               const OffsetOf& offset_of) {
     const T* data = reinterpret_cast<const T*>(from.data);
     const int columns = from.columns - column;
+    const auto value = [&](T x) { return sizeof(T) == 1 ? to_float(x) * from.scale : to_float(x); };
     float check = 0;  // 0 * x is NaN when x is not finite
     if (from.vector) {
       constexpr int kVector = 16 / sizeof(T), kPerRow = kWidth / kVector;
@@ -157,8 +168,7 @@ struct SimtTile {
         const T* values = reinterpret_cast<const T*>(&words);
 #pragma unroll
         for (int v = 0; v < kVector; v += 4) {
-          const float4 x = {to_float(values[v]), to_float(values[v + 1]), to_float(values[v + 2]),
-                            to_float(values[v + 3])};
+          const float4 x = {value(values[v]), value(values[v + 1]), value(values[v + 2]), value(values[v + 3])};
           check = fmaf(x.x, 0.0f, check) + fmaf(x.y, 0.0f, 0.0f);
           check = fmaf(x.z, 0.0f, check) + fmaf(x.w, 0.0f, 0.0f);
           *reinterpret_cast<float4*>(to + row * kStride + c + v) = x;
@@ -170,7 +180,7 @@ struct SimtTile {
         const int at = static_cast<int>(threadIdx.x) + item * kThreads;
         const int row = at / kWidth, c = at % kWidth;
         float x = 0;
-        if (row < count && c < columns) x = to_float(__ldg(data + offset_of(row) + column + c));
+        if (row < count && c < columns) x = value(load_one(data + offset_of(row) + column + c));
         check = fmaf(x, 0.0f, check);
         to[row * kStride + c] = x;
       }

@@ -47,6 +47,7 @@ AppendArgs args_of(const AttentionProblem& p) {
   args.cosines.row = p[Role::kRotaryCos].stride[0];
   args.sines.row = p[Role::kRotarySin].stride[0];
   args.angles_are_f32 = p[Role::kRotaryCos].dtype == DType::kF32;
+  args.e4m3_keys = p[Role::kK].dtype == DType::kE4M3;
   args.interleaved = p.rotary_interleaved;
   args.by_row = p.rotary_by_row;
   args.positions = static_cast<int>(p.positions);

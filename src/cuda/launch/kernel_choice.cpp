@@ -100,6 +100,13 @@ std::string terms_clause(const Kernel& k, const KernelRequest& r) {
   return missing == 0 ? "" : "does not know " + names_of_terms(missing);
 }
 
+/// Kernels for keys of 8 bits read no others.
+std::string key_dtype_clause(const Kernel& k, const KernelRequest& r) {
+  const DType keys = r.problem[Role::kK].dtype;
+  if (!k.e4m3_keys || keys == DType::kE4M3) return "";
+  return "is for keys and values of float8_e4m3fn, this problem has " + std::string(name_of(keys));
+}
+
 std::string keys_clause(const Kernel& k, const KernelRequest& r) {
   if (r.problem.seqlen_k >= k.min_keys) return "";
   return "is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
@@ -137,7 +144,8 @@ std::string pages_clause(const Kernel& k, const KernelRequest& r) {
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
   const AttentionProblem& p = r.problem;
-  if (!p.packed_k && !p.has(Role::kSeqUsedK))
+  // Other kernels know better what to do with lengths that the host knows, but none of them reads keys of 8 bits as fast.
+  if (!k.e4m3_keys && !p.packed_k && !p.has(Role::kSeqUsedK))
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
   const int64_t rows = p.seqlen_q * (packs_group(p, k) ? p.group() : 1);
   if (rows > k.tile_m)
@@ -176,7 +184,7 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 constexpr std::array kConditions = {excluded_clause,  name_clause,          capability_clause, dtype_clause,
-                                    length_clause,    head_size_clause,     terms_clause,      keys_clause,
+                                    length_clause,    head_size_clause,     terms_clause,      key_dtype_clause, keys_clause,
                                     lists_clause,     tma_clause,           pages_clause,      stream_clause,
                                     alignment_clause, shared_memory_clause, dbias_clause};
 
@@ -248,12 +256,13 @@ uint32_t terms_known_by(const Kernel& k) {
   const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
                                k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
-  if (!computes_scores) return k.terms | kTermExpression | kTermLists | kTermCache | kTermPages;
+  if (!computes_scores)
+    return k.terms | kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits;
   const bool by_lists = (k.terms & kTermLists) != 0;
   // A copy of float32 operands as bf16x3 has the rows of the tensors.
   const bool of_cache = k.kind == KernelKind::kForward && !k.bf16x3 && !by_lists;
   return k.terms | (general ? uint32_t{kTermExpression} : 0u) | (of_cache ? uint32_t{kTermCache} : 0u) |
-         (k.pages ? uint32_t{kTermPages} : 0u);
+         (k.pages ? uint32_t{kTermPages} : 0u) | (k.e4m3_keys ? uint32_t{kTermKeysOf8Bits} : 0u);
 }
 
 std::string tma_cannot_because(const AttentionProblem& p, bool copies) {

@@ -16,8 +16,10 @@ namespace fovea::cuda {
 namespace {
 
 /// The family of kernels for pointers that are no multiples of 16 bytes: TMA copies no others at all.
-Family family_for(Family family, bool any_address) {
-  return family == Family::kSm90 && any_address ? Family::kMmaSm80 : family;
+Family family_for(Family family, const AttentionProblem& p, bool any_address) {
+  if (!any_address) return family;
+  if (family == Family::kMmaSm80 && p[Role::kK].dtype == DType::kE4M3) return Family::kSimt;
+  return family == Family::kSm90 ? Family::kMmaSm80 : family;
 }
 
 /// Work from which on it pays to compile a kernel for terms that the library has a slower kernel for: a third of a millisecond
@@ -29,7 +31,7 @@ class Collector {
  public:
   Collector(Family family, const AttentionProblem& problem, const SetRequest& request,
             const KernelTarget& target)
-      : family_(family_for(family, request.any_address)), asked_(request), target_(target) {
+      : family_(family_for(family, problem, request.any_address)), asked_(request), target_(target) {
     set_.problem = problem;
     if (problem.expressions) set_.user_text = expression_text(problem);
   }

@@ -26,6 +26,7 @@ CUtensorMapDataType element_type(DType dtype) {
     case DType::kI32:
       return CU_TENSOR_MAP_DATA_TYPE_INT32;
     case DType::kU8:
+    case DType::kE4M3:  // bytes, to TMA
     case DType::kBool:
       break;
   }

@@ -25,7 +25,8 @@ namespace fovea::cuda {
   X(Lists, lists, "lists of keys", p.has(Role::kKeys))                                                       \
   X(Cache, cache, "keys of a cache (cache_batch, leftpad_k, or cu_seqlens_q alone)",                         \
     p.has(Role::kCacheBatch) || p.has(Role::kLeftPadK) || p.packed != p.packed_k)                            \
-  X(Pages, pages, "page_table", p.has(Role::kPageTable))
+  X(Pages, pages, "page_table", p.has(Role::kPageTable))                                                     \
+  X(KeysOf8Bits, keys_of_8_bits, "keys and values of 8 bits", p[Role::kK].dtype == DType::kE4M3)
 
 namespace term_bits {
 enum Bit : uint32_t {
@@ -46,6 +47,6 @@ inline constexpr uint32_t kNoTerms = 0;
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
 /// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
-    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache | kTermPages);
+    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits);
 
 }  // namespace fovea::cuda

@@ -59,6 +59,38 @@ __device__ __forceinline__ uint32_t bf16x2_of(float low, float high) {
   return y;
 }
 
+/// float8_e4m3fn, to nearest even; what is too large becomes 448. From sm_89 on one instruction.
+__device__ __forceinline__ uint8_t e4m3_of(float x) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return static_cast<uint8_t>(pair);
+#else
+  const uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
+  if (magnitude >= 0x43e00000u) return static_cast<uint8_t>(sign | 0x7eu);  // 448 and more
+  if (magnitude < 0x3c800000u)  // below 2^-6: beside 2^14 the last bit of a float is worth 2^-9
+    return static_cast<uint8_t>(sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u));
+  const uint32_t rebased = magnitude - (120u << 23);
+  return static_cast<uint8_t>(sign | (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
+#endif
+}
+/// Two float8_e4m3fn as float16; the upper half of `pair` is not read. From sm_89 on one instruction.
+__device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint32_t pair) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t y;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(static_cast<uint16_t>(pair)));
+  return y;
+#else
+  // Seven bits further left they are those of the float16 that is 256 times smaller; NaN has all bits set.
+  const uint32_t apart = (pair & 0xffu) | (pair & 0xff00u) << 8, magnitude = apart & 0x007f007fu;
+  const uint32_t nan = (magnitude + 0x00010001u & 0x00800080u) >> 7;
+  const uint32_t half = (apart & 0x00800080u) << 8 | magnitude << 7 | nan * 0x7fffu;
+  const uint16_t low = f16_of(256 * float_of_f16(static_cast<uint16_t>(half)));
+  return low | static_cast<uint32_t>(f16_of(256 * float_of_f16(static_cast<uint16_t>(half >> 16)))) << 16;
+#endif
+}
+
 __device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

@@ -20,20 +20,21 @@ struct ExactRow {
   float maximum = -INFINITY, sum = 0;  ///< of scores in natural units, and of weights; the same in all lanes
 
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
-  /// element. The whole warp takes part.
-  template <class T>
+  /// element. The whole warp takes part. Keys and values are T, or E4M3 with factors.
+  template <class T, class Key = T>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
                                       const tile::Dropout& dropout, const T* q, const tile::KeyRows& k,
                                       const tile::KeyRows& v, int columns, tile::Span32 seen, int begin,
-                                      int end) {
+                                      int end, float key_scale = 1, float value_scale = 1) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
       if (!terms.sees(p, j)) continue;
       float dot = 0;
-      const T* const key = reinterpret_cast<const T*>(k.row(j));
+      const Key* const key = reinterpret_cast<const Key*>(k.row(j));
       for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(key[c]), dot);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
+      if constexpr (sizeof(Key) == 1) dot *= key_scale;
       const float score = terms.score(p, dot, j);
       if (score == -INFINITY) continue;
       const float now = fmaxf(maximum, score);
@@ -45,12 +46,13 @@ struct ExactRow {
         const float2 keep = terms.keep_pair(dropout, j & ~1);
         weight *= (j & 1) != 0 ? keep.y : keep.x;
       }
-      const T* const value = reinterpret_cast<const T*>(v.row(j));
+      const Key* const value = reinterpret_cast<const Key*>(v.row(j));
 #pragma unroll
       for (int n = 0; n < kPerLane; ++n) {
         const int c = lane + 32 * n;
         o[n] *= rescale;
-        if (weight != 0 && c < columns) o[n] = fmaf(weight, to_float(value[c]), o[n]);
+        if (weight != 0 && c < columns)
+          o[n] = fmaf(weight, sizeof(Key) == 1 ? to_float(value[c]) * value_scale : to_float(value[c]), o[n]);
       }
     }
   }

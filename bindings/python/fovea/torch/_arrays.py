@@ -16,6 +16,7 @@ _CODES = {
     torch.int64: (0, 64),
     torch.uint8: (1, 8),
     torch.bool: (6, 8),
+    torch.float8_e4m3fn: (10, 8),
 }
 _DEVICES = {"cpu": 1, "cuda": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -25,8 +26,8 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise TypeError(
-            f"got a tensor of {tensor.dtype}; expected float32, float16, bfloat16 or float64 (masks: bool or uint8; "
-            "lengths: int32); convert it"
+            f"got a tensor of {tensor.dtype}; expected float32, float16, bfloat16 or float64 (k, v: float8_e4m3fn; "
+            "masks: bool or uint8; lengths: int32); convert it"
         )
     device = tensor.device
     kind = _DEVICES.get(device.type)

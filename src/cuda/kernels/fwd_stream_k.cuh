@@ -1,6 +1,10 @@
-// fwd_sm90 with stream_k: tiles are cut into equal shares (tile/stream_k.hpp). What is particular to it: units are counted
-// before the roles part; each share publishes its parts of tiles that are cut; who finds all parts of a tile there merges them.
-// The producers do that when they have nothing left to load: in a consumer it would cost the main loop its uniform registers.
+// Forwards with stream_k: tiles are cut into equal shares (tile/stream_k.hpp). What is particular to them: units are counted first;
+// each share publishes its parts of tiles that are cut; who finds all parts of a tile there merges them, 128 threads of a CTA. In
+// fwd_sm90 these are the producers, when they have nothing left to load: in a consumer it would cost the main loop its uniform
+// registers.
+//
+// `Memory` is the shared memory of a kernel: kConfig, units(), share(), all_parts(), and wait_for_part(part), behind which the part
+// is written.
 //
 // Flags: a part is there when its flag has the tag of the plan, a random number that memory nobody has written to does not hold.
 // A CTA sets its flag, then looks at those of the tile's other parts. Between the two is a fence.sc, so that the last one in
@@ -9,13 +13,20 @@
 #pragma once
 
 #include "cuda/kernels/fwd_combine.cuh"
-#include "cuda/kernels/fwd_sm90_config.cuh"
+#include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/ptx/acquire_release.cuh"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/mbarrier.cuh"
 #include "tile/stream_k.hpp"
 
 namespace fovea::cuda {
+
+/// The share of a CTA.
+struct StreamShare {
+  int heads, ctas;  ///< of its lane (ForwardArgs::part_lanes)
+  int lane;
+  int units;
+  tile::StreamTile first;  ///< if there are units
+};
 
 /// Of the heads of this CTA's lane: those of all lanes are cut alike.
 template <class Memory>
@@ -67,9 +78,8 @@ __device__ __forceinline__ void count_units(const ForwardArgs& f, const Memory& 
 /// Calls visit(tile, where its sequence lies, first row, blocks) for what this CTA's share has of each tile. The tile's `split` is
 /// where its part goes, or -1: o and lse themselves.
 template <class Memory, class Visit>
-__device__ __forceinline__ void for_each_tile_of_share(const TmaForwardArgs& args, const Memory& memory,
+__device__ __forceinline__ void for_each_tile_of_share(const ForwardArgs& f, const Memory& memory,
                                                        const Visit& visit) {
-  const ForwardArgs& f = args.f;
   const tile::StreamK stream = stream_of(f, memory);
   int left = memory.share()->units;
   if (left == 0) return;
@@ -95,8 +105,8 @@ __device__ __forceinline__ void for_each_tile_of_share(const TmaForwardArgs& arg
   }
 }
 
-/// Barrier of the producers' 128 threads.
-inline constexpr int kProducerBarrier = 1;
+/// Barrier of the 128 threads that merge.
+inline constexpr int kMergeBarrier = 1;
 
 /// The parts of a tile that is cut.
 struct TileParts {
@@ -114,11 +124,11 @@ __device__ __forceinline__ TileParts parts_of_tile(const ForwardArgs& f, const M
           stream.share_of(first + units - 1) - first_share + 1};
 }
 
-/// Sets the flag of a part, and says whether all parts of its tile are there and this CTA is to merge them: all producers.
+/// Sets the flag of a part, and says whether all parts of its tile are there and this CTA is to merge them: 128 threads.
 template <class Memory>
 __device__ __forceinline__ bool publish_part(const ForwardArgs& f, const Memory& memory, int part,
                                              const TileParts& parts, int thread) {
-  ptx::mbarrier_wait(memory.part_written(part), 0);
+  memory.wait_for_part(part);
   if (thread < 32) {
     if (thread == 0) ptx::st_release(f.part_flags + part, f.part_tag);
     __syncwarp();     // every lane looks behind the flag
@@ -130,20 +140,19 @@ __device__ __forceinline__ bool publish_part(const ForwardArgs& f, const Memory&
     if (thread == 0)
       *memory.all_parts() = all && ptx::take_flag(f.part_flags + parts.at(0), f.part_tag) ? 1 : 0;
   }
-  ptx::barrier_wait(kProducerBarrier, 128);  // the answer is there
+  ptx::barrier_wait(kMergeBarrier, 128);  // the answer is there
   const bool all = *memory.all_parts() != 0;
-  ptx::barrier_wait(kProducerBarrier, 128);  // everyone has it
+  ptx::barrier_wait(kMergeBarrier, 128);  // everyone has it
   return all;
 }
 
-/// Publishes the parts of this CTA's share, and merges tiles whose last part it was: all producers, when the share is loaded.
+/// Publishes the parts of this CTA's share, and merges tiles whose last part it was: 128 threads.
 template <class T, class Memory>
-__device__ __forceinline__ void merge_share(const TmaForwardArgs& args, const Memory& memory, int thread) {
-  const ForwardArgs& f = args.f;
+__device__ __forceinline__ void merge_share(const ForwardArgs& f, const Memory& memory, int thread) {
   if (f.num_splits == 1) return;
   const int heads = packed_heads(f);
   for_each_tile_of_share(
-      args, memory,
+      f, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks&) {
         if (work.split < 0) return;
         const TileParts parts = parts_of_tile(f, memory, work);

@@ -1,0 +1,487 @@
+// The forward for few queries and many keys: decoding, on mma.sync, for keys and values of 8 bits.
+//
+//   S = Q K^T        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
+//
+// What limits it is the read of K and V. So each warp has 16 keys of every block of 128 to itself: it copies them to a ring of its own,
+// several stages ahead, turns them into fragments of 16 bits in registers, and keeps a maximum, a sum and an O of its own. Warps meet
+// only at the end of a tile, where their results are merged. All queries of a key head are one tile of 16 or 32 rows, of which every
+// warp holds Q in registers (or reads its fragments from shared memory). CTAs have equal shares of all keys (fwd_stream_k.cuh).
+//
+// Products are of float16, whatever type q has: float16 has every value of 8 bits, an instruction converts two, and weights lose less
+// than in bfloat16. A row of a bfloat16 q is multiplied by a power of two that brings its largest element near the end of float16;
+// elements 2^29 times smaller than that lose bits, which no sum in float32 would have kept.
+//
+// Scales: that of k, and the power of two, multiply the scale of a row's scores; that of v multiplies the rows of O.
+//
+// Files
+//   fwd_decode_config.cuh       configuration, shared memory
+//   fwd_stream_k.cuh            shares of CTAs, and how their parts are merged
+//   warp/key_fragments.cuh      fragments of K and V
+// Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits).
+// Shared   8 rings; at the end of a tile rows of O lie over them.
+// Barriers of the CTA, at the end of a tile:
+//   0  (q_in_shared) the fragments of Q are in shared memory
+//   1  the results of all warps are in shared memory
+//   2  nobody reads them any more: the rings are free
+//
+// NaN and Inf in V of keys that a row does not see: a row of O that is not finite is computed again (warp/exact_row.cuh).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/kernels/fwd_decode_config.cuh"
+#include "cuda/ptx/address.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/special.cuh"
+#include "cuda/warp/mma_tile.cuh"
+#include "cuda/warp/online_rows.cuh"
+
+namespace fovea::cuda {
+
+/// A warp, and its steps. All are inlined, so that arrays stay in registers.
+template <class Instance>
+struct FwdDecodeWarp {
+  using T = typename Instance::Element;
+  static constexpr FwdDecodeConfig kConfig = Instance::kConfig;
+  using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
+  using Memory = FwdDecodeMemory<Instance>;
+  using KeysOfK = KeyFragments<Key, kConfig.head_dim>;
+  using KeysOfV = KeyFragments<Key, kConfig.head_dim_v>;
+  static constexpr int kWarps = kConfig.warps, kTileN = kConfig.tile_n(), kWarpKeys = kConfig.kWarpKeys;
+  static constexpr int kM16 = kConfig.tile_m / 16, kSteps = kConfig.head_dim / 16, kPairs = kConfig.head_dim_v / 16;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr uint32_t kWholeWarp = 0xffffffffu;
+
+  const ForwardArgs& f;
+  const Memory& memory;
+  const int warp, lane;
+
+  uint32_t q[kConfig.q_in_shared ? 1 : kM16][kConfig.q_in_shared ? 1 : kSteps][4];
+  float acc_o[kM16][2 * kPairs][4];
+  OnlineRows rows[kM16];
+  tile::Span32 seen[kM16][2];  ///< keys that the lane's rows see
+  float scale_log2[kM16][2];   ///< takes scores of a row to exponents of 2
+  tile::PageRow page = {};     ///< of the lane's key of the next block
+
+  __device__ __forceinline__ FwdDecodeWarp(const ForwardArgs& args, const Memory& memory_, int warp_, int lane_)
+      : f(args), memory(memory_), warp(warp_), lane(lane_) {}
+
+  /// The CTA's part of a tile.
+  __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& blocks) {
+    FwdWorkTile& work = *memory.work_tile(warp);
+    if (lane == 0) work = of_tile;
+    __syncwarp();  // every lane sees the tile
+    const tile::KeyRows k = tile::key_rows(f.p, f.p.k, work.span, work.batch, head_kv(work), sizeof(Key)),
+                        v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_kv(work), sizeof(Key));
+    const int last_key = work.span.used_k - 1;
+    int loaded = blocks.begin;
+    if (k.paged()) look_up_page(k, loaded * kTileN + warp * kWarpKeys, last_key);
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) load(k, v, last_key, loaded, blocks.end, s);
+    begin_tile(work);
+    int stage = 0;
+#pragma unroll 1
+    for (int n = blocks.begin; n < blocks.end; ++n) {
+      ptx::cp_async_wait<kStages - 2>();
+      __syncwarp();  // every lane's copies of this stage are there, and all have read the stage that is filled next
+      load(k, v, last_key, loaded, blocks.end, stage == 0 ? kStages - 1 : stage - 1);
+      const uint32_t rows_k = memory.stage(warp, stage);
+      float acc_s[kM16][2][4];
+      multiply_qk(acc_s, rows_k);
+      if (!blocks.is_full(n)) mask(acc_s, n);
+      weigh(acc_s);
+      multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    ptx::cp_async_wait<0>();
+    __syncwarp();  // no copy of any lane is under way: the ring is free
+    share_result();
+    __syncthreads();  // 1
+    write_rows(work, blocks);
+    __syncthreads();  // 2
+  }
+
+ private:
+  __device__ __forceinline__ int head_kv(const FwdWorkTile& work) const {
+    return f.pack_group ? work.head : work.head / f.p.group;
+  }
+
+  /// Q goes to registers or shared memory; O and the rows' statistics start empty.
+  __device__ __forceinline__ void begin_tile(const FwdWorkTile& work) {
+    const tile::AttentionParams& p = f.p;
+    float scale = p.scale * tile::kLog2e;
+    if constexpr (kConfig.e4m3) scale *= p.k_descale.at(work.batch, head_kv(work));
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+      float factor[2];
+      if constexpr (kConfig.q_in_shared) {
+        share_q(factor, work, m);
+      } else {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) load_q(q[m][step], work, m, step);
+        factors_of(factor, q[m]);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) to_float16(q[m][step], factor);
+      }
+      rows[m].start();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * m + lane / 4 + 8 * half;
+        seen[m][half] =
+            row < work.end_row ? tile::keys_of(p, work.span, query_of_row(f, row)) : tile::Span32{};
+        scale_log2[m][half] = scale / factor[half];
+      }
+    }
+    if constexpr (kConfig.q_in_shared) __syncthreads();  // 0
+    clear(acc_o);
+  }
+
+  /// Fragment `step` of rows 16 m to 16 m + 15 of Q, as it is; zeros where there is none.
+  __device__ __forceinline__ void load_q(uint32_t (&fragment)[4], const FwdWorkTile& work, int m, int step) const {
+    const tile::AttentionParams& p = f.p;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * m + lane / 4 + 8 * half;
+      const bool used = row < work.end_row;
+      const QueryRow r = query_row(f, work, used ? row : 0);
+      const char* const from =
+          p.q.data + p.q.offset(work.batch, work.span.row_q + r.query, r.head) * int64_t{sizeof(T)};
+#pragma unroll
+      for (int reg = 0; reg < 2; ++reg) {
+        const int column = 16 * step + tile::column_of_step(kConfig.e4m3, lane, reg, 0);
+        fragment[2 * reg + half] = used && column < p.head_dim
+                                       ? __ldg(reinterpret_cast<const uint32_t*>(from + column * sizeof(T)))
+                                       : 0u;
+      }
+    }
+  }
+  /// What the lane's two rows of Q are multiplied by: powers of two.
+  template <int kCount>
+  static __device__ __forceinline__ void factors_of(float (&factor)[2], const uint32_t (&fragments)[kCount][4]) {
+    float largest[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) keep_largest(largest, fragments[i]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) factor[half] = factor_of(largest[half]);
+  }
+  static __device__ __forceinline__ void keep_largest(float (&largest)[2], const uint32_t (&fragment)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<T>(fragment[i]);
+      largest[i % 2] = fmaxf(largest[i % 2], fmaxf(fabsf(x.x), fabsf(x.y)));
+    }
+  }
+  /// Of a row, from the largest element that this lane has; four lanes share the row.
+  static __device__ __forceinline__ float factor_of(float largest) {
+    return std::is_same_v<T, __half> ? 1.0f : tile::factor_to_float16(row_maximum(largest));
+  }
+  static __device__ __forceinline__ void to_float16(uint32_t (&fragment)[4], const float (&factor)[2]) {
+    if constexpr (!std::is_same_v<T, __half>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = unpack<T>(fragment[i]);
+        fragment[i] = pack<__half>(x.x * factor[i % 2], x.y * factor[i % 2]);
+      }
+    }
+  }
+  /// Rows 16 m to 16 m + 15 of Q go to shared memory, a fragment a warp at a time. Each warp looks at all of them for the factors.
+  __device__ __forceinline__ void share_q(float (&factor)[2], const FwdWorkTile& work, int m) const {
+    uint32_t fragment[4];
+    float largest[2] = {0, 0};
+#pragma unroll 4
+    for (int step = 0; step < kSteps; ++step) {
+      load_q(fragment, work, m, step);
+      keep_largest(largest, fragment);
+    }
+    for (int half = 0; half < 2; ++half) factor[half] = factor_of(largest[half]);
+#pragma unroll 1
+    for (int step = warp; step < kSteps; step += kWarps) {
+      load_q(fragment, work, m, step);
+      to_float16(fragment, factor);
+      ptx::st_shared_16(memory.q(m, step, lane), make_uint4(fragment[0], fragment[1], fragment[2], fragment[3]));
+    }
+  }
+
+  /// Begins to copy the warp's keys of block `n` to a stage, and moves on to the next block. Always one group of copies.
+  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n, int end,
+                                       int stage) {
+    if (n < end) {
+      const int first = n * kTileN + warp * kWarpKeys;
+      const uint32_t to = memory.stage(warp, stage);
+      if (k.paged()) {
+        copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
+        copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
+        look_up_page(k, first + kTileN, last_key);
+      } else {
+        copy_rows<KeysOfK>(to, k, first, last_key - first, f.p.head_dim);
+        copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first, last_key - first, f.p.head_dim_v);
+      }
+      ++n;
+    }
+    ptx::cp_async_commit();
+  }
+  /// Copies 16 rows side by side; those behind row `last` become zeros.
+  template <class Rows>
+  __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, int first, int last,
+                                            int columns) const {
+    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
+    const int row_bytes = static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
+    const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
+    const char* from = rows.data + int64_t{first + row} * row_bytes + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < Rows::kCopies; ++i) {
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), from, Rows::kRowsAtOnce * i <= end);
+      from += Rows::kRowsAtOnce * row_bytes;
+    }
+  }
+  /// Lanes r and r + 16 find out where key `first` + r lies. The answer is needed a block later.
+  __device__ __forceinline__ void look_up_page(const tile::KeyRows& keys, int first, int last_key) {
+    const int key = min(first + lane % kWarpKeys, last_key);
+    if (key >= 0) page = tile::page_row(f.p, keys.batch, keys.first + key);
+  }
+  /// Copies 16 rows, of which lane r knows where row r lies.
+  template <class Rows>
+  __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last, int columns) const {
+    const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
+    const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
+#pragma unroll
+    for (int i = 0; i < Rows::kCopies; ++i) {
+      const int in_pool = __shfl_sync(kWholeWarp, page.page, row + Rows::kRowsAtOnce * i),
+                in_page = __shfl_sync(kWholeWarp, page.row, row + Rows::kRowsAtOnce * i);
+      const int64_t at = in_pool * rows.view.batch + in_page * rows.view.row;
+      ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), rows.data + at * int64_t{sizeof(Key)} + chunk * 16,
+                       Rows::kRowsAtOnce * i <= end);
+    }
+  }
+
+  __device__ __forceinline__ void read_q(uint32_t (&fragment)[4], int m, int step) const {
+    if constexpr (kConfig.q_in_shared) {
+      const uint4 x = ptx::ld_shared_16(memory.q(m, step, lane));
+      fragment[0] = x.x, fragment[1] = x.y, fragment[2] = x.z, fragment[3] = x.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) fragment[i] = q[m][step][i];
+    }
+  }
+
+  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kM16][2][4], uint32_t rows_k) const {
+    clear(acc_s);
+#pragma unroll
+    for (int i = 0; i < KeysOfK::kLoads; ++i) {
+      uint32_t b[KeysOfK::kAtOnce][2][2];
+      KeysOfK::load_k(b, rows_k, i, lane);
+#pragma unroll
+      for (int s = 0; s < KeysOfK::kAtOnce; ++s) {
+        for (int m = 0; m < kM16; ++m) {
+          uint32_t fragment[4];
+          read_q(fragment, m, i * KeysOfK::kAtOnce + s);
+#pragma unroll
+          for (int keys = 0; keys < 2; ++keys)
+            ptx::mma_m16n8k16<__half>(acc_s[m][keys], fragment, b[s][keys][0], b[s][keys][1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mask(float (&acc_s)[kM16][2][4], int n) const {
+    const int first_key = n * kTileN + warp * kWarpKeys + 2 * (lane % 4);
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) mask_row(acc_s[m], half, first_key, seen[m][half]);
+    }
+  }
+
+  /// Scores become weights. Maxima rise only where a weight would outgrow float16, for all rows of the warp at once; each lane looks
+  /// at its own scores.
+  __device__ __forceinline__ void weigh(float (&acc_s)[kM16][2][4]) {
+    bool grown = false;
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        grown = grown || rows[m].outgrown(half, largest_of_lane(acc_s[m], half), scale_log2[m][half]);
+    }
+    if (__any_sync(kWholeWarp, grown)) raise(acc_s);
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float scale = scale_log2[m][half], base = rows[m].base(half, scale);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = acc_s[m][i / 2][2 * half + i % 2];
+          x = ptx::ex2(fmaf(x, scale, -base));
+          rows[m].row_sum[half] += x;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ float largest_of_lane(const float (&acc_s)[2][4], int half) {
+    return fmaxf(fmaxf(acc_s[0][2 * half], acc_s[0][2 * half + 1]),
+                 fmaxf(acc_s[1][2 * half], acc_s[1][2 * half + 1]));
+  }
+  /// Raises the maxima to those of the scores, and scales what was summed before.
+  __device__ __forceinline__ void raise(const float (&acc_s)[kM16][2][4]) {
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float largest = row_maximum(largest_of_lane(acc_s[m], half));
+        rows[m].raise_to(half, fmaxf(rows[m].row_max[half], largest), scale_log2[m][half]);
+      }
+#pragma unroll
+      for (int n = 0; n < 2 * kPairs; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc_o[m][n][e] *= rows[m].factor[e / 2];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_pv(const float (&acc_s)[kM16][2][4], uint32_t rows_v) {
+    uint32_t weights[kM16][4];
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[m][i] = pack<__half>(acc_s[m][i / 2][2 * (i % 2)], acc_s[m][i / 2][2 * (i % 2) + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < KeysOfV::kLoads; ++i) {
+      uint32_t b[KeysOfV::kAtOnce][2][2];
+      KeysOfV::load_v(b, rows_v, i, lane);
+#pragma unroll
+      for (int pair = 0; pair < KeysOfV::kAtOnce; ++pair) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int m = 0; m < kM16; ++m)
+            ptx::mma_m16n8k16<__half>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m], b[pair][n][0],
+                                 b[pair][n][1]);
+        }
+      }
+    }
+  }
+
+  // --- the end of a tile ---
+
+  /// The warp's rows go to shared memory.
+  __device__ __forceinline__ void share_result() const {
+    float* const o = memory.o(warp);
+#pragma unroll
+    for (int m = 0; m < kM16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * m + lane / 4 + 8 * half;
+        const float sum = row_total(rows[m].row_sum[half]);
+        const float base = rows[m].row_max[half] == -INFINITY ? -INFINITY : rows[m].base(half, scale_log2[m][half]);
+        if (lane % 4 == 0) memory.states(warp)[row] = {base, sum};
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          float four[4];
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              four[kConfig.e4m3 ? 2 * e + n : 2 * n + e] = acc_o[m][2 * pair + n][2 * half + e];
+          }
+          float* const to = o + row * kConfig.head_dim_v + 16 * pair;
+          if constexpr (kConfig.e4m3) {
+            *reinterpret_cast<float4*>(to + tile::column_of_pair(true, lane, 0, 0)) =
+                make_float4(four[0], four[1], four[2], four[3]);
+          } else {
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+              *reinterpret_cast<float2*>(to + tile::column_of_pair(false, lane, n, 0)) =
+                  make_float2(four[2 * n], four[2 * n + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Merges the rows of all warps and writes them, a row for each warp at a time.
+  __device__ __forceinline__ void write_rows(const FwdWorkTile& work, const tile::KvBlocks& blocks) const {
+#pragma unroll 1
+    for (int row = warp; row < work.end_row; row += kWarps) {
+      const RowState own = lane < kWarps ? memory.states(lane)[row] : RowState{-INFINITY, 0.0f};
+      float base = own.base;
+#pragma unroll
+      for (int distance = 1; distance < kWarps; distance *= 2)
+        base = fmaxf(base, __shfl_xor_sync(kWholeWarp, base, distance));
+      base = __shfl_sync(kWholeWarp, base, 0);
+      const float weight = own.base == -INFINITY ? 0.0f : ptx::ex2(own.base - base);
+      float sum = lane < kWarps ? own.sum * weight : 0.0f;
+#pragma unroll
+      for (int distance = 1; distance < kWarps; distance *= 2)
+        sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+      sum = __shfl_sync(kWholeWarp, sum, 0);
+      write_row(work, blocks, row, weight, base == -INFINITY ? 0.0f : base, sum);
+    }
+  }
+  __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& blocks, int row,
+                                            float weight, float base, float sum) const {
+    constexpr int kColumnsAtOnce = 4 * 32, kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
+    float o[kVectors][4] = {};
+    bool finite = isfinite(sum);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int column = i * kColumnsAtOnce + 4 * lane;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float factor = __shfl_sync(kWholeWarp, weight, w);
+        if (column >= kConfig.head_dim_v) continue;
+        const float4 x = *reinterpret_cast<const float4*>(memory.o(w) + row * kConfig.head_dim_v + column);
+        o[i][0] = fmaf(factor, x.x, o[i][0]), o[i][1] = fmaf(factor, x.y, o[i][1]);
+        o[i][2] = fmaf(factor, x.z, o[i][2]), o[i][3] = fmaf(factor, x.w, o[i][3]);
+      }
+      finite = finite && (o[i][0] + o[i][1] + o[i][2] + o[i][3]) * 0.0f == 0.0f;
+    }
+    if (__any_sync(kWholeWarp, !finite)) {
+      write_exact_row<T, kConfig.head_dim_v, Key>(f, work, tile::Dropout(), row, 0, f.p.head_dim_v,
+                                                  blocks.begin * kTileN, blocks.end * kTileN);
+      return;
+    }
+    const QueryRow r = query_row(f, work, row);
+    float factor = finish_row(f, work, r, base, sum, lane == 0);
+    if constexpr (kConfig.e4m3) factor *= f.p.v_descale.at(work.batch, head_kv(work));
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int column = i * kColumnsAtOnce + 4 * lane;
+      if (column >= f.p.head_dim_v) continue;  // a multiple of 4
+      if (stores_f32(f, work)) {
+        float* const to = f32_row(f, work, r) + column;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = o[i][e] * factor;
+      } else {
+        T* const to = o_row<T>(f, work, r) + column;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = static_cast<T>(o[i][e] * factor);
+      }
+    }
+  }
+};
+
+template <class Instance>
+__global__ void __launch_bounds__(FwdDecodeConfig::threads(), 1)
+    fwd_decode(const __grid_constant__ ForwardArgs args) {
+  using T = typename Instance::Element;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const FwdDecodeMemory<Instance> memory{ptx::shared_address(shared), shared};
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32,
+            warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  count_units(args, memory);
+  __syncthreads();  // the units are known
+  FwdDecodeWarp<Instance> own(args, memory, warp, lane);
+  for_each_tile_of_share(
+      args, memory,
+      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& blocks) {
+        own.attend({span, work.batch, work.head, work.split, 0, span.used_q * packed_heads(args)}, blocks);
+      });
+  if (warp == 4) clear_unused_of_share<T>(args.p);
+  if (warp < 4) merge_share<T>(args, memory, thread);
+}
+
+}  // namespace fovea::cuda

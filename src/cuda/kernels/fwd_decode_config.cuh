@@ -1,0 +1,92 @@
+// Configuration of fwd_decode, and its shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dtype.hpp"
+#include "cuda/kernels/fwd_stream_k.cuh"
+#include "cuda/warp/key_fragments.cuh"
+
+namespace fovea::cuda {
+
+struct FwdDecodeConfig {
+  int head_dim, head_dim_v;  ///< padded to multiples of 32
+  int tile_m;                ///< rows of queries: a multiple of 16
+  int stages;                ///< of 16 keys and their values, each warp its own
+  bool e4m3 = false;         ///< keys and values of 8 bits
+  bool q_in_shared = false;  ///< fragments of Q lie in shared memory, where registers are too few
+  static constexpr int warps = 8;
+
+  static constexpr int kWarpKeys = 16;  ///< keys of a warp in a block: the k of mma
+  static constexpr int threads() { return 32 * warps; }
+  static constexpr int tile_n() { return kWarpKeys * warps; }
+  constexpr int key_bytes() const { return e4m3 ? 1 : 2; }
+  constexpr int stage_bytes() const { return kWarpKeys * (head_dim + head_dim_v) * key_bytes(); }
+  /// The ring of a warp, where its rows of O lie at the end of a tile.
+  constexpr int ring_bytes() const {
+    const int ring = stages * stage_bytes(), o = tile_m * head_dim_v * 4;
+    return ring > o ? ring : o;
+  }
+  constexpr int q_at() const { return warps * ring_bytes(); }
+  /// A fragment of 16 rows and 16 columns: 16 bytes a lane.
+  constexpr int q_bytes() const { return q_in_shared ? tile_m * head_dim * 2 : 0; }
+  constexpr int units_at() const { return q_at() + q_bytes(); }
+  constexpr int states_at() const { return units_at() + (kStreamSequences + 4) * 4 + 48; }
+  constexpr int work_tiles_at() const { return states_at() + warps * tile_m * 8; }
+  constexpr int shared_bytes() const { return work_tiles_at() + warps * kWorkTileBytes; }
+  static constexpr int kWorkTileBytes = 64;  ///< of FwdWorkTile
+  static_assert(sizeof(StreamShare) <= 48 && sizeof(FwdWorkTile) <= kWorkTileBytes);
+};
+
+/// A CTA for each share.
+template <class Grid>
+constexpr Grid fwd_decode_grid(const ForwardArgs& args) {
+  return {args.num_splits};
+}
+
+/// The maximum of a row's exponents of 2 over the keys of a warp, and the sum of its weights against that.
+struct RowState {
+  float base, sum;
+};
+
+template <class Instance>
+struct FwdDecodeMemory {
+  struct Config : FwdDecodeConfig {
+    static constexpr int tile_n = FwdDecodeConfig::tile_n();
+  };
+  static constexpr Config kConfig{Instance::kConfig};
+  uint32_t base;
+  unsigned char* bytes;
+
+  __device__ __forceinline__ uint32_t stage(int warp, int s) const {
+    return base + warp * kConfig.ring_bytes() + s * kConfig.stage_bytes();
+  }
+  /// Fragment `step` of rows 16 m to 16 m + 15 of Q.
+  __device__ __forceinline__ uint32_t q(int m, int step, int lane) const {
+    return base + kConfig.q_at() + ((m * (kConfig.head_dim / 16) + step) * 32 + lane) * 16;
+  }
+  /// Rows of O of a warp, over its ring.
+  __device__ __forceinline__ float* o(int warp) const {
+    return reinterpret_cast<float*>(bytes + warp * kConfig.ring_bytes());
+  }
+  __device__ __forceinline__ RowState* states(int warp) const {
+    return reinterpret_cast<RowState*>(bytes + kConfig.states_at()) + warp * kConfig.tile_m;
+  }
+  __device__ __forceinline__ int* units() const { return reinterpret_cast<int*>(bytes + kConfig.units_at()); }
+  __device__ __forceinline__ int* all_parts() const { return units() + kStreamSequences + 1; }
+  __device__ __forceinline__ StreamShare* share() const {
+    return reinterpret_cast<StreamShare*>(units() + kStreamSequences + 4);
+  }
+  /// Of each warp: registers are few.
+  __device__ __forceinline__ FwdWorkTile* work_tile(int warp) const {
+    return reinterpret_cast<FwdWorkTile*>(bytes + kConfig.work_tiles_at() + warp * kConfig.kWorkTileBytes);
+  }
+  /// Parts are merged behind a barrier of the CTA.
+  __device__ __forceinline__ void wait_for_part(int) const {}
+};
+
+}  // namespace fovea::cuda
