@@ -14,7 +14,7 @@ from typing import Any
 FORWARD, BACKWARD = 0, 1
 CPU, CUDA = 1, 2
 _ALIGNMENT = 64
-_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "bool": (6, 8)}
+_DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "bool": (6, 8), "float8_e4m3fn": (10, 8)}
 
 _HEADER = Path(__file__).resolve().parents[1] / "include" / "fovea" / "fovea.h"
 _CONSTANTS = {

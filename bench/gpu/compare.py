@@ -166,6 +166,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "page": shape.page,
         "used": list(shape.used),
         "append": shape.append,
+        "e4m3": shape.e4m3,
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,
         "l2": "cold" if sets > 1 else "larger than L2" if shape.tensor_bytes > l2 else "warm",

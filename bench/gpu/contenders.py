@@ -59,6 +59,9 @@ class Inputs:
         self.used = torch.tensor(shape.used, dtype=torch.int32, device="cuda") if shape.used else None
         self.new: dict[str, Tensor] = {}  # what OurCall is told of new rows, and the q that it rotates
         self.pools, self.page_table = (self.k, self.v), None
+        self.descales: dict[str, Tensor] = {}
+        if shape.e4m3:
+            self._take_8_bits()
         if shape.append:
             self._take_new_rows()
         if shape.page:
@@ -97,6 +100,14 @@ class Inputs:
         for pool in self.pools:
             pool[:, -rows:] = float("nan")
 
+    def _take_8_bits(self) -> None:
+        """The pools are of 8 bits, with powers of two as factors; k and v are what they stand for."""
+        shape, dtype = self.shape, self.q.dtype
+        self.pools = self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn)
+        for name, factor in (("k_descale", 0.5), ("v_descale", 2.0)):
+            self.descales[name] = torch.full((shape.b, shape.h_kv), factor, device="cuda")
+        self.k, self.v = self.pools[0].to(dtype) * 0.5, self.pools[1].to(dtype) * 2.0
+
     def _make_pages(self, generator: Any) -> None:
         """The keys and values once more, in pages in random order."""
         shape = self.shape
@@ -107,10 +118,12 @@ class Inputs:
             self.used = torch.full((shape.b,), shape.s_k, dtype=torch.int32, device="cuda")
 
         def pool(t: Tensor) -> Tensor:
+            dtype = t.dtype
+            t = t.view(torch.uint8) if shape.e4m3 else t  # of which PyTorch has all operations
             pages = torch.zeros((shape.b * columns, shape.page, *t.shape[2:]), dtype=t.dtype, device="cuda")
             rows = torch.nn.functional.pad(t, (0, 0, 0, 0, 0, columns * shape.page - shape.s_k))
             pages[order] = rows.view(shape.b * columns, shape.page, *t.shape[2:])
-            return pages
+            return pages.view(dtype)
 
         self.pools = pool(self.pools[0]), pool(self.pools[1])
 
@@ -157,6 +170,7 @@ class OurCall(Call):
         tensors |= {name: view(t) for name, t in inputs.new.items()}
         if inputs.used is not None:
             tensors["seqused_k"] = view(inputs.used)
+        tensors |= {name: view(t) for name, t in inputs.descales.items()}
         if inputs.page_table is not None:
             tensors["page_table"] = view(inputs.page_table)
         if shape.lse:

@@ -43,6 +43,7 @@ class Shape:
     page: int = 0  # keys of a page of the cache, whose pages lie in random order; 0: no pages
     used: tuple[int, ...] = ()  # keys of each sequence of a cache; none: s_k
     append: bool = False  # the last s_q keys come with the call: rotated, as the queries are, and written to the cache first
+    e4m3: bool = False  # k and v are float8_e4m3fn with factors; peers get what these stand for in `dtype`
     group: str = "other"  # grid, special, wide, terms, decode or other
 
     @property
@@ -83,6 +84,8 @@ class Shape:
             parts.append(f"page{self.page}")
         if self.append:
             parts.append("append")
+        if self.e4m3:
+            parts.append("e4m3")
         return "_".join(parts)
 
     @property
@@ -113,8 +116,9 @@ class Shape:
     def tensor_bytes(self) -> int:
         """Bytes of q, k, v and o, and in the backward of their gradients too: what a run has to move at least once."""
         keys = sum(self.used) if self.used else self.b * min(self.s_k, self.s_q + self.window if self.window >= 0 else self.s_k)
-        elements = (self.b * self.s_q * self.h_q + keys * self.h_kv) * (self.d + self.d_v)
-        return elements * ELEMENT_BYTES[self.dtype] * (2 if self.backward else 1)
+        size = ELEMENT_BYTES[self.dtype]
+        bytes_ = (self.b * self.s_q * self.h_q * size + keys * self.h_kv * (1 if self.e4m3 else size)) * (self.d + self.d_v)
+        return bytes_ * (2 if self.backward else 1)
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
@@ -224,7 +228,7 @@ def wide(passes: Iterable[str] = ("fwd", "bwd"), dtypes: Iterable[str] = ("bf16"
 
 def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
     """Few queries over a cache: one and four of them, few and many sequences; pages; sequences of many lengths; a part of a prompt;
-    a window; a token that is rotated and appended first."""
+    a window; a token that is rotated and appended first; keys and values of 8 bits."""
 
     def row(t: str, b: int, s_q: int, s_k: int, heads: tuple[int, int, int], **more: object) -> Shape:
         h_q, h_kv, d = heads
@@ -236,8 +240,11 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
             sizes = [(1, 512 * 4**n) for n in range(5)] + [(8, 2048), (8, 8192), (64, 512), (64, 2048), (64, 8192)]
             found += [row(t, b, 1, s_k, heads) for b, s_k in sizes]
             found += [row(t, b, 4, s_k, heads, causal=True) for b, s_k in ((8, 8192), (64, 4096))]
+            found += [row(t, b, 1, s_k, heads, e4m3=True) for b, s_k in ((1, 2048), (1, 8192), (1, 131072), (8, 8192), (64, 2048), (64, 8192))]
+            found += [row(t, 8, 4, 8192, heads, causal=True, e4m3=True)]
         heads = (32, 8, 128)
         for page in (256, 64, 16, 1):
+            found.append(row(t, 64, 1, 8192, heads, page=page, e4m3=True))
             found += [row(t, b, 1, s_k, heads, page=page) for b, s_k in ((1, 8192), (8, 8192), (64, 8192))]
         rng = random.Random(1)
         mixed = tuple(rng.randint(100, 32768) for _ in range(64))
@@ -255,7 +262,7 @@ _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w|page)(\d+)$")
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi, dropout, append, term = "bf16", "fwd", False, False, False, False, ""
+    dtype, pass_, causal, alibi, dropout, append, e4m3, term = "bf16", "fwd", False, False, False, False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -265,6 +272,8 @@ def parse(text: str) -> Shape:
             causal = True
         elif word == "append":
             append = True
+        elif word == "e4m3":
+            e4m3 = True
         elif word == "alibi":
             alibi = True
         elif word == "dropout":
@@ -275,7 +284,7 @@ def parse(text: str) -> Shape:
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, alibi, dropout, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, e4m3, alibi, dropout, "
                 f"{', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w, page or softcap"
             )
@@ -290,5 +299,5 @@ def parse(text: str) -> Shape:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
     return replace(
         shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0),
-        append=append,
+        append=append, e4m3=e4m3,
     )

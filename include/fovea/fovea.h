@@ -231,7 +231,8 @@ typedef struct fovea_problem {
   int64_t rotary_interleaved;           /* not 0: elements 2j and 2j + 1 are a pair */
 
   /* Keys and values of 8 bits. */
-  const fovea_tensor* k_descale; /* (B|1, Hkv|1) float32, above 0: what the elements of k are multiplied by; NULL: 1 */
+  const fovea_tensor*
+      k_descale; /* (B|1, Hkv|1) float32, above 0: what the elements of k are multiplied by; NULL: 1 */
   const fovea_tensor* v_descale; /* the same for v */
 } fovea_problem;
 
@@ -242,35 +243,35 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
  * with the field of fovea_problem and fovea_buffers, the name in CamelCase, the fovea_access of each pass, and what the
  * elements are, in words. */
 #define FOVEA_TENSORS(X) FOVEA_ATTENTION_TENSORS(X) FOVEA_APPEND_TENSORS(X)
-#define FOVEA_ATTENTION_TENSORS(X)                                                              \
-  X(q, Q, FOVEA_READ, FOVEA_READ, "queries")                                                    \
-  X(k, K, FOVEA_READ, FOVEA_READ, "keys")                                                       \
-  X(v, V, FOVEA_READ, FOVEA_READ, "values")                                                     \
-  X(o, O, FOVEA_WRITE, FOVEA_READ, "result")                                                    \
-  X(lse, Lse, FOVEA_WRITE, FOVEA_READ, "log-sum-exp of each row's scores")                      \
-  X(d_o, DO, FOVEA_ABSENT, FOVEA_READ, "gradient of o")                                         \
-  X(dlse, DLse, FOVEA_ABSENT, FOVEA_READ, "gradient of lse")                                    \
-  X(dq, DQ, FOVEA_ABSENT, FOVEA_WRITE, "gradient of q")                                         \
-  X(dk, DK, FOVEA_ABSENT, FOVEA_WRITE, "gradient of k")                                         \
-  X(dv, DV, FOVEA_ABSENT, FOVEA_WRITE, "gradient of v")                                         \
-  X(dbias, DBias, FOVEA_ABSENT, FOVEA_WRITE, "gradient of bias")                                \
-  X(dsink, DSink, FOVEA_ABSENT, FOVEA_WRITE, "gradient of sink")                                \
-  X(bias, Bias, FOVEA_READ, FOVEA_READ, "added to the scores")                                  \
-  X(mask, Mask, FOVEA_READ, FOVEA_READ, "nonzero where a query attends to a key")               \
-  X(block_mask, BlockMask, FOVEA_READ, FOVEA_READ,                                              \
-    "nonzero where a block of queries attends to a block of keys")                              \
-  X(alibi, Alibi, FOVEA_READ, FOVEA_READ, "slopes of ALiBi")                                    \
-  X(sink, Sink, FOVEA_READ, FOVEA_READ, "a logit for each head")                                \
-  X(cu_seqlens_q, CuSeqlensQ, FOVEA_READ, FOVEA_READ, "where each sequence of queries starts")  \
-  X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ, "where each sequence of keys starts")     \
-  X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ, "how many queries of each sequence take part") \
-  X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ, "how many keys of each sequence take part")    \
-  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")                 \
-  X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")                        \
-  X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")      \
-  X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads") \
+#define FOVEA_ATTENTION_TENSORS(X)                                                               \
+  X(q, Q, FOVEA_READ, FOVEA_READ, "queries")                                                     \
+  X(k, K, FOVEA_READ, FOVEA_READ, "keys")                                                        \
+  X(v, V, FOVEA_READ, FOVEA_READ, "values")                                                      \
+  X(o, O, FOVEA_WRITE, FOVEA_READ, "result")                                                     \
+  X(lse, Lse, FOVEA_WRITE, FOVEA_READ, "log-sum-exp of each row's scores")                       \
+  X(d_o, DO, FOVEA_ABSENT, FOVEA_READ, "gradient of o")                                          \
+  X(dlse, DLse, FOVEA_ABSENT, FOVEA_READ, "gradient of lse")                                     \
+  X(dq, DQ, FOVEA_ABSENT, FOVEA_WRITE, "gradient of q")                                          \
+  X(dk, DK, FOVEA_ABSENT, FOVEA_WRITE, "gradient of k")                                          \
+  X(dv, DV, FOVEA_ABSENT, FOVEA_WRITE, "gradient of v")                                          \
+  X(dbias, DBias, FOVEA_ABSENT, FOVEA_WRITE, "gradient of bias")                                 \
+  X(dsink, DSink, FOVEA_ABSENT, FOVEA_WRITE, "gradient of sink")                                 \
+  X(bias, Bias, FOVEA_READ, FOVEA_READ, "added to the scores")                                   \
+  X(mask, Mask, FOVEA_READ, FOVEA_READ, "nonzero where a query attends to a key")                \
+  X(block_mask, BlockMask, FOVEA_READ, FOVEA_READ,                                               \
+    "nonzero where a block of queries attends to a block of keys")                               \
+  X(alibi, Alibi, FOVEA_READ, FOVEA_READ, "slopes of ALiBi")                                     \
+  X(sink, Sink, FOVEA_READ, FOVEA_READ, "a logit for each head")                                 \
+  X(cu_seqlens_q, CuSeqlensQ, FOVEA_READ, FOVEA_READ, "where each sequence of queries starts")   \
+  X(cu_seqlens_k, CuSeqlensK, FOVEA_READ, FOVEA_READ, "where each sequence of keys starts")      \
+  X(seqused_q, SeqUsedQ, FOVEA_READ, FOVEA_READ, "how many queries of each sequence take part")  \
+  X(seqused_k, SeqUsedK, FOVEA_READ, FOVEA_READ, "how many keys of each sequence take part")     \
+  X(rng_state, RngState, FOVEA_WRITE, FOVEA_READ, "seed and offset of dropout")                  \
+  X(keys, Keys, FOVEA_READ, FOVEA_READ, "a list of keys for each query")                         \
+  X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")       \
+  X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads")  \
   X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence") \
-  X(k_descale, KDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of k")              \
+  X(k_descale, KDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of k")               \
   X(v_descale, VDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of v")
 /* What appending reads, before attention; attention itself knows nothing of it. */
 #define FOVEA_APPEND_TENSORS(X)                                                           \

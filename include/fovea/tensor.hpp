@@ -80,8 +80,9 @@ constexpr fovea_dtype dtype_of() {
   else if constexpr (std::is_integral_v<U> && std::is_signed_v<U> && sizeof(U) == 8)
     return make(FOVEA_CODE_INT, 64);
   else
-    static_assert(sizeof(T) == 0,
-                  "Fovea knows float, double, fovea::f16, fovea::bf16, fovea::e4m3, bool, uint8_t, int32_t, int64_t");
+    static_assert(
+        sizeof(T) == 0,
+        "Fovea knows float, double, fovea::f16, fovea::bf16, fovea::e4m3, bool, uint8_t, int32_t, int64_t");
 }
 
 /// Where memory lies.

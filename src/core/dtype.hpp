@@ -126,7 +126,7 @@ constexpr E4M3 from_float<E4M3>(float x) {
   const uint32_t sign = (u >> 24) & 0x80u, magnitude = u & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint8_t>(sign | 0x7fu)};
   if (magnitude >= 0x43e00000u) return {static_cast<uint8_t>(sign | 0x7eu)};  // 448 and more
-  if (magnitude >= 0x3c800000u) {                                             // a normal number, 2^-6 and more
+  if (magnitude >= 0x3c800000u) {  // a normal number, 2^-6 and more
     const uint32_t rebased = magnitude - (120u << 23);
     return {static_cast<uint8_t>(sign | ((rebased + 0x7ffffu + ((rebased >> 20) & 1u)) >> 20))};
   }

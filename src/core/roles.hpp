@@ -214,11 +214,12 @@ constexpr TensorSpec shaped_as(Role with, TensorSpec spec) {
 }
 /// A factor of the elements of `with` for each sequence and key head.
 constexpr TensorSpec descale(Role role, Role with) {
-  return {.role = role,
-          .dims = {{Size::kBatch, Size::kHeadsKv}, 0b11},
-          .types = one_of({DType::kF32}),
-          .with = with,
-          .remedy = "give one factor per sequence and key head, with dimensions of size 1 where they are shared"};
+  return {
+      .role = role,
+      .dims = {{Size::kBatch, Size::kHeadsKv}, 0b11},
+      .types = one_of({DType::kF32}),
+      .with = with,
+      .remedy = "give one factor per sequence and key head, with dimensions of size 1 where they are shared"};
 }
 /// An array of one dimension.
 constexpr TensorSpec array(Role role, Size size, DType type, const char* remedy, Role with = Role::kQ) {

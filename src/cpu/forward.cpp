@@ -240,8 +240,9 @@ void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* do
   }
   if (count == 0) return;
   const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
-  const uint32_t left = s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor_of(group)}, takers,
-                                      count, {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
+  const uint32_t left =
+      s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor_of(group)}, takers, count,
+                    {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
   for (int64_t i = 0; i < count; ++i) {
     if ((left >> i & 1) == 0) done[panel_of[i]] = takers[i].keys;
   }

@@ -101,8 +101,8 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
   // Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
   const auto dots = [&](const tile::Range& block, int64_t from, int64_t to, float* row_scores) {
     keys.for_each_part(from, to - from, s.d, t.key_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
-      ops.row_dots(q, ld_q, rows, run.data, s.key_type, run.stride, n, s.d, row_scores + (from - block.begin + x),
-                   kBlockKeys,
+      ops.row_dots(q, ld_q, rows, run.data, s.key_type, run.stride, n, s.d,
+                   row_scores + (from - block.begin + x), kBlockKeys,
                    {values.row(from + x), value_stride, values.run(from + x, n), s.d_v * bytes});
     });
   };
@@ -111,8 +111,7 @@ void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms,
     values.for_each_part(from, count, s.d_v, t.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
       const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
       Ahead next;
-      if (left > 0)
-        next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * bytes};
+      if (left > 0) next = {keys.row(ahead + x), key_stride, keys.run(ahead + x, left), s.d * bytes};
       ops.row_sums(weights + x, kBlockKeys, rows, run.data, s.key_type, run.stride, n, s.d_v, o, ld_o, next);
     });
   };

@@ -132,13 +132,13 @@ HWY_INLINE V load_as_float(const E4M3* p) {
 #else
   // As in to_float(): the float16 that is 256 times smaller.
   const hn::Rebind<uint16_t, D> halves;
-  const auto bits = hn::PromoteTo(
-      halves, hn::LoadU(hn::Rebind<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
+  const auto bits =
+      hn::PromoteTo(halves, hn::LoadU(hn::Rebind<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
   const auto magnitude = hn::And(bits, hn::Set(halves, 0x7f));
   const auto is_nan = hn::VecFromMask(halves, hn::Eq(magnitude, hn::Set(halves, 0x7f)));
   const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(halves, 0x80)));
-  const auto half = hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)),
-                           hn::And(is_nan, hn::Set(halves, 0x7fff)));
+  const auto half =
+      hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)), hn::And(is_nan, hn::Set(halves, 0x7fff)));
   return hn::Mul(hn::Set(D(), 256.0f), hn::PromoteTo(D(), hn::BitCast(DH(), half)));
 #endif
 }

@@ -88,7 +88,8 @@ struct Elements {
   std::span<const double> read(std::vector<double>& scratch) const {
     if (dtype == DType::kF64 && stride == 1) return {reinterpret_cast<const double*>(data), scratch.size()};
     visit([&](auto* x) {
-      for (size_t c = 0; c < scratch.size(); ++c) scratch[c] = factor * as_double(x[static_cast<int64_t>(c) * stride]);
+      for (size_t c = 0; c < scratch.size(); ++c)
+        scratch[c] = factor * as_double(x[static_cast<int64_t>(c) * stride]);
     });
     return scratch;
   }
@@ -220,7 +221,8 @@ class Oracle {
       row %= p_.cache_rows;
     }
     Elements elements = row_of(role, place, head, row);
-    elements.factor = descale_of(p_, buffers_, role == Role::kK ? Role::kKDescale : Role::kVDescale, batch, head);
+    elements.factor =
+        descale_of(p_, buffers_, role == Role::kK ? Role::kKDescale : Role::kVDescale, batch, head);
     return elements;
   }
   /// One element of a (batch, heads, seqlen) tensor.

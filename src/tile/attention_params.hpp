@@ -58,7 +58,9 @@ struct DescaleView {
   const float* data = nullptr;
   int64_t batch = 0, head = 0;
 
-  constexpr float at(int64_t b, int64_t h) const { return data == nullptr ? 1.0f : data[b * batch + h * head]; }
+  constexpr float at(int64_t b, int64_t h) const {
+    return data == nullptr ? 1.0f : data[b * batch + h * head];
+  }
 };
 
 /// What both passes need. A pointer is null where the problem has no such tensor. Positions (rows, keys, window edges
@@ -90,8 +92,8 @@ struct AttentionParams {
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView k_descale, v_descale;  ///< what the elements of k and v of 8 bits are multiplied by
-  int seqlen_q = 0, seqlen_k = 0;                              ///< longest of the batch
-  int64_t total_q = 0, total_k = 0;                            ///< packed: rows of q and k
+  int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
+  int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
 
   int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
   int head_dim = 0, head_dim_v = 0;  ///< as asked; kernels pad to their own sizes with zeros

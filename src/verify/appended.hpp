@@ -24,7 +24,9 @@ inline Rotary rotary_of(const OwnedProblem& x) {
 inline std::vector<double> appended(const OwnedProblem& x, Role role, Role new_role, const Rotary& rotary,
                                     std::vector<double>* slack) {
   const Type type = x[role].type();
-  const double unit = unit_roundoff(type), subnormal = type == Type::kF16 ? 0x1p-24 : type == Type::kE4M3 ? 0x1p-9 : 0;
+  const double unit = unit_roundoff(type), subnormal = type == Type::kF16    ? 0x1p-24
+                                                       : type == Type::kE4M3 ? 0x1p-9
+                                                                             : 0;
   const int64_t heads = x.spec.heads_kv, size = x[role].shape().back();
   std::vector<double> cache = x[role].values(), sums;
   const std::vector<double> rows = x[new_role].values();
@@ -44,7 +46,8 @@ inline std::vector<double> appended(const OwnedProblem& x, Role role, Role new_r
         for (size_t c = 0; c < turned.size(); ++c)
           cache[static_cast<size_t>(place) + c] = static_cast<double>(static_cast<float>(turned[c]) / factor);
         for (size_t c = 0; slack && c < sums.size(); ++c)
-          (*slack)[static_cast<size_t>(place) + c] = 2 * unit * sums[c] / static_cast<double>(factor) + subnormal;
+          (*slack)[static_cast<size_t>(place) + c] =
+              2 * unit * sums[c] / static_cast<double>(factor) + subnormal;
       }
     }
   }

@@ -60,8 +60,8 @@ class OwnedProblem {
       const OwnedTensor& t = (*this)[role];
       const bool real = t.type() == Type::kF16 || t.type() == Type::kBF16 || t.type() == Type::kF32;
       const bool keeps_type = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
-                              role == Role::kAlibi || role == Role::kSink ||
-                              role == Role::kKDescale || role == Role::kVDescale || role >= Role::kNamed;
+                              role == Role::kAlibi || role == Role::kSink || role == Role::kKDescale ||
+                              role == Role::kVDescale || role >= Role::kNamed;
       copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !keeps_type ? Type::kF64 : t.type(), t.shape(),
                                                        compact_strides(t.shape()));
       if (role == Role::kRngState) continue;

@@ -92,8 +92,7 @@ class Plain {
       return static_cast<double>(most);
     };
     // An element of k of 8 bits has larger roundings, and a factor of at most 2.
-    const double unit =
-        s_.e4m3_keys ? 2 * unit_roundoff(Type::kE4M3) : unit_roundoff(s_.type);
+    const double unit = s_.e4m3_keys ? 2 * unit_roundoff(Type::kE4M3) : unit_roundoff(s_.type);
     score_step = 4 * unit * std::abs(s_.resolved_scale()) * largest(q_) * largest(k_);
   }
 

@@ -153,8 +153,9 @@ struct ProblemSpec {
   bool rotary_interleaved = false, angles_are_f32 = false;
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
-  bool e4m3_keys = false;     ///< k and v are float8_e4m3fn
-  int descale_broadcast = 0;  ///< of k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
+  bool e4m3_keys = false;  ///< k and v are float8_e4m3fn
+  int descale_broadcast =
+      0;  ///< of k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
 
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats

@@ -148,8 +148,9 @@ bool only_one_backend() {
 
 bool may_be_left_out(const ProblemSpec& spec) {
   const std::string wanted = environment("FOVEA_TEST_BACKEND", "");
-  return only_one_backend() || (wanted == "cuda" && (spec.has_expressions() ||
-                                                     (spec.has_lists() && (spec.dbias || spec.forward_only()))));
+  return only_one_backend() ||
+         (wanted == "cuda" &&
+          (spec.has_expressions() || (spec.has_lists() && (spec.dbias || spec.forward_only()))));
 }
 
 std::vector<std::string> backends_under_test() {

@@ -147,8 +147,11 @@ const Case kCases[] = {
        r.set_dtype({"k", "v"}, kE4M3);
      },
      "k", "float8_e4m3fn", "the type of q in a backward problem"},
-    {"keys_alone_of_8_bits", of_8_bits, [](Request& r) { r.add("v", kFloat32, {2, 5, 2, 6}); }, "v", "float32",
-     "float8_e4m3fn, the type of k"},
+    {"keys_alone_of_8_bits", of_8_bits,
+     [](Request& r) {
+       r.add("v", kFloat32, {2, 5, 2, 6});
+     },
+     "v", "float32", "float8_e4m3fn, the type of k"},
     {"queries_of_8_bits", of_8_bits, [](Request& r) { r.set_dtype({"q"}, kE4M3); }, "q", "float8_e4m3fn",
      "float32, float16, bfloat16 or float64"},
     {"factors_of_other_keys", of_8_bits,
@@ -162,8 +165,8 @@ const Case kCases[] = {
        r["k_descale"].set_shape({4, 1});
      },
      "k_descale", "(4, 1)", "(batch or 1, heads_kv or 1) with the sizes (2, 2)"},
-    {"factors_rank", of_8_bits, [](Request& r) { r["v_descale"].set_shape({2}); }, "v_descale", "1 dimensions",
-     "2 dimensions"},
+    {"factors_rank", of_8_bits, [](Request& r) { r["v_descale"].set_shape({2}); }, "v_descale",
+     "1 dimensions", "2 dimensions"},
     {"factors_type", of_8_bits, [](Request& r) { r.set_dtype({"v_descale"}, kBFloat16); }, "v_descale",
      "bfloat16", "float32"},
 
@@ -226,7 +229,8 @@ INSTANTIATE_TEST_SUITE_P(All, CacheErrors, testing::ValuesIn(kCases),
 class CacheRunErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
-  expect_refused_by_a_run(GetParam(), {"page_table", "seqused_k", "cache_batch", "leftpad_k", "k_descale", "v_descale"});
+  expect_refused_by_a_run(GetParam(),
+                          {"page_table", "seqused_k", "cache_batch", "leftpad_k", "k_descale", "v_descale"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 10, std::end(kCases)),

@@ -594,6 +594,43 @@ TEST(Ptx, ConversionsOf16BitFloats) {
   }
 }
 
+/// Of each float to 8 bits; of each pair of bytes to two float16.
+__global__ void convert_8_bits(const float* x, uint8_t* to, uint32_t* halves) {
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  to[i] = ptx::e4m3_of(x[i]);
+  halves[i] = ptx::f16x2_of_e4m3x2(i | 0xabcd0000u);
+}
+
+TEST(Ptx, ConversionsOf8BitFloats) {
+  FOVEA_SKIP_WITHOUT_GPU();
+  std::vector<float> x;
+  for (uint32_t bits = 0; bits < 1u << 16;
+       ++bits) {  // of every size; halfway between two numbers, and beside that
+    const uint32_t low = bits % 3 == 0 ? 0u : bits % 3 == 1 ? 1u : 0xffffu;
+    x.push_back(std::bit_cast<float>(bits << 16 | low));
+  }
+  const DeviceArray<float> dx(x);
+  const DeviceArray<uint8_t> bytes(x.size());
+  const DeviceArray<uint32_t> halves(x.size());
+  convert_8_bits<<<256, 256>>>(dx.data(), bytes.data(), halves.data());
+  const auto y = bytes.values();
+  const auto wide = halves.values();
+  for (uint32_t i = 0; i < x.size(); ++i) {
+    const uint8_t expected = fovea::from_float<fovea::E4M3>(x[i]).bits;
+    ASSERT_EQ(y[i] & 0x7f, expected & 0x7f) << x[i];
+    if (!std::isnan(x[i])) ASSERT_EQ(y[i], expected) << x[i];
+    for (uint32_t half = 0; half < 2; ++half) {
+      const float from = fovea::to_float(fovea::E4M3{static_cast<uint8_t>(i >> (8 * half))});
+      const float got = fovea::to_float(fovea::F16{static_cast<uint16_t>(wide[i] >> (16 * half))});
+      if (std::isnan(from)) {
+        ASSERT_TRUE(std::isnan(got)) << i;
+      } else {
+        ASSERT_EQ(got, from) << i;
+      }
+    }
+  }
+}
+
 __global__ void fma_pairs(uint32_t a16, uint32_t b16, uint32_t c16, uint32_t a, uint32_t b, uint32_t c,
                           uint32_t* d) {
   d[0] = ptx::fma_f16x2(a16, b16, c16);

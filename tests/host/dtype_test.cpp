@@ -126,8 +126,7 @@ TEST(EightBits, EveryValueWidensExactlyAndComesBack) {
       continue;
     }
     const int exponent = static_cast<int>(bits >> 3 & 15), mantissa = static_cast<int>(bits & 7);
-    const double size =
-        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10);
+    const double size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10);
     EXPECT_EQ(static_cast<double>(widened), bits & 0x80 ? -size : size) << bits;
     EXPECT_EQ(std::signbit(widened), bits >= 128) << bits;
   }

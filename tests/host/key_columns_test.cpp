@@ -65,7 +65,8 @@ TEST(FactorToFloat16, BringsTheLargestElementNearTheEnd) {
   for (const float x : {1.2e-38f, 1e-40f, 1e-45f}) {  // as far as float32 has powers of two
     EXPECT_EQ(factor_to_float16(x), 0x1p127f) << x;
   }
-  for (const float x : {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+  for (const float x :
+       {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     EXPECT_EQ(factor_to_float16(x), 1.0f);
 }
 

@@ -90,7 +90,8 @@ __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int 
   if (to.page < 0) return;
   const int b = args.cu_seqlens_k_new != nullptr ? 0 : at.batch;
   const int r = args.cu_seqlens_k_new != nullptr ? row : at.index;
-  const RowCopy<T, To> copy_k{args, p.k_descale.at(at.batch, head)}, copy_v{args, p.v_descale.at(at.batch, head)};
+  const RowCopy<T, To> copy_k{args, p.k_descale.at(at.batch, head)},
+      copy_v{args, p.v_descale.at(at.batch, head)};
   const T* const k_new = reinterpret_cast<const T*>(args.k_new.data) + args.k_new.offset(b, r, head);
   To* const k = reinterpret_cast<To*>(p.k.data) + p.k.offset(to.page, to.row, head);
   if (args.rotates()) {

@@ -50,7 +50,8 @@ struct FwdDecodeWarp {
   using KeysOfK = KeyFragments<Key, kConfig.head_dim>;
   using KeysOfV = KeyFragments<Key, kConfig.head_dim_v>;
   static constexpr int kWarps = kConfig.warps, kTileN = kConfig.tile_n(), kWarpKeys = kConfig.kWarpKeys;
-  static constexpr int kM16 = kConfig.tile_m / 16, kSteps = kConfig.head_dim / 16, kPairs = kConfig.head_dim_v / 16;
+  static constexpr int kM16 = kConfig.tile_m / 16, kSteps = kConfig.head_dim / 16,
+                       kPairs = kConfig.head_dim_v / 16;
   static constexpr int kStages = kConfig.stages;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
 
@@ -65,7 +66,8 @@ struct FwdDecodeWarp {
   float scale_log2[kM16][2];   ///< takes scores of a row to exponents of 2
   tile::PageRow page = {};     ///< of the lane's key of the next block
 
-  __device__ __forceinline__ FwdDecodeWarp(const ForwardArgs& args, const Memory& memory_, int warp_, int lane_)
+  __device__ __forceinline__ FwdDecodeWarp(const ForwardArgs& args, const Memory& memory_, int warp_,
+                                           int lane_)
       : f(args), memory(memory_), warp(warp_), lane(lane_) {}
 
   /// The CTA's part of a tile.
@@ -139,7 +141,8 @@ struct FwdDecodeWarp {
   }
 
   /// Fragment `step` of rows 16 m to 16 m + 15 of Q, as it is; zeros where there is none.
-  __device__ __forceinline__ void load_q(uint32_t (&fragment)[4], const FwdWorkTile& work, int m, int step) const {
+  __device__ __forceinline__ void load_q(uint32_t (&fragment)[4], const FwdWorkTile& work, int m,
+                                         int step) const {
     const tile::AttentionParams& p = f.p;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -159,7 +162,8 @@ struct FwdDecodeWarp {
   }
   /// What the lane's two rows of Q are multiplied by: powers of two.
   template <int kCount>
-  static __device__ __forceinline__ void factors_of(float (&factor)[2], const uint32_t (&fragments)[kCount][4]) {
+  static __device__ __forceinline__ void factors_of(float (&factor)[2],
+                                                    const uint32_t (&fragments)[kCount][4]) {
     float largest[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) keep_largest(largest, fragments[i]);
@@ -200,13 +204,14 @@ struct FwdDecodeWarp {
     for (int step = warp; step < kSteps; step += kWarps) {
       load_q(fragment, work, m, step);
       to_float16(fragment, factor);
-      ptx::st_shared_16(memory.q(m, step, lane), make_uint4(fragment[0], fragment[1], fragment[2], fragment[3]));
+      ptx::st_shared_16(memory.q(m, step, lane),
+                        make_uint4(fragment[0], fragment[1], fragment[2], fragment[3]));
     }
   }
 
   /// Begins to copy the warp's keys of block `n` to a stage, and moves on to the next block. Always one group of copies.
-  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n, int end,
-                                       int stage) {
+  __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n,
+                                       int end, int stage) {
     if (n < end) {
       const int first = n * kTileN + warp * kWarpKeys;
       const uint32_t to = memory.stage(warp, stage);
@@ -227,7 +232,8 @@ struct FwdDecodeWarp {
   __device__ __forceinline__ void copy_rows(uint32_t to, const tile::KeyRows& rows, int first, int last,
                                             int columns) const {
     const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
-    const int row_bytes = static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
+    const int row_bytes =
+        static_cast<int>(rows.view.row) * static_cast<int>(sizeof(Key));  // fits: aligned rows
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
     const char* from = rows.data + int64_t{first + row} * row_bytes + chunk * 16;
 #pragma unroll
@@ -243,7 +249,8 @@ struct FwdDecodeWarp {
   }
   /// Copies 16 rows, of which lane r knows where row r lies.
   template <class Rows>
-  __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last, int columns) const {
+  __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last,
+                                                  int columns) const {
     const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
 #pragma unroll
@@ -358,8 +365,8 @@ struct FwdDecodeWarp {
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
           for (int m = 0; m < kM16; ++m)
-            ptx::mma_m16n8k16<__half>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m], b[pair][n][0],
-                                 b[pair][n][1]);
+            ptx::mma_m16n8k16<__half>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m],
+                                      b[pair][n][0], b[pair][n][1]);
         }
       }
     }
@@ -376,7 +383,8 @@ struct FwdDecodeWarp {
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * m + lane / 4 + 8 * half;
         const float sum = row_total(rows[m].row_sum[half]);
-        const float base = rows[m].row_max[half] == -INFINITY ? -INFINITY : rows[m].base(half, scale_log2[m][half]);
+        const float base =
+            rows[m].row_max[half] == -INFINITY ? -INFINITY : rows[m].base(half, scale_log2[m][half]);
         if (lane % 4 == 0) memory.states(warp)[row] = {base, sum};
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
@@ -423,7 +431,8 @@ struct FwdDecodeWarp {
   }
   __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& blocks, int row,
                                             float weight, float base, float sum) const {
-    constexpr int kColumnsAtOnce = 4 * 32, kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
+    constexpr int kColumnsAtOnce = 4 * 32,
+                  kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
     float o[kVectors][4] = {};
     bool finite = isfinite(sum);
 #pragma unroll

@@ -212,7 +212,7 @@ struct FwdSimt {
       Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
                                                              [&](int r) { return s.query[r]; });
       load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, p.k, p.head_dim, tile::kAlignedK, p.k_descale, key0, 0,
-                                                column);
+                                                 column);
       if (column == 0) finite = load_v(key0, 0);
       __syncthreads();  // 2
       Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);

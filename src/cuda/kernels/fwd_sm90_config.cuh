@@ -37,8 +37,8 @@ struct FwdSm90Config {
   bool alibi = false;
   bool dropout = false;
   bool expression = false;  ///< compiled for warp/expression.cuh
-  bool stream_k = false;  ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
-  bool bf16x3 = false;    ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  bool stream_k = false;    ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
+  bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes

@@ -152,8 +152,7 @@ __device__ __forceinline__ void merge_share(const ForwardArgs& f, const Memory& 
   if (f.num_splits == 1) return;
   const int heads = packed_heads(f);
   for_each_tile_of_share(
-      f, memory,
-      [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks&) {
+      f, memory, [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks&) {
         if (work.split < 0) return;
         const TileParts parts = parts_of_tile(f, memory, work);
         if (!publish_part(f, memory, work.split, parts, thread)) return;

@@ -144,11 +144,13 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   ExactRow<kColumns> exact;
   const float key_scale = sizeof(Key) == 1 ? p.k_descale.at(work.batch, head_kv) : 1.0f,
               value_scale = sizeof(Key) == 1 ? p.v_descale.at(work.batch, head_kv) : 1.0f;
-  exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
-            reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
-            tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(Key)),
-            tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(Key), first_column), columns,
-            used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end, key_scale, value_scale);
+  exact.template add<T, Key>(
+      p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
+      reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
+      tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(Key)),
+      tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(Key), first_column), columns,
+      used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end, key_scale,
+      value_scale);
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
   if (!used && writes_part(f, work)) return;

@@ -168,7 +168,8 @@ struct SimtTile {
         const T* values = reinterpret_cast<const T*>(&words);
 #pragma unroll
         for (int v = 0; v < kVector; v += 4) {
-          const float4 x = {value(values[v]), value(values[v + 1]), value(values[v + 2]), value(values[v + 3])};
+          const float4 x = {value(values[v]), value(values[v + 1]), value(values[v + 2]),
+                            value(values[v + 3])};
           check = fmaf(x.x, 0.0f, check) + fmaf(x.y, 0.0f, 0.0f);
           check = fmaf(x.z, 0.0f, check) + fmaf(x.w, 0.0f, 0.0f);
           *reinterpret_cast<float4*>(to + row * kStride + c + v) = x;

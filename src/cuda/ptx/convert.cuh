@@ -70,7 +70,8 @@ __device__ __forceinline__ uint8_t e4m3_of(float x) {
   if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
   if (magnitude >= 0x43e00000u) return static_cast<uint8_t>(sign | 0x7eu);  // 448 and more
   if (magnitude < 0x3c800000u)  // below 2^-6: beside 2^14 the last bit of a float is worth 2^-9
-    return static_cast<uint8_t>(sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u));
+    return static_cast<uint8_t>(sign |
+                                (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u));
   const uint32_t rebased = magnitude - (120u << 23);
   return static_cast<uint8_t>(sign | (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
 #endif

@@ -49,7 +49,8 @@ struct KeyFragments {
   }
 
   /// K: b[step][keys 0..7, keys 8..15][2] of load `load`.
-  static __device__ __forceinline__ void load_k(uint32_t (&b)[kAtOnce][2][2], uint32_t rows, int load, int lane) {
+  static __device__ __forceinline__ void load_k(uint32_t (&b)[kAtOnce][2][2], uint32_t rows, int load,
+                                                int lane) {
     uint32_t r[4];
     if constexpr (kE4M3) {
       ptx::ldmatrix_x4(r, Tile::moved(rows + Tile::offset(lane % 16, lane / 16), 0, 2 * load));
@@ -62,12 +63,14 @@ struct KeyFragments {
         }
       }
     } else {
-      ptx::ldmatrix_x4(r, Tile::moved(rows + Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2), 0, 2 * load));
+      ptx::ldmatrix_x4(r,
+                       Tile::moved(rows + Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2), 0, 2 * load));
       b[0][0][0] = r[0], b[0][0][1] = r[1], b[0][1][0] = r[2], b[0][1][1] = r[3];
     }
   }
   /// V: b[pair][accumulator of the pair][2] of load `load`.
-  static __device__ __forceinline__ void load_v(uint32_t (&b)[kAtOnce][2][2], uint32_t rows, int load, int lane) {
+  static __device__ __forceinline__ void load_v(uint32_t (&b)[kAtOnce][2][2], uint32_t rows, int load,
+                                                int lane) {
     uint32_t r[4];
     if constexpr (kE4M3) {
       ptx::ldmatrix_x4_trans(r, Tile::moved(rows + Tile::offset(lane % 16, lane / 16), 0, 2 * load));

@@ -29,7 +29,8 @@ inline uint8_t e4m3_of(float x) {
   return from_float<E4M3>(x).bits;
 }
 inline uint32_t f16x2_of_e4m3x2(uint32_t pair) {
-  return f16x2_of(to_float(E4M3{static_cast<uint8_t>(pair)}), to_float(E4M3{static_cast<uint8_t>(pair >> 8)}));
+  return f16x2_of(to_float(E4M3{static_cast<uint8_t>(pair)}),
+                  to_float(E4M3{static_cast<uint8_t>(pair >> 8)}));
 }
 
 }  // namespace fovea::cuda::ptx
