@@ -124,8 +124,9 @@ __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {
   args.lengths[b] = used + (rows < 0 ? 0 : rows < room ? rows : room);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendArgs args) {
+/// Everything, to a cache of elements of type To.
+template <class T, class To>
+__device__ __forceinline__ void append_all(const AppendArgs& args) {
   const tile::AttentionParams& p = args.p;
   const int threads = static_cast<int>(gridDim.x) * kAppendThreads,
             thread = static_cast<int>(blockIdx.x) * kAppendThreads + static_cast<int>(threadIdx.x);
@@ -136,15 +137,23 @@ __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__
     const int rows = of_keys ? args.total_new : static_cast<int>(p.total_q);
     for (uint32_t row = static_cast<uint32_t>(thread) / 32; row < static_cast<uint32_t>(rows);
          row += static_cast<uint32_t>(threads) / 32) {
-      if (of_keys && args.e4m3_keys) {
-        append_row<T, E4M3>(args, static_cast<int>(row), head);
-      } else if (of_keys) {
-        append_row<T, T>(args, static_cast<int>(row), head);
+      if (of_keys) {
+        append_row<T, To>(args, static_cast<int>(row), head);
       } else {
         rotate_query<T>(args, static_cast<int>(row), head - p.heads_kv);
       }
     }
   }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendArgs args) {
+  append_all<T, T>(args);
+}
+/// To keys and values of 8 bits.
+template <class T>
+__global__ void __launch_bounds__(kAppendThreads) append_e4m3(const __grid_constant__ AppendArgs args) {
+  append_all<T, E4M3>(args);
 }
 
 }  // namespace fovea::cuda

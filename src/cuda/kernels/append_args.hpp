@@ -24,8 +24,7 @@ struct AppendArgs {
 
   AnglesView cosines, sines;  ///< null: nothing is rotated
   bool angles_are_f32 = false, interleaved = false;
-  bool e4m3_keys = false;  ///< of k and v
-  bool by_row = false;     ///< each query has a position of its own
+  bool by_row = false;  ///< each query has a position of its own
   int positions = 0, half = 0;
   const int32_t* rotary_positions = nullptr;  ///< (batch); null: seqused_k
 

@@ -18,9 +18,11 @@
 namespace fovea::cuda {
 namespace {
 
-const Kernel& append_kernel(DType type) {
+const Kernel& append_kernel(DType type, DType keys) {
   for (const Kernel* kernel : kernel_table()) {
-    if (kernel->kind == KernelKind::kAppend && kernel->dtype == type) return *kernel;
+    if (kernel->kind == KernelKind::kAppend && kernel->dtype == type &&
+        kernel->e4m3_keys == (keys == DType::kE4M3))
+      return *kernel;
   }
   throw RequestError(Status::kInternal, "",
                      "this build has no kernel that appends rows of " + std::string(name_of(type)));
@@ -47,7 +49,6 @@ AppendArgs args_of(const AttentionProblem& p) {
   args.cosines.row = p[Role::kRotaryCos].stride[0];
   args.sines.row = p[Role::kRotarySin].stride[0];
   args.angles_are_f32 = p[Role::kRotaryCos].dtype == DType::kF32;
-  args.e4m3_keys = p[Role::kK].dtype == DType::kE4M3;
   args.interleaved = p.rotary_interleaved;
   args.by_row = p.rotary_by_row;
   args.positions = static_cast<int>(p.positions);
@@ -62,7 +63,7 @@ class CudaAppend final : public AppendStep {
         checks_(problem, context_),
         named_places_(named_places_of(problem)),
         args_(args_of(problem)),
-        kernel_(append_kernel(problem.dtype)),
+        kernel_(append_kernel(problem.dtype, problem[Role::kK].dtype)),
         code_(loaded(kernel_, problem[Role::kQ].device_id)) {
     if (!code_.clause.empty())
       throw RequestError(Status::kUnsupported, "backend", std::string(kernel_.name) + ": " + code_.clause);

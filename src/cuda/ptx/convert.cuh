@@ -66,14 +66,15 @@ __device__ __forceinline__ uint8_t e4m3_of(float x) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
   return static_cast<uint8_t>(pair);
 #else
+  // By selections: branches inside of loops cost registers of convergence.
   const uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
-  if (magnitude >= 0x43e00000u) return static_cast<uint8_t>(sign | 0x7eu);  // 448 and more
-  if (magnitude < 0x3c800000u)  // below 2^-6: beside 2^14 the last bit of a float is worth 2^-9
-    return static_cast<uint8_t>(sign |
-                                (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u));
   const uint32_t rebased = magnitude - (120u << 23);
-  return static_cast<uint8_t>(sign | (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
+  const uint32_t normal = (rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20;
+  // Below 2^-6: beside 2^14 the last bit of a float is worth 2^-9.
+  const uint32_t subnormal = __float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u;
+  const uint32_t finite = magnitude < 0x3c800000u ? subnormal : normal;
+  const uint32_t bounded = magnitude >= 0x43e00000u ? 0x7eu : finite;  // 448 and more
+  return static_cast<uint8_t>(sign | (magnitude > 0x7f800000u ? 0x7fu : bounded));
 #endif
 }
 /// Two float8_e4m3fn as float16; the upper half of `pair` is not read. From sm_89 on one instruction.
