@@ -120,7 +120,7 @@ verify::ProblemSpec CheckProblems::draw(uint64_t seed, uint64_t index) const {
   if (options_.own.any()) {
     // Of the drawn problem what does not change the meaning of the expressions, nor the sizes of their tensors.
     spec = {};
-    spec.type = drawn.type, spec.o_is_f32 = drawn.o_is_f32;
+    spec.type = drawn.type, spec.o_is_f32 = drawn.o_is_f32, spec.gradients_are_f32 = drawn.gradients_are_f32;
     spec.batch = options_.batch, spec.heads_q = options_.heads;
     spec.heads_kv = options_.heads_kv > 0 ? options_.heads_kv : options_.heads;
     spec.seqlen_q = options_.seqlen;

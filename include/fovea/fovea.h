@@ -101,8 +101,8 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Where data of a NULL pointer would tell more (cu_seqlens), the plan takes the worst case.
  *
  * Dimensions: B batch, Sq/Sk query/key length, Hq/Hkv query/key heads (Hq % Hkv == 0), D head size, Dv value
- * head size. Types: q, k, v (but for caches of 8 bits, below), d_o, dq, dk, dv share one of float32, float16, bfloat16 (float64: reference
- * backend only); o has that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
+ * head size. Types: q, k, v (but for caches of 8 bits, below) and d_o share one of float32, float16, bfloat16 (float64: reference
+ * backend only); o, dq, dk and dv have that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
  * are the one-dimensional tensors (but alibi); all other strides are free. Packed sequences: with
  * cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is (Hq,
  * total_q); likewise k, v with cu_seqlens_k, which needs cu_seqlens_q; the backward takes both or neither. Rows past
@@ -178,9 +178,9 @@ typedef struct fovea_problem {
   /* Backward only. */
   const fovea_tensor* d_o;   /* (B, Sq, Hq, Dv) */
   const fovea_tensor* dlse;  /* as lse; optional: the gradient that arrives at lse */
-  const fovea_tensor* dq;    /* as q; output */
-  const fovea_tensor* dk;    /* as k; output */
-  const fovea_tensor* dv;    /* as v; output */
+  const fovea_tensor* dq;    /* as q, or float32; output */
+  const fovea_tensor* dk;    /* as k, or float32; output */
+  const fovea_tensor* dv;    /* as v, or float32; output */
   const fovea_tensor* dbias; /* as bias, float32 or bias' type, no broadcast stride; optional output */
   const fovea_tensor* dsink; /* (Hq) float32; optional output */
 

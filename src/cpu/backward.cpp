@@ -25,9 +25,9 @@ using namespace backward_pass;
 namespace backward_pass {
 namespace {
 
-void clear_rows(const Staging& s, const MatrixView& out, int64_t begin, int64_t end, int64_t size) {
+void clear_rows(const MatrixView& out, DType type, int64_t begin, int64_t end, int64_t size) {
   for (int64_t j = begin; j < end; ++j) {
-    std::memset(out.data + j * out.stride * size_of(s.type), 0, static_cast<size_t>(size * size_of(s.type)));
+    std::memset(out.data + j * out.stride * size_of(type), 0, static_cast<size_t>(size * size_of(type)));
   }
 }
 
@@ -59,7 +59,8 @@ void write_query_rows(const Staging& s, const Group& group, const Lanes& lanes, 
   for (int x = 0; x < lanes.count; ++x) {
     float* row = temp + x * s.padded_d;
     for (int64_t c = 0; c < s.d; ++c) row[c] *= scale;
-    s.ops->from_float(row, s.d, s.type, group.row_data(Role::kDQ, lanes.first_row + x));
+    s.ops->from_float(row, s.d, (*group.problem)[Role::kDQ].dtype,
+                      group.row_data(Role::kDQ, lanes.first_row + x));
   }
 }
 
@@ -77,22 +78,26 @@ void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shar
   buffers.get<float>(Role::kDSink)[head * p[Role::kDSink].stride[0]] = static_cast<float>(sum);
 }
 
-void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers) {
-  for (int64_t head = 0; head < p.heads_q; ++head) {
-    clear_rows(s, rows_of(p, buffers, Role::kDQ, 0, head, 0), 0, p.total_q, p.head_dim);
-  }
-  for (int64_t head = 0; head < p.heads_kv; ++head) {
-    clear_rows(s, rows_of(p, buffers, Role::kDK, 0, head, 0), 0, p.total_k, p.head_dim);
-    clear_rows(s, rows_of(p, buffers, Role::kDV, 0, head, 0), 0, p.total_k, p.head_dim_v);
-  }
+void clear_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers) {
+  const auto clear = [&](Role role, int64_t heads, int64_t rows, int64_t size) {
+    for (int64_t head = 0; head < heads; ++head)
+      clear_rows(rows_of(p, buffers, role, 0, head, 0), p[role].dtype, 0, rows, size);
+  };
+  clear(Role::kDQ, p.heads_q, p.total_q, p.head_dim);
+  clear(Role::kDK, p.heads_kv, p.total_k, p.head_dim);
+  clear(Role::kDV, p.heads_kv, p.total_k, p.head_dim_v);
 }
 
 void clear_unused_rows(const Staging& s, const Group& group) {
+  const AttentionProblem& p = *group.problem;
   for (int64_t row = group.rows(); row < group.span.length_q * group.size(); ++row) {
-    clear_rows(s, {group.row_data(Role::kDQ, row)}, 0, 1, s.d);
+    clear_rows({group.row_data(Role::kDQ, row)}, p[Role::kDQ].dtype, 0, 1, s.d);
   }
-  clear_rows(s, group.keys(Role::kDK), group.span.used_k, group.span.length_k, s.d);
-  clear_rows(s, group.keys(Role::kDV), group.span.used_k, group.span.length_k, s.d_v);
+  const auto clear = [&](Role role, int64_t size) {
+    clear_rows(group.keys(role), p[role].dtype, group.span.used_k, group.span.length_k, size);
+  };
+  clear(Role::kDK, s.d);
+  clear(Role::kDV, s.d_v);
 }
 
 }  // namespace backward_pass
@@ -224,7 +229,7 @@ class Backward final : public Prepared {
 
   void run(const Buffers& buffers) const override {
     const Run r{buffers, ScoreTerms(problem_, buffers, programs_), shared_in(buffers.workspace)};
-    if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(staging_, problem_, buffers);
+    if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(problem_, buffers);
     row_statistics_of_all(r);
     if (!gradients_.empty()) {
       WorkQueue pieces(gradients_.pieces());

@@ -137,7 +137,7 @@ class ListBackward final : public Prepared {
     Scratch memory(buffers.workspace);
     const Run r{buffers, ScoreTerms(problem_, buffers, programs_),
                 ListShared(memory, schedule_, problem_, staging_, gradients_)};
-    if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(staging_, problem_, buffers);
+    if (problem_.batch == 0 && problem_.packed) clear_rows_of_no_sequence(problem_, buffers);
     row_statistics_of_all(r);
     WorkQueue cleared(gradients_.pieces());
     run_threads(num_threads_, [&](int) { gradients_.clear(buffers, r.shared.sums, cleared); });
@@ -368,7 +368,8 @@ void ListBackward::query_by_rows(const Problem& a, const ListScratch& t, int64_t
   const auto scale = static_cast<float>(problem_.scale);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < s.d; ++c) t.dq[r * ld + c] *= scale;
-    ops.from_float(t.dq + r * ld, s.d, s.type, a.group.row_data(Role::kDQ, first_row + r));
+    ops.from_float(t.dq + r * ld, s.d, (*a.group.problem)[Role::kDQ].dtype,
+                   a.group.row_data(Role::kDQ, first_row + r));
   }
 }
 
@@ -385,6 +386,7 @@ void ListBackward::sum_copies(const Run& r) const {
       const auto write = [&](Role role, float* KeySums::*copy, int64_t ld, int64_t size, float factor) {
         float* sum = sums_of(r, group_index, 0).*copy;
         const MatrixView out = group.keys(role);
+        const DType type = problem_[role].dtype;
         for (int64_t j = first; j < end; ++j) {
           float* row = sum + j * ld;
           for (int64_t range = 1; range * schedule_.range_queries < group.span.used_q; ++range) {
@@ -392,8 +394,7 @@ void ListBackward::sum_copies(const Run& r) const {
             for (int64_t c = 0; c < ld; ++c) row[c] += part[c];
           }
           for (int64_t c = 0; c < ld; ++c) row[c] *= factor;
-          staging_.ops->from_float(row, size, staging_.type,
-                                   out.data + j * out.stride * size_of(staging_.type));
+          staging_.ops->from_float(row, size, type, out.data + j * out.stride * size_of(type));
         }
       };
       write(Role::kDK, &KeySums::dk, staging_.padded_d, staging_.d, scale);

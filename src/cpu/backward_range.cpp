@@ -203,11 +203,14 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
   }
   add_key_gradients(a, block, used_keys, tile.panels);
 }
-void write_rows(const Staging& s, const float* src, int64_t ld, int64_t n, int64_t size, float factor,
-                const MatrixView& out, int64_t first_row, float* temp) {
+/// Rows of dk or dv of a group, from `first_row` on, in the tensor's type.
+void write_rows(const Ops& ops, const float* src, int64_t ld, int64_t n, int64_t size, float factor,
+                const Group& group, Role role, int64_t first_row, float* temp) {
+  const MatrixView out = group.keys(role);
+  const DType type = (*group.problem)[role].dtype;
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t c = 0; c < size; ++c) temp[c] = src[j * ld + c] * factor;
-    s.ops->from_float(temp, size, s.type, out.data + (first_row + j) * out.stride * size_of(s.type));
+    ops.from_float(temp, size, type, out.data + (first_row + j) * out.stride * size_of(type));
   }
 }
 
@@ -305,8 +308,8 @@ void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_che
         tile_step(a, x, std::min(kPanels, last_panel - x), exact_checks, tile, {blocks, count});
     }
     const auto scale = static_cast<float>(a.group.problem->scale);
-    write_rows(s, a.t.dk, s.padded_d, j1 - j0, s.d, scale, a.group.keys(Role::kDK), j0, a.t.temp);
-    write_rows(s, a.t.dv, s.padded_dv, j1 - j0, s.d_v, 1.0f, a.group.keys(Role::kDV), j0, a.t.temp);
+    write_rows(*s.ops, a.t.dk, s.padded_d, j1 - j0, s.d, scale, a.group, Role::kDK, j0, a.t.temp);
+    write_rows(*s.ops, a.t.dv, s.padded_dv, j1 - j0, s.d_v, 1.0f, a.group, Role::kDV, j0, a.t.temp);
   }
 }
 

@@ -194,7 +194,7 @@ void write_query_rows(const Staging& s, const Group& group, const Lanes& lanes, 
 void sink_gradient(const AttentionProblem& p, const Buffers& buffers, const Shared& shared, int64_t head);
 
 /// Gradients of the rows of a packed batch without any sequence: 0.
-void clear_rows_of_no_sequence(const Staging& s, const AttentionProblem& p, const Buffers& buffers);
+void clear_rows_of_no_sequence(const AttentionProblem& p, const Buffers& buffers);
 
 /// Gradients of rows that the tensors hold beyond those that take part: 0.
 void clear_unused_rows(const Staging& s, const Group& group);

@@ -47,7 +47,7 @@ class OwnedProblem {
   OwnedProblem in_float64() const {
     ProblemSpec s = spec;
     s.type = Type::kF64;
-    s.o_is_f32 = s.bias_is_f32 = s.dbias_is_f32 = s.bias_expanded = false;
+    s.o_is_f32 = s.gradients_are_f32 = s.bias_is_f32 = s.dbias_is_f32 = s.bias_expanded = false;
     s.layout = Layout::kCompact;
     s.placement = Placement::kGuarded;
     s.plan_knows_data = true;
@@ -519,9 +519,10 @@ class OwnedProblem {
     const ProblemSpec& s = spec;
     make_rows(Role::kO, s.o_is_f32 ? Type::kF32 : s.type, true, s.heads_q, s.head_dim_v);
     make_statistic(Role::kLse);
-    make_rows(Role::kDQ, s.type, true, s.heads_q, s.head_dim);
-    make_rows(Role::kDK, s.type, false, s.heads_kv, s.head_dim);
-    make_rows(Role::kDV, s.type, false, s.heads_kv, s.head_dim_v);
+    const Type gradients = s.gradients_are_f32 ? Type::kF32 : s.type;
+    make_rows(Role::kDQ, gradients, true, s.heads_q, s.head_dim);
+    make_rows(Role::kDK, gradients, false, s.heads_kv, s.head_dim);
+    make_rows(Role::kDV, gradients, false, s.heads_kv, s.head_dim_v);
     if (s.bias && s.dbias) {
       const Sizes& shape = (*this)[Role::kBias].shape();
       make(Role::kDBias, s.dbias_is_f32 ? Type::kF32 : (*this)[Role::kBias].type(), shape,

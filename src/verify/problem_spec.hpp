@@ -102,6 +102,7 @@ enum class BiasValues : uint8_t {
 struct ProblemSpec {
   Type type = Type::kF32;
   bool o_is_f32 = false;
+  bool gradients_are_f32 = false;  ///< dq, dk, dv
   int64_t batch = 1, seqlen_q = 1, seqlen_k = 1, heads_q = 1, heads_kv = 1, head_dim = 8, head_dim_v = 8;
 
   double scale = 0;
@@ -210,6 +211,7 @@ inline std::string describe(const ProblemSpec& s) {
   out << name_of(s.type) << " b" << s.batch << " sq" << s.seqlen_q << " sk" << s.seqlen_k << " h" << s.heads_q
       << '/' << s.heads_kv << " d" << s.head_dim << '/' << s.head_dim_v;
   if (s.o_is_f32) out << " o=f32";
+  if (s.gradients_are_f32) out << " gradients=f32";
   if (s.scale != 0) out << " scale=" << s.scale;
   if (s.causal) out << " causal";
   if (s.window_left >= 0) out << " left=" << s.window_left;

@@ -80,6 +80,7 @@ class RandomProblem {
     s_.data_seed = random_.bits();
     s_.type = random_.one_of({Type::kF32, Type::kF16, Type::kBF16, Type::kBF16});
     s_.o_is_f32 = random_.chance(0.15);
+    s_.gradients_are_f32 = random_.chance(0.05);
   }
 
   /// Batch, heads and lengths. A problem above the limit of work loses batch, then heads, then length.

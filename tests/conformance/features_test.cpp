@@ -108,6 +108,7 @@ const std::vector<Feature>& features() {
        }},
       {"gradient_of_lse", [](ProblemSpec& s) { s.dlse = true; }},
       {"float32_output", [](ProblemSpec& s) { s.o_is_f32 = true; }},
+      {"float32_gradients", [](ProblemSpec& s) { s.gradients_are_f32 = true; }},
       {"padded", [](ProblemSpec& s) { s.layout = Layout::kPadded; }},
       {"heads_first", [](ProblemSpec& s) { s.layout = Layout::kHeadsFirst; }},
       {"plan_without_data", [](ProblemSpec& s) { s.plan_knows_data = false; }},

@@ -78,6 +78,18 @@ std::string dtype_clause(const Kernel& k, const KernelRequest& r) {
          std::string(name_of(r.problem.dtype));
 }
 
+/// Kernels write each gradient in the type that they compute in.
+std::string gradients_clause(const Kernel&, const KernelRequest& r) {
+  if (r.problem.pass == Pass::kForward) return "";
+  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) {
+    const DType type = r.problem[role].dtype;
+    if (type != r.problem.dtype)
+      return std::string("writes ") + name_of(role) + " in " + std::string(name_of(r.problem.dtype)) +
+             ", this problem has " + std::string(name_of(type));
+  }
+  return "";
+}
+
 std::string length_clause(const Kernel&, const KernelRequest& r) {
   const int64_t longest = std::max(r.problem.seqlen_q, r.problem.seqlen_k);
   if (longest <= kLongestSequence) return "";
@@ -183,10 +195,10 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
-constexpr std::array kConditions = {excluded_clause, name_clause,      capability_clause,    dtype_clause,
-                                    length_clause,   head_size_clause, terms_clause,         key_dtype_clause,
-                                    keys_clause,     lists_clause,     tma_clause,           pages_clause,
-                                    stream_clause,   alignment_clause, shared_memory_clause, dbias_clause};
+constexpr std::array kConditions = {
+    excluded_clause,  name_clause,   capability_clause, dtype_clause,         gradients_clause, length_clause,
+    head_size_clause, terms_clause,  key_dtype_clause,  keys_clause,          lists_clause,     tma_clause,
+    pages_clause,     stream_clause, alignment_clause,  shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
