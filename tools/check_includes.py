@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails on an include against the order of the layers.
 
-    core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- public headers
+    core <- tile <- {cpu, cuda/ptx <- cuda/warp <- cuda/kernels <- cuda/launch} <- plan <- capi <- distributed <- public headers
     public headers <- {verify, io, bindings, integrations, bench}; {verify, io, ladder} <- cli; everything <- tests
 
 A file may include its own layer and those that SEES lists. src/expr sees core alone, src/io only itself, the public headers see only each other, and a
@@ -25,8 +25,8 @@ SEES = {  # layer -> layers that it may include, beside itself
     "cuda/kernels": ["core", "tile", "cuda/ptx", "cuda/warp"],
     "cuda/launch": ["core", "tile", "expr", "cuda/ptx", "cuda/warp", "cuda/kernels"],
     "plan": ["core", "tile", "expr", "cpu", "cuda/launch"],
-    "distributed": ["core", "tile", "expr", "cpu", "cuda/launch", "plan"],
-    "capi": ["core", "tile", "expr", "cpu", "cuda/launch", "plan", "distributed", "include"],
+    "capi": ["core", "tile", "expr", "cpu", "cuda/launch", "plan", "include"],
+    "distributed": ["core", "cuda/launch", "capi", "include"],
     "include": [],
     "io": [],
     "verify": ["include"],

@@ -269,6 +269,10 @@ class Checker {
     if (failure.empty() && options_.backward) failure = check_pass(backend, FOVEA_BACKWARD, ran);
     return failure.empty() ? failure : backend + ": " + failure;
   }
+  /// Compares what the problem's outputs hold with the oracle: all errors in one line, "" without any.
+  std::string check_outputs(fovea_pass pass) {
+    return oracle_failure_.empty() ? compare_outputs(pass) : oracle_failure_;
+  }
   /// Where the next checks store their margins.
   void count_margins_in(std::map<Role, Margin>* margins) { options_.margins = margins; }
 

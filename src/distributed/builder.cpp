@@ -1,0 +1,355 @@
+// The part of Builder that the two directions share.
+#include "distributed/builder.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/status.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+int64_t bytes_of(const fovea_dtype& type) {
+  return type.bits / 8;
+}
+
+/// A status of the C ABI as an exception with the message that this thread has.
+void check(fovea_status status) {
+  if (status == FOVEA_OK) return;
+  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
+}
+
+/// An operand of a call as its plan describes it.
+class Described {
+ public:
+  /// Rows of (batch, rows, heads, elements), or without batch; statistics of (batch, heads, rows), or without.
+  const fovea_tensor* rows(const Operand& o, bool packed, int64_t batch, int64_t rows, int64_t heads,
+                           int64_t elements, fovea_device device) {
+    if (!o.present) return nullptr;
+    const int64_t bytes = bytes_of(o.type);
+    return make(o, packed, device, {batch, rows, heads, elements},
+                {o.view.stride_batch / bytes, o.view.stride_row / bytes, o.view.stride_head / bytes, 1}, 4);
+  }
+  const fovea_tensor* statistic(const Operand& o, bool packed, int64_t batch, int64_t rows, int64_t heads,
+                                fovea_device device) {
+    if (!o.present) return nullptr;
+    const int64_t bytes = bytes_of(o.type);
+    return make(o, packed, device, {batch, heads, rows, 1},
+                {o.view.stride_batch / bytes, o.view.stride_head / bytes, o.view.stride_row / bytes, 1}, 3);
+  }
+  const fovea_tensor* array(void* data, const fovea_dtype& type, int64_t size, fovea_device device) {
+    const Operand o{{}, type, true};
+    const fovea_tensor* made = make(o, false, device, {size, 1, 1, 1}, {1, 1, 1, 1}, 1);
+    entries_[used_ - 1].tensor.data = data;
+    return made;
+  }
+
+ private:
+  struct Entry {
+    fovea_tensor tensor{};
+    std::array<int64_t, 4> shape{}, strides{};
+  };
+  const fovea_tensor* make(const Operand& o, bool packed, fovea_device device, std::array<int64_t, 4> shape,
+                           std::array<int64_t, 4> strides, int ndim) {
+    Entry& entry = entries_[used_++];
+    entry.shape = shape;
+    entry.strides = strides;
+    const int skipped = packed ? 1 : 0;
+    entry.tensor.device = device;
+    entry.tensor.ndim = ndim - skipped;
+    entry.tensor.dtype = o.type;
+    entry.tensor.shape = entry.shape.data() + skipped;
+    entry.tensor.strides = entry.strides.data() + skipped;
+    return &entry.tensor;
+  }
+  std::array<Entry, kPlaces + 2> entries_;
+  size_t used_ = 0;
+};
+
+}  // namespace
+
+Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank,
+                 const ProgramOptions& options)
+    : p_(problem),
+      s_(schedule),
+      rank_(rank),
+      options_(options),
+      grouped_(schedule.method().heads_ranks > 1),
+      queries_(schedule.queries(rank)),
+      rows_(count(queries_)),
+      local_q_(count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])),
+      local_k_(count(problem.shape.keys.of_rank[static_cast<size_t>(rank)])),
+      heads_q_(schedule.heads_q(rank)),
+      heads_kv_(schedule.heads_kv(rank)) {}
+
+Program Builder::build() {
+  make_stages();
+  p_.backward() ? backward() : forward();
+  make_exchanges();
+  const int64_t attention = take(static_cast<int64_t>(attention_workspace_));
+  program_.attention_workspace = attention;
+  program_.attention_workspace_size = attention_workspace_;
+  return std::move(program_);
+}
+
+// ---- workspace ----
+
+int64_t Builder::take(int64_t bytes) {
+  const int64_t offset = program_.workspace;
+  program_.workspace += aligned(bytes);
+  return offset;
+}
+
+Operand Builder::rows_operand(int64_t rows, int64_t heads, int64_t elements, const fovea_dtype& type) {
+  const int64_t row = heads * elements * bytes_of(type);
+  const View view{-1, take(p_.shape.batch * rows * row), rows * row, row, elements * bytes_of(type)};
+  return {view, type, true};
+}
+
+Operand Builder::statistic_operand(int64_t rows, int64_t heads) {
+  constexpr int64_t kBytes = sizeof(float);
+  const View view{-1, take(p_.shape.batch * rows * heads * kBytes), rows * heads * kBytes, kBytes,
+                  rows * kBytes};
+  return {view, kFloat32, true};
+}
+
+Operand Builder::callers(Place place) const {
+  const LocalTensor& tensor = p_[place];
+  return {tensor.view, tensor.type, tensor.present};
+}
+
+Operand Builder::working(Place place) {
+  return working(place, p_[place].type);
+}
+
+Operand Builder::working(Place place, const fovea_dtype& type) {
+  const LocalTensor& tensor = p_[place];
+  if (!tensor.present) return {};
+  if (!grouped_) return callers(place);
+  const bool statistic = place == kLse || place == kDLse;
+  return statistic ? statistic_operand(rows_, heads_q_.size())
+                   : rows_operand(rows_, heads_q_.size(), tensor.elements, type);
+}
+
+Operand Builder::at(const Operand& operand, int64_t row) const {
+  return {operand.view.at(row, 0), operand.type, operand.present};
+}
+
+// ---- exchanges ----
+
+std::vector<Side> Builder::local_sides(const Placement& placement, int64_t heads) const {
+  std::vector<Side> sides;
+  for (const Holding& holding : placement.of_rank) sides.push_back({holding, {0, heads}});
+  return sides;
+}
+std::vector<Side> Builder::query_sides() const {
+  std::vector<Side> sides;
+  for (int rank = 0; rank < p_.shape.ranks; ++rank) sides.push_back({s_.queries(rank), s_.heads_q(rank)});
+  return sides;
+}
+std::vector<Side> Builder::key_sides(int stage) const {
+  std::vector<Side> sides;
+  for (int rank = 0; rank < p_.shape.ranks; ++rank)
+    sides.push_back({s_.keys(rank, stage), s_.heads_kv(rank)});
+  return sides;
+}
+
+Flow Builder::flow(std::vector<Side> from, std::vector<Side> to, const Operand& mine_from,
+                   const Operand& mine_to, int64_t elements) const {
+  return {std::move(from), std::move(to), mine_from.view, mine_to.view,
+          p_.shape.batch,  elements,      mine_from.type, {mine_from.type, mine_to.type, false}};
+}
+Flow Builder::queries_in(Place place, const Operand& to) const {
+  return flow(local_sides(p_.shape.queries, p_.shape.heads_q), query_sides(), callers(place), to,
+              p_[place].elements);
+}
+Flow Builder::queries_out(Place place, const Operand& from) const {
+  return flow(query_sides(), local_sides(p_.shape.queries, p_.shape.heads_q), from, callers(place),
+              p_[place].elements);
+}
+
+size_t Builder::add_exchange(std::vector<Flow> flows, size_t region) {
+  planned_.push_back({std::move(flows), region});
+  return planned_.size() - 1;
+}
+
+void Builder::exchange_now(std::vector<Flow> flows) {
+  const size_t exchange = add_exchange(std::move(flows), kOtherMessages);
+  add(Start{exchange});
+  add(Finish{exchange});
+}
+
+/// Places all messages and makes the exchanges.
+void Builder::make_exchanges() {
+  std::array<int64_t, kRegions> size{}, first{};
+  for (const Planned& planned : planned_) {
+    int64_t& largest = size[planned.region];
+    largest = std::max(largest, exchange_of(rank_, planned.flows, 0).bytes);
+  }
+  for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
+  for (const Planned& planned : planned_)
+    program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region]));
+}
+
+void Builder::start_keys(int stage, std::vector<Flow> more) {
+  const Stage& s = stages_[static_cast<size_t>(stage)];
+  if (s.in_place) return;
+  const Shape& shape = p_.shape;
+  const auto keys = key_sides(stage);
+  more.push_back(flow(local_sides(shape.keys, shape.heads_kv), keys, callers(kK), s.k, shape.head_dim));
+  more.push_back(flow(local_sides(shape.keys, shape.heads_kv), keys, callers(kV), s.v, shape.head_dim_v));
+  const size_t exchange = add_exchange(std::move(more), kKeyMessages + static_cast<size_t>(stage) % kBuffers);
+  key_exchange_.push_back(exchange);
+  add(Start{exchange});
+}
+
+void Builder::finish_keys(int stage) {
+  if (stages_[static_cast<size_t>(stage)].in_place) return;
+  add(Finish{key_exchange_.back()});
+}
+
+/// Whether on all ranks the calls of a stage write each row of dk and dv once: messages are of one type then.
+bool Builder::calls_own_their_keys(int stage) const {
+  for (int rank = 0; rank < p_.shape.ranks; ++rank) {
+    if (s_.heads_kv(rank).empty()) continue;
+    if (!covers_once(s_.calls(rank, stage), &Call::k_at, &Call::k_rows, count(s_.keys(rank, stage))))
+      return false;
+  }
+  return true;
+}
+
+void Builder::make_stages() {
+  const Shape& shape = p_.shape;
+  std::array<int64_t, kBuffers> most{};
+  for (int i = 0; i < s_.stages(); ++i) {
+    Stage stage;
+    stage.keys = s_.keys(rank_, i);
+    stage.rows = count(stage.keys);
+    stage.calls = s_.calls(rank_, i);
+    stage.in_place = s_.in_place(rank_, i);
+    stage.direct = p_.backward() && calls_own_their_keys(i);
+    if (!stage.in_place)
+      most[static_cast<size_t>(i) % kBuffers] = std::max(most[static_cast<size_t>(i) % kBuffers], stage.rows);
+    stages_.push_back(std::move(stage));
+  }
+  std::array<Operand, kBuffers> k, v;
+  for (size_t buffer = 0; buffer < kBuffers; ++buffer) {
+    k[buffer] = rows_operand(most[buffer], heads_kv_.size(), shape.head_dim, p_[kK].type);
+    v[buffer] = rows_operand(most[buffer], heads_kv_.size(), shape.head_dim_v, p_[kV].type);
+  }
+  std::vector<Call> all;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    Stage& stage = stages_[i];
+    stage.k = stage.in_place ? callers(kK) : k[i % kBuffers];
+    stage.v = stage.in_place ? callers(kV) : v[i % kBuffers];
+    all.insert(all.end(), stage.calls.begin(), stage.calls.end());
+  }
+  direct_ = covers_once(all, &Call::q_at, &Call::q_rows, rows_) && !shape.queries_everywhere;
+}
+
+// ---- steps ----
+
+void Builder::fill(const Operand& operand, int64_t words, uint32_t word) {
+  if (words > 0) add(Fill{operand.view, words, word});
+}
+
+void Builder::move(const Operand& from, const Operand& to, int64_t rows, int64_t heads, int64_t elements,
+                   bool add_up) {
+  if (rows == 0 || heads == 0 || p_.shape.batch == 0) return;
+  add(MoveBoxes{
+      {{from.type, to.type, add_up}, -1, {{from.view, to.view, p_.shape.batch, rows, heads, elements}}}});
+}
+
+/// The plan of a call, made once for all calls that differ in addresses alone.
+std::shared_ptr<fovea_plan> Builder::plan_of(const Call& call, Attend& attend) {
+  const Shape& shape = p_.shape;
+  const bool packed = !call.starts_q.empty();
+  const fovea_device device = p_.device;
+  const int64_t batch = packed ? 1 : shape.batch, hq = heads_q_.size(), hkv = heads_kv_.size();
+  auto& o = attend.operands;
+  Described d;
+  fovea_problem problem = FOVEA_PROBLEM_INIT;
+  problem.pass = p_.pass;
+  const auto queries = [&](Place place, int64_t size) {
+    return d.rows(o[place], packed, batch, call.q_rows, hq, size, device);
+  };
+  const auto keys = [&](Place place, int64_t size) {
+    return d.rows(o[place], packed, batch, call.k_rows, hkv, size, device);
+  };
+  problem.q = queries(kQ, shape.head_dim);
+  problem.k = keys(kK, shape.head_dim);
+  problem.v = keys(kV, shape.head_dim_v);
+  problem.o = queries(kO, shape.head_dim_v);
+  problem.lse = d.statistic(o[kLse], packed, batch, call.q_rows, hq, device);
+  if (p_.backward()) {
+    problem.d_o = queries(kDO, shape.head_dim_v);
+    problem.dlse = d.statistic(o[kDLse], packed, batch, call.q_rows, hq, device);
+    problem.dq = queries(kDQ, shape.head_dim);
+    problem.dk = keys(kDK, shape.head_dim);
+    problem.dv = keys(kDV, shape.head_dim_v);
+    if (o[kDSink].present) problem.dsink = d.array(nullptr, kFloat32, hq, device);
+  }
+  if (o[kSink].present) problem.sink = d.array(nullptr, kFloat32, hq, device);
+  const fovea_dtype int32{FOVEA_CODE_INT, 32, 1};
+  const auto starts = static_cast<int64_t>(call.starts_q.size());
+  if (packed) {
+    attend.starts_q = options_.memory->keep(call.starts_q.data(), call.starts_q.size() * sizeof(int32_t));
+    attend.starts_k = options_.memory->keep(call.starts_k.data(), call.starts_k.size() * sizeof(int32_t));
+    problem.cu_seqlens_q = d.array(attend.starts_q.get(), int32, starts, device);
+    problem.cu_seqlens_k = d.array(attend.starts_k.get(), int32, starts, device);
+    problem.max_seqlen_q = call.longest_q;
+    problem.max_seqlen_k = call.longest_k;
+  }
+  problem.scale = p_.scale;
+  problem.softcap = p_.softcap;
+  problem.window_left = call.window.left;
+  problem.window_right = call.window.right;
+  fovea_plan* made = nullptr;
+  check(fovea_plan_create(&problem, options_.attention, &made));
+  std::shared_ptr<fovea_plan> plan(made, [](fovea_plan* p) { fovea_plan_destroy(p); });
+  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(made));
+  return plan;
+}
+
+void Builder::attend(const Call& call, const Operands& operands) {
+  if (p_.shape.batch == 0 || heads_kv_.empty()) return;
+  Attend step;
+  step.operands = operands;
+  if (!options_.only_sizes) {
+    std::string key;
+    const auto append = [&](const auto& value) {
+      key.append(reinterpret_cast<const char*>(&value), sizeof value);
+    };
+    append(call.q_rows);
+    append(call.k_rows);
+    append(call.window.left);
+    append(call.window.right);
+    for (const std::vector<int32_t>* starts : {&call.starts_q, &call.starts_k})
+      for (const int32_t start : *starts) append(start);
+    for (const Operand& o : operands) {
+      append(o.present);
+      append(o.type.code);
+      append(o.type.bits);
+      append(o.view.stride_batch);
+      append(o.view.stride_row);
+      append(o.view.stride_head);
+    }
+    const auto known = plans_.find(key);
+    if (known != plans_.end()) {
+      step.plan = known->second.plan;
+      step.starts_q = known->second.starts_q;
+      step.starts_k = known->second.starts_k;
+    } else {
+      step.plan = plan_of(call, step);
+      plans_[key] = step;
+    }
+  }
+  add(std::move(step));
+}
+
+Program make_program(const LocalProblem& problem, const Schedule& schedule, int rank,
+                     const ProgramOptions& options) {
+  return Builder(problem, schedule, rank, options).build();
+}
+
+}  // namespace fovea::distributed

@@ -1,0 +1,40 @@
+// Which method a problem takes: a model of its time, and of the workspace.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "distributed/local_problem.hpp"
+
+namespace fovea::distributed {
+
+/// What the model counts with; docs/distributed.md says where the usual numbers come from.
+struct Machine {
+  double flops = 0;        ///< a second, of attention on one rank
+  double link = 0;         ///< bytes a second that a rank sends and receives, to ranks of its host
+  double host_link = 0;    ///< to ranks of other hosts
+  double memory = 0;       ///< bytes a second that moves of boxes read and write
+  double step = 0;         ///< seconds of a step of messages, however small
+  double call = 0;         ///< seconds of a call of attention, however small
+  int ranks_per_host = 0;  ///< 0: all ranks are on one
+};
+Machine machine_of(fovea_device device, const fovea_distributed_options& options);
+
+/// Seconds of a run by the model, those of the slowest rank.
+struct Estimate {
+  Method method;
+  double seconds = 0;
+  double computing = 0, messages = 0,
+         moving = 0;      ///< of which; messages that hide behind computing do not count
+  double bytes = 0;       ///< that a rank sends at most
+  int64_t workspace = 0;  ///< bytes of the rank that asks, without that of calls
+};
+Estimate estimate(const LocalProblem& problem, Method method, const Machine& machine);
+
+/// The methods that the options allow, the fastest first; those that need more memory than allowed are last.
+std::vector<Estimate> weigh(const LocalProblem& problem, int rank, const fovea_distributed_options& options);
+
+/// One line.
+std::string describe(const Estimate& estimate, const Shape& shape);
+
+}  // namespace fovea::distributed

@@ -1,0 +1,293 @@
+// The definitions of distributed_plan.hpp.
+#include "distributed/distributed_plan.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "core/status.hpp"
+#include "distributed/choose.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+void check(fovea_status status) {
+  if (status == FOVEA_OK) return;
+  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
+}
+
+/// What each rank tells all others when a plan is made.
+struct Record {
+  uint64_t fingerprint = 0;
+  char failure[248] = "";  ///< "": none
+};
+
+/// Addresses of one run.
+class Addresses {
+ public:
+  explicit Addresses(const fovea_buffers& b) : workspace_(static_cast<char*>(b.workspace)) {
+#define FOVEA_ADDRESS(Place, field) \
+  base_[Place] = static_cast<char*>(const_cast<void*>(static_cast<const void*>(b.field)));
+    FOVEA_DISTRIBUTED_TENSORS(FOVEA_ADDRESS)
+#undef FOVEA_ADDRESS
+  }
+  char* of(const View& view) const {
+    return (view.place < 0 ? workspace_ : base_[static_cast<size_t>(view.place)]) + view.offset;
+  }
+  char* base(Place place) const {
+    return base_[place];
+  }
+  char* workspace() const {
+    return workspace_;
+  }
+
+ private:
+  std::array<char*, kPlaces> base_{};
+  char* workspace_;
+};
+
+/// The steps of one run.
+class Execution {
+ public:
+  Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
+      const fovea_buffers& buffers)
+      : problem_(problem), program_(program), transport_(transport), memory_(memory), at_(buffers) {
+    memory_.begin(buffers.stream);
+  }
+
+  void operator()(const Start& step) {
+    const Exchange& exchange = program_.exchanges[step.exchange];
+    // What was computed before is there to be sent, and no longer read where messages arrive.
+    memory_.order(Lane::kCompute, Lane::kLink);
+    for (const PlannedMove& move : exchange.pack) move_boxes(move, Lane::kLink);
+    transport_.start(messages(exchange.sends), messages(exchange.receives), memory_.stream(Lane::kLink));
+  }
+  void operator()(const Finish& step) {
+    transport_.finish(memory_.stream(Lane::kLink));
+    for (const PlannedMove& move : program_.exchanges[step.exchange].unpack) move_boxes(move, Lane::kLink);
+    // What arrived may be computed with.
+    memory_.order(Lane::kLink, Lane::kCompute);
+  }
+  void operator()(const Attend& step) {
+    fovea_buffers b = FOVEA_BUFFERS_INIT;
+#define FOVEA_POINTER(Place, field) \
+  if (step.operands[Place].present) b.field = at_.of(step.operands[Place].view);
+    FOVEA_DISTRIBUTED_TENSORS(FOVEA_POINTER)
+#undef FOVEA_POINTER
+    b.cu_seqlens_q = step.starts_q.get();
+    b.cu_seqlens_k = step.starts_k.get();
+    b.workspace = at_.workspace() + program_.attention_workspace;
+    b.workspace_size = program_.attention_workspace_size;
+    b.stream = memory_.stream(Lane::kCompute);
+    check(fovea_run(step.plan.get(), &b));
+  }
+  void operator()(const Merge& step) {
+    if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;
+    std::vector<Described> tensors;
+    tensors.reserve(2 * step.parts.size() + 2);
+    std::vector<const fovea_tensor*> o, lse;
+    for (const Merge::Part& part : step.parts) {
+      o.push_back(tensors.emplace_back(*this, step, part.o, false).get());
+      lse.push_back(tensors.emplace_back(*this, step, part.lse, true).get());
+    }
+    const fovea_tensor* into_o = tensors.emplace_back(*this, step, step.into.o, false).get();
+    const fovea_tensor* into_lse =
+        step.into.lse.present ? tensors.emplace_back(*this, step, step.into.lse, true).get() : nullptr;
+    check(fovea_merge(static_cast<int32_t>(o.size()), o.data(), lse.data(), into_o, into_lse,
+                      memory_.stream(Lane::kCompute)));
+  }
+  void operator()(const MoveBoxes& step) {
+    move_boxes(step.move, Lane::kCompute);
+  }
+  void operator()(const Fill& step) {
+    memory_.set_words(at_.of(step.view), step.word, static_cast<size_t>(step.words), Lane::kCompute);
+  }
+
+ private:
+  /// A tensor of a merge.
+  class Described {
+   public:
+    Described(const Execution& run, const Merge& step, const Operand& o, bool statistic) {
+      const int64_t bytes = o.type.bits / 8;
+      const View& v = o.view;
+      if (statistic) {
+        shape_ = {step.batch, step.heads, step.rows, 1};
+        strides_ = {v.stride_batch / bytes, v.stride_head / bytes, v.stride_row / bytes, 1};
+      } else {
+        shape_ = {step.batch, step.rows, step.heads, step.elements};
+        strides_ = {v.stride_batch / bytes, v.stride_row / bytes, v.stride_head / bytes, 1};
+      }
+      tensor_.data = run.at_.of(v);
+      tensor_.device = run.problem_.device;
+      tensor_.ndim = statistic ? 3 : 4;
+      tensor_.dtype = o.type;
+    }
+    const fovea_tensor* get() {
+      tensor_.shape = shape_.data();
+      tensor_.strides = strides_.data();
+      return &tensor_;
+    }
+
+   private:
+    fovea_tensor tensor_{};
+    std::array<int64_t, 4> shape_{}, strides_{};
+  };
+
+  std::vector<fovea_message> messages(const std::vector<Exchange::Message>& planned) const {
+    std::vector<fovea_message> made;
+    for (const Exchange::Message& m : planned)
+      made.push_back({m.peer, at_.workspace() + m.offset, static_cast<size_t>(m.bytes)});
+    return made;
+  }
+  void move_boxes(const PlannedMove& move, Lane lane) {
+    std::vector<Box> boxes;
+    for (const PlannedBox& planned : move.boxes) {
+      if (planned.batch == 0) continue;
+      boxes.push_back({at_.of(planned.from),
+                       at_.of(planned.to),
+                       {planned.from.stride_batch, planned.from.stride_row, planned.from.stride_head},
+                       {planned.to.stride_batch, planned.to.stride_row, planned.to.stride_head},
+                       {planned.batch, planned.rows, planned.heads},
+                       planned.elements});
+    }
+    memory_.move(boxes, move.how, lane);
+  }
+
+  const LocalProblem& problem_;
+  const Program& program_;
+  const Transport& transport_;
+  Memory& memory_;
+  Addresses at_;
+};
+
+void check_buffers(const LocalProblem& problem, const Program& program, int rank, const fovea_buffers& b) {
+  const Addresses given(b);
+  const auto ranks_rows = [&](const Placement& placement) {
+    return count(placement.of_rank[static_cast<size_t>(rank)]);
+  };
+  for (int i = 0; i < kPlaces; ++i) {
+    const auto place = static_cast<Place>(i);
+    const bool keys = place == kK || place == kV || place == kDK || place == kDV;
+    const bool heads = place == kSink || place == kDSink;
+    const int64_t rows = heads ? 1 : ranks_rows(keys ? problem.shape.keys : problem.shape.queries);
+    const bool wanted = problem.has(place) && rows > 0 && (heads || problem.shape.batch > 0);
+    if (wanted && given.base(place) == nullptr)
+      throw_invalid(name_of(place), "NULL", "memory, as the plan's problem has the tensor",
+                    "set the pointer");
+    if (!problem.has(place) && given.base(place) != nullptr)
+      throw_invalid(name_of(place), "a pointer", "NULL: the plan's problem has no such tensor",
+                    "make a plan with the tensor");
+  }
+  if (program.workspace > 0 &&
+      (b.workspace == nullptr || b.workspace_size < static_cast<size_t>(program.workspace)))
+    throw_invalid("workspace", std::to_string(b.workspace ? b.workspace_size : 0) + " bytes",
+                  std::to_string(program.workspace), "pass fovea_distributed_plan_workspace_size() bytes");
+  if (reinterpret_cast<uintptr_t>(b.workspace) % kPartAlignment != 0)
+    throw_invalid("workspace", "an address that is no multiple of " + std::to_string(kPartAlignment),
+                  "an aligned one", "allocate it aligned");
+}
+
+}  // namespace
+
+DistributedPlan::DistributedPlan(const Transport& transport, const fovea_distributed_problem& problem,
+                                 const fovea_distributed_options& options)
+    : transport_(transport), memory_(open_memory(transport.device())) {
+  std::exception_ptr failure;
+  std::string why;
+  try {
+    plan(problem, options);
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    why = error.what();
+  }
+  try {
+    agree(fingerprint_, why);
+  } catch (const std::exception&) {
+    if (!failure) throw;
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void DistributedPlan::plan(const fovea_distributed_problem& problem,
+                           const fovea_distributed_options& options) {
+  problem_ = read_local_problem(problem, transport_.rank(), transport_.size(), transport_.device());
+  const std::vector<Estimate> weighed = weigh(problem_, transport_.rank(), options);
+  const Schedule schedule(problem_.shape, weighed.front().method);
+  ProgramOptions how;
+  how.attention = options.attention;
+  how.memory = memory_.get();
+  program_ = make_program(problem_, schedule, transport_.rank(), how);
+  fingerprint_ = fingerprint(problem_, options);
+  for (size_t i = 0; i < weighed.size(); ++i) {
+    reason_ += i == 0 ? "chosen: " : "passed over: ";
+    reason_ += describe(weighed[i], problem_.shape);
+    if (options.memory_limit > 0 && weighed[i].workspace > options.memory_limit)
+      reason_ += ", above memory_limit";
+    reason_ += '\n';
+  }
+  reason_ += "rank " + std::to_string(transport_.rank()) + ": " + std::to_string(messages()) + " messages, " +
+             std::to_string(bytes()) + " bytes, steps:";
+  for (const Step& step : program_.steps) {
+    constexpr std::array kNames = {"send", "receive", "attend", "merge", "move", "fill"};
+    reason_ += ' ';
+    reason_ += kNames[step.index()];
+  }
+  reason_ += '\n';
+}
+
+void DistributedPlan::agree(uint64_t fingerprint, const std::string& failure) const {
+  const int ranks = transport_.size(), rank = transport_.rank();
+  std::vector<Record> records(static_cast<size_t>(ranks));
+  Record& own = records[static_cast<size_t>(rank)];
+  own.fingerprint = fingerprint;
+  std::strncpy(own.failure, failure.c_str(), sizeof own.failure - 1);
+  memory_->begin(nullptr);
+  const std::shared_ptr<void> memory = memory_->keep(records.data(), records.size() * sizeof(Record));
+  std::vector<fovea_message> sends, receives;
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer == rank) continue;
+    sends.push_back({peer, static_cast<Record*>(memory.get()) + rank, sizeof(Record)});
+    receives.push_back({peer, static_cast<Record*>(memory.get()) + peer, sizeof(Record)});
+  }
+  void* const stream = memory_->stream(Lane::kLink);
+  transport_.start(sends, receives, stream);
+  transport_.finish(stream);
+  memory_->copy_and_wait(records.data(), memory.get(), records.size() * sizeof(Record));
+  for (int peer = 0; peer < ranks; ++peer) {
+    const Record& record = records[static_cast<size_t>(peer)];
+    if (peer != rank && record.failure[0] != '\0')
+      throw RequestError(Status::kInvalidArgument, "transport",
+                         "rank " + std::to_string(peer) + " could not plan: " + record.failure);
+  }
+  for (int peer = 0; peer < ranks && failure.empty(); ++peer) {
+    if (records[static_cast<size_t>(peer)].fingerprint != fingerprint)
+      throw_invalid("problem",
+                    "another one on rank " + std::to_string(peer) + " than on rank " + std::to_string(rank),
+                    "the same sizes, types, terms, pieces, sequences and options on all ranks",
+                    "compare what the ranks pass");
+  }
+}
+
+void DistributedPlan::run(const fovea_buffers& buffers) const {
+  try {
+    check_buffers(problem_, program_, transport_.rank(), buffers);
+    Execution execution(problem_, program_, transport_, *memory_, buffers);
+    for (const Step& step : program_.steps) std::visit(execution, step);
+  } catch (const std::exception& error) {
+    transport_.stop("rank " + std::to_string(transport_.rank()) + ": " + error.what());
+    throw;
+  }
+}
+
+int64_t DistributedPlan::messages() const {
+  int64_t sum = 0;
+  for (const Exchange& exchange : program_.exchanges) sum += static_cast<int64_t>(exchange.sends.size());
+  return sum;
+}
+int64_t DistributedPlan::bytes() const {
+  int64_t sum = 0;
+  for (const Exchange& exchange : program_.exchanges) sum += exchange.bytes_sent();
+  return sum;
+}
+
+}  // namespace fovea::distributed

@@ -1,0 +1,101 @@
+// Memory of the CPU: moves are done when the call returns.
+#include <cstring>
+#include <new>
+
+#include "core/dtype.hpp"
+#include "core/status.hpp"
+#include "distributed/memory.hpp"
+#include "distributed/memory_cuda.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+template <class From, class To, bool kAdd>
+void move_row(const char* from, char* to, int64_t elements) {
+  const auto* const source = reinterpret_cast<const From*>(from);
+  auto* const target = reinterpret_cast<To*>(to);
+  for (int64_t i = 0; i < elements; ++i) {
+    const float value = to_float(source[i]);
+    target[i] = from_float<To>(kAdd ? to_float(target[i]) + value : value);
+  }
+}
+
+using MoveRow = void (*)(const char* from, char* to, int64_t elements);
+
+template <class From, class To>
+MoveRow mover(bool add) {
+  return add ? move_row<From, To, true> : move_row<From, To, false>;
+}
+template <class From>
+MoveRow mover(const fovea_dtype& to, bool add) {
+  if (to.bits == 32) return mover<From, float>(add);
+  return to.code == FOVEA_CODE_BFLOAT ? mover<From, Bf16>(add) : mover<From, F16>(add);
+}
+MoveRow mover(const Move& how) {
+  if (how.from.bits == 32) return mover<float>(how.to, how.add);
+  return how.from.code == FOVEA_CODE_BFLOAT ? mover<Bf16>(how.to, how.add) : mover<F16>(how.to, how.add);
+}
+
+bool copies(const Move& how) {
+  return !how.add && how.from.code == how.to.code && how.from.bits == how.to.bits;
+}
+
+/// Visits the runs of contiguous elements of a box: visit(from, to).
+template <class Visit>
+void for_each_row(const Box& box, Visit&& visit) {
+  for (int64_t b = 0; b < box.size[0]; ++b) {
+    for (int64_t r = 0; r < box.size[1]; ++r) {
+      for (int64_t h = 0; h < box.size[2]; ++h) {
+        visit(box.from + b * box.from_stride[0] + r * box.from_stride[1] + h * box.from_stride[2],
+              box.to + b * box.to_stride[0] + r * box.to_stride[1] + h * box.to_stride[2]);
+      }
+    }
+  }
+}
+
+class HostMemory final : public Memory {
+ public:
+  void begin(void*) override {}
+  void* stream(Lane) const override { return nullptr; }
+  void order(Lane, Lane) override {}
+
+  void move(std::span<const Box> boxes, const Move& how, Lane) override {
+    for (Box box : boxes) {
+      const int64_t bytes = box.elements * how.from.bits / 8;
+      if (copies(how)) {
+        // Heads that lie side by side on both sides are one run.
+        if (box.from_stride[2] == bytes && box.to_stride[2] == bytes) {
+          box.elements *= box.size[2];
+          box.size[2] = 1;
+        }
+        const auto run = static_cast<size_t>(box.elements * how.from.bits / 8);
+        for_each_row(box, [&](const char* from, char* to) { std::memcpy(to, from, run); });
+      } else {
+        const MoveRow move_row_of = mover(how);
+        for_each_row(box, [&](const char* from, char* to) { move_row_of(from, to, box.elements); });
+      }
+    }
+  }
+  void set_words(void* to, uint32_t word, size_t count, Lane) override {
+    auto* const words = static_cast<uint32_t*>(to);
+    for (size_t i = 0; i < count; ++i) words[i] = word;
+  }
+  std::shared_ptr<void> keep(const void* data, size_t bytes) override {
+    std::shared_ptr<void> memory(::operator new(bytes > 0 ? bytes : 1),
+                                 [](void* p) { ::operator delete(p); });
+    if (bytes > 0) std::memcpy(memory.get(), data, bytes);
+    return memory;
+  }
+  void copy_and_wait(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+};
+
+}  // namespace
+
+std::unique_ptr<Memory> open_memory(fovea_device device) {
+  if (device.type == FOVEA_CPU) return std::make_unique<HostMemory>();
+  if (device.type == FOVEA_CUDA) return open_cuda_memory(device.id);
+  throw_invalid("transport.device", "type " + std::to_string(device.type), "FOVEA_CPU or FOVEA_CUDA",
+                "say where messages lie");
+}
+
+}  // namespace fovea::distributed

@@ -1,0 +1,79 @@
+// What one rank does in a run: a list of steps, made when the plan is made.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "distributed/exchange.hpp"
+#include "distributed/local_problem.hpp"
+#include "distributed/schedule.hpp"
+
+namespace fovea::distributed {
+
+/// A tensor of a step.
+struct Operand {
+  View view;
+  fovea_dtype type{};
+  bool present = false;
+};
+
+/// Begins messages: packs them and hands them to the transport.
+struct Start {
+  size_t exchange = 0;
+};
+/// Ends the oldest ones: waits and unpacks.
+struct Finish {
+  size_t exchange = 0;
+};
+/// One plain call of attention.
+struct Attend {
+  std::shared_ptr<fovea_plan> plan;
+  std::array<Operand, kPlaces> operands;
+  std::shared_ptr<void> starts_q, starts_k;  ///< of packed sequences, where the plan reads them
+};
+/// Parts over disjoint keys become one result.
+struct Merge {
+  struct Part {
+    Operand o, lse;
+  };
+  std::vector<Part> parts;
+  Part into;  ///< lse may be absent
+  int64_t batch = 0, rows = 0, heads = 0, elements = 0;
+};
+/// Boxes within this rank's memory.
+struct MoveBoxes {
+  PlannedMove move;
+};
+/// Words of 32 bits of one value, side by side.
+struct Fill {
+  View view;
+  int64_t words = 0;
+  uint32_t word = 0;
+};
+
+using Step = std::variant<Start, Finish, Attend, Merge, MoveBoxes, Fill>;
+
+struct Program {
+  std::vector<Exchange> exchanges;
+  std::vector<Step> steps;
+  int64_t workspace = 0;            ///< bytes
+  int64_t attention_workspace = 0;  ///< where the calls of attention have theirs
+  size_t attention_workspace_size = 0;
+};
+
+/// How the calls on a rank are computed.
+struct ProgramOptions {
+  const fovea_options* attention = nullptr;  ///< may be null
+  Memory* memory = nullptr;                  ///< keeps what calls read
+  bool only_sizes = false;                   ///< no plans are made, the workspace lacks theirs
+};
+
+/// Throws RequestError where a call cannot be planned.
+Program make_program(const LocalProblem& problem, const Schedule& schedule, int rank,
+                     const ProgramOptions& options);
+
+}  // namespace fovea::distributed

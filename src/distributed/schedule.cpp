@@ -1,0 +1,161 @@
+// The definitions of schedule.hpp.
+#include "distributed/schedule.hpp"
+
+#include <algorithm>
+
+namespace fovea::distributed {
+namespace {
+
+/// Share `index` of `count` of [0, size).
+Range share(int64_t size, int index, int count) {
+  return {size * index / count, size * (index + 1) / count};
+}
+
+bool contains(const Range& outer, const Range& inner) {
+  return outer.begin <= inner.begin && inner.end <= outer.end;
+}
+
+/// Adds a whole sequence behind those of the call.
+void append_sequence(Call& call, const Sequence& s) {
+  if (call.starts_q.empty()) {
+    call.starts_q = {0, static_cast<int32_t>(call.q_rows)};
+    call.starts_k = {0, static_cast<int32_t>(call.k_rows)};
+  }
+  call.q_rows += s.queries.size();
+  call.k_rows += s.keys.size();
+  call.starts_q.push_back(static_cast<int32_t>(call.q_rows));
+  call.starts_k.push_back(static_cast<int32_t>(call.k_rows));
+  call.longest_q = std::max(call.longest_q, s.queries.size());
+  call.longest_k = std::max(call.longest_k, s.keys.size());
+}
+
+Call call_of(const Cut& cut, const Held& queries, const Held& keys) {
+  Call call{queries.at + cut.queries.begin - queries.rows.begin,
+            cut.queries.size(),
+            keys.at + cut.keys.begin - keys.rows.begin,
+            cut.keys.size(),
+            cut.window,
+            {},
+            {}};
+  call.longest_q = call.q_rows;
+  call.longest_k = call.k_rows;
+  return call;
+}
+
+/// Pairs of queries [0, queries) and keys [0, keys) that a window keeps.
+double pairs_in_window(int64_t queries, int64_t keys, const Window& window) {
+  if (window.left < 0 && window.right < 0) return static_cast<double>(queries) * static_cast<double>(keys);
+  const Sequence s{{0, queries}, {0, keys}};
+  double pairs = 0;
+  for (int64_t i = 0; i < queries; ++i) pairs += static_cast<double>(seen_keys(s, {i, i + 1}, window).size());
+  return pairs;
+}
+
+}  // namespace
+
+std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window& window,
+                           const Holding& queries, const Holding& keys) {
+  std::vector<Call> calls;
+  for (const Held& q : queries) {
+    for (const Held& k : keys) {
+      bool open = false;  // whether the last call ends where a whole sequence may follow
+      for (const Sequence& s : sequences) {
+        if (s.queries.begin > q.rows.end) break;
+        if (s.queries.end < q.rows.begin || (s.queries.empty() && s.keys.empty())) continue;
+        const bool whole = contains(q.rows, s.queries) && contains(k.rows, s.keys);
+        if (whole && open) {
+          append_sequence(calls.back(), s);
+        } else if (whole) {
+          calls.push_back(call_of({s.queries, s.keys, window}, q, k));
+        } else if (const auto made = cut(s, q.rows, k.rows, window)) {
+          calls.push_back(call_of(*made, q, k));
+        }
+        open = whole;
+      }
+    }
+  }
+  std::erase_if(calls, [](const Call& call) { return call.q_rows == 0 || call.k_rows == 0; });
+  return calls;
+}
+
+bool covers_once(const std::vector<Call>& calls, int64_t Call::*at, int64_t Call::*size, int64_t rows) {
+  std::vector<Range> ranges;
+  for (const Call& call : calls) ranges.push_back({call.*at, call.*at + call.*size});
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  int64_t next = 0;
+  for (const Range& range : ranges) {
+    if (range.begin != next) return false;
+    next = range.end;
+  }
+  return next == rows;
+}
+
+double pairs_of(const Call& call) {
+  if (call.starts_q.empty()) return pairs_in_window(call.q_rows, call.k_rows, call.window);
+  double pairs = 0;
+  for (size_t i = 1; i < call.starts_q.size(); ++i) {
+    pairs += pairs_in_window(call.starts_q[i] - call.starts_q[i - 1], call.starts_k[i] - call.starts_k[i - 1],
+                             call.window);
+  }
+  return pairs;
+}
+
+Range Schedule::heads_kv(int rank) const {
+  return share(shape_.heads_kv, rank % method_.heads_ranks, method_.heads_ranks);
+}
+
+Holding Schedule::queries(int rank) const {
+  if (method_.heads_ranks == 1) return shape_.queries.of_rank[static_cast<size_t>(rank)];
+  std::vector<Range> ranges;
+  for (int member = 0; member < method_.heads_ranks; ++member) {
+    const auto of = static_cast<size_t>(group_of(rank) * method_.heads_ranks + member);
+    for (const Held& held : shape_.queries.of_rank[of]) ranges.push_back(held.rows);
+  }
+  return held_in_order(sorted(ranges));
+}
+
+Rows Schedule::seen(int rank) const {
+  std::vector<Range> ranges;
+  for (const Held& held : queries(rank)) {
+    for (const Sequence& s : shape_.sequences)
+      ranges.push_back(seen_keys(s, held.rows & s.queries, shape_.window));
+  }
+  return sorted(ranges);
+}
+
+bool Schedule::in_place(int rank, int stage) const {
+  if (shape_.queries_everywhere) return true;
+  static_cast<void>(rank);
+  return method_.heads_ranks == 1 && stage == 0 && (method_.stages > 1 || groups() == 1);
+}
+
+Holding Schedule::keys(int rank, int stage) const {
+  if (in_place(rank, stage)) return shape_.keys.of_rank[static_cast<size_t>(rank)];
+  // Stage 0 of several is the group's own; the other groups follow in the order of their distance, in shares.
+  const Range distances = method_.stages == 1 ? Range{0, groups()}
+                          : stage == 0        ? Range{0, 1}
+                                              : share(groups() - 1, stage - 1, method_.stages - 1);
+  const int64_t first = method_.stages > 1 && stage > 0 ? 1 : 0;
+  std::vector<Range> ranges;
+  for (int64_t distance = first + distances.begin; distance < first + distances.end; ++distance) {
+    const auto owner = (group_of(rank) + distance) % groups();
+    for (int member = 0; member < method_.heads_ranks; ++member) {
+      const auto of = static_cast<size_t>(owner * method_.heads_ranks + member);
+      for (const Held& held : shape_.keys.of_rank[of]) ranges.push_back(held.rows);
+    }
+  }
+  return held_in_order(common(sorted(ranges), seen(rank)));
+}
+
+std::vector<Call> Schedule::calls(int rank, int stage) const {
+  if (heads_kv(rank).empty()) return {};
+  return calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage));
+}
+
+double Schedule::pairs(int rank, int stage) const {
+  double pairs = 0;
+  for (const Call& call : calls(rank, stage)) pairs += pairs_of(call);
+  return pairs;
+}
+
+}  // namespace fovea::distributed

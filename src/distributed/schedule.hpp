@@ -1,0 +1,93 @@
+// Who computes what, for a problem whose rows lie on several ranks. Two numbers say how: `heads_ranks` ranks in a row form a group,
+// which exchanges rows for heads (each member has all queries of the group for its share of the heads), and keys and values of
+// the groups come to each other in `stages` steps.
+//
+//   heads_ranks = ranks, stages = 1    all-to-all over heads (Ulysses): each rank computes whole sequences
+//   heads_ranks = 1,     stages = 1    all-gather of keys and values
+//   heads_ranks = 1,     stages = n    the same in pieces, each computed while the next is on its way; with as many stages as
+//                                      groups each rank holds the keys of two others at most (ring attention)
+//   between                            all-to-all inside a host, keys across
+//
+// Every rank computes the schedule of all others, so no sizes are exchanged.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "distributed/cut.hpp"
+#include "distributed/rows.hpp"
+
+namespace fovea::distributed {
+
+/// What all ranks know of the problem.
+struct Shape {
+  int ranks = 1;
+  int64_t batch = 1, heads_q = 1, heads_kv = 1, head_dim = 1, head_dim_v = 1;
+  Window window;
+  std::vector<Sequence> sequences;  ///< in the order of both axes, which they fill
+  Placement queries, keys;
+  bool queries_everywhere = false;  ///< every rank has all queries and computes over its own keys: decoding
+
+  int64_t group() const { return heads_q / heads_kv; }
+};
+
+struct Method {
+  int heads_ranks = 1, stages = 1;
+  constexpr bool operator==(const Method&) const = default;
+};
+
+/// Attention of some rows of the working queries and some of the keys of a stage: one plain call.
+struct Call {
+  int64_t q_at = 0, q_rows = 0, k_at = 0, k_rows = 0;
+  Window window;
+  /// Where each of several whole sequences starts, from 0, and the end; empty for one.
+  std::vector<int32_t> starts_q, starts_k;
+  int64_t longest_q = 0, longest_k = 0;
+};
+
+class Schedule {
+ public:
+  Schedule(const Shape& shape, Method method) : shape_(shape), method_(method) {}
+
+  const Shape& shape() const { return shape_; }
+  Method method() const { return method_; }
+  int groups() const { return shape_.ranks / method_.heads_ranks; }
+  int stages() const { return shape_.queries_everywhere ? 1 : method_.stages; }
+
+  /// The heads that a rank computes.
+  Range heads_kv(int rank) const;
+  Range heads_q(int rank) const { return {heads_kv(rank).begin * group(), heads_kv(rank).end * group()}; }
+  /// The queries that a rank computes, in the order of its working memory. Where a group is one rank, they are its own rows as
+  /// they lie.
+  Holding queries(int rank) const;
+  /// The keys that come to a rank in a stage: those that one of its queries sees. In order, but for a stage in place.
+  Holding keys(int rank, int stage) const;
+  /// Whether the keys of the stage are the rank's own rows, all of them, as they lie.
+  bool in_place(int rank, int stage) const;
+  /// The calls of a rank in a stage, in order.
+  std::vector<Call> calls(int rank, int stage) const;
+  /// Pairs of one query head and batch that the calls of a rank compute in a stage.
+  double pairs(int rank, int stage) const;
+
+ private:
+  int64_t group() const { return shape_.group(); }
+  int group_of(int rank) const { return rank / method_.heads_ranks; }
+  /// The keys that some query of the group sees.
+  Rows seen(int rank) const;
+
+  Shape shape_;
+  Method method_;
+};
+
+/// The calls that together cover all pairs of these queries and keys that the window keeps. Whole sequences that lie side by side
+/// share a call.
+std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window& window,
+                           const Holding& queries, const Holding& keys);
+
+/// Whether the calls write each of `rows` rows once; `at` and `size` name the members that say which rows a call has.
+bool covers_once(const std::vector<Call>& calls, int64_t Call::*at, int64_t Call::*size, int64_t rows);
+
+/// Pairs of a plain call that its window keeps.
+double pairs_of(const Call& call);
+
+}  // namespace fovea::distributed

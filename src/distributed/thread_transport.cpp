@@ -1,0 +1,209 @@
+// The definitions of thread_transport.hpp.
+#include "distributed/thread_transport.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "core/status.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+constexpr int64_t kDeadline = 60'000;
+/// Events of a rank. Each belongs to one message of a step until both sides are past it, so there are more than messages in flight:
+/// a step has two for each peer, and at most three steps are open.
+constexpr size_t kEventsPerPeer = 8;
+
+}  // namespace
+
+ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thread_options& options)
+    : deadline_(options.deadline_ms > 0 ? options.deadline_ms : kDeadline),
+      delay_us_(options.delay_us),
+      ranks_(static_cast<size_t>(std::max(size, 0))) {
+  if (size < 1) throw_invalid("size", std::to_string(size), "1 or more", "say how many ranks there are");
+  if (options.deadline_ms < 0 || options.delay_us < 0)
+    throw_invalid(options.deadline_ms < 0 ? "deadline_ms" : "delay_us", "a negative number", "0 or more",
+                  "0 takes the usual");
+  mailboxes_.resize(ranks_.size() * ranks_.size());
+  for (int i = 0; i < size; ++i) {
+    Rank& rank = ranks_[static_cast<size_t>(i)];
+    rank.group = this;
+    rank.number = i;
+    rank.device = devices ? devices[i] : fovea_device{FOVEA_CPU, 0};
+    rank.random = options.seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(i);
+    if (rank.device.type != ranks_.front().device.type)
+      throw_invalid("devices", "CPU and GPU together", "all on the CPU, or all on GPUs", "use one kind");
+    if (rank.device.type != FOVEA_CUDA) continue;
+    for (size_t e = 0; e < kEventsPerPeer * ranks_.size(); ++e)
+      rank.events.push_back(make_cuda_event(rank.device.id));
+  }
+}
+
+template <class Body>
+fovea_status ThreadGroup::guarded(void* context, Body&& body) {
+  Rank& rank = *static_cast<Rank*>(context);
+  try {
+    body(*rank.group, rank);
+    return FOVEA_OK;
+  } catch (const RequestError& error) {
+    rank.error = error.what();
+    return static_cast<fovea_status>(error.status());
+  } catch (const std::exception& error) {
+    rank.error = error.what();
+    return FOVEA_INTERNAL;
+  }
+}
+
+fovea_transport ThreadGroup::transport(int rank) {
+  if (rank < 0 || rank >= size())
+    throw_invalid("rank", std::to_string(rank), "0 to " + std::to_string(size() - 1),
+                  "name a rank of the group");
+  fovea_transport t{};
+  t.struct_size = sizeof t;
+  t.context = &ranks_[static_cast<size_t>(rank)];
+  t.rank = rank;
+  t.size = size();
+  t.device = ranks_[static_cast<size_t>(rank)].device;
+  t.start = [](void* context, const fovea_message* sends, int32_t num_sends, const fovea_message* receives,
+               int32_t num_receives, void* stream) {
+    return guarded(context, [&](ThreadGroup& group, Rank& self) {
+      group.start(self, sends, num_sends, receives, num_receives, stream);
+    });
+  };
+  t.finish = [](void* context, void* stream) {
+    return guarded(context, [&](ThreadGroup& group, Rank& self) { group.finish(self, stream); });
+  };
+  t.stop = [](void* context, const char* reason) {
+    static_cast<Rank*>(context)->group->stop(reason ? reason : "");
+  };
+  t.error = [](void* context) { return static_cast<Rank*>(context)->error.c_str(); };
+  return t;
+}
+
+void ThreadGroup::sent(int rank, int64_t* messages, int64_t* bytes) const {
+  if (rank < 0 || rank >= size())
+    throw_invalid("rank", std::to_string(rank), "0 to " + std::to_string(size() - 1),
+                  "name a rank of the group");
+  const std::lock_guard lock(mutex_);
+  if (messages) *messages = ranks_[static_cast<size_t>(rank)].messages;
+  if (bytes) *bytes = ranks_[static_cast<size_t>(rank)].bytes;
+}
+
+void ThreadGroup::delay(Rank& rank) {
+  if (delay_us_ == 0) return;
+  rank.random = rank.random * 6364136223846793005u + 1442695040888963407u;
+  std::this_thread::sleep_for(std::chrono::microseconds(static_cast<int64_t>(rank.random >> 33) % delay_us_));
+}
+
+CudaEvent* ThreadGroup::event(Rank& rank) {
+  if (rank.events.empty()) return nullptr;
+  return rank.events[rank.next_event++ % rank.events.size()].get();
+}
+
+void ThreadGroup::start(Rank& rank, const fovea_message* sends, int num_sends, const fovea_message* receives,
+                        int num_receives, void* stream) {
+  delay(rank);
+  Step step;
+  step.receives.assign(receives, receives + num_receives);
+  std::vector<std::pair<int, std::shared_ptr<Posted>>> posted;
+  for (int i = 0; i < num_sends; ++i) {
+    if (sends[i].peer < 0 || sends[i].peer >= size())
+      throw_invalid("peer", std::to_string(sends[i].peer), "a rank of the group", "name one");
+    auto message = std::make_shared<Posted>();
+    message->data = sends[i].data;
+    message->bytes = sends[i].bytes;
+    message->ready = event(rank);
+    if (message->ready) message->ready->record(stream);
+    step.sends.push_back(message);
+    posted.emplace_back(sends[i].peer, std::move(message));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_.empty()) throw RequestError(Status::kInternal, "", stopped_);
+    for (auto& [peer, message] : posted) {
+      ++rank.messages;
+      rank.bytes += static_cast<int64_t>(message->bytes);
+      mailbox(rank.number, peer).push_back(std::move(message));
+    }
+    rank.steps.push_back(std::move(step));
+  }
+  changed_.notify_all();
+}
+
+template <class Done>
+void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done&& done) {
+  const bool came = changed_.wait_for(lock, deadline_, [&] { return done() || !stopped_.empty(); });
+  if (done()) return;
+  if (came) throw RequestError(Status::kInternal, "", stopped_);
+  throw RequestError(Status::kInternal, "", what + " within " + std::to_string(deadline_.count()) + " ms");
+}
+
+/// Takes one message from its sender's memory.
+void ThreadGroup::receive(Rank& rank, const fovea_message& message, void* stream) {
+  delay(rank);
+  if (message.peer < 0 || message.peer >= size())
+    throw_invalid("peer", std::to_string(message.peer), "a rank of the group", "name one");
+  std::shared_ptr<Posted> posted;
+  {
+    std::unique_lock lock(mutex_);
+    auto& box = mailbox(message.peer, rank.number);
+    wait(lock,
+         "rank " + std::to_string(message.peer) + " sent nothing to rank " + std::to_string(rank.number),
+         [&] { return !box.empty(); });
+    posted = box.front();
+    box.pop_front();
+  }
+  if (posted->bytes != message.bytes)
+    throw RequestError(Status::kInternal, "",
+                       "rank " + std::to_string(message.peer) + " sent " + std::to_string(posted->bytes) +
+                           " bytes to rank " + std::to_string(rank.number) + ", which expected " +
+                           std::to_string(message.bytes));
+  CudaEvent* taken = nullptr;
+  if (posted->ready != nullptr) {
+    posted->ready->wait_on(stream);
+    const fovea_device from = ranks_[static_cast<size_t>(message.peer)].device;
+    copy_between_devices(rank.device.id, message.data, from.id, posted->data, message.bytes, stream);
+    taken = event(rank);
+    taken->record(stream);
+  } else if (message.bytes > 0) {
+    std::memcpy(message.data, posted->data, message.bytes);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    posted->taken = taken;
+    posted->is_taken = true;
+  }
+  changed_.notify_all();
+}
+
+void ThreadGroup::finish(Rank& rank, void* stream) {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    if (rank.steps.empty()) throw RequestError(Status::kInternal, "", "no step is started");
+    step = std::move(rank.steps.front());
+    rank.steps.pop_front();
+  }
+  for (const fovea_message& message : step.receives) receive(rank, message, stream);
+  // The memory of what this rank sent is its own again.
+  for (const std::shared_ptr<Posted>& message : step.sends) {
+    {
+      std::unique_lock lock(mutex_);
+      wait(lock, "nobody took a message of rank " + std::to_string(rank.number),
+           [&] { return message->is_taken; });
+    }
+    if (message->taken != nullptr) message->taken->wait_on(stream);
+  }
+}
+
+void ThreadGroup::stop(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_.empty()) stopped_ = reason.empty() ? "a rank stopped" : reason;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace fovea::distributed

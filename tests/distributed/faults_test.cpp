@@ -1,0 +1,229 @@
+// What goes wrong on one rank is an error on all, in time, and names the rank.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fovea/fovea_distributed.h"
+
+namespace fovea {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int64_t kRows = 4, kHeads = 2, kSize = 8, kAll = kRanks * kRows;
+
+/// One rank's tensors: (1, 4, 2, 8) float32.
+struct Tensors {
+  std::array<int64_t, 4> shape{1, kRows, kHeads, kSize};
+  std::vector<float> q, k, v, o;
+  std::array<fovea_tensor, 4> views{};
+  fovea_problem problem = FOVEA_PROBLEM_INIT;
+
+  Tensors() : q(kRows * kHeads * kSize, 0.5f), k(q), v(q), o(q.size(), -7.0f) {
+    for (size_t i = 0; i < 4; ++i) {
+      views[i].data = std::array{&q, &k, &v, &o}[i]->data();
+      views[i].device = {FOVEA_CPU, 0};
+      views[i].ndim = 4;
+      views[i].dtype = {FOVEA_CODE_FLOAT, 32, 1};
+      views[i].shape = shape.data();
+    }
+    problem.q = &views[0];
+    problem.k = &views[1];
+    problem.v = &views[2];
+    problem.o = &views[3];
+  }
+};
+
+struct Setting {
+  std::vector<fovea_piece> pieces = {{0, 0, kRows}, {1, kRows, 2 * kRows}, {2, 2 * kRows, kAll}};
+  Tensors tensors;
+  fovea_distributed_problem problem{};
+  fovea_distributed_options options{};
+  bool stays_away = false;  ///< makes no plan at all
+  bool bad_run = false;     ///< runs without a workspace
+
+  Setting() {
+    problem.struct_size = sizeof problem;
+    options.struct_size = sizeof options;
+    options.heads_ranks = 1;
+  }
+};
+
+/// Errors of the ranks, "" for none.
+std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Setting&)>& change) {
+  fovea_thread_options options{};
+  options.struct_size = sizeof options;
+  options.deadline_ms = 300;
+  fovea_thread_group* group = nullptr;
+  EXPECT_EQ(fovea_thread_group_create(kRanks, nullptr, &options, &group), FOVEA_OK);
+  std::array<std::string, kRanks> errors;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Setting s;
+      change(rank, s);
+      if (s.stays_away) return;
+      s.problem.local = &s.tensors.problem;
+      s.problem.queries = s.pieces.data();
+      s.problem.num_queries = static_cast<int64_t>(s.pieces.size());
+      fovea_transport transport{};
+      ASSERT_EQ(fovea_thread_transport(group, rank, &transport), FOVEA_OK);
+      fovea_distributed_plan* plan = nullptr;
+      std::string& error = errors[static_cast<size_t>(rank)];
+      if (fovea_distributed_plan_create(&transport, &s.problem, &s.options, &plan) != FOVEA_OK) {
+        error = fovea_last_error();
+        return;
+      }
+      const size_t size = fovea_distributed_plan_workspace_size(plan);
+      std::vector<unsigned char> memory(size + 256);
+      fovea_buffers b = FOVEA_BUFFERS_INIT;
+      b.q = s.tensors.q.data();
+      b.k = s.tensors.k.data();
+      b.v = s.tensors.v.data();
+      b.o = s.tensors.o.data();
+      b.workspace = memory.data() + 256 - reinterpret_cast<uintptr_t>(memory.data()) % 256;
+      b.workspace_size = s.bad_run ? 0 : size;
+      if (fovea_distributed_run(plan, &b) != FOVEA_OK) error = fovea_last_error();
+      fovea_distributed_plan_destroy(plan);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  fovea_thread_group_destroy(group);
+  return errors;
+}
+
+void expect_in(const std::string& error, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(error.find(part), std::string::npos) << error << "\nlacks " << part;
+}
+
+TEST(Faults, NoneOnRightRanks) {
+  for (const std::string& error : run_ranks([](int, Setting&) {})) EXPECT_EQ(error, "");
+}
+
+TEST(Faults, RankThatCannotPlanTellsTheOthers) {
+  const auto errors = run_ranks([](int rank, Setting& s) {
+    if (rank == 1) s.tensors.problem.dropout = 0.5;
+  });
+  expect_in(errors[1], {"local.dropout", "expected none"});
+  for (const size_t rank : {0, 2}) expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
+}
+
+TEST(Faults, DifferentProblems) {
+  const auto errors = run_ranks([](int rank, Setting& s) {
+    if (rank == 2) s.tensors.problem.causal = 1;
+  });
+  for (const std::string& error : errors)
+    expect_in(error, {"problem: got another one on rank", "the same sizes"});
+}
+
+TEST(Faults, RankThatIsMissing) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors = run_ranks([](int rank, Setting& s) { s.stays_away = rank == 0; });
+  for (const size_t rank : {1, 2}) expect_in(errors[rank], {"rank 0", "within 300 ms"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(Faults, RankThatFailsInARunTellsTheOthers) {
+  const auto errors = run_ranks([](int rank, Setting& s) { s.bad_run = rank == 1; });
+  expect_in(errors[1], {"workspace", "fovea_distributed_plan_workspace_size"});
+  for (const size_t rank : {0, 2}) expect_in(errors[rank], {"rank 1", "workspace"});
+}
+
+TEST(Faults, MessageOfAnotherSize) {
+  fovea_thread_options options{};
+  options.struct_size = sizeof options;
+  options.deadline_ms = 300;
+  fovea_thread_group* group = nullptr;
+  ASSERT_EQ(fovea_thread_group_create(2, nullptr, &options, &group), FOVEA_OK);
+  std::array<std::string, 2> errors;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      fovea_transport t{};
+      fovea_thread_transport(group, rank, &t);
+      std::array<char, 64> memory{};
+      const fovea_message message{1 - rank, memory.data(), 32};
+      const fovea_message received{1 - rank, memory.data() + 32, rank == 0 ? size_t{32} : size_t{16}};
+      t.start(t.context, &message, 1, &received, 1, nullptr);
+      if (t.finish(t.context, nullptr) != FOVEA_OK) {
+        errors[static_cast<size_t>(rank)] = t.error(t.context);
+        t.stop(t.context, errors[static_cast<size_t>(rank)].c_str());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  fovea_thread_group_destroy(group);
+  expect_in(errors[1], {"rank 0 sent 32 bytes to rank 1, which expected 16"});
+}
+
+/// Wrong arguments, on all ranks alike.
+TEST(Faults, WrongArguments) {
+  struct Case {
+    const char* name;
+    std::function<void(Setting&)> change;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases = {
+      {"row_twice", [](Setting& s) { s.pieces[1].begin = 3; }, {"queries", "row 3 in two pieces"}},
+      {"row_missing", [](Setting& s) { s.pieces[1].begin = 5; }, {"queries", "no piece with row 4"}},
+      {"no_such_rank", [](Setting& s) { s.pieces[2].rank = 3; }, {"queries[2]", "rank 3", "from 0 to 2"}},
+      {"backwards",
+       [](Setting& s) {
+         s.pieces[2] = {2, 9, 8};
+       },
+       {"queries[2]", "[9, 8)", "begin <= end"}},
+      {"rows_of_another_rank",
+       [](Setting& s) {
+         s.pieces = {{0, 0, kAll}};
+       },
+       {"local.q", "shape (1, 4, 2, 8)"}},
+      {"no_o", [](Setting& s) { s.tensors.problem.o = nullptr; }, {"local.o", "NULL"}},
+      {"divisor", [](Setting& s) { s.options.heads_ranks = 2; }, {"heads_ranks: got 2", "divisor of 3"}},
+      {"stages", [](Setting& s) { s.options.stages = 4; }, {"stages: got 4", "at most 3"}},
+      {"negative_limit", [](Setting& s) { s.options.memory_limit = -1; }, {"memory_limit"}},
+      {"rate", [](Setting& s) { s.options.flops_per_second = -1; }, {"flops_per_second"}},
+      {"backend",
+       [](Setting& s) {
+         static fovea_options attention = [] {
+           fovea_options o = FOVEA_OPTIONS_INIT;
+           o.backend = "none";
+           return o;
+         }();
+         s.options.attention = &attention;
+       },
+       {"backend", "none"}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    for (const std::string& error : run_ranks([&](int, Setting& s) { c.change(s); }))
+      expect_in(error, c.parts);
+  }
+}
+
+TEST(Faults, WrongStructs) {
+  fovea_thread_group* group = nullptr;
+  EXPECT_EQ(fovea_thread_group_create(0, nullptr, nullptr, &group), FOVEA_INVALID_ARGUMENT);
+  expect_in(fovea_last_error(), {"size: got 0"});
+  ASSERT_EQ(fovea_thread_group_create(1, nullptr, nullptr, &group), FOVEA_OK);
+  fovea_transport transport{};
+  EXPECT_EQ(fovea_thread_transport(group, 1, &transport), FOVEA_INVALID_ARGUMENT);
+  expect_in(fovea_last_error(), {"rank: got 1"});
+  ASSERT_EQ(fovea_thread_transport(group, 0, &transport), FOVEA_OK);
+  fovea_distributed_problem problem{};
+  fovea_distributed_plan* plan = nullptr;
+  EXPECT_EQ(fovea_distributed_plan_create(&transport, &problem, nullptr, &plan), FOVEA_INVALID_ARGUMENT);
+  expect_in(fovea_last_error(), {"problem: got struct_size 0"});
+  transport.finish = nullptr;
+  problem.struct_size = sizeof problem;
+  EXPECT_EQ(fovea_distributed_plan_create(&transport, &problem, nullptr, &plan), FOVEA_INVALID_ARGUMENT);
+  expect_in(fovea_last_error(), {"transport", "NULL"});
+  fovea_thread_group_destroy(group);
+}
+
+}  // namespace
+}  // namespace fovea

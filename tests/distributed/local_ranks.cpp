@@ -1,0 +1,247 @@
+// The definitions of local_ranks.hpp.
+#include "distributed/local_ranks.hpp"
+
+#include <algorithm>
+#include <map>
+#include <thread>
+
+namespace fovea::distributed_tests {
+
+using namespace verify;
+
+namespace {
+
+constexpr std::array kRowRoles = {Role::kQ,  Role::kK,    Role::kV,  Role::kO,  Role::kLse,
+                                  Role::kDO, Role::kDLse, Role::kDQ, Role::kDK, Role::kDV};
+
+bool is_statistic(Role role) {
+  return role == Role::kLse || role == Role::kDLse;
+}
+
+/// The axis of rows of a tensor.
+size_t row_axis(Role role, bool packed) {
+  if (is_statistic(role)) return packed ? 1 : 2;
+  return packed ? 0 : 1;
+}
+
+/// Visits the indices of a shape in dense order.
+template <class Visit>
+void for_each_index(const Sizes& shape, Visit&& visit) {
+  Sizes index(shape.size(), 0);
+  for (int64_t n = product(shape); n > 0; --n) {
+    visit(index);
+    for (size_t axis = shape.size(); axis-- > 0;) {
+      if (++index[axis] < shape[axis]) break;
+      index[axis] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+/// One rank's tensors, with guards.
+struct LocalRanks::Rank {
+  int number = 0;
+  std::map<Role, std::unique_ptr<OwnedTensor>> tensors;
+  std::array<fovea_tensor, kRoles> views{};
+  fovea_problem problem = FOVEA_PROBLEM_INIT;
+  fovea_buffers buffers = FOVEA_BUFFERS_INIT;
+  std::string reason, failure;
+  int64_t messages = 0, bytes = 0;  ///< by the plan
+};
+
+LocalRanks::LocalRanks(const OwnedProblem& problem, Division division)
+    : x_(problem), division_(std::move(division)) {
+  if (!x_.spec.packed()) return;
+  starts_q_ = starts_k_ = {0};
+  for (const int32_t length : x_.spec.lengths_q) starts_q_.push_back(starts_q_.back() + length);
+  for (const int32_t length : x_.spec.lengths_k) starts_k_.push_back(starts_k_.back() + length);
+}
+
+bool LocalRanks::has_rows_of_keys(Role role) const {
+  return role == Role::kK || role == Role::kV || role == Role::kDK || role == Role::kDV;
+}
+
+std::vector<int64_t> LocalRanks::rows_of(int rank, bool keys) const {
+  std::vector<int64_t> rows;
+  if (!keys && division_.queries_everywhere) {
+    const int64_t total = x_[Role::kQ].shape()[row_axis(Role::kQ, x_.spec.packed())];
+    for (int64_t row = 0; row < total; ++row) rows.push_back(row);
+    return rows;
+  }
+  for (const fovea_piece& piece : keys ? division_.keys : division_.queries) {
+    if (piece.rank != rank) continue;
+    for (int64_t row = piece.begin; row < piece.end; ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+void LocalRanks::deal(Rank& rank, Role role, bool empty) {
+  const OwnedTensor& whole = x_[role];
+  const size_t axis = row_axis(role, x_.spec.packed());
+  const std::vector<int64_t> rows = rows_of(rank.number, has_rows_of_keys(role));
+  Sizes shape = whole.shape();
+  shape[axis] = static_cast<int64_t>(rows.size());
+  // Gaps between rows on every second rank; memory ends at an unreadable page on some.
+  Sizes strides = compact_strides(shape);
+  if (rank.number % 2 == 1) {
+    int64_t next = 1;
+    for (size_t i = shape.size(); i-- > 0;) {
+      strides[i] = next;
+      next = next * std::max<int64_t>(shape[i], 1) + 3;
+    }
+  }
+  const Placement placement = rank.number % 3 == 1 ? Placement::kPageEnd : Placement::kGuarded;
+  auto& tensor = rank.tensors[role];
+  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement);
+  tensor->poison();
+  if (empty) return;
+  for_each_index(shape, [&](const Sizes& index) {
+    Sizes from = index;
+    from[axis] = rows[static_cast<size_t>(index[axis])];
+    tensor->set(index, whole.get(from));
+  });
+}
+
+void LocalRanks::collect(const Rank& rank, Role role) {
+  const size_t axis = row_axis(role, x_.spec.packed());
+  const std::vector<int64_t> rows = rows_of(rank.number, has_rows_of_keys(role));
+  const OwnedTensor& tensor = *rank.tensors.at(role);
+  for_each_index(tensor.shape(), [&](const Sizes& index) {
+    Sizes to = index;
+    to[axis] = rows[static_cast<size_t>(index[axis])];
+    x_[role].set(to, tensor.get(index));
+  });
+}
+
+std::string LocalRanks::describe(Rank& rank, fovea_pass pass) {
+  for (const Role role : kRowRoles) {
+    if (!x_.takes_part(role, pass)) continue;
+    deal(rank, role, OwnedProblem::is_output(role, pass));
+  }
+  for (const Role role : {Role::kSink, Role::kDSink}) {
+    if (!x_.takes_part(role, pass)) continue;
+    auto& tensor = rank.tensors[role];
+    tensor = std::make_unique<OwnedTensor>(Type::kF32, x_[role].shape(), x_[role].strides());
+    tensor->poison();
+    if (role == Role::kSink) tensor->assign(x_[role].values());
+  }
+  for (const auto& [role, tensor] : rank.tensors) {
+    const auto place = static_cast<size_t>(role);
+    rank.views[place] = tensor->view(true);
+    rank.problem.*kRoleInfos[place].tensor = &rank.views[place];
+    set_pointer(rank.buffers, role, tensor->data());
+  }
+  const ProblemSpec& s = x_.spec;
+  rank.problem.pass = pass;
+  rank.problem.scale = s.scale;
+  rank.problem.causal = s.causal ? 1 : 0;
+  rank.problem.window_left = s.window_left;
+  rank.problem.window_right = s.window_right;
+  rank.problem.softcap = s.softcap;
+  return "";
+}
+
+std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport) {
+  describe(rank, pass);
+  fovea_distributed_problem problem{};
+  problem.struct_size = sizeof problem;
+  problem.local = &rank.problem;
+  problem.queries = division_.queries_everywhere ? nullptr : division_.queries.data();
+  problem.num_queries = static_cast<int64_t>(division_.queries.size());
+  problem.keys = division_.keys.data();
+  problem.num_keys = static_cast<int64_t>(division_.keys.size());
+  if (x_.spec.packed()) {
+    problem.num_sequences = static_cast<int64_t>(x_.spec.lengths_q.size());
+    problem.cu_seqlens_q = starts_q_.data();
+    problem.cu_seqlens_k = starts_k_.data();
+  }
+  fovea_options attention = FOVEA_OPTIONS_INIT;
+  attention.num_threads = 1;
+  attention.deterministic = division_.deterministic ? 1 : 0;
+  fovea_distributed_options options{};
+  options.struct_size = sizeof options;
+  options.attention = &attention;
+  options.heads_ranks = division_.heads_ranks;
+  options.stages = division_.stages;
+  options.memory_limit = division_.memory_limit;
+  fovea_distributed_plan* made = nullptr;
+  if (fovea_distributed_plan_create(&transport, &problem, &options, &made) != FOVEA_OK)
+    return std::string("plan: ") + fovea_last_error();
+  const std::unique_ptr<fovea_distributed_plan, void (*)(fovea_distributed_plan*)> plan(
+      made, [](fovea_distributed_plan* p) { fovea_distributed_plan_destroy(p); });
+  rank.reason = fovea_distributed_plan_reason(made);
+  fovea_distributed_plan_sends(made, &rank.messages, &rank.bytes);
+  const size_t size = fovea_distributed_plan_workspace_size(made);
+  constexpr size_t kAlignment = 256;
+  std::vector<unsigned char> memory(size + 2 * kAlignment, kPattern);
+  auto* aligned = memory.data() + kAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kAlignment;
+  rank.buffers.workspace = aligned;
+  rank.buffers.workspace_size = size;
+  if (fovea_distributed_run(made, &rank.buffers) != FOVEA_OK)
+    return std::string("run: ") + fovea_last_error();
+  const auto* end = memory.data() + memory.size();
+  if (std::any_of(aligned + size, const_cast<unsigned char*>(end),
+                  [](unsigned char b) { return b != kPattern; }))
+    return "workspace: written outside";
+  for (const auto& [role, tensor] : rank.tensors) {
+    if (!OwnedProblem::is_output(role, pass)) continue;
+    if (const std::string wrong = tensor->check_written(); !wrong.empty())
+      return name_of(role) + (": " + wrong);
+  }
+  return "";
+}
+
+std::string LocalRanks::run(fovea_pass pass) {
+  fovea_thread_options options{};
+  options.struct_size = sizeof options;
+  options.deadline_ms = 20'000;
+  options.delay_us = division_.delay_us;
+  options.seed = x_.spec.data_seed;
+  fovea_thread_group* group = nullptr;
+  if (fovea_thread_group_create(division_.ranks, nullptr, &options, &group) != FOVEA_OK)
+    return fovea_last_error();
+  std::vector<Rank> ranks(static_cast<size_t>(division_.ranks));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < division_.ranks; ++i) {
+    Rank& rank = ranks[static_cast<size_t>(i)];
+    rank.number = i;
+    threads.emplace_back([this, &rank, pass, group] {
+      fovea_transport transport{};
+      rank.failure = fovea_thread_transport(group, rank.number, &transport) == FOVEA_OK
+                         ? run_rank(rank, pass, transport)
+                         : fovea_last_error();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::string failure;
+  for (int i = 0; i < division_.ranks && failure.empty(); ++i) {
+    const Rank& rank = ranks[static_cast<size_t>(i)];
+    if (!rank.failure.empty()) failure = "rank " + std::to_string(i) + ": " + rank.failure;
+    // Making the plan takes a message to each other rank.
+    int64_t messages = 0, bytes = 0;
+    fovea_thread_sent(group, i, &messages, &bytes);
+    if (failure.empty() && messages - (division_.ranks - 1) != rank.messages)
+      failure = "rank " + std::to_string(i) + " sent " + std::to_string(messages - division_.ranks + 1) +
+                " messages, the plan says " + std::to_string(rank.messages);
+  }
+  fovea_thread_group_destroy(group);
+  if (!failure.empty()) return failure;
+  reason_ = ranks[0].reason;
+  for (const Role role : {Role::kO, Role::kLse, Role::kDQ, Role::kDK, Role::kDV, Role::kDSink}) {
+    if (!x_.takes_part(role, pass) || !OwnedProblem::is_output(role, pass)) continue;
+    x_[role].poison();
+    for (const Rank& rank : ranks) {
+      if (role == Role::kDSink) {
+        if (rank.number > 0 && rank.tensors.at(role)->values() != ranks[0].tensors.at(role)->values())
+          return "dsink is not the same on all ranks";
+        x_[role].assign(rank.tensors.at(role)->values());
+      } else {
+        collect(rank, role);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace fovea::distributed_tests

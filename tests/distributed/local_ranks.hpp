@@ -1,0 +1,51 @@
+// A problem of the suite, computed on ranks that are threads: its rows are dealt out, and the results put together again.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fovea/fovea_distributed.h"
+#include "verify/owned_problem.hpp"
+
+namespace fovea::distributed_tests {
+
+struct Division {
+  int ranks = 1;
+  std::vector<fovea_piece> queries, keys;
+  bool queries_everywhere = false;
+  int heads_ranks = 0, stages = 0;  ///< 0: chosen
+  int64_t memory_limit = 0;
+  int64_t delay_us = 0;
+  bool deterministic = false;
+};
+
+/// Threads that each compute their part of a problem.
+class LocalRanks {
+ public:
+  LocalRanks(const verify::OwnedProblem& problem, Division division);
+
+  /// Computes a pass, and writes the whole result to the problem's outputs. Returns "" or what went wrong.
+  std::string run(fovea_pass pass);
+  /// What the plan of rank 0 says of itself.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  struct Rank;
+  std::string run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport);
+  std::string describe(Rank& rank, fovea_pass pass);
+  bool has_rows_of_keys(verify::Role role) const;
+  /// The rows of the whole axis that a rank holds, in its order.
+  std::vector<int64_t> rows_of(int rank, bool keys) const;
+  void deal(Rank& rank, verify::Role role, bool empty);
+  void collect(const Rank& rank, verify::Role role);
+
+  const verify::OwnedProblem& x_;
+  Division division_;
+  std::vector<int32_t> starts_q_, starts_k_;
+  std::string reason_;
+};
+
+}  // namespace fovea::distributed_tests

@@ -1,0 +1,236 @@
+// Cuts, calls and exchanges: each pair that a query sees is computed once, on one rank, and what is sent is what is expected.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "distributed/exchange.hpp"
+#include "distributed/schedule.hpp"
+#include "verify/random.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+using verify::Random;
+
+bool sees(const Sequence& s, const Window& window, int64_t query, int64_t key) {
+  const int64_t diagonal = query - s.queries.begin + s.shift() + s.keys.begin;
+  return (window.left < 0 || key >= diagonal - window.left) &&
+         (window.right < 0 || key <= diagonal + window.right);
+}
+
+/// Every cut of a small sequence, pair by pair.
+TEST(Cut, HasThePairsThatAreSeen) {
+  for (const int64_t sq : {1, 3, 4}) {
+    for (const int64_t sk : {1, 2, 6}) {
+      const Sequence s{{10, 10 + sq}, {20, 20 + sk}};
+      for (int64_t left = -1; left <= sk; ++left) {
+        for (int64_t right = -1; right <= sq; ++right) {
+          const Window window{left, right};
+          for (int64_t a = 10; a < 10 + sq; ++a) {
+            for (int64_t b = a + 1; b <= 10 + sq; ++b) {
+              for (int64_t c = 20; c < 20 + sk; ++c) {
+                for (int64_t d = c + 1; d <= 20 + sk; ++d) {
+                  const auto made = cut(s, {a, b}, {c, d}, window);
+                  for (int64_t i = a; i < b; ++i) {
+                    for (int64_t j = c; j < d; ++j) {
+                      bool in_cut = made && i >= made->queries.begin && i < made->queries.end &&
+                                    j >= made->keys.begin && j < made->keys.end;
+                      if (in_cut) in_cut = sees({made->queries, made->keys}, made->window, i, j);
+                      ASSERT_EQ(in_cut, sees(s, window, i, j))
+                          << "sq" << sq << " sk" << sk << " left" << left << " right" << right << " queries "
+                          << a << ".." << b << " keys " << c << ".." << d << " pair " << i << "," << j;
+                    }
+                  }
+                  if (made && left >= 0) {
+                    ASSERT_GE(made->window.left, 0);
+                  }
+                  if (made && right >= 0) {
+                    ASSERT_GE(made->window.right, 0);
+                  }
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+Placement random_placement(Random& random, int64_t total, int ranks) {
+  Placement placement{total, std::vector<Holding>(static_cast<size_t>(ranks))};
+  std::vector<Range> pieces;
+  for (int64_t at = 0; at < total;) {
+    const int64_t end = std::min(total, at + random.between(1, std::max<int64_t>(1, total / ranks)));
+    pieces.push_back({at, end});
+    at = end;
+  }
+  std::vector<int64_t> next(static_cast<size_t>(ranks), 0);
+  for (size_t i = pieces.size(); i-- > 0;) {
+    const auto rank = static_cast<size_t>(random.between(0, ranks - 1));
+    placement.of_rank[rank].push_back({pieces[i], next[rank]});
+    next[rank] += pieces[i].size();
+  }
+  return placement;
+}
+
+Shape random_shape(Random& random) {
+  Shape shape;
+  shape.ranks = static_cast<int>(random.between(1, 7));
+  shape.heads_kv = random.between(1, 5);
+  shape.heads_q = shape.heads_kv * random.between(1, 3);
+  if (random.chance(0.6)) shape.window = {random.between(-1, 12), random.between(-1, 8)};
+  if (random.chance(0.4)) shape.window = {-1, 0};
+  int64_t queries = 0, keys = 0;
+  for (int64_t n = random.between(1, 5); n > 0; --n) {
+    const Sequence s{{queries, queries + random.between(0, 14)}, {keys, keys + random.between(0, 14)}};
+    shape.sequences.push_back(s);
+    queries = s.queries.end;
+    keys = s.keys.end;
+  }
+  shape.queries = random_placement(random, queries, shape.ranks);
+  shape.keys = random_placement(random, keys, shape.ranks);
+  return shape;
+}
+
+Method random_method(Random& random, int ranks) {
+  std::vector<int> divisors;
+  for (int g = 1; g <= ranks; ++g) {
+    if (ranks % g == 0) divisors.push_back(g);
+  }
+  const int g = divisors[static_cast<size_t>(random.between(0, static_cast<int64_t>(divisors.size()) - 1))];
+  return {g, static_cast<int>(random.between(1, ranks / g))};
+}
+
+/// The row of an axis that lies at a place of a holding.
+int64_t row_at(const Holding& holding, int64_t at) {
+  for (const Held& held : holding) {
+    if (at >= held.at && at < held.at + held.rows.size()) return held.rows.begin + at - held.at;
+  }
+  ADD_FAILURE() << "nothing lies at " << at;
+  return -1;
+}
+
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // query and key, how often
+
+/// Counts the pairs of a call on the axes.
+void count_pairs(const Call& call, const Holding& queries, const Holding& keys, Pairs& pairs) {
+  std::vector<int32_t> starts_q = call.starts_q, starts_k = call.starts_k;
+  if (starts_q.empty()) {
+    starts_q = {0, static_cast<int32_t>(call.q_rows)};
+    starts_k = {0, static_cast<int32_t>(call.k_rows)};
+  }
+  for (size_t n = 1; n < starts_q.size(); ++n) {
+    const Sequence s{{starts_q[n - 1], starts_q[n]}, {starts_k[n - 1], starts_k[n]}};
+    EXPECT_LE(s.queries.size(), call.longest_q);
+    EXPECT_LE(s.keys.size(), call.longest_k);
+    for (int64_t i = s.queries.begin; i < s.queries.end; ++i) {
+      for (int64_t j = s.keys.begin; j < s.keys.end; ++j) {
+        if (sees(s, call.window, i, j))
+          ++pairs[{row_at(queries, call.q_at + i), row_at(keys, call.k_at + j)}];
+      }
+    }
+  }
+}
+
+TEST(Schedule, ComputesEachPairOnce) {
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    Random random(seed);
+    const Shape shape = random_shape(random);
+    const Schedule schedule(shape, random_method(random, shape.ranks));
+    std::map<int64_t, Pairs> by_head;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      for (int stage = 0; stage < schedule.stages(); ++stage) {
+        Pairs pairs;
+        double counted = 0;
+        for (const Call& call : schedule.calls(rank, stage)) {
+          count_pairs(call, schedule.queries(rank), schedule.keys(rank, stage), pairs);
+          counted += pairs_of(call);
+        }
+        double all = 0;
+        for (const auto& [pair, times] : pairs) all += times;
+        ASSERT_EQ(all, counted) << "seed " << seed;
+        const Range heads = schedule.heads_q(rank);
+        for (int64_t head = heads.begin; head < heads.end; ++head) {
+          for (const auto& [pair, times] : pairs) by_head[head][pair] += times;
+        }
+      }
+    }
+    for (int64_t head = 0; head < shape.heads_q; ++head) {
+      size_t expected = 0;
+      for (const Sequence& s : shape.sequences) {
+        for (int64_t i = s.queries.begin; i < s.queries.end; ++i) {
+          for (int64_t j = s.keys.begin; j < s.keys.end; ++j) {
+            if (!sees(s, shape.window, i, j)) continue;
+            ++expected;
+            ASSERT_EQ((by_head[head][{i, j}]), 1)
+                << "seed " << seed << " head " << head << " pair " << i << "," << j;
+          }
+        }
+      }
+      ASSERT_EQ(by_head[head].size(), expected) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Schedule, TakesEmptyRanksAndSequences) {
+  Shape shape;
+  shape.ranks = 3;
+  shape.heads_q = shape.heads_kv = 2;
+  shape.sequences = {{{0, 0}, {0, 0}}, {{0, 4}, {0, 4}}, {{4, 4}, {4, 4}}};
+  shape.queries = shape.keys = {4, {{}, {{{0, 4}, 0}}, {}}};
+  for (const Method method : {Method{1, 1}, {1, 3}, {3, 1}}) {
+    const Schedule schedule(shape, method);
+    double pairs = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      for (int stage = 0; stage < schedule.stages(); ++stage)
+        pairs += schedule.pairs(rank, stage) * static_cast<double>(schedule.heads_q(rank).size());
+    }
+    EXPECT_EQ(pairs, 4 * 4 * 2);
+  }
+}
+
+/// What one rank sends to another is what that one expects, and each row and head of a target is written once.
+TEST(Exchange, BothSidesAgree) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    const Shape shape = random_shape(random);
+    const Schedule schedule(shape, random_method(random, shape.ranks));
+    const fovea_dtype type{FOVEA_CODE_FLOAT, 16, 1};
+    for (int stage = 0; stage < schedule.stages(); ++stage) {
+      std::vector<Exchange> of_rank;
+      for (int rank = 0; rank < shape.ranks; ++rank) {
+        Flow flow{{}, {}, {0, 0, 0, 6, 2}, {1, 0, 0, 6, 2}, 1, 1, type, {type, type, false}};
+        for (int other = 0; other < shape.ranks; ++other) {
+          flow.from.push_back({shape.keys.of_rank[static_cast<size_t>(other)], {0, shape.heads_kv}});
+          flow.to.push_back({schedule.keys(other, stage), schedule.heads_kv(other)});
+        }
+        of_rank.push_back(exchange_of(rank, {flow}, 0));
+        std::set<std::pair<int64_t, int64_t>> written;
+        for (const PlannedMove& move : of_rank.back().unpack) {
+          for (const PlannedBox& box : move.boxes) {
+            for (int64_t row = 0; row < box.rows; ++row) {
+              for (int64_t head = 0; head < box.heads; ++head)
+                ASSERT_TRUE(written.insert({box.to.offset / 6 + row, box.to.offset % 6 / 2 + head}).second);
+            }
+          }
+        }
+        const auto rows = static_cast<size_t>(count(schedule.keys(rank, stage)));
+        ASSERT_EQ(written.size(), rows * static_cast<size_t>(schedule.heads_kv(rank).size()))
+            << "seed " << seed;
+      }
+      for (int from = 0; from < shape.ranks; ++from) {
+        for (const Exchange::Message& sent : of_rank[static_cast<size_t>(from)].sends) {
+          int found = 0;
+          for (const Exchange::Message& expected : of_rank[static_cast<size_t>(sent.peer)].receives)
+            found += expected.peer == from && expected.bytes == sent.bytes;
+          ASSERT_EQ(found, 1) << "seed " << seed << " from " << from << " to " << sent.peer;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::distributed
