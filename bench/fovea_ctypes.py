@@ -16,7 +16,8 @@ CPU, CUDA = 1, 2
 _ALIGNMENT = 64
 _DTYPES = {"float32": (2, 32), "float64": (2, 64), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "bool": (6, 8), "float8_e4m3fn": (10, 8)}
 
-_HEADER = Path(__file__).resolve().parents[1] / "include" / "fovea" / "fovea.h"
+_HEADERS = Path(__file__).resolve().parents[1] / "include" / "fovea"
+_HEADER = _HEADERS / "fovea.h"
 _CONSTANTS = {
     name: int(value)
     for name, value in re.findall(r"#define (FOVEA_\w+) (\d+)$", _HEADER.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -27,13 +28,16 @@ _TYPES: dict[str, Any] = {
     "char*": ctypes.c_char_p,
     "void*": ctypes.c_void_p,
     "int64_t*": ctypes.POINTER(ctypes.c_int64),
+    "int32_t*": ctypes.POINTER(ctypes.c_int32),
     **{f"{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
-    """The struct of fovea.h as it stands there. A field named by a keyword of Python ("pass") gets a trailing "_"."""
-    text = re.sub(r"/\*.*?\*/", "", _HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    """The struct of fovea.h or fovea_distributed.h as it stands there. A field named by a keyword of Python ("pass") gets a
+    trailing "_"."""
+    headers = "".join((_HEADERS / file).read_text(encoding="utf-8") for file in ("fovea.h", "fovea_distributed.h"))
+    text = re.sub(r"/\*.*?\*/", "", headers, flags=re.DOTALL)
     (body,) = re.findall(rf"typedef struct {name} {{(.*?)}} {name};", text, flags=re.DOTALL)
     fields = []
     for declaration in body.split(";"):

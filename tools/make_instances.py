@@ -26,7 +26,7 @@ DTYPES = {  # name -> (enumerator of DType, element type of CUDA, header)
     "bf16": ("kBF16", "__nv_bfloat16", "cuda_bf16.h"),
     "f32": ("kF32", "float", None),
 }
-KINDS = {"append": "kAppend", "merge": "kMerge", "forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
+KINDS = {"append": "kAppend", "merge": "kMerge", "move": "kMove", "forward": "kForward", "bf16x3": "kBf16x3", "combine": "kCombine", "backward": "kBackward",
          "backward_bf16x3": "kBackwardBf16x3", "preprocess": "kPreprocess",
          "postprocess": "kPostprocess", "list_zeros": "kListZeros", "list_gradients": "kListGradients",
          "dbias": "kDBias", "dsink": "kDSink", "named_zeros": "kNamedZeros",

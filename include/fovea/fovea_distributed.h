@@ -68,11 +68,15 @@ FOVEA_API fovea_status fovea_thread_transport(fovea_thread_group* group, int32_t
 FOVEA_API fovea_status fovea_thread_sent(const fovea_thread_group* group, int32_t rank, int64_t* messages,
                                          int64_t* bytes) FOVEA_NOEXCEPT;
 
-/* Ranks of an NCCL communicator (an ncclComm_t) of CUDA device `device`, which stays the caller's. libnccl.so.2 is opened at run time,
- * or the one that the program has loaded. Steps are put on streams; where another rank is gone, the stream waits until
- * `stop` is called, which aborts the communicator. *transport is to be closed. */
-FOVEA_API fovea_status fovea_nccl_transport_open(void* communicator, int32_t device,
+/* Ranks of an NCCL communicator (an ncclComm_t) of CUDA device `device`, which stays the caller's. The program's own libnccl.so.2 is
+ * used, or opened at run time. Steps are put on streams and the host does not wait. Where the messages of a step have not arrived
+ * `deadline_ms` after the call that began it (0: no deadline), or this rank stops, the communicator is aborted: streams get past its
+ * work with outputs that are not to be read, later calls fail, and the caller no longer uses or destroys the communicator. *transport
+ * is to be closed. */
+FOVEA_API fovea_status fovea_nccl_transport_open(void* communicator, int32_t device, int64_t deadline_ms,
                                                  fovea_transport* transport) FOVEA_NOEXCEPT;
+/* FOVEA_OK, or what went wrong so far: to be asked once the stream is past a run, before results are used. */
+FOVEA_API fovea_status fovea_nccl_transport_check(const fovea_transport* transport) FOVEA_NOEXCEPT;
 FOVEA_API void fovea_nccl_transport_close(fovea_transport* transport) FOVEA_NOEXCEPT;
 
 /* ---- the problem ---- */
@@ -110,7 +114,8 @@ typedef struct fovea_distributed_options {
   size_t struct_size;
   const fovea_options* attention; /* of the calls on each rank; may be NULL */
   int32_t heads_ranks; /* ranks in a row that exchange rows for heads; divides their number. 0: chosen */
-  int32_t stages; /* steps in which keys come, at most one for each group of heads_ranks ranks. 0: chosen */
+  int32_t
+      stages; /* steps in which keys come, at most one for each group of heads_ranks ranks; where all ranks share heads, parts of a rank's heads. 0: chosen */
   int32_t ranks_per_host; /* 0: all ranks are on one host */
   int64_t memory_limit;   /* bytes of the workspace of a rank that choices keep to; 0: none */
   double flops_per_second, link_bytes_per_second,

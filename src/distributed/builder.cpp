@@ -78,9 +78,7 @@ Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank
       queries_(schedule.queries(rank)),
       rows_(count(queries_)),
       local_q_(count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])),
-      local_k_(count(problem.shape.keys.of_rank[static_cast<size_t>(rank)])),
-      heads_q_(schedule.heads_q(rank)),
-      heads_kv_(schedule.heads_kv(rank)) {}
+      local_k_(count(problem.shape.keys.of_rank[static_cast<size_t>(rank)])) {}
 
 Program Builder::build() {
   make_stages();
@@ -113,22 +111,31 @@ Operand Builder::statistic_operand(int64_t rows, int64_t heads) {
   return {view, kFloat32, true};
 }
 
+Operand Builder::compact(Operand operand, int64_t rows, int64_t heads, int64_t elements) {
+  operand.view.stride_head = elements * bytes_of(operand.type);
+  operand.view.stride_row = heads * operand.view.stride_head;
+  operand.view.stride_batch = rows * operand.view.stride_row;
+  return operand;
+}
+Operand Builder::compact_statistic(Operand operand, int64_t rows, int64_t heads) {
+  operand.view.stride_row = bytes_of(operand.type);
+  operand.view.stride_head = rows * operand.view.stride_row;
+  operand.view.stride_batch = heads * operand.view.stride_head;
+  return operand;
+}
+
 Operand Builder::callers(Place place) const {
   const LocalTensor& tensor = p_[place];
   return {tensor.view, tensor.type, tensor.present};
 }
 
-Operand Builder::working(Place place) {
-  return working(place, p_[place].type);
-}
-
-Operand Builder::working(Place place, const fovea_dtype& type) {
+Operand Builder::working(Place place, int64_t heads) {
   const LocalTensor& tensor = p_[place];
   if (!tensor.present) return {};
   if (!grouped_) return callers(place);
   const bool statistic = place == kLse || place == kDLse;
-  return statistic ? statistic_operand(rows_, heads_q_.size())
-                   : rows_operand(rows_, heads_q_.size(), tensor.elements, type);
+  return statistic ? statistic_operand(rows_, heads)
+                   : rows_operand(rows_, heads, tensor.elements, tensor.type);
 }
 
 Operand Builder::at(const Operand& operand, int64_t row) const {
@@ -142,15 +149,16 @@ std::vector<Side> Builder::local_sides(const Placement& placement, int64_t heads
   for (const Holding& holding : placement.of_rank) sides.push_back({holding, {0, heads}});
   return sides;
 }
-std::vector<Side> Builder::query_sides() const {
+std::vector<Side> Builder::query_sides(int stage) const {
   std::vector<Side> sides;
-  for (int rank = 0; rank < p_.shape.ranks; ++rank) sides.push_back({s_.queries(rank), s_.heads_q(rank)});
+  for (int rank = 0; rank < p_.shape.ranks; ++rank)
+    sides.push_back({s_.queries(rank), s_.heads_q(rank, stage)});
   return sides;
 }
 std::vector<Side> Builder::key_sides(int stage) const {
   std::vector<Side> sides;
   for (int rank = 0; rank < p_.shape.ranks; ++rank)
-    sides.push_back({s_.keys(rank, stage), s_.heads_kv(rank)});
+    sides.push_back({s_.keys(rank, stage), s_.heads_kv(rank, stage)});
   return sides;
 }
 
@@ -159,13 +167,13 @@ Flow Builder::flow(std::vector<Side> from, std::vector<Side> to, const Operand& 
   return {std::move(from), std::move(to), mine_from.view, mine_to.view,
           p_.shape.batch,  elements,      mine_from.type, {mine_from.type, mine_to.type, false}};
 }
-Flow Builder::queries_in(Place place, const Operand& to) const {
-  return flow(local_sides(p_.shape.queries, p_.shape.heads_q), query_sides(), callers(place), to,
-              p_[place].elements);
+Flow Builder::queries_in(Place place, int stage) const {
+  return flow(local_sides(p_.shape.queries, p_.shape.heads_q), query_sides(stage), callers(place),
+              stage_at(stage).work[place], p_[place].elements);
 }
-Flow Builder::queries_out(Place place, const Operand& from) const {
-  return flow(query_sides(), local_sides(p_.shape.queries, p_.shape.heads_q), from, callers(place),
-              p_[place].elements);
+Flow Builder::queries_out(Place place, int stage) const {
+  return flow(query_sides(stage), local_sides(p_.shape.queries, p_.shape.heads_q),
+              stage_at(stage).work[place], callers(place), p_[place].elements);
 }
 
 size_t Builder::add_exchange(std::vector<Flow> flows, size_t region) {
@@ -174,7 +182,7 @@ size_t Builder::add_exchange(std::vector<Flow> flows, size_t region) {
 }
 
 void Builder::exchange_now(std::vector<Flow> flows) {
-  const size_t exchange = add_exchange(std::move(flows), kOtherMessages);
+  const size_t exchange = add_exchange(std::move(flows), kOther);
   add(Start{exchange});
   add(Finish{exchange});
 }
@@ -191,27 +199,26 @@ void Builder::make_exchanges() {
     program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region]));
 }
 
-void Builder::start_keys(int stage, std::vector<Flow> more) {
-  const Stage& s = stages_[static_cast<size_t>(stage)];
-  if (s.in_place) return;
+size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
+  const Stage& stage = stage_at(i);
+  if (stage.in_place) return kNothing;
   const Shape& shape = p_.shape;
-  const auto keys = key_sides(stage);
-  more.push_back(flow(local_sides(shape.keys, shape.heads_kv), keys, callers(kK), s.k, shape.head_dim));
-  more.push_back(flow(local_sides(shape.keys, shape.heads_kv), keys, callers(kV), s.v, shape.head_dim_v));
-  const size_t exchange = add_exchange(std::move(more), kKeyMessages + static_cast<size_t>(stage) % kBuffers);
-  key_exchange_.push_back(exchange);
+  std::vector<Flow> flows;
+  for (const Place place : of_queries) {
+    if (grouped_ && p_.has(place) && (i == 0 || s_.stages_are_heads())) flows.push_back(queries_in(place, i));
+  }
+  const auto from = local_sides(shape.keys, shape.heads_kv), to = key_sides(i);
+  flows.push_back(flow(from, to, callers(kK), stage.k, shape.head_dim));
+  flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
+  const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers);
   add(Start{exchange});
-}
-
-void Builder::finish_keys(int stage) {
-  if (stages_[static_cast<size_t>(stage)].in_place) return;
-  add(Finish{key_exchange_.back()});
+  return exchange;
 }
 
 /// Whether on all ranks the calls of a stage write each row of dk and dv once: messages are of one type then.
 bool Builder::calls_own_their_keys(int stage) const {
   for (int rank = 0; rank < p_.shape.ranks; ++rank) {
-    if (s_.heads_kv(rank).empty()) continue;
+    if (s_.heads_kv(rank, stage).empty()) continue;
     if (!covers_once(s_.calls(rank, stage), &Call::k_at, &Call::k_rows, count(s_.keys(rank, stage))))
       return false;
   }
@@ -219,32 +226,55 @@ bool Builder::calls_own_their_keys(int stage) const {
 }
 
 void Builder::make_stages() {
-  const Shape& shape = p_.shape;
-  std::array<int64_t, kBuffers> most{};
+  std::vector<Call> all;
+  bool idle = true;  // there are fewer heads than ranks
   for (int i = 0; i < s_.stages(); ++i) {
     Stage stage;
     stage.keys = s_.keys(rank_, i);
     stage.rows = count(stage.keys);
+    stage.heads_q = s_.heads_q(rank_, i);
+    stage.heads_kv = s_.heads_kv(rank_, i);
     stage.calls = s_.calls(rank_, i);
     stage.in_place = s_.in_place(rank_, i);
     stage.direct = p_.backward() && calls_own_their_keys(i);
-    if (!stage.in_place)
-      most[static_cast<size_t>(i) % kBuffers] = std::max(most[static_cast<size_t>(i) % kBuffers], stage.rows);
+    if (all.empty() || !s_.stages_are_heads()) all.insert(all.end(), stage.calls.begin(), stage.calls.end());
+    idle &= stage.heads_q.empty();
     stages_.push_back(std::move(stage));
   }
-  std::array<Operand, kBuffers> k, v;
-  for (size_t buffer = 0; buffer < kBuffers; ++buffer) {
-    k[buffer] = rows_operand(most[buffer], heads_kv_.size(), shape.head_dim, p_[kK].type);
-    v[buffer] = rows_operand(most[buffer], heads_kv_.size(), shape.head_dim_v, p_[kV].type);
+  direct_ = (idle || covers_once(all, &Call::q_at, &Call::q_rows, rows_)) && !p_.shape.queries_everywhere;
+}
+
+/// Memory for what arrives: keys, of which two stages are there at a time, and tensors of queries, as keys where each stage has its own.
+void Builder::make_working_memory(std::span<const Place> of_queries) {
+  const Shape& shape = p_.shape;
+  std::array<int64_t, kBuffers> rows{}, heads{};
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    if (!stages_[i].in_place) rows[i % kBuffers] = std::max(rows[i % kBuffers], stages_[i].rows);
+    heads[i % kBuffers] = std::max(heads[i % kBuffers], stages_[i].heads_kv.size());
   }
-  std::vector<Call> all;
+  std::array<Operand, kBuffers> k, v;
+  std::array<Operands, kBuffers> work;
+  for (size_t buffer = 0; buffer < std::min(kBuffers, stages_.size()); ++buffer) {
+    k[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim, p_[kK].type);
+    v[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim_v, p_[kV].type);
+    if (buffer > 0 && !s_.stages_are_heads()) continue;
+    for (const Place place : of_queries) work[buffer][place] = working(place, heads[buffer] * shape.group());
+  }
   for (size_t i = 0; i < stages_.size(); ++i) {
     Stage& stage = stages_[i];
-    stage.k = stage.in_place ? callers(kK) : k[i % kBuffers];
-    stage.v = stage.in_place ? callers(kV) : v[i % kBuffers];
-    all.insert(all.end(), stage.calls.begin(), stage.calls.end());
+    stage.k = stage.in_place ? callers(kK)
+                             : compact(k[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim);
+    stage.v = stage.in_place ? callers(kV)
+                             : compact(v[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
+    stage.work = work[s_.stages_are_heads() ? i % kBuffers : 0];
+    for (const Place place : of_queries) {
+      if (!grouped_ || !p_.has(place)) continue;
+      Operand& operand = stage.work[place];
+      const bool statistic = place == kLse || place == kDLse;
+      operand = statistic ? compact_statistic(operand, rows_, stage.heads_q.size())
+                          : compact(operand, rows_, stage.heads_q.size(), p_[place].elements);
+    }
   }
-  direct_ = covers_once(all, &Call::q_at, &Call::q_rows, rows_) && !shape.queries_everywhere;
 }
 
 // ---- steps ----
@@ -261,11 +291,11 @@ void Builder::move(const Operand& from, const Operand& to, int64_t rows, int64_t
 }
 
 /// The plan of a call, made once for all calls that differ in addresses alone.
-std::shared_ptr<fovea_plan> Builder::plan_of(const Call& call, Attend& attend) {
+std::shared_ptr<fovea_plan> Builder::plan_of(const Call& call, const Stage& stage, Attend& attend) {
   const Shape& shape = p_.shape;
   const bool packed = !call.starts_q.empty();
   const fovea_device device = p_.device;
-  const int64_t batch = packed ? 1 : shape.batch, hq = heads_q_.size(), hkv = heads_kv_.size();
+  const int64_t batch = packed ? 1 : shape.batch, hq = stage.heads_q.size(), hkv = stage.heads_kv.size();
   auto& o = attend.operands;
   Described d;
   fovea_problem problem = FOVEA_PROBLEM_INIT;
@@ -311,8 +341,8 @@ std::shared_ptr<fovea_plan> Builder::plan_of(const Call& call, Attend& attend) {
   return plan;
 }
 
-void Builder::attend(const Call& call, const Operands& operands) {
-  if (p_.shape.batch == 0 || heads_kv_.empty()) return;
+void Builder::attend(const Call& call, const Stage& stage, const Operands& operands) {
+  if (p_.shape.batch == 0 || stage.heads_kv.empty()) return;
   Attend step;
   step.operands = operands;
   if (!options_.only_sizes) {
@@ -322,6 +352,7 @@ void Builder::attend(const Call& call, const Operands& operands) {
     };
     append(call.q_rows);
     append(call.k_rows);
+    append(stage.heads_kv.size());
     append(call.window.left);
     append(call.window.right);
     for (const std::vector<int32_t>* starts : {&call.starts_q, &call.starts_k})
@@ -340,7 +371,7 @@ void Builder::attend(const Call& call, const Operands& operands) {
       step.starts_q = known->second.starts_q;
       step.starts_k = known->second.starts_k;
     } else {
-      step.plan = plan_of(call, step);
+      step.plan = plan_of(call, stage, step);
       plans_[key] = step;
     }
   }

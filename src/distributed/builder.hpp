@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,45 +25,66 @@ class Builder {
   Program build();
 
  private:
-  /// A rank's keys of one stage.
+  using Operands = std::array<Operand, kPlaces>;
+  /// What a rank computes while the next stage arrives: some of the keys for all its heads, or all keys for some of its heads.
   struct Stage {
     Holding keys;
-    int64_t rows = 0;
+    int64_t rows = 0;  ///< of keys
+    Range heads_q, heads_kv;
     std::vector<Call> calls;
     bool in_place = false;
+    Operands work;  ///< tensors of queries
     Operand k, v, dk, dv;
     bool direct = false;  ///< on all ranks the calls write each row of dk and dv once
   };
   /// Messages of one kind that lie in the same memory at different times.
   enum Region : size_t {
-    kKeyMessages,
-    kGradientMessages = kKeyMessages + kBuffers,
-    kOtherMessages = kGradientMessages + kBuffers,
-    kRegions
+    kArriving,
+    kLeaving = kArriving + kBuffers,
+    kOther = kLeaving + kBuffers,
+    kRegions = kOther + 1
   };
+  static constexpr size_t kNothing = ~size_t{0};  ///< no exchange
 
   // ---- workspace ----
   int64_t take(int64_t bytes);
   Operand rows_operand(int64_t rows, int64_t heads, int64_t elements, const fovea_dtype& type);
   Operand statistic_operand(int64_t rows, int64_t heads);
+  /// The same memory as rows, or statistics, of other sizes side by side.
+  static Operand compact(Operand operand, int64_t rows, int64_t heads, int64_t elements);
+  static Operand compact_statistic(Operand operand, int64_t rows, int64_t heads);
   Operand callers(Place place) const;
-  /// The working tensor of queries: the caller's own where the group is one rank, else memory for the rows and heads of it.
-  Operand working(Place place);
-  Operand working(Place place, const fovea_dtype& type);
+  /// The working tensor of queries: the caller's own where the group is one rank, else memory for its rows and `heads`.
+  Operand working(Place place, int64_t heads);
 
   // ---- exchanges ----
   std::vector<Side> local_sides(const Placement& placement, int64_t heads) const;
-  std::vector<Side> query_sides() const;
+  std::vector<Side> query_sides(int stage) const;
   std::vector<Side> key_sides(int stage) const;
   Flow flow(std::vector<Side> from, std::vector<Side> to, const Operand& mine_from, const Operand& mine_to,
             int64_t elements) const;
-  /// From this rank's rows to the working memory, or back.
-  Flow queries_in(Place place, const Operand& to) const;
-  Flow queries_out(Place place, const Operand& from) const;
+  /// From this rank's rows to the working memory of a stage, or back.
+  Flow queries_in(Place place, int stage) const;
+  Flow queries_out(Place place, int stage) const;
   size_t add_exchange(std::vector<Flow> flows, size_t region);
   void exchange_now(std::vector<Flow> flows);
-  void start_keys(int stage, std::vector<Flow> more);
-  void finish_keys(int stage);
+  /// Begins the messages that bring a stage: its keys, and where they are not there yet the tensors of queries.
+  size_t start_arriving(int i, std::span<const Place> of_queries);
+  /// Computes stage by stage, while the next arrives and what the one before leaves for other ranks is on its way:
+  /// compute(i), and leave(i), which begins messages or says kNothing.
+  template <class Compute, class Leave>
+  void pipeline(std::span<const Place> of_queries, Compute&& compute, Leave&& leave) {
+    size_t arriving = start_arriving(0, of_queries), leaving = kNothing;
+    if (arriving != kNothing) add(Finish{arriving});
+    for (int i = 0; i < s_.stages(); ++i) {
+      arriving = i + 1 < s_.stages() ? start_arriving(i + 1, of_queries) : kNothing;
+      compute(i);
+      if (leaving != kNothing) add(Finish{leaving, false});
+      if (arriving != kNothing) add(Finish{arriving});
+      leaving = leave(i);
+    }
+    if (leaving != kNothing) add(Finish{leaving});
+  }
   void make_exchanges();
 
   // ---- steps ----
@@ -70,24 +92,27 @@ class Builder {
   void fill(const Operand& operand, int64_t words, uint32_t word);
   void move(const Operand& from, const Operand& to, int64_t rows, int64_t heads, int64_t elements, bool add);
   Operand at(const Operand& operand, int64_t row) const;
-  using Operands = std::array<Operand, kPlaces>;
-  void attend(const Call& call, const Operands& operands);
-  std::shared_ptr<fovea_plan> plan_of(const Call& call, Attend& attend);
+  void attend(const Call& call, const Stage& stage, const Operands& operands);
+  std::shared_ptr<fovea_plan> plan_of(const Call& call, const Stage& stage, Attend& attend);
 
   bool calls_own_their_keys(int stage) const;
   void make_stages();
+  void make_working_memory(std::span<const Place> of_queries);
+  const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
   void forward_call(const Call& call, const Stage& stage);
   void finish_forward(const std::vector<Merge::Part>& parts);
+  size_t start_results(int i);
   void merge_ranks();
   Merge::Part sink_part();
   void backward();
   void make_gradients();
   void backward_call(const Call& call, const Stage& stage);
   size_t start_gradients(int stage);
-  void finish_gradients();
+  void make_stage_gradients();
   void gradient_of_sinks();
-  Operands backward_operands(const Call& call) const;
+  void add_sink_gradients(const Operand& into);
+  Operands backward_operands(const Call& call, const Stage& stage) const;
 
   const LocalProblem& p_;
   const Schedule& s_;
@@ -98,11 +123,9 @@ class Builder {
   bool grouped_;
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
-  Range heads_q_, heads_kv_;
   std::vector<Stage> stages_;
   bool direct_ = false;  ///< the calls write each row of o or dq once
 
-  Operands work_;            ///< tensors of queries
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
   fovea_dtype part_type_{};  ///< of gradients of one call
@@ -113,7 +136,6 @@ class Builder {
     size_t region;
   };
   std::vector<Planned> planned_;
-  std::vector<size_t> key_exchange_;
   std::map<std::string, Attend> plans_;
   size_t attention_workspace_ = 0;
 };

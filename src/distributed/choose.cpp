@@ -40,52 +40,100 @@ class Volume {
   double total_ = 0;
 };
 
-/// The times of one rank.
-Estimate of_rank(const LocalProblem& p, const Schedule& schedule, const Machine& machine, int rank) {
-  const Shape& shape = p.shape;
-  const bool grouped = schedule.method().heads_ranks > 1;
-  const auto batch = static_cast<double>(shape.batch), bytes = p[kQ].type.bits / 8.0;
-  const auto heads_q = static_cast<double>(schedule.heads_q(rank).size());
-  const auto heads_kv = static_cast<double>(schedule.heads_kv(rank).size());
-  const auto d = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.head_dim_v);
-  const double per_pair = p.backward() ? 6 * d + 4 * d_v : 2 * (d + d_v);
-  const auto rows = static_cast<double>(count(schedule.queries(rank)));
-  Estimate e;
-  Volume volume(p, machine, rank);
-  const double queries_back = p.backward() ? d : d_v;
-  if (grouped) {
-    const Rows all = rows_of(schedule.queries(rank));
-    const double in = (p.backward() ? d + 2 * d_v : d) * batch * heads_q * bytes;
-    e.messages += volume.arrives(all, shape.queries, in) +
-                  volume.arrives(all, shape.queries, queries_back * batch * heads_q * bytes);
-  }
-  double before = 0;  // seconds of computing that messages of the stage may hide behind
-  for (int stage = 0; stage < schedule.stages(); ++stage) {
-    const std::vector<Call> calls = schedule.calls(rank, stage);
-    double pairs = 0;
-    for (const Call& call : calls) pairs += pairs_of(call);
-    const double computing =
-        pairs * per_pair * heads_q * batch / machine.flops + machine.call * static_cast<double>(calls.size());
-    double messages = 0;
-    if (!schedule.in_place(rank, stage)) {
-      const Rows keys = rows_of(schedule.keys(rank, stage));
-      messages = volume.arrives(keys, shape.keys, (d + d_v) * batch * heads_kv * bytes);
-      if (p.backward())
-        messages += volume.arrives(keys, shape.keys, (d + d_v) * batch * heads_kv * sizeof(float));
+/// The times of one rank: stages arrive and leave while others are computed, as Builder::pipeline has it.
+class RankModel {
+ public:
+  RankModel(const LocalProblem& p, const Schedule& schedule, const Machine& machine, int rank)
+      : p_(p), schedule_(schedule), machine_(machine), rank_(rank), volume_(p, machine, rank) {}
+
+  Estimate times() {
+    const int stages = schedule_.stages();
+    Estimate e;
+    double leaving = 0;
+    e.messages = arriving(0);
+    for (int i = 0; i < stages; ++i) {
+      const double computing = computing_of(i);
+      const double beside = (i + 1 < stages ? arriving(i + 1) : 0) + leaving;
+      e.computing += computing;
+      e.messages += std::max(0.0, beside - computing);
+      leaving = leaving_of(i);
     }
-    e.computing += computing;
-    e.messages += std::max(0.0, messages - before);
-    before = computing;
-    if (schedule.stages() > 1 ||
-        shape.queries_everywhere)  // o of a call is written, read, and added to the sum
-      e.moving += 4 * rows * heads_q * queries_back * batch * sizeof(float) / machine.memory;
+    e.messages += leaving;
+    if (p_.shape.queries_everywhere)
+      e.messages +=
+          machine_.step + rows() * (p_.shape.ranks - 1) * result_bytes(sizeof(float), 0) / machine_.link;
+    e.bytes = volume_.total();
+    e.moving = moving_;
+    e.seconds = e.computing + e.messages + e.moving;
+    return e;
   }
-  if (shape.queries_everywhere)
-    e.messages +=
-        machine.step + rows * (shape.ranks - 1) * heads_q * d_v * batch * sizeof(float) / machine.link;
-  e.bytes = volume.total();
-  e.seconds = e.computing + e.messages + e.moving;
-  return e;
+
+ private:
+  bool grouped() const { return schedule_.method().heads_ranks > 1; }
+  bool last(int i) const { return schedule_.stages_are_heads() || i + 1 == schedule_.stages(); }
+  double batch() const { return static_cast<double>(p_.shape.batch); }
+  double bytes() const { return p_[kQ].type.bits / 8.0; }
+  double d() const { return static_cast<double>(p_.shape.head_dim); }
+  double d_v() const { return static_cast<double>(p_.shape.head_dim_v); }
+  double rows() const { return static_cast<double>(count(schedule_.queries(rank_))); }
+  double heads_q(int i) const { return static_cast<double>(schedule_.heads_q(rank_, i).size()); }
+  double heads_kv(int i) const { return static_cast<double>(schedule_.heads_kv(rank_, i).size()); }
+  /// Of a row of the heads of a stage: o, or dq.
+  double result_bytes(double element, int i) const {
+    return (p_.backward() ? d() : d_v()) * batch() * heads_q(i) * element;
+  }
+
+  double arriving(int i) {
+    if (schedule_.in_place(rank_, i)) return 0;
+    double seconds = volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
+                                     (d() + d_v()) * batch() * heads_kv(i) * bytes());
+    if (grouped() && (i == 0 || schedule_.stages_are_heads())) {
+      const double row = (p_.backward() ? d() + 2 * d_v() : d()) * batch() * heads_q(i) * bytes();
+      seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, row);
+    }
+    return seconds;
+  }
+  double leaving_of(int i) {
+    double seconds = 0;
+    if (grouped() && last(i))
+      seconds +=
+          volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, result_bytes(bytes(), i));
+    if (p_.backward()) {
+      const double element = schedule_.groups() == 1 ? bytes() : sizeof(float);
+      seconds += volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
+                                 (d() + d_v()) * batch() * heads_kv(i) * element);
+    }
+    return seconds;
+  }
+  double computing_of(int i) {
+    const std::vector<Call> calls = schedule_.calls(rank_, i);
+    const double per_pair = p_.backward() ? 6 * d() + 4 * d_v() : 2 * (d() + d_v());
+    double pairs = 0, rows_of_calls = 0;
+    for (const Call& call : calls) {
+      pairs += pairs_of(call);
+      rows_of_calls += static_cast<double>(call.q_rows);
+    }
+    // What a call adds to a sum of several is written, read, and added: four times float32.
+    if (rows_of_calls > rows() || schedule_.stages() > 1)
+      moving_ += schedule_.stages_are_heads()
+                     ? 0
+                     : 4 * rows_of_calls * result_bytes(sizeof(float), i) / machine_.memory;
+    return pairs * per_pair * heads_q(i) * batch() / machine_.flops +
+           machine_.call * static_cast<double>(calls.size());
+  }
+
+  const LocalProblem& p_;
+  const Schedule& schedule_;
+  const Machine& machine_;
+  int rank_;
+  Volume volume_;
+  double moving_ = 0;
+};
+
+/// The most stages of a method: a rank's heads, where all ranks share them, else groups.
+int most_stages(const Shape& shape, int heads_ranks) {
+  if (heads_ranks < shape.ranks || shape.ranks == 1) return shape.ranks / heads_ranks;
+  return static_cast<int>(std::max<int64_t>(1, (shape.heads_kv + shape.ranks - 1) / shape.ranks));
 }
 
 std::vector<Method> methods(const Shape& shape, const fovea_distributed_options& options) {
@@ -94,10 +142,12 @@ std::vector<Method> methods(const Shape& shape, const fovea_distributed_options&
   for (int heads_ranks = 1; heads_ranks <= shape.ranks; ++heads_ranks) {
     if (shape.ranks % heads_ranks != 0) continue;
     if (options.heads_ranks != 0 && heads_ranks != options.heads_ranks) continue;
-    const int groups = shape.ranks / heads_ranks;
-    for (int stages = 1; stages <= groups; ++stages) {
+    const int most = most_stages(shape, heads_ranks);
+    for (int stages = 1; stages <= most; ++stages) {
       if (options.stages != 0 && stages != options.stages) continue;
-      const bool usual = stages <= 2 || stages == groups;  // all at once, its own first, one at a time
+      // All at once, its own first, one at a time; of heads powers of two.
+      const bool of_heads = heads_ranks == shape.ranks;
+      const bool usual = of_heads ? (stages & (stages - 1)) == 0 : stages <= 2 || stages == most;
       if (usual || options.stages != 0) all.push_back({heads_ranks, stages});
     }
   }
@@ -109,10 +159,16 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
   if (o.heads_ranks < 0 || (o.heads_ranks > 0 && shape.ranks % o.heads_ranks != 0))
     throw_invalid("heads_ranks", number(o.heads_ranks),
                   "a divisor of " + number(shape.ranks) + ", the number of ranks", "0 chooses");
-  const int groups = o.heads_ranks > 0 ? shape.ranks / o.heads_ranks : shape.ranks;
-  if (o.stages < 0 || o.stages > groups)
-    throw_invalid("stages", number(o.stages), "at most " + number(groups) + ", the groups of ranks",
-                  "0 chooses");
+  int most = 1;
+  for (int heads_ranks = 1; heads_ranks <= shape.ranks; ++heads_ranks) {
+    if (shape.ranks % heads_ranks == 0 && (o.heads_ranks == 0 || o.heads_ranks == heads_ranks))
+      most = std::max(most, most_stages(shape, heads_ranks));
+  }
+  if (o.stages < 0 || o.stages > most)
+    throw_invalid(
+        "stages", number(o.stages),
+        "at most " + number(most) + ": the groups of ranks, or the key heads of a rank where all share heads",
+        "0 chooses");
   if (o.ranks_per_host < 0 || o.memory_limit < 0)
     throw_invalid(o.memory_limit < 0 ? "memory_limit" : "ranks_per_host", "a negative number", "0 or more",
                   "0 says none");
@@ -142,7 +198,7 @@ Estimate estimate(const LocalProblem& problem, Method method, const Machine& mac
   Estimate slowest;
   double bytes = 0;
   for (int rank = 0; rank < problem.shape.ranks; ++rank) {
-    const Estimate e = of_rank(problem, schedule, machine, rank);
+    const Estimate e = RankModel(problem, schedule, machine, rank).times();
     bytes = std::max(bytes, e.bytes);
     if (e.seconds >= slowest.seconds) slowest = e;
   }
@@ -184,6 +240,7 @@ std::string describe(const Estimate& e, const Shape& shape) {
     name = "parts of keys, merged on all ranks";
   } else if (e.method.heads_ranks == shape.ranks && shape.ranks > 1) {
     name = "all-to-all over heads";
+    if (e.method.stages > 1) name += " in " + std::to_string(e.method.stages) + " parts";
   } else {
     if (e.method.heads_ranks > 1)
       name = "all-to-all over heads in groups of " + std::to_string(e.method.heads_ranks) + ", ";

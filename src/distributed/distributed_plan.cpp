@@ -50,7 +50,7 @@ class Addresses {
 class Execution {
  public:
   Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
-      const fovea_buffers& buffers)
+            const fovea_buffers& buffers)
       : problem_(problem), program_(program), transport_(transport), memory_(memory), at_(buffers) {
     memory_.begin(buffers.stream);
   }
@@ -66,7 +66,7 @@ class Execution {
     transport_.finish(memory_.stream(Lane::kLink));
     for (const PlannedMove& move : program_.exchanges[step.exchange].unpack) move_boxes(move, Lane::kLink);
     // What arrived may be computed with.
-    memory_.order(Lane::kLink, Lane::kCompute);
+    if (step.is_read) memory_.order(Lane::kLink, Lane::kCompute);
   }
   void operator()(const Attend& step) {
     fovea_buffers b = FOVEA_BUFFERS_INIT;

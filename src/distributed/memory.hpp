@@ -1,25 +1,16 @@
 // Moving boxes of rows and heads between tensors and messages, where they lie: on the CPU or on a GPU.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "core/box.hpp"
 #include "fovea/fovea.h"
 
 namespace fovea::distributed {
-
-/// (batch, rows, heads) runs of contiguous elements in two memories. Strides count bytes.
-struct Box {
-  const char* from = nullptr;
-  char* to = nullptr;
-  std::array<int64_t, 3> from_stride{}, to_stride{};
-  std::array<int64_t, 3> size{};
-  int64_t elements = 0;
-};
 
 /// What a move does with an element: `to` = `from`, or `to` += `from`, computed in float32.
 struct Move {

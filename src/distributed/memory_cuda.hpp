@@ -20,6 +20,8 @@ class CudaEvent {
   virtual void record(void* stream) = 0;
   /// What is put on `stream` from now on waits for what was recorded.
   virtual void wait_on(void* stream) const = 0;
+  /// Whether the device is past what was recorded.
+  virtual bool is_past() const = 0;
 };
 std::unique_ptr<CudaEvent> make_cuda_event(int device);
 

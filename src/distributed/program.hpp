@@ -28,6 +28,7 @@ struct Start {
 /// Ends the oldest ones: waits and unpacks.
 struct Finish {
   size_t exchange = 0;
+  bool is_read = true;  ///< whether later steps compute with what arrived
 };
 /// One plain call of attention.
 struct Attend {

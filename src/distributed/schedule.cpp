@@ -100,8 +100,16 @@ double pairs_of(const Call& call) {
   return pairs;
 }
 
-Range Schedule::heads_kv(int rank) const {
-  return share(shape_.heads_kv, rank % method_.heads_ranks, method_.heads_ranks);
+int Schedule::stages() const {
+  // Without keys there is nothing to divide.
+  return shape_.queries_everywhere || (stages_are_heads() && shape_.keys.total == 0) ? 1 : method_.stages;
+}
+
+Range Schedule::heads_kv(int rank, int stage) const {
+  const Range own = share(shape_.heads_kv, rank % method_.heads_ranks, method_.heads_ranks);
+  if (!stages_are_heads()) return own;
+  const Range part = share(own.size(), stage, stages());
+  return {own.begin + part.begin, own.begin + part.end};
 }
 
 Holding Schedule::queries(int rank) const {
@@ -132,10 +140,11 @@ bool Schedule::in_place(int rank, int stage) const {
 Holding Schedule::keys(int rank, int stage) const {
   if (in_place(rank, stage)) return shape_.keys.of_rank[static_cast<size_t>(rank)];
   // Stage 0 of several is the group's own; the other groups follow in the order of their distance, in shares.
-  const Range distances = method_.stages == 1 ? Range{0, groups()}
-                          : stage == 0        ? Range{0, 1}
-                                              : share(groups() - 1, stage - 1, method_.stages - 1);
-  const int64_t first = method_.stages > 1 && stage > 0 ? 1 : 0;
+  const bool all = stages() == 1 || stages_are_heads();
+  const Range distances = all          ? Range{0, groups()}
+                          : stage == 0 ? Range{0, 1}
+                                       : share(groups() - 1, stage - 1, stages() - 1);
+  const int64_t first = !all && stage > 0 ? 1 : 0;
   std::vector<Range> ranges;
   for (int64_t distance = first + distances.begin; distance < first + distances.end; ++distance) {
     const auto owner = (group_of(rank) + distance) % groups();
@@ -144,11 +153,12 @@ Holding Schedule::keys(int rank, int stage) const {
       for (const Held& held : shape_.keys.of_rank[of]) ranges.push_back(held.rows);
     }
   }
-  return held_in_order(common(sorted(ranges), seen(rank)));
+  // Whole sequences are one call, whatever their queries see.
+  return held_in_order(stages_are_heads() ? sorted(ranges) : common(sorted(ranges), seen(rank)));
 }
 
 std::vector<Call> Schedule::calls(int rank, int stage) const {
-  if (heads_kv(rank).empty()) return {};
+  if (heads_kv(rank, stage).empty()) return {};
   return calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage));
 }
 

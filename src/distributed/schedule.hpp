@@ -3,6 +3,7 @@
 // the groups come to each other in `stages` steps.
 //
 //   heads_ranks = ranks, stages = 1    all-to-all over heads (Ulysses): each rank computes whole sequences
+//   heads_ranks = ranks, stages = n    the same, a part of its heads at a time, while the next is on its way
 //   heads_ranks = 1,     stages = 1    all-gather of keys and values
 //   heads_ranks = 1,     stages = n    the same in pieces, each computed while the next is on its way; with as many stages as
 //                                      groups each rank holds the keys of two others at most (ring attention)
@@ -52,15 +53,20 @@ class Schedule {
   const Shape& shape() const { return shape_; }
   Method method() const { return method_; }
   int groups() const { return shape_.ranks / method_.heads_ranks; }
-  int stages() const { return shape_.queries_everywhere ? 1 : method_.stages; }
+  int stages() const;
+  /// Whether stages are parts of a rank's heads, as all ranks are one group; else they are keys of groups.
+  bool stages_are_heads() const { return groups() == 1 && shape_.ranks > 1 && !shape_.queries_everywhere; }
 
-  /// The heads that a rank computes.
-  Range heads_kv(int rank) const;
-  Range heads_q(int rank) const { return {heads_kv(rank).begin * group(), heads_kv(rank).end * group()}; }
+  /// The heads that a rank computes in a stage.
+  Range heads_kv(int rank, int stage) const;
+  Range heads_q(int rank, int stage) const {
+    return {heads_kv(rank, stage).begin * group(), heads_kv(rank, stage).end * group()};
+  }
   /// The queries that a rank computes, in the order of its working memory. Where a group is one rank, they are its own rows as
   /// they lie.
   Holding queries(int rank) const;
-  /// The keys that come to a rank in a stage: those that one of its queries sees. In order, but for a stage in place.
+  /// The keys that come to a rank in a stage: those that one of its queries sees, or all where stages are heads. In order, but for a
+  /// stage in place.
   Holding keys(int rank, int stage) const;
   /// Whether the keys of the stage are the rank's own rows, all of them, as they lie.
   bool in_place(int rank, int stage) const;

@@ -5,6 +5,10 @@
 #include <map>
 #include <thread>
 
+#if defined(FOVEA_TEST_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
 namespace fovea::distributed_tests {
 
 using namespace verify;
@@ -39,9 +43,81 @@ void for_each_index(const Sizes& shape, Visit&& visit) {
 
 }  // namespace
 
+/// Copies of host memory on a device, guards and all, and a workspace behind guards. In programs without CUDA there is none.
+class Mirrors {
+ public:
+#if defined(FOVEA_TEST_CUDA)
+  Mirrors(int device, size_t workspace) : workspace_size_(workspace) {
+    cudaSetDevice(device);
+    cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    cudaMalloc(&workspace_, workspace + kGuard);
+    cudaMemset(workspace_, kPattern, workspace + kGuard);
+  }
+  Mirrors(const Mirrors&) = delete;
+  Mirrors& operator=(const Mirrors&) = delete;
+  ~Mirrors() {
+    for (const Copy& copy : copies_) cudaFree(copy.device);
+    cudaFree(workspace_);
+    cudaStreamDestroy(stream_);
+  }
+  void* add(const OwnedTensor& tensor) {
+    const Memory& memory = tensor.memory();
+    void* device = nullptr;
+    cudaMalloc(&device, memory.whole_size());
+    cudaMemcpy(device, memory.whole(), memory.whole_size(), cudaMemcpyHostToDevice);
+    copies_.push_back({memory.whole(), device, memory.whole_size()});
+    return tensor.data() == nullptr ? nullptr : static_cast<char*>(device) + memory.begin();
+  }
+  /// Waits, and copies all back. "" when nothing behind the workspace was written.
+  std::string finish() {
+    if (const cudaError_t error = cudaStreamSynchronize(stream_); error != cudaSuccess)
+      return cudaGetErrorString(error);
+    for (const Copy& copy : copies_) cudaMemcpy(copy.host, copy.device, copy.size, cudaMemcpyDeviceToHost);
+    std::vector<unsigned char> guard(kGuard);
+    cudaMemcpy(guard.data(), static_cast<char*>(workspace_) + workspace_size_, kGuard,
+               cudaMemcpyDeviceToHost);
+    const bool intact =
+        std::all_of(guard.begin(), guard.end(), [](unsigned char b) { return b == kPattern; });
+    return intact ? "" : "workspace: written outside";
+  }
+  void* workspace() const {
+    return workspace_;
+  }
+  void* stream() const {
+    return stream_;
+  }
+
+ private:
+  static constexpr size_t kGuard = 512;
+  struct Copy {
+    void *host, *device;
+    size_t size;
+  };
+  size_t workspace_size_;
+  std::vector<Copy> copies_;
+  void* workspace_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+#else
+  Mirrors(int, size_t) {}
+  void* add(const OwnedTensor&) {
+    return nullptr;
+  }
+  std::string finish() {
+    return "this program has no memory of GPUs";
+  }
+  void* workspace() const {
+    return nullptr;
+  }
+  void* stream() const {
+    return nullptr;
+  }
+#endif
+};
+
 /// One rank's tensors, with guards.
 struct LocalRanks::Rank {
   int number = 0;
+  fovea_device device{FOVEA_CPU, 0};
   std::map<Role, std::unique_ptr<OwnedTensor>> tensors;
   std::array<fovea_tensor, kRoles> views{};
   fovea_problem problem = FOVEA_PROBLEM_INIT;
@@ -114,7 +190,7 @@ void LocalRanks::collect(const Rank& rank, Role role) {
   });
 }
 
-std::string LocalRanks::describe(Rank& rank, fovea_pass pass) {
+void LocalRanks::describe(Rank& rank, fovea_pass pass) {
   for (const Role role : kRowRoles) {
     if (!x_.takes_part(role, pass)) continue;
     deal(rank, role, OwnedProblem::is_output(role, pass));
@@ -128,7 +204,8 @@ std::string LocalRanks::describe(Rank& rank, fovea_pass pass) {
   }
   for (const auto& [role, tensor] : rank.tensors) {
     const auto place = static_cast<size_t>(role);
-    rank.views[place] = tensor->view(true);
+    rank.views[place] = tensor->view(rank.device.type == FOVEA_CPU);
+    rank.views[place].device = rank.device;
     rank.problem.*kRoleInfos[place].tensor = &rank.views[place];
     set_pointer(rank.buffers, role, tensor->data());
   }
@@ -139,7 +216,6 @@ std::string LocalRanks::describe(Rank& rank, fovea_pass pass) {
   rank.problem.window_left = s.window_left;
   rank.problem.window_right = s.window_right;
   rank.problem.softcap = s.softcap;
-  return "";
 }
 
 std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport) {
@@ -172,18 +248,36 @@ std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transp
       made, [](fovea_distributed_plan* p) { fovea_distributed_plan_destroy(p); });
   rank.reason = fovea_distributed_plan_reason(made);
   fovea_distributed_plan_sends(made, &rank.messages, &rank.bytes);
-  const size_t size = fovea_distributed_plan_workspace_size(made);
+  const std::string failure = run_plan(rank, made);
+  return failure.empty() ? check(rank, pass) : failure;
+}
+
+std::string LocalRanks::run_plan(Rank& rank, const fovea_distributed_plan* plan) {
+  const size_t size = fovea_distributed_plan_workspace_size(plan);
+  rank.buffers.workspace_size = size;
+  if (rank.device.type == FOVEA_CUDA) {
+    Mirrors mirrors(rank.device.id, size);
+    for (const auto& [role, tensor] : rank.tensors) set_pointer(rank.buffers, role, mirrors.add(*tensor));
+    rank.buffers.workspace = mirrors.workspace();
+    rank.buffers.stream = mirrors.stream();
+    if (fovea_distributed_run(plan, &rank.buffers) != FOVEA_OK)
+      return std::string("run: ") + fovea_last_error();
+    return mirrors.finish();
+  }
   constexpr size_t kAlignment = 256;
   std::vector<unsigned char> memory(size + 2 * kAlignment, kPattern);
   auto* aligned = memory.data() + kAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kAlignment;
   rank.buffers.workspace = aligned;
-  rank.buffers.workspace_size = size;
-  if (fovea_distributed_run(made, &rank.buffers) != FOVEA_OK)
+  if (fovea_distributed_run(plan, &rank.buffers) != FOVEA_OK)
     return std::string("run: ") + fovea_last_error();
   const auto* end = memory.data() + memory.size();
-  if (std::any_of(aligned + size, const_cast<unsigned char*>(end),
-                  [](unsigned char b) { return b != kPattern; }))
-    return "workspace: written outside";
+  const bool intact = std::all_of(aligned + size, const_cast<unsigned char*>(end),
+                                  [](unsigned char b) { return b == kPattern; });
+  return intact ? "" : "workspace: written outside";
+}
+
+/// "" when the outputs, and nothing beside them, were written.
+std::string LocalRanks::check(const Rank& rank, fovea_pass pass) const {
   for (const auto& [role, tensor] : rank.tensors) {
     if (!OwnedProblem::is_output(role, pass)) continue;
     if (const std::string wrong = tensor->check_written(); !wrong.empty())
@@ -199,13 +293,16 @@ std::string LocalRanks::run(fovea_pass pass) {
   options.delay_us = division_.delay_us;
   options.seed = x_.spec.data_seed;
   fovea_thread_group* group = nullptr;
-  if (fovea_thread_group_create(division_.ranks, nullptr, &options, &group) != FOVEA_OK)
+  if (fovea_thread_group_create(division_.ranks,
+                                division_.devices.empty() ? nullptr : division_.devices.data(), &options,
+                                &group) != FOVEA_OK)
     return fovea_last_error();
   std::vector<Rank> ranks(static_cast<size_t>(division_.ranks));
   std::vector<std::thread> threads;
   for (int i = 0; i < division_.ranks; ++i) {
     Rank& rank = ranks[static_cast<size_t>(i)];
     rank.number = i;
+    if (!division_.devices.empty()) rank.device = division_.devices[static_cast<size_t>(i)];
     threads.emplace_back([this, &rank, pass, group] {
       fovea_transport transport{};
       rank.failure = fovea_thread_transport(group, rank.number, &transport) == FOVEA_OK

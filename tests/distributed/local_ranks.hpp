@@ -20,6 +20,7 @@ struct Division {
   int64_t memory_limit = 0;
   int64_t delay_us = 0;
   bool deterministic = false;
+  std::vector<fovea_device> devices;  ///< of each rank; empty: the CPU
 };
 
 /// Threads that each compute their part of a problem.
@@ -35,7 +36,9 @@ class LocalRanks {
  private:
   struct Rank;
   std::string run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport);
-  std::string describe(Rank& rank, fovea_pass pass);
+  void describe(Rank& rank, fovea_pass pass);
+  std::string run_plan(Rank& rank, const fovea_distributed_plan* plan);
+  std::string check(const Rank& rank, fovea_pass pass) const;
   bool has_rows_of_keys(verify::Role role) const;
   /// The rows of the whole axis that a rank holds, in its order.
   std::vector<int64_t> rows_of(int rank, bool keys) const;

@@ -91,7 +91,9 @@ Division random_division(Random& random, const ProblemSpec& s, bool same_axis) {
     }
     d.heads_ranks =
         divisors[static_cast<size_t>(random.between(0, static_cast<int64_t>(divisors.size()) - 1))];
-    d.stages = static_cast<int>(random.between(1, d.ranks / d.heads_ranks));
+    const int64_t parts_of_heads = (s.heads_kv + d.ranks - 1) / d.ranks;
+    d.stages = static_cast<int>(random.between(
+        1, d.ranks > 1 && d.heads_ranks == d.ranks ? parts_of_heads : d.ranks / d.heads_ranks));
   } else if (random.chance(0.5)) {
     d.memory_limit = 1;
   }
@@ -126,6 +128,27 @@ TEST(Ranks, RandomProblems) {
     const ProblemSpec spec = random_spec(random, same_axis);
     const Division division = random_division(random, spec, same_axis);
     expect_right(spec, division, true,
+                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Ranks on the GPUs of this machine, several on one. FOVEA_TEST_PROBLEMS sets the number of problems.
+TEST(CudaRanks, RandomProblems) {
+  const int devices = fovea_cuda_device_count();
+  if (devices == 0) GTEST_SKIP() << "no GPU here: " << fovea_cuda();
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2026), problems = number_of("FOVEA_TEST_PROBLEMS", 150);
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(seed * 1'000'007 + index);
+    const bool same_axis = random.chance(0.6);
+    ProblemSpec spec = random_spec(random, same_axis);
+    spec.gradients_are_f32 = false;
+    Division division = random_division(random, spec, same_axis);
+    // Unlike on CPUs, sums over calls and ranks are of gradients in the type of q.
+    const bool backward = spec.type == Type::kF32 || division.heads_ranks == division.ranks;
+    for (int rank = 0; rank < division.ranks; ++rank)
+      division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+    expect_right(spec, division, backward,
                  "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
     if (HasFatalFailure()) return;
   }

@@ -100,7 +100,7 @@ Method random_method(Random& random, int ranks) {
     if (ranks % g == 0) divisors.push_back(g);
   }
   const int g = divisors[static_cast<size_t>(random.between(0, static_cast<int64_t>(divisors.size()) - 1))];
-  return {g, static_cast<int>(random.between(1, ranks / g))};
+  return {g, static_cast<int>(random.between(1, g == ranks ? 4 : ranks / g))};
 }
 
 /// The row of an axis that lies at a place of a holding.
@@ -151,7 +151,7 @@ TEST(Schedule, ComputesEachPairOnce) {
         double all = 0;
         for (const auto& [pair, times] : pairs) all += times;
         ASSERT_EQ(all, counted) << "seed " << seed;
-        const Range heads = schedule.heads_q(rank);
+        const Range heads = schedule.heads_q(rank, stage);
         for (int64_t head = heads.begin; head < heads.end; ++head) {
           for (const auto& [pair, times] : pairs) by_head[head][pair] += times;
         }
@@ -180,12 +180,12 @@ TEST(Schedule, TakesEmptyRanksAndSequences) {
   shape.heads_q = shape.heads_kv = 2;
   shape.sequences = {{{0, 0}, {0, 0}}, {{0, 4}, {0, 4}}, {{4, 4}, {4, 4}}};
   shape.queries = shape.keys = {4, {{}, {{{0, 4}, 0}}, {}}};
-  for (const Method method : {Method{1, 1}, {1, 3}, {3, 1}}) {
+  for (const Method method : {Method{1, 1}, {1, 3}, {3, 1}, {3, 2}}) {
     const Schedule schedule(shape, method);
     double pairs = 0;
     for (int rank = 0; rank < 3; ++rank) {
       for (int stage = 0; stage < schedule.stages(); ++stage)
-        pairs += schedule.pairs(rank, stage) * static_cast<double>(schedule.heads_q(rank).size());
+        pairs += schedule.pairs(rank, stage) * static_cast<double>(schedule.heads_q(rank, stage).size());
     }
     EXPECT_EQ(pairs, 4 * 4 * 2);
   }
@@ -204,7 +204,7 @@ TEST(Exchange, BothSidesAgree) {
         Flow flow{{}, {}, {0, 0, 0, 6, 2}, {1, 0, 0, 6, 2}, 1, 1, type, {type, type, false}};
         for (int other = 0; other < shape.ranks; ++other) {
           flow.from.push_back({shape.keys.of_rank[static_cast<size_t>(other)], {0, shape.heads_kv}});
-          flow.to.push_back({schedule.keys(other, stage), schedule.heads_kv(other)});
+          flow.to.push_back({schedule.keys(other, stage), schedule.heads_kv(other, stage)});
         }
         of_rank.push_back(exchange_of(rank, {flow}, 0));
         std::set<std::pair<int64_t, int64_t>> written;
@@ -217,7 +217,7 @@ TEST(Exchange, BothSidesAgree) {
           }
         }
         const auto rows = static_cast<size_t>(count(schedule.keys(rank, stage)));
-        ASSERT_EQ(written.size(), rows * static_cast<size_t>(schedule.heads_kv(rank).size()))
+        ASSERT_EQ(written.size(), rows * static_cast<size_t>(schedule.heads_kv(rank, stage).size()))
             << "seed " << seed;
       }
       for (int from = 0; from < shape.ranks; ++from) {

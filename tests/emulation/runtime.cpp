@@ -16,6 +16,7 @@
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/merge_args.hpp"
+#include "cuda/kernels/move_args.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "emulation/hopper.hpp"
@@ -145,6 +146,8 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
       return run_kernel<cuda::AppendArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kMerge:
       return run_kernel<cuda::MergeArgs>(launch, kernel, parameters[0]);
+    case cuda::KernelKind::kMove:
+      return run_kernel<cuda::MoveArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kForward:
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
@@ -344,6 +347,31 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) 
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t) {
   return cudaMemcpy(to, from, size, kind);
+}
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new char;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t size) {
+  std::memset(to, value, size);
+  return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t) {
   std::memset(to, value, size);

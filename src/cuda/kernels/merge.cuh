@@ -5,59 +5,13 @@
 // Bound    by memory: each part is read once, the result is written once.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/kernels/columns.cuh"
 #include "cuda/kernels/merge_args.hpp"
 
 namespace fovea::cuda {
-
-/// Eight neighbouring numbers of a row.
-struct MergeColumns {
-  float x[kMergeColumns] = {};
-};
-
-template <class T>
-__device__ __forceinline__ void load_columns(MergeColumns& to, const T* from, bool vectors, int64_t count) {
-  if (vectors) {
-    alignas(16) T values[kMergeColumns];
-    constexpr int kVectors = static_cast<int>(sizeof(values) / sizeof(uint4));
-    for (int i = 0; i < kVectors; ++i)
-      reinterpret_cast<uint4*>(values)[i] = reinterpret_cast<const uint4*>(from)[i];
-    for (int i = 0; i < kMergeColumns; ++i) to.x[i] = static_cast<float>(values[i]);
-  } else {
-    for (int i = 0; i < kMergeColumns; ++i) to.x[i] = i < count ? static_cast<float>(from[i]) : 0.0f;
-  }
-}
-template <class T>
-__device__ __forceinline__ void store_columns(const MergeColumns& from, T* to, bool vectors, int64_t count) {
-  if (vectors) {
-    alignas(16) T values[kMergeColumns];
-    for (int i = 0; i < kMergeColumns; ++i) values[i] = T(from.x[i]);
-    constexpr int kVectors = static_cast<int>(sizeof(values) / sizeof(uint4));
-    for (int i = 0; i < kVectors; ++i)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(values)[i];
-  } else {
-    for (int i = 0; i < kMergeColumns; ++i) {
-      if (i < count) to[i] = T(from.x[i]);
-    }
-  }
-}
-
-/// Calls `use` with o's row as a pointer to its type.
-template <class Use>
-__device__ __forceinline__ void with_row(const MergePart& part, int64_t offset, Use&& use) {
-  if (part.type == DType::kF16) {
-    use(reinterpret_cast<__half*>(part.o.data) + offset);
-  } else if (part.type == DType::kBF16) {
-    use(reinterpret_cast<__nv_bfloat16*>(part.o.data) + offset);
-  } else {
-    use(reinterpret_cast<float*>(part.o.data) + offset);
-  }
-}
 
 /// Of the lanes of one row.
 template <class Combine>
@@ -93,21 +47,23 @@ __device__ __forceinline__ MergeWeights weights_of(const MergeArgs& args, const 
   return {base, over_lanes(sum, args.lanes, [](float a, float b) { return a + b; })};
 }
 
-/// Columns [c, c + kMergeColumns) of the row. The result may be a part: a lane reads its columns of all before it writes them.
+/// Columns [c, c + kColumns) of the row. The result may be a part: a lane reads its columns of all before it writes them.
 __device__ __forceinline__ void merge_columns(const MergeArgs& args, const MergeRow& row,
                                               MergeWeights weights, int64_t c) {
   const int64_t count = args.columns - c;
-  MergeColumns sum;
+  Columns sum;
   for (int i = 0; i < args.count; ++i) {
     const MergePart& part = args.parts[i];
     const float weight = expf(row.lse(part) - weights.base);
     if (weight == 0) continue;  // a part without keys, whose o may hold NaN
-    MergeColumns columns;
-    with_row(part, row.o(part) + c, [&](const auto* o) { load_columns(columns, o, args.vectors, count); });
-    for (int j = 0; j < kMergeColumns; ++j) sum.x[j] += weight * columns.x[j];
+    Columns columns;
+    with_type(part.type, part.o.data, row.o(part) + c,
+              [&](const auto* o) { load_columns(columns, o, args.vectors, count); });
+    for (int j = 0; j < kColumns; ++j) sum.x[j] += weight * columns.x[j];
   }
-  for (int j = 0; j < kMergeColumns; ++j) sum.x[j] = weights.sum == 0 ? 0.0f : sum.x[j] / weights.sum;
-  with_row(args.result, row.o(args.result) + c, [&](auto* o) { store_columns(sum, o, args.vectors, count); });
+  for (int j = 0; j < kColumns; ++j) sum.x[j] = weights.sum == 0 ? 0.0f : sum.x[j] / weights.sum;
+  with_type(args.result.type, args.result.o.data, row.o(args.result) + c,
+            [&](auto* o) { store_columns(sum, o, args.vectors, count); });
 }
 
 template <int kThreads>
@@ -122,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) merge(const __grid_constant__ MergeA
     const MergeRow row = {known / args.heads / args.rows, known / args.heads % args.rows, known % args.heads};
     const MergeWeights weights = weights_of(args, row, lane);
     const bool writes = index < rows;
-    for (int64_t c = lane * kMergeColumns; writes && c < args.columns; c += args.lanes * kMergeColumns)
+    for (int64_t c = lane * kColumns; writes && c < args.columns; c += args.lanes * kColumns)
       merge_columns(args, row, weights, c);
     __syncwarp();  // the lse of a part may be that of the result: every lane has read it
     if (writes && lane == 0 && args.result.lse.data != nullptr) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "cuda/kernels/columns.hpp"
 #include "tile/attention_params.hpp"
 
 namespace fovea::cuda {
@@ -31,13 +32,11 @@ struct MergeArgs {
 static_assert(sizeof(MergeArgs) <= 4096);
 
 inline constexpr int kMergeThreads = 128;
-/// Columns that a lane takes at once: 16 bytes of a 16-bit type.
-inline constexpr int kMergeColumns = 8;
 
 /// Lanes that cover a row, so that short rows share a warp.
 constexpr int merge_lanes(int64_t columns) {
   int lanes = 1;
-  while (lanes < 32 && lanes * kMergeColumns < columns) lanes *= 2;
+  while (lanes < 32 && lanes * kColumns < columns) lanes *= 2;
   return lanes;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/backend.hpp"
+#include "core/box.hpp"
 
 namespace fovea::cuda {
 
@@ -49,5 +50,10 @@ void release(int device, void* memory) noexcept;
 /// CUDA is missing.
 void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
            const TensorDesc& lse, void* stream);
+
+/// Copies boxes of elements of type `from` to elements of type `to` (float32, float16, bfloat16), or adds them to those, on a device and
+/// in the order of a stream. Targets do not overlap, nor targets and sources. Memory is taken as it is: what lies elsewhere
+/// is an error of the launch.
+void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream);
 
 }  // namespace fovea::cuda

@@ -47,6 +47,7 @@ inline constexpr int kFamilyCount = 5;  ///< without kAny
 enum class KernelKind : uint8_t {
   kAppend,              ///< before a forward: writes new rows to k and v, rotates q; takes AppendArgs
   kMerge,               ///< alone: results over disjoint keys become one; takes MergeArgs
+  kMove,                ///< alone: boxes of elements are copied or added; takes MoveArgs
   kForward,             ///< o and lse, or the parts of splits
   kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
   kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward

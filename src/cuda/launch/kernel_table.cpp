@@ -53,6 +53,8 @@ const char* name_of(KernelKind kind) {
       return "append";
     case KernelKind::kMerge:
       return "merge";
+    case KernelKind::kMove:
+      return "move";
     case KernelKind::kForward:
       return "forward";
     case KernelKind::kBf16x3:

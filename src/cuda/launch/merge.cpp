@@ -39,7 +39,7 @@ bool starts_rows_at_vectors(const TensorDesc& o) {
   const int64_t size = size_of(o.dtype);
   const bool strides =
       std::all_of(o.stride.begin(), o.stride.begin() + 3, [&](int64_t s) { return s * size % kVector == 0; });
-  return strides && o.shape[3] % kMergeColumns == 0 && reinterpret_cast<uintptr_t>(o.data) % kVector == 0;
+  return strides && o.shape[3] % kColumns == 0 && reinterpret_cast<uintptr_t>(o.data) % kVector == 0;
 }
 
 /// o in float32 and its lse between launches, compact: rows of one sequence after the other.

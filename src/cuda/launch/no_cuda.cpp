@@ -68,6 +68,12 @@ void merge(std::span<const TensorDesc>, std::span<const TensorDesc>, const Tenso
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 
+void move(std::span<const Box>, DType, DType, bool, int device, void*) {
+  throw RequestError(Status::kUnsupported, "device",
+                     "device: got cuda:" + std::to_string(device) +
+                         ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
+}
+
 std::vector<AheadKernel> compile_ahead(const AttentionProblem&, const AheadRequest& request) {
   throw RequestError(Status::kUnsupported, "chip",
                      "chip: got " + request.chip +

@@ -1,0 +1,58 @@
+// Neighbouring numbers of a row, in registers as float32, whatever the type in memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/dtype.hpp"
+#include "cuda/kernels/columns.hpp"
+
+namespace fovea::cuda {
+
+/// Eight neighbouring numbers of a row.
+struct Columns {
+  float x[kColumns] = {};
+};
+
+template <class T>
+__device__ __forceinline__ void load_columns(Columns& to, const T* from, bool vectors, int64_t count) {
+  if (vectors) {
+    alignas(16) T values[kColumns];
+    constexpr int kVectors = static_cast<int>(sizeof(values) / sizeof(uint4));
+    for (int i = 0; i < kVectors; ++i)
+      reinterpret_cast<uint4*>(values)[i] = reinterpret_cast<const uint4*>(from)[i];
+    for (int i = 0; i < kColumns; ++i) to.x[i] = static_cast<float>(values[i]);
+  } else {
+    for (int i = 0; i < kColumns; ++i) to.x[i] = i < count ? static_cast<float>(from[i]) : 0.0f;
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_columns(const Columns& from, T* to, bool vectors, int64_t count) {
+  if (vectors) {
+    alignas(16) T values[kColumns];
+    for (int i = 0; i < kColumns; ++i) values[i] = T(from.x[i]);
+    constexpr int kVectors = static_cast<int>(sizeof(values) / sizeof(uint4));
+    for (int i = 0; i < kVectors; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(values)[i];
+  } else {
+    for (int i = 0; i < kColumns; ++i) {
+      if (i < count) to[i] = T(from.x[i]);
+    }
+  }
+}
+
+/// Calls `use` with memory of a type (float32, float16 or bfloat16) as a pointer to it, `offset` elements on.
+template <class Use>
+__device__ __forceinline__ void with_type(DType type, char* memory, int64_t offset, Use&& use) {
+  if (type == DType::kF16) {
+    use(reinterpret_cast<__half*>(memory) + offset);
+  } else if (type == DType::kBF16) {
+    use(reinterpret_cast<__nv_bfloat16*>(memory) + offset);
+  } else {
+    use(reinterpret_cast<float*>(memory) + offset);
+  }
+}
+
+}  // namespace fovea::cuda
