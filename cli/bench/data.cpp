@@ -81,7 +81,7 @@ void fill_normal(Array& array, uint64_t seed) {
 }
 
 BenchData::BenchData(const Shape& s, bool backward, Expressions of, Layout layout, Gpu* gpu)
-    : shape(s), expressions(std::move(of)), gpu_(gpu) {
+    : shape(s), expressions(std::move(of)), mirrors_(gpu) {
   const auto make = [&](const char* name, const std::array<int64_t, 4>& sizes) {
     return HeadArray(name, sizes, s.type, layout);
   };
@@ -105,46 +105,25 @@ BenchData::BenchData(const Shape& s, bool backward, Expressions of, Layout layou
     d_tensors.push_back(has_gradient ? io::make_array("d" + tensor.name, ElementType::f32, tensor.shape)
                                      : Array{});
   }
-  if (gpu_ == nullptr) return;
   std::vector<const Array*> all = {&q.array(),   &k.array(),  &v.array(),  &o.array(), &lse,
                                    &d_o.array(), &dq.array(), &dk.array(), &dv.array()};
   for (const std::vector<Array>* more : {&expressions.tensors, &d_tensors}) {
     for (const Array& array : *more) all.push_back(&array);
   }
-  for (const Array* array : all) {
-    if (array->shape.empty()) continue;
-    mirrors_[array] = gpu_->allocate(array->bytes.size());
-    upload(*array);
-  }
-}
-
-void BenchData::upload(const Array& array) const {
-  if (gpu_ != nullptr) gpu_->upload(mirrors_.at(&array), array);
+  for (const Array* array : all) mirrors_.add(*array);
 }
 
 void BenchData::download_outputs(Pass pass) {
-  if (gpu_ == nullptr) return;
-  const auto download = [&](Array& array) { gpu_->download(array, mirrors_.at(&array)); };
   if (pass == Pass::forward) {
-    download(o.array());
-    download(lse);
+    mirrors_.download(o.array());
+    mirrors_.download(lse);
   } else {
-    for (HeadArray* gradient : {&dq, &dk, &dv}) download(gradient->array());
+    for (HeadArray* gradient : {&dq, &dk, &dv}) mirrors_.download(gradient->array());
   }
 }
 
-void* BenchData::address(const Array& array) const {
-  return gpu_ == nullptr ? view(array).data() : mirrors_.at(&array);
-}
-
 Tensor BenchData::tensor(const HeadArray& array) const {
-  const Tensor here = array.tensor(address(array.array()));
-  return gpu_ == nullptr ? here : here.on(gpu_->device());
-}
-
-Tensor BenchData::tensor(const Array& array) const {
-  const Tensor here = view(array);
-  return gpu_ == nullptr ? here : Tensor(address(array), here.dtype(), here.shape()).on(gpu_->device());
+  return mirrors_.on_device(array.tensor(mirrors_.address(array.array())));
 }
 
 Problem BenchData::problem(Pass pass, const Terms& terms) const {
@@ -155,8 +134,7 @@ Problem BenchData::problem(Pass pass, const Terms& terms) const {
   p.k = tensor(k);
   p.v = tensor(v);
   p.o = tensor(o);
-  p.lse = Tensor(address(lse), dtype_of<float>(), lse.shape);
-  if (gpu_ != nullptr) p.lse = p.lse.on(gpu_->device());
+  p.lse = mirrors_.tensor(lse);
   if (pass == Pass::backward) {
     p.d_o = tensor(d_o);
     p.dq = tensor(dq);
@@ -167,8 +145,8 @@ Problem BenchData::problem(Pass pass, const Terms& terms) const {
   p.sees = expressions.sees;
   for (size_t i = 0; i < expressions.tensors.size(); ++i) {
     const bool has_gradient = pass == Pass::backward && !d_tensors[i].shape.empty();
-    p.named.push_back({expressions.tensors[i].name, tensor(expressions.tensors[i]),
-                       has_gradient ? tensor(d_tensors[i]) : Tensor()});
+    p.named.push_back({expressions.tensors[i].name, mirrors_.tensor(expressions.tensors[i]),
+                       has_gradient ? mirrors_.tensor(d_tensors[i]) : Tensor()});
   }
   return p;
 }

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <string>
 #include <utility>
 
+#include "cli/bench/mirrors.hpp"
 #include "cli/data/elements.hpp"
 #include "cli/data/expressions.hpp"
-#include "cli/measure/gpu.hpp"
 #include "cli/options/options.hpp"
 #include "cli/options/shape_options.hpp"
 
@@ -64,18 +63,15 @@ struct BenchData {
   BenchData& operator=(const BenchData&) = delete;
 
   /// Copies an array to its mirror, if it has one.
-  void upload(const Array& array) const;
+  void upload(const Array& array) const { mirrors_.upload(array); }
   /// Copies the outputs of `pass` from their mirrors, if they have any.
   void download_outputs(Pass pass);
   Problem problem(Pass pass, const Terms& terms) const;
 
  private:
-  void* address(const Array& array) const;
   Tensor tensor(const HeadArray& array) const;
-  Tensor tensor(const Array& array) const;
 
-  Gpu* gpu_;
-  std::map<const Array*, void*> mirrors_;
+  Mirrors mirrors_;
 };
 
 }  // namespace fovea::cli

@@ -18,6 +18,10 @@ Json json_of(const BenchRow& row, bool on_gpu) {
   const Shape& s = row.what.shape;
   Json entry = Json::object();
   if (!row.what.name.empty()) entry["name"] = row.what.name;
+  if (row.what.cache) {
+    entry["page"] = row.what.cache->page;
+    entry["cache_dtype"] = row.what.cache->of_8_bits ? "float8_e4m3fn" : type_name(s.type);
+  }
   entry.update({{"pass", pass_name(row.what.pass)},
                 {"dtype", type_name(s.type)},
                 {"batch", s.batch},
@@ -42,6 +46,10 @@ Json json_of(const BenchRow& row, bool on_gpu) {
   entry["spread"] = row.timing.spread;
   entry["gflops"] = row.rate() * 1e-9;
   if (on_gpu) entry["host_nanoseconds"] = row.host_seconds * 1e9;
+  if (row.what.reads_memory) {
+    entry["key_bytes"] = row.what.key_bytes();
+    entry["key_gb_s"] = row.key_rate() * 1e-9;
+  }
   if (row.read) {
     entry["read"] = {{"median_seconds", row.read->timing.median},
                      {"spread", row.read->timing.spread},
@@ -112,8 +120,9 @@ void print_bench_table(const BenchSetting& setting, const std::vector<BenchRow>&
   fmt::print("{}", table.text());
   for (const BenchRow& row : rows) {
     if (!row.read || !row.right()) continue;
-    fmt::print("{}: {:.1f} % of a plain read of K and V at {:.1f} GB/s ({})\n", row.what.name,
-               100 * row.share_of_read(), row.read->rate() * 1e-9, row.read->way);
+    fmt::print("{}: K and V at {:.1f} GB/s, {:.1f} % of a plain read of them at {:.1f} GB/s ({})\n",
+               row.what.name, row.key_rate() * 1e-9, 100 * row.share_of_read(), row.read->rate() * 1e-9,
+               row.read->way);
   }
   if (on_gpu) {
     fmt::print(

@@ -10,11 +10,11 @@
 
 namespace fovea::cli {
 
-/// A plain read of K and V in turns with the run.
+/// A plain read of K and V beside the run.
 struct MemoryRead {
   Timing timing;
   std::string way;
-  size_t bytes = 0;
+  size_t bytes = 0;  ///< those of K and V; a copy moves twice as many
   double rate() const { return static_cast<double>(bytes) / timing.median; }
 };
 
@@ -30,8 +30,10 @@ struct BenchRow {
 
   bool right() const { return error <= allowed; }
   double rate() const { return flops / timing.median; }
+  /// Bytes of K and V a second.
+  double key_rate() const { return static_cast<double>(what.key_bytes()) / timing.median; }
   /// Of the rate at which memory can be read.
-  double share_of_read() const { return read->timing.median / timing.median; }
+  double share_of_read() const { return key_rate() / read->rate(); }
 };
 
 /// Where and how all rows ran.

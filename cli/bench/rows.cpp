@@ -36,6 +36,13 @@ BenchCase make_row(const std::string& type, const std::string& pass, const std::
 
 }  // namespace
 
+size_t BenchCase::key_bytes() const {
+  const size_t element = cache && cache->of_8_bits ? 1 : io::element_size(shape.type);
+  return static_cast<size_t>(shape.batch * shape.seqlen_k * shape.heads_kv *
+                             (shape.head_dim + shape.head_dim_v)) *
+         element;
+}
+
 std::vector<BenchCase> listed_rows(const std::string& filter) {
   std::vector<BenchCase> rows;
   for (const char* line : kRowLines) {

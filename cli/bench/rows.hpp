@@ -1,6 +1,7 @@
 // What `fovea bench` times: sizes from the command line, or the named rows of the CPU benchmark.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,12 @@
 
 namespace fovea::cli {
 
+/// A key-value cache that is decoded over.
+struct CacheForm {
+  int64_t page = 0;        ///< rows of a page; 0: one piece for each sequence
+  bool of_8_bits = false;  ///< float8_e4m3fn; else the type of the queries
+};
+
 /// One problem to time.
 struct BenchCase {
   std::string name;  ///< of a listed row; empty for sizes from the command line
@@ -16,6 +23,10 @@ struct BenchCase {
   Pass pass = Pass::forward;
   Terms terms;
   bool reads_memory = false;  ///< timed in turns with a plain read of K and V: decoding is bound by memory
+  std::optional<CacheForm> cache{};  ///< of rows of --decode
+
+  /// What one run reads of K and V.
+  size_t key_bytes() const;
 };
 
 /// The rows of bench/cpu/rows.py whose name contains `filter`: grouped by type and pass, decoding last.

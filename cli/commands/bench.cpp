@@ -7,8 +7,9 @@
 #include <memory>
 #include <optional>
 
+#include "cli/bench/beside_read.hpp"
 #include "cli/bench/data.hpp"
-#include "cli/bench/read_memory.hpp"
+#include "cli/bench/decode.hpp"
 #include "cli/bench/report.hpp"
 #include "cli/bench/rows.hpp"
 #include "cli/bench/verify.hpp"
@@ -32,13 +33,33 @@ struct BenchOptions {
   std::optional<std::string> rows;
   std::string device, layout = "bshd";
   double seconds = 1;
-  bool json = false, list = false;
+  DecodeOptions cache;
+  bool decode = false, json = false, list = false;
 
   std::optional<int> gpu() const { return gpu_of(device, execution.backend); }
   Layout memory_order() const { return layout == "bhsd" ? Layout::bhsd : Layout::bshd; }
 };
 
+/// The rows of --decode, which times a forward without expressions.
+std::vector<BenchCase> decode_cases(const BenchOptions& options) {
+  const auto refuse = [](bool given, const char* name, const char* got) {
+    if (given)
+      throw Failure(Exit::usage, fmt::format("{}: got {} beside --decode; leave one of them out", name, got));
+  };
+  refuse(options.rows || options.list, "--rows, --list", "rows that have a name");
+  refuse(options.pass != std::vector<std::string>{"fwd"}, "--pass", "another pass than fwd");
+  refuse(options.layout != "bshd", "--layout", "another order than bshd");
+  refuse(options.expressions.any(), "--score, --sees, --tensor", "an expression");
+  ShapeOptions shapes = options.shape;
+  shapes.take_defaults(default_decode_shapes());
+  return options.cache.cases(shapes.shapes(), options.terms);
+}
+
 std::vector<BenchCase> cases_of(const BenchOptions& options) {
+  if (options.decode) return decode_cases(options);
+  if (options.cache.given())
+    throw Failure(Exit::usage,
+                  "--page, --cache-dtype: got one without --decode, whose caches have them; add it");
   if (options.rows || options.list) {
     if (options.shape.given()) {
       throw Failure(Exit::usage, "--rows: got sizes as well, but a row has its own; leave one of them out");
@@ -75,23 +96,39 @@ void validate(const BenchCase& what, const Expressions& expressions, const Optio
   const Plan validated(sizes, options);
 }
 
-/// Times the run, and a plain read of K and V in turns with it.
-void time_beside_read(const std::function<void()>& run, const BenchData& data, int threads, double seconds,
-                      BenchRow& row) {
-  MemoryReader reader(threads);
-  const auto &k = data.k.array().bytes, &v = data.v.array().bytes;
-  volatile uint32_t sink = 0;  // a sum that nobody reads could be optimised away
-  const auto read = [&](const ReadWay& way) {
-    sink = reader.read(k.data(), k.size(), way) + reader.read(v.data(), v.size(), way);
-  };
-  const ReadWay way = fastest_way(read);
-  const std::function<void()> both[] = {run, [&] { read(way); }};
-  const std::vector<Timing> timings = measure_in_turns(both, seconds);
-  row.timing = timings[0];
-  row.read = {timings[1], way.name(), k.size() + v.size()};
+BenchRow bench_decode(const BenchCase& what, const BenchOptions& options) {
+  std::optional<Gpu> gpu;
+  if (const std::optional<int> id = options.gpu()) gpu.emplace(*id);
+  const Options how = options.execution.options();
+  static_cast<void>(Plan(DecodeData::described(what, gpu ? &*gpu : nullptr), how));
+  DecodeData data(what, gpu ? &*gpu : nullptr);
+  const Problem problem = data.problem();
+  const Plan plan(problem, how);
+  Workspace workspace(plan);
+  Buffers buffers = buffers_of(problem);
+  if (gpu) buffers.stream = gpu->stream();
+  const auto run = [&] { plan.run(buffers, workspace); };
+
+  run();
+  data.download_outputs();
+  BenchRow row{.what = what,
+               .backend = std::string(plan.backend()),
+               .flops = plan.flops(),
+               .error = data.largest_error(),
+               .allowed = allowed_error(what.shape.type, Pass::forward),
+               .rows_checked = what.shape.seqlen_q,
+               .workspace = plan.workspace_size()};
+  if (!row.right()) return row;  // a wrong result has no time
+  if (gpu) {
+    time_beside_copy(run, data.k(), data.v(), data.mirrors(), *gpu, options.seconds, row);
+  } else {
+    time_beside_read(run, data.k(), data.v(), options.execution.resolved_threads(), options.seconds, row);
+  }
+  return row;
 }
 
 BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const BenchOptions& options) {
+  if (what.cache) return bench_decode(what, options);
   std::optional<Gpu> gpu;
   if (const std::optional<int> id = options.gpu()) gpu.emplace(*id);
   validate(what, expressions, options.execution.options(), gpu ? &*gpu : nullptr);
@@ -131,7 +168,8 @@ BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const 
     row.timing = gpu->measure(run, options.seconds, 5);
     row.host_seconds = gpu->host_seconds(run);
   } else if (what.reads_memory) {
-    time_beside_read(run, data, options.execution.resolved_threads(), options.seconds, row);
+    time_beside_read(run, data.k.array(), data.v.array(), options.execution.resolved_threads(),
+                     options.seconds, row);
   } else {
     row.timing = measure(run, options.seconds);
   }
@@ -182,6 +220,13 @@ void add_bench(CLI::App& program, Action& action) {
       ->type_name("TEXT")
       ->group("Rows");
   command->add_flag("--list", options->list, "Print the names of these rows, and stop")->group("Rows");
+  command
+      ->add_flag(
+          "--decode", options->decode,
+          "Time few queries over a key-value cache beside a plain read of it; sizes that are left out: "
+          "--batch 1,8 --seqlen 1 --seqlen-k 8192 --heads 32 --heads-kv 8 --head-dim 128")
+      ->group("Decoding");
+  options->cache.add_options(*command);
   options->terms.add_options(*command, false);
   options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
@@ -201,11 +246,12 @@ void add_bench(CLI::App& program, Action& action) {
       "has no time, and the exit code is 1. GPU times are those of launches in a CUDA graph. Rows named "
       "decode are "
       "timed\n"
-      "in turns with a plain read of K and V.\n"
+      "in turns with a plain read of K and V; on a GPU a copy of them follows.\n"
       "\n"
       "Examples:\n"
       "  fovea bench --seqlen 1024,4096 --heads 16 --head-dim 64,128 --dtype bfloat16 --causal\n"
       "  fovea bench --batch 8 --seqlen 1 --seqlen-k 16384 --heads 32 --heads-kv 8 --head-dim 128\n"
+      "  fovea bench --decode --batch 1,64 --page 0,16 --cache-dtype q\n"
       "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json\n"
       "  fovea bench --seqlen 2048 --sees \"q - k < 256\" --causal\n"
       "  fovea bench --rows bfloat16_fwd --layout bhsd\n"

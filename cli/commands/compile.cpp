@@ -22,10 +22,11 @@ struct CompileOptions {
   ShapeOptions shape;
   Terms terms;
   ExpressionOptions expressions;
-  std::string backend, chip, cache;
+  Execution execution;  ///< on GPUs: without threads
+  std::string chip, cache;
   std::vector<std::string> passes = {"fwd"};
   int sms = 0;
-  bool deterministic = false, json = false;
+  bool json = false;
 };
 
 /// NAME=TYPE:SIZE,... without a file: the name, and a tensor without data.
@@ -126,8 +127,8 @@ Exit run_compile(const CompileOptions& options) {
     for (const std::string& pass : options.passes) {
       const Problem problem = problem_of(options, shape, parse_pass(pass), expressions, tensors);
       try {
-        const Options how{.backend = options.backend, .deterministic = options.deterministic};
-        for (CompiledKernel& kernel : compile(problem, options.chip, folder, how, options.sms)) {
+        for (CompiledKernel& kernel :
+             compile(problem, options.chip, folder, options.execution.options(), options.sms)) {
           // Passes and shapes share kernels.
           const bool known = std::any_of(kernels.begin(), kernels.end(), [&](const CompiledKernel& other) {
             return other.file == kernel.file;
@@ -186,11 +187,11 @@ void add_compile(CLI::App& program, Action& action) {
       ->type_name("DIR")
       ->group(kGroup);
   command
-      ->add_option("--backend", options->backend,
+      ->add_option("--backend", options->execution.backend,
                    "One of cuda_... (default: the first that can do the problem)")
       ->type_name("NAME")
       ->group(kGroup);
-  command->add_flag("--deterministic", options->deterministic, "For plans that ask for it")->group(kGroup);
+  options->execution.add_options_of_bits(*command, "Of the plans");
   add_json_option(*command, options->json);
   command->footer(
       "A tensor that has no file yet is NAME=TYPE:SIZE,... with a TYPE out of float32, float16, bfloat16, "

@@ -30,6 +30,8 @@ class Gpu {
   void* allocate(size_t bytes);
   void upload(void* to, const Array& from);
   void download(Array& to, const void* from);
+  /// Puts a copy within the device's memory on the stream.
+  void copy(void* to, const void* from, size_t bytes);
 
   /// Times `run`, which puts work on the stream: replays of a CUDA graph with so many launches that one lasts
   /// some milliseconds, between two events; at least `least` replays and until `seconds` have passed. `runs`

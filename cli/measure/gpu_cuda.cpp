@@ -136,6 +136,10 @@ void Gpu::download(Array& to, const void* from) {
   synchronize();
 }
 
+void Gpu::copy(void* to, const void* from, size_t bytes) {
+  demand(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, impl_->stream), "copy on the GPU");
+}
+
 Timing Gpu::measure(const std::function<void()>& run, double seconds, int least) {
   // One replay is long beside its start and the clock's tick, 0.5 us; so many launches make a graph large enough.
   constexpr double kReplaySeconds = 0.008;

@@ -30,6 +30,7 @@ void* Gpu::allocate(size_t) {
 }
 void Gpu::upload(void*, const Array&) {}
 void Gpu::download(Array&, const void*) {}
+void Gpu::copy(void*, const void*, size_t) {}
 Timing Gpu::measure(const std::function<void()>&, double, int) {
   return {};
 }

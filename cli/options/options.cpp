@@ -75,7 +75,7 @@ void Terms::apply(Problem& problem) const {
   problem.seed = seed;
 }
 
-void Execution::add_options(CLI::App& command, bool with_deterministic) {
+void Execution::add_options(CLI::App& command, bool with_bits) {
   constexpr const char* kGroup = "Execution";
   command
       .add_option("--backend", backend,
@@ -86,11 +86,23 @@ void Execution::add_options(CLI::App& command, bool with_deterministic) {
       .add_option("--threads", threads, "Threads; 0 (the default): all processors that the process may use")
       ->type_name("N")
       ->group(kGroup);
-  if (with_deterministic) {
-    command
-        .add_flag("--deterministic", deterministic, "Compute gradients that are bit-identical in every run")
-        ->group(kGroup);
-  }
+  if (with_bits) add_options_of_bits(command, kGroup);
+}
+
+void Execution::add_options_of_bits(CLI::App& command, const char* group) {
+  command.add_flag("--deterministic", deterministic, "Compute gradients that are bit-identical in every run")
+      ->group(group);
+  command
+      .add_option(
+          "--num-splits", splits,
+          "Parts of the keys that are computed apart and merged, at most; 0 (the default): as many as "
+          "pay, 1: none")
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_flag("--batch-invariant", batch_invariant,
+                "The bits of a sequence's results do not depend on the rest of the batch")
+      ->group(group);
 }
 
 void add_device_option(CLI::App& command, std::string& device) {

@@ -37,10 +37,19 @@ struct Execution {
   std::string backend;
   int threads = 0;
   bool deterministic = false;
+  int splits = 0;
+  bool batch_invariant = false;
 
-  void add_options(CLI::App& command, bool with_deterministic);
+  /// `with_bits`: also the options that decide the last bits of results.
+  void add_options(CLI::App& command, bool with_bits);
+  /// Those options alone.
+  void add_options_of_bits(CLI::App& command, const char* group);
   Options options() const {
-    return {.backend = backend, .num_threads = threads, .deterministic = deterministic};
+    return {.backend = backend,
+            .num_threads = threads,
+            .deterministic = deterministic,
+            .num_splits = splits,
+            .batch_invariant = batch_invariant};
   }
   /// The number of threads a plan will use.
   int resolved_threads() const { return threads > 0 ? threads : default_threads(); }

@@ -33,6 +33,19 @@ bool ShapeOptions::given() const {
                      [](const CLI::Option* option) { return option->count() > 0; });
 }
 
+void ShapeOptions::take_defaults(const ShapeOptions& others) {
+  using Sizes = std::vector<int64_t> ShapeOptions::*;
+  // In the order of the options.
+  constexpr std::array<Sizes, 7> kSizes = {
+      &ShapeOptions::batch,    &ShapeOptions::seqlen,   &ShapeOptions::seqlen_k,  &ShapeOptions::heads,
+      &ShapeOptions::heads_kv, &ShapeOptions::head_dim, &ShapeOptions::head_dim_v};
+  const auto is_given = [&](size_t i) { return options_.at(i)->count() > 0; };
+  constexpr size_t kHeads = 3, kHeadsKv = 4;
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    if (!is_given(i) && !(i == kHeadsKv && is_given(kHeads))) this->*kSizes[i] = others.*kSizes[i];
+  }
+}
+
 std::vector<Shape> ShapeOptions::shapes() const {
   std::vector<Shape> shapes;
   for (const std::string& type : dtype) {

@@ -35,6 +35,8 @@ struct ShapeOptions {
   /// `with_type`: --dtype is one of them.
   void add_options(CLI::App& command, bool lists, bool with_type = true);
   bool given() const;
+  /// Takes the sizes of `others` where none are given; heads of keys as those of the queries.
+  void take_defaults(const ShapeOptions& others);
   std::vector<Shape> shapes() const;
 
  private:

@@ -304,6 +304,13 @@ typedef struct fovea_options {
   int32_t num_threads;   /* CPU: 0 = all that the process may use */
   int32_t deterministic; /* backward: bit for bit repeatable */
   void* stream;          /* CUDA: the cudaStream_t of fovea_attend; fovea_buffers has that of fovea_run */
+  int32_t num_splits;    /* forward: parts of the keys of a tile of queries, at most, which are computed apart
+                            and merged; 0 = as many as pay, 1 = none */
+  /* forward: not 0 = the bits of o and lse of a sequence do not depend on which other sequences are in the batch, how many,
+   * and where it lies among them. They still depend on its own data, on the problem's head counts, head sizes, types, terms,
+   * strides, Sq and Sk, and on num_splits. Packed queries need max_seqlen_q, packed keys max_seqlen_k: bounds that do not come from
+   * the batch. Backends that cannot promise it are passed over. */
+  int32_t batch_invariant;
 } fovea_options;
 
 #if defined(__cplusplus)

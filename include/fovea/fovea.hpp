@@ -108,7 +108,9 @@ struct Options {
   std::string backend{};  ///< "": the first that can
   int num_threads = 0;    ///< 0: all that the process may use
   bool deterministic = false;
-  void* stream = nullptr;  ///< CUDA: the cudaStream_t of attend (a Plan takes it per run)
+  void* stream = nullptr;        ///< CUDA: the cudaStream_t of attend (a Plan takes it per run)
+  int num_splits = 0;            ///< parts of the keys of a tile, at most; 0: as many as pay, 1: none
+  bool batch_invariant = false;  ///< the bits of a sequence do not depend on the others of its batch
 };
 
 namespace detail {
@@ -196,6 +198,8 @@ inline fovea_options c_options(const Options& options) {
   c.num_threads = options.num_threads;
   c.deterministic = options.deterministic;
   c.stream = options.stream;
+  c.num_splits = options.num_splits;
+  c.batch_invariant = options.batch_invariant;
   return c;
 }
 

@@ -74,6 +74,13 @@ fovea_options read_options(const fovea_options* options) {
   return options ? read_struct("options", options, defaults, sizeof(size_t)) : defaults;
 }
 
+PlanOptions to_plan_options(const fovea_options& options) {
+  return {.backend = options.backend,
+          .num_threads = options.num_threads,
+          .deterministic = options.deterministic != 0,
+          .splits = {.most = options.num_splits, .batch_invariant = options.batch_invariant != 0}};
+}
+
 Buffers read_buffers(const fovea_buffers* buffers) {
   require("buffers", buffers);
   fovea_buffers copy;

@@ -12,6 +12,7 @@ namespace fovea::capi {
 /// field added later. Throws RequestError(kInvalidArgument) when null or when the size makes no sense.
 fovea_problem read_problem(const fovea_problem* problem);
 fovea_options read_options(const fovea_options* options);  ///< null: defaults
+PlanOptions to_plan_options(const fovea_options& options);
 Buffers read_buffers(const fovea_buffers* buffers);
 
 /// Throws RequestError(kInvalidArgument) for a type that is neither CPU nor CUDA.

@@ -32,11 +32,7 @@ namespace fovea::capi {
 namespace {
 
 std::unique_ptr<fovea_plan> make_plan(const ProblemDescription& description, const fovea_options* given) {
-  const fovea_options options = read_options(given);
-  return std::make_unique<fovea_plan>(
-      plan::make_plan(description, {.backend = options.backend,
-                                    .num_threads = options.num_threads,
-                                    .deterministic = options.deterministic != 0}));
+  return std::make_unique<fovea_plan>(plan::make_plan(description, to_plan_options(read_options(given))));
 }
 
 void run(const fovea_plan& plan, const Buffers& buffers) {
@@ -197,11 +193,9 @@ fovea_status fovea_compile(const fovea_problem* problem, const fovea_options* gi
   if (report != nullptr) *report = "";
   return capi::guarded([&] {
     if (chip == nullptr) throw_invalid("chip", "NULL", "a name such as sm_90", "pass one");
-    const fovea_options options = capi::read_options(given);
-    const auto kernels =
-        plan::compile_ahead(capi::to_description(capi::read_problem(problem)),
-                            {.backend = options.backend, .deterministic = options.deterministic != 0},
-                            {.chip = chip, .num_sms = num_sms, .folder = folder});
+    const auto kernels = plan::compile_ahead(capi::to_description(capi::read_problem(problem)),
+                                             capi::to_plan_options(capi::read_options(given)),
+                                             {.chip = chip, .num_sms = num_sms, .folder = folder});
     if (report == nullptr) return;
     thread_local std::string text;
     text.clear();

@@ -30,6 +30,8 @@ struct PrepareOptions {
   int num_threads = 1;  ///< CPU
   bool deterministic = false;
   double flops = 0;  ///< of the problem, as far as its lengths are known: small ones take fewer threads
+  KeySplits splits = {};
+  double flops_of_sequence = 0;  ///< of one sequence as long as the longest: the same in any batch
 };
 
 /// The prepared problem, or the clause that fails ("computes float16, this problem is float32").

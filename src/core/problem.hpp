@@ -138,6 +138,20 @@ struct AttentionProblem {
   bool packed_new() const { return has(Role::kCuSeqlensKNew); }
   bool rotates() const { return has(Role::kRotaryCos); }
   int64_t group() const { return heads_q / heads_kv; }  ///< query heads that share one key head
+  /// With one sequence, as long as the longest: what is chosen by its sizes is the same in any batch.
+  AttentionProblem of_one_sequence() const {
+    AttentionProblem one = *this;
+    one.batch = 1;
+    one.total_q = seqlen_q;
+    one.total_k = seqlen_k;
+    return one;
+  }
+};
+
+/// How a forward divides the keys of a tile of queries among those that compute at the same time.
+struct KeySplits {
+  int most = 0;                  ///< parts, at most; 0: as many as pay, 1: all keys in one
+  bool batch_invariant = false;  ///< the bits of a sequence's results do not depend on the batch around it
 };
 
 /// How to do it.
@@ -145,6 +159,7 @@ struct PlanOptions {
   const char* backend = nullptr;  ///< nullptr: first that can
   int num_threads = 0;            ///< 0: all that the process may use
   bool deterministic = false;
+  KeySplits splits = {};
 };
 
 /// Pointers of one run, by place.

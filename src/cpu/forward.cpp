@@ -8,8 +8,8 @@
 //   O = O^T / l, lse = ln 2 * m + ln l
 //
 // Key blocks start at multiples of kBlockKeys in every tile, and no lane depends on another, so results do not
-// depend on the number of threads or on the tile height. (The number of splits depends on the whole problem,
-// so the last bits may differ between a sequence alone and the same sequence in a batch.)
+// depend on the number of threads or on the tile height. (The number of splits depends on the batch, unless
+// batch_invariant is asked for, so the last bits may differ between a sequence alone and the same sequence in a batch.)
 #include "cpu/forward.hpp"
 
 #include <algorithm>
@@ -120,6 +120,17 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
           empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
+}
+
+std::string summary_of(const PairPrograms& programs, const Schedule& schedule, const KeySplits& asked) {
+  std::string text = programs.summary();
+  const auto add = [&](const std::string& more) { text += (text.empty() ? "" : ", ") + more; };
+  if (schedule.splits > 1) {
+    add("keys split in " + std::to_string(schedule.splits) +
+        (schedule.in_turn ? ", one after the other" : ""));
+  }
+  if (asked.batch_invariant) add("the same in any batch");
+  return text;
 }
 
 void write_unused_rows(const Group& group) {
@@ -324,7 +335,7 @@ int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule
 }
 
 int64_t split_bytes(const Staging& s, const Schedule& schedule) {
-  if (schedule.splits == 1) return 0;
+  if (schedule.splits_apart() == 1) return 0;
   return round_up(schedule.items() * schedule.panels * Partial::size(s) * 4, kAlignment);
 }
 
@@ -340,7 +351,7 @@ class Forward final : public Prepared {
   Forward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(p, ops, options.num_threads),
+        schedule_(p, ops, options),
         programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
         shared_(p, staging_, schedule_),
@@ -348,7 +359,7 @@ class Forward final : public Prepared {
         split_offset_(options.num_threads * thread_bytes_),
         shared_offset_(split_offset_ + split_bytes(staging_, schedule_)) {
     workspace_size = static_cast<size_t>(shared_offset_ + shared_.bytes());
-    summary = programs_.summary();
+    summary = summary_of(programs_, schedule_, options.splits);
   }
 
   void run(const Buffers& buffers) const override;
@@ -373,7 +384,18 @@ class Forward final : public Prepared {
   Partial panel_of(float* partials, int64_t x) const {
     return {partials + x * Partial::size(staging_), staging_};
   }
+  /// What one item works with.
+  struct Item {
+    const Tile& tile;
+    const Lanes* lanes;
+    const ScoreTerms& terms;
+    const SharedBlocks& shared;
+    SeenBlocks& blocks;
+    const ThreadScratch& t;
+  };
   void share_blocks(const Buffers& buffers, const SharedBlocks& shared) const;
+  void attend_split(const Item& item, int64_t split, float* partials) const;
+  void attend_in_turn(const Item& item) const;
   void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
                     SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
@@ -401,27 +423,53 @@ void Forward::share_blocks(const Buffers& buffers, const SharedBlocks& shared) c
   });
 }
 
-/// One tile against one split of the keys.
+/// A tile against one split of the keys.
+void Forward::attend_split(const Item& item, int64_t split, float* partials) const {
+  const Group& group = item.tile.group;
+  const int64_t first_key = split * schedule_.split_keys;
+  const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
+  if (schedule_.row_path) {
+    rows_forward(staging_, group, item.terms, item.blocks, item.lanes[0], first_key, last_key, partials,
+                 item.t);
+  } else {
+    tile_forward({staging_, group, item.terms, item.shared, item.blocks, item.lanes, item.tile.panels,
+                  partials, item.t},
+                 first_key, last_key);
+  }
+}
+
+/// A tile against its splits one after the other, added up as merge_tile does.
+void Forward::attend_in_turn(const Item& item) const {
+  const ThreadScratch& t = item.t;
+  attend_split(item, 0, t.partials);
+  for (int64_t split = 1; split < schedule_.splits_with_keys(item.tile.group.span.used_k); ++split) {
+    attend_split(item, split, t.next_partials);
+    for (int64_t x = 0; x < item.tile.panels; ++x)
+      add_partial(staging_, panel_of(t.partials, x), panel_of(t.next_partials, x));
+  }
+}
+
+/// One tile against one split of the keys, or all.
 void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
                            SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t,
                            int64_t item) const {
-  const int64_t split = item % schedule_.splits, tile_index = item / schedule_.splits;
-  const int64_t tile = tile_of(tile_index);
-  const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile);
-  if (tile == 0 && split == 0) write_unused_rows(group);
-  if (panels <= 0) return;
+  const int64_t split = item % schedule_.splits_apart(), tile_index = item / schedule_.splits_apart();
+  const int64_t index = tile_of(tile_index);
+  const Tile tile = tile_at(buffers, tile_index, index);
+  const Group& group = tile.group;
+  if (index == 0 && split == 0) write_unused_rows(group);
+  if (tile.panels <= 0) return;
   Lanes lanes[kMaxPanels];
-  for (int64_t x = 0; x < panels; ++x) lanes[x] = Lanes(group, first_row + x * kPanel);
-  const int64_t first_key = split * schedule_.split_keys;
-  const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
-  float* partials = schedule_.splits > 1 ? store.at(tile_index, split) : t.partials;
-  if (schedule_.row_path) {
-    rows_forward(staging_, group, terms, blocks, lanes[0], first_key, last_key, partials, t);
-  } else {
-    tile_forward({staging_, group, terms, shared, blocks, lanes, panels, partials, t}, first_key, last_key);
+  for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
+  const Item what{tile, lanes, terms, shared, blocks, t};
+  if (schedule_.splits_apart() > 1) {
+    if (split < schedule_.splits_with_keys(group.span.used_k))
+      attend_split(what, split, store.at(tile_index, split));
+    return;
   }
-  if (schedule_.splits > 1) return;
-  for (int64_t x = 0; x < panels; ++x) write_panel(staging_, group, lanes[x], panel_of(partials, x), t.rows);
+  attend_in_turn(what);
+  for (int64_t x = 0; x < tile.panels; ++x)
+    write_panel(staging_, group, lanes[x], panel_of(t.partials, x), t.rows);
 }
 
 /// Merges the splits of one tile in their order.
@@ -430,7 +478,7 @@ void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const 
   const auto [group, first_row, panels] = tile_at(buffers, tile_index, tile_of(tile_index));
   for (int64_t x = 0; x < panels; ++x) {
     const Partial sum = panel_of(store.at(tile_index, 0), x);
-    for (int64_t split = 1; split < schedule_.splits; ++split) {
+    for (int64_t split = 1; split < schedule_.splits_with_keys(group.span.used_k); ++split) {
       add_partial(staging_, sum, panel_of(store.at(tile_index, split), x));
     }
     write_panel(staging_, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
@@ -454,7 +502,7 @@ void Forward::run(const Buffers& buffers) const {
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });
-  if (schedule_.splits == 1) return;
+  if (schedule_.splits_apart() == 1) return;
   WorkQueue merges(schedule_.groups * schedule_.tiles);
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);

@@ -26,11 +26,12 @@ constexpr double kMinFlopsPerThread = 1e6;
 struct ListSchedule : Schedule {
   int64_t head_tiles;  ///< of each query
 
-  ListSchedule(const AttentionProblem& p, const Staging& s, int num_threads)
-      : Schedule(p, *s.ops, num_threads) {
+  ListSchedule(const AttentionProblem& p, const Staging& s, const PrepareOptions& options)
+      : Schedule(p, *s.ops, options) {
     const int64_t all_panels = ceil_div(p.group(), kPanel);
     splits = 1;
-    panels = std::clamp<int64_t>(groups * p.seqlen_q * all_panels / (8 * std::max(1, num_threads)), 1,
+    in_turn = false;
+    panels = std::clamp<int64_t>(groups * p.seqlen_q * all_panels / (8 * std::max(1, options.num_threads)), 1,
                                  s.ops->max_panels);
     panels = std::min(panels, all_panels);
     head_tiles = ceil_div(all_panels, panels);
@@ -69,14 +70,14 @@ class ListForward final : public Prepared {
   ListForward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(p, staging_, options.num_threads),
+        schedule_(p, staging_, options),
         programs_(p, schedule_.row_path),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)) {
     const auto by_work = static_cast<int64_t>(options.flops / kMinFlopsPerThread);
     num_threads_ = static_cast<int>(
         std::clamp<int64_t>(std::min(by_work, schedule_.items()), 1, std::max(1, options.num_threads)));
     workspace_size = static_cast<size_t>(num_threads_ * thread_bytes_);
-    summary = programs_.summary();
+    summary = summary_of(programs_, schedule_, options.splits);
   }
 
   void run(const Buffers& buffers) const override {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 
+#include "core/backend.hpp"
 #include "cpu/panel.hpp"
 #include "expr/pair_expressions.hpp"
 
@@ -21,6 +23,9 @@ inline constexpr int64_t kMaxPanels = 8;
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
 inline constexpr int64_t kMinSplitKeys = 1024;
+// Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits
+// itself.
+inline constexpr int64_t kMostSplitResults = 1024;
 // Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48; and
 // where tiles multiply (AMX). Programs of expressions hold four rows of a block.
 inline constexpr int64_t kRowPathRows = 16;
@@ -30,29 +35,42 @@ inline constexpr int64_t kTurnKeys = 32;
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
 
+/// Splits of the keys: those that are asked for, else as many as keep cores busy.
+inline int64_t splits_of(const AttentionProblem& p, int64_t panels_of_head, const KeySplits& asked) {
+  if (asked.most > 0) return asked.most;
+  const int64_t tiles = (asked.batch_invariant ? 1 : p.batch) * p.heads_kv * panels_of_head;
+  if (tiles <= 0 || tiles >= kWantedItems) return 1;
+  return std::clamp<int64_t>(ceil_div(kWantedItems, tiles), 1,
+                             std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
+}
+
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
   int64_t splits;      ///< splits of the keys
   int64_t split_keys;  ///< keys a split, a multiple of kBlockKeys
   int64_t groups;      ///< batch * heads_kv
+  bool in_turn;        ///< a tile goes through its splits itself, one after the other; the bits are the same
   bool row_path;
-  int64_t items() const { return groups * tiles * splits; }
+  /// Splits that are work items of their own.
+  int64_t splits_apart() const { return in_turn ? 1 : splits; }
+  int64_t items() const { return groups * tiles * splits_apart(); }
+  /// Those of a sequence that have keys, at least one.
+  int64_t splits_with_keys(int64_t used_k) const {
+    return std::clamp<int64_t>(ceil_div(used_k, split_keys), 1, splits);
+  }
 
-  Schedule(const AttentionProblem& p, const Ops& ops, int num_threads) {
+  Schedule(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options) {
     groups = p.batch * p.heads_kv;
     const int64_t rows = p.seqlen_q * p.group();
-    const int64_t all_panels = ceil_div(rows, kPanel);
-    splits = 1;
-    const int64_t full_tiles = groups * ceil_div(all_panels, 1);
-    if (full_tiles > 0 && full_tiles < kWantedItems) {
-      splits = std::clamp<int64_t>(ceil_div(kWantedItems, full_tiles), 1,
-                                   std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
-    }
-    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, splits)), kBlockKeys);
+    const int64_t all_panels = ceil_div(rows, kPanel), full_tiles = groups * all_panels;
+    const int64_t wanted = std::min(splits_of(p, all_panels, options.splits),
+                                    std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys)));
+    split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, wanted)), kBlockKeys);
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
-    panels =
-        std::clamp<int64_t>(groups * all_panels * splits / (8 * std::max(1, num_threads)), 1, ops.max_panels);
+    in_turn = splits > 1 && (full_tiles >= kWantedItems || full_tiles * splits > kMostSplitResults);
+    panels = std::clamp<int64_t>(full_tiles * splits_apart() / (8 * std::max(1, options.num_threads)), 1,
+                                 ops.max_panels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
@@ -85,6 +103,7 @@ struct Partial {
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
+  float* next_partials;         ///< of a further split, where a tile goes through its splits itself
   uint8_t* kept;                ///< by dropout
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
@@ -94,6 +113,7 @@ struct ThreadScratch {
     const int64_t block = round_up(kBlockKeys, 32);
     queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
+    next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
     scores = memory.take<float>(block * kPanel);
     weights = memory.take<float>(block * kPanel / (s.ops->attend == nullptr ? 2 : 1));
     keys = memory.take<float>(s.rows_size(block, s.words_d));
@@ -197,6 +217,9 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 /// Normalises one panel, adds the sink, writes o and lse.
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
                  float* rows);
+
+/// What `fovea explain` says of a forward.
+std::string summary_of(const PairPrograms& programs, const Schedule& schedule, const KeySplits& asked);
 
 /// Clears the rows from seqused_q on: o = 0, lse = -inf.
 void write_unused_rows(const Group& group);

@@ -147,6 +147,33 @@ int threads_of(int asked) {
   return asked > 0 ? asked : std::max(cpu::default_threads(), 1);
 }
 
+/// The options of a valid problem.
+PrepareOptions prepare_options(const PlanOptions& options, const AttentionProblem& problem,
+                               const Buffers& known) {
+  return {.num_threads = threads_of(options.num_threads),
+          .deterministic = options.deterministic,
+          .flops = count_flops(problem, known),
+          .splits = options.splits,
+          .flops_of_sequence = count_flops(problem.of_one_sequence(), {})};
+}
+
+/// Refuses a number of splits that is none, and lengths that would come from the batch where nothing may.
+void check_splits(const ProblemDescription& description, const KeySplits& splits) {
+  if (splits.most < 0) {
+    throw_invalid("num_splits", std::to_string(splits.most), "0 or more",
+                  "use 0 for as many parts as pay, and 1 for keys that are not split");
+  }
+  if (!splits.batch_invariant || description.pass == Pass::kBackward) return;
+  const auto check = [&](Role starts, const char* name, int64_t longest) {
+    if (!description.tensors[index_of(starts)].present || longest > 0) return;
+    throw_invalid(name, std::to_string(longest),
+                  "a length with batch_invariant, as " + std::string(name_of(starts)) + " is given",
+                  "give the longest that any batch may have: what is read from this one depends on it");
+  };
+  check(Role::kCuSeqlensQ, "max_seqlen_q", description.max_seqlen_q);
+  check(Role::kCuSeqlensK, "max_seqlen_k", description.max_seqlen_k);
+}
+
 }  // namespace
 
 std::span<const Backend* const> backends() {
@@ -190,26 +217,29 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
 }
 
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
-  PrepareOptions prepare = {.num_threads = threads_of(options.num_threads),
-                            .deterministic = options.deterministic};
+  check_splits(description, options.splits);
   check_memory(description);
   Plan plan;
   plan.problem = validate(description);
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
     cuda::check_device("q", q.device_id);
   }
-  plan.flops = prepare.flops = count_flops(plan.problem, take_data(plan.problem));
+  const PrepareOptions prepare = prepare_options(options, plan.problem, take_data(plan.problem));
+  plan.flops = prepare.flops;
   choose(plan, options.backend, prepare);
   return plan;
 }
 
 std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& description,
                                              const PlanOptions& options, cuda::AheadRequest request) {
+  check_splits(description, options.splits);
   check_memory(description);
   AttentionProblem problem = validate(description);
+  const PrepareOptions prepare = prepare_options(options, problem, take_data(problem));
   request.backend = options.backend;
   request.deterministic = options.deterministic;
-  request.flops = count_flops(problem, take_data(problem));
+  request.flops = prepare.splits.batch_invariant ? prepare.flops_of_sequence : prepare.flops;
+  request.splits = options.splits;
   return cuda::compile_ahead(once_appended(problem), request);
 }
 

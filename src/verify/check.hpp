@@ -186,6 +186,8 @@ struct RunOptions {
   std::string backend;
   int32_t num_threads = 1;
   bool deterministic = false;
+  int32_t num_splits = 0;
+  bool batch_invariant = false;
   bool without_lse = false;             ///< forward: leave the optional lse out
   unsigned char workspace_fill = 0xff;  ///< what the workspace holds before: nothing may depend on it
 };
@@ -210,6 +212,8 @@ inline RunResult run_pass(const OwnedProblem& x, fovea_pass pass, const RunOptio
   options.backend = how.backend.c_str();
   options.num_threads = how.num_threads;
   options.deterministic = how.deterministic ? 1 : 0;
+  options.num_splits = how.num_splits;
+  options.batch_invariant = how.batch_invariant ? 1 : 0;
   fovea_plan* made = nullptr;
   const fovea_status planned = fovea_plan_create(&description->problem, &options, &made);
   if (planned == FOVEA_UNSUPPORTED) return {true, {}};
@@ -237,6 +241,8 @@ struct CheckOptions {
   std::vector<int32_t> threads = {1, 2};
   /// Without repetitions each pass runs once without and once with `deterministic`, where that makes a difference.
   bool repeat = true;
+  int32_t num_splits = 0;
+  bool batch_invariant = false;
   std::map<Role, Margin>* margins = nullptr;
 };
 
@@ -281,6 +287,8 @@ class Checker {
     const std::string name = pass == FOVEA_FORWARD ? "forward: " : "backward: ";
     RunOptions how{backend};
     how.num_threads = options_.threads.front();
+    how.num_splits = options_.num_splits;
+    how.batch_invariant = options_.batch_invariant;
     if (pass == FOVEA_BACKWARD) {
       const std::string missing = provide_forward(backend);
       if (!missing.empty()) return missing;

@@ -57,6 +57,16 @@ TEST(CppFace, PlanAndRunEqualOneCall) {
   for (size_t i = 0; i < one.lse.size(); ++i) EXPECT_NEAR(one.lse[i], planned.lse[i], 1e-6);
 }
 
+TEST(CppFace, OptionsSayHowKeysAreSplit) {
+  const float* nothing = nullptr;
+  const fovea::Tensor q(nothing, {1, 1, 2, 16}), k(nothing, {1, 4000, 2, 16}),
+      o(static_cast<float*>(nullptr), {1, 1, 2, 16});
+  const fovea::Problem problem{.q = q, .k = k, .v = k, .o = o};
+  const fovea::Plan plan(problem, {.backend = "cpu_generic", .num_splits = 2, .batch_invariant = true});
+  EXPECT_NE(plan.reason().find("keys split in 2, the same in any batch"), std::string_view::npos);
+  EXPECT_THROW(fovea::Plan(problem, {.num_splits = -2}), fovea::Error);
+}
+
 TEST(CppFace, ListsNameTheKeys) {
   Data d;
   const fovea::Tensor q(d.q.data(), kShape), k(d.k.data(), kShape), v(d.v.data(), kShape),

@@ -828,6 +828,17 @@ class Explain(ProgramTest):
         self.fails(PROBLEM, "explain", "--backend", "cpu_amx_bf16", "--dtype", "float32", says=["cpu_amx_bf16"])
         self.fails(PROBLEM, "explain", "--head-dim", "1000", says=["1000"])
 
+    def test_splits(self):
+        decode = ["explain", "--backend", "cpu_generic", "--seqlen", "1", "--seqlen-k", "5000", "--heads", "2"]
+        self.assertIn("keys split in 3", self.ok(*decode, "--num-splits", "3"))
+        self.assertNotIn("keys split", self.ok(*decode, "--num-splits", "1"))
+        alone = self.ok(*decode, "--batch-invariant")
+        self.assertIn("keys split in 4, the same in any batch", alone)
+        self.assertIn("keys split in 4, one after the other, the same in any batch",
+                      self.ok(*decode, "--batch-invariant", "--batch", "100"))
+        self.ok("explain", "--with", "packed", "--batch-invariant")
+        self.fails(PROBLEM, *decode, "--num-splits", "-1", says=["num_splits", "-1", "0 or more"])
+
 
 class Bench(ProgramTest):
     def test_json(self):
@@ -839,6 +850,44 @@ class Bench(ProgramTest):
             self.assertEqual(row["rows_checked"], row["seqlen"])
             self.assertGreater(row["gflops"], 0)
             self.assertLessEqual(row["fastest_seconds"], row["median_seconds"])
+
+    def test_decode(self):
+        sizes = ["--batch", "2", "--seqlen", "3", "--seqlen-k", "300", "--heads", "4", "--heads-kv", "2", "--head-dim", "32",
+                 "--seconds", "0.01"]
+        told = self.json("bench", "--decode", *sizes, "--dtype", "float32,bfloat16", "--page", "0,16,7")
+        self.assertEqual([(row["dtype"], row["cache_dtype"], row["page"]) for row in told["rows"]],
+                         [(dtype, cache, page) for dtype in ("float32", "bfloat16") for cache in (dtype, "float8_e4m3fn")
+                          for page in (0, 16, 7)])
+        for row in told["rows"]:
+            self.assertTrue(row["right"], row)
+            self.assertGreater(row["relative_error"], 0)
+            element = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}[row["cache_dtype"]]
+            self.assertEqual(row["key_bytes"], 2 * 300 * 2 * 64 * element)
+            self.assertAlmostEqual(row["key_gb_s"], row["key_bytes"] / row["median_seconds"] * 1e-9)
+            self.assertAlmostEqual(row["read"]["share"], row["key_gb_s"] / row["read"]["gb_s"])
+        names = [row["name"] for row in told["rows"]]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual(names[1], "decode_float32_b2_q3_k300_h4_2_d32_page16")
+        text = self.ok("bench", "--decode", *sizes, "--page", "16", "--cache-dtype", "q", "--causal", "--window", "200,0",
+                       "--num-splits", "2")
+        self.assertIn("decode_bfloat16_b2_q3_k300_h4_2_d32_page16", text)
+        self.assertIn("of a plain read", text)
+
+    def test_decode_of_nothing(self):
+        for size in ("--batch", "--seqlen", "--seqlen-k"):
+            told = self.json("bench", "--decode", "--heads", "2", "--seqlen-k", "9", "--batch", "1", "--seconds", "0.001", size, "0")
+            for row in told["rows"]:
+                self.assertTrue(row["right"], row)
+
+    def test_decode_refuses(self):
+        self.fails(USAGE, "bench", "--page", "16", says=["--page", "--decode"])
+        self.fails(USAGE, "bench", "--decode", "--page", "-1", says=["--page"])
+        self.fails(USAGE, "bench", "--decode", "--cache-dtype", "int8", says=["--cache-dtype", "int8", "float8_e4m3fn"])
+        self.fails(USAGE, "bench", "--decode", "--rows", "decode", says=["--rows", "--decode"])
+        self.fails(USAGE, "bench", "--decode", "--pass", "bwd", says=["--pass", "fwd", "--decode"])
+        self.fails(USAGE, "bench", "--decode", "--layout", "bhsd", says=["--layout", "--decode"])
+        self.fails(USAGE, "bench", "--decode", "--sees", "k <= q", says=["--sees", "--decode"])
+        self.fails(PROBLEM, "bench", "--decode", "--heads", "6", "--heads-kv", "4", says=["heads"])
 
     def test_slices_of_large_problems(self):
         told = self.json("bench", "--batch", "2", "--seqlen", "1100", "--heads", "2", "--head-dim", "64", "--pass", "bwd",

@@ -49,6 +49,8 @@ std::vector<std::string> check_problem(const Stream& s, uint64_t index,
   OwnedProblem problem(spec);
   CheckOptions options;
   options.threads = {static_cast<int32_t>(1 + index % 5), static_cast<int32_t>(1 + index / 5 % 5)};
+  if (index % 7 == 3) options.num_splits = static_cast<int32_t>(1 + index / 7 % 4);
+  options.batch_invariant = index % 7 == 5;
   Checker checker(problem, options);
   std::vector<std::string> failures;
   for (const std::string& backend : backends) {

@@ -356,6 +356,20 @@ const Case kCases[] = {
      "0 to 4096"},
     {"threads_too_many", kForward, [](Request& r) { r.options.num_threads = 5000; }, "num_threads", "5000",
      "0 to 4096"},
+    {"splits_negative", kForward, [](Request& r) { r.options.num_splits = -1; }, "num_splits", "-1",
+     "0 or more"},
+    {"batch_invariant_without_max_seqlen_q", kPacked,
+     [](Request& r) {
+       r.options.batch_invariant = 1;
+       r.problem.max_seqlen_k = 8;
+     },
+     "max_seqlen_q", "0", "a length with batch_invariant, as cu_seqlens_q is given"},
+    {"batch_invariant_without_max_seqlen_k", kPacked,
+     [](Request& r) {
+       r.options.batch_invariant = 1;
+       r.problem.max_seqlen_q = 8;
+     },
+     "max_seqlen_k", "0", "a length with batch_invariant, as cu_seqlens_k is given"},
     {"problem_size_zero", kForward, [](Request& r) { r.problem.struct_size = 0; }, "problem", "struct_size 0",
      "another version"},
     {"problem_size_garbage", kForward, [](Request& r) { r.problem.struct_size = 1 << 20; }, "problem",

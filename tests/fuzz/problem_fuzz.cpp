@@ -239,6 +239,8 @@ void make_coherent(Bytes& in, Description& d) {
   const int backends = fovea_backend_count();
   if (in.below(4) != 0) d.options.backend = fovea_backend_name(in.below(backends));
   d.options.num_threads = 1;
+  if (in.below(4) == 0) d.options.num_splits = in.below(5);
+  d.options.batch_invariant = in.below(4) == 0;
 }
 
 void spoil(Bytes& in, Description& d) {
@@ -319,6 +321,7 @@ void spoil(Bytes& in, Description& d) {
       break;
     case 12:
       d.options.num_threads = in.below(3) == 0 ? static_cast<int32_t>(hostile_number(in)) : in.below(4);
+      if (in.flag()) d.options.num_splits = static_cast<int32_t>(hostile_number(in));
       break;
     case 13:
       d.problem.struct_size = in.flag() ? d.problem.struct_size - 8 * static_cast<size_t>(in.below(40))

@@ -433,6 +433,78 @@ TEST(Schedule, ManyWavesAreNotSplit) {
   EXPECT_GT(best_num_splits(400, 86, 396, 1000), 1) << "the second of two waves is nearly empty";
 }
 
+TEST(Schedule, KeysAreSplitAsAskedFor) {
+  const auto splits = [](const AttentionProblem& p, int most, bool invariant = false) {
+    const KeySplits asked{.most = most, .batch_invariant = invariant};
+    return forward_layout(p, kPlain64, hopper(), 2, true, asked).args.num_splits;
+  };
+  for (const bool invariant : {false, true}) {
+    const AttentionProblem few = problem(2, 1, 65536, 8, 2, 64), many = problem(64, 512, 65536, 32, 32, 64);
+    EXPECT_EQ(splits(few, 1, invariant), 1);
+    EXPECT_EQ(splits(few, 5, invariant), 5);
+    EXPECT_EQ(splits(many, 7, invariant), 3) << "as memory allows";
+    EXPECT_EQ(splits(few, 1 << 30, invariant), 128) << "as many as the merge holds";
+    EXPECT_EQ(splits(problem(2, 1, 300, 8, 2, 64), 1 << 30, invariant), 5) << "a block of keys each";
+    EXPECT_EQ(splits(problem(2, 1, 0, 8, 2, 64), 4, invariant), 1);
+  }
+  EXPECT_EQ(forward_layout(problem(2, 1, 65536, 8, 2, 64), kPlain64, hopper(), 2, false, {.most = 4})
+                .args.num_splits,
+            1)
+      << "nothing merges";
+  Kernel cannot = kPlain64;
+  cannot.can_split = false;
+  EXPECT_EQ(
+      forward_layout(problem(2, 1, 65536, 8, 2, 64), cannot, hopper(), 2, true, {.most = 4}).args.num_splits,
+      1);
+}
+
+TEST(Schedule, SplitsThatAreTheSameInAnyBatch) {
+  const KeySplits invariant{.batch_invariant = true};
+  DeviceProperties half = hopper();
+  half.sm_count /= 2;
+  for (const int64_t queries : {1, 16, 300}) {
+    const auto splits = [&](int64_t batch, const DeviceProperties& device) {
+      AttentionProblem p = problem(batch, queries, 20000, 8, 2, 64);
+      p.packed = p.packed_k = batch % 2 == 1;
+      p.total_q = p.total_k = 70 * batch;  // a packed batch has any
+      return forward_layout(p, kPlain64, device, 2, true, invariant).args.num_splits;
+    };
+    const int alone = splits(1, hopper());
+    EXPECT_GT(alone, queries == 1 ? 8 : 0);
+    for (const int64_t batch : {2, 3, 17, 64, 500}) {
+      EXPECT_EQ(splits(batch, hopper()), alone);
+      EXPECT_EQ(splits(batch, half), alone) << "whatever the GPU has free";
+    }
+  }
+}
+
+TEST(KernelTable, TheSameKernelInAnyBatch) {
+  Kernel large = kPlain64, small = kPlain64, stream = kPlain64;
+  large.name = "large", large.rate = 100, large.tile_m = 256;
+  small.name = "small", small.rate = 80, small.tile_m = 64;
+  const std::array<const Kernel*, 2> table = {&large, &small};
+  const auto choice = [&](int64_t batch, const KeySplits& splits) {
+    const AttentionProblem p = problem(batch, 256, 256, 16, 16, 64);
+    const DeviceProperties device = hopper();
+    return choose_kernel(table, KernelKind::kForward, Family::kMmaSm80,
+                         KernelRequest(p, device, false, nullptr, splits))
+        .kernel;
+  };
+  EXPECT_NE(choice(1, {}), choice(64, {})) << "as the tiles fill the GPU";
+  for (const int64_t batch : {2, 9, 64, 500})
+    EXPECT_EQ(choice(batch, {.batch_invariant = true}), choice(1, {.batch_invariant = true}));
+
+  stream.stream_k = true;
+  AttentionProblem p = problem(8, 1, 4096, 16, 16, 64);
+  add(p, Role::kSeqUsedK);
+  const auto refusal = [&](const KeySplits& splits) {
+    return cannot_because(stream, KernelRequest(p, hopper(), false, nullptr, splits));
+  };
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_NE(refusal({.batch_invariant = true}).find("others of the batch move the cuts"), std::string::npos);
+  EXPECT_NE(refusal({.most = 2}).find("not those of a tile into parts"), std::string::npos);
+}
+
 TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {
   Kernel stays = kPlain64;
   stays.persistent = true;

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fovea  # noqa: E402
 import fovea.flash_attn as fa2  # noqa: E402
 import fovea.flash_attn_interface as fa3  # noqa: E402
 import plain  # noqa: E402
@@ -358,6 +359,21 @@ def test_packed_queries_over_pages(device):
         plain.assert_close(out[rows], plain.attention(q[None, rows], keys, values, causal=True, sink=sink)[0][0])
     dense = fa3.flash_attn_varlen_func(q, k[:2], v[:2], cu, max_seqlen_q=6, max_seqlen_k=8, seqused_k=ints([8, 2], device))
     plain.assert_close(dense[3:], plain.attention(q[None, 3:], k[1:2, :2], v[1:2, :2])[0][0])
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 3])
+def test_splits_are_those_of_attend(num_splits, device):
+    q = torch.randn(2, 1, 4, 32, device=device)
+    k, v = (torch.randn(2, 3000, 2, 32, device=device) for _ in range(2))
+    expected = fovea.attend(q, k, v, num_splits=num_splits)
+    assert torch.equal(fa3.flash_attn_func(q, k, v, num_splits=num_splits), expected)
+    used = ints([3000, 3000], device)
+    expected = fovea.attend(q, k, v, seqused_k=used, num_splits=num_splits)
+    for package in (fa2, fa3):
+        assert torch.equal(package.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, num_splits=num_splits), expected)
+    cu, settings = starts([1, 1], device), {"max_seqlen_q": 1, "num_splits": num_splits}
+    packed = fovea.attend(q[:, 0], k, v, seqused_k=used, cu_seqlens_q=cu, **settings)
+    assert torch.equal(fa3.flash_attn_varlen_func(q[:, 0], k, v, cu, seqused_k=used, max_seqlen_k=3000, **settings), packed)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -228,6 +228,14 @@ ERRORS = [
     (TypeError, r"dropout: got 'a'", {"dropout": "a"}),
     (ValueError, r"backend: .*nothing.*cpu_generic", {"backend": "nothing"}),
     (ValueError, r"num_threads", {"num_threads": -1}),
+    (ValueError, r"num_splits: got -1", {"num_splits": -1}),
+    (TypeError, r"num_splits: got 1.5", {"num_splits": 1.5}),
+    (
+        ValueError,
+        r"max_seqlen_q: got 0.*batch_invariant",
+        {"q": Q[0], "k": Q[0], "v": Q[0], "batch_invariant": True}
+        | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.array([0, 4], np.int32)),
+    ),
     (ValueError, r"mask", {"mask": np.ones((1, 1, 4, 4), np.float32)}),
     (ValueError, r"bias", {"bias": np.ones((3, 1, 4, 4), np.float32)}),
     (ValueError, r"cu_seqlens_k", {"q": Q[0], "k": Q[0], "v": Q[0], "cu_seqlens_q": np.array([0, 4], np.int32)}),
@@ -241,6 +249,37 @@ ERRORS = [
 def test_errors(error, message, change):
     with pytest.raises(error, match=message):
         fovea.attend(**({"q": Q, "k": Q, "v": Q} | change))
+
+
+def test_splits_change_the_last_bits_alone():
+    q, k, v = normal(0, 1, 1, 2, 32), normal(1, 1, 5000, 2, 32), normal(2, 1, 5000, 2, 32)
+    whole, parts = (fovea.attend(q, k, v, num_splits=n, return_lse=True) for n in (1, 3))
+    for x, y in zip(whole, parts, strict=True):
+        assert largest(x - y) < 1e-5
+    assert not np.array_equal(whole[0], parts[0])
+    assert "keys split in 3" in fovea.explain(q, k, v, num_splits=3, backend="cpu_generic")
+    gradients = fovea.attend_backward(np.ones_like(q), q, k, v, *parts, num_splits=3, batch_invariant=True)
+    assert gradients.dq.shape == q.shape
+
+
+def test_the_same_bits_in_any_batch():
+    q, k, v = normal(0, 40, 2, 4, 32), normal(1, 40, 3000, 2, 32), normal(2, 40, 3000, 2, 32)
+    alone = fovea.attend(q[7:8], k[7:8], v[7:8], batch_invariant=True, return_lse=True)
+    among = fovea.attend(q, k, v, batch_invariant=True, return_lse=True)
+    for x, y in zip(alone, among, strict=True):
+        assert np.array_equal(x[0], y[7])
+    starts_q, starts_k = (np.array([0, n, 2 * n], np.int32) for n in (2, 3000))
+    packed = fovea.attend(
+        q[7:9].reshape(4, 4, 32),
+        k[7:9].reshape(6000, 2, 32),
+        v[7:9].reshape(6000, 2, 32),
+        cu_seqlens_q=starts_q,
+        cu_seqlens_k=starts_k,
+        max_seqlen_q=2,
+        max_seqlen_k=3000,
+        batch_invariant=True,
+    )
+    assert np.array_equal(packed[:2], alone[0][0])
 
 
 def test_lengths_outside_of_the_arrays_are_refused_by_each_run():

@@ -16,7 +16,7 @@ namespace {
 #define FOVEA_PYTHON_NUMBERS(X)                                                           \
   X(scale) X(causal) X(window) X(softcap) X(dropout) X(block_size)                        \
   X(max_seqlen_q) X(max_seqlen_k) X(seed) X(offset) X(deterministic) X(backend) X(num_threads)      \
-  X(rotary_interleaved)
+  X(num_splits) X(batch_invariant) X(rotary_interleaved)
 // clang-format on
 
 enum Number {
@@ -137,6 +137,12 @@ void set_number(Request& r, size_t number, PyObject* value) {
       break;
     case rotary_interleaved:
       r.problem.rotary_interleaved = as_truth(value);
+      break;
+    case num_splits:
+      r.options.num_splits = as_count(value, name);
+      break;
+    case batch_invariant:
+      r.options.batch_invariant = as_truth(value);
       break;
     case num_threads:
       r.options.num_threads = as_count(value, name);

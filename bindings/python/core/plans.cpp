@@ -90,7 +90,7 @@ void fill_key(Key& key, const Request& r) {
   const struct {
     double scale, softcap, dropout;
     int64_t window_left, window_right, block_q, block_k, max_seqlen_q, max_seqlen_k;
-    int32_t pass, causal, num_threads, deterministic;
+    int32_t pass, causal, num_threads, deterministic, num_splits, batch_invariant;
     int64_t rotary_interleaved;
   } numbers = {p.scale,
                p.softcap,
@@ -105,6 +105,8 @@ void fill_key(Key& key, const Request& r) {
                p.causal,
                r.options.num_threads,
                r.options.deterministic,
+               r.options.num_splits,
+               r.options.batch_invariant,
                p.rotary_interleaved};
   key.add(numbers);
   if (p.score != nullptr || p.sees != nullptr || r.named) {
@@ -257,6 +259,8 @@ void check(fovea_status status) {
 }
 
 void find_longest(Request& request) {
+  // Where nothing may depend on the batch, the library asks for lengths that do not come from it.
+  if (request.options.batch_invariant != 0 && request.problem.pass == FOVEA_FORWARD) return;
   const Array& starts_q = request.at(Tensor::cu_seqlens_q);
   const Array& starts_k = request.at(Tensor::cu_seqlens_k);
   if (starts_q.present() && request.problem.max_seqlen_q == 0)

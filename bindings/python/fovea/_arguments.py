@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
     deterministic: bool
     backend: str | None
     num_threads: int
+    num_splits: int
+    batch_invariant: bool
     score: Expression
     sees: Expression
     tensors: Tensors

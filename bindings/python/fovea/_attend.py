@@ -138,6 +138,9 @@ def attend(
             bfloat16, int32, uint8 or bool. fovea.named(array) in a function adds one.
         backend: its name (see explain); None takes the first that can.
         num_threads: of the CPU; 0 takes all that the process may use.
+        num_splits: parts of the keys that are computed apart and merged, at most; 0 is as many as pay, 1 none. Not of gradients.
+        batch_invariant: the bits of a sequence's o and lse do not depend on the rest of the batch. Packed sequences then need
+            max_seqlen_q and max_seqlen_k, the same in each call. Not of gradients.
 
     Returns o: (batch, seqlen_q, heads_q, d_v), as q; packed (total_q, heads_q, d_v). A query that sees no key gets 0.
 

@@ -41,6 +41,12 @@ def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Se
     return pair(window_size, "window_size")
 
 
+def splits_of(num_splits: int, k: Tensor) -> int:
+    """num_splits of flash-attn as fovea.attend takes it: less than 1 leaves the number to the library. So do keys of 8 bits, whose
+    kernel on GPUs divides them itself."""
+    return 0 if k.dtype == torch.float8_e4m3fn else max(int(num_splits), 0)
+
+
 def packed(
     starts_q: Tensor,
     starts_k: Tensor | None,
@@ -71,6 +77,7 @@ def dense(
     softcap: float,
     deterministic: bool,
     need_lse: bool,
+    num_splits: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) without dropout and ALiBi. This is the fast path: few Python calls, most checks in the compiled part."""
     if not _dynamo_compiling() and softmax_scale != 0 and type(window_size) is tuple and len(window_size) == 2:
@@ -85,6 +92,7 @@ def dense(
             causal=causal,
             window=window_size,
             softcap=softcap if softcap > 0 else None,
+            num_splits=num_splits if num_splits > 0 else None,
         )
         if made is not None:
             return made if need_lse else (made, None)
@@ -95,9 +103,11 @@ def dense(
                 "window": window_size,
                 "softcap": max(softcap, 0.0),
                 "deterministic": deterministic,
+                "num_splits": max(num_splits, 0),
             }
             return _attend_output(q, k, v, options), None
-    return general(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, need_lse)
+    settings = (softmax_scale, causal, window_size, softcap, deterministic)
+    return general(q, k, v, *settings, need_lse, num_splits=max(num_splits, 0))
 
 
 def general(

@@ -9,7 +9,9 @@ Common to all:
     softcap: c > 0 makes scores c tanh(score / c).
     deterministic: the backward gives the same bits each time.
     return_attn_probs: returns (out, softmax_lse), lse (batch, nheads, seqlen_q) float32, packed (nheads, total_q).
-    num_splits, pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
+    num_splits: parts of the keys that are computed apart and merged, at most; 1 is none, 0 as many as pay. Keys of 8 bits are always
+        divided as it pays.
+    pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
     qv, q_descale, k_descale, v_descale, attention_chunk: refused when given.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
@@ -55,7 +57,8 @@ def flash_attn_func(
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
-    o, lse = _flash.dense(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
+    settings = (softmax_scale, causal, window_size, softcap, deterministic)
+    o, lse = _flash.dense(q, k, v, *settings, return_attn_probs, num_splits)
     return (o, lse) if return_attn_probs else o
 
 
@@ -162,6 +165,7 @@ def flash_attn_varlen_func(
         k_descale=k_descale,
         v_descale=v_descale,
         sink=None if s_aux is None else s_aux.float(),
+        num_splits=_flash.splits_of(num_splits, k),
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
     if out is not None:
@@ -248,6 +252,7 @@ def flash_attn_with_kvcache(
         return_softmax_lse,
         out,
         sink=None if sinks is None else sinks.float(),
+        num_splits=_flash.splits_of(num_splits, k_cache),
     )
 
 

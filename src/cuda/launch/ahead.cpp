@@ -145,10 +145,14 @@ class AheadCode {
   bool lacks_nvrtc_ = false;
 };
 
+SetRequest request_of(const AheadRequest& request) {
+  return {.name_pattern = kernel_name_pattern(), .flops = request.flops, .splits = request.splits};
+}
+
 /// Both sets of a plan of this family; why there is none, else "".
 std::string try_family(Family family, const AttentionProblem& problem, const AheadRequest& request,
                        const KernelTarget& target) {
-  SetRequest asked{.name_pattern = kernel_name_pattern(), .flops = request.flops};
+  SetRequest asked = request_of(request);
   KernelSet first = choose_kernels(family, problem, asked, target);
   if (!first.clause.empty() || !first.main->aligned_only) return first.clause;
   asked.any_address = true;
@@ -173,8 +177,7 @@ std::vector<AheadKernel> compile_ahead(const AttentionProblem& problem, const Ah
     names += (names.empty() ? "" : ", ") + name;
     if (request.backend != nullptr && name != request.backend) continue;
     known = true;
-    code.expect(expected_code(family, p, {.name_pattern = kernel_name_pattern(), .flops = request.flops},
-                              properties));
+    code.expect(expected_code(family, p, request_of(request), properties));
     const std::string clause = try_family(family, p, request, target);
     if (clause.empty()) return code.reports();
     clauses += (clauses.empty() ? "" : "; ") + name + " " + clause;

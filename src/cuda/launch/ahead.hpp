@@ -15,7 +15,8 @@ struct AheadRequest {
   const char* folder = nullptr;   ///< of the cache, an absolute path; null: the user's
   const char* backend = nullptr;  ///< null: the first that can
   bool deterministic = false;
-  double flops = 0;  ///< of the problem
+  double flops = 0;  ///< of the problem, or of one sequence where the batch takes no part in the choice
+  KeySplits splits = {};
 };
 
 struct AheadKernel {

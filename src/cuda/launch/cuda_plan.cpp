@@ -24,20 +24,22 @@ namespace {
 // --- what the two passes do differently ---
 
 template <class Layout>
-Layout make_layout(const AttentionProblem& p, const KernelSet& kernels, bool deterministic);
+Layout make_layout(const AttentionProblem& p, const KernelSet& kernels, const PrepareOptions& options);
 
 template <>
-ForwardLayout make_layout<ForwardLayout>(const AttentionProblem& p, const KernelSet& kernels, bool) {
+ForwardLayout make_layout<ForwardLayout>(const AttentionProblem& p, const KernelSet& kernels,
+                                         const PrepareOptions& options) {
   const int device = p[Role::kQ].device_id;
   const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
-  return forward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, kernels.can_combine());
+  return forward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, kernels.can_combine(),
+                        options.splits);
 }
 template <>
 BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const KernelSet& kernels,
-                                           bool deterministic) {
+                                           const PrepareOptions& options) {
   const int device = p[Role::kQ].device_id;
   const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
-  return backward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, deterministic);
+  return backward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, options.deterministic);
 }
 
 Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
@@ -117,11 +119,15 @@ template <class Layout>
 Launches<Layout> make_launches(Family family, const AttentionProblem& p, const PrepareOptions& options,
                                bool any_address, const char* name_pattern) {
   Launches<Layout> launches;
-  const KernelSet kernels = choose_kernels(
-      family, p, {.any_address = any_address, .name_pattern = name_pattern, .flops = options.flops});
+  const KernelSet kernels =
+      choose_kernels(family, p,
+                     {.any_address = any_address,
+                      .name_pattern = name_pattern,
+                      .flops = options.splits.batch_invariant ? options.flops_of_sequence : options.flops,
+                      .splits = options.splits});
   launches.clause = kernels.clause;
   if (!launches.clause.empty()) return launches;
-  launches.layout = make_layout<Layout>(kernels.problem, kernels, options.deterministic);
+  launches.layout = make_layout<Layout>(kernels.problem, kernels, options);
   launches.named_places = named_places_of(kernels.problem);
   if (launches.layout.workspace_size >= Parts::kTooMuch) {
     launches.clause = "would need a workspace of 2^57 bytes or more";
@@ -145,6 +151,8 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
                              static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)});
   }
   launches.summary += details(kernels, args);
+  if (p.pass == Pass::kForward && options.splits.batch_invariant)
+    launches.summary += ", the same in any batch";
   launches.aligned_only = kernels.main->aligned_only;
   return launches;
 }

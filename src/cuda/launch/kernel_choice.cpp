@@ -155,6 +155,11 @@ std::string pages_clause(const Kernel& k, const KernelRequest& r) {
 
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
+  if (r.splits.batch_invariant)
+    return "cuts the keys of all sequences together into equal shares, so that others of the batch move the "
+           "cuts";
+  if (r.splits.most > 0)
+    return "cuts the keys of all sequences together into equal shares, not those of a tile into parts";
   const AttentionProblem& p = r.problem;
   // Other kernels know better what to do with lengths that the host knows, but none of them reads keys of 8 bits as fast.
   if (!k.e4m3_keys && !p.packed_k && !p.has(Role::kSeqUsedK))
@@ -224,13 +229,18 @@ bool serves(const Kernel& k, KernelKind kind, Family family) {
 const Kernel* fastest_like(const Kernel& first, std::span<const Kernel* const> table, Family family,
                            const KernelRequest& request) {
   const Kernel* fastest = &first;
-  double shortest = time_of_tiles(request.problem, first, request.device);
+  const auto time_of = [&](const Kernel& kernel) {
+    return request.splits.batch_invariant
+               ? time_of_tiles(request.problem.of_one_sequence(), kernel, kInvariantSms)
+               : time_of_tiles(request.problem, kernel, request.device.sm_count);
+  };
+  double shortest = time_of(first);
   for (const Kernel* other : table) {
     if (other->rate == 0 || !serves(*other, first.kind, family) || other->head_dim != first.head_dim ||
         other->head_dim_v != first.head_dim_v || !cannot_because(*other, request).empty()) {
       continue;
     }
-    const double time = time_of_tiles(request.problem, *other, request.device);
+    const double time = time_of(*other);
     if (time < shortest) {
       shortest = time;
       fastest = other;
@@ -242,11 +252,12 @@ const Kernel* fastest_like(const Kernel& first, std::span<const Kernel* const> t
 }  // namespace
 
 KernelRequest::KernelRequest(const AttentionProblem& p, const DeviceProperties& d, bool any,
-                             const char* pattern)
+                             const char* pattern, const KeySplits& key_splits)
     : problem(p),
       device(d),
       any_address(any),
       name_pattern(pattern),
+      splits(key_splits),
       terms(terms_of(p)),
       aligned16(params_of(p).aligned16) {}
 

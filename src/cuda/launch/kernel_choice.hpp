@@ -15,13 +15,14 @@ namespace fovea::cuda {
 /// What kernels are judged by, worked out once for all of them. Refers to the problem and the device.
 struct KernelRequest {
   KernelRequest(const AttentionProblem& problem, const DeviceProperties& device, bool any_address = false,
-                const char* name_pattern = nullptr);
+                const char* name_pattern = nullptr, const KeySplits& splits = {});
 
   const AttentionProblem& problem;
   const DeviceProperties& device;
   bool any_address;          ///< for pointers that are multiples of the size of their elements only
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
-  uint32_t terms;            ///< terms_of(problem)
+  KeySplits splits;
+  uint32_t terms;  ///< terms_of(problem)
   /// Kernels that have shown that they cannot: they do not load, or spill what an expression needs.
   std::vector<const Kernel*> excluded;
   uint32_t aligned16;  ///< bits of tile::AlignedBit that sizes and strides allow

@@ -52,7 +52,7 @@ class Collector {
   const AttentionProblem& p() const { return set_.problem; }
 
   KernelRequest request_of(const AttentionProblem& problem) const {
-    return {problem, target_.device, asked_.any_address, asked_.name_pattern};
+    return {problem, target_.device, asked_.any_address, asked_.name_pattern, asked_.splits};
   }
   /// The first kernel that can, loads and spills no register; where all spill, the one that spills least.
   Choice find(KernelKind kind, KernelRequest& request) {

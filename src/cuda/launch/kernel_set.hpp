@@ -45,6 +45,7 @@ struct SetRequest {
   bool any_address = false;            ///< for pointers that are no multiples of 16 bytes
   const char* name_pattern = nullptr;  ///< see KernelRequest
   double flops = 0;                    ///< of the problem: whether terms are worth a kernel compiled for them
+  KeySplits splits = {};
 };
 
 /// The code of a kernel where it is to run.

@@ -78,7 +78,7 @@ bool packs_group(const AttentionProblem& p, const Kernel& kernel) {
   return 4 * packed <= 3 * apart;
 }
 
-double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_count) {
   const bool pack = packs_group(p, kernel);
   const int64_t heads = pack ? p.heads_kv : p.heads_q, rows = p.seqlen_q * (pack ? p.group() : 1);
   const int64_t tiles =
@@ -96,7 +96,7 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, const Devi
     longest = std::min(longest, wide);
     average = std::min(average, wide);
   }
-  const auto slots = static_cast<double>(std::max(1, device.sm_count));
+  const auto slots = static_cast<double>(std::max(1, sm_count));
   const double turns = static_cast<double>(tiles) / slots;
   // Tiles of one length take whole turns; of many lengths, longest first, they even out.
   if (average == longest) return std::ceil(turns) * tile_time(longest);
@@ -188,10 +188,35 @@ void take_seen_blocks(const AttentionProblem& p, const tile::SeenBlocksView& vie
     layout.pairs = parts.take(words, 4);
 }
 
+/// Query rows of all heads and sequences, each of which has a row in every part.
+int64_t rows_of_parts(const AttentionProblem& p) {
+  return saturating_product(p.batch * p.heads_q, p.seqlen_q);
+}
+
+/// Without splits.
+int64_t ctas_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group) {
+  const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
+  return m_blocks(p, pack_group, kernel.tile_m) * (pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;
+}
+
+/// Parts of the keys: those that are asked for, else those that end soonest on `slots` CTAs at a time.
+int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group, int64_t slots,
+                  int64_t most_bytes, const KeySplits& asked) {
+  // A window bounds the blocks that a tile visits.
+  int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
+  if (p.window_left >= 0 && p.window_right >= 0)
+    keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
+  const int64_t steps = ceil_div(keys, kernel.tile_n);
+  const int64_t part_bytes = saturating_product(rows_of_parts(p), (p.head_dim_v + 1) * 4);
+  const int64_t largest = most_bytes / std::max<int64_t>(1, part_bytes);
+  if (asked.most == 0) return best_num_splits(ctas_of(p, kernel, pack_group), steps, slots, largest);
+  return static_cast<int>(std::max<int64_t>(1, std::min({int64_t{asked.most}, steps, kMostSplits, largest})));
+}
+
 }  // namespace
 
 ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
-                             int ctas_per_sm, bool may_split) {
+                             int ctas_per_sm, bool may_split, const KeySplits& splits) {
   ForwardLayout layout;
   ForwardArgs& args = layout.args;
   args.p = params_of(p);
@@ -222,21 +247,15 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
         static_cast<int>(std::max<int64_t>(args.heads_at_once, std::min(last, std::max<int64_t>(planes, 1))));
   }
   args.whole_sections = tile::whole_sections(planes, args.heads_at_once, last);
-  const int64_t slices = kernel.value_slice > 0 ? ceil_div(p.head_dim_v, kernel.value_slice) : 1;
-  const int64_t ctas = m_blocks(p, args.pack_group, kernel.tile_m) *
-                       (args.pack_group ? p.heads_kv : p.heads_q) * p.batch * slices;
-  const int64_t rows = saturating_product(p.batch * p.heads_q, p.seqlen_q);
-  const int64_t part_bytes = saturating_product(rows, (p.head_dim_v + 1) * 4);
   if (may_split && kernel.can_split && kernel.tile_n > 0) {
-    // A window bounds the blocks that a tile visits.
-    int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
-    if (p.window_left >= 0 && p.window_right >= 0) {
-      keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
-    }
-    args.num_splits = best_num_splits(ctas, ceil_div(keys, kernel.tile_n), args.slots,
-                                      kMaxPartBytes / std::max<int64_t>(1, part_bytes));
+    args.num_splits =
+        splits.batch_invariant
+            ? num_splits_of(p.of_one_sequence(), kernel, args.pack_group,
+                            kInvariantSms * ctas_per_sm / kernel.cluster, kMaxPartBytesOfSequence, splits)
+            : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
   }
   Parts parts;
+  const int64_t rows = rows_of_parts(p), ctas = ctas_of(p, kernel, args.pack_group);
   int64_t part_rows = saturating_product(args.num_splits, rows);
   if (kernel.stream_k) {
     const int64_t heads = args.pack_group ? p.heads_kv : p.heads_q, slots = std::max(1, args.slots);

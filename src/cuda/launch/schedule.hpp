@@ -17,6 +17,8 @@ namespace fovea::cuda {
 inline constexpr int64_t kPartAlignment = 256;
 /// Most bytes that the parts of splits take: a larger workspace costs more traffic than splitting saves.
 inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
+/// Of one sequence, where the batch takes no part in the choice: as many as make 64 sequences the same.
+inline constexpr int64_t kMaxPartBytesOfSequence = kMaxPartBytes / 64;
 
 /// Tiles of query rows of one head (of a group of heads when packed).
 int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
@@ -25,8 +27,11 @@ int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
 /// mostly empty.
 bool packs_group(const AttentionProblem& problem, const Kernel& kernel);
 
-/// Relative time of a forward with one CTA an SM, to compare kernels that have a `rate`.
-double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
+/// SMs that are counted where nothing may depend on the batch, nor on how much of a GPU is free: those of a large one.
+inline constexpr int kInvariantSms = 128;
+
+/// Relative time of a forward with one CTA on each of `sm_count` SMs, to compare kernels that have a `rate`.
+double time_of_tiles(const AttentionProblem& problem, const Kernel& kernel, int sm_count);
 
 /// The number of splits of keys that ends soonest: `ctas` CTAs of `steps` blocks of keys each, `slots` of which run at
 /// the same time. 1: no split. At most `largest`, which is what memory allows.
@@ -67,7 +72,8 @@ struct ForwardLayout {
 /// `ctas_per_sm`: how many CTAs of the kernel an SM runs at a time; `may_split`: there is a kernel that
 /// merges.
 ForwardLayout forward_layout(const AttentionProblem& problem, const Kernel& kernel,
-                             const DeviceProperties& device, int ctas_per_sm, bool may_split);
+                             const DeviceProperties& device, int ctas_per_sm, bool may_split,
+                             const KeySplits& splits = {});
 
 /// A backward as it is laid out; offsets likewise.
 struct BackwardLayout {

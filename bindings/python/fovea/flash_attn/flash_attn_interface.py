@@ -268,7 +268,7 @@ def flash_attn_with_kvcache(
     block_table: (batch, most_pages) int32: k_cache and v_cache are pages (pages, page_size, nheads_k, headdim) of any size.
     rotary_cos, rotary_sin: (positions, rotary_dim / 2): rotate k by its positions; q by its positions under causal or a window,
         else all of q by position cache_seqlens.
-    num_splits is taken and ignored. GPUs do not have cache_leftpad and block_table yet.
+    num_splits: parts of the keys that are computed apart and merged, at most; 1 is none, 0 as many as pay.
 
     Returns out (batch, seqlen_q, nheads, headdim), or (out, softmax_lse (batch, nheads, seqlen_q)).
     """
@@ -283,6 +283,7 @@ def flash_attn_with_kvcache(
         softcap,
         return_softmax_lse,
         alibi=alibi_slopes,
+        num_splits=_flash.splits_of(num_splits, k_cache),
     )
 
 
@@ -376,8 +377,8 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """_flash_attn_forward of packed sequences, as flash_attn_varlen_func takes them; zero_tensors and num_splits are hints
-    that Fovea does not need."""
+    """_flash_attn_forward of packed sequences, as flash_attn_varlen_func takes them; zero_tensors is a hint that Fovea does not
+    need."""
     return _flash.forward_pass(
         q,
         k,
@@ -390,6 +391,7 @@ def _flash_attn_varlen_forward(
         return_softmax,
         alibi=alibi_slopes,
         leftpad_k=leftpad_k,
+        num_splits=_flash.splits_of(num_splits, k),
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
 

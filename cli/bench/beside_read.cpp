@@ -1,0 +1,39 @@
+// The definitions of beside_read.hpp.
+#include "cli/bench/beside_read.hpp"
+
+#include <algorithm>
+
+#include "cli/bench/read_memory.hpp"
+
+namespace fovea::cli {
+
+void time_beside_read(const std::function<void()>& run, const Array& k, const Array& v, int threads,
+                      double seconds, BenchRow& row) {
+  MemoryReader reader(threads);
+  volatile uint32_t sink = 0;  // a sum that nobody reads could be optimised away
+  const auto read = [&](const ReadWay& way) {
+    sink =
+        reader.read(k.bytes.data(), k.bytes.size(), way) + reader.read(v.bytes.data(), v.bytes.size(), way);
+  };
+  const ReadWay way = fastest_way(read);
+  const std::function<void()> both[] = {run, [&] { read(way); }};
+  const std::vector<Timing> timings = measure_in_turns(both, seconds);
+  row.timing = timings[0];
+  row.read = {timings[1], way.name(), k.bytes.size() + v.bytes.size()};
+}
+
+void time_beside_copy(const std::function<void()>& run, const Array& k, const Array& v,
+                      const Mirrors& mirrors, Gpu& gpu, double seconds, BenchRow& row) {
+  constexpr int kLeastReplays = 5;
+  row.timing = gpu.measure(run, seconds, kLeastReplays);
+  row.host_seconds = gpu.host_seconds(run);
+  const size_t bytes = k.bytes.size() + v.bytes.size();
+  if (bytes == 0) return;
+  void* to = gpu.allocate(std::max(k.bytes.size(), v.bytes.size()));
+  const auto copy = [&] {
+    for (const Array* array : {&k, &v}) gpu.copy(to, mirrors.address(*array), array->bytes.size());
+  };
+  row.read = {gpu.measure(copy, seconds, kLeastReplays), "a copy, which reads and writes", 2 * bytes};
+}
+
+}  // namespace fovea::cli
