@@ -271,7 +271,7 @@ def flash_attn_with_kvcache(
         return_softmax_lse,
         cu_seqlens_q,
         max_seqlen_q,
-        cu_seqlens_k_new,
+        None if k is None else cu_seqlens_k_new,
         rotary_seqlens,
         _flash.descale_of(k_cache, k_descale),
         _flash.descale_of(v_cache, v_descale),
