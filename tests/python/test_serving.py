@@ -35,6 +35,15 @@ LENGTHS = (5, 23, 1, 12, 40)
 NEW_TOKENS = 8
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small take several times as long with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def make_model(architecture, device):
     """In float32 on the CPU, in bfloat16 on a GPU; transformers computes attention step by step."""
     name, settings = ARCHITECTURES[architecture]
