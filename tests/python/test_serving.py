@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import fovea.transformers  # noqa: E402
-from fovea import _core  # noqa: E402
+from fovea import _core, _flash_cache  # noqa: E402
 
 WINDOW = 8
 SIZES = {
@@ -96,13 +96,11 @@ def test_generate(architecture, implementation, device):
         check_tokens(model, prompt, row)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_continuous_batching(architecture, device):
-    """Few pages of few tokens, so that prompts are divided into chunks, and wait for pages that others give back."""
+def serve(model, prompts):
+    """The tokens that continuous batching gives each prompt, with few pages of few tokens, so that prompts are divided into chunks, and
+    wait for pages that others give back."""
     if not hasattr(transformers, "ContinuousBatchingConfig"):
         pytest.skip(f"transformers {transformers.__version__} has no ContinuousBatchingConfig")
-    model = make_model(architecture, device)
-    prompts = make_prompts()
     fovea.transformers.use_for_serving(model)
     _core.clear_plans()
     settings = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=24, max_batch_tokens=16, max_requests_per_batch=4)
@@ -111,8 +109,36 @@ def test_continuous_batching(architecture, device):
     assert _core.plan_count() > 0
     model.set_attn_implementation("eager")
     by_prompt = {tuple(each.prompt_ids): each.generated_tokens for each in found.values()}
-    for prompt in prompts:
-        check_tokens(model, prompt, by_prompt[tuple(prompt)])
+    return [by_prompt[tuple(prompt)] for prompt in prompts]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_continuous_batching(architecture, device):
+    model = make_model(architecture, device)
+    prompts = make_prompts()
+    for prompt, tokens in zip(prompts, serve(model, prompts), strict=True):
+        check_tokens(model, prompt, tokens)
+
+
+def test_continuous_batching_over_pages_on_the_cpu(monkeypatch):
+    """transformers gives tables of pages to steps of decoding on GPUs alone, unless it does not ask."""
+    initialization = pytest.importorskip("transformers.generation.continuous_batching.initialization")
+    if not hasattr(initialization, "ensure_decode_fast_path_is_available"):
+        pytest.skip(f"transformers {transformers.__version__} asks elsewhere")
+    monkeypatch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *arguments: None)
+    steps = []
+    attend = _flash_cache.attend
+
+    def counted(*arguments, **settings):
+        steps.append(arguments[0].shape[0])
+        return attend(*arguments, **settings)
+
+    monkeypatch.setattr(_flash_cache, "attend", counted)
+    model = make_model("grouped heads", "cpu")
+    prompts = make_prompts()
+    for prompt, tokens in zip(prompts, serve(model, prompts), strict=True):
+        check_tokens(model, prompt, tokens)
+    assert len(steps) > NEW_TOKENS and max(steps) > 1
 
 
 def test_a_cache_of_continuous_batching_needs_the_other_name():
