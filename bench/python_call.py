@@ -89,6 +89,11 @@ def decode_contenders(device: str) -> dict[str, Callable[[], object]]:
         "fovea.attend, appending": lambda: fovea.attend(q, k, v, cache=cache, causal=True),
         "fovea.attend, rotating": lambda: fovea.attend(q, k, v, cache=cache, rotary=rotary, causal=True),
     }
+    rows, out_rows, longest = q[0], out[0], {"max_seqlen_q": 1, "max_seqlen_k": 32}
+    starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    found["fovea.flash_attn_interface.flash_attn_varlen_func, out"] = lambda: fovea.flash_attn_interface.flash_attn_varlen_func(
+        rows, *pages, cu_seqlens_q=starts, seqused_k=used, block_table=table, causal=True, out=out_rows, fa_version=3, **longest
+    )
     for name, module, pages_are in (
         ("fovea.flash_attn", fovea.flash_attn, "block_table"),
         ("fovea.flash_attn_interface", fovea.flash_attn_interface, "page_table"),

@@ -77,6 +77,62 @@ def packed(
     return options | {"cu_seqlens_k": starts_k, "max_seqlen_k": int(longest_k or 0)}
 
 
+def packed_now(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    need_lse: bool,
+    starts_q: Tensor,
+    starts_k: Tensor | None,
+    longest_q: int | None,
+    longest_k: int | None,
+    used_q: Tensor | None,
+    used_k: Tensor | None,
+    pages: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int] | None,
+    softcap: float,
+    alibi: Tensor | None,
+    sink: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    out: Tensor | None,
+) -> Any:
+    """o, or (o, lse), of packed queries without gradients by one call of the compiled part; None where it takes more."""
+    if _dynamo_compiling() or (pages is not None and used_k is None):
+        return None
+    if pages is not None:
+        starts_k = None
+    try:
+        return _attend_now(
+            q,
+            k,
+            v,
+            need_lse,
+            False,
+            _CHECKS,
+            o=out,
+            alibi=alibi,
+            sink=sink,
+            cu_seqlens_q=starts_q,
+            cu_seqlens_k=starts_k,
+            seqused_q=used_q,
+            seqused_k=used_k,
+            page_table=pages,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            scale=softmax_scale,
+            causal=causal,
+            window=window_size,
+            softcap=softcap,
+            max_seqlen_q=longest_q,
+            max_seqlen_k=None if starts_k is None else longest_k,
+        )
+    except (TypeError, ValueError):
+        return None  # the general path converts tensors, or gives the error flash-attn's names
+
+
 def dense(
     q: Tensor,
     k: Tensor,

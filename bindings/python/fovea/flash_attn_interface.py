@@ -158,7 +158,32 @@ def flash_attn_varlen_func(
         q_descale=_flash.descale_of(q, q_descale),
         attention_chunk=attention_chunk or None,
     )
-    return_attn_probs |= return_softmax_lse
+    return_attn_probs = return_attn_probs or return_softmax_lse
+    k_descale, v_descale, sink = _flash.descale_of(k, k_descale), _flash.descale_of(v, v_descale), _flash.sink_of(s_aux, sinks)
+    made = _flash.packed_now(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q,
+        seqused_k,
+        block_table,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sink,
+        k_descale,
+        v_descale,
+        out,
+    )
+    if made is not None:
+        return made
     o, lse = _flash.general(
         q,
         k,
@@ -170,9 +195,9 @@ def flash_attn_varlen_func(
         deterministic,
         return_attn_probs,
         seqused_q=seqused_q,
-        k_descale=_flash.descale_of(k, k_descale),
-        v_descale=_flash.descale_of(v, v_descale),
-        sink=_flash.sink_of(s_aux, sinks),
+        k_descale=k_descale,
+        v_descale=v_descale,
+        sink=sink,
         alibi=alibi_slopes,
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
