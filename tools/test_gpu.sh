@@ -117,6 +117,7 @@ sharded conformance.features 4 "$bin/test_conformance" '--gtest_filter=*/Feature
 sharded conformance.values 2 "$bin/test_conformance" '--gtest_filter=Values.*:Maximum.*:*/HiddenKeys.*'
 sharded conformance.harness 1 "$bin/test_conformance" '--gtest_filter=CudaMemory.*'
 sharded conformance.dropout 1 "$bin/test_conformance" '--gtest_filter=Dropout.*'
+sharded conformance.soak 8 env FOVEA_TEST_STEPS="${FOVEA_TEST_STEPS:-1000}" "$bin/test_conformance" '--gtest_filter=*/Soak.*'
 sharded conformance.concurrency 1 "$bin/test_conformance" '--gtest_filter=Concurrency.*'
 sharded ptx 1 "$bin/test_ptx"
 sharded ptx_sm75 1 "$bin/test_ptx_sm75"

@@ -118,8 +118,11 @@ void BufferRules::check_overlaps(const AttentionProblem& problem, const Buffers&
       if (!written.meets(bytes_at(other, rules_[j].extent))) continue;
       const auto distance =
           static_cast<int64_t>(reinterpret_cast<uintptr_t>(other) - reinterpret_cast<uintptr_t>(output));
-      if (interleave_without_overlap(problem.at(rules_[i].place), problem.at(rules_[j].place), distance))
-        continue;
+      const TensorDesc &a = problem.at(rules_[i].place), &b = problem.at(rules_[j].place);
+      if (interleave_without_overlap(a, b, distance)) continue;
+      // Of pages the table decides which are k's and which v's.
+      const bool are_caches = rules_[i].place == index_of(Role::kK) && rules_[j].place == index_of(Role::kV);
+      if (are_caches && problem.has(Role::kPageTable) && are_whole_pages_apart(a, b, distance)) continue;
       throw_invalid(
           problem.name_at(rules_[i].place), "memory that overlaps " + problem.name_at(rules_[j].place),
           "memory of its own for each output", "allocate the output apart: nothing is computed in place");

@@ -119,4 +119,10 @@ constexpr bool interleave_without_overlap(const TensorDesc& a, const TensorDesc&
   return false;
 }
 
+/// Whether two tensors of pages are views of one pool, so that a page of one is a page of the other or shares no byte with any.
+constexpr bool are_whole_pages_apart(const TensorDesc& a, const TensorDesc& b, int64_t distance) {
+  const int64_t page = a.stride[0] * size_of(a.dtype);
+  return a.dtype == b.dtype && a.stride == b.stride && page > 0 && distance % page == 0;
+}
+
 }  // namespace fovea::plan

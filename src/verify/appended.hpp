@@ -2,6 +2,7 @@
 // worked out in float64 and rounded once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,26 @@
 #include "verify/rotary.hpp"
 
 namespace fovea::verify {
+
+/// A new row of one key head as a cache of `type` is to hold it, before the last rounding: turned, and divided by the factor of its
+/// sequence and head.
+struct StoredRow {
+  std::vector<double> values;
+  std::vector<double> slack;  ///< how far the roundings of a rotation may take each value
+};
+inline StoredRow stored_row(const double* row, int64_t size, const Rotary& rotary, int64_t position,
+                            double factor, Type type) {
+  const double unit = unit_roundoff(type), subnormal = type == Type::kF16    ? 0x1p-24
+                                                       : type == Type::kE4M3 ? 0x1p-9
+                                                                             : 0;
+  StoredRow stored;
+  stored.values = rotary.turned(row, size, position, &stored.slack);
+  const auto divisor = static_cast<float>(factor);
+  for (double& value : stored.values) value = static_cast<double>(static_cast<float>(value) / divisor);
+  for (double& off : stored.slack) off = 2 * unit * off / static_cast<double>(divisor) + subnormal;
+  return stored;
+}
+
 namespace detail {
 
 inline Rotary rotary_of(const OwnedProblem& x) {
@@ -23,12 +44,9 @@ inline Rotary rotary_of(const OwnedProblem& x) {
 /// The values of a cache with its new rows. `slack`, where it is not null: see once_appended().
 inline std::vector<double> appended(const OwnedProblem& x, Role role, Role new_role, const Rotary& rotary,
                                     std::vector<double>* slack) {
-  const Type type = x[role].type();
-  const double unit = unit_roundoff(type), subnormal = type == Type::kF16    ? 0x1p-24
-                                                       : type == Type::kE4M3 ? 0x1p-9
-                                                                             : 0;
+  const Role factors = role == Role::kK ? Role::kKDescale : Role::kVDescale;
   const int64_t heads = x.spec.heads_kv, size = x[role].shape().back();
-  std::vector<double> cache = x[role].values(), sums;
+  std::vector<double> cache = x[role].values();
   const std::vector<double> rows = x[new_role].values();
   if (slack) slack->assign(cache.size(), 0);
   int64_t row = 0;
@@ -37,17 +55,12 @@ inline std::vector<double> appended(const OwnedProblem& x, Role role, Role new_r
     for (int64_t i = 0; i < x.spec.lengths_new[at]; ++i, ++row) {
       const int64_t to = x.key_row(b, x.sequence(b).used_k + i);
       for (int64_t h = 0; h < heads; ++h) {
+        const StoredRow stored =
+            stored_row(rows.data() + (row * heads + h) * size, size, rotary, x.spec.first_position(at) + i,
+                       x.descale(factors, b, h), x[role].type());
         const auto place = static_cast<std::ptrdiff_t>((to * heads + h) * size);
-        const std::vector<double> turned =
-            rotary.turned(rows.data() + (row * heads + h) * size, size, x.spec.first_position(at) + i,
-                          slack ? &sums : nullptr);
-        const auto factor =
-            static_cast<float>(x.descale(role == Role::kK ? Role::kKDescale : Role::kVDescale, b, h));
-        for (size_t c = 0; c < turned.size(); ++c)
-          cache[static_cast<size_t>(place) + c] = static_cast<double>(static_cast<float>(turned[c]) / factor);
-        for (size_t c = 0; slack && c < sums.size(); ++c)
-          (*slack)[static_cast<size_t>(place) + c] =
-              2 * unit * sums[c] / static_cast<double>(factor) + subnormal;
+        std::copy(stored.values.begin(), stored.values.end(), cache.begin() + place);
+        if (slack) std::copy(stored.slack.begin(), stored.slack.end(), slack->begin() + place);
       }
     }
   }

@@ -1,12 +1,15 @@
 /* Nanoseconds of one fovea_run beside the attention itself.
  *
  * On the CPU: a batch of no sequences, with every tensor that a backward pass of packed sequences can have.
- * Fails above 1 microsecond: the best of many rounds, so other load does not matter.
+ * Fails above 1 microsecond: the best of many rounds, so other load does not matter. Also a step of decoding: one
+ * query over two rows of a cache in pages, alone, and behind a new row that is rotated and appended. Fails above 6
+ * microseconds.
  *
  * On a GPU: the call that puts a tiny problem on a stream whose queue is not full, forward and backward,
  * beside the driver's own launch of an empty kernel. Fails when the median of a forward is above 3
  * microseconds, unless the bare launch takes most of them: then when it is more than 1 microsecond above
- * that. Without a GPU this part is left out, and the output says so. */
+ * that. The same steps of decoding fail when their medians are above 6 microseconds and more than 1 microsecond a
+ * launch above the bare one. Without a GPU this part is left out, and the output says so. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdint.h>
@@ -199,12 +202,87 @@ static double tiny_on_gpu(int32_t pass) {
   return middle;
 }
 
+/* One query of a head of 64 over the second row of a cache in pages of 16. `appends`: that row is new, and rotated. */
+static double decode_step(fovea_device device, int appends) {
+  enum { PAGES = 4, PAGE = 16, SIZE = 64, BYTES = PAGES * PAGE * SIZE * 4 };
+  const int on_gpu = device.type == FOVEA_CUDA;
+  const int code = on_gpu ? FOVEA_CODE_BFLOAT : FOVEA_CODE_FLOAT, bits = on_gpu ? 16 : 32;
+  const int64_t row[4] = {1, 1, 1, SIZE}, pages[4] = {PAGES, PAGE, 1, SIZE}, one[1] = {1},
+                entries[2] = {1, 2}, angles[2] = {2 * PAGE, SIZE / 2};
+  fovea_tensor t_row = tensor((fovea_dtype_code)code, bits, 4, row),
+               t_pages = tensor((fovea_dtype_code)code, bits, 4, pages),
+               t_angles = tensor((fovea_dtype_code)code, bits, 2, angles),
+               t_used = tensor(FOVEA_CODE_INT, 32, 1, one), t_table = tensor(FOVEA_CODE_INT, 32, 2, entries);
+  t_row.device = t_pages.device = t_angles.device = t_used.device = t_table.device = device;
+  fovea_problem p = FOVEA_PROBLEM_INIT;
+  p.q = p.o = &t_row;
+  p.k = p.v = &t_pages;
+  p.seqused_k = &t_used;
+  p.page_table = &t_table;
+  p.causal = 1;
+  if (appends) {
+    p.k_new = p.v_new = &t_row;
+    p.rotary_cos = p.rotary_sin = &t_angles;
+  }
+  static float zeros[8][BYTES / sizeof(float)];
+  static int32_t used[1] = {1}, table[2] = {2, 0};
+  void* at[8];
+  for (int i = 0; i < 8; ++i) at[i] = on_gpu ? gpu_memory(BYTES) : zeros[i];
+  fovea_buffers b = FOVEA_BUFFERS_INIT;
+  b.q = at[0];
+  b.k = at[1];
+  b.v = at[2];
+  b.o = at[3];
+  if (appends) {
+    b.k_new = at[4];
+    b.v_new = at[5];
+    b.rotary_cos = at[6];
+    b.rotary_sin = at[7];
+  }
+  /* On a GPU lengths and tables are whatever its memory holds: that stays inside the pages, and the host does not read it. */
+  b.seqused_k = on_gpu ? gpu_memory(64) : used;
+  b.page_table = on_gpu ? gpu_memory(64) : table;
+  fovea_options options = FOVEA_OPTIONS_INIT;
+  options.num_threads = 1;
+  fovea_plan* plan = NULL;
+  if (fovea_plan_create(&p, &options, &plan) != FOVEA_OK) {
+    fprintf(stderr, "no plan: %s\n", fovea_last_error());
+    return -1;
+  }
+  b.workspace_size = fovea_plan_workspace_size(plan);
+  if (fovea_workspace_create(device, b.workspace_size, &b.workspace) != FOVEA_OK) return -1;
+  double each[ROUNDS];
+  for (int round = -1; round < ROUNDS; ++round) {
+    if (on_gpu) wait_for_gpu();
+    const double start = now();
+    for (int i = 0; i < RUNS; ++i) {
+      if (fovea_run(plan, &b) != FOVEA_OK) {
+        fprintf(stderr, "%s\n", fovea_last_error());
+        return -1;
+      }
+    }
+    if (round >= 0) each[round] = (now() - start) / RUNS;
+  }
+  if (on_gpu) wait_for_gpu();
+  const double middle = median(each);
+  printf("fovea_run of a step of decoding%s on %s: median %.0f ns, fastest %.0f ns\n",
+         appends ? " that appends and rotates" : "", fovea_plan_backend(plan), middle, each[0]);
+  fovea_plan_destroy(plan);
+  fovea_workspace_destroy(device, b.workspace);
+  return on_gpu ? middle : each[0];
+}
+
 int main(void) {
   fovea_options options = FOVEA_OPTIONS_INIT;
   options.backend = "reference";
   const double nanoseconds = packed_backward(&options);
   printf("fovea_run of an empty packed backward: %.0f ns\n", nanoseconds);
   int wrong = nanoseconds < 0 || nanoseconds > 1000;
+  const fovea_device cpu = {FOVEA_CPU, 0}, gpu = {FOVEA_CUDA, 0};
+  for (int appends = 0; appends < 2; ++appends) {
+    const double step = decode_step(cpu, appends);
+    wrong |= step < 0 || step > 6000;
+  }
   if (fovea_cuda_device_count() == 0) {
     printf("no GPU, so nothing is measured there: %s\n", fovea_cuda());
   } else {
@@ -212,6 +290,10 @@ int main(void) {
                  bare = bare_launch();
     printf("the driver's launch of an empty kernel: median %.0f ns\n", bare);
     wrong |= forward < 0 || backward < 0 || bare < 0 || (forward > 3000 && forward > bare + 1000);
+    for (int appends = 0; appends < 2; ++appends) {
+      const double step = decode_step(gpu, appends);
+      wrong |= step < 0 || (step > 6000 && step > (1 + appends) * (bare + 1000));
+    }
   }
   return wrong;
 }

@@ -99,6 +99,28 @@ def test_compiled_by_torch(device):
     assert torch.equal(cache.k, alike.k) and torch.equal(cache.v, alike.v)
 
 
+@pytest.mark.parametrize("order", ["pages of one, then of the other", "one of each in a page of both"])
+def test_keys_and_values_in_one_pool(device, order):
+    """As engines lay caches out: a page of keys, then one of values; as views of all pages, or side by side."""
+    apart = make_cache(device, page=16)
+    pages = apart.k.shape[0]
+    pool = torch.stack([apart.k, apart.v], 1).contiguous()  # (pages, 2, page, heads, size)
+    if order.startswith("one"):
+        cache = fovea.Cache(pool[:, 0], pool[:, 1], apart.seqused, apart.page_table)
+    else:
+        flat = pool.flatten(0, 1)
+        cache = fovea.Cache(flat[:-1], flat[1:], apart.seqused, 2 * apart.page_table)
+    q, k, v = (torch.randn(3, 5, heads, 16, device=device) for heads in (4, 2, 2))
+    o = fovea.attend(q, k, v, cache=cache, causal=True)
+    assert torch.equal(o, fovea.attend(q, k, v, cache=apart, causal=True))
+    assert torch.equal(pool.view(pages, 2, 16, 2, 16), torch.stack([apart.k, apart.v], 1))
+    half_a_page = pool.flatten()[8 * 2 * 16 :]
+    shifted = half_a_page[: half_a_page.numel() // 512 * 512].view(-1, 16, 2, 16)
+    count = shifted.shape[0]
+    with pytest.raises(ValueError, match="k: got memory that overlaps v"):
+        fovea.attend(q, k, v, cache=fovea.Cache(pool.flatten(0, 1)[:count], shifted, apart.seqused, apart.page_table))
+
+
 def test_what_is_refused():
     cache = make_cache("cpu")
     q, k, v = (torch.randn(3, 5, heads, 16) for heads in (4, 2, 2))
@@ -116,6 +138,9 @@ def test_what_is_refused():
         before = cache.k.clone()
         fovea.attend(q, k, v, cache=cache._replace(seqused=torch.tensor([0, 46, 0], dtype=torch.int32)))
     assert torch.equal(cache.k, before)
+    with pytest.raises(ValueError, match="cache: got tensors that need gradients"):
+        fovea.attend(q, k.requires_grad_(), v, cache=cache)
+    k.requires_grad_(False)
     with pytest.raises(ValueError, match="cache: got tensors that need gradients"):
         fovea.attend(q.requires_grad_(), k, v, cache=cache)
     with torch.no_grad():

@@ -460,10 +460,10 @@ def test_signatures_are_those_of_the_packages():
     third = f"softmax_scale=None, causal=False, qv=None, {scales}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
     third += "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
     expected_third = {
-        "flash_attn_func": f"q, k, v, {third}",
+        "flash_attn_func": f"q, k, v, {third}, s_aux=None",
         "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
-        f"seqused_q=None, seqused_k=None, {third}, block_table=None, out=None, s_aux=None, scheduler_metadata=None, "
-        "fa_version=None",
+        f"seqused_q=None, seqused_k=None, {third}, block_table=None, out=None, s_aux=None, sinks=None, alibi_slopes=None, "
+        "return_softmax_lse=False, scheduler_metadata=None, fa_version=None, ver=None",
         "flash_attn_qkvpacked_func": f"qkv, softmax_scale=None, causal=False, {scales}, window_size=(-1, -1), "
         "attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
         "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
@@ -537,7 +537,8 @@ def test_a_window_of_any_kind(device):
         forms = ([3, 2], torch.tensor([3, 2]), torch.Size([3, 2]), np.array([3, 2]), (np.int64(3), torch.tensor(2)))
         for window in (*forms, torch.tensor([3, 2], device=device, dtype=torch.int32)):
             assert torch.equal(call(window_size=window), expected), (name, window)
-        for wrong in ((3,), 3, None, [3, 2, 1], torch.tensor([3, 2, 1]), torch.tensor(3)):
+        assert torch.equal(call(window_size=None), call()), name
+        for wrong in ((3,), 3, [3, 2, 1], torch.tensor([3, 2, 1]), torch.tensor(3)):
             with pytest.raises(ValueError, match="window_size: got "):
                 call(window_size=wrong)
         with pytest.raises(TypeError, match="window"):

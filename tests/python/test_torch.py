@@ -316,6 +316,49 @@ def test_flash_attention_registry(device):
     assert _core.plan_count() == 0
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 4)])
+def test_varlen_attn_through_the_registry(window, device):
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        pytest.skip(f"PyTorch {torch.__version__} has no registry")
+    from torch.nn.attention import varlen
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (normal(n, 4, 16, device=device, dtype=dtype, grad=True) for n in (9, 12, 12))
+    starts_q, starts_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 2, 9], [0, 5, 12]))
+    ft.register_flash_attention_impl()
+    torch.nn.attention.activate_flash_attention_impl("fovea")
+    try:
+        _core.clear_plans()
+        aux = varlen.AuxRequest(lse=True)
+        o, lse = varlen.varlen_attn(q, k, v, starts_q, starts_k, 7, 7, scale=0.3, window_size=window, return_aux=aux)
+        d_o = torch.randn_like(o)
+        gradients = torch.autograd.grad(o, (q, k, v), d_o)
+        assert _core.plan_count() == 2
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    settings = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, "max_seqlen_q": 7, "max_seqlen_k": 7, "scale": 0.3}
+    expected, expected_lse = ft.attend(q, k, v, window=window, return_lse=True, **settings)
+    for a, b in zip((o, lse, *gradients), (expected, expected_lse, *torch.autograd.grad(expected, (q, k, v), d_o)), strict=True):
+        plain.assert_close(a, b, dtype, factor=2)
+
+
+def test_the_registry_over_pages(device):
+    """Arguments that PyTorch has had since 2.12: block_table with seqused_k, and a result that goes into `out`."""
+    from fovea.torch import _routing
+
+    q = normal(3, 4, 16, device=device)
+    k, v = (normal(5, 8, 2, 16, device=device) for _ in range(2))
+    starts, used = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1, 3], [11, 6]))
+    table = torch.tensor([[3, 1], [0, -1]], dtype=torch.int32, device=device)
+    out = torch.empty_like(q)
+    lse = _routing._flash_forward_into(
+        out, q, k, v, starts, None, 2, 16, 0.0, True, False, seqused_k=used, block_table=table, num_splits=None
+    )
+    where = {"cu_seqlens_q": starts, "max_seqlen_q": 2, "seqused_k": used, "page_table": table}
+    expected = ft.attend(q, k, v, causal=True, return_lse=True, **where)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
 def test_errors():
     q = normal(1, 4, 2, 8)
     with pytest.raises(TypeError, match="k: got ndarray"):

@@ -196,7 +196,7 @@ void set_tensors(Request& r, PyObject* dict) {
     NamedArrays::One& one = r.named->list[r.named->count++];
     one.name = std::move(name);
     one.kept = std::move(array);
-    one.tensor.describe(one.kept.get(), ("tensors." + one.name).c_str(), false);
+    one.tensor.describe(one.kept.get(), ("tensors." + one.name).c_str());
   });
 }
 
@@ -205,8 +205,10 @@ void set_gradients(Request& r, PyObject* dict) {
   for_each_array(dict, "tensor_gradients", [&](const std::string& name, Ref array) {
     for (size_t i = 0; r.named && i < r.named->count; ++i) {
       NamedArrays::One& one = r.named->list[i];
-      if (one.name == name)  // the caller holds it
-        one.gradient.describe(array.get(), ("tensor_gradients." + name).c_str(), true);
+      if (one.name != name) continue;
+      const std::string argument = "tensor_gradients." + name;
+      one.gradient.describe(array.get(), argument.c_str());  // the caller holds it
+      one.gradient.require_writable(argument.c_str());
     }
   });
 }
@@ -233,23 +235,13 @@ bool is_output(size_t tensor, bool backward) {
   return kAccess[tensor][backward ? 1 : 0] == FOVEA_WRITE;
 }
 
-/// Whether keywords bring rows to append, which makes k and v outputs.
-bool appends(PyObject* const* values, PyObject* keywords) {
-  PyObject* const k_new = interned_names[static_cast<size_t>(Tensor::k_new)];
-  const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (values[i] != Py_None && PyUnicode_Compare(PyTuple_GetItem(keywords, i), k_new) == 0) return true;
-  }
-  return false;
-}
-
 /// Reads one argument, and returns the index of the next in kNames; None stands for one that is left out.
 size_t read_argument(Request& r, bool backward, PyObject* name, PyObject* value, size_t expected) {
   const size_t at = index_of(name, expected);
   if (value == Py_None) return at + 1;
   if (at < kTensors) {
-    const bool is_cache = at == static_cast<size_t>(Tensor::k) || at == static_cast<size_t>(Tensor::v);
-    r.arrays[at].describe(value, kNames[at], is_output(at, backward) || (is_cache && r.appends));
+    r.arrays[at].describe(value, kNames[at]);
+    if (is_output(at, backward)) r.arrays[at].require_writable(kNames[at]);
   } else if (at < kFirstExpression) {
     set_number(r, at - kTensors, value);
   } else {
@@ -298,9 +290,9 @@ bool intern_argument_names() {
 
 void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject* keywords) {
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
-  r.appends = appends(values, keywords);
   size_t expected = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
+    if (values[i] == Py_None) continue;
     expected = read_argument(r, backward, PyTuple_GetItem(keywords, i), values[i], expected);
   }
 }
@@ -320,6 +312,12 @@ void read_options(Request& r, PyObject* options) {
   }
 }
 
+void require_writable_cache(const Request& r) {
+  if (!r.at(Tensor::k_new).present()) return;
+  r.at(Tensor::k).require_writable("k");
+  r.at(Tensor::v).require_writable("v");
+}
+
 void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positional, PyObject* keywords) {
   if (positional != 0) {
     PyErr_SetString(PyExc_TypeError, "arguments are given by keyword");
@@ -327,6 +325,7 @@ void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positio
   }
   r.problem.pass = backward ? FOVEA_BACKWARD : FOVEA_FORWARD;
   read_keywords(r, backward, values, keywords);
+  require_writable_cache(r);
   if (!r.at(Tensor::q).present()) {
     PyErr_SetString(PyExc_TypeError, "q: got None; expected an array");
     throw PythonError();

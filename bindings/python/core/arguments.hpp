@@ -26,6 +26,8 @@ int32_t as_truth(PyObject* object);
 void read_keywords(Request& r, bool backward, PyObject* const* values, PyObject* keywords);
 /// The same of a dict: to unpack it into keywords costs a call 0.2 us.
 void read_options(Request& r, PyObject* options);
+/// Of a request that is read: rows to append make k and v outputs.
+void require_writable_cache(const Request& r);
 /// A whole call by keywords alone, with q and with expressions as texts.
 void read(Request& r, bool backward, PyObject* const* values, Py_ssize_t positional, PyObject* keywords);
 

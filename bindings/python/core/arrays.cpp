@@ -57,12 +57,6 @@ std::string name_of_type(PyObject* object) {
   throw PythonError();
 }
 
-[[noreturn]] void throw_read_only(const char* name) {
-  PyErr_Format(PyExc_ValueError,
-               "%s: got a read-only array; expected memory that may be written; give a copy of it", name);
-  throw PythonError();
-}
-
 int64_t integer(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
   if (value == -1 && PyErr_Occurred()) throw PythonError();
@@ -104,31 +98,38 @@ ArrayType& array_type(PyObject* object) {
   return *types.emplace(key, std::move(made)).first->second;
 }
 
-void Array::describe(PyObject* object, const char* name, bool is_output) {
+void Array::describe(PyObject* object, const char* name) {
   ArrayType& type = array_type(object);
   if (type.exchange != nullptr) {
     if (type.exchange->describe(object, &tensor_) != 0) {
       if (!type.describe) throw PythonError();
       PyErr_Clear();  // the type's own description says better what it is that is not taken
-      from_description(object, name, is_output);
+      from_description(object, name);
     }
   } else if (type.describe_first) {
-    from_description(object, name, is_output);
+    from_description(object, name);
   } else {
-    from_dlpack(object, name, is_output);
+    from_dlpack(object, name);
   }
   type_ = &type;
   object_ = object;
 }
 
-void Array::from_description(PyObject* object, const char* name, bool is_output) {
+void Array::require_writable(const char* name) const {
+  if (!read_only_) return;
+  PyErr_Format(PyExc_ValueError,
+               "%s: got a read-only array; expected memory that may be written; give a copy of it", name);
+  throw PythonError();
+}
+
+void Array::from_description(PyObject* object, const char* name) {
   const Ref given = checked(PyObject_CallFunctionObjArgs(array_type(object).describe.get(), object, nullptr));
   PyObject* fields[8];
   for (Py_ssize_t i = 0; i < 8; ++i) {
     fields[i] = PyTuple_GetItem(given.get(), i);
     if (fields[i] == nullptr) throw PythonError();
   }
-  if (is_output && PyObject_IsTrue(fields[7]) == 0) throw_read_only(name);
+  read_only_ = PyObject_IsTrue(fields[7]) == 0;
   const Py_ssize_t rank = PyTuple_Size(fields[5]);
   if (rank < 0) throw PythonError();
   if (rank > kMaxRank) throw_not_an_array(object, name);
@@ -146,7 +147,7 @@ void Array::from_description(PyObject* object, const char* name, bool is_output)
   tensor_.byte_offset = 0;
 }
 
-void Array::from_dlpack(PyObject* object, const char* name, bool is_output) {
+void Array::from_dlpack(PyObject* object, const char* name) {
   ArrayType& type = array_type(object);
   const Ref method = attribute(object, "__dlpack__");
   if (!method) throw_not_an_array(object, name);
@@ -164,7 +165,7 @@ void Array::from_dlpack(PyObject* object, const char* name, bool is_output) {
   }
   if (made == nullptr && type.describe && PyErr_ExceptionMatches(PyExc_BufferError)) {
     PyErr_Clear();  // read-only memory, or a type of elements that this numpy has no name for
-    from_description(object, name, is_output);
+    from_description(object, name);
     return;
   }
   capsule_ = checked(made);
@@ -172,7 +173,7 @@ void Array::from_dlpack(PyObject* object, const char* name, bool is_output) {
     const auto* managed =
         static_cast<const DLManagedTensorVersioned*>(PyCapsule_GetPointer(made, "dltensor_versioned"));
     if (managed->version.major != kDLMajor) throw_not_an_array(object, name);
-    if (is_output && (managed->flags & kDLReadOnly) != 0) throw_read_only(name);
+    read_only_ = (managed->flags & kDLReadOnly) != 0;
     tensor_ = managed->tensor;
   } else {
     const auto* managed = static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(made, "dltensor"));

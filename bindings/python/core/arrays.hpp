@@ -44,8 +44,10 @@ class Array {
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
-  /// `name` for messages; `is_output` refuses memory that must not be written.
-  void describe(PyObject* object, const char* name, bool is_output);
+  /// `name` for messages.
+  void describe(PyObject* object, const char* name);
+  /// Refuses memory that must not be written.
+  void require_writable(const char* name) const;
   bool present() const { return type_ != nullptr; }
   const fovea_tensor& tensor() const { return tensor_; }
   const ArrayType& type() const { return *type_; }
@@ -56,12 +58,13 @@ class Array {
   void transpose();
 
  private:
-  void from_dlpack(PyObject* object, const char* name, bool is_output);
-  void from_description(PyObject* object, const char* name, bool is_output);
+  void from_dlpack(PyObject* object, const char* name);
+  void from_description(PyObject* object, const char* name);
 
   fovea_tensor tensor_{};
   const ArrayType* type_ = nullptr;
   PyObject* object_ = nullptr;
+  bool read_only_ = false;
   Ref capsule_;  // keeps what `__dlpack__` gave
   std::array<int64_t, kMaxRank> shape_, strides_;
 };

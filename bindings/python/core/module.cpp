@@ -133,7 +133,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     for (const Array& given : request.arrays) {
       if (given.present() && given.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
     }
-    for (const Tensor each : {Tensor::bias, Tensor::sink}) {
+    for (const Tensor each : {Tensor::bias, Tensor::sink, Tensor::k_new, Tensor::v_new}) {
       if (checks.forbid(request.at(each).object())) Py_RETURN_NONE;
     }
     if (!request.is_traced) Py_RETURN_NONE;
@@ -142,9 +142,10 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
       if (checks.forbid(one.tensor.object())) Py_RETURN_NONE;
     }
     Array &q = array(Tensor::q), &k = array(Tensor::k), &v = array(Tensor::v);
-    q.describe(given_q, "q", false);
-    k.describe(values[1], "k", false);
-    v.describe(values[2], "v", false);
+    q.describe(given_q, "q");
+    k.describe(values[1], "k");
+    v.describe(values[2], "v");
+    require_writable_cache(request);
     const bool need_lse = as_truth(values[3]) != 0;
     const bool heads_first = as_truth(values[4]) != 0;
     const int32_t rank = q.tensor().ndim;
@@ -157,8 +158,11 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
         !has_contiguous_rows(v.tensor())) {
       Py_RETURN_NONE;
     }
-    Ref o = new_output(given_q, type, q.tensor(), v.tensor());
-    array(Tensor::o).describe(o.get(), "o", true);
+    Ref o = Ref::to(request.at(Tensor::o).object());
+    if (!o) {
+      o = new_output(given_q, type, q.tensor(), v.tensor());
+      array(Tensor::o).describe(o.get(), "o");
+    }
     if (heads_first) {
       for (Array* each : {&q, &k, &v, &array(Tensor::o)}) each->transpose();
     }
@@ -168,7 +172,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
       PyObject* maker = type.new_float32.get();
       lse = checked(packed ? PyObject_CallFunction(maker, "O(nn)", given_q, shape[1], shape[0])
                            : PyObject_CallFunction(maker, "O(nnn)", given_q, shape[0], shape[2], shape[1]));
-      array(Tensor::lse).describe(lse.get(), "lse", true);
+      array(Tensor::lse).describe(lse.get(), "lse");
     }
     const std::shared_ptr<const Plan> plan = plan_for(request);
     run(*plan, request);
@@ -265,14 +269,16 @@ PyObject* merge(PyObject*, PyObject* arguments) {
     std::vector<const fovea_tensor*> tensors(2 * count);
     for (size_t i = 0; i < count; ++i) {
       const auto at = static_cast<Py_ssize_t>(i);
-      arrays[i].describe(PyTuple_GetItem(o_parts, at), "o_parts", false);
-      arrays[count + i].describe(PyTuple_GetItem(lse_parts, at), "lse_parts", false);
+      arrays[i].describe(PyTuple_GetItem(o_parts, at), "o_parts");
+      arrays[count + i].describe(PyTuple_GetItem(lse_parts, at), "lse_parts");
     }
     for (size_t i = 0; i < 2 * count; ++i) tensors[i] = &arrays[i].tensor();
     Array& merged = arrays[2 * count];
     Array& merged_lse = arrays[2 * count + 1];
-    merged.describe(o, "o", true);
-    merged_lse.describe(lse, "lse", true);
+    merged.describe(o, "o");
+    merged.require_writable("o");
+    merged_lse.describe(lse, "lse");
+    merged_lse.require_writable("lse");
     const fovea_device device = merged.tensor().device;
     void* const stream = device.type == FOVEA_CUDA ? current_stream(merged.type(), device) : nullptr;
     fovea_status status;

@@ -42,7 +42,6 @@ struct Request {
   fovea_options options = FOVEA_OPTIONS_INIT;
   uint64_t seed = 0, offset = 0;
   std::unique_ptr<NamedArrays> named;  ///< none for most problems
-  bool appends = false;                ///< rows of k_new and v_new to k and v, which are written then
   bool is_traced = true;               ///< whether score and sees are texts, as the library wants them
 
   std::span<const NamedArrays::One> named_list() const {

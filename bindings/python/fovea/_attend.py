@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _cache, _core
 from ._arguments import Options, output_shapes, pair, shape_of, takes_options
 from ._arrays import results_like
-from ._types import attend_of_types
+from ._types import attend_of_types, framework
 from .expressions import float_tensors, traced
 
 if TYPE_CHECKING:
@@ -41,15 +40,6 @@ class Plan(NamedTuple):
     """Floating-point operations of the products over the pairs that causal and window keep, or that keys lists."""
     expressions: str = ""
     """score and sees as the library reads them, and derivatives of the score: a name, a tab and a text in each line."""
-
-
-def framework(array: Any) -> str:
-    """ "torch" or "jax" where `array` is theirs, else ""."""
-    for name, cls in (("torch", "Tensor"), ("jax", "Array")):
-        module = sys.modules.get(name)
-        if module is not None and isinstance(array, getattr(module, cls, ())):
-            return name
-    return ""
 
 
 def _attend_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) -> Any:
@@ -147,7 +137,7 @@ def attend(
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
     if cache is not None and k is not None:
-        return _cache.attend(q, k, v, return_lse, cache, rotary, framework(q), options)
+        return _cache.attend(q, k, v, return_lse, cache, rotary, options)
     if cache is not None:
         k, v, options = cache.k, cache.v, _cache.read_options(v, cache, rotary, options)  # type: ignore[assignment]
     elif rotary is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _core
 from ._arguments import complete, output_shapes
 from ._arrays import results_like
+from ._types import append_of_types, framework
 from .expressions import traced
 
 
@@ -46,6 +48,9 @@ class Rotary(NamedTuple):
     window all queries of a sequence are rotated as the first."""
 
 
+_PLACES = frozenset(("seqused_k", "page_table", "cache_batch", "leftpad_k", "k_descale", "v_descale"))
+
+
 def options_of(cache: Cache) -> dict[str, Any]:
     """The options of attend that say where the rows of each sequence lie."""
     return {
@@ -80,21 +85,27 @@ def append_and_attend(
     if torch is not None and isinstance(q, torch.Tensor) and not _is_run_now(torch, q, k, v):
         o, lse = _append_in_graph(q, k, v, cache, rotary, options, starts)
         return (o if out is None else out.copy_(o)), lse
-    new = {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
-    if rotary is not None:
-        new |= {
-            "rotary_cos": rotary.cos,
-            "rotary_sin": rotary.sin,
-            "rotary_positions": rotary.positions,
-            "rotary_interleaved": rotary.interleaved,
-        }
-    options = {**options, **options_of(cache)}
+    options = {**options, **options_of(cache), **_options_of_new_rows(k, v, starts, rotary)}
     o_shape, lse_shape = output_shapes(q, cache.v, options.get("cu_seqlens_q") is not None)
     results = results_like(q)
     o = results.empty(o_shape, q) if out is None else out
     lse = results.empty(lse_shape) if need_lse else None
-    _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **new, **traced(options))
+    _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **traced(options))
     return (o if out is not None else results.done(o)), (results.done(lse) if need_lse else None)
+
+
+def _options_of_new_rows(k: Any, v: Any, starts: Any, rotary: Rotary | None) -> dict[str, Any]:
+    if rotary is None:
+        return {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
+    return {
+        "k_new": k,
+        "v_new": v,
+        "cu_seqlens_k_new": starts,
+        "rotary_cos": rotary.cos,
+        "rotary_sin": rotary.sin,
+        "rotary_positions": rotary.positions,
+        "rotary_interleaved": rotary.interleaved,
+    }
 
 
 def _is_run_now(torch: Any, *tensors: Any) -> bool:
@@ -125,17 +136,39 @@ def read_options(v: Any, cache: Cache, rotary: Rotary | None, options: dict[str,
     return {**options, **options_of(cache)}
 
 
-def attend(
-    q: Any, k: Any, v: Any, return_lse: bool, cache: Cache, rotary: Rotary | None, name: str, options: dict[str, Any]
-) -> Any:
-    """fovea.attend with `cache` and new keys, all of the library `name` ("torch", "jax" or "")."""
-    if name == "jax":
-        raise TypeError("cache: got arrays of JAX, which cannot be written; expected another library's")
+def _append_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) -> Any:
+    """As append_of_types has it, for arrays without gradients."""
+    return _core.attend(q, k, v, return_lse, False, None, options)
+
+
+def _find_append(q: Any) -> Callable[..., Any]:
+    """For a type seen for the first time."""
+    found: Callable[..., Any] = _append_arrays
+    if framework(q) == "torch":
+        from .torch._attend import append_now as found
+    append_of_types[type(q)] = found
+    return found
+
+
+def attend(q: Any, k: Any, v: Any, return_lse: bool, cache: Cache, rotary: Rotary | None, options: dict[str, Any]) -> Any:
+    """fovea.attend with `cache` and new keys."""
     if v is None:
         _refuse_one_of_two()
     _check_options(cache, options)
     options = dict(options)
     starts = options.pop("cu_seqlens_k", None)
+    all_options = {**options, **options_of(cache), **_options_of_new_rows(k, v, starts, rotary)}
+    made = (append_of_types.get(type(q)) or _find_append(q))(q, cache.k, cache.v, return_lse, all_options)
+    return _attend_generally(q, k, v, return_lse, cache, rotary, starts, options) if made is None else made
+
+
+def _attend_generally(
+    q: Any, k: Any, v: Any, return_lse: bool, cache: Cache, rotary: Rotary | None, starts: Any, options: dict[str, Any]
+) -> Any:
+    """attend, of arrays of any library, under torch.compile, and with functions for expressions."""
+    name = framework(q)
+    if name == "jax":
+        raise TypeError("cache: got arrays of JAX, which cannot be written; expected another library's")
     if name == "torch":
         import torch
 
@@ -150,6 +183,8 @@ def _refuse_one_of_two() -> None:
 
 
 def _check_options(cache: Cache, options: dict[str, Any]) -> None:
+    if _PLACES.isdisjoint(options):
+        return
     for argument, value in options_of(cache).items():
         if value is not None and options.get(argument) is not None:
             raise ValueError(f"{argument}: got an array beside cache; expected it in the cache")

@@ -20,25 +20,41 @@ _CHECKS = _attend.CHECKS_WITHOUT_AUTOCAST  # flash-attn casts nothing under torc
 _attend_output = _attend.attend_output
 _is_plain = _attend.is_plain
 _is_grad_enabled = torch.is_grad_enabled
+_FLOAT8 = torch.float8_e4m3fn
 # The largest head size of the library: so many columns of a value matrix fit one call.
 _MOST_COLUMNS = 576
 
 
 def refuse(**arguments: Any) -> None:
     """Raises NotImplementedError for arguments that are not None: Fovea does not have them."""
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise NotImplementedError(f"fovea: got {', '.join(given)}, which Fovea does not have; leave it out")
+    for value in arguments.values():
+        if value is not None:
+            given = ", ".join(name for name, value in arguments.items() if value is not None)
+            raise NotImplementedError(f"fovea: got {given}, which Fovea does not have; leave it out")
 
 
-def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int]) -> tuple[int, int]:
-    """window_size as two integers; raises ValueError or TypeError, by flash-attn's names of arguments."""
+def sink_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
+    """The one that is given, for it is one thing of two names, in float32."""
+    if s_aux is None:
+        return None if sinks is None else sinks.float()
+    if sinks is not None:
+        raise ValueError("s_aux, sinks: got both; expected one of the two, as they are one thing; leave one out")
+    return s_aux.float()
+
+
+def descale_of(x: Tensor, descale: Tensor | None) -> Tensor | None:
+    """The factors of k or v, which flash-attn ignores beside types of more than 8 bits; vLLM always gives them."""
+    return descale if descale is not None and x.dtype == _FLOAT8 else None
+
+
+def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int] | None) -> tuple[int, int]:
+    """window_size as two integers, None as unlimited; raises ValueError or TypeError, by flash-attn's names of arguments."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor; convert it")
     if softmax_scale == 0:
         raise ValueError("softmax_scale: got 0; expected another number, or None for 1/sqrt(head size)")
-    return pair(window_size, "window_size")
+    return (-1, -1) if window_size is None else pair(window_size, "window_size")
 
 
 def splits_of(num_splits: int, k: Tensor) -> int:
@@ -65,6 +81,62 @@ def packed(
     if starts_k is None:
         return options
     return options | {"cu_seqlens_k": starts_k, "max_seqlen_k": int(longest_k or 0)}
+
+
+def packed_now(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    need_lse: bool,
+    starts_q: Tensor,
+    starts_k: Tensor | None,
+    longest_q: int | None,
+    longest_k: int | None,
+    used_q: Tensor | None,
+    used_k: Tensor | None,
+    pages: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int] | None,
+    softcap: float,
+    alibi: Tensor | None,
+    sink: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    out: Tensor | None,
+) -> Any:
+    """o, or (o, lse), of packed queries without gradients by one call of the compiled part; None where it takes more."""
+    if _dynamo_compiling() or (pages is not None and used_k is None):
+        return None
+    if pages is not None:
+        starts_k = None
+    try:
+        return _attend_now(
+            q,
+            k,
+            v,
+            need_lse,
+            False,
+            _CHECKS,
+            o=out,
+            alibi=alibi,
+            sink=sink,
+            cu_seqlens_q=starts_q,
+            cu_seqlens_k=starts_k,
+            seqused_q=used_q,
+            seqused_k=used_k,
+            page_table=pages,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            scale=softmax_scale,
+            causal=causal,
+            window=window_size,
+            softcap=softcap,
+            max_seqlen_q=longest_q,
+            max_seqlen_k=None if starts_k is None else longest_k,
+        )
+    except (TypeError, ValueError):
+        return None  # the general path converts tensors, or gives the error flash-attn's names
 
 
 def dense(

@@ -11,8 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _cache, _flash
+from . import _cache, _core, _flash
 from .torch import _attend, _ops
+
+# Bound once: each attribute look-up would cost a call about 30 ns.
+_attend_now = _core.attend
+_CHECKS = _attend.CHECKS_WITHOUT_GRADIENTS
+_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class Cache(NamedTuple):
@@ -62,38 +67,102 @@ class Queries(NamedTuple):
         return self.q.shape[0] if self.starts is None else len(self.starts) - 1
 
 
-@torch.no_grad()
 def attend(
-    queries: Queries,
-    cache: Cache,
-    new: New,
-    rotary: Rotary,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_interleaved: bool,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None,
+    pages: Tensor | None,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Sequence[int],
+    window_size: Sequence[int] | None,
     softcap: float,
     return_softmax_lse: bool,
+    starts_q: Tensor | None = None,
+    longest_q: int | None = None,
+    starts_new: Tensor | None = None,
+    rotary_positions: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     out: Tensor | None = None,
     **others: Any,
 ) -> Any:
     """o, or (o, lse): rotates q and k, writes k and v into the cache behind the rows in use, and attends over the cache.
 
-    Shapes are those of fovea.flash_attn.flash_attn_with_kvcache and of the one of fovea.flash_attn_interface. `others`: further
-    options of fovea.attend.
+    Arguments are those of fovea.flash_attn.flash_attn_with_kvcache and of the one of fovea.flash_attn_interface, in the shapes that the
+    classes above tell. `others`: further options of fovea.attend. This is the fast path: one call of the compiled part.
     """
+    if type(cache_seqlens) is Tensor and not _dynamo_compiling():
+        try:
+            made = _attend_now(
+                q,
+                k_cache,
+                v_cache,
+                return_softmax_lse,
+                False,
+                _CHECKS,
+                others,
+                o=out,
+                cu_seqlens_q=starts_q,
+                seqused_k=cache_seqlens,
+                page_table=pages,
+                cache_batch=cache_batch_idx,
+                leftpad_k=cache_leftpad,
+                k_descale=k_descale,
+                v_descale=v_descale,
+                k_new=k,
+                v_new=v,
+                cu_seqlens_k_new=starts_new,
+                rotary_cos=rotary_cos,
+                rotary_sin=rotary_sin,
+                rotary_positions=rotary_positions,
+                scale=softmax_scale,
+                causal=causal,
+                window=window_size,
+                softcap=softcap,
+                max_seqlen_q=longest_q,
+                rotary_interleaved=rotary_interleaved,
+            )
+        except (TypeError, ValueError):
+            made = None  # nothing is written; below tensors are converted, or the error gets flash-attn's names
+        if made is not None:
+            return made
+    return _attend_converted(
+        Queries(q, starts_q, longest_q),
+        Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, pages, k_descale, v_descale),
+        New(k, v, starts_new),
+        Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_positions),
+        {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap, **others},
+        return_softmax_lse,
+        out,
+    )
+
+
+@torch.no_grad()
+def _attend_converted(
+    queries: Queries, cache: Cache, new: New, rotary: Rotary, options: dict[str, Any], need_lse: bool, out: Tensor | None
+) -> Any:
+    """attend, of tensors that have to be converted first, under torch.compile, and with an int for the rows in use."""
     q = queries.q
-    window_size = _flash.checked(q, cache.k, cache.v, softmax_scale, window_size)
+    window = _flash.checked(q, cache.k, cache.v, options["scale"], options["window"])
     _check(cache, new, rotary)
-    options = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": max(softcap, 0.0), **others}
+    options |= {"window": window, "softcap": max(options["softcap"], 0.0)}
     if queries.starts is not None:
         options |= {"cu_seqlens_q": queries.starts, "max_seqlen_q": int(queries.longest or 0)}
     places = _places(cache, queries.batch(), q.device)
     if new.k is not None:
-        return _appended(q, new, places, rotary, options, return_softmax_lse, out)
-    o, lse = _attend.attend_any(q, cache.k, cache.v, options | _cache.options_of(places), need_lse=return_softmax_lse)
+        return _appended(q, new, places, rotary, options, need_lse, out)
+    o, lse = _attend.attend_any(q, cache.k, cache.v, options | _cache.options_of(places), need_lse=need_lse)
     if out is not None:
         o = out.copy_(o)
-    return (o, lse) if return_softmax_lse else o
+    return (o, lse) if need_lse else o
 
 
 def _appended(

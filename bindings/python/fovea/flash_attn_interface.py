@@ -47,9 +47,12 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention over q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim) and v (batch, seqlen_k,
-    nheads_k, headdim_v), where nheads is a multiple of nheads_k. Returns out (batch, seqlen_q, nheads, headdim_v)."""
+    nheads_k, headdim_v), where nheads is a multiple of nheads_k. s_aux (nheads): a logit of each head that takes part in the softmax
+    and has no value. Returns out (batch, seqlen_q, nheads, headdim_v)."""
     _flash.refuse(
         qv=qv,
         q_descale=q_descale,
@@ -57,8 +60,11 @@ def flash_attn_func(
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
-    settings = (softmax_scale, causal, window_size, softcap, deterministic)
-    o, lse = _flash.dense(q, k, v, *settings, return_attn_probs, num_splits)
+    settings = (softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
+    if s_aux is None:
+        o, lse = _flash.dense(q, k, v, *settings, num_splits)
+    else:
+        o, lse = _flash.general(q, k, v, *settings, sink=s_aux.float(), num_splits=_flash.splits_of(num_splits, k))
     return (o, lse) if return_attn_probs else o
 
 
@@ -135,22 +141,54 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    return_softmax_lse: bool = False,
     scheduler_metadata: Tensor | None = None,
     fa_version: int | None = None,
+    ver: int | None = None,
 ) -> Any:
     """Attention over packed sequences: q (total_q, nheads, headdim), k and v (total_k, nheads_k, headdim); sequence b holds
     rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 elements, from 0), of which the first seqused[b] (batch, int32)
     take part. max_seqlen_q and max_seqlen_k are their greatest lengths. Returns out (total_q, nheads, headdim_v).
 
-    What vLLM calls beside these: block_table (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k, headdim), on
-    the CPU and without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
-    (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux (nheads): a logit of each head that takes part in the softmax and
-    has no value. k_descale, v_descale (batch, nheads_k): what the elements of k and v of float8_e4m3fn are multiplied by. fa_version is taken and ignored."""
+    What vLLM and SGLang call beside these: block_table (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k,
+    headdim), without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
+    (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux or sinks (nheads): a logit of each head that takes part in the softmax
+    and has no value. alibi_slopes: as in fovea.flash_attn. k_descale, v_descale (batch, nheads_k): what the elements of k and v of
+    float8_e4m3fn are multiplied by; beside other types descales are ignored, q_descale too. return_softmax_lse: as return_attn_probs.
+    window_size may be None. scheduler_metadata, fa_version and ver are taken and ignored."""
     _flash.refuse(
         qv=qv,
-        q_descale=q_descale,
+        q_descale=_flash.descale_of(q, q_descale),
         attention_chunk=attention_chunk or None,
     )
+    return_attn_probs = return_attn_probs or return_softmax_lse
+    k_descale, v_descale, sink = _flash.descale_of(k, k_descale), _flash.descale_of(v, v_descale), _flash.sink_of(s_aux, sinks)
+    made = _flash.packed_now(
+        q,
+        k,
+        v,
+        return_attn_probs,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q,
+        seqused_k,
+        block_table,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sink,
+        k_descale,
+        v_descale,
+        out,
+    )
+    if made is not None:
+        return made
     o, lse = _flash.general(
         q,
         k,
@@ -164,7 +202,8 @@ def flash_attn_varlen_func(
         seqused_q=seqused_q,
         k_descale=k_descale,
         v_descale=v_descale,
-        sink=None if s_aux is None else s_aux.float(),
+        sink=sink,
+        alibi=alibi_slopes,
         num_splits=_flash.splits_of(num_splits, k),
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
@@ -224,34 +263,51 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     sinks: Tensor | None = None,
+    s_aux: Tensor | None = None,
     out: Tensor | None = None,
+    ver: int | None = None,
 ) -> Any:
     """Attention over a cache, as fovea.flash_attn.flash_attn_with_kvcache, without gradients; page_table is its block_table.
 
     cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
     (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
-    cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result. k_cache and v_cache may be
-    float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and divide k and v.
+    cache_seqlens. sinks or s_aux (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
+    k_cache and v_cache may be float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and
+    divide k and v; beside other types descales are ignored, q_descale too. scheduler_metadata and ver are taken and ignored.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
     _flash.refuse(
         qv=qv,
-        q_descale=q_descale,
+        q_descale=_flash.descale_of(q, q_descale),
         attention_chunk=attention_chunk or None,
     )
     return _flash_cache.attend(
-        _flash_cache.Queries(q, cu_seqlens_q, max_seqlen_q),
-        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, k_descale, v_descale),
-        _flash_cache.New(k, v, cu_seqlens_k_new),
-        _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens),
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        rotary_interleaved,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        page_table,
         softmax_scale,
         causal,
         window_size,
         softcap,
         return_softmax_lse,
+        cu_seqlens_q,
+        max_seqlen_q,
+        None if k is None else cu_seqlens_k_new,
+        rotary_seqlens,
+        _flash.descale_of(k_cache, k_descale),
+        _flash.descale_of(v_cache, v_descale),
         out,
-        sink=None if sinks is None else sinks.float(),
+        sink=_flash.sink_of(s_aux, sinks),
         num_splits=_flash.splits_of(num_splits, k_cache),
     )
 

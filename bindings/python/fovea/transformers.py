@@ -1,9 +1,12 @@
-"""Hugging Face transformers: the attention implementation "fovea".
+"""Hugging Face transformers: the attention implementations "fovea" and "fovea_flash_attention_3".
 
     import fovea.transformers
-    model = AutoModel.from_pretrained(..., attn_implementation="fovea")
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fovea")
+    fovea.transformers.use_for_serving(model)  # before model.generate_batch(...)
 
-Importing the module registers it. Needs transformers 4.48 or newer.
+Importing the module registers both. "fovea" is for models that are trained or that generate, with masks and biases of any kind; it needs
+transformers 4.48 or newer. "fovea_flash_attention_3" is for continuous batching: transformers knows by the name that it needs no
+masks, and calls the functions of fovea.flash_attn_interface over pages of its cache; it needs transformers 5.
 """
 
 from __future__ import annotations
@@ -13,7 +16,12 @@ from typing import Any
 from torch import Tensor
 from transformers import AttentionInterface
 
+from . import flash_attn_interface
+
 from .torch import attend
+
+
+FLASH_NAME = "fovea_flash_attention_3"  # continuous batching takes "flash", and its fast path for decoding "flash" before a 2 or 3
 
 
 def attention_forward(
@@ -39,7 +47,9 @@ def attention_forward(
     Returns ((batch, seqlen_q, heads, size), None). Raises NotImplementedError for a paged cache.
     """
     if cache is not None:
-        raise NotImplementedError("fovea: got a paged cache, which Fovea does not have; generate without continuous batching")
+        raise NotImplementedError(
+            'fovea: got a cache of continuous batching; expected none; call fovea.transformers.use_for_serving(model)'
+        )
     seqlen_q, seqlen_k = query.shape[2], key.shape[2]
     causal = False
     if attention_mask is None and seqlen_q > 1:
@@ -71,4 +81,39 @@ def register(name: str = "fovea") -> None:
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
+def use_for_serving(model: Any) -> None:
+    """model.set_attn_implementation("fovea_flash_attention_3"), also for models that list the kernels of flash-attn that they know, such
+    as those with sinks: their lists get this one."""
+    for module in model.modules():
+        known = getattr(module, "_compatible_flash_implementations", None)
+        if known is not None and FLASH_NAME not in known and any("flash" in name for name in known):
+            module._compatible_flash_implementations = [*known, FLASH_NAME]
+    model.set_attn_implementation(FLASH_NAME)
+
+
+def _register_flash() -> None:
+    """Makes FLASH_NAME an attn_implementation of transformers' models, for which transformers calls flash-attn's functions."""
+    try:
+        from transformers import AttentionMaskInterface, modeling_flash_attention_utils
+        from transformers.integrations.flash_attention import flash_attention_forward
+        from transformers.masking_utils import flash_attention_mask
+
+        theirs = modeling_flash_attention_utils._lazy_imports
+        padding = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+        modeling_flash_attention_utils._flash_with_kvcache_fn  # noqa: B018
+    except (ImportError, AttributeError):  # before transformers 5
+        return
+    ours = flash_attn_interface
+    functions = (ours.flash_attn_func, ours.flash_attn_varlen_func, ours.flash_attn_with_kvcache, *padding)
+
+    def lazy_imports(implementation: str | None, *arguments: Any, **settings: Any) -> Any:
+        """The functions of an implementation of flash-attn: transformers asks here for them by its name."""
+        return functions if implementation == FLASH_NAME else theirs(implementation, *arguments, **settings)
+
+    modeling_flash_attention_utils._lazy_imports = lazy_imports
+    AttentionInterface.register(FLASH_NAME, flash_attention_forward)
+    AttentionMaskInterface.register(FLASH_NAME, flash_attention_mask)
+
+
 register()
+_register_flash()

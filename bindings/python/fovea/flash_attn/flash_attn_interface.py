@@ -263,7 +263,7 @@ def flash_attn_with_kvcache(
     k, v: (batch, seqlen_new, nheads_k, headdim): new keys and values; the call writes them into the cache behind cache_seqlens
         and attends over them, too.
     cache_seqlens: an int or (batch) int32: how many rows of the cache are in use before the call.
-    cache_batch_idx: (batch): the row of the cache of each sequence; on a GPU the call copies these rows.
+    cache_batch_idx: (batch): the row of the cache of each sequence.
     cache_leftpad: (batch) int32: rows in front of the first key of each sequence.
     block_table: (batch, most_pages) int32: k_cache and v_cache are pages (pages, page_size, nheads_k, headdim) of any size.
     rotary_cos, rotary_sin: (positions, rotary_dim / 2): rotate k by its positions; q by its positions under causal or a window,
@@ -273,10 +273,18 @@ def flash_attn_with_kvcache(
     Returns out (batch, seqlen_q, nheads, headdim), or (out, softmax_lse (batch, nheads, seqlen_q)).
     """
     return _flash_cache.attend(
-        _flash_cache.Queries(q),
-        _flash_cache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table),
-        _flash_cache.New(k, v),
-        _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved),
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        rotary_interleaved,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        block_table,
         softmax_scale,
         causal,
         window_size,

@@ -29,6 +29,7 @@ _FLOAT32 = torch.float32
 # sends the call to the general path.
 CHECKS = (_is_grad_enabled, _functorch_active, _dispatch_modes, torch._C._is_any_autocast_enabled)
 CHECKS_WITHOUT_AUTOCAST = CHECKS[:3]
+CHECKS_WITHOUT_GRADIENTS = (lambda: False, *CHECKS[1:3])
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -290,6 +291,13 @@ def attend_options(
             return made
     o, lse = attend_checked(q, k, v, options, need_lse=return_lse, draw_seed=draw_seed)
     return (o, lse) if return_lse else o
+
+
+def append_now(
+    q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict[str, Any]
+) -> Any:
+    """attend_options with new rows of the cache k, v among the options; None where it is not for the compiled part."""
+    return None if _dynamo_compiling() else _attend_now(q, k, v, return_lse, False, CHECKS, options)
 
 
 @takes_options

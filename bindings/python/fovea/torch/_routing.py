@@ -87,7 +87,7 @@ def _settings(
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "max_seqlen_q": max_q if packed else 0,
-        "max_seqlen_k": max_k if packed else 0,
+        "max_seqlen_k": max_k if packed and cu_seqlens_k is not None else 0,
     }
 
 
@@ -115,6 +115,7 @@ def _flash_forward(
     window_size_right: int | None = None,
     seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
     out: Tensor | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, ...]:
@@ -124,14 +125,22 @@ def _flash_forward(
             f"fovea: got {given or 'return_debug_mask=True'}, which Fovea lacks; leave it out, or call "
             "torch.nn.attention.restore_flash_attention_impl()"
         )
+    if block_table is not None:
+        cum_seq_k = None  # the pages of each sequence tell where its keys are
     settings = _settings(scale, is_causal, dropout_p, window_size_left, window_size_right, cum_seq_q, cum_seq_k, max_q, max_k)
+    settings |= {"seqused_k": seqused_k, "page_table": block_table, "alibi": alibi_slopes}
     seed = _ops.draw_seed() if dropout_p > 0 else 0
     query, key, value = (_ops.contiguous_rows(x) for x in (query, key, value))
     o = _attend.new_output(query, value) if out is None else out
     lse = _attend.new_lse(query)
-    _core.forward(q=query, k=key, v=value, o=o, lse=lse, seed=seed, seqused_k=seqused_k, alibi=alibi_slopes, **settings)
+    _core.forward(q=query, k=key, v=value, o=o, lse=lse, seed=seed, **settings)
     rng_state = torch.tensor([seed, 0], dtype=torch.int64).view(torch.uint64)
     return o, lse, rng_state, torch.zeros((), dtype=torch.uint64), query.new_empty(0)
+
+
+def _flash_forward_into(out: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+    """_flash_forward whose result goes into `out`; returns lse. PyTorch 2.12 and newer call it without gradients."""
+    return _flash_forward(*arguments, out=out, **settings)[1]
 
 
 def _flash_backward(
@@ -282,13 +291,18 @@ class _Handle:
         library = torch.library.Library("aten", "IMPL")
         for name, function, key in (
             ("_flash_attention_forward", _flash_forward, "CUDA"),
+            ("_flash_attention_forward", _flash_forward, "CPU"),
+            ("_flash_attention_forward_no_dropout_inplace", _flash_forward_into, "CUDA"),
+            ("_flash_attention_forward_no_dropout_inplace", _flash_forward_into, "CPU"),
             ("_flash_attention_backward", _flash_backward, "CUDA"),
+            ("_flash_attention_backward", _flash_backward, "CPU"),
             ("_scaled_dot_product_flash_attention", _sdpa_flash_forward, "CUDA"),
             ("_scaled_dot_product_flash_attention_backward", _sdpa_flash_backward, "CUDA"),
             ("_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU"),
             ("_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU"),
         ):
-            library.impl(name, function, key, allow_override=True)
+            if hasattr(torch.ops.aten, name):
+                library.impl(name, function, key, allow_override=True)
         self._library: torch.library.Library | None = library
 
     def remove(self) -> None:
@@ -301,7 +315,8 @@ def register_flash_attention_impl() -> None:
     """Adds "fovea" to PyTorch's registry of flash-attention implementations (PyTorch 2.11 and newer).
 
     Afterwards torch.nn.attention.activate_flash_attention_impl("fovea") computes what PyTorch gives to its
-    flash-attention operators, on CUDA and on the CPU, by Fovea, and restore_flash_attention_impl() ends that. What PyTorch
+    flash-attention operators, on CUDA and on the CPU, by Fovea, and restore_flash_attention_impl() ends that. Among them is
+    torch.nn.attention.varlen.varlen_attn, which the CPU has by Fovea alone. What PyTorch
     decides before (masks on CUDA, float32 on CUDA) does not get there; replace_sdpa takes every call.
 
     Raises RuntimeError where this PyTorch has no registry.

@@ -1,0 +1,241 @@
+"""Calls of fovea.flash_attn_interface as vLLM, SGLang and transformers make them: the effect of every keyword, or a clear error."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fovea.flash_attn as fa2  # noqa: E402
+import fovea.flash_attn_interface as fa3  # noqa: E402
+import plain  # noqa: E402
+
+HEADS, KEY_HEADS, SIZE, PAGE = 4, 2, 16, 8
+QUERIES, KEYS = (3, 1, 5), (13, 9, 5)
+
+
+def ints(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+class Batch:
+    """Packed queries of three sequences over a cache in pages, whose spare rows and pages hold NaN."""
+
+    def __init__(self, device, dtype=torch.float32):
+        self.device = device
+        self.q = torch.randn(sum(QUERIES) + 2, HEADS, SIZE, device=device).to(dtype)  # two rows that belong to nobody
+        rows = [[torch.randn(n, KEY_HEADS, SIZE, device=device).to(dtype) for n in KEYS] for _ in range(2)]
+        self.keys, self.values = rows
+        self.table = ints([[4, 1], [0, 5], [2, -7]], device)
+        self.pools = [torch.full((7, PAGE, KEY_HEADS, SIZE), float("nan"), device=device, dtype=dtype) for _ in range(2)]
+        for pool, sequences in zip(self.pools, rows, strict=True):
+            for b, sequence in enumerate(sequences):
+                for i, row in enumerate(sequence):
+                    pool[int(self.table[b, i // PAGE]), i % PAGE] = row
+        self.starts = ints([0, 3, 4, 9], device)
+        self.used = ints(KEYS, device)
+
+    def varlen(self, **more):
+        """As vLLM calls it, with all its keywords."""
+        arguments = {
+            "q": self.q,
+            "k": self.pools[0],
+            "v": self.pools[1],
+            "out": torch.full_like(self.q, float("nan")),
+            "cu_seqlens_q": self.starts,
+            "max_seqlen_q": max(QUERIES),
+            "seqused_k": self.used,
+            "max_seqlen_k": max(KEYS),
+            "softmax_scale": 0.3,
+            "causal": True,
+            "alibi_slopes": None,
+            "window_size": [-1, -1],
+            "block_table": self.table,
+            "softcap": 0,
+            "scheduler_metadata": None,
+            "fa_version": 3,
+            "q_descale": None,
+            "k_descale": None,
+            "v_descale": None,
+            "num_splits": 0,
+            "s_aux": None,
+        }
+        return fa3.flash_attn_varlen_func(**(arguments | more))
+
+    def kvcache(self, **more):
+        """As SGLang calls it, with all its keywords."""
+        arguments = {
+            "q": self.q,
+            "k_cache": self.pools[0],
+            "v_cache": self.pools[1],
+            "page_table": self.table,
+            "cache_seqlens": self.used,
+            "cu_seqlens_q": self.starts,
+            "cu_seqlens_k_new": ints([0, 13, 22, 27], self.device),  # without k and v it means nothing
+            "max_seqlen_q": max(QUERIES),
+            "softmax_scale": 0.3,
+            "causal": True,
+            "window_size": (-1, -1),
+            "softcap": 0.0,
+            "k_descale": None,
+            "v_descale": None,
+            "return_softmax_lse": False,
+            "num_splits": 0,
+            "ver": 3,
+        }
+        return fa3.flash_attn_with_kvcache(**(arguments | more))
+
+    def expected(self, **settings):
+        """(o, lse) of the rows that take part."""
+        found = []
+        for b, (first, n) in enumerate(zip((0, 3, 4), QUERIES, strict=True)):
+            alone = {"scale": 0.3, "causal": True} | settings
+            if "alibi" in alone and alone["alibi"].ndim == 2:
+                alone["alibi"] = alone["alibi"][b]
+            found.append(plain.attention(self.q[None, first : first + n], self.keys[b][None], self.values[b][None], **alone))
+        return torch.cat([o[0] for o, _ in found]), torch.cat([lse[0] for _, lse in found], -1)
+
+    def check(self, o, **settings):
+        expected = self.expected(**settings)[0]
+        plain.assert_close(o[: len(expected)], expected, self.q.dtype)
+        assert not o[len(expected) :].any()
+
+
+CALLS = pytest.mark.parametrize("call", ["varlen", "kvcache"])
+
+
+@CALLS
+@pytest.mark.parametrize(
+    "keywords, settings",
+    [
+        ({}, {}),
+        ({"softmax_scale": None}, {"scale": None}),
+        ({"causal": False}, {"causal": False}),
+        ({"window_size": [4, 0]}, {"window": (4, 0)}),
+        ({"window_size": None}, {}),
+        ({"softcap": 2.0}, {"softcap": 2.0}),
+        ({"fa_version": 2}, {}),
+        ({"ver": 4}, {}),
+        ({"scheduler_metadata": torch.zeros(5, dtype=torch.int32)}, {}),
+        ({"num_splits": 3}, {}),
+    ],
+    ids=str,
+)
+def test_numbers(call, keywords, settings, device):
+    batch = Batch(device)
+    if call == "kvcache" and "fa_version" in keywords:
+        pytest.skip("an argument of the other function")
+    batch.check(getattr(batch, call)(**keywords), **settings)
+
+
+@CALLS
+def test_out_gets_the_result(call, device):
+    batch = Batch(device)
+    out = torch.full_like(batch.q, float("nan"))
+    assert getattr(batch, call)(out=out) is out
+    batch.check(out)
+
+
+@CALLS
+@pytest.mark.parametrize("name", ["s_aux", "sinks"])
+def test_sinks_by_both_names(call, name, device):
+    batch = Batch(device, torch.bfloat16)
+    sinks = torch.randn(HEADS, device=device, dtype=torch.bfloat16)
+    batch.check(getattr(batch, call)(**{name: sinks}), sink=sinks)
+    with pytest.raises(ValueError, match="s_aux, sinks: got both"):
+        getattr(batch, call)(s_aux=sinks, sinks=sinks)
+
+
+def test_slopes(device):
+    batch = Batch(device)
+    slopes = torch.rand(3, HEADS, device=device)
+    batch.check(batch.varlen(alibi_slopes=slopes), alibi=slopes)
+    batch.check(batch.varlen(alibi_slopes=slopes[0]), alibi=slopes[0])
+
+
+@CALLS
+def test_log_sum_exp(call, device):
+    batch = Batch(device)
+    o, lse = getattr(batch, call)(return_softmax_lse=True)
+    batch.check(o)
+    expected = batch.expected()[1]
+    plain.assert_close(lse[:, : expected.shape[1]], expected)
+    if call == "varlen":
+        assert torch.equal(batch.varlen(return_attn_probs=True)[1], lse)
+
+
+@CALLS
+def test_factors_beside_16_bits_mean_nothing(call, device):
+    """vLLM gives them with every cache."""
+    batch = Batch(device, torch.float16)
+    factors = torch.full((1, 1), 7.0, device=device).expand(3, KEY_HEADS)
+    batch.check(getattr(batch, call)(q_descale=factors, k_descale=factors, v_descale=factors))
+
+
+@CALLS
+def test_factors_of_8_bits(call, device):
+    batch = Batch(device, torch.bfloat16)
+    factors = [torch.rand(3, KEY_HEADS, device=device) + 0.5 for _ in range(2)]
+    for pool, sequences, factor in zip(batch.pools, (batch.keys, batch.values), factors, strict=True):
+        pool.copy_(pool.to(torch.float8_e4m3fn))
+        for b in range(3):
+            sequences[b] = sequences[b].to(torch.float8_e4m3fn).double() * factor[b, :, None]
+    batch.pools = [pool.to(torch.float8_e4m3fn) for pool in batch.pools]
+    batch.check(getattr(batch, call)(k_descale=factors[0], v_descale=factors[1]))
+
+
+def test_a_step_of_decoding_as_transformers_calls_it(device):
+    """(tokens, 1, heads, size) with new rows, a table with -1, and sinks by the name that transformers looks for."""
+    batch = Batch(device)
+    q, k, v = (torch.randn(3, 1, heads, SIZE, device=device) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    table, used, sinks = ints([[4, 1], [0, 5], [2, 3]], device), ints([12, 8, 4], device), torch.randn(HEADS, device=device)
+    o = fa3.flash_attn_with_kvcache(
+        q, *batch.pools, k, v, causal=True, softmax_scale=0.3, page_table=table, cache_seqlens=used, s_aux=sinks
+    )
+    for b, n in enumerate(used.tolist()):
+        keys, values = (torch.cat([x[b][:n], new[b]])[None] for x, new in ((batch.keys, k), (batch.values, v)))
+        plain.assert_close(o[b], plain.attention(q[b][None], keys, values, scale=0.3, sink=sinks)[0][0])
+        for pool, new in zip(batch.pools, (k, v), strict=True):
+            assert torch.equal(pool[int(table[b, n // PAGE]), n % PAGE], new[b, 0])
+
+
+def test_tables_and_lengths_of_other_types(device):
+    """What the compiled part does not take is converted, with the same result."""
+    batch = Batch(device)
+    expected = batch.kvcache()
+    assert torch.equal(batch.kvcache(cache_seqlens=batch.used.long(), page_table=batch.table.long()), expected)
+    wide = torch.zeros(3, 5, dtype=torch.int32, device=device)[:, ::2][:, :2].copy_(batch.table)
+    assert torch.equal(batch.kvcache(page_table=wide), expected)
+    q = torch.randn(3, 1, HEADS, SIZE, device=device)
+    with_tensor = fa2.flash_attn_with_kvcache(q, *batch.pools, cache_seqlens=ints([4, 4, 4], device), block_table=batch.table)
+    assert torch.equal(fa2.flash_attn_with_kvcache(q, *batch.pools, cache_seqlens=4, block_table=batch.table), with_tensor)
+
+
+@CALLS
+def test_what_is_not_there(call, device):
+    batch = Batch(device)
+    run = getattr(batch, call)
+    with pytest.raises(NotImplementedError, match="attention_chunk"):
+        run(attention_chunk=4)
+    with pytest.raises(NotImplementedError, match="q_descale"):
+        run(q=batch.q.to(torch.float8_e4m3fn), q_descale=torch.ones(3, KEY_HEADS, device=device))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cp_world_size'"):
+        run(cp_world_size=2)
+    if call == "varlen":
+        with pytest.raises(ValueError, match="seqused_k: got None beside a table of pages"):
+            run(seqused_k=None)
+    with pytest.raises(ValueError, match="sink: got"):
+        run(sinks=torch.zeros(HEADS + 1, device=device))
+
+
+def test_sinks_of_dense_and_packed_keys_have_gradients(device):
+    """flash_attn_func and flash_attn_varlen_func, in training."""
+    q, k, v = (torch.randn(2, 6, heads, SIZE, device=device) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    sinks = torch.randn(HEADS, device=device, requires_grad=True)
+    starts = ints([0, 6, 12], device)
+    weight = torch.randn_like(q)
+    dense = fa3.flash_attn_func(q, k, v, causal=True, s_aux=sinks)
+    plain.assert_close(dense, plain.attention(q, k, v, causal=True, sink=sinks)[0])
+    packed = fa3.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), starts, starts, 6, 6, causal=True, s_aux=sinks)
+    plain.assert_close(packed.view_as(dense), dense)
+    first, second = (torch.autograd.grad(o, sinks, weight.view_as(o))[0] for o in (dense, packed))
+    plain.assert_close(first, second)
+    assert bool(first.abs().min() > 0)
