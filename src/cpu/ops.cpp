@@ -56,8 +56,19 @@ constexpr Ops make_ops(const char* name) {
   return ops;
 }
 
-const Ops* float_table(const char* name) {
-  static const Ops kOps = make_ops<FloatWords, false>(name);
+// Tables are constants: code that fills one takes instructions of its target, and every processor asks for every table.
+const Ops* float_table() {
+#if HWY_TARGET == HWY_AVX3
+  static constexpr Ops kOps = make_ops<FloatWords, false>("avx512");
+#elif HWY_TARGET == HWY_AVX2
+  static constexpr Ops kOps = make_ops<FloatWords, false>("avx2");
+#else
+  static constexpr Ops kOps = make_ops<FloatWords, false>("neon");
+#endif
+  return &kOps;
+}
+const Ops* generic_table() {
+  static constexpr Ops kOps = make_ops<FloatWords, false>("generic");
   return &kOps;
 }
 
@@ -77,10 +88,10 @@ namespace fovea::cpu {
 
 #if HWY_ARCH_X86
 const Ops* avx2_ops() {
-  return N_AVX2::float_table("avx2");
+  return N_AVX2::float_table();
 }
 const Ops* avx512_ops() {
-  return N_AVX3::float_table("avx512");
+  return N_AVX3::float_table();
 }
 const Ops* avx512_bf16_ops() {
   return N_AVX3::bf16_table();
@@ -89,7 +100,7 @@ const Ops* neon_ops() {
   return nullptr;
 }
 const Ops* generic_ops() {
-  return HWY_STATIC_DISPATCH(float_table)("generic");
+  return HWY_STATIC_DISPATCH(generic_table)();
 }
 #else
 const Ops* avx2_ops() {
@@ -106,7 +117,7 @@ const Ops* amx_bf16_ops() {
 }
 #if HWY_ARCH_ARM
 const Ops* neon_ops() {
-  return HWY_STATIC_DISPATCH(float_table)("neon");
+  return HWY_STATIC_DISPATCH(float_table)();
 }
 const Ops* generic_ops() {
   return nullptr;
@@ -116,7 +127,7 @@ const Ops* neon_ops() {
   return nullptr;
 }
 const Ops* generic_ops() {
-  return HWY_STATIC_DISPATCH(float_table)("generic");
+  return HWY_STATIC_DISPATCH(generic_table)();
 }
 #endif
 #endif
