@@ -75,11 +75,12 @@ struct Problem {
   Tensor keys{};                                    ///< a list of keys for each query
   Tensor page_table{}, cache_batch{}, leftpad_k{};  ///< key-value caches
   Tensor k_descale{}, v_descale{};                  ///< of keys and values of 8 bits
+  Tensor qv{};                                      ///< queries that meet the values
   Tensor k_new{}, v_new{}, cu_seqlens_k_new{};      ///< rows that are appended to k and v
   Tensor rotary_cos{}, rotary_sin{}, rotary_positions{};
   bool rotary_interleaved = false;  ///< elements 2j and 2j + 1 are a pair, else j and j + R/2
 
-  double scale = 0;  ///< 0: 1/sqrt(head size)
+  double scale = 0;  ///< 0: 1/sqrt(head size), with qv of the sum of both head sizes
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  ///< -1: unlimited
   double softcap = 0;                           ///< 0: none
@@ -277,6 +278,7 @@ struct Buffers {
   const void* keys = nullptr;
   const void *page_table = nullptr, *cache_batch = nullptr, *leftpad_k = nullptr;
   const void *k_descale = nullptr, *v_descale = nullptr;
+  const void* qv = nullptr;
   const void *k_new = nullptr, *v_new = nullptr, *cu_seqlens_k_new = nullptr;
   const void *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_positions = nullptr;
   /// In the order of Problem::all_named().

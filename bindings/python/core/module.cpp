@@ -133,7 +133,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     for (const Array& given : request.arrays) {
       if (given.present() && given.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
     }
-    for (const Tensor each : {Tensor::bias, Tensor::sink}) {
+    for (const Tensor each : {Tensor::bias, Tensor::sink, Tensor::qv}) {
       if (checks.forbid(request.at(each).object())) Py_RETURN_NONE;
     }
     if (!request.is_traced) Py_RETURN_NONE;

@@ -10,7 +10,8 @@ Common to all:
     deterministic: the backward gives the same bits each time.
     return_attn_probs: returns (out, softmax_lse), lse (batch, nheads, seqlen_q) float32, packed (nheads, total_q).
     num_splits, pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
-    qv, q_descale, k_descale, v_descale, attention_chunk: refused when given.
+    qv: as q with headdim_v: scores are softmax_scale (q k^T + qv v^T), softmax_scale None 1/sqrt(headdim + headdim_v); no gradients.
+    q_descale, attention_chunk: refused when given; k_descale, v_descale, too, where a function does not name them.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
 Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have.
@@ -49,13 +50,13 @@ def flash_attn_func(
     """Attention over q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim) and v (batch, seqlen_k,
     nheads_k, headdim_v), where nheads is a multiple of nheads_k. Returns out (batch, seqlen_q, nheads, headdim_v)."""
     _flash.refuse(
-        qv=qv,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
-    o, lse = _flash.dense(q, k, v, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
+    settings = (softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
+    o, lse = _flash.dense(q, k, v, *settings) if qv is None else _flash.general(q, k, v, *settings, qv=qv)
     return (o, lse) if return_attn_probs else o
 
 
@@ -144,7 +145,6 @@ def flash_attn_varlen_func(
     (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux (nheads): a logit of each head that takes part in the softmax and
     has no value. k_descale, v_descale (batch, nheads_k): what the elements of k and v of float8_e4m3fn are multiplied by. fa_version is taken and ignored."""
     _flash.refuse(
-        qv=qv,
         q_descale=q_descale,
         attention_chunk=attention_chunk or None,
     )
@@ -161,6 +161,7 @@ def flash_attn_varlen_func(
         seqused_q=seqused_q,
         k_descale=k_descale,
         v_descale=v_descale,
+        qv=qv,
         sink=None if s_aux is None else s_aux.float(),
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
@@ -227,12 +228,11 @@ def flash_attn_with_kvcache(
     cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
     (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
     cache_seqlens. sinks (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result. k_cache and v_cache may be
-    float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and divide k and v.
+    float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and divide k and v. qv is not rotated.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
     _flash.refuse(
-        qv=qv,
         q_descale=q_descale,
         attention_chunk=attention_chunk or None,
     )
@@ -247,6 +247,7 @@ def flash_attn_with_kvcache(
         softcap,
         return_softmax_lse,
         out,
+        qv=qv,
         sink=None if sinks is None else sinks.float(),
     )
 
