@@ -288,6 +288,22 @@ struct Buffers {
   void* stream = nullptr;  ///< CUDA: a cudaStream_t of the plan's device; null is the default stream
 };
 
+/// The pointers of a problem's tensors.
+inline Buffers buffers_of(const Problem& problem) {
+  Buffers buffers;
+#define FOVEA_BUFFER(field, Name, forward, backward, meaning) buffers.field = problem.field.data();
+  FOVEA_TENSORS(FOVEA_BUFFER)
+#undef FOVEA_BUFFER
+  const std::vector<NamedTensor> named = problem.all_named();
+  for (size_t i = 0; i < named.size() && i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+    buffers.named[i] = named[i].tensor.data();
+    buffers.named_gradients[i] = named[i].gradient.data();
+  }
+  buffers.seed = problem.seed;
+  buffers.offset = problem.offset;
+  return buffers;
+}
+
 /// A validated problem and the backend that will do it. Immutable: any number of threads may run one plan at
 /// the same time, each with a workspace of its own.
 class Plan {
@@ -472,4 +488,5 @@ inline std::vector<BackendInfo> backends() {
 }  // namespace v0
 }  // namespace fovea
 
+#include "fovea/cascade.hpp"
 #include "fovea/score.hpp"

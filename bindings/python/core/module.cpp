@@ -397,7 +397,7 @@ PyMethodDef methods[] = {
      "library "
      "whose arrays are made here, or a check forbids it. heads_first: (batch, heads, seqlen, size). checks: "
      "None, "
-     "or a tuple of functions: whether gradients are recorded (q, k, v, bias or sink with requires_grad "
+     "or a tuple of functions: whether gradients are recorded (q, k, v, bias, sink or qv with requires_grad "
      "forbid it "
      "then), and others that forbid it where they give true. options: arguments of forward."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,
