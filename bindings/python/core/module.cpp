@@ -153,9 +153,9 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     // Packed queries may attend to keys of a cache, which are not packed.
     const bool caches = packed && rank_k == 4 && request.at(Tensor::cu_seqlens_q).present();
     if ((rank != 4 && !packed) || (rank_k != rank && !caches) || v.tensor().ndim != rank_k) Py_RETURN_NONE;
-    if (!has_contiguous_rows(q.tensor()) || !has_contiguous_rows(k.tensor()) ||
-        !has_contiguous_rows(v.tensor())) {
-      Py_RETURN_NONE;
+    for (const Tensor each : {Tensor::q, Tensor::k, Tensor::v, Tensor::qv}) {
+      if (const Array& rows = request.at(each); rows.present() && !has_contiguous_rows(rows.tensor()))
+        Py_RETURN_NONE;
     }
     Ref o = new_output(given_q, type, q.tensor(), v.tensor());
     array(Tensor::o).describe(o.get(), "o", true);
