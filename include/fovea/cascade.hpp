@@ -90,6 +90,14 @@ class Cascade {
              "queries "
              "are packed; drop the batch dimension");
     }
+    const auto same = [](fovea_dtype a, fovea_dtype b) { return a.code == b.code && a.bits == b.bits; };
+    const fovea_dtype type = into.o.dtype();
+    if ((!same(type, dtype_of<float>()) && !same(type, dtype_of<f16>()) && !same(type, dtype_of<bf16>())) ||
+        (into.lse && !same(into.lse.dtype(), dtype_of<float>()))) {
+      refuse("into",
+             "another type, expected o of float32, float16 or bfloat16 and lse of float32; convert it behind "
+             "the call");
+    }
     if (into.o.read_only() || into.lse.read_only())
       refuse("into", "a pointer to const, expected memory to write; it is an output");
     if (into.lse && (into.lse.shape()[0] != into.o.shape()[1] || into.lse.shape()[1] != into.o.shape()[0]))

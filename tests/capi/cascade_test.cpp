@@ -289,6 +289,9 @@ TEST_F(Cascades, SayWhatIsWrong) {
   EXPECT_NE(
       message(problems(), {into().o, {lse_.data(), {total_, kHeads}}}).find("into: got lse of another shape"),
       std::string::npos);
+  std::vector<double> wide(o_.size());
+  EXPECT_NE(message(problems(), {{wide.data(), {total_, kHeads, kSizeV}}, {}}).find("into: got another type"),
+            std::string::npos);
   levels = problems();
   levels[1].q = {q_.data(), {1, kHeads, kSize}};
   EXPECT_NE(message(levels, into()).find("cu_seqlens_q: got last element 2, expected at most 1"),
