@@ -64,6 +64,8 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.v = pool(s.v());
       problem.page_table = described(ElementType::i32, table);
       problem.seqused_k = described(ElementType::i32, per_sequence);
+    } else if (name == "qv") {
+      problem.qv = described(s.type, s.o());
     } else if (name == "leftpad") {
       problem.leftpad_k = described(ElementType::i32, per_sequence);
     } else if (name == "append" || name == "rotary") {
@@ -101,7 +103,7 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
     } else {
       throw Failure(Exit::usage, "--with: got '" + name +
                                      "', expected names out of bias, dbias, mask, block_mask, alibi, sink, "
-                                     "keys, seqused, pages, leftpad, append, rotary, packed");
+                                     "keys, seqused, pages, qv, leftpad, append, rotary, packed");
     }
   }
 }
@@ -319,11 +321,12 @@ void add_explain(CLI::App& program, Action& action) {
   options->terms.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
   command
-      ->add_option("--with", options->with,
-                   "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, keys (lists "
-                   "of 512), seqused, "
-                   "pages (of 64 keys), leftpad, append (a row of k and v for each query), rotary (append, "
-                   "and rotate), packed")
+      ->add_option(
+          "--with", options->with,
+          "Optional tensors of the problem: bias, dbias, mask, block_mask, alibi, sink, keys (lists "
+          "of 512), seqused, "
+          "pages (of 64 keys), qv, leftpad, append (a row of k and v for each query), rotary (append, "
+          "and rotate), packed")
       ->delimiter(',')
       ->type_name("NAME,...")
       ->group("Terms of the score");

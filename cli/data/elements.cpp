@@ -92,20 +92,6 @@ Tensor view(const Array& array, std::span<const int64_t> shape) {
   return Tensor(const_cast<std::byte*>(array.bytes.data()), verify::dtype_of(type_of(array.type)), shape);
 }
 
-Buffers buffers_of(const Problem& problem) {
-  Buffers buffers;
-#define FOVEA_BUFFER(field, Name, forward, backward, meaning) buffers.field = problem.field.data();
-  FOVEA_TENSORS(FOVEA_BUFFER)
-#undef FOVEA_BUFFER
-  const std::vector<NamedTensor> named = problem.all_named();
-  for (size_t i = 0; i < named.size() && i < FOVEA_MAX_NAMED_TENSORS; ++i) {
-    buffers.named[i] = named[i].tensor.data();
-    buffers.named_gradients[i] = named[i].gradient.data();
-  }
-  buffers.seed = problem.seed;
-  return buffers;
-}
-
 Array converted(Array array, ElementType type) {
   if (array.type == type) return array;
   if (!is_real(type)) throw std::invalid_argument("converted: to a type that is not real");

@@ -28,9 +28,6 @@ double unit_roundoff(ElementType type);
 Tensor view(const Array& array);
 Tensor view(const Array& array, std::span<const int64_t> shape);
 
-/// The pointers of a problem, for a run of its plan.
-Buffers buffers_of(const Problem& problem);
-
 /// An array of a real type in another, each element rounded once, to nearest, ties to even. Moves the array
 /// through when it has the type already.
 Array converted(Array array, ElementType type);

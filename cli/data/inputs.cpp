@@ -72,6 +72,7 @@ std::vector<int64_t> full_rank(std::span<const int64_t> shape, size_t rank = 4) 
 }
 
 enum class Kind {
+  queries,  ///< rows like those of q, in its type
   lengths,  ///< int32 in the library, int64 in files as well
   bias,     ///< one value a pair of query and key, in the type of q or float32
   mask,     ///< one bool a pair, or a pair of blocks
@@ -89,6 +90,7 @@ struct OptionalInput {
 };
 
 constexpr OptionalInput kOptionalInputs[] = {
+    {"qv", &InputFiles::qv, &Inputs::qv, Kind::queries},
     {"bias", &InputFiles::bias, &Inputs::bias, Kind::bias},
     {"mask", &InputFiles::mask, &Inputs::mask, Kind::mask},
     {"block_mask", &InputFiles::block_mask, &Inputs::block_mask, Kind::mask},
@@ -138,7 +140,7 @@ void read_together(const InputFiles& files, bool with_values, Inputs& in) {
   for (const std::string& name : names) in.sources[name] = full_reference(name, files.input);
 }
 
-/// Checks q, k or v, and converts it to --dtype.
+/// Checks q, k, v or qv, and converts it to --dtype.
 void prepare(const char* tensor, Array& array, const std::string& dtype, const Inputs& in) {
   if (!is_real(array.type)) refuse(tensor, array, in, kRealTypes);
   const size_t most = in.packed() ? 3 : 4;
@@ -190,10 +192,14 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
   add("--q", q, "Queries: (seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d)", kInputs);
   add("--k", k, "Keys, of the same number of dimensions", kInputs);
   if (with_values) add("--v", v, "Values, of the same number of dimensions", kInputs);
+  if (with_values) {
+    add("--qv", qv, "Queries of the values, as q with the head size of v: scores get scale qv v^T, too",
+        kInputs);
+  }
   if (with_dtype) {
     command
         .add_option("--dtype", dtype,
-                    "Convert q, k, v to this type first: float32, float16, bfloat16, float64")
+                    "Convert q, k, v and qv to this type first: float32, float16, bfloat16, float64")
         ->type_name("TYPE")
         ->group(kInputs);
   }
@@ -288,7 +294,13 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
   prepare("k", in.k, files.dtype, in);
   if (in.v) prepare("v", *in.v, files.dtype, in);
   for (const OptionalInput& what : kOptionalInputs) {
-    if (std::optional<Array>& array = in.*what.array) prepare(what, *array, in);
+    std::optional<Array>& array = in.*what.array;
+    if (!array) continue;
+    if (what.kind == Kind::queries) {
+      prepare(what.tensor, *array, files.dtype, in);
+    } else {
+      prepare(what, *array, in);
+    }
   }
   return in;
 }
@@ -309,6 +321,7 @@ Problem Inputs::problem() const {
   problem.q = view(q, full_shape(q.shape, packed()));
   problem.k = view(k, full_shape(k.shape, packed()));
   if (v) problem.v = view(*v, full_shape(v->shape, packed()));
+  if (qv) problem.qv = view(*qv, full_shape(qv->shape, packed()));
   if (bias) problem.bias = view(*bias, full_rank(bias->shape));
   if (mask) problem.mask = view(*mask, full_rank(mask->shape));
   if (block_mask) problem.block_mask = view(*block_mask, full_rank(block_mask->shape));

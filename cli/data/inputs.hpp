@@ -18,7 +18,7 @@ namespace fovea::cli {
 /// Where arrays come from. An array is named as FILE.npy, FILE.safetensors (then the tensor that the option
 /// is named after) or FILE.safetensors:NAME.
 struct InputFiles {
-  std::string input, q, k, v;
+  std::string input, q, k, v, qv;
   std::string bias, mask, block_mask, alibi, sink;
   std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   std::string keys;
@@ -41,7 +41,7 @@ std::string full_reference(const std::string& tensor, const std::string& referen
 /// What was read. q, k, v keep the rank that they came with.
 struct Inputs {
   Array q, k;
-  std::optional<Array> v;
+  std::optional<Array> v, qv;
   std::optional<Array> bias, mask, block_mask, alibi, sink;
   std::optional<Array> cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   std::optional<Array> keys;

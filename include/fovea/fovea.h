@@ -122,6 +122,9 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * h stands for x * k_descale[b][h], or x * v_descale[b][h]; rows of k_new and v_new are divided by these and rounded to the nearest,
  * at most 448 in size. CPUs check that the factors are finite and above 0; GPUs take them as they are.
  *
+ * Queries of values (forward only): with `qv` the values are a part of the keys, as in the latent attention of DeepSeek: the product
+ * of a pair is dot(q_i, k_j) + dot(qv_i, v_j), v_j times v_descale where it is of 8 bits. The caller need not hold rows [k | v].
+ *
  * Appending: with `k_new` and `v_new` the run first writes their rows to k and v, which are outputs then: row i of sequence b
  * becomes row seqused_k[b] + i of its keys, and the sequence has seqused_k[b] + Snew of them (seqused_k, which is needed, holds
  * the lengths before, and stays as it is). Rows that do not fit are an error that writes nothing on CPUs; GPUs leave them out.
@@ -133,7 +136,7 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * keys, else all queries of a sequence at that of i = 0. Positions behind the table are an error on CPUs, NaN on GPUs.
  *
  * Score of query i and key j of one sequence (lengths sq, sk):
- *   s = scale * dot(q_i, k_j);  s = softcap * tanh(s / softcap) when softcap > 0;
+ *   s = scale * dot(q_i, k_j), with qv scale * (dot(q_i, k_j) + dot(qv_i, v_j));  s = softcap * tanh(s / softcap) when softcap > 0;
  *   s += -slope * |i + sk - sq - j| (ALiBi);  s += bias[i][j];  masked keys are left out;  a sink adds
  * exp(sink) to the denominator. Row without any key: o = 0, lse = -inf (the sink when there is one),
  * gradients 0.
@@ -196,7 +199,7 @@ typedef struct fovea_problem {
   const fovea_tensor* seqused_k; /* (B) int32 */
   const fovea_tensor* rng_state; /* (2) int64: seed, offset; the forward writes it, the backward reads it */
 
-  double scale;                       /* 0 = 1/sqrt(D); may be negative */
+  double scale;                       /* 0 = 1/sqrt(D), with qv 1/sqrt(D + Dv); may be negative */
   int32_t causal;                     /* key j is seen by query i when j <= i + sk - sq */
   int64_t window_left;                /* -1 = unlimited; W keeps i + sk - sq - W <= j */
   int64_t window_right;               /* -1 = unlimited; W keeps j <= i + sk - sq + W */
@@ -234,6 +237,8 @@ typedef struct fovea_problem {
   const fovea_tensor*
       k_descale; /* (B|1, Hkv|1) float32, above 0: what the elements of k are multiplied by; NULL: 1 */
   const fovea_tensor* v_descale; /* the same for v */
+
+  const fovea_tensor* qv; /* (B, Sq, Hq, Dv), the type of q; packed as q: queries that meet the values */
 } fovea_problem;
 
 /* What a pass does with a tensor. A forward with k_new writes k and v, too. */
@@ -272,7 +277,8 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads")  \
   X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence") \
   X(k_descale, KDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of k")               \
-  X(v_descale, VDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of v")
+  X(v_descale, VDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of v")               \
+  X(qv, QV, FOVEA_READ, FOVEA_ABSENT, "queries that meet the values")
 /* What appending reads, before attention; attention itself knows nothing of it. */
 #define FOVEA_APPEND_TENSORS(X)                                                           \
   X(k_new, KNew, FOVEA_READ, FOVEA_ABSENT, "keys to append")                              \
@@ -350,6 +356,7 @@ typedef struct fovea_buffers {
   const void *page_table, *cache_batch, *leftpad_k;
   const void *k_new, *v_new, *cu_seqlens_k_new, *rotary_cos, *rotary_sin, *rotary_positions;
   const void *k_descale, *v_descale;
+  const void* qv;
 } fovea_buffers;
 
 #if defined(__cplusplus)
@@ -382,7 +389,7 @@ FOVEA_API const char* fovea_plan_backend(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Where its tensors and its workspace lie. */
 FOVEA_API fovea_device fovea_plan_device(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* Floating-point operations of the products over the pairs that causal and window keep, or that lists name (multiply and
- * add counted as two; forward 2(D+Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
+ * add counted as two; forward 2(D+Dv), with qv 2(D+2Dv), backward 6D+4Dv per pair and query head). Lengths of packed or partly used
  * sequences count where the plan was made with their data; else every sequence counts as the longest. */
 FOVEA_API double fovea_plan_flops(const fovea_plan* plan) FOVEA_NOEXCEPT;
 /* One line a backend, in order of preference: what was chosen, and the clause that ruled out each other one. */

@@ -75,11 +75,12 @@ struct Problem {
   Tensor keys{};                                    ///< a list of keys for each query
   Tensor page_table{}, cache_batch{}, leftpad_k{};  ///< key-value caches
   Tensor k_descale{}, v_descale{};                  ///< of keys and values of 8 bits
+  Tensor qv{};                                      ///< queries that meet the values
   Tensor k_new{}, v_new{}, cu_seqlens_k_new{};      ///< rows that are appended to k and v
   Tensor rotary_cos{}, rotary_sin{}, rotary_positions{};
   bool rotary_interleaved = false;  ///< elements 2j and 2j + 1 are a pair, else j and j + R/2
 
-  double scale = 0;  ///< 0: 1/sqrt(head size)
+  double scale = 0;  ///< 0: 1/sqrt(head size), with qv of the sum of both head sizes
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  ///< -1: unlimited
   double softcap = 0;                           ///< 0: none
@@ -281,6 +282,7 @@ struct Buffers {
   const void* keys = nullptr;
   const void *page_table = nullptr, *cache_batch = nullptr, *leftpad_k = nullptr;
   const void *k_descale = nullptr, *v_descale = nullptr;
+  const void* qv = nullptr;
   const void *k_new = nullptr, *v_new = nullptr, *cu_seqlens_k_new = nullptr;
   const void *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_positions = nullptr;
   /// In the order of Problem::all_named().
@@ -289,6 +291,22 @@ struct Buffers {
   uint64_t seed = 0, offset = 0;
   void* stream = nullptr;  ///< CUDA: a cudaStream_t of the plan's device; null is the default stream
 };
+
+/// The pointers of a problem's tensors.
+inline Buffers buffers_of(const Problem& problem) {
+  Buffers buffers;
+#define FOVEA_BUFFER(field, Name, forward, backward, meaning) buffers.field = problem.field.data();
+  FOVEA_TENSORS(FOVEA_BUFFER)
+#undef FOVEA_BUFFER
+  const std::vector<NamedTensor> named = problem.all_named();
+  for (size_t i = 0; i < named.size() && i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+    buffers.named[i] = named[i].tensor.data();
+    buffers.named_gradients[i] = named[i].gradient.data();
+  }
+  buffers.seed = problem.seed;
+  buffers.offset = problem.offset;
+  return buffers;
+}
 
 /// A validated problem and the backend that will do it. Immutable: any number of threads may run one plan at
 /// the same time, each with a workspace of its own.
@@ -474,4 +492,5 @@ inline std::vector<BackendInfo> backends() {
 }  // namespace v0
 }  // namespace fovea
 
+#include "fovea/cascade.hpp"
 #include "fovea/score.hpp"

@@ -67,7 +67,7 @@ struct ProblemDescription {
 };
 
 /// A valid problem. Every tensor of `tensors` is rewritten to one form, so that backends index without cases:
-///   q k v o d_o dq dk dv: (batch, seqlen, heads, size); packed: batch stride 0, the row of a sequence starts
+///   q k v o qv d_o dq dk dv: (batch, seqlen, heads, size); packed: batch stride 0, the row of a sequence starts
 ///   at
 ///                         cu_seqlens[b]; k and v of a cache: (sequences or pages, rows, heads, size)
 ///   lse dlse:             (batch, heads, seqlen); packed: batch stride 0, likewise
@@ -137,6 +137,8 @@ struct AttentionProblem {
   bool appends() const { return has(Role::kKNew); }
   bool packed_new() const { return has(Role::kCuSeqlensKNew); }
   bool rotates() const { return has(Role::kRotaryCos); }
+  /// Elements of a query and of a key that meet in a score.
+  int64_t score_dim() const { return head_dim + (has(Role::kQV) ? head_dim_v : 0); }
   int64_t group() const { return heads_q / heads_kv; }  ///< query heads that share one key head
   /// With one sequence, as long as the longest: what is chosen by its sizes is the same in any batch.
   AttentionProblem of_one_sequence() const {

@@ -283,6 +283,7 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
     array(Role::kLeftPadK, Size::kBatch, DType::kI32, kLengthsRemedy),
     descale(Role::kKDescale, Role::kK),
     descale(Role::kVDescale, Role::kV),
+    queries(Role::kQV, Size::kHeadDimV, as(Role::kQ), Need::kOptional),
     new_keys(Role::kKNew, Size::kHeadDim),
     new_keys(Role::kVNew, Size::kHeadDimV),
     array(Role::kCuSeqlensKNew, Size::kStarts, DType::kI32, kStartsRemedy, Role::kKNew),

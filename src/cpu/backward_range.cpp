@@ -25,9 +25,9 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
                            int64_t x, const float* lse2, const float* delta, float* dbias_tile) {
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
-  panel_scores(ops, a.group, lanes, a.terms, seen, block.keys, t.queries + x * a.s.words_d * kPanel,
-               round_up(n, ops.row_multiple), n, a.s.words_d, block.positions(), t.scores, nullptr,
-               t.derivative, t.pairs);
+  panel_scores(ops, a.group, lanes, a.terms, seen,
+               a.s.score_operands(block.keys, t.queries + x * a.s.words_d * kPanel),
+               round_up(n, ops.row_multiple), n, block.positions(), t.scores, nullptr, t.derivative, t.pairs);
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
@@ -130,8 +130,9 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
     ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
   } else {
     const int64_t rows = round_up(n, ops.row_multiple);
-    panel_scores(ops, a.group, step.lanes, a.terms, step.seen, block.keys, t.queries + x * s.words_d * kPanel,
-                 rows, n, s.words_d, block.positions(), t.scores, nullptr, nullptr, t.pairs);
+    panel_scores(ops, a.group, step.lanes, a.terms, step.seen,
+                 s.score_operands(block.keys, t.queries + x * s.words_d * kPanel), rows, n, block.positions(),
+                 t.scores, nullptr, nullptr, t.pairs);
     ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
     ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs);
   }

@@ -57,8 +57,8 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const int64_t n = block.n;
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
-  const bool masked = panel_scores(ops, group, lanes, terms, seen, block.keys, queries, key_rows, n,
-                                   s.words_d, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
+  const bool masked = panel_scores(ops, group, lanes, terms, seen, s.score_operands(block.keys, queries),
+                                   key_rows, n, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
@@ -196,7 +196,7 @@ struct TilePass {
   float* partials;
   const ThreadScratch& t;
 
-  float* queries(int64_t x) const { return t.queries + x * s.words_d * kPanel; }
+  float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
   tile::Range begin(int64_t first_key, int64_t last_key) const;
   KeyBlock staged(int64_t j0, int64_t n) const;
@@ -208,7 +208,7 @@ struct TilePass {
 tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
-    s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, queries(x), t.rows);
+    s.stage_queries(group, lanes[x], queries(x), t.rows);
     partial(x).reset(s);
     const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
     if (keys.empty()) continue;
@@ -221,8 +221,7 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-  return {s.stage_rows(keys, n, s.d, s.words_d, t.keys), s.stage_columns(values, n, s.d_v, t.values), values,
-          j0, n};
+  return {s.stage_keys(keys, values, n, t.keys), s.stage_columns(values, n, s.d_v, t.values), values, j0, n};
 }
 
 /// Attends in one step to the first keys of a block, for those panels that see them whole, where the table has such a step.
@@ -230,7 +229,8 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
 void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done,
                             FiniteValues& finite) const {
   std::fill_n(done, panels, 0);
-  if (s.ops->attend == nullptr || terms.any || (terms.dropout && !finite.all(s))) return;
+  if (s.ops->attend == nullptr || terms.any || group.key_share != 1.0f || (terms.dropout && !finite.all(s)))
+    return;
   AttendPanel takers[kMaxPanels];
   int64_t panel_of[kMaxPanels], count = 0;
   for (int64_t x = 0; x < panels; ++x) {
@@ -252,8 +252,8 @@ void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* do
   if (count == 0) return;
   const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
   const uint32_t left =
-      s.ops->attend({block.keys, block.values, s.words_d, columns, terms.factor_of(group)}, takers, count,
-                    {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
+      s.ops->attend({block.keys, block.values, s.score_words(), columns, terms.factor_of(group)}, takers,
+                    count, {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
   for (int64_t i = 0; i < count; ++i) {
     if ((left >> i & 1) == 0) done[panel_of[i]] = takers[i].keys;
   }

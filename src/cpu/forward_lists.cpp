@@ -53,7 +53,7 @@ struct ListScratch : ThreadScratch {
     entry_values = memory.take<char>(kBlockKeys * s.d_v * size_of(s.type));
     positions = memory.take<int32_t>(kBlockKeys);
     const int64_t few = schedule.row_path ? p.group() : 0;
-    q = memory.take<float>(few * s.padded_d);
+    q = memory.take<float>(few * RowQueries::size(s));
     o = memory.take<float>(few * s.padded_dv);
   }
 };
@@ -142,13 +142,12 @@ void ListForward::attend(const Buffers& buffers, const ScoreTerms& terms, const 
 void ListForward::tile_forward(const Group& group, const ScoreTerms& terms, const ListScratch& t,
                                int64_t query, const Lanes* lanes, int64_t panels) const {
   const Staging& s = staging_;
-  const int64_t panel_words = s.words_d * kPanel;
-  for (int64_t x = 0; x < panels; ++x)
-    s.stage_panel(group, lanes[x], Role::kQ, s.d, s.words_d, t.queries + x * panel_words, t.rows);
+  const int64_t panel_words = s.score_words() * kPanel;
+  for (int64_t x = 0; x < panels; ++x) s.stage_queries(group, lanes[x], t.queries + x * panel_words, t.rows);
   ListReader list(group, query);
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
-    const KeyBlock block{s.stage_rows(keys, n, s.d, s.words_d, t.keys),
+    const KeyBlock block{s.stage_keys(keys, values, n, t.keys),
                          s.stage_columns(values, n, s.d_v, t.values),
                          values,
                          0,
@@ -166,17 +165,22 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
                                int64_t query, const Lanes& lanes) const {
   const Staging& s = staging_;
   const Ops& ops = *s.ops;
-  const int64_t rows = lanes.count, ld_q = s.padded_d, ld_o = s.padded_dv;
-  float *q = t.q, *o = t.o;
+  const int64_t rows = lanes.count, ld_o = s.padded_dv;
+  float* o = t.o;
   const Partial out = panel_of(t, 0);
   const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
   std::fill_n(o, rows * ld_o, 0.0f);
-  for (int64_t r = 0; r < rows; ++r)
-    ops.to_float(group.row_data(Role::kQ, lanes.first_row + r), s.type, s.d, q + r * ld_q);
+  const RowQueries queries(s, group, lanes, t.q);
   ListReader list(group, query);
   for (int64_t n; (n = list.read(t.positions, kBlockKeys)) > 0;) {
     const MatrixView keys = gather(group, Role::kK, s.d, t, n), values = gather(group, Role::kV, s.d_v, t, n);
-    ops.row_dots(q, ld_q, rows, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
+    ops.row_dots(queries.q, queries.ld_q, rows, keys.data, s.type, s.d, n, s.d, t.scores, kBlockKeys, {});
+    if (queries.qv != nullptr) {
+      float* products = t.scores + kRowPathRows * kBlockKeys;
+      ops.row_dots(queries.qv, queries.ld_qv, rows, values.data, s.type, s.d_v, n, s.d_v, products,
+                   kBlockKeys, {});
+      add_value_products(a, n, t.scores, products);
+    }
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);
     if (masked && !all_finite(values, s.type, n, s.d_v)) {
       add_rows_exactly(a, values, s.type, n, t.scores);

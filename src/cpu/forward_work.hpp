@@ -111,12 +111,12 @@ struct ThreadScratch {
   ThreadScratch(Scratch& memory, const AttentionProblem& p, const Staging& s, const Schedule& schedule,
                 const PairPrograms& programs) {
     const int64_t block = round_up(kBlockKeys, 32);
-    queries = memory.take<float>(schedule.panels * s.words_d * kPanel);
+    queries = memory.take<float>(schedule.panels * s.score_words() * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
     next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
     scores = memory.take<float>(block * kPanel);
     weights = memory.take<float>(block * kPanel / (s.ops->attend == nullptr ? 2 : 1));
-    keys = memory.take<float>(s.rows_size(block, s.words_d));
+    keys = memory.take<float>(s.rows_size(block, s.score_words()));
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
@@ -125,8 +125,10 @@ struct ThreadScratch {
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);
-    rows = memory.take<float>(std::max<int64_t>(
-        kPanel * s.padded_dv, std::max(4 * (s.words_d + 16), kRowPathRows * (s.d + s.d_v + 32))));
+    // Rows on their way into a panel or out of one; of few rows the queries and the results.
+    const int64_t row_size = s.padded_d + s.padded_dv * (s.has_qv() ? 2 : 1);
+    rows = memory.take<float>(
+        std::max({kPanel * s.padded_dv, 4 * (s.words_d + 16), 4 * s.words_qv, kRowPathRows * row_size}));
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
   }
 };
@@ -162,7 +164,7 @@ class SharedBlocks {
   SharedBlocks() = default;
   SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
       : blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
-        key_words_(round_up(s.rows_size(kBlockKeys, s.words_d), kLine)),
+        key_words_(round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
         value_words_(round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
     if (s.ops->attend != nullptr && !schedule.row_path && schedule.tiles > 1 && bytes <= kMostBytes)
@@ -178,11 +180,11 @@ class SharedBlocks {
     if (n <= 0) return;
     const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-    s.copy_rows(keys, n, s.d, s.words_d, at(group, j0));
+    s.copy_keys(keys, values, n, at(group, j0));
     s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
   }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
-    return {at(group, j0), s.words_d, 1};
+    return {at(group, j0), s.score_words(), 1};
   }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
@@ -247,6 +249,19 @@ struct RowProblem {
   float* o;
   int64_t ld_o;
 };
+
+/// Queries of a few rows in float32, side by side in rows of whole vectors.
+struct RowQueries {
+  const float *q, *qv;  ///< qv: null where queries meet no values
+  int64_t ld_q, ld_qv;
+
+  static int64_t size(const Staging& s) { return s.padded_d + (s.has_qv() ? s.padded_dv : 0); }
+  /// Of the rows of `lanes`, in size() floats a row from `memory` on.
+  RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory);
+};
+
+/// row_scores[r][j] = row_scores[r][j] * key_share + products[r][j] for n keys: products with k, and with v.
+void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products);
 
 /// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);

@@ -92,15 +92,15 @@ bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
 }
 
 void scale_products(const Group& group, float* s, int64_t count) {
-  if (group.key_scale == 1.0f) return;
-  for (int64_t i = 0; i < count; ++i) s[i] *= group.key_scale;
+  if (group.product_scale == 1.0f) return;
+  for (int64_t i = 0; i < count; ++i) s[i] *= group.product_scale;
 }
 
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
                  KeyPositions positions, float* derivative) {
   const AttentionProblem& p = *group.problem;
   const Buffers& b = *group.buffers;
-  const auto scale = static_cast<float>(p.scale) * group.key_scale;
+  const auto scale = static_cast<float>(p.scale) * group.product_scale;
   if (p.softcap > 0) {
     ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
   } else {
@@ -182,18 +182,33 @@ PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairP
   seen.known = {memory.take<SeenBlocks::Known>(known), static_cast<size_t>(known)};
 }
 
+namespace {
+
+/// s = K Q^T, of rows [K | V] and [Q | QV] where queries meet values.
+void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_t key_rows, float* s,
+              float* maxima) {
+  if (group.key_share == 1.0f) return ops.scores(x.keys, x.queries, key_rows, x.words, s, maxima);
+  const int64_t words = x.words - x.value_words;
+  ops.scores(x.keys, x.queries, key_rows, words, s, nullptr);
+  for (int64_t i = 0; i < key_rows * kPanel; ++i) s[i] *= group.key_share;
+  ops.update({x.keys.data + words, x.keys.row_stride, 1}, x.queries + words * kPanel, kPanel, key_rows,
+             kPanel, x.value_words, s, kPanel);
+  if (maxima != nullptr) ops.column_max(s, key_rows, maxima);
+}
+
+}  // namespace
+
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k,
-                  KeyPositions positions, float* s, float* maxima, float* derivative,
-                  const PairScratch& scratch) {
+                  const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
+                  float* s, float* maxima, float* derivative, const PairScratch& scratch) {
   const int64_t j0 = positions.first;
   const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
   if (inside && !terms.any && program == nullptr && key_rows == n) {
-    ops.scores(keys, queries, n, k, s, maxima);
+    multiply(ops, group, operands, n, s, maxima);
     return false;
   }
-  ops.scores(keys, queries, key_rows, k, s, nullptr);
+  multiply(ops, group, operands, key_rows, s, nullptr);
   if (terms.any && terms.programs.scales) {
     scale_products(group, s, n * kPanel);
   } else if (terms.any) {
@@ -265,6 +280,7 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
     : ops(&table), type(p.dtype), key_type(p[Role::kK].dtype), d(p.head_dim), d_v(p.head_dim_v) {
   words_d = words_of(d);
   words_dv = words_of(d_v);
+  words_qv = p.has(Role::kQV) ? words_dv : 0;
   padded_d = round_up(d, 16);
   padded_dv = round_up(d_v, 16);
 }
@@ -304,6 +320,23 @@ void Staging::copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t
   const int64_t bytes = size_of(type);
   for (int64_t j = 0; j < n; ++j)
     load_row(rows.data + j * rows.stride * bytes, size, words, buffer + j * words);
+  std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
+}
+
+Operand Staging::stage_keys(const MatrixView& keys, const MatrixView& values, int64_t n,
+                            float* buffer) const {
+  if (!has_qv()) return stage_rows(keys, n, d, words_d, buffer);
+  copy_keys(keys, values, n, buffer);
+  return {buffer, score_words(), 1};
+}
+
+void Staging::copy_keys(const MatrixView& keys, const MatrixView& values, int64_t n, float* buffer) const {
+  if (!has_qv()) return copy_rows(keys, n, d, words_d, buffer);
+  const int64_t bytes = size_of(type), words = score_words();
+  for (int64_t j = 0; j < n; ++j) {
+    load_row(keys.data + j * keys.stride * bytes, d, words_d, buffer + j * words);
+    load_row(values.data + j * values.stride * bytes, d_v, words_qv, buffer + j * words + words_d);
+  }
   std::fill(buffer + n * words, buffer + rows_size(n, words), 0.0f);
 }
 
@@ -353,6 +386,11 @@ void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int
     }
     ops->transpose(temp, words, 4, words, dst + x, kPanel);
   }
+}
+
+void Staging::stage_queries(const Group& group, const Lanes& lanes, float* dst, float* temp) const {
+  stage_panel(group, lanes, Role::kQ, d, words_d, dst, temp);
+  if (has_qv()) stage_panel(group, lanes, Role::kQV, d_v, words_qv, dst + words_d * kPanel, temp);
 }
 
 }  // namespace fovea::cpu

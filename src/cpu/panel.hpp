@@ -2,7 +2,9 @@
 // the score (ScoreTerms), and how K, V and Q are staged for the products (Staging).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "core/backend.hpp"
 #include "cpu/ops.hpp"
@@ -24,7 +26,9 @@ struct Group {
   int64_t batch, head_kv;
   SequenceSpan span;
   tile::Window window;
-  float key_scale, value_scale;  ///< of the elements of k and of v
+  float value_scale;    ///< of the elements of v
+  float product_scale;  ///< of the products of a score
+  float key_share;      ///< of those with k beside those of qv with v, before product_scale
 
   Group(const AttentionProblem& p, const Buffers& b, int64_t batch_index, int64_t head)
       : problem(&p),
@@ -33,8 +37,14 @@ struct Group {
         head_kv(head),
         span(sequence_span(p, b, batch_index)),
         window(window_of(p, span)),
-        key_scale(descale_of(p, b, Role::kKDescale, batch_index, head)),
-        value_scale(descale_of(p, b, Role::kVDescale, batch_index, head)) {}
+        value_scale(descale_of(p, b, Role::kVDescale, batch_index, head)),
+        product_scale(descale_of(p, b, Role::kKDescale, batch_index, head)),
+        key_share(1) {
+    if (!p.has(Role::kQV)) return;
+    // 0 times infinity is NaN.
+    key_share = std::min(product_scale / value_scale, std::numeric_limits<float>::max());
+    product_scale = value_scale;
+  }
 
   int64_t size() const { return problem->group(); }
   int64_t index() const { return batch * problem->heads_kv + head_kv; }
@@ -85,7 +95,7 @@ struct ScoreTerms {
   bool softcap;  ///< scores have a derivative by scale * product
   bool masks;    ///< mask or block mask
   bool dropout;
-  float factor;  ///< stored score times factor is in units of log2, where k has no scale
+  float factor;  ///< stored score times factor is in units of log2, where k and v have no factors
   tile::Dropout stream;
   const PairPrograms& programs;
   std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
@@ -93,7 +103,7 @@ struct ScoreTerms {
   ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
 
   /// The same for the keys of a group.
-  float factor_of(const Group& group) const { return any ? factor : factor * group.key_scale; }
+  float factor_of(const Group& group) const { return any ? factor : factor * group.product_scale; }
 
   /// The pairs of all rows of a panel with n keys, for a program; tiles are left out.
   ProgramInputs inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions, int64_t n) const;
@@ -112,7 +122,7 @@ struct PairScratch {
               int64_t heads);
 };
 
-/// Multiplies the products of an expression's program, which knows p.scale alone, by that of the keys.
+/// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of k and v.
 void scale_products(const Group& group, float* s, int64_t count);
 
 /// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
@@ -120,13 +130,19 @@ void scale_products(const Group& group, float* s, int64_t count);
 void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
                  KeyPositions positions, float* derivative);
 
+/// The operands of the products of a panel: rows of `words` words. The last `value_words` of them are of v and qv.
+struct ScoreOperands {
+  Operand keys;
+  const float* queries;
+  int64_t words, value_words = 0;
+};
+
 /// Computes the masked scores of one panel against n keys, of which `seen` are seen, and raises `maxima`, when given, to
-/// their column maxima. `keys` points at the first of the n keys; those of a list lie in the band of the rows. Returns true
+/// their column maxima. `operands.keys` points at the first of the n keys; those of a list lie in the band of the rows. Returns true
 /// when the band or `sees` masks some of the n x lanes pairs.
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
-                  Operand keys, const float* queries, int64_t key_rows, int64_t n, int64_t k,
-                  KeyPositions positions, float* s, float* maxima, float* derivative,
-                  const PairScratch& scratch);
+                  const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
+                  float* s, float* maxima, float* derivative, const PairScratch& scratch);
 
 /// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
 Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);
@@ -153,10 +169,17 @@ struct Staging {
   DType key_type;  ///< of k and v
   int64_t d, d_v;
   int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
+  int64_t words_qv;             ///< of a row of QV: words_dv, or 0 where the problem has none
   int64_t padded_d, padded_dv;  ///< columns of staged right operands and of accumulators
 
   Staging(const AttentionProblem& p, const Ops& table);
 
+  bool has_qv() const { return words_qv > 0; }
+  /// Reduction words of a score: of a row [Q | QV] or [K | V].
+  int64_t score_words() const { return words_d + words_qv; }
+  ScoreOperands score_operands(Operand keys, const float* queries) const {
+    return {keys, queries, score_words(), words_qv};
+  }
   /// Words of n keys staged as left operand of scores().
   int64_t rows_size(int64_t n, int64_t words) const { return round_up(n, ops->row_multiple) * words; }
   /// Reduction words over n keys or queries.
@@ -165,6 +188,11 @@ struct Staging {
   /// Rows [0, n) as left operand of scores(): in place when the layout allows it, else copied to `buffer`.
   Operand stage_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
   void copy_rows(const MatrixView& rows, int64_t n, int64_t size, int64_t words, float* buffer) const;
+  /// Keys [0, n) as left operand of the scores: rows of K, or [K | V] where queries meet values.
+  Operand stage_keys(const MatrixView& keys, const MatrixView& values, int64_t n, float* buffer) const;
+  void copy_keys(const MatrixView& keys, const MatrixView& values, int64_t n, float* buffer) const;
+  /// The queries on the lanes of a panel as right operand of the scores: Q, or [Q | QV].
+  void stage_queries(const Group& group, const Lanes& lanes, float* dst, float* temp) const;
   /// Rows [0, n) as the left operand of accumulate(): element (c, j) = rows[j][c].
   /// `buffer` holds columns_size(n, size) words.
   Operand stage_columns(const MatrixView& rows, int64_t n, int64_t size, float* buffer) const;

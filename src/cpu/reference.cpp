@@ -135,6 +135,7 @@ class Oracle {
         buffers_(buffers),
         terms_(problem, buffers),
         q_scratch_(static_cast<size_t>(problem.head_dim)),
+        qv_scratch_(problem.has(Role::kQV) ? static_cast<size_t>(problem.head_dim_v) : 0),
         k_scratch_(static_cast<size_t>(problem.head_dim)),
         v_scratch_(static_cast<size_t>(problem.head_dim_v)),
         do_scratch_(static_cast<size_t>(problem.head_dim_v)),
@@ -282,6 +283,8 @@ class Oracle {
   void compute_weights(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i) {
     const int64_t head_kv = head / p_.group();
     const std::span<const double> q = row_of(Role::kQ, batch, head, span.row_q + i).read(q_scratch_);
+    std::span<const double> qv;
+    if (p_.has(Role::kQV)) qv = row_of(Role::kQV, batch, head, span.row_q + i).read(qv_scratch_);
     double slope = 0;
     if (p_.has(Role::kAlibi)) {
       const auto& stride = p_[Role::kAlibi].stride;
@@ -296,7 +299,10 @@ class Oracle {
       if (j < 0 || j >= span.used_k || !sees(span, batch, head, i, j)) continue;
       SeenKey key;
       key.j = j;
-      key.score = p_.scale * dot(q, key_row(Role::kK, batch, head_kv, span.row_k + j).read(k_scratch_));
+      key.score = dot(q, key_row(Role::kK, batch, head_kv, span.row_k + j).read(k_scratch_));
+      if (!qv.empty())
+        key.score += dot(qv, key_row(Role::kV, batch, head_kv, span.row_k + j).read(v_scratch_));
+      key.score *= p_.scale;
       if (p_.softcap > 0) {
         const double t = std::tanh(key.score / p_.softcap);
         key.score = p_.softcap * t;
@@ -434,7 +440,7 @@ class Oracle {
   // The current row.
   std::vector<SeenKey> keys_;
   double lse_ = 0, sink_weight_ = 0;
-  std::vector<double> q_scratch_, k_scratch_, v_scratch_, do_scratch_, o_;
+  std::vector<double> q_scratch_, qv_scratch_, k_scratch_, v_scratch_, do_scratch_, o_;
 
   // The current (sequence, key head).
   std::vector<double> dk_, dv_;

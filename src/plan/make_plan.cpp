@@ -211,7 +211,7 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
       pairs += pairs_of(length(used_q, starts_q, p.seqlen_q, b), keys);
     }
   }
-  const auto size = static_cast<double>(p.head_dim), size_v = static_cast<double>(p.head_dim_v);
+  const auto size = static_cast<double>(p.score_dim()), size_v = static_cast<double>(p.head_dim_v);
   const double per_pair = p.pass == Pass::kForward ? 2 * (size + size_v) : 6 * size + 4 * size_v;
   return pairs * static_cast<double>(p.heads_q) * per_pair;
 }

@@ -129,7 +129,9 @@ class Validator {
       if (access_of(role, p_.pass) != FOVEA_ABSENT) return;
       if (backward) {
         throw_invalid(name_of(role), "a tensor", "none in a backward problem",
-                      "leave it out: caches have no gradients; gather the keys that take part");
+                      role == Role::kQV
+                          ? "leave it out: it has no gradient; give rows [q | qv] as q and rows [k | v] as k"
+                          : "leave it out: caches have no gradients; gather the keys that take part");
       }
       throw_invalid(name_of(role), "a tensor", "none in a forward problem",
                     "leave it out, or set pass to FOVEA_BACKWARD");
@@ -289,7 +291,7 @@ class Validator {
     if (!std::isfinite(in_.scale)) {
       throw_invalid("scale", number_text(in_.scale), "a finite number", "leave it 0 for 1/sqrt(head size)");
     }
-    p_.scale = in_.scale == 0 ? 1 / std::sqrt(static_cast<double>(p_.head_dim)) : in_.scale;
+    p_.scale = in_.scale == 0 ? 1 / std::sqrt(static_cast<double>(p_.score_dim())) : in_.scale;
     if (!std::isfinite(in_.softcap) || in_.softcap < 0) {
       throw_invalid("softcap", number_text(in_.softcap), "a finite number, 0 or more",
                     "leave it 0 for no cap");

@@ -92,6 +92,7 @@ struct AttentionParams {
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView k_descale, v_descale;  ///< what the elements of k and v of 8 bits are multiplied by
+  RowsView qv;                       ///< queries that meet the values, with the columns of v
   int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
   int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
 
@@ -127,6 +128,7 @@ enum AlignedBit : uint32_t {
   kAlignedDQ = 1u << 5,
   kAlignedDK = 1u << 6,
   kAlignedDV = 1u << 7,
+  kAlignedQV = 1u << 8,
 };
 
 /// Where one sequence of the batch lies and how long it is.

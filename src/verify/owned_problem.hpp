@@ -356,15 +356,20 @@ class OwnedProblem {
 
   void make_inputs() {
     const ProblemSpec& s = spec;
-    // q.k of normal numbers has deviation sqrt(D); q gets the factor that makes the logits as large as wanted.
+    // The product of a pair of normal numbers has deviation sqrt(D), with qv sqrt(D + Dv); q and qv get the factor that makes the
+    // logits as large as wanted.
     const double q_deviation =
-        s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.head_dim)));
+        s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.score_dim())));
     OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
     q.assign(normals(q.count(), q_deviation));
     make_rows(Role::kK, s.key_type(), false, s.heads_kv, s.head_dim);
     fill_keys();
     OwnedTensor& v = make_rows(Role::kV, s.key_type(), false, s.heads_kv, s.head_dim_v);
     v.assign(normals(v.count(), s.magnitude));
+    if (s.qv) {
+      OwnedTensor& qv = make_rows(Role::kQV, s.type, true, s.heads_q, s.head_dim_v);
+      qv.assign(normals(qv.count(), q_deviation / s.magnitude));
+    }
     if (s.e4m3_keys && s.descale_broadcast >= 0) make_descales();
     OwnedTensor& d_o = make_rows(Role::kDO, s.type, true, s.heads_q, s.head_dim_v);
     d_o.assign(normals(d_o.count(), s.magnitude));
@@ -460,9 +465,10 @@ class OwnedProblem {
       for (int64_t i = 0; i < s.used_q; ++i) live_q[static_cast<size_t>(s.row_q + i)] = true;
       for (int64_t j = 0; j < s.used_k; ++j) live_k[static_cast<size_t>(key_row(b, j))] = true;
     }
-    for (const Role role : {Role::kQ, Role::kK, Role::kV, Role::kDO}) {
+    for (const Role role : {Role::kQ, Role::kQV, Role::kK, Role::kV, Role::kDO}) {
+      if (!has(role)) continue;
       OwnedTensor& t = (*this)[role];
-      const auto& live = role == Role::kQ || role == Role::kDO ? live_q : live_k;
+      const auto& live = role == Role::kK || role == Role::kV ? live_k : live_q;
       if (live.empty()) continue;
       const size_t row = static_cast<size_t>(t.count()) / live.size();
       t.for_each([&](size_t place, unsigned char* at) {

@@ -60,6 +60,7 @@ class Plain {
     q_ = x_[Role::kQ].floats();
     k_ = x_[Role::kK].floats();
     v_ = x_[Role::kV].floats();
+    if (x_.has(Role::kQV)) qv_ = x_[Role::kQV].floats();
     if (x_.has(Role::kBias)) bias_ = x_[Role::kBias].floats();
     if (x_.has(Role::kMask)) mask_ = x_[Role::kMask].floats();
     if (x_.has(Role::kBlockMask)) block_mask_ = x_[Role::kBlockMask].floats();
@@ -72,7 +73,7 @@ class Plain {
     k_norm_ = row_norms(k_, s_.head_dim);
     v_bound_ = row_bounds(v_, s_.head_dim_v);
     v_norm_ = row_norms(v_, s_.head_dim_v);
-    score_roundings = std::max(8.0, static_cast<double>(s_.head_dim) / 16);
+    score_roundings = std::max(8.0, static_cast<double>(s_.score_dim()) / 16);
   }
 
   std::map<Role, PlainOutput> outputs;
@@ -275,14 +276,26 @@ class Plain {
     return sees_values_.take_valid() && seen;
   }
 
+  static float dot(const float* a, const float* b, size_t count) {
+    float sum = 0;
+    for (size_t c = 0; c < count; ++c) sum += a[c] * b[c];
+    return sum;
+  }
+  static double norm_of(const float* x, size_t count) {
+    double squares = 0;
+    for (size_t c = 0; c < count; ++c) squares += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+    return std::sqrt(squares);
+  }
+
   void load_row(const Row& row) {
     const auto scale = static_cast<float>(s_.resolved_scale());
     const auto head = static_cast<int64_t>(row.head);
     const int64_t head_kv = head / (s_.heads_q / s_.heads_kv);
     const float* q = q_.data() + row.q * size();
-    double q_norm = 0;
-    for (size_t c = 0; c < size(); ++c) q_norm += static_cast<double>(q[c]) * static_cast<double>(q[c]);
-    q_norm = std::sqrt(q_norm) * std::abs(s_.resolved_scale());
+    const double q_norm = norm_of(q, size()) * std::abs(s_.resolved_scale());
+    const float* qv = qv_.empty() ? nullptr : qv_.data() + row.q * size_v();
+    const double qv_norm = qv == nullptr ? 0 : norm_of(qv, size_v()) * std::abs(s_.resolved_scale());
+    const auto value_scale = static_cast<float>(x_.descale(Role::kVDescale, row.batch, head_kv));
     const auto key_scale = static_cast<float>(x_.descale(Role::kKDescale, row.batch, head_kv));
     float slope = 0;
     if (!alibi_.empty())
@@ -299,11 +312,13 @@ class Plain {
       const Pair pair = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
       if (!sees(pair)) continue;
       Seen seen{static_cast<size_t>(x_.key_row(row.batch, j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
-      const float* k = k_.data() + seen.row * size();
-      float score = 0;
-      for (size_t c = 0; c < size(); ++c) score += q[c] * k[c];
-      score *= scale * key_scale;
+      float score = dot(q, k_.data() + seen.row * size(), size()) * key_scale;
       double magnitude = q_norm * k_norm_[seen.row] * static_cast<double>(key_scale);
+      if (qv != nullptr) {
+        score += dot(qv, v_.data() + seen.row * size_v(), size_v()) * value_scale;
+        magnitude += qv_norm * v_norm_[seen.row] * static_cast<double>(value_scale);
+      }
+      score *= scale;
       if (s_.softcap > 0) {
         const auto cap = static_cast<float>(s_.softcap);
         const float t = std::tanh(score / cap);
@@ -440,7 +455,7 @@ class Plain {
 
   const OwnedProblem& x_;
   const ProblemSpec& s_;
-  std::vector<float> q_, k_, v_, bias_, mask_, block_mask_, alibi_, sink_, d_o_, dlse_;
+  std::vector<float> q_, qv_, k_, v_, bias_, mask_, block_mask_, alibi_, sink_, d_o_, dlse_;
   std::vector<double> lists_;
   std::vector<double> k_bound_, k_norm_, v_bound_, v_norm_;
   std::vector<float> o_, lse_;

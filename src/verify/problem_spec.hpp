@@ -154,6 +154,7 @@ struct ProblemSpec {
   bool rotary_interleaved = false, angles_are_f32 = false;
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
+  bool qv = false;         ///< queries meet values, too
   bool e4m3_keys = false;  ///< k and v are float8_e4m3fn
   int descale_broadcast =
       0;  ///< of k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
@@ -176,8 +177,8 @@ struct ProblemSpec {
 
   bool packed() const { return !lengths_q.empty(); }
   bool packed_k() const { return !lengths_k.empty(); }
-  /// Whether there is no backward: of caches, and of keys of 8 bits.
-  bool forward_only() const { return has_cache() || e4m3_keys; }
+  /// Whether there is no backward: of caches, of keys of 8 bits, and with qv.
+  bool forward_only() const { return has_cache() || e4m3_keys || qv; }
   Type key_type() const { return e4m3_keys ? Type::kE4M3 : type; }
   /// Whether keys lie in a cache.
   bool has_cache() const {
@@ -197,7 +198,11 @@ struct ProblemSpec {
   bool has_expressions() const { return score || sees; }
   /// Whether the meaning of all expressions is written by hand, too.
   bool has_meaning() const { return (!score || score->score) && (!sees || sees->sees); }
-  double resolved_scale() const { return scale == 0 ? 1 / std::sqrt(static_cast<double>(head_dim)) : scale; }
+  /// Elements of a query and of a key that meet in a score.
+  int64_t score_dim() const { return head_dim + (qv ? head_dim_v : 0); }
+  double resolved_scale() const {
+    return scale == 0 ? 1 / std::sqrt(static_cast<double>(score_dim())) : scale;
+  }
 };
 
 /// The spec in one line.
@@ -253,6 +258,7 @@ inline std::string describe(const ProblemSpec& s) {
         << (s.angles_are_f32 ? ",f32" : "");
   }
   list("rotary_positions", s.rotary_positions);
+  if (s.qv) out << " qv";
   if (s.e4m3_keys) out << " keys=e4m3,descale" << s.descale_broadcast;
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';

@@ -72,6 +72,7 @@ class RandomProblem {
     draw_lists();
     draw_cache();
     draw_key_type();
+    draw_qv();
     return s_;
   }
 
@@ -290,6 +291,8 @@ class RandomProblem {
     s_.e4m3_keys = true;
     s_.descale_broadcast = static_cast<int>(random_.between(-1, 3));
   }
+  /// Queries of values, more often where d_v is the larger one, as in latent attention.
+  void draw_qv() { s_.qv = random_.chance(s_.head_dim_v > s_.head_dim ? 0.3 : 0.04); }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];
   }

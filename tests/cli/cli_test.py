@@ -233,6 +233,25 @@ class Attend(ProgramTest):
         p, lse = attention.weights(head_rows(x["q"], 1), head_rows(x["k"], 1), sink=-1.0)
         self.close(read_safetensors(out)["lse"].values[5:], lse)
 
+    def test_queries_of_values(self):
+        x = self.qkv((1, 5, 2, 8), (1, 6, 2, 8), (1, 6, 2, 12))
+        x["qv"] = self.numbers(1, 5, 2, 12)
+        out = self.folder / "o.safetensors"
+        told = json.loads(self.ok("attend", "--input", self.save(x), "--qv", self.save(x), "--output", out, "--json"))
+        self.assertEqual(told["passes"][0]["flops"], 5 * 6 * 2 * 2 * (8 + 2 * 12))
+        result = read_safetensors(out)
+        for head in range(2):
+            joined = [[a + b for a, b in zip(head_rows(x[one], head), head_rows(x[other], head))] for one, other in (("q", "qv"), ("k", "v"))]
+            p, lse = attention.weights(*joined)
+            self.close(flat(head_rows(result["o"], head)), flat(attention.output(p, head_rows(x["v"], head))))
+            self.close(result["lse"].values[5 * head:5 * head + 5], lse)
+        write_npy(self.folder / "qv.npy", self.numbers(1, 5, 2, 8))
+        self.fails(PROBLEM, "attend", "--input", self.save(x), "--qv", self.folder / "qv.npy", "--output", out,
+                   says=["qv: got shape (1, 5, 2, 8)", "(1, 5, 2, 12)", "qv.npy"])
+        write_npy(self.folder / "flat.npy", self.numbers(5, 12))
+        self.fails(INPUT, "attend", "--input", self.save(x), "--qv", self.folder / "flat.npy", "--output", out, says=["--qv", "flat.npy"])
+        self.ok("explain", "--seqlen", "1024", "--with", "qv,pages")
+
     def test_lists_of_keys(self):
         x = self.qkv((1, 5, 2, 8), (1, 6, 2, 8))
         lists = [[0, 3], [5, -1], [-1, -1], [2, 4], [1, 0]]

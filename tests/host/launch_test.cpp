@@ -252,6 +252,15 @@ TEST(KernelTable, KeysOfCachesNeedAKernelThatFindsThem) {
   EXPECT_EQ(cannot(tma, p, hopper()), "copies pages by TMA from their first row on: not with leftpad_k");
 }
 
+TEST(KernelTable, QueriesOfValuesNeedAKernelThatMultipliesThem) {
+  Kernel kernel = kGeneral64;
+  AttentionProblem p = problem(2, 512, 512, 16, 16, 64);
+  add(p, Role::kQV);
+  EXPECT_EQ(cannot(kernel, p, hopper()), "does not know qv");
+  kernel.multiplies_qv = true;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+}
+
 TEST(Schedule, GroupsThatFillBoxesOfTmaArePacked) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   EXPECT_TRUE(packs_group(problem(1, 4, 512, 32, 4, 128), kernel));

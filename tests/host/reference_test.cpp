@@ -57,6 +57,14 @@ TEST(Reference, ScaleMultipliesTheScores) {
   expect_output(x, {0.8, 0.2}, {std::log(1.25)});
 }
 
+TEST(Reference, QueriesOfValuesAddTheirProductsWithV) {
+  Float64Problem x = weights_problem(1, {0, 0, kLog3 / 2});
+  x.problem.scale = 2;
+  x.add(Role::kQV, {1, 1, 1, 3}) = {0, kLog2 / 2, 0};  // v is the identity
+  x.run(Pass::kForward);
+  expect_output(x, {1.0 / 6, 2.0 / 6, 3.0 / 6}, {std::log(6.0)});
+}
+
 TEST(Reference, CausalIsAlignedBottomRight) {
   Float64Problem more_keys = weights_problem(2, {0, 0, 0});
   more_keys.problem.causal = true;

@@ -559,8 +559,12 @@ def test_what_is_refused():
         fa2.flash_attn_with_kvcache(q, q.clone(), q.clone(), q, q, block_table=table - 1, cache_seqlens=0)
     with pytest.raises(ValueError, match="cache_batch_idx"):
         fa2.flash_attn_with_kvcache(q, q, q, block_table=table, cache_batch_idx=table[0], cache_seqlens=0)
-    with pytest.raises(NotImplementedError, match="qv"):
-        fa3.flash_attn_func(q, q, q, qv=q)
+    with pytest.raises(NotImplementedError, match="attention_chunk"):
+        fa3.flash_attn_func(q, q, q, attention_chunk=4)
+    with pytest.raises(ValueError, match="qv: got a tensor that needs gradients"):
+        fa3.flash_attn_func(q, q, q, qv=q.clone().requires_grad_())
+    with pytest.raises(ValueError, match="qv: got shape .2, 4, 2, 8., expected"):
+        fa3.flash_attn_with_kvcache(q, q, q, qv=q.repeat(2, 1, 1, 1))
     with pytest.raises(ValueError, match="k: "):
         fa2.flash_attn_func(q, q[..., :4], q)
     with pytest.raises(ValueError, match="softmax_scale"):

@@ -63,7 +63,7 @@ def test_import_is_light():
     heavy = {"numpy", "torch", "jax", "cupy", "transformers", "typing_extensions", "asyncio", "ctypes"}
     assert not heavy & set(loaded)
     ours = [name for name in loaded if name.startswith("fovea")]
-    assert ours == ["fovea", "fovea._arguments", "fovea._arrays", "fovea._attend", "fovea._cache", "fovea._compile", "fovea._core", "fovea._types", "fovea.expressions"]
+    assert ours == ["fovea", "fovea._arguments", "fovea._arrays", "fovea._attend", "fovea._cache", "fovea._cascade", "fovea._compile", "fovea._core", "fovea._types", "fovea.expressions"]
 
 
 FRONT_ENDS = [fovea.attend, fovea.attend_backward, fovea.compile, fovea.plan, fovea.explain]

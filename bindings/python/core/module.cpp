@@ -133,7 +133,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     for (const Array& given : request.arrays) {
       if (given.present() && given.type().empty_like.get() != type.empty_like.get()) Py_RETURN_NONE;
     }
-    for (const Tensor each : {Tensor::bias, Tensor::sink, Tensor::k_new, Tensor::v_new}) {
+    for (const Tensor each : {Tensor::bias, Tensor::sink, Tensor::k_new, Tensor::v_new, Tensor::qv}) {
       if (checks.forbid(request.at(each).object())) Py_RETURN_NONE;
     }
     if (!request.is_traced) Py_RETURN_NONE;
@@ -154,9 +154,9 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t positional, PyOb
     // Packed queries may attend to keys of a cache, which are not packed.
     const bool caches = packed && rank_k == 4 && request.at(Tensor::cu_seqlens_q).present();
     if ((rank != 4 && !packed) || (rank_k != rank && !caches) || v.tensor().ndim != rank_k) Py_RETURN_NONE;
-    if (!has_contiguous_rows(q.tensor()) || !has_contiguous_rows(k.tensor()) ||
-        !has_contiguous_rows(v.tensor())) {
-      Py_RETURN_NONE;
+    for (const Tensor each : {Tensor::q, Tensor::k, Tensor::v, Tensor::qv}) {
+      if (const Array& rows = request.at(each); rows.present() && !has_contiguous_rows(rows.tensor()))
+        Py_RETURN_NONE;
     }
     Ref o = Ref::to(request.at(Tensor::o).object());
     if (!o) {
@@ -403,7 +403,7 @@ PyMethodDef methods[] = {
      "library "
      "whose arrays are made here, or a check forbids it. heads_first: (batch, heads, seqlen, size). checks: "
      "None, "
-     "or a tuple of functions: whether gradients are recorded (q, k, v, bias or sink with requires_grad "
+     "or a tuple of functions: whether gradients are recorded (q, k, v, bias, sink or qv with requires_grad "
      "forbid it "
      "then), and others that forbid it where they give true. options: arguments of forward."},
     {"plan_forward", as_method(plan<false>), METH_FASTCALL | METH_KEYWORDS,

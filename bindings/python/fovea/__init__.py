@@ -21,12 +21,13 @@ from . import _core
 from ._arrays import Form
 from ._attend import Gradients, Plan, attend, attend_backward, explain, merge, plan, seen_blocks
 from ._cache import Cache, Rotary
+from ._cascade import CascadeLevel, cascade
 from ._compile import CompiledKernel, compile
 from .expressions import named, where
 
 __version__: str = _core.version()
 __all__ = [
-    "Cache", "CompiledKernel", "Form", "Gradients", "Plan", "Rotary", "attend", "attend_backward", "compile", "explain", "info", "merge", "named", "plan",
+    "Cache", "CascadeLevel", "CompiledKernel", "Form", "Gradients", "Plan", "Rotary", "attend", "attend_backward", "cascade", "compile", "explain", "info", "merge", "named", "plan",
     "seen_blocks", "where",
 ]  # fmt: skip
 

@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     leftpad_k: Array
     k_descale: Array
     v_descale: Array
+    qv: Array
     scale: float | None
     causal: bool
     window: Pair

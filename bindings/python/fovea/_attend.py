@@ -96,7 +96,9 @@ def attend(
             those in use, (batch, new, heads_kv, d) and (batch, new, heads_kv, d_v), packed (total_new, heads_kv, d) with
             cu_seqlens_k; or None. The cache is written; no gradients.
         rotary: with cache: rotates q and the new rows of k by this fovea.Rotary.
-        scale: of the scores; None is 1/sqrt(d).
+        qv: (batch, seqlen_q, heads_q, d_v), packed as q, in its type: queries that meet the values: scores are scale (q k^T + qv v^T), as in
+            latent attention, whose values are a part of its keys; no gradients.
+        scale: of the scores; None is 1/sqrt(d), with qv 1/sqrt(d + d_v).
         causal: query i sees key j when j <= i + seqlen_k - seqlen_q (aligned at the last query and key).
         window: (left, right) keys that are seen beside the diagonal; -1 is unlimited.
         softcap: c makes scores c tanh(score / c); 0 is none.

@@ -104,6 +104,8 @@ def packed_now(
     k_descale: Tensor | None,
     v_descale: Tensor | None,
     out: Tensor | None,
+    qv: Tensor | None,
+    num_splits: int,
 ) -> Any:
     """o, or (o, lse), of packed queries without gradients by one call of the compiled part; None where it takes more."""
     if _dynamo_compiling() or (pages is not None and used_k is None):
@@ -128,6 +130,8 @@ def packed_now(
             page_table=pages,
             k_descale=k_descale,
             v_descale=v_descale,
+            qv=qv,
+            num_splits=num_splits,
             scale=softmax_scale,
             causal=causal,
             window=window_size,

@@ -12,7 +12,8 @@ Common to all:
     num_splits: parts of the keys that are computed apart and merged, at most; 1 is none, 0 as many as pay. Keys of 8 bits are always
         divided as it pays.
     pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
-    qv, q_descale, k_descale, v_descale, attention_chunk: refused when given.
+    qv: as q with headdim_v: scores are softmax_scale (q k^T + qv v^T), softmax_scale None 1/sqrt(headdim + headdim_v); no gradients.
+    q_descale, attention_chunk: refused when given; k_descale, v_descale, too, where a function does not name them.
 
 Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
 Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have.
@@ -54,17 +55,17 @@ def flash_attn_func(
     nheads_k, headdim_v), where nheads is a multiple of nheads_k. s_aux (nheads): a logit of each head that takes part in the softmax
     and has no value. Returns out (batch, seqlen_q, nheads, headdim_v)."""
     _flash.refuse(
-        qv=qv,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
     settings = (softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
-    if s_aux is None:
+    if s_aux is None and qv is None:
         o, lse = _flash.dense(q, k, v, *settings, num_splits)
     else:
-        o, lse = _flash.general(q, k, v, *settings, sink=s_aux.float(), num_splits=_flash.splits_of(num_splits, k))
+        sink = None if s_aux is None else s_aux.float()
+        o, lse = _flash.general(q, k, v, *settings, sink=sink, qv=qv, num_splits=_flash.splits_of(num_splits, k))
     return (o, lse) if return_attn_probs else o
 
 
@@ -159,7 +160,6 @@ def flash_attn_varlen_func(
     float8_e4m3fn are multiplied by; beside other types descales are ignored, q_descale too. return_softmax_lse: as return_attn_probs.
     window_size may be None. scheduler_metadata, fa_version and ver are taken and ignored."""
     _flash.refuse(
-        qv=qv,
         q_descale=_flash.descale_of(q, q_descale),
         attention_chunk=attention_chunk or None,
     )
@@ -186,6 +186,8 @@ def flash_attn_varlen_func(
         k_descale,
         v_descale,
         out,
+        qv,
+        _flash.splits_of(num_splits, k),
     )
     if made is not None:
         return made
@@ -205,6 +207,7 @@ def flash_attn_varlen_func(
         sink=sink,
         alibi=alibi_slopes,
         num_splits=_flash.splits_of(num_splits, k),
+        qv=qv,
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
     if out is not None:
@@ -274,11 +277,11 @@ def flash_attn_with_kvcache(
     cache_seqlens. sinks or s_aux (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
     k_cache and v_cache may be float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and
     divide k and v; beside other types descales are ignored, q_descale too. scheduler_metadata and ver are taken and ignored.
+    qv is not rotated.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
     _flash.refuse(
-        qv=qv,
         q_descale=_flash.descale_of(q, q_descale),
         attention_chunk=attention_chunk or None,
     )
@@ -309,6 +312,7 @@ def flash_attn_with_kvcache(
         out,
         sink=_flash.sink_of(s_aux, sinks),
         num_splits=_flash.splits_of(num_splits, k_cache),
+        qv=qv,
     )
 
 

@@ -1,7 +1,7 @@
 // The forward on CUDA cores: every GPU since sm_75, every head size, every term of the score, float32
 // throughout.
 //
-//   S = Q K^T      P = exp(score(S) - max)      O = P V / sum P      lse = max + log sum P
+//   S = Q K^T (+ QV V^T)      P = exp(score(S) - max)      O = P V / sum P      lse = max + log sum P
 //
 // A CTA owns 64 rows of queries of one head and a slice of kColumns columns of V and O, and walks over the
 // keys that the rows see in blocks of 64. Wider heads take several CTAs, each of which computes the same
@@ -10,10 +10,10 @@
 // Grid     fwd_simt_ctas(args, kColumns). With pack_group, rows are (query, head of the group) pairs.
 // Block    kSimtThreads threads.
 // Shared   static, 28 KB (64 columns) or 37 KB (128).
-//          X: 32 columns of Q, Y: of K; W: weights, over X and Y; B: 32 rows of V.
+//          X: 32 columns of Q or QV, Y: of K or V; W: weights, over X and Y; B: 32 rows of V.
 // Workspace  part_o and part_lse when num_splits > 1.
 //
-// Barriers of a block of keys, for each chunk of the head size:
+// Barriers of a block of keys, for each chunk of the head size (of both, with QV):
 //   1  X, Y, W, B are no longer read: they are filled
 //   2  they are filled: S grows
 // and then
@@ -104,6 +104,7 @@ struct FwdSimt {
 
   /// Query heads in a tile.
   __device__ __forceinline__ int pack() const { return args.pack_group ? p.group : 1; }
+  __device__ __forceinline__ bool has_qv() const { return p.qv.data != nullptr; }
   __device__ __forceinline__ int head_kv() const { return args.pack_group ? head : head / p.group; }
   __device__ __forceinline__ int rows_used() const { return span.used_q * pack(); }
   /// One behind the last row of the tile, which may be more than it has rows where they are consecutive.
@@ -134,7 +135,11 @@ struct FwdSimt {
     const bool terms = kLists || has_terms(p);
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
       const bool used = row0 + r < rows_end();
-      s.query[r] = used ? p.q.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
+      const auto offset_in = [&](const tile::RowsView& rows) {
+        return used ? rows.offset(batch, span.row_q + query_of(row0 + r), head_of(row0 + r)) : 0;
+      };
+      s.query[r] = offset_in(p.q);
+      if (has_qv()) s.query_of_values[r] = offset_in(p.qv);
       s.row_max[r] = -INFINITY;
       s.seen[r] = used ? tile::keys_of(p, span, query_of(row0 + r)) : tile::Span32{0, 0};
     }
@@ -205,17 +210,28 @@ struct FwdSimt {
 
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
   __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
-    const SimtRows q = rows_of(p.q, 0, 0, 0, p.head_dim, (p.aligned16 & tile::kAlignedQ) != 0);
     bool finite = true;
-    for (int column = 0; column < p.head_dim; column += kChunk) {
+    // One loop for both products: a second one would be a copy of all of its code.
+    const int all = p.head_dim + (has_qv() ? p.head_dim_v : 0);
+#pragma unroll 1
+    for (int done = 0; done < all;) {
+      const bool of_values = done >= p.head_dim;
+      const int column = of_values ? done - p.head_dim : done,
+                columns = of_values ? p.head_dim_v : p.head_dim;
+      const tile::RowsView &queries = of_values ? p.qv : p.q, &keys = of_values ? p.v : p.k;
+      const uint32_t query_bit = of_values ? tile::kAlignedQV : tile::kAlignedQ,
+                     key_bit = of_values ? tile::kAlignedV : tile::kAlignedK;
+      const int64_t* offsets = of_values ? s.query_of_values : s.query;
+      const SimtRows q = rows_of(queries, 0, 0, 0, columns, (p.aligned16 & query_bit) != 0);
       __syncthreads();  // 1
       Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
-                                                             [&](int r) { return s.query[r]; });
-      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, p.k, p.head_dim, tile::kAlignedK, p.k_descale, key0, 0,
-                                                 column);
-      if (column == 0) finite = load_v(key0, 0);
+                                                             [&](int r) { return offsets[r]; });
+      load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, keys, columns, key_bit,
+                                                 of_values ? p.v_descale : p.k_descale, key0, 0, column);
+      if (done == 0) finite = load_v(key0, 0);
       __syncthreads();  // 2
-      Tile::multiply(s, min(p.head_dim - column, kChunk), pairs);
+      Tile::multiply(s, min(columns - column, kChunk), pairs);
+      done += min(columns - column, kChunk);
     }
     return finite;
   }

@@ -90,14 +90,19 @@ struct SimtTile {
     // The sequence, and what each query row needs: computed once, and kept here because threads have no registers left.
     tile::SequenceSpan span;
     int batch, head, slice, row0;
-    int out_batch, tile_q, tile_k;     ///< dbias: its tile, where `batch` and `query_head` are of pairs
-    int what;                          ///< the backward: the output of the CTA
-    int query_head;                    ///< the backward: the head whose pairs are in work
-    tile::Span32 others;               ///< the backward: rows of the other side that the tile meets
-    int64_t query[kRowsX];             ///< element offset of the row in q
-    tile::Span32 seen[kRowsX];         ///< keys under causal and window; none for rows that take no part
-    float lse[kRowsX], delta[kRowsX];  ///< the backward
-    float row_max[kRowsX];             ///< the forward
+    int out_batch, tile_q, tile_k;  ///< dbias: its tile, where `batch` and `query_head` are of pairs
+    int what;                       ///< the backward: the output of the CTA
+    int query_head;                 ///< the backward: the head whose pairs are in work
+    tile::Span32 others;            ///< the backward: rows of the other side that the tile meets
+    int64_t query[kRowsX];          ///< element offset of the row in q
+    tile::Span32 seen[kRowsX];      ///< keys under causal and window; none for rows that take no part
+    union {
+      struct {
+        float lse[kRowsX], delta[kRowsX];  ///< the backward
+      };
+      int64_t query_of_values[kRowsX];  ///< the forward: element offset of the row in qv
+    };
+    float row_max[kRowsX];  ///< the forward
   };
 
   using Pairs = float[kRowsOf][kColsOf];

@@ -112,8 +112,9 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
-  bool e4m3_keys = false;  ///< forward, append: k and v are float8_e4m3fn, with factors
-  bool pages = false;      ///< forward: finds keys by a table of pages, where there is one
+  bool e4m3_keys = false;      ///< forward, append: k and v are float8_e4m3fn, with factors
+  bool pages = false;          ///< forward: finds keys by a table of pages, where there is one
+  bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
   bool stream_k =
       false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds

@@ -62,6 +62,8 @@ def compute(q: Tensor, k: Tensor, v: Tensor, need_lse: bool, arguments: dict[str
     if made is None:
         output_shapes(q, v, arguments.get("cu_seqlens_q") is not None)
         q, k, v = _ops.contiguous_rows(q), _ops.contiguous_rows(k), _ops.contiguous_rows(v)
+        if arguments.get("qv") is not None:
+            arguments = {**arguments, "qv": _ops.contiguous_rows(arguments["qv"])}
         made = _attend_now(q, k, v, need_lse, False, None, arguments)
     if made is None:
         raise ValueError(f"k: got shape {tuple(k.shape)}; expected {q.ndim} dimensions, as q; reshape it")
@@ -241,6 +243,11 @@ def attend_any(
     q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any], *, draw_seed: bool = False, need_lse: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """(o, lse) with gradients; lse may be None unless need_lse. `arguments`: options of fovea.attend."""
+    if needs_grad(arguments.get("qv")):
+        raise ValueError(
+            "qv: got a tensor that needs gradients; expected none, as there are none of qv; use torch.no_grad(), or give rows "
+            "[q, qv] as q and [k, v] as k"
+        )
     if arguments.get("score") or arguments.get("sees") or arguments.get("tensors"):
         if draw_seed:
             arguments = {**arguments, "seed": _ops.draw_seed()}
@@ -275,6 +282,8 @@ def attend_checked(
     if q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if options.get("qv") is not None:
+            options = {**options, "qv": options["qv"].to(dtype)}
         bias = options.get("bias")
         if bias is not None and bias.dtype != dtype:
             options = {**options, "bias": bias.float()}

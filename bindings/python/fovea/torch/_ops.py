@@ -53,13 +53,19 @@ def named(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip((*TENSORS, *NUMBERS), arguments, strict=True))
 
 
+def _readable(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """The same, with rows that the compiled part can read."""
+    options = named(arguments)
+    return options | {"qv": contiguous_rows(options["qv"])}
+
+
 def _outputs(q: Tensor, v: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
     o_shape, lse_shape = output_shapes(q, v, packed)
     return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, draw: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    arguments = named(rest)
+    arguments = _readable(rest)
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     o, lse = _outputs(q, v, arguments["cu_seqlens_q"] is not None)
     seed = draw_seed() if draw else arguments["seed"]
@@ -140,7 +146,7 @@ def _backward_fake(
 
 def _append(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     new = dict(zip(NEW_ROWS, rest[: len(NEW_ROWS)], strict=True))
-    arguments = named(rest[len(NEW_ROWS) :])
+    arguments = _readable(rest[len(NEW_ROWS) :])
     o, lse = _outputs(q, v, arguments["cu_seqlens_q"] is not None)
     _core.forward(q=contiguous_rows(q), k=k, v=v, o=o, lse=lse, **new, **arguments)
     return o, lse
