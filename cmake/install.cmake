@@ -3,7 +3,11 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fovea DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         COMPONENT fovea FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
-install(TARGETS fovea fovea_static EXPORT fovea_targets
+set(libraries fovea fovea_static)
+if(FOVEA_HAS_MPI)
+  list(APPEND libraries fovea_mpi)
+endif()
+install(TARGETS ${libraries} EXPORT fovea_targets
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT fovea
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT fovea
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT fovea)

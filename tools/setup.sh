@@ -19,7 +19,7 @@ set -euo pipefail
 
 run=(g++ cmake ninja-build pkg-config libhwy-dev libcli11-dev nlohmann-json3-dev libfmt-dev
      libcairo2-dev libpango1.0-dev fonts-dejavu-core)
-build=("${run[@]}" python3 libgtest-dev)
+build=("${run[@]}" python3 libgtest-dev openmpi-bin libopenmpi-dev)
 test=(clang clang-format)
 python=(python3-dev python3-venv)
 report_test=()

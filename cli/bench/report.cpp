@@ -57,6 +57,13 @@ Json json_of(const BenchRow& row, bool on_gpu) {
                      {"way", row.read->way},
                      {"share", row.share_of_read()}};
   }
+  if (row.single) {
+    entry["ranks"] = {{"count", row.single->ranks},
+                      {"single_median_seconds", row.single->timing.median},
+                      {"single_spread", row.single->timing.spread},
+                      {"share", row.share_of_single()},
+                      {"reason", row.single->reason}};
+  }
   return entry;
 }
 
@@ -123,6 +130,12 @@ void print_bench_table(const BenchSetting& setting, const std::vector<BenchRow>&
     fmt::print("{}: K and V at {:.1f} GB/s, {:.1f} % of a plain read of them at {:.1f} GB/s ({})\n",
                row.what.name, row.key_rate() * 1e-9, 100 * row.share_of_read(), row.read->rate() * 1e-9,
                row.read->way);
+  }
+  for (const BenchRow& row : rows) {
+    if (!row.single || !row.right()) continue;
+    fmt::print("{} {} {}: {} ranks at {:.3f} of the rate of one with all threads, {}\n",
+               pass_name(row.what.pass), type_name(row.what.shape.type), row.what.shape.seqlen_q,
+               row.single->ranks, row.share_of_single(), seconds_text(row.single->timing.median));
   }
   if (on_gpu) {
     fmt::print(

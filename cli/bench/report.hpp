@@ -18,6 +18,13 @@ struct MemoryRead {
   double rate() const { return static_cast<double>(bytes) / timing.median; }
 };
 
+/// The same problem on one rank with all threads, in turns with the run over ranks.
+struct SingleRun {
+  Timing timing;
+  int ranks = 0;
+  std::string reason{};  ///< of the plan over ranks
+};
+
 struct BenchRow {
   BenchCase what;
   std::string backend;
@@ -27,11 +34,14 @@ struct BenchRow {
   size_t workspace = 0;
   double host_seconds = 0;  ///< on a GPU: of the call, which does not wait for the work
   std::optional<MemoryRead> read{};
+  std::optional<SingleRun> single{};
 
   bool right() const { return error <= allowed; }
   double rate() const { return flops / timing.median; }
   /// Bytes of K and V a second.
   double key_rate() const { return static_cast<double>(what.key_bytes()) / timing.median; }
+  /// Of the rate on one rank with as many threads.
+  double share_of_single() const { return single->timing.median / timing.median; }
   /// Of the rate at which memory can be read.
   double share_of_read() const { return key_rate() / read->rate(); }
 };

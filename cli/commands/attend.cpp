@@ -11,6 +11,8 @@
 #include "cli/data/inputs.hpp"
 #include "cli/data/output.hpp"
 #include "cli/options/options.hpp"
+#include "cli/options/rank_options.hpp"
+#include "cli/ranks/rank_group.hpp"
 #include "cli/terminal/text.hpp"
 
 namespace fovea::cli {
@@ -21,6 +23,7 @@ struct AttendOptions {
   Terms terms;
   ExpressionOptions expressions;
   Execution execution;
+  RankOptions ranks;
   std::string output, lse_output, grad, output_dtype;
   bool json = false;
 };
@@ -29,10 +32,21 @@ struct Step {
   std::string pass, backend;
   double seconds = 0, flops = 0;
   size_t workspace = 0;
+  std::optional<RankedRun> over_ranks{};
 };
 
-Step run_pass(const Problem& problem, const AttendOptions& options) {
+/// On all ranks of `group`, where there is one. The plan of the whole problem checks it in either case.
+Step run_pass(const Problem& problem, const AttendOptions& options, const RankGroup* group) {
   const Plan plan(problem, options.execution.options());
+  if (group != nullptr) {
+    const RankedRun run = group->attend(problem, options.execution);
+    return {problem.pass == Pass::forward ? "forward" : "backward",
+            std::string(plan.backend()),
+            run.seconds,
+            plan.flops(),
+            run.workspace,
+            run};
+  }
   Workspace workspace(plan);
   const auto start = std::chrono::steady_clock::now();
   plan.run(buffers_of(problem), workspace);
@@ -102,7 +116,7 @@ void check_names(const AttendOptions& options, const Expressions& expressions) {
 /// Runs the forward, and the backward where there is d_o. Arrays have the shapes that the user gave q in; the library sees them in
 /// the rank that it wants.
 Results compute(const AttendOptions& options, const Inputs& inputs, const Expressions& expressions,
-                const std::optional<Array>& d_o) {
+                const std::optional<Array>& d_o, const RankGroup* group) {
   const ElementType o_type =
       options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
   Results results;
@@ -115,7 +129,7 @@ Results compute(const AttendOptions& options, const Inputs& inputs, const Expres
   expressions.apply(problem);
   problem.o = view(output("o", o_type, inputs.o_shape_for_user()), inputs.o_shape());
   problem.lse = view(output("lse", ElementType::f32, inputs.lse_shape_for_user()), inputs.lse_shape());
-  results.steps.push_back(run_pass(problem, options));
+  results.steps.push_back(run_pass(problem, options, group));
   if (!d_o) return results;
 
   problem.pass = Pass::backward;
@@ -133,7 +147,7 @@ Results compute(const AttendOptions& options, const Inputs& inputs, const Expres
     const auto shape = named.tensor.shape();
     named.gradient = view(output(("d" + named.name).c_str(), ElementType::f32, {shape.begin(), shape.end()}));
   }
-  results.steps.push_back(run_pass(problem, options));
+  results.steps.push_back(run_pass(problem, options, group));
   return results;
 }
 
@@ -166,6 +180,10 @@ void print_json_report(const AttendOptions& options, const Inputs& inputs, const
                               {"seconds", step.seconds},
                               {"flops", step.flops},
                               {"workspace_bytes", step.workspace}});
+    if (!step.over_ranks) continue;
+    json["passes"].back()["ranks"] = {{"count", step.over_ranks->ranks},
+                                      {"threads", step.over_ranks->threads},
+                                      {"reason", step.over_ranks->reason}};
   }
   const bool npy = writes_npy(options);
   for (const Array& array : results.outputs) {
@@ -183,9 +201,12 @@ void print_text_report(const AttendOptions& options, const Inputs& inputs, const
   fmt::print("q {} k {} v {} {}\n", shape_text(inputs.q.shape), shape_text(inputs.k.shape),
              shape_text(inputs.v->shape), type_name(inputs.q.type));
   for (const Step& step : results.steps) {
-    fmt::print("{}: {}, {} threads, {}, {:.1f} GFLOP/s, workspace {}\n", step.pass, step.backend,
-               options.execution.resolved_threads(), seconds_text(step.seconds),
-               step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0,
+    const std::string threads =
+        step.over_ranks
+            ? fmt::format("{} ranks of {} threads", step.over_ranks->ranks, step.over_ranks->threads)
+            : fmt::format("{} threads", options.execution.resolved_threads());
+    fmt::print("{}: {}, {}, {}, {:.1f} GFLOP/s, workspace {}\n", step.pass, step.backend, threads,
+               seconds_text(step.seconds), step.seconds > 0 ? step.flops / step.seconds * 1e-9 : 0,
                bytes_text(static_cast<double>(step.workspace)));
   }
   std::string names;
@@ -208,12 +229,16 @@ Exit run_attend(const AttendOptions& options) {
   inputs.files.insert(inputs.files.end(), expressions.files.begin(), expressions.files.end());
   inputs.sources.insert(expressions.sources.begin(), expressions.sources.end());
   check_outputs(options, inputs.files);
+  options.ranks.check();
+  std::optional<RankGroup> group;
+  if (options.ranks.asked()) group.emplace(options.ranks);
   Results results;
   try {
-    results = compute(options, inputs, expressions, d_o);
+    results = compute(options, inputs, expressions, d_o, group ? &*group : nullptr);
   } catch (const Error& error) {
     throw inputs.naming_file(error);
   }
+  if (group && !group->has_result()) return Exit::ok;
   write_outputs(options, inputs, results);
   (options.json ? print_json_report : print_text_report)(options, inputs, results);
   return Exit::ok;
@@ -229,6 +254,7 @@ void add_attend(CLI::App& program, Action& action) {
   options->terms.add_options(*command, true);
   options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
+  options->ranks.add_options(*command, true);
   constexpr const char* kOutputs = "Outputs";
   command
       ->add_option("--output", options->output,
@@ -264,6 +290,8 @@ void add_attend(CLI::App& program, Action& action) {
       "  fovea attend --input qkv.safetensors --causal --output o.safetensors\n"
       "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
       "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors\n"
+      "  fovea attend --input qkv.safetensors --causal --ranks 4 --output o.npy\n"
+      "  mpirun -n 4 fovea attend --mpi --input qkv.safetensors --causal --output o.npy\n"
       "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor "
       "slope=slopes.npy "
       "--output o.npy");

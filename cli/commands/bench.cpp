@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,7 +18,9 @@
 #include "cli/measure/gpu.hpp"
 #include "cli/measure/measure.hpp"
 #include "cli/options/options.hpp"
+#include "cli/options/rank_options.hpp"
 #include "cli/options/shape_options.hpp"
+#include "cli/ranks/crew.hpp"
 #include "cli/terminal/failure.hpp"
 #include "cli/terminal/progress.hpp"
 
@@ -29,6 +32,7 @@ struct BenchOptions {
   Terms terms;
   ExpressionOptions expressions;
   Execution execution;
+  RankOptions ranks;
   std::vector<std::string> pass = {"fwd"};
   std::optional<std::string> rows;
   std::string device, layout = "bshd";
@@ -151,9 +155,13 @@ BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const 
   Workspace workspace(plan);
   Buffers buffers = buffers_of(problem);
   if (gpu) buffers.stream = gpu->stream();
-  const auto run = [&] { plan.run(buffers, workspace); };
+  std::optional<RankCrew> crew;
+  if (options.ranks.asked()) crew.emplace(problem, options.ranks, options.execution);
+  const std::function<void()> alone = [&] { plan.run(buffers, workspace); };
+  const std::function<void()> run = crew ? [&] { crew->run(); } : alone;
 
   run();
+  if (crew) crew->collect();
   data.download_outputs(what.pass);
   BenchRow row{.what = what,
                .backend = std::string(plan.backend()),
@@ -161,10 +169,15 @@ BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const 
                .error = largest_error(data, what.pass, what.terms, rows),
                .allowed = allowed_error(what.shape.type, what.pass),
                .rows_checked = rows,
-               .workspace = plan.workspace_size()};
+               .workspace = crew ? crew->workspace() : plan.workspace_size()};
   if (!row.right()) return row;  // a wrong result has no time
   if (backward) fill_d_o(what.shape.seqlen_q);
-  if (gpu) {
+  if (crew) {
+    crew->deal();
+    const std::vector<Timing> timings = measure_in_turns(std::array{run, alone}, options.seconds);
+    row.timing = timings[0];
+    row.single = {timings[1], options.ranks.ranks, crew->reason()};
+  } else if (gpu) {
     row.timing = gpu->measure(run, options.seconds, 5);
     row.host_seconds = gpu->host_seconds(run);
   } else if (what.reads_memory) {
@@ -184,6 +197,11 @@ Exit run_bench(const BenchOptions& options) {
   }
   const Expressions expressions = read_expressions(options.expressions);
   const std::optional<int> gpu = options.gpu();
+  options.ranks.check();
+  if (gpu && options.ranks.asked()) {
+    throw Failure(Exit::usage,
+                  "--ranks: got it with a GPU, expected --device cpu; ranks of this program compute on CPUs");
+  }
   const BenchSetting setting{options.execution.resolved_threads(), options.terms.causal,
                              gpu ? Gpu(*gpu).text() : ""};
   std::vector<BenchRow> rows;
@@ -230,6 +248,7 @@ void add_bench(CLI::App& program, Action& action) {
   options->terms.add_options(*command, false);
   options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
+  options->ranks.add_options(*command, false);
   add_device_option(*command, options->device);
   command->add_option("--layout", options->layout, "Memory order: bshd (the default) or bhsd")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
@@ -246,7 +265,9 @@ void add_bench(CLI::App& program, Action& action) {
       "has no time, and the exit code is 1. GPU times are those of launches in a CUDA graph. Rows named "
       "decode are "
       "timed\n"
-      "in turns with a plain read of K and V; on a GPU a copy of them follows.\n"
+      "in turns with a plain read of K and V; on a GPU a copy of them follows. With --ranks each row is "
+      "timed in turns with "
+      "one rank that has all threads.\n"
       "\n"
       "Examples:\n"
       "  fovea bench --seqlen 1024,4096 --heads 16 --head-dim 64,128 --dtype bfloat16 --causal\n"
@@ -254,6 +275,7 @@ void add_bench(CLI::App& program, Action& action) {
       "  fovea bench --decode --batch 1,64 --page 0,16 --cache-dtype q\n"
       "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json\n"
       "  fovea bench --seqlen 2048 --sees \"q - k < 256\" --causal\n"
+      "  fovea bench --seqlen 4096 --heads 8 --causal --pass fwd,bwd --ranks 2\n"
       "  fovea bench --rows bfloat16_fwd --layout bhsd\n"
       "  fovea bench --device cuda --batch 4 --seqlen 4096 --heads 16 --head-dim 128 --causal --pass "
       "fwd,bwd");

@@ -10,7 +10,9 @@
 #include "cli/data/expressions.hpp"
 #include "cli/data/inputs.hpp"
 #include "cli/options/options.hpp"
+#include "cli/options/rank_options.hpp"
 #include "cli/options/shape_options.hpp"
+#include "cli/ranks/rank_group.hpp"
 #include "cli/terminal/text.hpp"
 
 namespace fovea::cli {
@@ -22,6 +24,7 @@ struct ExplainOptions {
   Terms terms;
   ExpressionOptions expressions;
   Execution execution;
+  RankOptions ranks;
   std::string pass = "fwd", device;
   std::vector<std::string> with;
   bool json = false;
@@ -258,7 +261,29 @@ Json json_of(const Problem& problem, const Plan& plan, const std::optional<Block
   return json;
 }
 
+/// What the plan over ranks says; nothing where none are asked for.
+std::string reason_of_ranks(const Problem& problem, const ExplainOptions& options,
+                            const std::optional<Inputs>& inputs) {
+  if (!options.ranks.asked()) return "";
+  try {
+    return reason_over_ranks(problem, options.ranks, options.execution);
+  } catch (const Error& error) {
+    if (inputs) throw inputs->naming_file(error);
+    throw;
+  }
+}
+
+void print_ranks(int ranks, std::string_view reason) {
+  fmt::print("\nover {} ranks\n", ranks);
+  while (!reason.empty()) {
+    const std::string_view line = reason.substr(0, reason.find('\n'));
+    reason.remove_prefix(std::min(line.size() + 1, reason.size()));
+    fmt::print("  {}\n", line);
+  }
+}
+
 Exit run_explain(const ExplainOptions& options) {
+  options.ranks.check();
   Problem problem;
   std::optional<Inputs> inputs;
   const Pass pass = parse_pass(options.pass);
@@ -281,6 +306,10 @@ Exit run_explain(const ExplainOptions& options) {
   if (inputs) inputs->sources.insert(expressions.sources.begin(), expressions.sources.end());
   const Problem on_host = problem;
   const std::optional<int> gpu = gpu_of(options.device, options.execution.backend);
+  if (gpu && options.ranks.asked()) {
+    throw Failure(Exit::usage,
+                  "--ranks: got it with a GPU, expected --device cpu; ranks of this program compute on CPUs");
+  }
   if (gpu) move_to_gpu(problem, *gpu);
   const Plan plan = [&] {
     try {
@@ -291,12 +320,16 @@ Exit run_explain(const ExplainOptions& options) {
     }
   }();
 
+  const std::string over_ranks = reason_of_ranks(problem, options, inputs);
+
   const int threads = options.execution.resolved_threads();
   std::optional<BlockCounts> counts;
   const bool has_data = !on_host.cu_seqlens_q || on_host.cu_seqlens_q.data() != nullptr;
   if (!options.expressions.sees.empty() && has_data) counts = count_blocks(on_host, kBlock);
   if (options.json) {
-    print_json(json_of(problem, plan, counts, threads));
+    Json json = json_of(problem, plan, counts, threads);
+    if (options.ranks.asked()) json["ranks"] = {{"count", options.ranks.ranks}, {"reason", over_ranks}};
+    print_json(json);
     return Exit::ok;
   }
   fmt::print("{}\n\n", name_of(pass));
@@ -308,6 +341,7 @@ Exit run_explain(const ExplainOptions& options) {
   if (!gpu) fmt::print("threads    {}\n", threads);
   fmt::print("workspace  {}\nwork       {:.3g} GFLOP\n",
              bytes_text(static_cast<double>(plan.workspace_size())), plan.flops() * 1e-9);
+  if (options.ranks.asked()) print_ranks(options.ranks.ranks, over_ranks);
   return Exit::ok;
 }
 
@@ -333,6 +367,7 @@ void add_explain(CLI::App& program, Action& action) {
   options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
   add_device_option(*command, options->device);
+  options->ranks.add_options(*command, false);
   options->files.add_options(*command, true, true, false);
   add_json_option(*command, options->json);
   command->footer(
@@ -343,6 +378,7 @@ void add_explain(CLI::App& program, Action& action) {
       "  fovea explain --pass bwd --with bias,sink --backend cpu_generic\n"
       "  fovea explain --device cuda --seqlen 4096 --heads 16 --head-dim 128 --with bias\n"
       "  fovea explain --seqlen 1024 --sees \"k <= q && q - k < 256\" --score \"30 * tanh(s / 30)\"\n"
+      "  fovea explain --seqlen 65536 --heads 32 --heads-kv 8 --causal --ranks 8\n"
       "  fovea explain --input qkv.safetensors --json");
   command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
 }

@@ -426,7 +426,7 @@ FOVEA_API fovea_status fovea_compile(const fovea_problem* problem, const fovea_o
 
 /* ---- runs ---- */
 
-/* Memory for runs, aligned to FOVEA_WORKSPACE_ALIGNMENT, for callers that have no better source: device is
+/* Memory for runs, aligned to 256 bytes, for callers that have no better source: device is
  * fovea_plan_device(), size fovea_plan_workspace_size(). *workspace is NULL when size is 0. On a GPU both
  * calls synchronise with it: make the workspace once, not for each run. */
 FOVEA_API fovea_status fovea_workspace_create(fovea_device device, size_t size,

@@ -40,11 +40,15 @@ void run(const fovea_plan& plan, const Buffers& buffers) {
   plan.plan.prepared->run(buffers);
 }
 
+/// As GPUs' allocations, and as runs over several ranks need (fovea_distributed.h).
+constexpr std::align_val_t kHostAlignment{256};
+static_assert(static_cast<size_t>(kHostAlignment) % FOVEA_WORKSPACE_ALIGNMENT == 0);
+
 void* allocate_on_host(size_t size) {
-  return ::operator new (size, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
+  return ::operator new(size, kHostAlignment);
 }
 void release_on_host(void* memory) noexcept {
-  ::operator delete (memory, std::align_val_t{FOVEA_WORKSPACE_ALIGNMENT});
+  ::operator delete(memory, kHostAlignment);
 }
 
 /// The workspace of one call, of the memory that the plan's backend works in.

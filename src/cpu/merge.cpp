@@ -17,46 +17,40 @@ char* o_at(const TensorDesc& t, int64_t b, int64_t s, int64_t h) {
   return static_cast<char*>(t.data) +
          (b * t.stride[0] + s * t.stride[1] + h * t.stride[2]) * size_of(t.dtype);
 }
-/// Columns of a row that are summed at a time.
-constexpr int64_t kColumns = 128;
 
-/// Calls visit with `row` as a pointer to its elements.
-template <class Visit>
-void visit_row(char* row, DType type, Visit&& visit) {
-  switch (type) {
-    case DType::kF16:
-      return visit(reinterpret_cast<F16*>(row));
-    case DType::kBF16:
-      return visit(reinterpret_cast<Bf16*>(row));
-    default:
-      return visit(reinterpret_cast<float*>(row));
-  }
+/// sum += weight * row, of one part.
+template <class T>
+void add_row(const char* row, float weight, float* sum, int64_t elements) {
+  const auto* const from = reinterpret_cast<const T*>(row);
+  for (int64_t c = 0; c < elements; ++c) sum[c] += weight * to_float(from[c]);
+}
+/// row = sum / divisor.
+template <class T>
+void divide_row(const float* sum, float divisor, char* row, int64_t elements) {
+  auto* const to = reinterpret_cast<T*>(row);
+  for (int64_t c = 0; c < elements; ++c) to[c] = from_float<T>(sum[c] / divisor);
 }
 
-/// out = sum_i weight[i] parts[i] / sum over the columns of one row. A part without keys (lse = -inf) contributes nothing, even when its
-/// o holds NaN.
-void merge_row(std::span<const TensorDesc> parts, std::span<const float> weight, float sum, int64_t b,
-               int64_t s, int64_t h, const TensorDesc& o) {
-  for (int64_t first = 0; first < o.shape[3]; first += kColumns) {
-    const int64_t count = std::min(kColumns, o.shape[3] - first);
-    float values[kColumns] = {};
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (weight[i] == 0) continue;
-      visit_row(o_at(parts[i], b, s, h), parts[i].dtype, [&](const auto* part) {
-        for (int64_t c = 0; c < count; ++c) values[c] += weight[i] * to_float(part[first + c]);
-      });
-    }
-    visit_row(o_at(o, b, s, h), o.dtype, [&]<class T>(T* out) {
-      for (int64_t c = 0; c < count; ++c) out[first + c] = from_float<T>(sum == 0 ? 0.0f : values[c] / sum);
-    });
-  }
+using AddRow = void (*)(const char* row, float weight, float* sum, int64_t elements);
+using DivideRow = void (*)(const float* sum, float divisor, char* row, int64_t elements);
+AddRow add_row_of(DType type) {
+  if (type == DType::kF16) return add_row<F16>;
+  return type == DType::kBF16 ? add_row<Bf16> : add_row<float>;
+}
+DivideRow divide_row_of(DType type) {
+  if (type == DType::kF16) return divide_row<F16>;
+  return type == DType::kBF16 ? divide_row<Bf16> : divide_row<float>;
 }
 
 }  // namespace
 
 void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
            const TensorDesc& lse) {
-  std::vector<float> weight(o_parts.size());
+  const int64_t elements = o.shape[3];
+  std::vector<float> weight(o_parts.size()), row(static_cast<size_t>(elements));
+  std::vector<AddRow> add;
+  for (const TensorDesc& part : o_parts) add.push_back(add_row_of(part.dtype));
+  const DivideRow divide = divide_row_of(o.dtype);
   for (int64_t b = 0; b < o.shape[0]; ++b) {
     for (int64_t s = 0; s < o.shape[1]; ++s) {
       for (int64_t h = 0; h < o.shape[2]; ++h) {
@@ -68,7 +62,13 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
           weight[i] = std::exp(*lse_at(lse_parts[i], b, h, s) - subtract);
           sum += weight[i];
         }
-        merge_row(o_parts, weight, sum, b, s, h, o);
+        std::fill(row.begin(), row.end(), 0.0f);
+        for (size_t i = 0; i < weight.size(); ++i) {
+          // A part without keys (lse = -inf) contributes nothing, even when its o holds NaN.
+          if (weight[i] != 0) add[i](o_at(o_parts[i], b, s, h), weight[i], row.data(), elements);
+        }
+        // Without any keys the row is all 0.
+        divide(row.data(), sum == 0 ? 1.0f : sum, o_at(o, b, s, h), elements);
         if (lse.present) *lse_at(lse, b, h, s) = sum == 0 ? largest : subtract + std::log(sum);
       }
     }

@@ -349,6 +349,125 @@ class Gradients(ProgramTest):
                    says=["--output", ".safetensors"])
 
 
+class Ranks(ProgramTest):
+    """One problem over several ranks: as without them."""
+    TOLERANCE = 1e-5
+
+    def compare(self, *options, command=(PROGRAM,), one=(), many=("--ranks", "3")):
+        """All outputs over ranks beside those of one; what the program printed with --json."""
+        alone, together = self.folder / "alone.safetensors", self.folder / "together.safetensors"
+        self.ok("attend", *options, *one, "--output", alone)
+        done = subprocess.run([*command, "attend", *map(str, options), *many, "--output", str(together), "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=250)
+        self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
+        expected, got = read_safetensors(alone), read_safetensors(together)
+        self.assertEqual(list(got), list(expected))
+        for name, array in expected.items():
+            self.assertEqual((got[name].shape, got[name].dtype), (array.shape, array.dtype))
+            self.close(got[name].values, array.values, self.TOLERANCE)
+        return json.loads(done.stdout)
+
+    def save_gradient(self, *shape):
+        write_npy(self.folder / "d_o.npy", self.numbers(*shape))
+        return self.folder / "d_o.npy"
+
+    def test_forward_and_gradients(self):
+        path = self.save(self.qkv((2, 13, 4, 8), (2, 17, 2, 8)))
+        grad = self.save_gradient(2, 13, 4, 8)
+        write_npy(self.folder / "sink.npy", self.numbers(4))
+        for terms in ((), ("--causal",), ("--window", "3,2", "--softcap", "2"), ("--sink", self.folder / "sink.npy")):
+            told = self.compare("--input", path, "--grad", grad, *terms)
+            for step in told["passes"]:
+                self.assertEqual(step["ranks"]["count"], 3)
+                self.assertTrue(step["ranks"]["reason"].startswith("chosen: "))
+
+    def test_every_method(self):
+        path = self.save(self.qkv((11, 4, 8), (11, 4, 8)))
+        grad = self.save_gradient(11, 4, 8)
+        for heads_ranks, stages in ((1, 1), (1, 4), (2, 2), (4, 1)):
+            self.compare("--input", path, "--grad", grad, "--causal",
+                         many=("--ranks", "4", "--heads-ranks", str(heads_ranks), "--stages", str(stages)))
+
+    def test_packed_sequences(self):
+        path = self.save(self.qkv((12, 2, 8), (12, 2, 8)))
+        write_npy(self.folder / "starts.npy", Array([0, 5, 5, 12], (4,), "i4"))
+        starts = ("--cu-seqlens-q", self.folder / "starts.npy", "--cu-seqlens-k", self.folder / "starts.npy")
+        self.compare("--input", path, "--grad", self.save_gradient(12, 2, 8), "--causal", *starts)
+
+    def test_fewer_queries_than_ranks(self):
+        self.compare("--input", self.save(self.qkv((1, 2, 8), (40, 2, 8))), "--causal")
+
+    def test_more_ranks_than_rows(self):
+        path = self.save(self.qkv((3, 2, 8), (2, 2, 8)))
+        self.compare("--input", path, "--grad", self.save_gradient(3, 2, 8), many=("--ranks", "7"))
+
+    def test_text(self):
+        text = self.ok("attend", "--input", SAMPLE, "--ranks", "2", "--threads", "2", "--output", self.folder / "o.npy")
+        self.assertIn("2 ranks of 1 threads", text)
+
+    def test_explain(self):
+        text = self.ok("explain", "--seqlen", "4096", "--heads", "8", "--heads-kv", "2", "--causal", "--ranks", "4", "--pass", "bwd")
+        self.assertIn("over 4 ranks\n  chosen: ", text)
+        self.assertIn("passed over: ", text)
+        told = self.json("explain", "--input", SAMPLE, "--ranks", "2", "--heads-ranks", "2")
+        self.assertEqual(told["ranks"]["count"], 2)
+        self.assertIn("rank 0: ", told["ranks"]["reason"])
+
+    def test_bench(self):
+        sizes = ("--seqlen", "300", "--heads", "4", "--head-dim", "16", "--causal", "--seconds", "0.02", "--pass", "fwd,bwd")
+        told = self.json("bench", *sizes, "--ranks", "2", "--threads", "2", "--stages", "2", "--heads-ranks", "1")
+        for row in told["rows"]:
+            self.assertTrue(row["right"])
+            self.assertEqual(row["ranks"]["count"], 2)
+            self.assertAlmostEqual(row["ranks"]["share"], row["ranks"]["single_median_seconds"] / row["median_seconds"], places=6)
+        self.assertIn("2 ranks at ", self.ok("bench", *sizes, "--ranks", "2", "--layout", "bhsd"))
+
+    def test_errors(self):
+        path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
+        attend = ("attend", "--input", path, "--output", out)
+        self.fails(USAGE, *attend, "--ranks", "0", says=["--ranks", "1"])
+        self.fails(USAGE, *attend, "--stages", "2", says=["--stages", "without --ranks"])
+        self.fails(USAGE, "bench", "--heads-ranks", "2", says=["--heads-ranks", "without --ranks"])
+        self.fails(PROBLEM, *attend, "--ranks", "4", "--heads-ranks", "3", says=["heads_ranks", "divisor of 4"])
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--stages", "5", says=["stages", "5"])
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "0.5", says=["dropout"])
+        write_npy(self.folder / "bias.npy", self.numbers(6, 9))
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "bias.npy"])
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--dtype", "float64", says=["q", "float32"])
+        self.fails(USAGE, "explain", "--with", "packed", "--ranks", "2", says=["packed", "--cu-seqlens-q"])
+        for command in ("explain", "bench"):
+            self.fails(USAGE, command, "--ranks", "2", "--device", "cuda", says=["--ranks", "--device cpu"])
+        self.assertFalse(out.exists())
+
+
+@unittest.skipUnless(os.environ.get("FOVEA_TEST_MPIEXEC"), "MPI was not found")
+class Mpi(Ranks):
+    """Ranks that are processes, which open libfovea_mpi; the inherited problems, over three of them."""
+    MPIEXEC = os.environ.get("FOVEA_TEST_MPIEXEC", "").split()
+
+    def compare(self, *options, **ignored):
+        return super().compare(*options, command=(*self.MPIEXEC, "-n", "3", PROGRAM), many=("--mpi", "--ranks", "3"))
+
+    def test_every_method(self):
+        pass  # the transport knows nothing of methods
+
+    test_text = test_explain = test_bench = test_every_method
+
+    def test_errors(self):
+        path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
+        for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--dropout", "0.5"), "dropout")):
+            done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--mpi", "--input", str(path), "--output", str(out),
+                                   *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            self.assertNotEqual(done.returncode, OK)
+            self.assertIn(says, done.stderr)
+        self.assertFalse(out.exists())
+
+    def test_one_process(self):
+        path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
+        self.ok("attend", "--mpi", "--input", path, "--output", out)
+        self.assertEqual(read_npy(out).shape, (6, 4, 8))
+
+
 class Files(ProgramTest):
     def test_bad_inputs(self):
         out = self.folder / "o.npy"

@@ -286,6 +286,33 @@ std::string LocalRanks::check(const Rank& rank, fovea_pass pass) const {
   return "";
 }
 
+std::vector<Role> LocalRanks::outputs(fovea_pass pass) const {
+  std::vector<Role> roles;
+  for (const Role role : {Role::kO, Role::kLse, Role::kDQ, Role::kDK, Role::kDV, Role::kDSink}) {
+    if (x_.takes_part(role, pass) && OwnedProblem::is_output(role, pass)) roles.push_back(role);
+  }
+  return roles;
+}
+
+std::string LocalRanks::run_one(fovea_pass pass, const fovea_transport& transport) {
+  Rank rank;
+  rank.number = transport.rank;
+  rank.failure = run_rank(rank, pass, transport);
+  reason_ = rank.reason;
+  for (const Role role : outputs(pass)) {
+    x_[role].poison();
+    x_[role].assign(std::vector<double>(static_cast<size_t>(x_[role].count())));
+    const bool is_whole = role == Role::kDSink || division_.queries_everywhere;  // on every rank
+    if (!rank.failure.empty() || (is_whole && rank.number > 0)) continue;
+    if (role == Role::kDSink) {
+      x_[role].assign(rank.tensors.at(role)->values());
+    } else {
+      collect(rank, role);
+    }
+  }
+  return rank.failure;
+}
+
 std::string LocalRanks::run(fovea_pass pass) {
   fovea_thread_options options{};
   options.struct_size = sizeof options;
@@ -325,8 +352,7 @@ std::string LocalRanks::run(fovea_pass pass) {
   fovea_thread_group_destroy(group);
   if (!failure.empty()) return failure;
   reason_ = ranks[0].reason;
-  for (const Role role : {Role::kO, Role::kLse, Role::kDQ, Role::kDK, Role::kDV, Role::kDSink}) {
-    if (!x_.takes_part(role, pass) || !OwnedProblem::is_output(role, pass)) continue;
+  for (const Role role : outputs(pass)) {
     x_[role].poison();
     for (const Rank& rank : ranks) {
       if (role == Role::kDSink) {

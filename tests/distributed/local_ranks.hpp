@@ -23,13 +23,16 @@ struct Division {
   std::vector<fovea_device> devices;  ///< of each rank; empty: the CPU
 };
 
-/// Threads that each compute their part of a problem.
+/// Ranks that each compute their part of a problem: threads, or one of them in this process.
 class LocalRanks {
  public:
   LocalRanks(const verify::OwnedProblem& problem, Division division);
 
   /// Computes a pass, and writes the whole result to the problem's outputs. Returns "" or what went wrong.
   std::string run(fovea_pass pass);
+  /// Computes the part of one rank alone, with others elsewhere, and writes it into the problem's outputs, whose other elements are 0:
+  /// the sum over ranks is the whole result.
+  std::string run_one(fovea_pass pass, const fovea_transport& transport);
   /// What the plan of rank 0 says of itself.
   const std::string& reason() const { return reason_; }
 
@@ -44,6 +47,7 @@ class LocalRanks {
   std::vector<int64_t> rows_of(int rank, bool keys) const;
   void deal(Rank& rank, verify::Role role, bool empty);
   void collect(const Rank& rank, verify::Role role);
+  std::vector<verify::Role> outputs(fovea_pass pass) const;
 
   const verify::OwnedProblem& x_;
   Division division_;

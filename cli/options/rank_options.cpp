@@ -1,0 +1,63 @@
+// The definitions of rank_options.hpp.
+#include "cli/options/rank_options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "cli/terminal/failure.hpp"
+
+namespace fovea::cli {
+
+void RankOptions::add_options(CLI::App& command, bool with_mpi) {
+  constexpr const char* kGroup = "Ranks";
+  command
+      .add_option("--ranks", ranks,
+                  "Divide the rows among N ranks, which compute the problem together; threads are divided "
+                  "among them")
+      ->check(CLI::Range(1, kMostRanks))
+      ->type_name("N")
+      ->group(kGroup);
+  command
+      .add_option("--heads-ranks", heads_ranks,
+                  "Ranks in a row that exchange rows for heads, a divisor of --ranks (default: chosen)")
+      ->check(CLI::Range(1, kMostRanks))
+      ->type_name("G")
+      ->group(kGroup);
+  command
+      .add_option("--stages", stages,
+                  "Steps in which keys come, at most --ranks / --heads-ranks (default: chosen)")
+      ->check(CLI::Range(1, kMostRanks))
+      ->type_name("S")
+      ->group(kGroup);
+  if (!with_mpi) return;
+  command
+      .add_flag("--mpi", mpi,
+                "Ranks are the processes that mpirun has started; each reads the inputs, the first writes")
+      ->group(kGroup);
+}
+
+void RankOptions::check() const {
+  if (asked()) return;
+  for (const auto& [name, value] : {std::pair("--heads-ranks", heads_ranks), std::pair("--stages", stages)}) {
+    if (value > 0) {
+      throw Failure(Exit::usage, std::string(name) +
+                                     ": got it without --ranks, expected both; it says how "
+                                     "ranks share the work");
+    }
+  }
+}
+
+int threads_of_a_rank(const Execution& execution, int ranks) {
+  return std::max(1, execution.resolved_threads() / ranks);
+}
+
+DistributedOptions RankOptions::options(const Execution& execution, int number_of_ranks) const {
+  DistributedOptions options;
+  options.attention = execution.options();
+  options.attention.num_threads = threads_of_a_rank(execution, number_of_ranks);
+  options.heads_ranks = heads_ranks;
+  options.stages = stages;
+  return options;
+}
+
+}  // namespace fovea::cli

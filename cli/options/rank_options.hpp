@@ -1,0 +1,29 @@
+// Options for one problem over several ranks: threads of this process, or processes that mpirun starts.
+#pragma once
+
+#include "cli/options/cli11.hpp"
+#include "cli/options/options.hpp"
+#include "fovea/distributed.hpp"
+
+namespace fovea::cli {
+
+struct RankOptions {
+  static constexpr int kMostRanks = 1024;  ///< each may be a thread
+
+  int ranks = 0;  ///< 0: not given
+  int heads_ranks = 0, stages = 0;
+  bool mpi = false;
+
+  /// `with_mpi`: ranks may be processes.
+  void add_options(CLI::App& command, bool with_mpi);
+  bool asked() const { return ranks > 0 || mpi; }
+  /// Throws a Failure for options that make no sense together.
+  void check() const;
+  /// For `ranks` ranks that share the threads of `execution`.
+  DistributedOptions options(const Execution& execution, int ranks) const;
+};
+
+/// Threads of each of `ranks` ranks: --threads, or all processors, divided among them.
+int threads_of_a_rank(const Execution& execution, int ranks);
+
+}  // namespace fovea::cli

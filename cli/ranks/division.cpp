@@ -1,0 +1,190 @@
+// The definitions of division.hpp.
+#include "cli/ranks/division.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "cli/terminal/failure.hpp"
+
+namespace fovea::cli {
+namespace {
+
+enum class Axis {
+  query_rows,       ///< (batch, rows, heads, size) or (rows, heads, size)
+  key_rows,         ///< the same, of keys
+  query_statistic,  ///< (batch, heads, rows) or (heads, rows)
+  none,             ///< whole on every rank
+};
+
+/// A tensor that every rank has memory of its own for.
+struct Field {
+  Tensor Problem::*tensor;
+  Axis axis;
+  fovea_access forward, backward;
+};
+
+constexpr std::array kFields = {
+    Field{&Problem::q, Axis::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{&Problem::k, Axis::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{&Problem::v, Axis::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{&Problem::o, Axis::query_rows, FOVEA_WRITE, FOVEA_READ},
+    Field{&Problem::lse, Axis::query_statistic, FOVEA_WRITE, FOVEA_READ},
+    Field{&Problem::d_o, Axis::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{&Problem::dlse, Axis::query_statistic, FOVEA_READ, FOVEA_READ},
+    Field{&Problem::dq, Axis::query_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{&Problem::dk, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{&Problem::dv, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{&Problem::dsink, Axis::none, FOVEA_READ, FOVEA_WRITE},
+};
+
+bool is_output(const Field& field, Pass pass) {
+  return (pass == Pass::forward ? field.forward : field.backward) == FOVEA_WRITE;
+}
+
+bool is_packed(const Problem& problem) {
+  return static_cast<bool>(problem.cu_seqlens_q);
+}
+
+size_t bytes_of(const Tensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t size : tensor.shape()) count *= size;
+  return static_cast<size_t>(count) * tensor.dtype().bits / 8;
+}
+
+/// The axis of rows.
+size_t row_axis(const Tensor& tensor, Axis axis) {
+  return tensor.shape().size() - (axis == Axis::query_statistic ? 1 : 3);
+}
+
+/// Visits the rank's rows of a tensor in the order of the rank's memory: visit(address, bytes).
+template <class Visit>
+void for_each_run(const Tensor& whole, Axis axis, const std::vector<Piece>& pieces, int rank, Visit&& visit) {
+  const auto shape = whole.shape();
+  const fovea_tensor c = whole.c_tensor();
+  const int64_t element = whole.dtype().bits / 8;
+  std::array<int64_t, Tensor::kMaxRank> stride{};
+  for (size_t i = shape.size(), compact = 1; i-- > 0; compact *= static_cast<size_t>(shape[i]))
+    stride[i] = element * (c.strides ? c.strides[i] : static_cast<int64_t>(compact));
+  const size_t row = row_axis(whole, axis);
+  const bool statistic = axis == Axis::query_statistic, batched = shape.size() > (statistic ? 2 : 3);
+  const int64_t batch = batched ? shape[0] : 1, outer = statistic ? shape[row - 1] : 1;
+  const int64_t inner = statistic ? 1 : shape[row + 1];
+  const auto run = static_cast<size_t>(element * (statistic ? 1 : shape[row + 2]));
+  auto* const base = static_cast<std::byte*>(whole.data());
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t o = 0; o < outer; ++o) {
+      std::byte* const first = base + (batched ? b * stride[0] : 0) + (statistic ? o * stride[row - 1] : 0);
+      for (const Piece& piece : pieces) {
+        if (piece.rank != rank) continue;
+        for (int64_t r = piece.begin; r < piece.end; ++r) {
+          for (int64_t i = 0; i < inner; ++i)
+            visit(first + r * stride[row] + (statistic ? 0 : i * stride[row + 1]), run);
+        }
+      }
+    }
+  }
+}
+
+/// The rows that a rank has of a field: pieces of its axis.
+std::vector<Piece> pieces_of(const Division& division, const Tensor& whole, Axis axis, int rank) {
+  if (axis == Axis::key_rows) return division.keys;
+  if (!division.queries.empty()) return division.queries;
+  return {{rank, 0, whole.shape()[row_axis(whole, axis)]}};
+}
+
+std::vector<int32_t> starts_of(const Tensor& starts) {
+  if (!starts) return {};
+  if (starts.data() == nullptr)
+    throw Failure(Exit::usage,
+                  "--with: got packed beside --ranks, expected --cu-seqlens-q FILE; where sequences start is "
+                  "needed to divide them");
+  const auto* const data = static_cast<const int32_t*>(starts.data());
+  return {data, data + starts.shape()[0]};
+}
+
+}  // namespace
+
+Division divide(const Problem& whole, int ranks) {
+  Division division;
+  const bool packed = is_packed(whole);
+  const size_t axis = packed ? 0 : 1;
+  const int64_t rows_q = whole.q.shape()[axis], rows_k = whole.k.shape()[axis];
+  const bool uneven = whole.causal || whole.window_left >= 0 || whole.window_right >= 0;
+  const auto cut = uneven ? zigzag_pieces : contiguous_pieces;
+  if (rows_q >= ranks || whole.pass == Pass::backward) division.queries = cut(rows_q, ranks);
+  division.keys = cut(rows_k, ranks);
+  if (packed) {
+    division.cu_seqlens_q = starts_of(whole.cu_seqlens_q);
+    division.cu_seqlens_k = starts_of(whole.cu_seqlens_k);
+  }
+  return division;
+}
+
+RankPart::RankPart(const Problem& whole, const Division& division, int rank, Data data)
+    : division_(division), rank_(rank), memory_(kFields.size()) {
+  problem_.local = whole;
+  problem_.local.cu_seqlens_q = problem_.local.cu_seqlens_k = {};
+  problem_.local.max_seqlen_q = problem_.local.max_seqlen_k = 0;
+  problem_.queries = division.queries;
+  problem_.keys = division.keys;
+  problem_.cu_seqlens_q = division.cu_seqlens_q;
+  problem_.cu_seqlens_k = division.cu_seqlens_k;
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    const Field& field = kFields[i];
+    const Tensor& given = whole.*field.tensor;
+    if (!given) continue;
+    std::vector<int64_t> shape(given.shape().begin(), given.shape().end());
+    std::vector<Piece> pieces;
+    if (field.axis != Axis::none) {
+      pieces = pieces_of(division, given, field.axis, rank);
+      shape[row_axis(given, field.axis)] = rows_of_rank(pieces, rank);
+    }
+    const bool written = is_output(field, whole.pass);
+    Tensor part(nullptr, given.dtype(), shape);
+    if (data == Data::dealt || (data == Data::empty && written)) {
+      memory_[i].resize(bytes_of(part));
+      part = Tensor(memory_[i].data(), given.dtype(), shape);
+    }
+    problem_.local.*field.tensor = part;
+    if (data != Data::dealt || written || field.axis == Axis::none) continue;
+    std::byte* to = memory_[i].data();
+    for_each_run(given, field.axis, pieces, rank, [&](const std::byte* from, size_t bytes) {
+      std::memcpy(to, from, bytes);
+      to += bytes;
+    });
+  }
+}
+
+std::vector<std::span<std::byte>> RankPart::outputs() {
+  std::vector<std::span<std::byte>> outputs;
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    if (problem_.local.*kFields[i].tensor && is_output(kFields[i], problem_.local.pass))
+      outputs.emplace_back(memory_[i]);
+  }
+  return outputs;
+}
+
+void RankPart::collect(const Problem& whole) const {
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    const Field& field = kFields[i];
+    const Tensor& target = whole.*field.tensor;
+    if (!target || !is_output(field, whole.pass)) continue;
+    // What every rank has, the first one writes.
+    const bool everywhere =
+        field.axis == Axis::none || (field.axis != Axis::key_rows && division_.queries.empty());
+    if (everywhere && rank_ > 0) continue;
+    const std::byte* from = memory_[i].data();
+    if (field.axis == Axis::none) {
+      std::memcpy(target.data(), from, memory_[i].size());
+      continue;
+    }
+    for_each_run(target, field.axis, pieces_of(division_, target, field.axis, rank_), rank_,
+                 [&](std::byte* to, size_t bytes) {
+                   std::memcpy(to, from, bytes);
+                   from += bytes;
+                 });
+  }
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,113 @@
+// The definitions of rank_group.hpp.
+#include "cli/ranks/rank_group.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "cli/data/elements.hpp"
+#include "cli/terminal/failure.hpp"
+
+namespace fovea::cli {
+
+RankGroup::RankGroup(const RankOptions& options) : options_(options) {
+  options.check();
+  if (!options.mpi) {
+    threads_.emplace(options.ranks);
+    size_ = options.ranks;
+    return;
+  }
+  process_.emplace();
+  size_ = process_->transport().size();
+  if (options.ranks != 0 && options.ranks != size_) {
+    throw Failure(Exit::usage, "--ranks: got " + std::to_string(options.ranks) + ", expected " +
+                                   std::to_string(size_) +
+                                   ", the number of processes that mpirun started, or "
+                                   "none");
+  }
+}
+
+void RankGroup::run(const std::function<void(const Transport&)>& work) const {
+  try {
+    if (process_) {
+      work(process_->transport());
+    } else {
+      threads_->run(work);
+    }
+  } catch (const Error& error) {
+    throw of_whole(error);
+  }
+}
+
+/// The first process gets the outputs of the others.
+void RankGroup::gather(const Problem& whole, const Division& division, RankPart& own,
+                       const Transport& transport) const {
+  if (transport.rank() > 0) {
+    for (const std::span<std::byte> output : own.outputs()) {
+      const fovea_message message{0, output.data(), output.size()};
+      transport.exchange({&message, 1}, {});
+    }
+    return;
+  }
+  std::vector<RankPart> others;
+  others.reserve(static_cast<size_t>(size_));
+  for (int rank = 1; rank < size_; ++rank) others.emplace_back(whole, division, rank, RankPart::Data::empty);
+  for (size_t i = 0; i < own.outputs().size(); ++i) {
+    std::vector<fovea_message> receives;
+    for (int rank = 1; rank < size_; ++rank) {
+      const std::span<std::byte> output = others[static_cast<size_t>(rank - 1)].outputs()[i];
+      receives.push_back({rank, output.data(), output.size()});
+    }
+    transport.exchange({}, receives);
+  }
+  for (const RankPart& other : others) other.collect(whole);
+}
+
+RankedRun RankGroup::attend(const Problem& whole, const Execution& execution) const {
+  const Division division = divide(whole, size_);
+  RankedRun all{.ranks = size_, .threads = threads_of_a_rank(execution, size_)};
+  std::mutex mutex;
+  run([&](const Transport& transport) {
+    RankPart part(whole, division, transport.rank(), RankPart::Data::dealt);
+    const DistributedPlan plan(transport, part.problem(), options_.options(execution, size_));
+    Workspace workspace(plan.workspace_size(), plan.device());
+    const Buffers buffers = buffers_of(part.problem().local);
+    const auto start = std::chrono::steady_clock::now();
+    plan.run(buffers, workspace);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    part.collect(whole);
+    if (process_) gather(whole, division, part, transport);
+    const std::lock_guard lock(mutex);
+    all.seconds = std::max(all.seconds, seconds);
+    all.workspace = std::max(all.workspace, plan.workspace_size());
+    if (transport.rank() == 0) all.reason = plan.reason();
+  });
+  return all;
+}
+
+std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution) {
+  options.check();
+  const Division division = divide(whole, options.ranks);
+  std::string reason;
+  try {
+    ThreadRanks(options.ranks).run([&](const Transport& transport) {
+      const RankPart part(whole, division, transport.rank(), RankPart::Data::described);
+      const DistributedPlan plan(transport, part.problem(), options.options(execution, options.ranks));
+      if (transport.rank() == 0) reason = plan.reason();
+    });
+  } catch (const Error& error) {
+    throw of_whole(error);
+  }
+  return reason;
+}
+
+Error of_whole(const Error& error) {
+  constexpr std::string_view kLocal = "local.";
+  std::string argument = error.argument(), message = error.what();
+  for (std::string* text : {&argument, &message}) {
+    if (text->starts_with(kLocal)) text->erase(0, kLocal.size());
+  }
+  return {error.status(), argument, message};
+}
+
+}  // namespace fovea::cli

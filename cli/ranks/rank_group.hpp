@@ -1,0 +1,51 @@
+// Ranks that compute whole problems together: dealt out, run, put together again.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "cli/options/rank_options.hpp"
+#include "cli/ranks/division.hpp"
+#include "cli/ranks/mpi_library.hpp"
+
+namespace fovea::cli {
+
+/// What a run over ranks took.
+struct RankedRun {
+  std::string reason{};        ///< of the first rank's plan
+  double seconds = 0;          ///< of the slowest rank of this process
+  size_t workspace = 0;        ///< of the largest
+  int ranks = 0, threads = 0;  ///< threads of each rank
+};
+
+class RankGroup {
+ public:
+  /// Throws a Failure where mpirun has started another number of processes than --ranks says.
+  explicit RankGroup(const RankOptions& options);
+
+  int size() const { return size_; }
+  /// Whether this process has the whole result: not the second and later ones of mpirun.
+  bool has_result() const { return !process_ || process_->transport().rank() == 0; }
+  /// Calls work(transport) on each rank of this process.
+  void run(const std::function<void(const Transport&)>& work) const;
+  /// A pass over whole tensors, which every process has.
+  RankedRun attend(const Problem& whole, const Execution& execution) const;
+
+ private:
+  void gather(const Problem& whole, const Division& division, RankPart& own,
+              const Transport& transport) const;
+
+  RankOptions options_;
+  std::optional<MpiProcess> process_;
+  std::optional<ThreadRanks> threads_;
+  int size_ = 0;
+};
+
+/// What the plan of the first of so many ranks says of a problem, whose tensors need no data.
+std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution);
+
+/// An error of a rank's problem as one of the whole: "local.q" is q.
+Error of_whole(const Error& error);
+
+}  // namespace fovea::cli
