@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from . import _core
 from ._arguments import complete, output_shapes
 from ._arrays import results_like
-from ._types import append_of_types, framework
+from ._types import checks_of_types, framework
 from .expressions import traced
 
 
@@ -48,6 +48,7 @@ class Rotary(NamedTuple):
     window all queries of a sequence are rotated as the first."""
 
 
+_NO_ROTATION = Rotary(None, None)
 _PLACES = frozenset(("seqused_k", "page_table", "cache_batch", "leftpad_k", "k_descale", "v_descale"))
 
 
@@ -85,27 +86,21 @@ def append_and_attend(
     if torch is not None and isinstance(q, torch.Tensor) and not _is_run_now(torch, q, k, v):
         o, lse = _append_in_graph(q, k, v, cache, rotary, options, starts)
         return (o if out is None else out.copy_(o)), lse
-    options = {**options, **options_of(cache), **_options_of_new_rows(k, v, starts, rotary)}
+    new = {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
+    if rotary is not None:
+        new |= {
+            "rotary_cos": rotary.cos,
+            "rotary_sin": rotary.sin,
+            "rotary_positions": rotary.positions,
+            "rotary_interleaved": rotary.interleaved,
+        }
+    options = {**options, **options_of(cache)}
     o_shape, lse_shape = output_shapes(q, cache.v, options.get("cu_seqlens_q") is not None)
     results = results_like(q)
     o = results.empty(o_shape, q) if out is None else out
     lse = results.empty(lse_shape) if need_lse else None
-    _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **traced(options))
+    _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **new, **traced(options))
     return (o if out is not None else results.done(o)), (results.done(lse) if need_lse else None)
-
-
-def _options_of_new_rows(k: Any, v: Any, starts: Any, rotary: Rotary | None) -> dict[str, Any]:
-    if rotary is None:
-        return {"k_new": k, "v_new": v, "cu_seqlens_k_new": starts}
-    return {
-        "k_new": k,
-        "v_new": v,
-        "cu_seqlens_k_new": starts,
-        "rotary_cos": rotary.cos,
-        "rotary_sin": rotary.sin,
-        "rotary_positions": rotary.positions,
-        "rotary_interleaved": rotary.interleaved,
-    }
 
 
 def _is_run_now(torch: Any, *tensors: Any) -> bool:
@@ -136,30 +131,52 @@ def read_options(v: Any, cache: Cache, rotary: Rotary | None, options: dict[str,
     return {**options, **options_of(cache)}
 
 
-def _append_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) -> Any:
-    """As append_of_types has it, for arrays without gradients."""
-    return _core.attend(q, k, v, return_lse, False, None, options)
+def _is_not_traced() -> bool:
+    return False
 
 
-def _find_append(q: Any) -> Callable[..., Any]:
-    """For a type seen for the first time."""
-    found: Callable[..., Any] = _append_arrays
+def _find_checks(q: Any) -> tuple[Callable[[], bool], tuple[Callable[[], bool], ...] | None]:
+    """For a type seen for the first time: the checks of arrays without gradients, or of PyTorch, which brings them when it is imported."""
+    checks_of_types.setdefault(type(q), (_is_not_traced, None))
     if framework(q) == "torch":
-        from .torch._attend import append_now as found
-    append_of_types[type(q)] = found
-    return found
+        from . import torch as _  # noqa: F401
+    return checks_of_types[type(q)]
 
 
 def attend(q: Any, k: Any, v: Any, return_lse: bool, cache: Cache, rotary: Rotary | None, options: dict[str, Any]) -> Any:
-    """fovea.attend with `cache` and new keys."""
+    """fovea.attend with `cache` and new keys; takes cu_seqlens_k out of the options."""
     if v is None:
         _refuse_one_of_two()
     _check_options(cache, options)
-    options = dict(options)
     starts = options.pop("cu_seqlens_k", None)
-    all_options = {**options, **options_of(cache), **_options_of_new_rows(k, v, starts, rotary)}
-    made = (append_of_types.get(type(q)) or _find_append(q))(q, cache.k, cache.v, return_lse, all_options)
-    return _attend_generally(q, k, v, return_lse, cache, rotary, starts, options) if made is None else made
+    is_traced, checks = checks_of_types.get(type(q)) or _find_checks(q)
+    if not is_traced():
+        turned = _NO_ROTATION if rotary is None else rotary
+        made = _core.attend(
+            q,
+            cache.k,
+            cache.v,
+            return_lse,
+            False,
+            checks,
+            options,
+            seqused_k=cache.seqused,
+            page_table=cache.page_table,
+            cache_batch=cache.batch,
+            leftpad_k=cache.leftpad,
+            k_descale=cache.k_descale,
+            v_descale=cache.v_descale,
+            k_new=k,
+            v_new=v,
+            cu_seqlens_k_new=starts,
+            rotary_cos=turned.cos,
+            rotary_sin=turned.sin,
+            rotary_positions=turned.positions,
+            rotary_interleaved=turned.interleaved,
+        )
+        if made is not None:
+            return made
+    return _attend_generally(q, k, v, return_lse, cache, rotary, starts, options)
 
 
 def _attend_generally(

@@ -7,8 +7,8 @@ from typing import Any
 attend_of_types: dict[type, Callable[..., Any]] = {}
 """Type of q -> (q, k, v, return_lse, options) -> o or (o, lse)."""
 
-append_of_types: dict[type, Callable[..., Any]] = {}
-"""The same for a cache that is appended to: (q, k, v, return_lse, options with the new rows), or None where the general path has to."""
+checks_of_types: dict[type, tuple[Callable[[], bool], tuple[Callable[[], bool], ...] | None]] = {}
+"""Type of q -> whether the call is traced by a compiler, and the checks of _core.attend."""
 
 
 def framework(array: Any) -> str:

@@ -8,9 +8,10 @@ with fovea.torch.replace_sdpa():                                  # PyTorch's ow
 
 import torch as _torch
 
-from .._types import append_of_types as _append_of_types
 from .._types import attend_of_types as _attend_of_types
-from ._attend import append_now, attend, attend_options
+from .._types import checks_of_types as _checks_of_types
+from ._attend import CHECKS as _CHECKS
+from ._attend import attend, attend_options
 from ._routing import register_flash_attention_impl, replace_sdpa
 from ._sdpa import scaled_dot_product_attention
 
@@ -19,6 +20,6 @@ if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
 
 # fovea.attend finds these without a look at sys.modules, which torch.compile of PyTorch 2.11 cannot trace.
 _attend_of_types.update({_torch.Tensor: attend_options, _torch.nn.Parameter: attend_options})
-_append_of_types.update({_torch.Tensor: append_now, _torch.nn.Parameter: append_now})
+_checks_of_types.update(dict.fromkeys((_torch.Tensor, _torch.nn.Parameter), (_torch.compiler.is_dynamo_compiling, _CHECKS)))
 
 __all__ = ["attend", "register_flash_attention_impl", "replace_sdpa", "scaled_dot_product_attention"]

@@ -302,13 +302,6 @@ def attend_options(
     return (o, lse) if return_lse else o
 
 
-def append_now(
-    q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict[str, Any]
-) -> Any:
-    """attend_options with new rows of the cache k, v among the options; None where it is not for the compiled part."""
-    return None if _dynamo_compiling() else _attend_now(q, k, v, return_lse, False, CHECKS, options)
-
-
 @takes_options
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, seed: int | None = None, **options: Unpack[Options]
