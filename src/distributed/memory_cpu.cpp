@@ -43,7 +43,7 @@ bool copies(const Move& how) {
 /// The same box in longer runs, where heads, and then rows, lie side by side in both memories.
 Box in_long_runs(Box box, const Move& how) {
   const int64_t from_bytes = how.from.bits / 8, to_bytes = how.to.bits / 8;
-  for (const size_t axis : {2, 1}) {
+  for (const size_t axis : {size_t{2}, size_t{1}}) {
     if (box.from_stride[axis] != box.elements * from_bytes || box.to_stride[axis] != box.elements * to_bytes)
       break;
     box.elements *= box.size[axis];
