@@ -79,6 +79,8 @@ FOVEA_API fovea_status fovea_nccl_transport_open(void* communicator, int32_t dev
 FOVEA_API fovea_status fovea_nccl_transport_check(const fovea_transport* transport) FOVEA_NOEXCEPT;
 FOVEA_API void fovea_nccl_transport_close(fovea_transport* transport) FOVEA_NOEXCEPT;
 
+/* Ranks that are processes of MPI: fovea_mpi.h, a library of its own. */
+
 /* ---- the problem ---- */
 
 /* Rows [begin, end) of an axis lie on rank `rank`, behind the rows of the pieces of that rank that stand before this one. */

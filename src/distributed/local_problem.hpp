@@ -12,7 +12,7 @@
 namespace fovea::distributed {
 
 /// The caller's tensors that a distributed problem knows.
-enum Place : int { kQ, kK, kV, kO, kLse, kDO, kDLse, kDQ, kDK, kDV, kSink, kDSink, kPlaces };
+enum Place : uint8_t { kQ, kK, kV, kO, kLse, kDO, kDLse, kDQ, kDK, kDV, kSink, kDSink, kPlaces };
 
 /// X(Place, field of fovea_problem and fovea_buffers)
 #define FOVEA_DISTRIBUTED_TENSORS(X) \

@@ -40,6 +40,18 @@ bool copies(const Move& how) {
   return !how.add && how.from.code == how.to.code && how.from.bits == how.to.bits;
 }
 
+/// The same box in longer runs, where heads, and then rows, lie side by side in both memories.
+Box in_long_runs(Box box, const Move& how) {
+  const int64_t from_bytes = how.from.bits / 8, to_bytes = how.to.bits / 8;
+  for (const size_t axis : {size_t{2}, size_t{1}}) {
+    if (box.from_stride[axis] != box.elements * from_bytes || box.to_stride[axis] != box.elements * to_bytes)
+      break;
+    box.elements *= box.size[axis];
+    box.size[axis] = 1;
+  }
+  return box;
+}
+
 /// Visits the runs of contiguous elements of a box: visit(from, to).
 template <class Visit>
 void for_each_row(const Box& box, Visit&& visit) {
@@ -60,14 +72,9 @@ class HostMemory final : public Memory {
   void order(Lane, Lane) override {}
 
   void move(std::span<const Box> boxes, const Move& how, Lane) override {
-    for (Box box : boxes) {
-      const int64_t bytes = box.elements * how.from.bits / 8;
+    for (const Box& given : boxes) {
+      const Box box = in_long_runs(given, how);
       if (copies(how)) {
-        // Heads that lie side by side on both sides are one run.
-        if (box.from_stride[2] == bytes && box.to_stride[2] == bytes) {
-          box.elements *= box.size[2];
-          box.size[2] = 1;
-        }
         const auto run = static_cast<size_t>(box.elements * how.from.bits / 8);
         for_each_row(box, [&](const char* from, char* to) { std::memcpy(to, from, run); });
       } else {

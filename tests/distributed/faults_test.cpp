@@ -110,7 +110,8 @@ TEST(Faults, RankThatCannotPlanTellsTheOthers) {
     if (rank == 1) s.tensors.problem.dropout = 0.5;
   });
   expect_in(errors[1], {"local.dropout", "expected none"});
-  for (const size_t rank : {0, 2}) expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
+  for (const size_t rank : {size_t{0}, size_t{2}})
+    expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
 }
 
 TEST(Faults, DifferentProblems) {
@@ -124,14 +125,14 @@ TEST(Faults, DifferentProblems) {
 TEST(Faults, RankThatIsMissing) {
   const auto start = std::chrono::steady_clock::now();
   const auto errors = run_ranks([](int rank, Setting& s) { s.stays_away = rank == 0; });
-  for (const size_t rank : {1, 2}) expect_in(errors[rank], {"rank 0", "within 300 ms"});
+  for (const size_t rank : {size_t{1}, size_t{2}}) expect_in(errors[rank], {"rank 0", "within 300 ms"});
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST(Faults, RankThatFailsInARunTellsTheOthers) {
   const auto errors = run_ranks([](int rank, Setting& s) { s.bad_run = rank == 1; });
   expect_in(errors[1], {"workspace", "fovea_distributed_plan_workspace_size"});
-  for (const size_t rank : {0, 2}) expect_in(errors[rank], {"rank 1", "workspace"});
+  for (const size_t rank : {size_t{0}, size_t{2}}) expect_in(errors[rank], {"rank 1", "workspace"});
 }
 
 TEST(Faults, MessageOfAnotherSize) {
