@@ -258,6 +258,16 @@ TEST(KernelTable, QueriesOfValuesNeedAKernelThatMultipliesThem) {
   add(p, Role::kQV);
   EXPECT_EQ(cannot(kernel, p, hopper()), "does not know qv");
   kernel.multiplies_qv = true;
+  kernel.head_dim = 576;
+  kernel.head_dim_v = 512;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+  p.head_dim = 64;
+  p.head_dim_v = 512;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+  p.head_dim = 65;  // qv starts with a strip of 64 columns of its own
+  EXPECT_EQ(cannot(kernel, p, hopper()),
+            "takes head sizes of q and qv together up to 576, this problem has 640");
+  kernel.head_dim = kernel.head_dim_v = 0;
   EXPECT_EQ(cannot(kernel, p, hopper()), "");
 }
 

@@ -43,6 +43,7 @@ struct FwdSm90Config {
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kMostShared = 227 * 1024;
+  static constexpr bool multiplies_qv = false;
 
   constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }  ///< of an operand
 

@@ -86,9 +86,9 @@ struct FwdSm90Epilogue {
     for (int r = 0; r < 16; ++r) {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kColumns>(f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row,
-                                   first_column, min(kColumns, columns_left()), work.load_begin * kTileN,
-                                   work.load_end * kTileN);
+      write_exact_row<T, kColumns, T, kConfig.multiplies_qv>(
+          f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, first_column,
+          min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN);
     }
   }
 

@@ -13,6 +13,22 @@
 
 namespace fovea::cuda {
 
+/// Where a strip of the rows [Q | QV] or [K | V] of a score lies.
+struct TmaStrip {
+  const CUtensorMap& map;
+  int column;
+};
+/// `front`: of Q or K, `behind`: of QV or V.
+template <class Memory>
+__device__ __forceinline__ TmaStrip score_strip(const TmaForwardArgs& args, const CUtensorMap& front,
+                                                const CUtensorMap& behind, int strip) {
+  constexpr int kStrip = Memory::kConfig.kStrip;
+  if constexpr (Memory::kConfig.multiplies_qv) {
+    if (strip >= args.key_strips) return {behind, (strip - args.key_strips) * kStrip};
+  }
+  return {front, strip * kStrip};
+}
+
 /// Blocks of keys that rows [first, first + rows) of a sequence see.
 template <int kTileN>
 __device__ __forceinline__ tile::KvBlocks blocks_of_rows(const ForwardArgs& f, const tile::SequenceSpan& span,
@@ -229,7 +245,8 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
           const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
           for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
-            ptx::tma_load(memory.q(w) + s * kStripBytes, args.q, memory.full_q(w), s * Memory::kConfig.kStrip,
+            const TmaStrip strip = score_strip<Memory>(args, args.q, args.qv, s);
+            ptx::tma_load(memory.q(w) + s * kStripBytes, strip.map, memory.full_q(w), strip.column,
                           row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
           }
         }

@@ -1,6 +1,6 @@
 // The forward on Hopper for head sizes above 256: TMA, wgmma, and two consumers that share 64 rows.
 //
-//   S = Q K^T        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
+//   S = Q K^T (+ QV V^T)        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
 //
 // O of 64 rows and 512 columns in float32 is 128 KB, the registers of two warpgroups. So the two consumers of a CTA
 // work on the same rows, each with half of V's columns. They take the blocks of keys by turns: one makes the weights of a
@@ -8,6 +8,9 @@
 // sums over in shared memory for the other half. Each adds all blocks to its half of O, in order. (The idea of two
 // warpgroups that share O and exchange P: FlashMLA.) While one consumer takes exponentials, the other has the tensor
 // cores. The maximum of a row is raised only where a weight would exceed 2^kLazyGrowthLog2 (warp/online_rows.cuh).
+//
+// Where queries meet values (qv), Q and K here are the rows [Q | QV] and [K | V]: the producers take the strips behind those of q and k from
+// other tensor maps, and V then comes to the SM for both products; memory is read once.
 //
 // Files
 //   fwd_sm90_wide_config.cuh     configuration, shared memory

@@ -22,7 +22,8 @@ struct FwdSm90WideConfig {
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
   static constexpr int tile_n = 64;
   static constexpr bool stream_k = false;
-  static constexpr int kStrip = 64, kRowBytes = 128;      ///< columns of a strip, and their bytes
+  static constexpr bool multiplies_qv = true;         ///< strips of QV and V stand behind those of Q and K
+  static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
   static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for
   static constexpr int kMostShared = FwdSm90Config::kMostShared;

@@ -25,40 +25,43 @@ __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, 
       });
 }
 
-/// Loads strips [first_strip, first_strip + strips) of the block of keys from `key` on to `to`: where CTAs share their loads,
+/// Loads `strips` strips of the block of keys from `key` on to `to`, strip s from what strip_at(s) says: where CTAs share their loads,
 /// each those of its rank, for all of them.
-template <class Memory>
-__device__ __forceinline__ void load_strips(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                            int first_strip, int strips, const TmaKeys& keys, int key) {
+template <class Memory, class StripAt>
+__device__ __forceinline__ void load_strips(const StripAt& strip_at, uint32_t to, uint32_t full, int strips,
+                                            const TmaKeys& keys, int key) {
   keys.for_each_box<FwdSm90WideConfig::tile_n>(key, [&](int first, int row, int head, int batch) {
     constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
     for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster) {
       const uint32_t at = to + s * kConfig.kStripBytes + first * kConfig.kRowBytes;
-      const int column = (first_strip + s) * kConfig.kStrip;
+      const TmaStrip strip = strip_at(s);
       if constexpr (kConfig.cluster == 1) {
-        ptx::tma_load(at, map, full, column, row, head, batch);
+        ptx::tma_load(at, strip.map, full, strip.column, row, head, batch);
       } else {
-        ptx::tma_load_multicast(at, map, full, column, row, head, batch, (1u << kConfig.cluster) - 1);
+        ptx::tma_load_multicast(at, strip.map, full, strip.column, row, head, batch,
+                                (1u << kConfig.cluster) - 1);
       }
     }
   });
 }
 
-/// Loads K: one thread.
+/// Loads K, or [K | V] where queries meet values: one thread.
 template <class Memory>
 __device__ __forceinline__ void fwd_sm90_wide_load_keys(const TmaForwardArgs& args, const Memory& memory) {
   constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
   ptx::tma_prefetch(args.k);
   for_each_wide_block<Taker::kThread>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     const int c = static_cast<int>(block & 1);
-#pragma unroll
+    // Unrolled, its addresses need more than the 40 registers of a producer.
+#pragma unroll 1
     for (int piece = 0; piece < kConfig.pieces_k(); ++piece) {
       // The piece of the block before, which is the other consumer's; before the first that counts as done.
       ptx::mbarrier_wait(memory.empty_k(1 - c, piece), (block - 1) / 2 & 1);
       const uint32_t full = memory.full_k(c, piece);
       ptx::mbarrier_arrive_expect(full, kConfig.strips_of(piece) * kConfig.kStripBytes);
-      load_strips<Memory>(args.k, memory.k(piece), full, piece * kConfig.kPieceStrips,
-                          kConfig.strips_of(piece), keys, key);
+      load_strips<Memory>(
+          [&](int s) { return score_strip<Memory>(args, args.k, args.v, piece * kConfig.kPieceStrips + s); },
+          memory.k(piece), full, kConfig.strips_of(piece), keys, key);
     }
   });
 }
@@ -72,8 +75,11 @@ __device__ __forceinline__ void fwd_sm90_wide_load_values(const TmaForwardArgs& 
   for_each_wide_block<Taker::kNo>(args, memory, [&](const TmaKeys& keys, int key, uint32_t block) {
     ptx::mbarrier_wait(memory.empty_v(c), (block & 1) ^ 1);
     ptx::mbarrier_arrive_expect(memory.full_v(c), kConfig.strips_v() * kConfig.kStripBytes);
-    load_strips<Memory>(args.v, memory.v(c), memory.full_v(c), c * kConfig.strips_v(), kConfig.strips_v(),
-                        keys, key);
+    load_strips<Memory>(
+        [&](int s) {
+          return TmaStrip{args.v, (c * kConfig.strips_v() + s) * kConfig.kStrip};
+        },
+        memory.v(c), memory.full_v(c), kConfig.strips_v(), keys, key);
   });
 }
 

@@ -131,11 +131,12 @@ __device__ __forceinline__ void write_rng_state(const tile::AttentionParams& p) 
 
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
-/// warp calls it. Key: the element of k and v.
-template <class T, int kColumns, class Key = T>
+/// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
+template <class T, int kColumns, class Key = T, bool kQv = false>
 __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdWorkTile& work,
                                                 const tile::Dropout& dropout, int row, int first_column,
                                                 int columns, int key_begin, int key_end) {
+  static_assert(!kQv || sizeof(Key) != 1, "products with factors of their own are not added up");
   const tile::AttentionParams& p = f.p;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const QueryRow r = query_row(f, work, row);
@@ -144,13 +145,24 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   ExactRow<kColumns> exact;
   const float key_scale = sizeof(Key) == 1 ? p.k_descale.at(work.batch, head_kv) : 1.0f,
               value_scale = sizeof(Key) == 1 ? p.v_descale.at(work.batch, head_kv) : 1.0f;
-  exact.template add<T, Key>(
-      p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
-      reinterpret_cast<const T*>(p.q.data) + p.q.offset(work.batch, work.span.row_q + r.query, r.head),
-      tile::key_rows(p, p.k, work.span, work.batch, head_kv, sizeof(Key)),
-      tile::key_rows(p, p.v, work.span, work.batch, head_kv, sizeof(Key), first_column), columns,
-      used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin, key_end, key_scale,
-      value_scale);
+  const auto query_of = [&](const tile::RowsView& view) {
+    return reinterpret_cast<const T*>(view.data) + view.offset(work.batch, work.span.row_q + r.query, r.head);
+  };
+  const auto rows_of = [&](const tile::RowsView& view, int column) {
+    return tile::key_rows(p, view, work.span, work.batch, head_kv, sizeof(Key), column);
+  };
+  const auto add = [&](const auto& more) {
+    exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
+                               query_of(p.q), rows_of(p.k, 0), rows_of(p.v, first_column), columns,
+                               used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin,
+                               key_end, key_scale, value_scale, more);
+  };
+  if constexpr (kQv) {
+    add(ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv), rows_of(p.v, 0),
+                              p.head_dim_v});
+  } else {
+    add(NoMoreProducts{});
+  }
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);
   if (!used && writes_part(f, work)) return;

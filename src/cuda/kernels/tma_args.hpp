@@ -17,6 +17,9 @@ namespace fovea::cuda {
 struct TmaForwardArgs {
   ForwardArgs f;
   CUtensorMap q, k, v;
+  CUtensorMap qv;  ///< as q with the columns of v, where queries meet values
+  /// Strips of columns of q and of k that stand before those of qv and of v in the products of a score; with no qv more than there are.
+  int key_strips = 0;
   int box_keys = 0;
   /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
   /// each instruction that needs it, and takes no register.

@@ -213,7 +213,7 @@ CudaPlan<Layout>::CudaPlan(const AttentionProblem& problem, Launches<Layout> fir
   summary = first_.summary;
   int64_t size = first_.layout.workspace_size;
   if (any_address_) {
-    needs_aligned_ = input_bits(problem.pass);
+    needs_aligned_ = input_bits(problem);
     size = std::max(size, any_address_->layout.workspace_size);
     summary += "; for pointers that are no multiples of 16 bytes " + any_address_->summary;
   }

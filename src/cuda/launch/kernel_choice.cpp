@@ -103,8 +103,13 @@ std::string head_size_clause(const Kernel& k, const KernelRequest& r) {
     return std::string("takes head sizes of ") + tensor + " up to " + std::to_string(largest) +
            ", this problem has " + std::to_string(size);
   };
-  std::string clause = too_large("q", k.head_dim, r.problem.head_dim);
-  return clause.empty() ? too_large("v", k.head_dim_v, r.problem.head_dim_v) : clause;
+  const AttentionProblem& p = r.problem;
+  std::string clause = too_large("q", k.head_dim, p.head_dim);
+  if (clause.empty()) clause = too_large("v", k.head_dim_v, p.head_dim_v);
+  if (!clause.empty() || !p.has(Role::kQV) || !k.multiplies_qv || k.head_dim == 0) return clause;
+  // Rows [q | qv], of which qv starts with a strip of its own.
+  const int64_t whole_strips = (p.head_dim + kTmaColumns - 1) / kTmaColumns * kTmaColumns;
+  return too_large("q and qv together", k.head_dim, whole_strips + p.head_dim_v);
 }
 
 std::string terms_clause(const Kernel& k, const KernelRequest& r) {
@@ -175,7 +180,7 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 std::string alignment_clause(const Kernel& k, const KernelRequest& r) {
-  const uint32_t inputs = input_bits(r.problem.pass);
+  const uint32_t inputs = input_bits(r.problem);
   if (!k.aligned_only || (!r.any_address && (r.aligned16 & inputs) == inputs)) return "";
   return "needs rows of q, k and v that start at multiples of 16 bytes";
 }
@@ -295,14 +300,15 @@ std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
   const int64_t rows = std::max(p.packed ? p.total_q : p.seqlen_q, p.packed_k ? p.total_k : p.seqlen_k);
   if (rows > kMostRows)
     return "takes up to " + std::to_string(kMostRows) + " rows, this problem has " + std::to_string(rows);
-  constexpr std::array<Role, 4> kLoaded = {Role::kQ, Role::kK, Role::kV, Role::kDO};
-  const auto loaded = std::span(kLoaded).first(p.pass == Pass::kForward ? 3 : 4);
-  for (const Role role : loaded) {
+  constexpr std::array<Role, 5> kLoaded = {Role::kQ, Role::kQV, Role::kK, Role::kV, Role::kDO};
+  for (const Role role : kLoaded) {
+    if (!p.has(role)) continue;
     for (const int64_t size : p[role].shape) {
       if (size == 0) return "copies by TMA, which takes no empty tensors";
     }
   }
-  for (const Role role : loaded) {
+  for (const Role role : kLoaded) {
+    if (!p.has(role)) continue;
     const TensorDesc& t = p[role];
     const bool packed = has_keys(spec_of(role)) ? p.packed_k : p.packed;
     for (size_t i = packed ? 1 : 0; i < 3; ++i) {  // packed sequences have no stride of batches

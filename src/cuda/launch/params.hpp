@@ -17,10 +17,11 @@ tile::AttentionParams params_of(const AttentionProblem& problem);
 using NamedPlaces = std::array<uint8_t, kMaxNamedTensors>;
 NamedPlaces named_places_of(const AttentionProblem& problem);
 
-/// The bits of tile::AlignedBit of the tensors that a pass reads in tiles.
-constexpr uint32_t input_bits(Pass pass) {
+/// The bits of tile::AlignedBit of the tensors that kernels read in tiles.
+inline uint32_t input_bits(const AttentionProblem& problem) {
   return tile::kAlignedQ | tile::kAlignedK | tile::kAlignedV |
-         (pass == Pass::kBackward ? uint32_t{tile::kAlignedDO} : 0u);
+         (problem.pass == Pass::kBackward ? uint32_t{tile::kAlignedDO} : 0u) |
+         (problem.has(Role::kQV) ? uint32_t{tile::kAlignedQV} : 0u);
 }
 
 /// Fills in what a run brings, and clears the bits of `aligned16` whose tensor starts elsewhere.

@@ -1,4 +1,5 @@
 // The parameter of forward kernels that copy by TMA (TmaForwardArgs): tensor maps of q, k and v, and the tile counter.
+#include <limits>
 #include <new>
 
 #include "cuda/kernels/bf16x3.hpp"
@@ -31,6 +32,11 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   const int group = args.pack_group ? p.group : 1;
   all.box_keys = tma_box_keys(launch.kernel.tile_n, p.page_table.data != nullptr ? p.cache_rows : 0);
   all.q = map_of_queries(q, dtype, p, columns, group, kTmaColumns, kTmaRowsQ, kernel);
+  all.key_strips = std::numeric_limits<int>::max();
+  if (p.qv.data != nullptr) {
+    all.qv = map_of_queries(p.qv, dtype, p, columns_v, group, kTmaColumns, kTmaRowsQ, kernel);
+    all.key_strips = (columns + kTmaColumns - 1) / kTmaColumns;
+  }
   // Keys that one tile reads, once: strips of 64 columns, 128 bytes. With pieces of 256 bytes the other strip is asked for twice,
   // and memory gives 4.1 TB/s in place of 4.6 (one query, 64 sequences of 8,192 keys, 8 heads of 128, H200).
   const bool once = int64_t{p.seqlen_q} * group <= launch.kernel.tile_m;

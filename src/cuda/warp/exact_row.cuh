@@ -12,6 +12,26 @@
 
 namespace fovea::cuda {
 
+/// What a lane adds to its part of the product of a key, beside q k: nothing.
+struct NoMoreProducts {
+  __device__ __forceinline__ float operator()(int, float product) const { return product; }
+};
+/// QV V: where the problem has qv. `query` points to its row.
+template <class T>
+struct ProductsWithValues {
+  const T* query;  ///< null: none
+  tile::KeyRows values;
+  int columns;
+
+  __device__ __forceinline__ float operator()(int key, float product) const {
+    if (query == nullptr) return product;
+    const T* const value = reinterpret_cast<const T*>(values.row(key));
+    for (int c = static_cast<int>(threadIdx.x) % 32; c < columns; c += 32)
+      product = fmaf(to_float(query[c]), to_float(value[c]), product);
+    return product;
+  }
+};
+
 /// The state of a row, spread over the lanes: lane l holds columns l, l + 32, ... of a slice of o.
 template <int kColumns>
 struct ExactRow {
@@ -20,18 +40,20 @@ struct ExactRow {
   float maximum = -INFINITY, sum = 0;  ///< of scores in natural units, and of weights; the same in all lanes
 
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
-  /// element. The whole warp takes part. Keys and values are T, or E4M3 with factors.
-  template <class T, class Key = T>
+  /// element. The whole warp takes part. Keys and values are T, or E4M3 with factors. `more`: see NoMoreProducts.
+  template <class T, class Key = T, class More = NoMoreProducts>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
                                       const tile::Dropout& dropout, const T* q, const tile::KeyRows& k,
                                       const tile::KeyRows& v, int columns, tile::Span32 seen, int begin,
-                                      int end, float key_scale = 1, float value_scale = 1) {
+                                      int end, float key_scale = 1, float value_scale = 1,
+                                      const More& more = {}) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
       if (!terms.sees(p, j)) continue;
       float dot = 0;
       const Key* const key = reinterpret_cast<const Key*>(k.row(j));
       for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(key[c]), dot);
+      dot = more(j, dot);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
       if constexpr (sizeof(Key) == 1) dot *= key_scale;
