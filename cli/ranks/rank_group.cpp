@@ -29,10 +29,13 @@ RankGroup::RankGroup(const RankOptions& options) : options_(options) {
 
 void RankGroup::run(const std::function<void(const Transport&)>& work) const {
   try {
-    if (process_) {
-      work(process_->transport());
-    } else {
-      threads_->run(work);
+    if (!process_) return threads_->run(work);
+    const Transport own = process_->transport();
+    try {
+      work(own);
+    } catch (const std::exception& error) {
+      own.stop("rank " + std::to_string(own.rank()) + ": " + error.what());
+      throw;
     }
   } catch (const Error& error) {
     throw of_whole(error);

@@ -114,6 +114,21 @@ TEST_F(Mpi, CommunicatorOfTheProgram) {
   MPI_Comm_free(&reversed);
 }
 
+/// Rank 1 opens no transport, and the others give up.
+TEST_F(Mpi, RankThatDoesNotOpen) {
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  fovea_transport transport{};
+  if (world_rank() != 1) {
+    EXPECT_EQ(fovea_mpi_transport_open(&own, 200, &transport), FOVEA_INTERNAL);
+    EXPECT_NE(
+        std::string(fovea_mpi_last_error()).find("not all of its ranks opened a transport within 200 ms"),
+        std::string::npos)
+        << fovea_mpi_last_error();
+    EXPECT_EQ(transport.context, nullptr);
+  }
+}
+
 /// Messages of sizes around those where MPI changes its way, several steps open at a time.
 TEST_F(Mpi, MessagesOfManySizes) {
   const MpiRank rank;

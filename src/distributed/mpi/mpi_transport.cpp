@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <memory>
 
 namespace fovea::distributed {
 namespace {
@@ -136,7 +137,9 @@ void MpiTransport::duplicate(MPI_Comm given) {
   MPI_Comm_get_errhandler(given, &before);
   MPI_Comm_set_errhandler(given, MPI_ERRORS_RETURN);
   MPI_Request request = MPI_REQUEST_NULL;
-  int code = MPI_Comm_idup(given, &communicator_, &request), done = 0;
+  // MPI writes it when all ranks are there, which may be after this rank gave up.
+  auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+  int code = MPI_Comm_idup(given, made.get(), &request), done = 0;
   const auto end = Clock::now() + deadline_;
   Pause pause;
   while (code == MPI_SUCCESS && !done && Clock::now() < end) {
@@ -147,10 +150,11 @@ void MpiTransport::duplicate(MPI_Comm given) {
   MPI_Errhandler_free(&before);
   check(code, "MPI_Comm_idup");
   if (!done) {
-    communicator_ = MPI_COMM_NULL;
+    static_cast<void>(made.release());
     throw MpiFailure(FOVEA_INTERNAL, "communicator: not all of its ranks opened a transport within " +
                                          std::to_string(deadline_.count()) + " ms");
   }
+  communicator_ = *made;
   MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
 }
 
