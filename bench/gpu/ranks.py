@@ -102,12 +102,12 @@ def one_gpu(library: fovea_ctypes.Library, p: Problem) -> tuple[Callable[[], Non
 
 
 def our_ranks(
-    library: fovea_ctypes.Library, transport: fovea_ranks.Transport, p: Problem
+    library: fovea_ctypes.Library, transport: fovea_ranks.Transport, p: Problem, heads_ranks: int = 0, stages: int = 0
 ) -> tuple[Callable[[], None], Callable[[], None], str]:
     plans = [
         fovea_ranks.DistributedPlan(
             library, transport, pass_, p.views(p.own, pass_), p.pieces, p.allocate,
-            device=torch.cuda.current_device(), causal=True, starts=p.starts,
+            device=torch.cuda.current_device(), causal=True, starts=p.starts, heads_ranks=heads_ranks, stages=stages,
         )
         for pass_ in (FORWARD, BACKWARD)
     ]  # fmt: skip
@@ -201,14 +201,24 @@ def measure(options: argparse.Namespace, library: fovea_ctypes.Library, transpor
     rank, ranks = dist.get_rank(), dist.get_world_size()
     p = Problem(row["tokens"], row["heads"], row["heads_kv"], row["starts"], rank, ranks, f"cuda:{rank}")
     single = one_gpu(library, p)
-    ours = our_ranks(library, transport, p)
     single[1]()
-    error = torch.tensor(check(library, transport, p, ours[1]), device="cuda")
-    dist.all_reduce(error, dist.ReduceOp.MAX)
-    if not error.item() <= TOLERANCE:
-        raise RuntimeError(f"{row['name']}: a tensor of the ranks is {error.item():.1e} of its norm away from one GPU's")
-    forward = {"one GPU": single[0], "fovea": ours[0]}
-    steps = {"one GPU": single[1], "fovea": ours[1]}
+    forward, steps = {"one GPU": single[0]}, {"one GPU": single[1]}
+    errors, method = {}, ""
+    for heads_ranks, stages in [(0, 0), *options.methods]:
+        name = f"{heads_ranks}x{stages}" if heads_ranks else "fovea"
+        try:
+            forward[name], steps[name], described = our_ranks(library, transport, p, heads_ranks, stages)
+        except fovea_ctypes.FoveaError as failure:
+            if not heads_ranks:
+                raise
+            errors[name] = str(failure)  # of all ranks alike: a method that this problem cannot have
+            continue
+        method = method or described
+        error = torch.tensor(check(library, transport, p, steps[name]), device="cuda")
+        dist.all_reduce(error, dist.ReduceOp.MAX)
+        errors[name] = error.item()
+        if not error.item() <= TOLERANCE:
+            raise RuntimeError(f"{row['name']}, {name}: a tensor of the ranks is {error.item():.1e} of its norm away from one GPU's")
     missing = ""
     if not row["starts"] and row["heads"] == row["heads_kv"] and options.peers:
         try:
@@ -217,7 +227,7 @@ def measure(options: argparse.Namespace, library: fovea_ctypes.Library, transpor
             forward["pytorch"], steps["pytorch"] = theirs
         except Exception as failure:  # noqa: BLE001  what a version of PyTorch lacks is said, not fatal
             missing = f"{type(failure).__name__}: {failure}"
-    result = {"row": row["name"], "method": ours[2], "error": error.item(), "passes": {}}
+    result = {"row": row["name"], "method": method, "errors": errors, "passes": {}}
     if missing:
         result["pytorch_missing"] = missing[:300]
     for name, runs in (("forward", forward), ("forward and backward", steps)):
@@ -280,6 +290,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",") if n], default=[8192, 16384, 65536, 131072])
     parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
+    parser.add_argument(
+        "--methods",
+        type=lambda text: [tuple(map(int, method.split("x"))) for method in text.split(",") if method],
+        default=[],
+        help="further methods to time, as heads_ranks x stages: 2x1,2x4,1x2",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--json", type=Path, help="write the results here, with machine, date and a hash of the sources")

@@ -108,18 +108,28 @@ class RankModel {
   double computing_of(int i) {
     const std::vector<Call> calls = schedule_.calls(rank_, i);
     const double per_pair = p_.backward() ? 6 * d() + 4 * d_v() : 2 * (d() + d_v());
-    double pairs = 0, rows_of_calls = 0;
+    double pairs = 0, queries = 0, keys = 0;
     for (const Call& call : calls) {
       pairs += pairs_of(call);
-      rows_of_calls += static_cast<double>(call.q_rows);
+      queries += static_cast<double>(call.q_rows);
+      keys += static_cast<double>(call.k_rows);
     }
-    // What a call adds to a sum of several is written, read, and added: four times float32.
-    if (rows_of_calls > rows() || schedule_.stages() > 1)
-      moving_ += schedule_.stages_are_heads()
-                     ? 0
-                     : 4 * rows_of_calls * result_bytes(sizeof(float), i) / machine_.memory;
+    count_sums(i, queries, keys);
     return pairs * per_pair * heads_q(i) * batch() / machine_.flops +
            machine_.call * static_cast<double>(calls.size());
+  }
+  /// What a call adds to a sum of several is written, read, and added: four times float32. Sums over groups are cleared, added to
+  /// and converted.
+  void count_sums(int i, double queries, double keys) {
+    constexpr double kTouches = 4;
+    const double key_bytes = (d() + d_v()) * batch() * heads_kv(i) * sizeof(float);
+    const double held = static_cast<double>(count(schedule_.keys(rank_, i)));
+    double bytes = 0;
+    if (!schedule_.stages_are_heads() && (queries > rows() || schedule_.stages() > 1))
+      bytes += kTouches * queries * result_bytes(sizeof(float), i);
+    if (p_.backward() && keys > held) bytes += kTouches * keys * key_bytes;
+    if (p_.backward() && schedule_.groups() > 1) bytes += kTouches * held * key_bytes;
+    moving_ += bytes / machine_.memory;
   }
 
   const LocalProblem& p_;
