@@ -138,12 +138,15 @@ def pytorch_ranks(p: Problem) -> tuple[Callable[[], None], Callable[[], None]]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     mesh = init_device_mesh("cuda", (p.ranks,))
-    q, k, v = (p.whole[name].transpose(1, 2).contiguous().requires_grad_() for name in ("q", "k", "v"))
+    q, k, v = (p.whole[name].transpose(1, 2).contiguous() for name in ("q", "k", "v"))
     d_o = p.own["d_o"].transpose(1, 2).contiguous()
     stack = contextlib.ExitStack()
     stack.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
     with torch.no_grad():
         stack.enter_context(context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2], no_restore_buffers={q, k, v}))
+
+    for x in (q, k, v):
+        x.requires_grad_()  # now that each is this rank's rows
 
     def forward() -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -26,7 +26,9 @@ class Volume {
     }
     total_ += near + far;
     if (near + far == 0) return 0;
-    return machine_.step + near / machine_.link + far / machine_.host_link;
+    constexpr double kTouches = 4;  // packed and unpacked, each reads and writes
+    return machine_.step + near / machine_.link + far / machine_.host_link +
+           kTouches * (near + far) / machine_.memory;
   }
   double total() const { return total_; }
 
@@ -55,7 +57,7 @@ class RankModel {
       const double computing = computing_of(i);
       const double beside = (i + 1 < stages ? arriving(i + 1) : 0) + leaving;
       e.computing += computing;
-      e.messages += std::max(0.0, beside - computing);
+      e.messages += machine_.overlaps ? std::max(0.0, beside - computing) : beside;
       leaving = leaving_of(i);
     }
     e.messages += leaving;
@@ -193,9 +195,11 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
 }  // namespace
 
 Machine machine_of(fovea_device device, const fovea_distributed_options& options) {
-  // An H200, and two H200s of one host by NCCL; two cores with AVX-512 (docs/distributed.md).
-  Machine machine = device.type == FOVEA_CUDA ? Machine{600e12, 250e9, 40e9, 3e12, 20e-6, 8e-6, 0}
-                                              : Machine{150e9, 5e9, 1e9, 5e9, 20e-6, 20e-6, 0};
+  // An H200, and two H200s of one host by NCCL; two cores with AVX-512 (docs/distributed.md). Attention takes all SMs of a GPU, and
+  // NCCL's kernels wait for them.
+  const Machine gpu = {600e12, 250e9, 40e9, 1.5e12, 30e-6, 15e-6, false, 0};
+  const Machine cpu = {150e9, 5e9, 1e9, 5e9, 20e-6, 20e-6, true, 0};
+  Machine machine = device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
   if (options.host_link_bytes_per_second > 0) machine.host_link = options.host_link_bytes_per_second;

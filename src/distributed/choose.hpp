@@ -16,6 +16,7 @@ struct Machine {
   double memory = 0;       ///< bytes a second that moves of boxes read and write
   double step = 0;         ///< seconds of a step of messages, however small
   double call = 0;         ///< seconds of a call of attention, however small
+  bool overlaps = true;    ///< messages travel while attention computes
   int ranks_per_host = 0;  ///< 0: all ranks are on one
 };
 Machine machine_of(fovea_device device, const fovea_distributed_options& options);

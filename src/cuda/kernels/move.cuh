@@ -44,9 +44,38 @@ __device__ __forceinline__ void move_unit(const MoveArgs& args, const MoveBox& b
   });
 }
 
+/// Units of 16 bytes as they are. A thread has several on their way at a time, as each waits for memory.
+template <int kThreads>
+__device__ __forceinline__ void copy_vectors(const MoveArgs& args, uint32_t all, uint32_t step) {
+  constexpr int kAhead = 4;
+  int box = 0;
+  uint32_t first = 0;  // unit of the box
+  for (uint32_t unit = blockIdx.x * kThreads + threadIdx.x; unit < all; unit += kAhead * step) {
+    uint4 x[kAhead];
+    uint4* to[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const uint32_t own = unit + i * step;
+      to[i] = nullptr;
+      if (own >= all) continue;
+      while (own >= args.boxes[box].end) first = args.boxes[box++].end;
+      const MoveBox& b = args.boxes[box];
+      const MoveUnit at = unit_of(b, own - first);
+      constexpr int64_t kBytes = sizeof(uint4) / kColumns;
+      x[i] = *reinterpret_cast<const uint4*>(b.from + at.from + at.first * kBytes);
+      to[i] = reinterpret_cast<uint4*>(b.to + at.to + at.first * kBytes);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (to[i] != nullptr) *to[i] = x[i];
+    }
+  }
+}
+
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) move(const __grid_constant__ MoveArgs args) {
   const uint32_t all = args.boxes[args.count - 1].end, step = gridDim.x * kThreads;
+  if (args.copies_vectors) return copy_vectors<kThreads>(args, all, step);
   int box = 0;
   uint32_t first = 0;  // unit of the box
   for (uint32_t unit = blockIdx.x * kThreads + threadIdx.x; unit < all; unit += step) {

@@ -22,12 +22,15 @@ struct MoveBox {
 
 /// Boxes that one launch takes: a kernel's parameters hold 4 KB on every driver.
 inline constexpr int kMostMoveBoxes = 40;
+/// Units of a launch: with the steps of the grid that a thread goes beyond the last, numbers of 32 bits count them.
+inline constexpr int64_t kMostMoveUnits = int64_t{1} << 31;
 
 struct MoveArgs {
   MoveBox boxes[kMostMoveBoxes];
   int count = 0;
   DType from = DType::kF32, to = DType::kF32;
-  bool add = false;  ///< to += from, in float32
+  bool add = false;             ///< to += from, in float32
+  bool copies_vectors = false;  ///< elements are 16 bits of anything, and each box has `vectors`
 };
 static_assert(sizeof(MoveArgs) <= 4096);
 

@@ -23,9 +23,6 @@ const Kernel& move_kernel() {
   throw RequestError(Status::kInternal, "", "this build has no kernel that moves boxes");
 }
 
-/// Units of a launch: numbers of 32 bits count them, with a step of the grid to spare.
-constexpr int64_t kMostUnits = int64_t{1} << 31;
-
 /// A run of single elements that lie side by side on both sides is one run of many.
 Box with_long_runs(Box box, int64_t from_bytes, int64_t to_bytes) {
   for (const size_t axis : {size_t{1}, size_t{2}}) {
@@ -51,18 +48,19 @@ bool starts_at_vectors(const Box& box) {
 /// Collects boxes, and launches when there is no room for more.
 class Launches {
  public:
-  Launches(DType from, DType to, bool add, const LoadedKernel& code, CUstream stream)
+  Launches(DType from, DType to, bool add, bool copies_vectors, const LoadedKernel& code, CUstream stream)
       : code_(code), stream_(stream) {
     args_.from = from;
     args_.to = to;
     args_.add = add;
+    args_.copies_vectors = copies_vectors;
   }
 
   void add(const Box& box) {
     const int64_t units = units_of(box);
     if (units == 0) return;
-    if (units > kMostUnits) return add_halves(box);
-    if (args_.count == kMostMoveBoxes || units_ + units > kMostUnits) launch();
+    if (units > kMostMoveUnits) return add_halves(box);
+    if (args_.count == kMostMoveBoxes || units_ + units > kMostMoveUnits) launch();
     units_ += units;
     MoveBox& to = args_.boxes[args_.count++];
     to.from = box.from;
@@ -119,9 +117,17 @@ void move(std::span<const Box> boxes, DType from, DType to, bool add, int device
   const LoadedKernel& code = loaded(kernel, device);
   if (!code.clause.empty())
     throw RequestError(Status::kUnsupported, "", std::string(kernel.name) + ": " + code.clause);
-  Launches launches(from, to, add, code, static_cast<CUstream>(stream));
-  for (const Box& box : boxes) launches.add(with_long_runs(box, size_of(from), size_of(to)));
-  launches.launch();
+  const auto on = static_cast<CUstream>(stream);
+  Launches vectors(DType::kF16, DType::kF16, false, true, code, on), elements(from, to, add, false, code, on);
+  for (const Box& given : boxes) {
+    const Box box = with_long_runs(given, size_of(from), size_of(to));
+    Box halves = box;
+    halves.elements *= size_of(from) / size_of(DType::kF16);
+    const bool copies = from == to && !add && starts_at_vectors(halves);
+    copies ? vectors.add(halves) : elements.add(box);
+  }
+  vectors.launch();
+  elements.launch();
 }
 
 }  // namespace fovea::cuda
