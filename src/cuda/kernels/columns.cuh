@@ -43,9 +43,10 @@ __device__ __forceinline__ void store_columns(const Columns& from, T* to, bool v
   }
 }
 
-/// Calls `use` with memory of a type (float32, float16 or bfloat16) as a pointer to it, `offset` elements on.
+/// Calls `use` with memory of a type (float32, float16 or bfloat16) as a pointer to it, `offset` elements on. The address is read where it
+/// is used: a copy of it before the branches spills in `merge` on sm_75.
 template <class Use>
-__device__ __forceinline__ void with_type(DType type, char* memory, int64_t offset, Use&& use) {
+__device__ __forceinline__ void with_type(DType type, char* const& memory, int64_t offset, Use&& use) {
   if (type == DType::kF16) {
     use(reinterpret_cast<__half*>(memory) + offset);
   } else if (type == DType::kBF16) {
