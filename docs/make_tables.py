@@ -143,7 +143,7 @@ def bench_decode() -> str:
 def gpu_results() -> list[dict[str, Any]]:
     found = []
     for path in sorted(ROOT.glob("bench/results/*.json")):
-        if not path.name.startswith(("cpu_", "ladder_", "python_")):
+        if not path.name.startswith(("cpu_", "ladder_", "python_", "ranks_")):
             found.append(json.loads(path.read_text()) | {"file": path.name})
     return found
 

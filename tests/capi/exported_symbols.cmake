@@ -1,4 +1,4 @@
-# The dynamic symbols that the shared library defines are exactly the functions of fovea.h.
+# The dynamic symbols that the shared library defines are exactly the functions of fovea.h and fovea_distributed.h.
 execute_process(COMMAND ${NM} -D --defined-only --format=posix ${LIBRARY}
                 OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n]+" lines "${listing}")
@@ -11,8 +11,10 @@ foreach(line IN LISTS lines)
   list(APPEND exported ${symbol})
 endforeach()
 
-file(READ ${CMAKE_CURRENT_LIST_DIR}/../../include/fovea/fovea.h header)
-string(REGEX MATCHALL "FOVEA_API [^;]+;" declarations "${header}")
+set(headers ${CMAKE_CURRENT_LIST_DIR}/../../include/fovea)
+file(READ ${headers}/fovea.h header)
+file(READ ${headers}/fovea_distributed.h distributed)
+string(REGEX MATCHALL "FOVEA_API [^;]+;" declarations "${header}${distributed}")
 set(declared "")
 foreach(declaration IN LISTS declarations)
   string(REGEX MATCH "fovea_[a-z_]+\\(" name "${declaration}")
@@ -23,7 +25,7 @@ endforeach()
 list(SORT exported)
 list(SORT declared)
 if(NOT exported STREQUAL declared)
-  message(SEND_ERROR "exported: ${exported}\ndeclared in fovea.h: ${declared}")
+  message(SEND_ERROR "exported: ${exported}\ndeclared: ${declared}")
 endif()
 list(LENGTH exported count)
 message(STATUS "${count} functions exported, as declared")

@@ -50,8 +50,6 @@ const Model kModels[] = {
 constexpr int64_t kSlots = 5;      ///< sequences at a time
 constexpr int64_t kLongest = 150;  ///< rows of a sequence: more than one block of keys of any CPU backend
 constexpr int64_t kChunk = 12;     ///< rows that a sequence appends in a step, at most
-constexpr double kShareOfPages =
-    0.6;  ///< of those that the longest sequences in all slots would have: sometimes there is none
 
 /// Fewer pages than the longest sequences in all slots would have, so that sometimes there is none.
 constexpr int64_t pages_of(int64_t columns) {
@@ -362,7 +360,7 @@ class Server {
       Sequence& s = *slots_[b];
       const int32_t page = s.pages[static_cast<size_t>(s.rows / pool_.page_size())];
       const int64_t row = s.rows % pool_.page_size();
-      for (const size_t which : {0, 1}) {
+      for (const size_t which : {size_t{0}, size_t{1}}) {
         const std::vector<double> stored = PagePool::row(pool_.halves()[which], page, row);
         const std::string wrong = wrong_row(call, which, first + i, s.rows, stored);
         if (!wrong.empty())
