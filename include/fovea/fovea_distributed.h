@@ -92,7 +92,7 @@ typedef struct fovea_piece {
 /* One problem, the same on all ranks but for `local`.
  *
  * local: q, k, v, o, lse, d_o, dlse, dq, dk, dv hold this rank's rows: (B, rows, heads, size), lse and dlse (B, Hq, rows); with
- * sequences (below) B is left out. sink, dsink and alibi are whole, and the same on all ranks. Terms: scale, causal, window, softcap,
+ * sequences (below) B is left out. sink and dsink are whole, and the same on all ranks. Terms: scale, causal, window, softcap,
  * sinks. Types: float32, float16, bfloat16. Other terms are refused by name.
  * queries, keys: where the rows of each axis lie. Each row of an axis belongs to one piece; pieces may be empty, in any order, and a
  * rank may have none. `keys` may be NULL: as the queries. `queries` may be NULL beside keys: each rank holds all queries, and gets the
