@@ -221,7 +221,7 @@ Estimate estimate(const LocalProblem& problem, Method method, const Machine& mac
   return slowest;
 }
 
-std::vector<Estimate> weigh(const LocalProblem& problem, int rank, const fovea_distributed_options& options) {
+std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options) {
   check_options(problem.shape, options);
   const Machine machine = machine_of(problem.device, options);
   std::vector<Estimate> all;
@@ -232,7 +232,7 @@ std::vector<Estimate> weigh(const LocalProblem& problem, int rank, const fovea_d
       ProgramOptions sizes;
       sizes.only_sizes = true;
       const int64_t bytes = make_program(problem, Schedule(problem.shape, method), other, sizes).workspace;
-      e.workspace = other == rank ? std::max(e.workspace, bytes) : std::max(e.workspace, bytes);
+      e.workspace = std::max(e.workspace, bytes);
     }
     all.push_back(e);
   }

@@ -28,12 +28,12 @@ struct Estimate {
   double computing = 0, messages = 0,
          moving = 0;      ///< of which; messages that hide behind computing do not count
   double bytes = 0;       ///< that a rank sends at most
-  int64_t workspace = 0;  ///< bytes of the rank that asks, without that of calls
+  int64_t workspace = 0;  ///< bytes of the rank that needs most, without that of calls
 };
 Estimate estimate(const LocalProblem& problem, Method method, const Machine& machine);
 
 /// The methods that the options allow, the fastest first; those that need more memory than allowed are last.
-std::vector<Estimate> weigh(const LocalProblem& problem, int rank, const fovea_distributed_options& options);
+std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// One line.
 std::string describe(const Estimate& estimate, const Shape& shape);

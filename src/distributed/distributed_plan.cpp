@@ -211,7 +211,7 @@ DistributedPlan::DistributedPlan(const Transport& transport, const fovea_distrib
 void DistributedPlan::plan(const fovea_distributed_problem& problem,
                            const fovea_distributed_options& options) {
   problem_ = read_local_problem(problem, transport_.rank(), transport_.size(), transport_.device());
-  const std::vector<Estimate> weighed = weigh(problem_, transport_.rank(), options);
+  const std::vector<Estimate> weighed = weigh(problem_, options);
   const Schedule schedule(problem_.shape, weighed.front().method);
   ProgramOptions how;
   how.attention = options.attention;
