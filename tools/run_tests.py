@@ -45,7 +45,7 @@ PARTS = [
     Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True),
     Part("build", "libraries, programs and tests", ("packages",), rotating=("", "", "CUDA kernels for sm_90, linked")),
     Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",),
-         rotating=("a third of the random problems and of the maxima, emulated ones too", "the next third",
+         rotating=("a third of emulated kernels and of the longest suites", "the next third",
                    "the last third, machine code for sm_90")),
     Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(3,), rotating=("", "", "all of it")),
     Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1, 2),

@@ -27,10 +27,11 @@ class Results:
     gpu: list[Row] = field(default_factory=list)  # bench/gpu/compare.py --json
     cpu: list[Row] = field(default_factory=list)  # bench/cpu/compare.py --json
     python: list[Row] = field(default_factory=list)  # bench/python_call.py --json
+    ranks: list[Row] = field(default_factory=list)  # bench/gpu/ranks.py --json
     left_out: list[Path] = field(default_factory=list)  # of a folder: JSON, but none of these
 
     def all(self) -> list[Row]:
-        return [*self.ladder, *self.memory, *self.profile, *self.gpu, *self.cpu, *self.python]
+        return [*self.ladder, *self.memory, *self.profile, *self.gpu, *self.cpu, *self.python, *self.ranks]
 
 
 def kind_of(result: Any) -> str | None:
@@ -44,6 +45,8 @@ def kind_of(result: Any) -> str | None:
     rows = result.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return None
+    if "ranks" in result:
+        return "ranks"
     if isinstance(result.get("machine"), dict):
         return "cpu"
     if isinstance(result.get("gpu"), dict):
@@ -81,8 +84,8 @@ def read(paths: Iterable[Path]) -> Results:
             getattr(results, kind).append(result | {"file": path.name})
         elif is_named:
             raise WrongFile(
-                f"{path}: not a file of results; expected what --json of fovea ladder, or of bench/gpu/compare.py, bench/cpu/compare.py, "
-                "bench/python_call.py or bench/gpu/counters.py --ladder writes"
+                f"{path}: not a file of results; expected what --json of fovea ladder, or of bench/gpu/compare.py, bench/gpu/ranks.py, "
+                "bench/cpu/compare.py, bench/python_call.py or bench/gpu/counters.py --ladder writes"
             )
         else:
             results.left_out.append(path)

@@ -285,6 +285,24 @@ def python_blocks(results: Results) -> Iterator[Block]:
         yield block
 
 
+def rank_blocks(results: Results) -> Iterator[Block]:
+    for result in results.ranks:
+        passes = list(dict.fromkeys(name for row in result["rows"] for name in row["passes"]))
+        head = ["row", "method", *(f"{pass_}{of}" for pass_ in passes for of in (", ms", "", ", PyTorch"))]
+        body = [[row["row"], row["method"], *(cell for pass_ in passes for cell in rank_cells(row["passes"].get(pass_, {})))]
+                for row in result["rows"]]  # fmt: skip
+        note = f"{result['ranks']} GPUs, {result['type']}, size {result['head_dim']}{', causal' if result['causal'] else ''}."
+        block = Block(data.machine_of(result), source(result), note=note)
+        block.tables.append(Table(head, body, "Share of one GPU's rate that each GPU keeps"))
+        yield block
+
+
+def rank_cells(times: Row) -> list[str]:
+    """Of one pass: Fovea's time and share, the share of PyTorch's context parallelism."""
+    ours, pytorch = times.get("fovea"), times.get("pytorch")
+    return [f"{ours['ms']:.3f}" if ours else "-", *(f"{timed['share']:.2f}" if timed else "-" for timed in (ours, pytorch))]
+
+
 def sections(results: Results, resources: str | None) -> list[Section]:
     """Those that have something to show."""
     found = [
@@ -296,6 +314,8 @@ def sections(results: Results, resources: str | None) -> list[Section]:
                 list(roofline_blocks(results))),
         Section("speed", "Speed against length", "The library beside its peers, on the same tensors, in turns.",
                 list(speed_blocks(results))),
+        Section("ranks", "One problem over several GPUs", "The same problem on one GPU and on several, in turns.",
+                list(rank_blocks(results))),
         Section("memory", "Memory against length", "The most bytes that the tensors, the workspace and one run held at a time, as the "
                 "system told. Red: what keeps the matrix of scores.", list(memory_blocks(results))),
         Section("kernels", "Registers, shared memory, occupancy", "What each kernel takes of a streaming multiprocessor.",

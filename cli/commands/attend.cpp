@@ -93,10 +93,6 @@ struct Results {
   const Array& lse() const { return outputs[1]; }
 };
 
-bool is_float(const Tensor& tensor) {
-  return tensor.dtype().code == FOVEA_CODE_FLOAT || tensor.dtype().code == FOVEA_CODE_BFLOAT;
-}
-
 /// The gradient of a tensor x of --tensor is written as dx, beside dq, dk, dv, dbias and dsink.
 void check_names(const AttendOptions& options, const Expressions& expressions) {
   if (options.grad.empty()) return;
@@ -167,7 +163,7 @@ void write_outputs(const AttendOptions& options, const Inputs& inputs, const Res
   if (!options.lse_output.empty()) write_npy_output(options.lse_output, results.lse(), inputs.files);
 }
 
-void print_json_report(const AttendOptions& options, const Inputs& inputs, const Results& results) {
+void print_json_results(const AttendOptions& options, const Inputs& inputs, const Results& results) {
   const auto about = [](const Array& array) {
     return Json{{"type", type_name(array.type)}, {"shape", array.shape}};
   };
@@ -240,7 +236,7 @@ Exit run_attend(const AttendOptions& options) {
   }
   if (group && !group->has_result()) return Exit::ok;
   write_outputs(options, inputs, results);
-  (options.json ? print_json_report : print_text_report)(options, inputs, results);
+  (options.json ? print_json_results : print_text_report)(options, inputs, results);
   return Exit::ok;
 }
 

@@ -142,7 +142,7 @@ void check_problem(const CheckOptions& options, const CheckProblems& problems, u
   }
 }
 
-void print_json_report(const CheckOptions& options, Findings& findings) {
+void print_json_findings(const CheckOptions& options, Findings& findings) {
   Json json = {{"seed", options.seed},          {"first_problem", findings.first},
                {"problems", findings.problems}, {"seconds", findings.seconds},
                {"backends", Json::array()},     {"largest_share_of_allowed_error", Json::object()},
@@ -197,7 +197,7 @@ Exit run_check(const CheckOptions& options) {
     }
   }
   findings.seconds = elapsed();
-  (options.json ? print_json_report : print_table)(options, findings);
+  (options.json ? print_json_findings : print_table)(options, findings);
   return findings.failed() == 0 ? Exit::ok : Exit::check_failed;
 }
 

@@ -79,10 +79,6 @@ std::vector<DescribedTensor> take_described(std::vector<std::string>& tensors) {
   return found;
 }
 
-bool is_float(const Tensor& tensor) {
-  return tensor.dtype().code == FOVEA_CODE_FLOAT || tensor.dtype().code == FOVEA_CODE_BFLOAT;
-}
-
 /// The problem of a pass; in the backward each float tensor of the score gets a gradient, as `fovea attend --grad` asks for.
 Problem problem_of(const CompileOptions& options, const Shape& shape, Pass pass,
                    const Expressions& expressions, const std::vector<DescribedTensor>& tensors) {

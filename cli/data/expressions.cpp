@@ -74,6 +74,10 @@ void Expressions::apply(Problem& problem) const {
   for (const Array& array : tensors) problem.named.push_back({array.name, view(array), {}});
 }
 
+bool is_float(const Tensor& tensor) {
+  return tensor.dtype().code == FOVEA_CODE_FLOAT || tensor.dtype().code == FOVEA_CODE_BFLOAT;
+}
+
 Expressions read_expressions(const ExpressionOptions& options) {
   Expressions read{options.score, options.sees, {}, {}, {}};
   for (const std::string& tensor : options.tensors) {

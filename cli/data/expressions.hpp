@@ -32,6 +32,9 @@ struct Expressions {
   void apply(Problem& problem) const;
 };
 
+/// Whether a named tensor can have a gradient.
+bool is_float(const Tensor& tensor);
+
 /// Failures name the option and the file.
 Expressions read_expressions(const ExpressionOptions& options);
 

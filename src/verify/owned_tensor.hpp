@@ -161,12 +161,16 @@ class OwnedTensor {
   /// Calls visit(place in dense order, address).
   template <class Visit>
   void for_each(Visit&& visit) const {
-    const int64_t elements = count();
+    const auto elements = static_cast<size_t>(count());
+    const auto bytes = static_cast<int64_t>(size_of(type_));
+    const auto row = static_cast<size_t>(shape_.empty() ? 1 : shape_.back());  // the last axis, whose loop is the hot one
+    const int64_t step = shape_.empty() ? 0 : strides_.back() * bytes;
     Sizes index(shape_.size(), 0);
     int64_t offset = 0;
-    for (int64_t place = 0; place < elements; ++place) {
-      visit(static_cast<size_t>(place), memory_.data() + offset * static_cast<int64_t>(size_of(type_)));
-      for (size_t axis = shape_.size(); axis-- > 0;) {
+    for (size_t place = 0; place < elements;) {
+      unsigned char* at = memory_.data() + offset * bytes;
+      for (const size_t end = place + row; place < end; ++place, at += step) visit(place, at);
+      for (size_t axis = shape_.empty() ? 0 : shape_.size() - 1; axis-- > 0;) {
         offset += strides_[axis];
         if (++index[axis] < shape_[axis]) break;
         offset -= shape_[axis] * strides_[axis];

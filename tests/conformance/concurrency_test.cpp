@@ -53,7 +53,7 @@ void threads_share_a_plan(const ProblemSpec& spec, fovea_pass pass, Role result)
   }
 }
 
-ProblemSpec base() {
+ProblemSpec causal_problem() {
   ProblemSpec spec;
   spec.heads_q = spec.heads_kv = 2;
   spec.seqlen_q = spec.seqlen_k = 90;
@@ -63,10 +63,10 @@ ProblemSpec base() {
 }
 
 TEST(Concurrency, ThreadsShareAPlan) {
-  threads_share_a_plan(base(), FOVEA_FORWARD, Role::kO);
+  threads_share_a_plan(causal_problem(), FOVEA_FORWARD, Role::kO);
 }
 TEST(Concurrency, ThreadsShareAPlanWithExpressions) {
-  ProblemSpec spec = base();
+  ProblemSpec spec = causal_problem();
   spec.score = known(known_scores(), "relative_positions");
   spec.sees = known(known_masks(), "documents");
   spec.named_gradients = true;

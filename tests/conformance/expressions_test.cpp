@@ -16,7 +16,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-ProblemSpec base() {
+ProblemSpec small_problem() {
   ProblemSpec spec;
   spec.batch = 2;
   spec.heads_q = 4;
@@ -28,12 +28,12 @@ ProblemSpec base() {
   return spec;
 }
 ProblemSpec with_score(const KnownExpression& score) {
-  ProblemSpec spec = base();
+  ProblemSpec spec = small_problem();
   spec.score = &score;
   return spec;
 }
 ProblemSpec with_mask(const KnownExpression& mask) {
-  ProblemSpec spec = base();
+  ProblemSpec spec = small_problem();
   spec.sees = &mask;
   return spec;
 }
@@ -51,7 +51,7 @@ CheckOptions without_repetitions() {
   return options;
 }
 
-void pack(ProblemSpec& spec) {
+void pack_sequences(ProblemSpec& spec) {
   spec.lengths_q = {37, 0, 19, 1};
   spec.lengths_k = {26, 3, 53, 0};
   spec.spare_rows = 2;
@@ -94,7 +94,7 @@ TEST_P(Expressions, WithoutGradients) {
 }
 TEST_P(Expressions, Packed) {
   ProblemSpec spec = GetParam().spec();
-  pack(spec);
+  pack_sequences(spec);
   expect_conformance_of_all_types(spec);
   spec.plan_knows_data = false;
   spec.used_q = {30, 0, 19, 0};
@@ -153,7 +153,7 @@ TEST_P(Expressions, WithEveryOtherTerm) {
   spec.dropout = 0.25;
   spec.rng_state = true;
   expect_conformance_of_all_types(spec);
-  pack(spec);
+  pack_sequences(spec);
   expect_conformance_of_all_types(spec);
 }
 /// Rows that take no part hold NaN, so tiles that end with them are computed again row by row, with each term once.
@@ -162,7 +162,7 @@ TEST_P(Expressions, BesideTermsOfPartlyUsedSequences) {
   spec.softcap = 6;
   spec.bias = spec.mask = spec.alibi = true;
   spec.bias_broadcast = 0b0101;
-  pack(spec);
+  pack_sequences(spec);
   spec.used_q = {30, 0, 19, 0};
   spec.used_k = {26, 2, 41, 0};
   expect_conformance_of_all_types(spec, without_repetitions());
@@ -240,26 +240,26 @@ void expect_same(const ProblemSpec& argument, const ProblemSpec& expression, con
 }
 
 TEST(SameAsArgument, Alibi) {
-  ProblemSpec argument = base(), expression = with_score(score_named("alibi"));
+  ProblemSpec argument = small_problem(), expression = with_score(score_named("alibi"));
   argument.alibi = true;
   expect_same(argument, expression, {{Role::kAlibi, named_role(0)}});
 }
 TEST(SameAsArgument, Softcap) {
-  ProblemSpec argument = base(), expression = with_score(score_named("softcap"));
+  ProblemSpec argument = small_problem(), expression = with_score(score_named("softcap"));
   argument.softcap = 5;
   argument.logit = expression.logit = 4;
   expect_same(argument, expression, {});
 }
 TEST(SameAsArgument, Bias) {
   for (int broadcast = 0; broadcast < 16; ++broadcast) {
-    ProblemSpec argument = base(), expression = with_score(score_named("bias"));
+    ProblemSpec argument = small_problem(), expression = with_score(score_named("bias"));
     argument.bias = argument.dbias = true;
     argument.bias_broadcast = expression.named_broadcast = broadcast;
     expect_same(argument, expression, {{Role::kBias, named_role(0)}});
   }
 }
 TEST(SameAsArgument, BiasOfMinusInfinity) {
-  ProblemSpec argument = base(), expression = with_score(score_named("bias"));
+  ProblemSpec argument = small_problem(), expression = with_score(score_named("bias"));
   argument.bias = argument.dbias = true;
   for (const BiasValues values : {BiasValues::kSomeMinusInfinity, BiasValues::kRowsMinusInfinity}) {
     argument.bias_values = values;
@@ -274,7 +274,7 @@ TEST(SameAsArgument, Mask) {
                      return 1.0;
                    }}}};
   for (const int broadcast : {0, 2, 4, 9, 15}) {
-    ProblemSpec argument = base(), expression = with_mask(mask);
+    ProblemSpec argument = small_problem(), expression = with_mask(mask);
     argument.mask = true;
     argument.mask_broadcast = expression.named_broadcast = broadcast;
     expect_same(argument, expression, {{Role::kMask, named_role(0)}});
@@ -282,7 +282,7 @@ TEST(SameAsArgument, Mask) {
 }
 TEST(SameAsArgument, CausalAndWindow) {
   for (const int64_t queries : {20, 53, 70}) {
-    ProblemSpec argument = base();
+    ProblemSpec argument = small_problem();
     argument.causal = true;
     ProblemSpec causal = with_mask(mask_named("causal")), window = with_mask(mask_named("causal_window"));
     argument.seqlen_q = causal.seqlen_q = window.seqlen_q = queries;
@@ -293,7 +293,7 @@ TEST(SameAsArgument, CausalAndWindow) {
 }
 /// Queries see no key behind them, as those are outside the tensor.
 TEST(SameAsArgument, CausalByElementsOutside) {
-  ProblemSpec argument = base(), expression = with_mask(mask_named("past"));
+  ProblemSpec argument = small_problem(), expression = with_mask(mask_named("past"));
   argument.seqlen_q = argument.seqlen_k = expression.seqlen_q = expression.seqlen_k = 40;
   argument.causal = true;
   argument.mask = true;  // to have something to copy: all ones

@@ -10,27 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/backends.hpp"
 #include "cpu/ops.hpp"
+#include "cpu_tables.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cpu {
 namespace {
-
-/// The tables whose instructions this machine has.
-std::vector<const Ops*> tables() {
-  std::vector<const Ops*> found;
-  const std::array candidates = {std::pair{"cpu_avx512_bf16", avx512_bf16_ops()},
-                                 std::pair{"cpu_avx512", avx512_ops()}, std::pair{"cpu_avx2", avx2_ops()},
-                                 std::pair{"cpu_neon", neon_ops()}, std::pair{"cpu_generic", generic_ops()}};
-  for (const Backend* backend : backends()) {
-    for (const auto& [name, ops] : candidates) {
-      if (ops != nullptr && name == std::string(backend->name) && backend->unavailable_because().empty())
-        found.push_back(ops);
-    }
-  }
-  return found;
-}
 
 /// The lanes of a panel.
 struct Rows {
@@ -71,7 +56,7 @@ std::vector<uint8_t> bits_of(const Ops& ops, const tile::Dropout& dropout, const
 }
 
 TEST(CpuDropout, EveryWeightIsThatOfTheStream) {
-  for (const Ops* ops : tables()) {
+  for (const Ops* ops : tables_of_this_machine()) {
     for (const double p : {1e-9, 0.1, 0.9999999}) {
       const tile::Dropout dropout(p, 0x0123456789abcdef, uint64_t{1} << 63 | 5);
       for (const Rows& rows : arrangements()) {
@@ -97,7 +82,7 @@ TEST(CpuDropout, EveryWeightIsThatOfTheStream) {
 TEST(CpuDropout, WhatIsNotKeptIsZeroWhateverItHolds) {
   const tile::Dropout dropout(0.5, 1, 2);
   const Rows rows = arrangements().front();
-  for (const Ops* ops : tables()) {
+  for (const Ops* ops : tables_of_this_machine()) {
     for (const int64_t n : {1, 2, 33, 128}) {
       const std::vector<uint8_t> kept = bits_of(*ops, dropout, rows, 0, n);
       std::vector<float> x(static_cast<size_t>(n * kPanel) + 1, 3.0f);  // one more, which stays

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../expr/random_expression.hpp"
-#include "cpu/backends.hpp"
+#include "cpu_tables.hpp"
 #include "cpu/ops.hpp"
 #include "cpu/pair_programs.hpp"
 #include "expr/pair_expressions.hpp"
@@ -124,19 +124,6 @@ class Evaluators {
   std::vector<expr::Value> values_;
 };
 
-std::vector<const Ops*> tables() {
-  std::vector<const Ops*> all;
-  const std::array candidates = {std::pair{"cpu_avx512", avx512_ops()}, std::pair{"cpu_avx2", avx2_ops()},
-                                 std::pair{"cpu_neon", neon_ops()}, std::pair{"cpu_generic", generic_ops()}};
-  for (const Backend* backend : backends()) {
-    for (const auto& [name, ops] : candidates) {
-      if (ops != nullptr && name == std::string(backend->name) && backend->unavailable_because().empty())
-        all.push_back(ops);
-    }
-  }
-  return all;
-}
-
 /// Runs the program of `text` for all pairs of one head each lane, and compares those that can be compared.
 void check(Tensors& tensors, const std::string& text, Use use, bool keys_on_columns, uint64_t seed,
            int64_t& compared) {
@@ -160,7 +147,7 @@ void check(Tensors& tensors, const std::string& text, Use use, bool keys_on_colu
   expr::RandomText random(seed, use);
   for (float& s : before) s = static_cast<float>(random.below(4000)) / 500 - 4;
   std::vector<char> scratch(static_cast<size_t>(programs.scratch_bytes()) + 64);
-  for (const Ops* ops : tables()) {
+  for (const Ops* ops : tables_of_this_machine()) {
     std::vector<float> tile = before;
     ProgramInputs in;
     in.query = query.data();

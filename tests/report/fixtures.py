@@ -142,7 +142,19 @@ def gpu():
             "protocol": {"rounds": 7, "turn": "one replay"}, "stored_best_over_cudnn": False, "rows": [*rows, special]}  # fmt: skip
 
 
+def ranks():
+    def times(ms):
+        return {"fovea": {"ms": ms, "share": 0.9}, "pytorch": {"ms": ms * 1.5, "share": 0.6}, "one GPU": {"ms": ms * 1.8}}
+
+    rows = [{"row": f"{length} tokens", "method": "all-to-all over <heads>",
+             "passes": {"forward": times(length / 1e4), "forward and backward": times(length / 3e3)}} for length in LENGTHS]  # fmt: skip
+    del rows[0]["passes"]["forward"]["pytorch"]
+    return {"gpu": {"name": "NVIDIA Made Up", "power_limit_w": 700, "driver": "580.1"}, "machine": ["NVIDIA Made Up"] * 2,
+            "date": "2026-01-02", "pytorch": "2.11.0", "kernels": "0" * 64, "type": "bfloat16", "head_dim": 128, "causal": True,
+            "ranks": 2, "rows": rows}  # fmt: skip
+
+
 def write_all(folder):
     for name, made in (("ladder_made_up", ladder), ("ladder_memory_made_up", memory), ("ladder_profile_made_up", profile),
-                       ("made_up_all", gpu)):  # fmt: skip
+                       ("made_up_all", gpu), ("ranks_made_up", ranks)):  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(made()))

@@ -13,8 +13,9 @@ import charts
 import data
 
 ROOT = Path(__file__).resolve().parents[2]
-MADE = {"ladder": fixtures.ladder, "memory": fixtures.memory, "profile": fixtures.profile, "gpu": fixtures.gpu}
-SECTIONS = {"ladder": {"ladder", "rooflines"}, "memory": {"memory"}, "profile": set(), "gpu": {"speed"}}
+MADE = {"ladder": fixtures.ladder, "memory": fixtures.memory, "profile": fixtures.profile, "gpu": fixtures.gpu,
+        "ranks": fixtures.ranks}  # fmt: skip
+SECTIONS = {"ladder": {"ladder", "rooflines"}, "memory": {"memory"}, "profile": set(), "gpu": {"speed"}, "ranks": {"ranks"}}
 
 
 def run(*arguments, **options):
@@ -44,7 +45,7 @@ def test_what_is_drawn_of_a_folder(tmp_path):
     committed = ROOT / "bench" / "results"
     results = data.read([committed])
     assert len(results.all()) + len(results.left_out) == len(list(committed.glob("*.json")))
-    assert results.ladder and results.memory and results.cpu and results.python
+    assert results.ladder and results.memory and results.cpu and results.python and results.ranks
     # A folder may hold other JSON files: they are skipped. Such a file given by name is an error.
     other = put(tmp_path, "other.json", {"a": 1})
     put(tmp_path, "ladder.json", fixtures.ladder())

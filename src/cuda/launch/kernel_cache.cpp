@@ -16,6 +16,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/environment.hpp"
+
 namespace fovea::cuda {
 
 namespace fs = std::filesystem;
@@ -90,11 +92,6 @@ void make_folder(const fs::path& folder) {
   if (::stat(folder.c_str(), &status) == 0) return;
   if (folder.has_parent_path() && folder.parent_path() != folder) make_folder(folder.parent_path());
   ::mkdir(folder.c_str(), 0700);
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 }  // namespace

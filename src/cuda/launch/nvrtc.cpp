@@ -4,9 +4,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
+
+#include "core/environment.hpp"
 
 namespace fovea::cuda {
 
@@ -93,11 +94,6 @@ std::string own_file() {
   return dladdr(reinterpret_cast<const void*>(&own_file), &info) != 0 && info.dli_fname != nullptr
              ? info.dli_fname
              : "";
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 /// A program of NVRTC, while it is compiled.
