@@ -40,21 +40,21 @@ class Part:
 
 PARTS = [
     Part("packages", "compiler, libraries, nvcc, disassembler", download=True),
-    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1, 2)),
+    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1,)),
     Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True),
     Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True),
     Part("build", "libraries, programs and tests", ("packages",), rotating=("", "", "CUDA kernels for sm_90, linked")),
     Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",),
          rotating=("a third of emulated kernels and of the longest suites", "the next third",
                    "the last third, machine code for sm_90")),
-    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(3,), rotating=("", "", "all of it")),
-    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1, 2),
-         rotating=("all but a half of conformance", "all but the other half", "")),
+    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(1,), rotating=("all of it", "", "")),
+    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1,),
+         rotating=("all of it", "", "")),
     Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build")),
     Part("report", "the page of `fovea report` in a browser", ("get-browser",),
          rotating=("width of a phone", "width of a desk", "faults are found, colours")),
-    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(1, 2),
-         rotating=("sm_75, sm_80 and the ladder", "sm_86 and sm_89", "")),
+    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(2,),
+         rotating=("", "sm_75, sm_80, sm_86 and sm_89; the ladder", "")),
 ]
 
 
@@ -174,7 +174,7 @@ def self_test():
     lines = table([run, Run(PARTS[1], (1,))], 3)
     assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
     lines = rotation_lines(PARTS, (2,), "5 commits")
-    assert "  chips: sm_86 and sm_89: runs" in lines and "  build: CUDA kernels for sm_90, linked: left to another run" in lines
+    assert "  chips: sm_75, sm_80, sm_86 and sm_89; the ladder: runs" in lines and "  build: CUDA kernels for sm_90, linked: left to another run" in lines
     assert [part.name for part in parts_of(PARTS, (3,)) if part.name in ("build", "chips")] == ["build"]
     assert parts_of(PARTS, ROTATIONS) == PARTS
     print("run_tests.py: nothing wrong")
