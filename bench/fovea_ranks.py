@@ -1,4 +1,4 @@
-"""The part of fovea_distributed.h that benchmarks need, over ctypes: NCCL communicators, transports, distributed plans."""
+"""The part of fovea_distributed.h that benchmarks need, over ctypes: NCCL communicators, threads, transports, distributed plans."""
 
 from __future__ import annotations
 
@@ -46,6 +46,33 @@ class Nccl:
             raise RuntimeError(f"NCCL: {self.library.ncclGetErrorString(result).decode()}")
 
 
+class Threads:
+    """Ranks that are threads of this process, a GPU each: messages are copies from GPU to GPU."""
+
+    def __init__(self, library: Library, ranks: int) -> None:
+        self.library, self._c, self.group = library, library._c, ctypes.c_void_p()
+        devices = (fovea_ctypes._Device * ranks)(*(fovea_ctypes._Device(CUDA, i) for i in range(ranks)))
+        self._c.fovea_thread_group_create.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        library.check(self._c.fovea_thread_group_create(ranks, devices, None, ctypes.byref(self.group)))
+        self._c.fovea_thread_transport.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+
+    def transport(self, rank: int) -> ThreadTransport:
+        return ThreadTransport(self, rank)
+
+
+class ThreadTransport:
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self._threads = threads
+        self.memory = ctypes.create_string_buffer(_TRANSPORT_BYTES)
+        threads.library.check(threads._c.fovea_thread_transport(threads.group, rank, self.memory))
+
+    def check(self, library: Library) -> None:
+        """Errors are those of the calls themselves."""
+
+    def close(self) -> None:
+        """The group owns it."""
+
+
 class Transport:
     def __init__(self, library: Library, nccl: Nccl, device: int, deadline_ms: int = 60_000) -> None:
         self._c = library._c
@@ -66,7 +93,7 @@ class DistributedPlan:
     def __init__(
         self,
         library: Library,
-        transport: Transport,
+        transport: Transport | ThreadTransport,
         pass_: int,
         tensors: Mapping[str, View],
         pieces: Sequence[tuple[int, int, int]],
@@ -77,6 +104,7 @@ class DistributedPlan:
         starts: Sequence[int] = (),
         heads_ranks: int = 0,
         stages: int = 0,
+        sm_margin: int = 0,
     ) -> None:
         self._library, self._tensors = library, []
         c = library._c
@@ -97,7 +125,10 @@ class DistributedPlan:
             num_sequences=max(0, len(starts) - 1),
             cu_seqlens_q=ctypes.cast(self._starts, type(_Problem().cu_seqlens_q)) if starts else None,
         )
-        options = _Options(struct_size=ctypes.sizeof(_Options), heads_ranks=heads_ranks, stages=stages)
+        attention = fovea_ctypes._Options(struct_size=ctypes.sizeof(fovea_ctypes._Options), sm_margin=sm_margin)
+        options = _Options(
+            struct_size=ctypes.sizeof(_Options), attention=ctypes.pointer(attention), heads_ranks=heads_ranks, stages=stages
+        )
         self._plan = ctypes.c_void_p()
         library.check(
             c.fovea_distributed_plan_create(

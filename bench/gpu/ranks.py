@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """One sequence over several GPUs of this machine: Fovea over NCCL beside PyTorch's context parallelism, and both beside one GPU.
 
-    python bench/gpu/ranks.py [--lib FILE] [--ranks 2] [--tokens 8192,16384,65536,131072] [--json FILE]
+    python bench/gpu/ranks.py [--lib FILE] [--ranks 2] [--threads] [--tokens 8192,16384,65536,131072] [--json FILE]
 
-Each rank is a process with a GPU. A row is a problem (bfloat16, causal, heads of 128): the time of a forward, and of a forward and
+Each rank is a process with a GPU, or a thread of one process (then without PyTorch's). A row is a problem (bfloat16, causal, heads of 128): the time of a forward, and of a forward and
 a backward, of the slowest rank, as the share of one GPU's rate that each GPU keeps: time of one GPU / (ranks * time). Results
 are compared with those of one GPU before anything is timed. Contenders take turns; a turn is as many calls as fill a
 tenth of a second, between two barriers.
@@ -17,8 +17,10 @@ import datetime
 import json
 import os
 import random
+import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +38,41 @@ from device import Gpu
 from fovea_ctypes import BACKWARD, CUDA, FORWARD, View
 from sources import sources_hash
 
+AnyTransport = fovea_ranks.Transport | fovea_ranks.ThreadTransport
 TOLERANCE, TURN_SECONDS, HEAD_DIM = 0.01, 0.1, 128
+
+
+class Processes:
+    """What ranks say to each other beside their messages: ranks that are processes."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def most(self, number: float) -> float:
+        """The largest of all ranks' numbers."""
+        numbers = torch.tensor(number, device="cuda", dtype=torch.float64)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return numbers.item()
+
+
+class Threads:
+    """The same of ranks that are threads."""
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier, numbers: list[float]) -> None:
+        self.rank, self.size, self._meeting, self._numbers = rank, size, meeting, numbers
+
+    def barrier(self) -> None:
+        self._meeting.wait()
+
+    def most(self, number: float) -> float:
+        self._numbers[self.rank] = number
+        self.barrier()
+        most = max(self._numbers)
+        self.barrier()  # the list may be written again
+        return most
 
 
 def view(x: torch.Tensor, dtype: str = "bfloat16") -> View:
@@ -102,12 +138,13 @@ def one_gpu(library: fovea_ctypes.Library, p: Problem) -> tuple[Callable[[], Non
 
 
 def our_ranks(
-    library: fovea_ctypes.Library, transport: fovea_ranks.Transport, p: Problem, heads_ranks: int = 0, stages: int = 0
+    library: fovea_ctypes.Library, transport: AnyTransport, p: Problem, heads_ranks: int = 0, stages: int = 0, sm_margin: int = 0
 ) -> tuple[Callable[[], None], Callable[[], None], str]:
     plans = [
         fovea_ranks.DistributedPlan(
             library, transport, pass_, p.views(p.own, pass_), p.pieces, p.allocate,
             device=torch.cuda.current_device(), causal=True, starts=p.starts, heads_ranks=heads_ranks, stages=stages,
+            sm_margin=sm_margin,
         )
         for pass_ in (FORWARD, BACKWARD)
     ]  # fmt: skip
@@ -115,7 +152,7 @@ def our_ranks(
     return runs[0], both(*runs), plans[0].reason.split(":")[1].strip()
 
 
-def check(library: fovea_ctypes.Library, transport: fovea_ranks.Transport, p: Problem, run: Callable[[], None]) -> float:
+def check(library: fovea_ctypes.Library, transport: AnyTransport, p: Problem, run: Callable[[], None]) -> float:
     """The largest distance of a tensor of the ranks from that of one GPU, as a share of its norm."""
     for name in ("o", "dq", "dk", "dv"):
         p.own[name].fill_(float("nan"))
@@ -162,28 +199,26 @@ def pytorch_ranks(p: Problem) -> tuple[Callable[[], None], Callable[[], None]]:
     return forward_only, step
 
 
-def times_in_turns(runs: dict[str, Callable[[], None]], rounds: int, alone: set[str]) -> dict[str, float]:
+def times_in_turns(crew: Processes | Threads, runs: dict[str, Callable[[], None]], rounds: int, alone: set[str]) -> dict[str, float]:
     """Median milliseconds of a call, those of the slowest rank. `alone`: what rank 0 runs while others wait."""
-    rank = dist.get_rank()
     calls: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
             count = calls.get(name, 3)
             torch.cuda.synchronize()
-            dist.barrier()
+            crew.barrier()
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            if name not in alone or rank == 0:
+            if name not in alone or crew.rank == 0:
                 for _ in range(count):
                     run()
             torch.cuda.synchronize()
-            slowest = torch.tensor((time.perf_counter() - begin) / count, device="cuda")
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            slowest = crew.most((time.perf_counter() - begin) / count)
             if turn == 0:
-                calls[name] = max(3, min(200, round(TURN_SECONDS / slowest.item())))
+                calls[name] = max(3, min(200, round(TURN_SECONDS / slowest)))
             else:
-                times[name].append(slowest.item() * 1e3)
+                times[name].append(slowest * 1e3)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -200,28 +235,28 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     return made
 
 
-def measure(options: argparse.Namespace, library: fovea_ctypes.Library, transport: fovea_ranks.Transport, row: dict[str, Any]) -> dict[str, Any]:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def measure(
+    options: argparse.Namespace, library: fovea_ctypes.Library, crew: Processes | Threads, transport: AnyTransport, row: dict[str, Any]
+) -> dict[str, Any]:
+    rank, ranks = crew.rank, crew.size
     p = Problem(row["tokens"], row["heads"], row["heads_kv"], row["starts"], rank, ranks, f"cuda:{rank}")
     single = one_gpu(library, p)
     single[1]()
     forward, steps = {"one GPU": single[0]}, {"one GPU": single[1]}
     errors, method = {}, ""
-    for heads_ranks, stages in [(0, 0), *options.methods]:
-        name = f"{heads_ranks}x{stages}" if heads_ranks else "fovea"
+    for heads_ranks, stages, sm_margin in [(0, 0, 0), *options.methods]:
+        name = (f"{heads_ranks}x{stages}" + (f"@{sm_margin}" if sm_margin else "")) if heads_ranks else "fovea"
         try:
-            forward[name], steps[name], described = our_ranks(library, transport, p, heads_ranks, stages)
+            forward[name], steps[name], described = our_ranks(library, transport, p, heads_ranks, stages, sm_margin)
         except fovea_ctypes.FoveaError as failure:
             if not heads_ranks:
                 raise
             errors[name] = str(failure)  # of all ranks alike: a method that this problem cannot have
             continue
         method = method or described
-        error = torch.tensor(check(library, transport, p, steps[name]), device="cuda")
-        dist.all_reduce(error, dist.ReduceOp.MAX)
-        errors[name] = error.item()
-        if not error.item() <= TOLERANCE:
-            raise RuntimeError(f"{row['name']}, {name}: a tensor of the ranks is {error.item():.1e} of its norm away from one GPU's")
+        error = errors[name] = crew.most(check(library, transport, p, steps[name]))
+        if not error <= TOLERANCE:
+            raise RuntimeError(f"{row['name']}, {name}: a tensor of the ranks is {error:.1e} of its norm away from one GPU's")
     missing = ""
     if not row["starts"] and row["heads"] == row["heads_kv"] and options.peers:
         try:
@@ -234,7 +269,7 @@ def measure(options: argparse.Namespace, library: fovea_ctypes.Library, transpor
     if missing:
         result["pytorch_missing"] = missing[:300]
     for name, runs in (("forward", forward), ("forward and backward", steps)):
-        medians = times_in_turns(runs, options.rounds, {"one GPU"})
+        medians = times_in_turns(crew, runs, options.rounds, {"one GPU"})
         result["passes"][name] = {
             who: {"ms": round(ms, 4), "share": round(medians["one GPU"] / (ranks * ms), 4)} for who, ms in medians.items() if who != "one GPU"
         } | {"one GPU": {"ms": round(medians["one GPU"], 4)}}
@@ -243,7 +278,7 @@ def measure(options: argparse.Namespace, library: fovea_ctypes.Library, transpor
     return result
 
 
-def worker(rank: int, options: argparse.Namespace) -> None:
+def process(rank: int, options: argparse.Namespace) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NCCL_NVLS_ENABLE="0")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=options.ranks, device_id=torch.device("cuda", rank))
@@ -253,20 +288,47 @@ def worker(rank: int, options: argparse.Namespace) -> None:
     nccl.join(shared[0], rank, options.ranks)
     library = fovea_ctypes.Library(options.lib)
     transport = fovea_ranks.Transport(library, nccl, rank)
+    measure_all(options, library, Processes(), transport)
+    transport.close()
+    dist.destroy_process_group()
+
+
+def threads(options: argparse.Namespace) -> None:
+    library = fovea_ctypes.Library(options.lib)
+    group = fovea_ranks.Threads(library, options.ranks)
+    meeting, numbers = threading.Barrier(options.ranks), [0.0] * options.ranks
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            torch.cuda.set_device(rank)
+            measure_all(options, library, Threads(rank, options.ranks, meeting, numbers), group.transport(rank))
+        except BaseException as failure:  # noqa: BLE001  the main thread raises it
+            failures.append(failure)
+            meeting.abort()
+
+    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(options.ranks)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if failures:
+        raise failures[0]
+
+
+def measure_all(options: argparse.Namespace, library: fovea_ctypes.Library, crew: Processes | Threads, transport: AnyTransport) -> None:
     results = []
     for row in rows(options):
-        result = measure(options, library, transport, row)
+        result = measure(options, library, crew, transport, row)
         results.append(result)
         torch.cuda.empty_cache()
-        if rank != 0:
+        if crew.rank != 0:
             continue
         for name, contenders in result["passes"].items():
             text = ", ".join(f"{who} {c['ms']:.3f} ms" + (f" ({c['share']:.2f})" if "share" in c else "") for who, c in contenders.items())
             print(f"{result['row']}, {name}: {text}; {result['method']}", flush=True)
         if options.json:
             write(options, results)
-    transport.close()
-    dist.destroy_process_group()
 
 
 def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -281,6 +343,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
         "head_dim": HEAD_DIM,
         "causal": True,
         "ranks": options.ranks,
+        "transport": "threads" if options.threads else "NCCL",
         "rows": results,
     }
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -290,14 +353,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lib", type=Path, default=ROOT / "build/release/lib/libfovea.so")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",") if n], default=[8192, 16384, 65536, 131072])
     parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
     parser.add_argument(
         "--methods",
-        type=lambda text: [tuple(map(int, method.split("x"))) for method in text.split(",") if method],
+        type=lambda text: [tuple(map(int, re.fullmatch(r"(\d+)x(\d+)@?(\d+)?", method).groups("0"))) for method in text.split(",") if method],
         default=[],
-        help="further methods to time, as heads_ranks x stages: 2x1,2x4,1x2",
+        help="further methods to time, as heads_ranks x stages, and @ the SMs that attention leaves free: 2x1,2x4@8,1x2",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29513)
@@ -305,7 +369,11 @@ def main() -> None:
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"ranks.py: --ranks: got {options.ranks}, but PyTorch sees {torch.cuda.device_count()} GPUs")
-    mp.spawn(worker, (options,), nprocs=options.ranks)
+    if options.threads:
+        options.peers = False
+        threads(options)
+    else:
+        mp.spawn(process, (options,), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

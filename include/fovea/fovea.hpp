@@ -112,6 +112,7 @@ struct Options {
   void* stream = nullptr;        ///< CUDA: the cudaStream_t of attend (a Plan takes it per run)
   int num_splits = 0;            ///< parts of the keys of a tile, at most; 0: as many as pay, 1: none
   bool batch_invariant = false;  ///< the bits of a sequence do not depend on the others of its batch
+  int sm_margin = 0;             ///< CUDA: multiprocessors left to other kernels (fovea.h)
 };
 
 namespace detail {
@@ -201,6 +202,7 @@ inline fovea_options c_options(const Options& options) {
   c.stream = options.stream;
   c.num_splits = options.num_splits;
   c.batch_invariant = options.batch_invariant;
+  c.sm_margin = options.sm_margin;
   return c;
 }
 

@@ -78,7 +78,8 @@ PlanOptions to_plan_options(const fovea_options& options) {
   return {.backend = options.backend,
           .num_threads = options.num_threads,
           .deterministic = options.deterministic != 0,
-          .splits = {.most = options.num_splits, .batch_invariant = options.batch_invariant != 0}};
+          .splits = {.most = options.num_splits, .batch_invariant = options.batch_invariant != 0},
+          .sm_margin = options.sm_margin};
 }
 
 Buffers read_buffers(const fovea_buffers* buffers) {

@@ -32,6 +32,7 @@ struct PrepareOptions {
   double flops = 0;  ///< of the problem, as far as its lengths are known: small ones take fewer threads
   KeySplits splits = {};
   double flops_of_sequence = 0;  ///< of one sequence as long as the longest: the same in any batch
+  int sm_margin = 0;             ///< CUDA: multiprocessors left to others
 };
 
 /// The prepared problem, or the clause that fails ("computes float16, this problem is float32").

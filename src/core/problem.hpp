@@ -162,6 +162,7 @@ struct PlanOptions {
   int num_threads = 0;            ///< 0: all that the process may use
   bool deterministic = false;
   KeySplits splits = {};
+  int sm_margin = 0;  ///< CUDA: multiprocessors left to others
 };
 
 /// Pointers of one run, by place.

@@ -154,11 +154,16 @@ PrepareOptions prepare_options(const PlanOptions& options, const AttentionProble
           .deterministic = options.deterministic,
           .flops = count_flops(problem, known),
           .splits = options.splits,
-          .flops_of_sequence = count_flops(problem.of_one_sequence(), {})};
+          .flops_of_sequence = count_flops(problem.of_one_sequence(), {}),
+          .sm_margin = options.sm_margin};
 }
 
-/// Refuses a number of splits that is none, and lengths that would come from the batch where nothing may.
-void check_splits(const ProblemDescription& description, const KeySplits& splits) {
+/// Refuses numbers that mean nothing, and lengths that would come from the batch where nothing may.
+void check_options(const ProblemDescription& description, const PlanOptions& options) {
+  if (options.sm_margin < 0)
+    throw_invalid("sm_margin", std::to_string(options.sm_margin), "0 or more",
+                  "give how many multiprocessors attention leaves to other kernels");
+  const KeySplits& splits = options.splits;
   if (splits.most < 0) {
     throw_invalid("num_splits", std::to_string(splits.most), "0 or more",
                   "use 0 for as many parts as pay, and 1 for keys that are not split");
@@ -217,7 +222,7 @@ double count_flops(const AttentionProblem& p, const Buffers& buffers) {
 }
 
 Plan make_plan(const ProblemDescription& description, const PlanOptions& options) {
-  check_splits(description, options.splits);
+  check_options(description, options);
   check_memory(description);
   Plan plan;
   plan.problem = validate(description);
@@ -232,12 +237,13 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
 
 std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& description,
                                              const PlanOptions& options, cuda::AheadRequest request) {
-  check_splits(description, options.splits);
+  check_options(description, options);
   check_memory(description);
   AttentionProblem problem = validate(description);
   const PrepareOptions prepare = prepare_options(options, problem, take_data(problem));
   request.backend = options.backend;
   request.deterministic = options.deterministic;
+  request.sm_margin = options.sm_margin;
   request.flops = prepare.splits.batch_invariant ? prepare.flops_of_sequence : prepare.flops;
   request.splits = options.splits;
   return cuda::compile_ahead(once_appended(problem), request);

@@ -358,6 +358,8 @@ const Case kCases[] = {
      "0 to 4096"},
     {"splits_negative", kForward, [](Request& r) { r.options.num_splits = -1; }, "num_splits", "-1",
      "0 or more"},
+    {"sm_margin_negative", kForward, [](Request& r) { r.options.sm_margin = -1; }, "sm_margin", "-1",
+     "0 or more"},
     {"batch_invariant_without_max_seqlen_q", kPacked,
      [](Request& r) {
        r.options.batch_invariant = 1;

@@ -477,6 +477,15 @@ TEST(Schedule, KeysAreSplitAsAskedFor) {
       1);
 }
 
+TEST(Schedule, LeavesMultiprocessorsToOthers) {
+  const AttentionProblem p = problem(4, 4096, 4096, 16, 16, 64);
+  const auto slots = [&](int margin) {
+    return forward_layout(p, kPlain64, hopper().without_sms(margin), 2, true, {}).args.slots;
+  };
+  EXPECT_EQ(slots(8), slots(0) - 16);
+  EXPECT_EQ(slots(1 << 30), 2) << "one is left";
+}
+
 TEST(Schedule, SplitsThatAreTheSameInAnyBatch) {
   const KeySplits invariant{.batch_invariant = true};
   DeviceProperties half = hopper();

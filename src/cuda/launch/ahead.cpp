@@ -47,7 +47,7 @@ DeviceProperties properties_of_chip(const AheadRequest& request) {
     properties.shared_per_sm = size_t{1024} * static_cast<size_t>(chip.shared_per_sm);
     properties.shared_per_cta = size_t{1024} * static_cast<size_t>(chip.shared_per_cta);
     properties.threads_per_sm = chip.threads_per_sm;
-    return properties;
+    return properties.without_sms(request.sm_margin);
   }
   throw_invalid("chip", "\"" + request.chip + "\"", "one of " + names,
                 "`fovea info` prints the compute capability of this machine's GPUs: 9.0 is sm_90");

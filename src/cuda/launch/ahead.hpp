@@ -17,6 +17,7 @@ struct AheadRequest {
   bool deterministic = false;
   double flops = 0;  ///< of the problem, or of one sequence where the batch takes no part in the choice
   KeySplits splits = {};
+  int sm_margin = 0;
 };
 
 struct AheadKernel {

@@ -31,15 +31,16 @@ ForwardLayout make_layout<ForwardLayout>(const AttentionProblem& p, const Kernel
                                          const PrepareOptions& options) {
   const int device = p[Role::kQ].device_id;
   const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
-  return forward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, kernels.can_combine(),
-                        options.splits);
+  return forward_layout(p, *kernels.main, properties_of(device).without_sms(options.sm_margin), ctas_per_sm,
+                        kernels.can_combine(), options.splits);
 }
 template <>
 BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const KernelSet& kernels,
                                            const PrepareOptions& options) {
   const int device = p[Role::kQ].device_id;
   const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
-  return backward_layout(p, *kernels.main, properties_of(device), ctas_per_sm, options.deterministic);
+  return backward_layout(p, *kernels.main, properties_of(device).without_sms(options.sm_margin), ctas_per_sm,
+                         options.deterministic);
 }
 
 Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
@@ -124,7 +125,8 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
                      {.any_address = any_address,
                       .name_pattern = name_pattern,
                       .flops = options.splits.batch_invariant ? options.flops_of_sequence : options.flops,
-                      .splits = options.splits});
+                      .splits = options.splits,
+                      .sm_margin = options.sm_margin});
   launches.clause = kernels.clause;
   if (!launches.clause.empty()) return launches;
   launches.layout = make_layout<Layout>(kernels.problem, kernels, options);

@@ -254,11 +254,11 @@ void compile_expected(Family family, const AttentionProblem& problem, const SetR
 
 KernelSet choose_kernels(Family family, const AttentionProblem& problem, const SetRequest& request) {
   const int id = problem[Role::kQ].device_id;
+  const DeviceProperties device = properties_of(id).without_sms(request.sm_margin);
   return choose_kernels(family, problem, request,
-                        {properties_of(id), [&, id](const Kernel& kernel, const std::string& text) {
-                           const int capability = properties_of(id).capability;
-                           if (!text.empty() && !is_compiled(kernel, text, capability))
-                             compile_expected(family, problem, request, properties_of(id));
+                        {device, [&](const Kernel& kernel, const std::string& text) {
+                           if (!text.empty() && !is_compiled(kernel, text, device.capability))
+                             compile_expected(family, problem, request, device);
                            const LoadedKernel& code = loaded(kernel, id, text);
                            return KernelCode{code.clause, code.local_bytes};
                          }});
