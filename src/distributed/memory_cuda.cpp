@@ -125,6 +125,20 @@ std::unique_ptr<CudaEvent> make_cuda_event(int device) {
   return std::make_unique<Event>(device);
 }
 
+void link_devices(int device, int from_device) {
+  if (device == from_device) return;
+  const cuda::ContextScope scope(cuda::primary_context(device));
+  int possible = 0;
+  demand(cudaDeviceCanAccessPeer(&possible, device, from_device), "cudaDeviceCanAccessPeer");
+  if (possible == 0) return;
+  const cudaError_t status = cudaDeviceEnablePeerAccess(from_device, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();  // the program did it, or another group
+    return;
+  }
+  demand(status, "cudaDeviceEnablePeerAccess");
+}
+
 void copy_between_devices(int device, void* to, int from_device, const void* from, size_t bytes,
                           void* stream) {
   if (bytes == 0) return;

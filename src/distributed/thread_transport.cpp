@@ -38,6 +38,10 @@ ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thre
     if (rank.device.type != FOVEA_CUDA) continue;
     for (size_t e = 0; e < kEventsPerPeer * ranks_.size(); ++e)
       rank.events.push_back(make_cuda_event(rank.device.id));
+    for (int from = 0; from < i; ++from) {
+      link_devices(rank.device.id, devices[from].id);
+      link_devices(devices[from].id, rank.device.id);
+    }
   }
 }
 

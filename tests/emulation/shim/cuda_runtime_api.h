@@ -17,6 +17,7 @@ enum cudaError_t {
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorUnsupportedPtxVersion = 222,
   cudaErrorNotReady = 600,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr { cudaDevAttrL2CacheSize = 38 };
@@ -75,6 +76,8 @@ cudaError_t cudaMemset(void* to, int value, size_t size);
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream);
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t size,
                                 cudaStream_t stream);
+cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int from_device);  // there is one device
+cudaError_t cudaDeviceEnablePeerAccess(int from_device, unsigned flags);
 // Work is done when the call that asks for it returns, so events have nothing to tell.
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
