@@ -27,7 +27,8 @@ typedef struct fovea_message {
 
 /* What carries messages between ranks. The three below are at hand; a program may bring its own.
  *
- * start: begins one step, at most one message to a peer and one from it; messages of steps match in the order of the steps.
+ * start: begins one step: any number of messages to a peer and from it. Those between two ranks match in the order of the steps, and
+ * within a step in that of the lists.
  * finish: ends the oldest step that is started and not finished: on the CPU its messages have arrived when the call returns, on a
  * GPU what is put on `stream` from then on finds them. Memory of messages is the transport's between the two (on a GPU until
  * the work on the stream is done). `stream` is the cudaStream_t that the work goes on; both calls of a step name the same.

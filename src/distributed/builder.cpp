@@ -189,14 +189,18 @@ void Builder::exchange_now(std::vector<Flow> flows) {
 
 /// Places all messages and makes the exchanges.
 void Builder::make_exchanges() {
+  // Rows that cost more to pack than a message of theirs costs to start: some microseconds, at the rates of choose.cpp.
+  const int64_t least_own = p_.device.type == FOVEA_CPU ? int64_t{1} << 12 : int64_t{1} << 20;
+  // Sizes that methods are weighed by are the same on all ranks, whatever strides their tensors have.
+  const Packing packing{least_own, options_.only_sizes};
   std::array<int64_t, kRegions> size{}, first{};
   for (const Planned& planned : planned_) {
     int64_t& largest = size[planned.region];
-    largest = std::max(largest, exchange_of(rank_, planned.flows, 0).bytes);
+    largest = std::max(largest, exchange_of(rank_, planned.flows, 0, packing).bytes);
   }
   for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
   for (const Planned& planned : planned_)
-    program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region]));
+    program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region], packing));
 }
 
 size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {

@@ -15,8 +15,9 @@ class Volume {
  public:
   Volume(const LocalProblem& p, const Machine& machine, int rank) : p_(p), machine_(machine), rank_(rank) {}
 
-  /// Seconds of the messages that bring `rows` to the rank, with `bytes` a row, and those bytes.
-  double arrives(const Rows& rows, const Placement& from, double bytes) {
+  /// Seconds of the messages that bring `rows` to the rank, with `bytes` a row, each of which packing or unpacking reads or writes
+  /// `touches` times.
+  double arrives(const Rows& rows, const Placement& from, double bytes, double touches) {
     double near = 0, far = 0;
     for (int peer = 0; peer < p_.shape.ranks; ++peer) {
       if (peer == rank_) continue;
@@ -26,9 +27,8 @@ class Volume {
     }
     total_ += near + far;
     if (near + far == 0) return 0;
-    constexpr double kTouches = 4;  // packed and unpacked, each reads and writes
     return machine_.step + near / machine_.link + far / machine_.host_link +
-           kTouches * (near + far) / machine_.memory;
+           touches * (near + far) / machine_.memory;
   }
   double total() const { return total_; }
 
@@ -72,6 +72,8 @@ class RankModel {
 
  private:
   bool grouped() const { return schedule_.method().heads_ranks > 1; }
+  /// Some of the heads of a row are packed by their owner, or unpacked by it; all of them lie side by side.
+  double touches() const { return grouped() ? 2 : 0; }
   bool last(int i) const { return schedule_.stages_are_heads() || i + 1 == schedule_.stages(); }
   double batch() const { return static_cast<double>(p_.shape.batch); }
   double bytes() const { return p_[kQ].type.bits / 8.0; }
@@ -88,22 +90,23 @@ class RankModel {
   double arriving(int i) {
     if (schedule_.in_place(rank_, i)) return 0;
     double seconds = volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
-                                     (d() + d_v()) * batch() * heads_kv(i) * bytes());
+                                     (d() + d_v()) * batch() * heads_kv(i) * bytes(), touches());
     if (grouped() && (i == 0 || schedule_.stages_are_heads())) {
       const double row = (p_.backward() ? d() + 2 * d_v() : d()) * batch() * heads_q(i) * bytes();
-      seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, row);
+      seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, row, touches());
     }
     return seconds;
   }
   double leaving_of(int i) {
     double seconds = 0;
     if (grouped() && last(i))
-      seconds +=
-          volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, result_bytes(bytes(), i));
+      seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries,
+                                 result_bytes(bytes(), i), touches());
     if (p_.backward()) {
       const double element = schedule_.groups() == 1 ? bytes() : sizeof(float);
+      const double sums = schedule_.groups() == 1 ? touches() : 3;  // the message, and the sum twice
       seconds += volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
-                                 (d() + d_v()) * batch() * heads_kv(i) * element);
+                                 (d() + d_v()) * batch() * heads_kv(i) * element, sums);
     }
     return seconds;
   }

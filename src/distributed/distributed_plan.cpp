@@ -136,7 +136,7 @@ class Execution {
   std::vector<fovea_message> messages(const std::vector<Exchange::Message>& planned) const {
     std::vector<fovea_message> made;
     for (const Exchange::Message& m : planned)
-      made.push_back({m.peer, at_.workspace() + m.offset, static_cast<size_t>(m.bytes)});
+      made.push_back({m.peer, at_.of(m.view), static_cast<size_t>(m.bytes)});
     return made;
   }
   void move_boxes(const PlannedMove& move, Lane lane) {

@@ -1,32 +1,14 @@
 // The definitions of exchange.hpp.
 #include "distributed/exchange.hpp"
 
+#include <utility>
+
 namespace fovea::distributed {
 namespace {
 
 int64_t bytes_of(const fovea_dtype& type) {
   return type.bits / 8;
 }
-
-/// Boxes that lie behind each other in a message.
-class Message {
- public:
-  explicit Message(int64_t first) : first_(first), next_(first) {}
-
-  /// Room for a box, compact.
-  View place(int64_t batch, int64_t rows, int64_t heads, int64_t bytes) {
-    View view{-1, next_, rows * heads * bytes, heads * bytes, bytes};
-    next_ += batch * view.stride_batch;
-    constexpr int64_t kVector = 16;  // what a copy moves at once
-    next_ = (next_ + kVector - 1) / kVector * kVector;
-    return view;
-  }
-  int64_t bytes() const { return next_ - first_; }
-  int64_t end() const { return next_; }
-
- private:
-  int64_t first_, next_;
-};
 
 /// Visits the boxes of a flow that go from a rank to another, in an order that both know: visit(run, heads).
 template <class Visit>
@@ -53,6 +35,134 @@ void add_box(std::vector<PlannedMove>& moves, const Move& how, int from, const P
   moves.push_back({how, source, {box}});
 }
 
+/// What one rank has of a run of rows that travels.
+struct Part {
+  const Flow* flow;
+  View view;  ///< in this rank's tensor
+  int64_t rows, heads;
+
+  int64_t box_bytes() const { return flow->elements * bytes_of(flow->type); }
+  int64_t bytes() const { return flow->batch * rows * heads * box_bytes(); }
+  /// Whether the rows lie side by side, as in a message.
+  bool lies_compact() const {
+    const int64_t row = heads * box_bytes();
+    return (heads == 1 || view.stride_head == box_bytes()) && (rows == 1 || view.stride_row == row) &&
+           (flow->batch == 1 || view.stride_batch == rows * row);
+  }
+};
+
+/// The messages between this rank and one other, one way: from `next` on in the workspace what does not travel from, or to, its place.
+class Leg {
+ public:
+  Leg(int peer, int64_t next) : peer_(peer), next_(next) {}
+
+  /// A message of its own. `direct`: nothing else is done with the elements than to copy them.
+  void add_own(const Part& part, bool direct, std::vector<Exchange::Message>& messages) {
+    if (direct && part.lies_compact()) {
+      messages.push_back({peer_, part.view, part.bytes()});
+    } else {
+      const int64_t begin = next_;
+      boxes_.push_back({part, place(part)});
+      messages.push_back({peer_, {-1, begin, 0, 0, 0}, part.bytes()});
+      next_ = aligned(next_);
+    }
+  }
+  void add_shared(const Part& part) {
+    if (shared_ < 0) shared_ = next_;
+    boxes_.push_back({part, place(part)});
+  }
+  /// Ends the shared message, and says where the workspace goes on.
+  int64_t close(std::vector<Exchange::Message>& messages) {
+    if (shared_ >= 0 && next_ > shared_) messages.push_back({peer_, {-1, shared_, 0, 0, 0}, next_ - shared_});
+    return aligned(next_);
+  }
+  /// The parts that are packed or unpacked, each with its box in a message.
+  const std::vector<std::pair<Part, View>>& boxes() const { return boxes_; }
+
+ private:
+  View place(const Part& part) {
+    const int64_t box = part.box_bytes();
+    const View view{-1, next_, part.rows * part.heads * box, part.heads * box, box};
+    constexpr int64_t kVector = 16;  // what a copy moves at once
+    next_ += (part.bytes() + kVector - 1) / kVector * kVector;
+    return view;
+  }
+
+  int peer_;
+  int64_t next_, shared_ = -1;
+  std::vector<std::pair<Part, View>> boxes_;
+};
+
+PlannedBox box_of(const Part& part, const View& from, const View& to) {
+  return {from, to, part.flow->batch, part.rows, part.heads, part.flow->elements};
+}
+
+View local(const View& view, const Side& side, int64_t row, const Range& heads) {
+  return view.at(row, heads.begin - side.heads.begin);
+}
+
+/// Fills a leg: visit(leg's parts) of every flow, those of their own first.
+template <class PartOf, class Direct>
+void fill_leg(Leg& leg, const std::vector<Flow>& flows, int from, int to, const Packing& packing,
+              std::vector<Exchange::Message>& messages, PartOf&& part_of, Direct&& direct) {
+  for (const bool own : {true, false}) {
+    for (const Flow& flow : flows) {
+      for_each_box(flow, from, to, [&](const Run& run, const Range& heads) {
+        const Part part = part_of(flow, run, heads);
+        if ((part.bytes() >= packing.least_own) != own) return;
+        if (own) {
+          leg.add_own(part, !packing.all && direct(flow), messages);
+        } else {
+          leg.add_shared(part);
+        }
+      });
+    }
+  }
+}
+
+/// What a rank sends to another, from `first` on in the workspace; returns where that goes on.
+int64_t add_sends(Exchange& made, int rank, int to, const std::vector<Flow>& flows, int64_t first,
+                  const Packing& packing) {
+  Leg leg(to, first);
+  const auto part_of = [&](const Flow& flow, const Run& run, const Range& heads) {
+    return Part{&flow, local(flow.mine_from, flow.from[static_cast<size_t>(rank)], run.from, heads), run.rows,
+                heads.size()};
+  };
+  fill_leg(leg, flows, rank, to, packing, made.sends, part_of, [](const Flow&) { return true; });
+  for (const auto& [part, place] : leg.boxes())
+    add_box(made.pack, {part.flow->type, part.flow->type, false}, rank, box_of(part, part.view, place));
+  return leg.close(made.sends);
+}
+
+int64_t add_receives(Exchange& made, int rank, int from, const std::vector<Flow>& flows, int64_t first,
+                     const Packing& packing) {
+  Leg leg(from, first);
+  const auto part_of = [&](const Flow& flow, const Run& run, const Range& heads) {
+    return Part{&flow, local(flow.mine_to, flow.to[static_cast<size_t>(rank)], run.to, heads), run.rows,
+                heads.size()};
+  };
+  const auto direct = [](const Flow& flow) {
+    const Move& how = flow.arrival;
+    return !how.add && how.from.code == how.to.code && how.from.bits == how.to.bits;
+  };
+  fill_leg(leg, flows, from, rank, packing, made.receives, part_of, direct);
+  for (const auto& [part, place] : leg.boxes())
+    add_box(made.unpack, part.flow->arrival, from, box_of(part, place, part.view));
+  return leg.close(made.receives);
+}
+
+/// Rows that stay, and change tensors.
+void add_own_rows(Exchange& made, int rank, const std::vector<Flow>& flows) {
+  const auto own = static_cast<size_t>(rank);
+  for (const Flow& flow : flows) {
+    for_each_box(flow, rank, rank, [&](const Run& run, const Range& heads) {
+      const Part part{&flow, local(flow.mine_from, flow.from[own], run.from, heads), run.rows, heads.size()};
+      add_box(made.unpack, flow.arrival, rank,
+              box_of(part, part.view, local(flow.mine_to, flow.to[own], run.to, heads)));
+    });
+  }
+}
+
 }  // namespace
 
 int64_t Exchange::bytes_sent() const {
@@ -61,53 +171,19 @@ int64_t Exchange::bytes_sent() const {
   return sum;
 }
 
-Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first) {
+Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first, const Packing& packing) {
   Exchange made;
   int64_t next = first;
   const auto ranks = flows.empty() ? 0 : static_cast<int>(flows.front().from.size());
-  const auto local = [](const View& view, const Side& side, int64_t row, const Range& heads) {
-    return view.at(row, heads.begin - side.heads.begin);
-  };
   for (int step = 0; step < ranks; ++step) {
     // All send to the rank behind them, then to the one behind that: no rank is everyone's first.
     const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    Message out(next);
-    for (const Flow& flow : flows) {
-      const Side &mine = flow.from[static_cast<size_t>(rank)], &there = flow.to[static_cast<size_t>(to)];
-      for_each_box(flow, rank, to, [&](const Run& run, const Range& heads) {
-        PlannedBox box{local(flow.mine_from, mine, run.from, heads),
-                       {},
-                       flow.batch,
-                       run.rows,
-                       heads.size(),
-                       flow.elements};
-        if (to == rank) {
-          box.to = local(flow.mine_to, there, run.to, heads);
-          add_box(made.unpack, flow.arrival, rank, box);
-        } else {
-          box.to = out.place(flow.batch, run.rows, heads.size(), flow.elements * bytes_of(flow.type));
-          add_box(made.pack, {flow.type, flow.type, false}, rank, box);
-        }
-      });
+    if (to == rank) {
+      add_own_rows(made, rank, flows);
+      continue;
     }
-    if (out.bytes() > 0) made.sends.push_back({to, next, out.bytes()});
-    next = aligned(out.end());
-    if (from == rank) continue;
-    Message in(next);
-    for (const Flow& flow : flows) {
-      const Side& here = flow.to[static_cast<size_t>(rank)];
-      for_each_box(flow, from, rank, [&](const Run& run, const Range& heads) {
-        PlannedBox box{in.place(flow.batch, run.rows, heads.size(), flow.elements * bytes_of(flow.type)),
-                       local(flow.mine_to, here, run.to, heads),
-                       flow.batch,
-                       run.rows,
-                       heads.size(),
-                       flow.elements};
-        add_box(made.unpack, flow.arrival, from, box);
-      });
-    }
-    if (in.bytes() > 0) made.receives.push_back({from, next, in.bytes()});
-    next = aligned(in.end());
+    next = add_sends(made, rank, to, flows, next, packing);
+    next = add_receives(made, rank, from, flows, next, packing);
   }
   made.bytes = next - first;
   return made;

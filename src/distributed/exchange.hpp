@@ -50,13 +50,15 @@ struct PlannedMove {
   std::vector<PlannedBox> boxes;
 };
 
-/// One rank's part of a step.
+/// One rank's part of a step. Between two ranks each run of rows of at least Packing::least_own bytes is a message of its own, which goes from
+/// and to where the rows lie wherever they lie side by side; smaller ones share a message.
 struct Exchange {
   struct Message {
     int peer = 0;
-    int64_t offset = 0, bytes = 0;  ///< in the workspace
+    View view;  ///< where it begins: in the workspace, or in a tensor
+    int64_t bytes = 0;
   };
-  std::vector<Message> sends, receives;  ///< at most one a peer and direction
+  std::vector<Message> sends, receives;  ///< those between two ranks in the order that both know
   std::vector<PlannedMove> pack,
       unpack;         ///< into messages and out of them; what stays is moved by `unpack` as well
   int64_t bytes = 0;  ///< of the workspace, from its `first` on
@@ -71,7 +73,13 @@ constexpr int64_t aligned(int64_t bytes) {
   return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-/// The step of `rank` for all of `flows`. Its messages lie in the workspace from `first` on.
-Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first);
+/// How rows become messages.
+struct Packing {
+  int64_t least_own = 0;  ///< bytes from which a run of rows is a message of its own
+  bool all = false;       ///< rows that lie side by side are packed like others
+};
+
+/// The step of `rank` for all of `flows`. What is packed lies in the workspace from `first` on.
+Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first, const Packing& packing);
 
 }  // namespace fovea::distributed

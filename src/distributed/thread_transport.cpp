@@ -12,8 +12,8 @@ namespace fovea::distributed {
 namespace {
 
 constexpr int64_t kDeadline = 60'000;
-/// Events of a rank. Each belongs to one message of a step until both sides are past it, so there are more than messages in flight:
-/// a step has two for each peer, and at most three steps are open.
+/// Events of a rank. A step has two, behind what it sends and behind each sender's messages that it took; each is in use until both
+/// sides are past it, and at most three steps are open.
 constexpr size_t kEventsPerPeer = 8;
 
 }  // namespace
@@ -112,14 +112,15 @@ void ThreadGroup::start(Rank& rank, const fovea_message* sends, int num_sends, c
   Step step;
   step.receives.assign(receives, receives + num_receives);
   std::vector<std::pair<int, std::shared_ptr<Posted>>> posted;
+  CudaEvent* const ready = num_sends > 0 ? event(rank) : nullptr;
+  if (ready != nullptr) ready->record(stream);
   for (int i = 0; i < num_sends; ++i) {
     if (sends[i].peer < 0 || sends[i].peer >= size())
       throw_invalid("peer", std::to_string(sends[i].peer), "a rank of the group", "name one");
     auto message = std::make_shared<Posted>();
     message->data = sends[i].data;
     message->bytes = sends[i].bytes;
-    message->ready = event(rank);
-    if (message->ready) message->ready->record(stream);
+    message->ready = ready;
     step.sends.push_back(message);
     posted.emplace_back(sends[i].peer, std::move(message));
   }
@@ -144,11 +145,9 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::string& wh
   throw RequestError(Status::kInternal, "", what + " within " + std::to_string(deadline_.count()) + " ms");
 }
 
-/// Takes one message from its sender's memory.
-void ThreadGroup::receive(Rank& rank, const fovea_message& message, void* stream) {
+/// Takes one message from its sender's memory. `taken`: of those of the step from the same sender.
+void ThreadGroup::receive(Rank& rank, const fovea_message& message, void* stream, CudaEvent*& taken) {
   delay(rank);
-  if (message.peer < 0 || message.peer >= size())
-    throw_invalid("peer", std::to_string(message.peer), "a rank of the group", "name one");
   std::shared_ptr<Posted> posted;
   {
     std::unique_lock lock(mutex_);
@@ -164,13 +163,13 @@ void ThreadGroup::receive(Rank& rank, const fovea_message& message, void* stream
                        "rank " + std::to_string(message.peer) + " sent " + std::to_string(posted->bytes) +
                            " bytes to rank " + std::to_string(rank.number) + ", which expected " +
                            std::to_string(message.bytes));
-  CudaEvent* taken = nullptr;
   if (posted->ready != nullptr) {
     posted->ready->wait_on(stream);
     const fovea_device from = ranks_[static_cast<size_t>(message.peer)].device;
     copy_between_devices(rank.device.id, message.data, from.id, posted->data, message.bytes, stream);
-    taken = event(rank);
-    taken->record(stream);
+    if (taken == nullptr) taken = event(rank);
+    taken->record(
+        stream);  // again for each message: whoever waits for an earlier one waits for this one too, at most
   } else if (message.bytes > 0) {
     std::memcpy(message.data, posted->data, message.bytes);
   }
@@ -190,7 +189,12 @@ void ThreadGroup::finish(Rank& rank, void* stream) {
     step = std::move(rank.steps.front());
     rank.steps.pop_front();
   }
-  for (const fovea_message& message : step.receives) receive(rank, message, stream);
+  std::vector<CudaEvent*> taken(ranks_.size(), nullptr);
+  for (const fovea_message& message : step.receives) {
+    if (message.peer < 0 || message.peer >= size())
+      throw_invalid("peer", std::to_string(message.peer), "a rank of the group", "name one");
+    receive(rank, message, stream, taken[static_cast<size_t>(message.peer)]);
+  }
   // The memory of what this rank sent is its own again.
   for (const std::shared_ptr<Posted>& message : step.sends) {
     {

@@ -51,7 +51,7 @@ class ThreadGroup {
   void start(Rank& rank, const fovea_message* sends, int num_sends, const fovea_message* receives,
              int num_receives, void* stream);
   void finish(Rank& rank, void* stream);
-  void receive(Rank& rank, const fovea_message& message, void* stream);
+  void receive(Rank& rank, const fovea_message& message, void* stream, CudaEvent*& taken);
   void stop(const std::string& reason);
   void delay(Rank& rank);
   CudaEvent* event(Rank& rank);

@@ -191,45 +191,88 @@ TEST(Schedule, TakesEmptyRanksAndSequences) {
   }
 }
 
+constexpr int64_t kElement = 2;
+
+/// A tensor of one element a row and head, with one head more than there is: rows are compact where all heads are one.
+Flow flow_of_keys(const Shape& shape, const Schedule& schedule, int stage, int64_t row_bytes) {
+  const fovea_dtype type{FOVEA_CODE_FLOAT, 16, 1};
+  Flow flow{{},
+            {},
+            {0, 0, 0, row_bytes, kElement},
+            {1, 0, 0, row_bytes, kElement},
+            1,
+            1,
+            type,
+            {type, type, false}};
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    flow.from.push_back({shape.keys.of_rank[static_cast<size_t>(rank)], {0, shape.heads_kv}});
+    flow.to.push_back({schedule.keys(rank, stage), schedule.heads_kv(rank, stage)});
+  }
+  return flow;
+}
+
+using Cell = std::pair<int64_t, int64_t>;  // a row and head of a target
+
+/// Counts what is written: by boxes that are unpacked, and by messages that arrive where they belong.
+void count_written(const Exchange& exchange, int64_t row_bytes, std::map<Cell, int>& written) {
+  for (const PlannedMove& move : exchange.unpack) {
+    for (const PlannedBox& box : move.boxes) {
+      for (int64_t row = 0; row < box.rows; ++row) {
+        for (int64_t head = 0; head < box.heads; ++head)
+          ++written[{box.to.offset / row_bytes + row, box.to.offset % row_bytes / kElement + head}];
+      }
+    }
+  }
+  for (const Exchange::Message& message : exchange.receives) {
+    if (message.view.place < 0) continue;
+    for (int64_t at = message.view.offset; at < message.view.offset + message.bytes; at += kElement)
+      ++written[{at / row_bytes, at % row_bytes / kElement}];
+  }
+}
+
+/// The messages from one rank to another, in the order of a list.
+std::vector<int64_t> sizes_between(const std::vector<Exchange::Message>& list, int peer) {
+  std::vector<int64_t> sizes;
+  for (const Exchange::Message& message : list) {
+    if (message.peer == peer) sizes.push_back(message.bytes);
+  }
+  return sizes;
+}
+
 /// What one rank sends to another is what that one expects, and each row and head of a target is written once.
 TEST(Exchange, BothSidesAgree) {
+  int from_their_place = 0, to_their_place = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     Random random(seed);
     const Shape shape = random_shape(random);
     const Schedule schedule(shape, random_method(random, shape.ranks));
-    const fovea_dtype type{FOVEA_CODE_FLOAT, 16, 1};
+    const int64_t least_own = std::array{int64_t{1}, int64_t{20}, int64_t{1} << 40}[seed % 3];
+    const int64_t row_bytes = (shape.heads_kv + static_cast<int64_t>(seed / 3 % 2)) * kElement;
     for (int stage = 0; stage < schedule.stages(); ++stage) {
       std::vector<Exchange> of_rank;
       for (int rank = 0; rank < shape.ranks; ++rank) {
-        Flow flow{{}, {}, {0, 0, 0, 6, 2}, {1, 0, 0, 6, 2}, 1, 1, type, {type, type, false}};
-        for (int other = 0; other < shape.ranks; ++other) {
-          flow.from.push_back({shape.keys.of_rank[static_cast<size_t>(other)], {0, shape.heads_kv}});
-          flow.to.push_back({schedule.keys(other, stage), schedule.heads_kv(other, stage)});
-        }
-        of_rank.push_back(exchange_of(rank, {flow}, 0));
-        std::set<std::pair<int64_t, int64_t>> written;
-        for (const PlannedMove& move : of_rank.back().unpack) {
-          for (const PlannedBox& box : move.boxes) {
-            for (int64_t row = 0; row < box.rows; ++row) {
-              for (int64_t head = 0; head < box.heads; ++head)
-                ASSERT_TRUE(written.insert({box.to.offset / 6 + row, box.to.offset % 6 / 2 + head}).second);
-            }
-          }
-        }
+        const Exchange& made = of_rank.emplace_back(
+            exchange_of(rank, {flow_of_keys(shape, schedule, stage, row_bytes)}, 0, {least_own}));
+        std::map<Cell, int> written;
+        count_written(made, row_bytes, written);
+        for (const auto& [cell, times] : written)
+          ASSERT_EQ(times, 1) << "seed " << seed << " row " << cell.first;
         const auto rows = static_cast<size_t>(count(schedule.keys(rank, stage)));
         ASSERT_EQ(written.size(), rows * static_cast<size_t>(schedule.heads_kv(rank, stage).size()))
             << "seed " << seed;
+        for (const Exchange::Message& message : made.sends) from_their_place += message.view.place == 0;
+        for (const Exchange::Message& message : made.receives) to_their_place += message.view.place == 1;
       }
       for (int from = 0; from < shape.ranks; ++from) {
-        for (const Exchange::Message& sent : of_rank[static_cast<size_t>(from)].sends) {
-          int found = 0;
-          for (const Exchange::Message& expected : of_rank[static_cast<size_t>(sent.peer)].receives)
-            found += expected.peer == from && expected.bytes == sent.bytes;
-          ASSERT_EQ(found, 1) << "seed " << seed << " from " << from << " to " << sent.peer;
-        }
+        for (int to = 0; to < shape.ranks; ++to)
+          ASSERT_EQ(sizes_between(of_rank[static_cast<size_t>(from)].sends, to),
+                    sizes_between(of_rank[static_cast<size_t>(to)].receives, from))
+              << "seed " << seed << " from " << from << " to " << to;
       }
     }
   }
+  EXPECT_GT(from_their_place, 0);
+  EXPECT_GT(to_their_place, 0);
 }
 
 }  // namespace

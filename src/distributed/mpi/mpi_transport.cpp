@@ -286,8 +286,11 @@ MpiTransport::Progress MpiTransport::poll(Step& step) {
     progress.some = progress.some || done;
     progress.all = progress.all && done;
   };
+  std::vector<bool> waits(static_cast<size_t>(size_), false);  // for a message, before which none of the rank can be another's
   for (Expected& expected : step.receives) {
-    if (!expected.is_matched && match(expected)) progress.some = true;
+    const auto peer = static_cast<size_t>(expected.message.peer);
+    if (!expected.is_matched && !waits[peer] && match(expected)) progress.some = true;
+    waits[peer] = waits[peer] || !expected.is_matched;
     if (!expected.is_matched) progress.all = false;
     test(expected.request, "a message of rank ", expected.message.peer);
   }
