@@ -82,7 +82,9 @@ def view(x: torch.Tensor, dtype: str = "bfloat16") -> View:
 class Problem:
     """Whole tensors, the same on all ranks by the seed, and this rank's rows."""
 
-    def __init__(self, tokens: int, heads: int, heads_kv: int, starts: list[int], rank: int, ranks: int, device: str) -> None:
+    def __init__(
+        self, tokens: int, heads: int, heads_kv: int, starts: list[int], rank: int, ranks: int, device: str, zigzag: bool = False
+    ) -> None:
         self.tokens, self.starts, self.rank, self.ranks, self.device = tokens, starts, rank, ranks, device
         generator = torch.Generator(device).manual_seed(7)
 
@@ -91,9 +93,11 @@ class Problem:
             return torch.randn(shape, device=device, generator=generator).bfloat16()
 
         self.whole = {"q": rows(heads), "k": rows(heads_kv), "v": rows(heads_kv), "d_o": rows(heads)}
-        self.pieces = [(r, tokens * r // ranks, tokens * (r + 1) // ranks) for r in range(ranks)]
-        _, begin, end = self.pieces[rank]
-        self.own = {name: self.rows_of(x, begin, end).contiguous() for name, x in self.whole.items()}
+        # Under a causal mask early and late rows together are the same work for all.
+        owners = [*range(ranks), *reversed(range(ranks))] if zigzag else range(ranks)
+        count = len(owners)
+        self.pieces = [(r, tokens * i // count, tokens * (i + 1) // count) for i, r in enumerate(owners)]
+        self.own = {name: self.own_rows(x) for name, x in self.whole.items()}
         for tensors in (self.whole, self.own):
             tensors["o"] = torch.empty_like(tensors["q"])
             lse = (heads, tensors["q"].shape[0]) if starts else (1, heads, tensors["q"].shape[1])
@@ -101,8 +105,9 @@ class Problem:
             for gradient, of in (("dq", "q"), ("dk", "k"), ("dv", "v")):
                 tensors[gradient] = torch.empty_like(tensors[of])
 
-    def rows_of(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        return x.narrow(0 if self.starts else 1, begin, end - begin)
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        axis = 0 if self.starts else 1
+        return torch.cat([x.narrow(axis, begin, end - begin) for r, begin, end in self.pieces if r == self.rank], axis)
 
     def views(self, tensors: dict[str, torch.Tensor], pass_: int) -> dict[str, View]:
         names = ["q", "k", "v", "o", "lse"] + (["d_o", "dq", "dk", "dv"] if pass_ == BACKWARD else [])
@@ -159,10 +164,9 @@ def check(library: fovea_ctypes.Library, transport: AnyTransport, p: Problem, ru
     run()
     torch.cuda.synchronize()
     transport.check(library)
-    _, begin, end = p.pieces[p.rank]
     worst = 0.0
     for name in ("o", "dq", "dk", "dv"):
-        want = p.rows_of(p.whole[name], begin, end).float()
+        want = p.own_rows(p.whole[name]).float()
         error = ((p.own[name].float() - want).norm() / want.norm()).item()
         worst = max(worst, error if error == error else float("inf"))
     return worst
@@ -239,7 +243,7 @@ def measure(
     options: argparse.Namespace, library: fovea_ctypes.Library, crew: Processes | Threads, transport: AnyTransport, row: dict[str, Any]
 ) -> dict[str, Any]:
     rank, ranks = crew.rank, crew.size
-    p = Problem(row["tokens"], row["heads"], row["heads_kv"], row["starts"], rank, ranks, f"cuda:{rank}")
+    p = Problem(row["tokens"], row["heads"], row["heads_kv"], row["starts"], rank, ranks, f"cuda:{rank}", options.zigzag)
     single = one_gpu(library, p)
     single[1]()
     forward, steps = {"one GPU": single[0]}, {"one GPU": single[1]}
@@ -343,6 +347,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
         "head_dim": HEAD_DIM,
         "causal": True,
         "ranks": options.ranks,
+        "rows_of_a_rank": "early and late ones (zigzag)" if options.zigzag else "those in a row",
         "transport": "threads" if options.threads else "NCCL",
         "rows": results,
     }
@@ -353,6 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lib", type=Path, default=ROOT / "build/release/lib/libfovea.so")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--zigzag", action="store_true", help="each rank has early and late rows, instead of those in a row")
     parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",") if n], default=[8192, 16384, 65536, 131072])
     parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
