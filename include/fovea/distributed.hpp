@@ -225,6 +225,69 @@ struct DistributedOptions {
   double flops_per_second = 0, link_bytes_per_second = 0, host_link_bytes_per_second = 0;
 };
 
+namespace detail {
+
+/// A problem and options over ranks as the C ABI has them, as long as what they were made from.
+class CDistributed {
+ public:
+  CDistributed(const DistributedProblem& problem, const DistributedOptions& options)
+      : local_(problem.local), attention_(c_options(options.attention)) {
+    problem_.struct_size = sizeof problem_;
+    problem_.local = local_.get();
+    problem_.queries = problem.queries.empty() ? nullptr : problem.queries.data();
+    problem_.num_queries = static_cast<int64_t>(problem.queries.size());
+    problem_.keys = problem.keys.empty() ? nullptr : problem.keys.data();
+    problem_.num_keys = static_cast<int64_t>(problem.keys.size());
+    set_sequences(problem);
+    options_.struct_size = sizeof options_;
+    options_.attention = &attention_;
+    options_.heads_ranks = options.heads_ranks;
+    options_.stages = options.stages;
+    options_.ranks_per_host = options.ranks_per_host;
+    options_.memory_limit = options.memory_limit;
+    options_.flops_per_second = options.flops_per_second;
+    options_.link_bytes_per_second = options.link_bytes_per_second;
+    options_.host_link_bytes_per_second = options.host_link_bytes_per_second;
+  }
+  CDistributed(const CDistributed&) = delete;
+  CDistributed& operator=(const CDistributed&) = delete;
+
+  const fovea_distributed_problem* problem() const noexcept { return &problem_; }
+  const fovea_distributed_options* options() const noexcept { return &options_; }
+
+ private:
+  void set_sequences(const DistributedProblem& problem) {
+    const auto &starts_q = problem.cu_seqlens_q, &starts_k = problem.cu_seqlens_k;
+    if (starts_q.empty() && starts_k.empty()) return;
+    if (starts_q.empty() || (!starts_k.empty() && starts_k.size() != starts_q.size())) {
+      throw Error(FOVEA_INVALID_ARGUMENT, "cu_seqlens_k",
+                  "cu_seqlens_k: got " + std::to_string(starts_k.size()) + " numbers, expected " +
+                      std::to_string(starts_q.size()) +
+                      ", as many as cu_seqlens_q; leave cu_seqlens_k out where both are the same");
+    }
+    problem_.num_sequences = static_cast<int64_t>(starts_q.size()) - 1;
+    problem_.cu_seqlens_q = starts_q.data();
+    problem_.cu_seqlens_k = starts_k.empty() ? nullptr : starts_k.data();
+  }
+
+  CProblem local_;
+  fovea_options attention_;
+  fovea_distributed_problem problem_{};
+  fovea_distributed_options options_{};
+};
+
+}  // namespace detail
+
+/// Every method for `ranks` ranks on devices of the kind of the problem's tensors, of which none has to be there: one line each, the
+/// fastest first (fovea_distributed_on_paper).
+inline std::string distributed_on_paper(int ranks, const DistributedProblem& problem,
+                                        const DistributedOptions& options = {}) {
+  const detail::CDistributed c(problem, options);
+  const char* text = "";
+  detail::check(fovea_distributed_on_paper(ranks, c.problem(), c.options(), &text));
+  return text;
+}
+
 /// A problem that all ranks have planned together. One run at a time.
 class DistributedPlan {
  public:
@@ -232,28 +295,9 @@ class DistributedPlan {
   DistributedPlan(const Transport& transport, const DistributedProblem& problem,
                   const DistributedOptions& options = {})
       : device_(transport.device()) {
-    const detail::CProblem local(problem.local);
-    fovea_distributed_problem p{};
-    p.struct_size = sizeof p;
-    p.local = local.get();
-    p.queries = problem.queries.empty() ? nullptr : problem.queries.data();
-    p.num_queries = static_cast<int64_t>(problem.queries.size());
-    p.keys = problem.keys.empty() ? nullptr : problem.keys.data();
-    p.num_keys = static_cast<int64_t>(problem.keys.size());
-    set_sequences(problem, p);
-    const fovea_options attention = detail::c_options(options.attention);
-    fovea_distributed_options o{};
-    o.struct_size = sizeof o;
-    o.attention = &attention;
-    o.heads_ranks = options.heads_ranks;
-    o.stages = options.stages;
-    o.ranks_per_host = options.ranks_per_host;
-    o.memory_limit = options.memory_limit;
-    o.flops_per_second = options.flops_per_second;
-    o.link_bytes_per_second = options.link_bytes_per_second;
-    o.host_link_bytes_per_second = options.host_link_bytes_per_second;
+    const detail::CDistributed c(problem, options);
     fovea_distributed_plan* plan = nullptr;
-    detail::check(fovea_distributed_plan_create(transport.c_transport(), &p, &o, &plan));
+    detail::check(fovea_distributed_plan_create(transport.c_transport(), c.problem(), c.options(), &plan));
     plan_.reset(plan);
   }
 
@@ -287,20 +331,6 @@ class DistributedPlan {
   }
 
  private:
-  static void set_sequences(const DistributedProblem& problem, fovea_distributed_problem& p) {
-    const auto &starts_q = problem.cu_seqlens_q, &starts_k = problem.cu_seqlens_k;
-    if (starts_q.empty() && starts_k.empty()) return;
-    if (starts_q.empty() || (!starts_k.empty() && starts_k.size() != starts_q.size())) {
-      throw Error(FOVEA_INVALID_ARGUMENT, "cu_seqlens_k",
-                  "cu_seqlens_k: got " + std::to_string(starts_k.size()) + " numbers, expected " +
-                      std::to_string(starts_q.size()) +
-                      ", as many as cu_seqlens_q; leave cu_seqlens_k out where both are the same");
-    }
-    p.num_sequences = static_cast<int64_t>(starts_q.size()) - 1;
-    p.cu_seqlens_q = starts_q.data();
-    p.cu_seqlens_k = starts_k.empty() ? nullptr : starts_k.data();
-  }
-
   struct Destroy {
     void operator()(fovea_distributed_plan* plan) const noexcept { fovea_distributed_plan_destroy(plan); }
   };

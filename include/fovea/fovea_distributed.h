@@ -143,6 +143,13 @@ FOVEA_API void fovea_distributed_plan_sends(const fovea_distributed_plan* plan, 
  * plan. */
 FOVEA_API const char* fovea_distributed_plan_reason(const fovea_distributed_plan* plan) FOVEA_NOEXCEPT;
 
+/* On paper: every method for `ranks` ranks on devices of the kind of the problem's tensors, of which none has to be there. One line
+ * each, the fastest first: by the model of docs/distributed.md, and, for up to 64 ranks, on a simulated clock. problem->local
+ * describes the rows of the first rank, without memory. *text lives until this thread calls this again. */
+FOVEA_API fovea_status fovea_distributed_on_paper(int32_t ranks, const fovea_distributed_problem* problem,
+                                                  const fovea_distributed_options* options,
+                                                  const char** text) FOVEA_NOEXCEPT;
+
 /* Runs the plan on this rank's tensors: q, k, v, o, lse, d_o, dlse, dq, dk, dv, sink, dsink, workspace, workspace_size and stream of
  * `buffers`. All ranks call it. On a GPU the work is put on buffers->stream and on one stream of the plan's. One run of a plan
  * at a time. */

@@ -3,6 +3,7 @@
 
 #include "capi/last_error.hpp"
 #include "core/status.hpp"
+#include "distributed/choose.hpp"
 #include "distributed/distributed_plan.hpp"
 #include "distributed/thread_transport.hpp"
 #include "fovea/fovea_distributed.h"
@@ -85,6 +86,24 @@ void fovea_distributed_plan_sends(const fovea_distributed_plan* plan, int64_t* m
 }
 const char* fovea_distributed_plan_reason(const fovea_distributed_plan* plan) FOVEA_NOEXCEPT {
   return plan ? plan->plan.reason().c_str() : "";
+}
+
+fovea_status fovea_distributed_on_paper(int32_t ranks, const fovea_distributed_problem* problem,
+                                        const fovea_distributed_options* options,
+                                        const char** text) FOVEA_NOEXCEPT {
+  return guarded([&] {
+    required("text", text) = "";
+    if (ranks < 1) throw_invalid("ranks", std::to_string(ranks), "1 or more", "say how many ranks there are");
+    const auto whole = read_struct("problem", &required("problem", problem));
+    const fovea_tensor* q = required("local", whole.local).q;
+    const auto how = read_struct("options", options);
+    const auto local = fovea::distributed::read_local_problem(whole, 0, ranks, required("local.q", q).device);
+    static thread_local std::string lines;
+    lines.clear();
+    for (const auto& estimate : fovea::distributed::weigh_on_paper(local, how))
+      lines += fovea::distributed::describe(estimate, local.shape) + '\n';
+    *text = lines.c_str();
+  });
 }
 
 fovea_status fovea_distributed_run(const fovea_distributed_plan* plan,

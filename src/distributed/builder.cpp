@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/status.hpp"
+#include "distributed/choose.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -349,6 +350,7 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& opera
   if (p_.shape.batch == 0 || stage.heads_kv.empty()) return;
   Attend step;
   step.operands = operands;
+  step.flops = flops_of(p_, call, stage.heads_q.size());
   if (!options_.only_sizes) {
     std::string key;
     const auto append = [&](const auto& value) {

@@ -6,6 +6,7 @@
 
 #include "core/status.hpp"
 #include "distributed/program.hpp"
+#include "distributed/simulate.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -112,16 +113,14 @@ class RankModel {
   }
   double computing_of(int i) {
     const std::vector<Call> calls = schedule_.calls(rank_, i);
-    const double per_pair = p_.backward() ? 6 * d() + 4 * d_v() : 2 * (d() + d_v());
-    double pairs = 0, queries = 0, keys = 0;
+    double flops = 0, queries = 0, keys = 0;
     for (const Call& call : calls) {
-      pairs += pairs_of(call);
+      flops += flops_of(p_, call, schedule_.heads_q(rank_, i).size());
       queries += static_cast<double>(call.q_rows);
       keys += static_cast<double>(call.k_rows);
     }
     count_sums(i, queries, keys);
-    return pairs * per_pair * heads_q(i) * batch() / machine_.flops +
-           machine_.call * static_cast<double>(calls.size());
+    return flops / machine_.flops + machine_.call * static_cast<double>(calls.size());
   }
   /// What a call adds to a sum of several is written, read, and added: four times float32. Sums over groups are cleared, added to
   /// and converted.
@@ -224,30 +223,62 @@ Estimate estimate(const LocalProblem& problem, Method method, const Machine& mac
   return slowest;
 }
 
-std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options) {
-  check_options(problem.shape, options);
-  const Machine machine = machine_of(problem.device, options);
-  std::vector<Estimate> all;
-  for (const Method& method : methods(problem.shape, options)) {
-    Estimate e = estimate(problem, method, machine);
-    // The limit is to mean the same on all ranks, so the largest workspace counts.
-    for (int other = 0; other < problem.shape.ranks; ++other) {
-      ProgramOptions sizes;
-      sizes.only_sizes = true;
-      const int64_t bytes = make_program(problem, Schedule(problem.shape, method), other, sizes).workspace;
-      e.workspace = std::max(e.workspace, bytes);
-    }
-    all.push_back(e);
-  }
-  const auto too_large = [&](const Estimate& e) {
-    return options.memory_limit > 0 && e.workspace > options.memory_limit;
-  };
+double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
+  const auto d = static_cast<double>(p.shape.head_dim), d_v = static_cast<double>(p.shape.head_dim_v);
+  const double per_pair = p.backward() ? 6 * d + 4 * d_v : 2 * (d + d_v);
+  const int64_t batch = call.starts_q.empty() ? p.shape.batch : 1;
+  return pairs_of(call) * per_pair * static_cast<double>(heads * batch);
+}
+
+namespace {
+
+/// The programs of all ranks, without plans.
+std::vector<Program> programs_of(const LocalProblem& problem, Method method) {
+  const Schedule schedule(problem.shape, method);
+  ProgramOptions sizes;
+  sizes.only_sizes = true;
+  std::vector<Program> all;
+  for (int rank = 0; rank < problem.shape.ranks; ++rank)
+    all.push_back(make_program(problem, schedule, rank, sizes));
+  return all;
+}
+
+/// The fastest first; those above the limit last, the smallest of them first.
+void sort(std::vector<Estimate>& all, int64_t memory_limit) {
+  const auto too_large = [&](const Estimate& e) { return memory_limit > 0 && e.workspace > memory_limit; };
   std::stable_sort(all.begin(), all.end(), [&](const Estimate& a, const Estimate& b) {
     if (too_large(a) != too_large(b)) return too_large(b);
     if (too_large(a)) return a.workspace < b.workspace;
     return a.seconds < b.seconds;
   });
+}
+
+std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options,
+                            bool with_programs, bool on_paper) {
+  check_options(problem.shape, options);
+  const Machine machine = machine_of(problem.device, options);
+  std::vector<Estimate> all;
+  for (const Method& method : methods(problem.shape, options)) {
+    Estimate& e = all.emplace_back(estimate(problem, method, machine));
+    if (!with_programs) continue;
+    const std::vector<Program> programs = programs_of(problem, method);
+    // The limit is to mean the same on all ranks, so the largest workspace counts.
+    for (const Program& program : programs) e.workspace = std::max(e.workspace, program.workspace);
+    if (on_paper) e.simulated = simulate(programs, machine);
+  }
+  sort(all, options.memory_limit);
   return all;
+}
+
+}  // namespace
+
+std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options) {
+  return weigh(problem, options, true, false);
+}
+
+std::vector<Estimate> weigh_on_paper(const LocalProblem& problem, const fovea_distributed_options& options) {
+  constexpr int kMostSimulated = 64;  // messages of all ranks to all others, for each method
+  return weigh(problem, options, problem.shape.ranks <= kMostSimulated, true);
 }
 
 std::string describe(const Estimate& e, const Shape& shape) {
@@ -270,7 +301,12 @@ std::string describe(const Estimate& e, const Shape& shape) {
                 ": %.3g ms (computing %.3g, messages %.3g, moving %.3g), %.3g MB sent, workspace %.3g MB",
                 e.seconds * 1e3, e.computing * 1e3, e.messages * 1e3, e.moving * 1e3, e.bytes / 1e6,
                 static_cast<double>(e.workspace) / 1e6);
-  return name + numbers;
+  name += numbers;
+  if (e.simulated > 0) {
+    std::snprintf(numbers, sizeof numbers, "; simulated %.3g ms", e.simulated * 1e3);
+    name += numbers;
+  }
+  return name;
 }
 
 }  // namespace fovea::distributed

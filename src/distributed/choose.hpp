@@ -21,6 +21,9 @@ struct Machine {
 };
 Machine machine_of(fovea_device device, const fovea_distributed_options& options);
 
+/// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
+double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
+
 /// Seconds of a run by the model, those of the slowest rank.
 struct Estimate {
   Method method;
@@ -29,11 +32,15 @@ struct Estimate {
          moving = 0;      ///< of which; messages that hide behind computing do not count
   double bytes = 0;       ///< that a rank sends at most
   int64_t workspace = 0;  ///< bytes of the rank that needs most, without that of calls
+  double simulated = 0;   ///< seconds on a clock that is only thought (simulate.hpp); 0: not looked at
 };
 Estimate estimate(const LocalProblem& problem, Method method, const Machine& machine);
 
 /// The methods that the options allow, the fastest first; those that need more memory than allowed are last.
 std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options);
+/// The same for ranks that are not there, also on a simulated clock where they are not too many for that; without workspaces where
+/// they are.
+std::vector<Estimate> weigh_on_paper(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// One line.
 std::string describe(const Estimate& estimate, const Shape& shape);

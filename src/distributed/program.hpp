@@ -35,6 +35,7 @@ struct Attend {
   std::shared_ptr<fovea_plan> plan;
   std::array<Operand, kPlaces> operands;
   std::shared_ptr<void> starts_q, starts_k;  ///< of packed sequences, where the plan reads them
+  double flops = 0;
 };
 /// Parts over disjoint keys become one result.
 struct Merge {

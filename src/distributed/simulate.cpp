@@ -1,0 +1,145 @@
+// The definitions of simulate.hpp.
+#include "distributed/simulate.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <stdexcept>
+#include <string>
+
+namespace fovea::distributed {
+namespace {
+
+double bytes_of(const fovea_dtype& type) {
+  return type.bits / 8.0;
+}
+
+/// Bytes that moves read and write; sums are read, too.
+double bytes_of(const std::vector<PlannedMove>& moves) {
+  double bytes = 0;
+  for (const PlannedMove& move : moves) {
+    const double each = bytes_of(move.how.from) + bytes_of(move.how.to) * (move.how.add ? 2 : 1);
+    for (const PlannedBox& box : move.boxes)
+      bytes += each * static_cast<double>(box.batch * box.rows * box.heads * box.elements);
+  }
+  return bytes;
+}
+
+class Simulation {
+ public:
+  Simulation(const std::vector<Program>& programs, const Machine& machine)
+      : programs_(programs),
+        machine_(machine),
+        ranks_(programs.size()),
+        mail_(programs.size() * programs.size()) {}
+
+  double run() {
+    bool moved = true, done = false;
+    while (!done) {
+      if (!moved) throw std::logic_error("a rank waits for a message that nobody sends");
+      moved = false;
+      done = true;
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        while (ranks_[rank].next < programs_[rank].steps.size() && step(rank)) moved = true;
+        done = done && ranks_[rank].next == programs_[rank].steps.size();
+      }
+    }
+    double last = 0;
+    for (const Rank& rank : ranks_) last = std::max({last, rank.compute, rank.link});
+    return last;
+  }
+
+ private:
+  struct Rank {
+    size_t next = 0;               ///< step
+    double compute = 0, link = 0;  ///< when the lanes are done
+    double out = 0, in = 0;        ///< when it can send, and receive, the next message
+  };
+
+  /// What lies on a lane begins when the lane is free: both of them, where they are one.
+  void work(Rank& rank, double Rank::*lane, double seconds) {
+    const double begin = machine_.overlaps ? rank.*lane : std::max(rank.compute, rank.link);
+    rank.*lane = begin + seconds;
+    if (!machine_.overlaps) rank.compute = rank.link = rank.*lane;
+  }
+  double moving(double bytes) const { return bytes / machine_.memory; }
+  double rate(size_t a, size_t b) const {
+    const auto hosts = static_cast<size_t>(machine_.ranks_per_host);
+    return hosts == 0 || a / hosts == b / hosts ? machine_.link : machine_.host_link;
+  }
+  std::deque<double>& mail(size_t from, size_t to) { return mail_[from * ranks_.size() + to]; }
+
+  /// Does the next step of a rank; false where it has to wait for another rank.
+  bool step(size_t number) {
+    Rank& rank = ranks_[number];
+    const Program& program = programs_[number];
+    const Step& step = program.steps[rank.next];
+    if (const auto* start = std::get_if<Start>(&step)) {
+      begin_messages(number, program.exchanges[start->exchange]);
+    } else if (const auto* finish = std::get_if<Finish>(&step)) {
+      if (!end_messages(number, program.exchanges[finish->exchange])) return false;
+      if (finish->is_read) rank.compute = std::max(rank.compute, rank.link);
+    } else {
+      work(rank, &Rank::compute, seconds_of(step));
+    }
+    ++rank.next;
+    return true;
+  }
+
+  void begin_messages(size_t number, const Exchange& exchange) {
+    Rank& rank = ranks_[number];
+    rank.link = std::max(rank.link, rank.compute);
+    work(rank, &Rank::link, moving(bytes_of(exchange.pack)));
+    for (const Exchange::Message& message : exchange.sends)
+      mail(number, static_cast<size_t>(message.peer)).push_back(rank.link);
+  }
+  bool end_messages(size_t number, const Exchange& exchange) {
+    std::vector<size_t> wanted(ranks_.size());
+    for (const Exchange::Message& message : exchange.receives) {
+      const auto peer = static_cast<size_t>(message.peer);
+      if (mail(peer, number).size() < ++wanted[peer]) return false;
+    }
+    Rank& rank = ranks_[number];
+    double arrived = rank.link;
+    for (const Exchange::Message& message : exchange.receives) {
+      const auto peer = static_cast<size_t>(message.peer);
+      Rank& sender = ranks_[peer];
+      const double begin = std::max({mail(peer, number).front(), sender.out, rank.in});
+      mail(peer, number).pop_front();
+      sender.out = rank.in = begin + static_cast<double>(message.bytes) / rate(peer, number);
+      arrived = std::max(arrived, rank.in);
+    }
+    const bool some = !exchange.receives.empty() || !exchange.sends.empty();
+    rank.link = arrived;
+    work(rank, &Rank::link, (some ? machine_.step : 0) + moving(bytes_of(exchange.unpack)));
+    return true;
+  }
+
+  double seconds_of(const Step& step) const {
+    if (const auto* attend = std::get_if<Attend>(&step))
+      return machine_.call + attend->flops / machine_.flops;
+    if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(bytes_of({move->move}));
+    if (const auto* fill = std::get_if<Fill>(&step))
+      return moving(sizeof(uint32_t) * static_cast<double>(fill->words));
+    if (const auto* merge = std::get_if<Merge>(&step)) {
+      double element = bytes_of(merge->into.o.type);
+      for (const Merge::Part& part : merge->parts) element += bytes_of(part.o.type);
+      return moving(element *
+                    static_cast<double>(merge->batch * merge->rows * merge->heads * merge->elements));
+    }
+    return 0;
+  }
+
+  const std::vector<Program>& programs_;
+  const Machine& machine_;
+  std::vector<Rank> ranks_;
+  std::vector<std::deque<double>>
+      mail_;  ///< when each message that nobody took yet was sent; by sender and receiver
+};
+
+}  // namespace
+
+double simulate(const std::vector<Program>& of_rank, const Machine& machine) {
+  return Simulation(of_rank, machine).run();
+}
+
+}  // namespace fovea::distributed
