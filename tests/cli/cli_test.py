@@ -446,7 +446,7 @@ class Ranks(ProgramTest):
         self.fails(PROBLEM, *attend, "--ranks", "2", "--stages", "5", says=["stages", "5"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "0.5", says=["dropout"])
         write_npy(self.folder / "bias.npy", self.numbers(3, 9))
-        self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "(3, 9)", "bias.npy"])
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "3, 9)", "(1, 4, 6, 9)", "bias.npy"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dtype", "float64", says=["q", "float32"])
         self.fails(USAGE, "explain", "--with", "packed", "--ranks", "2", says=["packed", "--cu-seqlens-q"])
         for command in ("explain", "bench"):
