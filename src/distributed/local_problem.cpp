@@ -270,13 +270,15 @@ void read_tensors(const fovea_problem& p, int rank, bool packed, LocalProblem& l
       }
     }
   }
-  std::vector<Place> needed = {kQ, kK, kV, kO};
-  if (local.backward()) needed.insert(needed.end(), {kLse, kDO, kDQ, kDK, kDV});
-  if (t[kDSink].present) needed.push_back(kSink);
-  for (const Place place : needed) {
-    if (!t[place].present)
-      throw_invalid(join("local.", name_of(place)), "NULL", "a tensor", "pass its address");
-  }
+  const auto need = [&](std::initializer_list<Place> places) {
+    for (const Place place : places) {
+      if (!t[place].present)
+        throw_invalid(join("local.", name_of(place)), "NULL", "a tensor", "pass its address");
+    }
+  };
+  need({kQ, kK, kV, kO});
+  if (local.backward()) need({kLse, kDO, kDQ, kDK, kDV});
+  if (t[kDSink].present) need({kSink});
 }
 
 }  // namespace

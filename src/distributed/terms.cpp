@@ -5,6 +5,7 @@
 
 #include "capi/convert.hpp"
 #include "core/status.hpp"
+#include "expr/parse.hpp"
 #include "expr/print.hpp"
 #include "expr/problem_terms.hpp"
 #include "plan/validate.hpp"
@@ -322,7 +323,13 @@ TextsOfCall texts_of(const Terms& terms, const PartOfProblem& part) {
     if (!whole) return std::nullopt;
     const expr::Expression made = expr::in_part(*whole, calls.dimensions, part.moved(), terms.numbers);
     texts.reads_numbers = texts.reads_numbers || made.tensors.size() > whole->tensors.size();
-    return expr::print(made);
+    std::string text = expr::print(made);
+    if (text.size() > expr::kMaxTextLength)
+      throw_invalid("local." + std::string(name_of(whole->use)),
+                    std::to_string(text.size()) + " characters with the numbers of a part",
+                    "at most " + std::to_string(expr::kMaxTextLength),
+                    "shorten the expression, or set heads_ranks to all ranks, which leaves sequences whole");
+    return text;
   };
   texts.score = moved(calls.expressions.score);
   texts.sees = moved(calls.expressions.sees);

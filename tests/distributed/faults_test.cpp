@@ -247,6 +247,16 @@ TEST(Faults, WrongTerms) {
          whole.name(p, {"a", "c", "d", "e", "f", "g", "i", "j"});
        },
        {"local.num_named: got 8 tensors", "at most 7 over ranks", "put several into one"}},
+      {"text_that_parts_make_too_long",
+       [](fovea_problem& p) {
+         static const std::string text = [] {
+           std::string sum = "s";
+           for (int i = 0; i < 600; ++i) sum += "+q";
+           return sum;
+         }();
+         p.score = text.c_str();
+       },
+       {"local.score: got ", "characters with the numbers of a part", "at most 4096", "heads_ranks"}},
       {"dropout", [](fovea_problem& p) { p.dropout = 0.5; }, {"local.dropout: got one, expected none"}},
       {"seqused", [&](fovea_problem& p) { p.seqused_k = &whole.tensor; }, {"local.seqused_k: got one"}},
   };

@@ -28,6 +28,11 @@ bool is_statistic(Role role) {
   return role == Role::kLse || role == Role::kDLse;
 }
 
+/// Memory ends at an unreadable page on some ranks.
+Placement placement_on(int rank) {
+  return rank % 3 == 1 ? Placement::kPageEnd : Placement::kGuarded;
+}
+
 /// NaN is as itself.
 bool same_values(const OwnedTensor& a, const OwnedTensor& b) {
   const std::vector<double> x = a.values(), y = b.values();
@@ -173,7 +178,7 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
   const std::vector<int64_t> rows = rows_of(rank.number, has_rows_of_keys(role));
   Sizes shape = whole.shape();
   shape[axis] = static_cast<int64_t>(rows.size());
-  // Gaps between rows on every second rank; memory ends at an unreadable page on some.
+  // Gaps between rows on every second rank.
   Sizes strides = compact_strides(shape);
   if (rank.number % 2 == 1) {
     int64_t next = 1;
@@ -182,9 +187,8 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
       next = next * std::max<int64_t>(shape[i], 1) + 3;
     }
   }
-  const Placement placement = rank.number % 3 == 1 ? Placement::kPageEnd : Placement::kGuarded;
   auto& tensor = rank.tensors[role];
-  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement);
+  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number));
   tensor->poison();
   if (empty) return;
   for_each_index(shape, [&](const Sizes& index) {
@@ -215,7 +219,8 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
     const bool starts = role == Role::kCuSeqlensQ || role == Role::kCuSeqlensK;
     if (!x_.takes_part(role, pass) || !is_whole(role) || starts) continue;
     auto& tensor = rank.tensors[role];
-    tensor = std::make_unique<OwnedTensor>(x_[role].type(), x_[role].shape(), x_[role].strides());
+    tensor = std::make_unique<OwnedTensor>(x_[role].type(), x_[role].shape(), x_[role].strides(),
+                                           placement_on(rank.number));
     tensor->poison();
     if (!OwnedProblem::is_output(role, pass)) tensor->assign(x_[role].values());
   }
