@@ -2,6 +2,7 @@
 #include "distributed/terms.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "capi/convert.hpp"
 #include "core/status.hpp"
@@ -128,6 +129,15 @@ class Reader {
     for (const NamedTensor& named : cut.named)
       made_.names.push_back(made_.names.size() < given_.named.size() ? named.name : unused(named.name));
     made_.numbers = unused("part");
+    for (const auto& [name, most] : {std::pair{Variable::kB, whole_.batch},
+                                     {Variable::kH, whole_.heads_q},
+                                     {Variable::kHk, whole_.heads_kv},
+                                     {Variable::kQ, whole_.seqlen_q},
+                                     {Variable::kK, whole_.seqlen_k},
+                                     {Variable::kNq, whole_.seqlen_q},
+                                     {Variable::kNk, whole_.seqlen_k}})
+      made_.limits[expr::number_of(name)] =
+          static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(most) + 1)) - 1;
     made_.of_sequences = calls(whole_, {Role::kAlibi, Role::kBias, Role::kMask, Role::kBlockMask});
     made_.of_cuts = calls(cut, {Role::kBias, Role::kMask});
     gradients();
@@ -321,7 +331,8 @@ TextsOfCall texts_of(const Terms& terms, const PartOfProblem& part) {
   TextsOfCall texts;
   const auto moved = [&](const std::optional<expr::Expression>& whole) -> std::optional<std::string> {
     if (!whole) return std::nullopt;
-    const expr::Expression made = expr::in_part(*whole, calls.dimensions, part.moved(), terms.numbers);
+    const expr::Expression made =
+        expr::in_part(*whole, calls.dimensions, {part.moved(), terms.limits, terms.numbers});
     texts.reads_numbers = texts.reads_numbers || made.tensors.size() > whole->tensors.size();
     std::string text = expr::print(made);
     if (text.size() > expr::kMaxTextLength)

@@ -71,6 +71,8 @@ struct Terms {
   std::vector<TermTensor> gradients;  ///< whole, summed over calls and ranks
   std::vector<std::string> names;     ///< of the named tensors of calls: the caller's, then those of terms
   std::string numbers;                ///< the name of the numbers of a part
+  std::array<int64_t, expr::kPartNumbers>
+      limits{};  ///< powers of two less 1: texts are those of many lengths
   int64_t block_q = 0, block_k = 0;
   std::string text;  ///< all of it, the same on all ranks
 

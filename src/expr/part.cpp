@@ -6,14 +6,13 @@ namespace {
 
 class Mover {
  public:
-  Mover(const Expression& whole, const std::vector<Dimensions>& dimensions,
-        const std::array<bool, kVariableNames.size()>& is_moved)
-      : whole_(whole), dimensions_(dimensions), is_moved_(is_moved) {
+  Mover(const Expression& whole, const std::vector<Dimensions>& dimensions, const PartNames& names)
+      : whole_(whole), dimensions_(dimensions), names_(names) {
     part_.use = whole.use;
     part_.tensors = whole.tensors;
   }
 
-  Expression run(const std::string& numbers) {
+  Expression run() {
     for (const Node& node : whole_.graph.nodes()) places_.push_back(moved(node));
     part_.root = places_[whole_.root];
     part_ = compact(part_);
@@ -21,7 +20,7 @@ class Mover {
     for_each_element(part_, [&](const Graph&, const Node& element) {
       reads_numbers = reads_numbers || element.tensor() == whole_.tensors.size();
     });
-    if (reads_numbers) part_.tensors.push_back({numbers, DType::kI32, 1});
+    if (reads_numbers) part_.tensors.push_back({names_.numbers, DType::kI32, 1});
     return std::move(part_);
   }
 
@@ -30,7 +29,9 @@ class Mover {
 
   NodeId number(Variable name) {
     const NodeId place = graph().integer(static_cast<int64_t>(number_of(name)));
-    return graph().tensor(whole_.tensors.size(), DType::kI32, {&place, 1});
+    const NodeId given = graph().tensor(whole_.tensors.size(), DType::kI32, {&place, 1});
+    const NodeId limit = graph().integer(names_.limits[number_of(name)]);
+    return graph().make(Op::kClamp, {given, graph().integer(0), limit});
   }
   NodeId moved(const Node& from) {
     if (from.op == Op::kVariable) return variable(from.variable());
@@ -40,7 +41,7 @@ class Mover {
     return graph().add(node);
   }
   NodeId variable(Variable name) {
-    if (!is_moved_[static_cast<size_t>(name)]) return graph().variable(name);
+    if (!names_.is_moved[static_cast<size_t>(name)]) return graph().variable(name);
     if (!counts_pairs(name)) return number(name);
     return graph().make(Op::kAdd, {graph().variable(name), number(name)});
   }
@@ -57,7 +58,7 @@ class Mover {
 
   const Expression& whole_;
   const std::vector<Dimensions>& dimensions_;
-  const std::array<bool, kVariableNames.size()>& is_moved_;
+  const PartNames& names_;
   Expression part_;
   std::vector<NodeId> places_;
 };
@@ -94,8 +95,8 @@ std::vector<Dimensions> dimensions_of(const PairExpressions& all,
 }
 
 Expression in_part(const Expression& whole, const std::vector<Dimensions>& dimensions,
-                   const std::array<bool, kVariableNames.size()>& is_moved, const std::string& numbers) {
-  return Mover(whole, dimensions, is_moved).run(numbers);
+                   const PartNames& part) {
+  return Mover(whole, dimensions, part).run();
 }
 
 }  // namespace fovea::expr

@@ -34,10 +34,18 @@ constexpr size_t number_of(Variable name) {
 }
 inline constexpr size_t kPartNumbers = number_of(Variable::kNk) + 1;
 
-/// The expression with names of the part in the place of names of the whole, where `is_moved` says by Variable that they differ. It reads
-/// the numbers of the part from an int32 tensor of kPartNumbers elements behind the tensors that it has, called `numbers`, which
-/// only expressions that read it declare. So all parts that move the same names have the same text.
-Expression in_part(const Expression& whole, const std::vector<Dimensions>& dimensions,
-                   const std::array<bool, kVariableNames.size()>& is_moved, const std::string& numbers);
+/// What a part is to an expression.
+struct PartNames {
+  std::array<bool, kVariableNames.size()>
+      is_moved{};                              ///< by Variable: the part's is another than the whole's
+  std::array<int64_t, kPartNumbers> limits{};  ///< above which no part has a number
+  std::string numbers;                         ///< the name of the tensor of numbers
+};
+
+/// The expression with names of the part in the place of moved names of the whole. It reads the numbers of the part from an int32 tensor
+/// of kPartNumbers elements behind the tensors that it has, which only expressions that read it declare. So all parts
+/// that move the same names have the same text. Limits clamp what is read, which changes nothing but lets ranges prove that ints are
+/// small.
+Expression in_part(const Expression& whole, const std::vector<Dimensions>& dimensions, const PartNames& part);
 
 }  // namespace fovea::expr

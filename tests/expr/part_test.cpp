@@ -12,12 +12,11 @@
 namespace fovea::expr {
 namespace {
 
-using Moved = std::array<bool, kVariableNames.size()>;
-
-Moved moved(std::initializer_list<Variable> names) {
-  Moved all{};
-  for (const Variable name : names) all[static_cast<size_t>(name)] = true;
-  return all;
+PartNames moved(std::initializer_list<Variable> names) {
+  PartNames part{{}, {}, "part"};
+  for (const Variable name : names) part.is_moved[static_cast<size_t>(name)] = true;
+  part.limits.fill(63);
+  return part;
 }
 constexpr std::initializer_list<Variable> kPositions = {Variable::kQ, Variable::kK, Variable::kNq,
                                                         Variable::kNk};
@@ -28,11 +27,11 @@ std::vector<Dimensions> dimensions(const PairExpressions& all, const std::vector
   return dimensions_of(all, is_one);
 }
 
-std::string text(std::string_view whole, Use use, const Moved& is_moved, const std::vector<int>& ones = {}) {
+std::string text(std::string_view whole, Use use, const PartNames& part, const std::vector<int>& ones = {}) {
   PairExpressions all;
   (use == Use::kScore ? all.score : all.sees) = parsed(whole, use);
   const Expression& expression = use == Use::kScore ? *all.score : *all.sees;
-  return print(in_part(expression, dimensions(all, ones), is_moved, "part"));
+  return print(in_part(expression, dimensions(all, ones), part));
 }
 
 TEST(Part, ByHand) {
@@ -40,25 +39,27 @@ TEST(Part, ByHand) {
   EXPECT_EQ(score("s"), "s");
   EXPECT_EQ(score("s + bias[b, h, q, k]"), "s + bias[b, h, q, k]");
   EXPECT_EQ(score("s - slope[h] * abs(q + nk - nq - k)"),
-            "s - slope[h] * abs(q + part[3] + part[6] - part[5] - (k + part[4]))");
-  const auto sees = [](std::string_view whole, const Moved& is_moved, const std::vector<int>& ones = {}) {
-    return text(whole, Use::kSees, is_moved, ones);
+            "s - slope[h] * abs(q + clamp(part[3], 0, 63) + clamp(part[6], 0, 63) - clamp(part[5], 0, 63) - "
+            "(k + clamp(part[4], 0, 63)))");
+  const auto sees = [](std::string_view whole, const PartNames& part, const std::vector<int>& ones = {}) {
+    return text(whole, Use::kSees, part, ones);
   };
-  EXPECT_EQ(sees("doc[b, q] == doc[b, k]", moved(kPositions)), "doc[b, q + part[3]] == doc[b, k + part[4]]");
+  EXPECT_EQ(sees("doc[b, q] == doc[b, k]", moved(kPositions)),
+            "doc[b, q + clamp(part[3], 0, 63)] == doc[b, k + clamp(part[4], 0, 63)]");
   EXPECT_EQ(sees("doc[b, q] == doc[b, k]", moved({Variable::kB})), "doc[b, q] == doc[b, k]");
-  EXPECT_EQ(sees("doc[0, q] == b", moved({Variable::kB})), "doc[0, q] == b + part[0]");
+  EXPECT_EQ(sees("doc[0, q] == b", moved({Variable::kB})), "doc[0, q] == b + clamp(part[0], 0, 63)");
   constexpr int kDoc = 2;
   EXPECT_EQ(sees("doc[b, q] == doc[b, k + 1]", moved(kPositions), {kDoc}),
-            "doc[b, 0] == doc[b, where(k + part[4] + 1 >= 0, 0, -1)]");
+            "doc[b, 0] == doc[b, where(k + clamp(part[4], 0, 63) + 1 >= 0, 0, -1)]");
 }
 
 TEST(Part, NumbersAreDeclaredWhereTheyAreRead) {
   PairExpressions all;
   all.score = parsed("s * slope[h]", Use::kScore);
   const auto uses = dimensions(all);
-  EXPECT_EQ(in_part(*all.score, uses, moved({Variable::kH}), "part").tensors, kTensors);
+  EXPECT_EQ(in_part(*all.score, uses, moved({Variable::kH})).tensors, kTensors);
   all.score = parsed("s * h", Use::kScore);
-  const Expression part = in_part(*all.score, uses, moved({Variable::kH}), "part");
+  const Expression part = in_part(*all.score, uses, moved({Variable::kH}));
   ASSERT_EQ(part.tensors.size(), kTensors.size() + 1);
   EXPECT_EQ(part.tensors.back(), (TensorDeclaration{"part", DType::kI32, 1}));
 }
@@ -86,7 +87,7 @@ class PartTensors : public TensorReader {
 
 TEST(Part, RandomTreesHaveTheValuesOfTheWhole) {
   constexpr std::array<int64_t, kPartNumbers> kNumbers = {1, 1, 1, 5, 3, 16, 14};
-  const Moved is_moved = moved(
+  const PartNames names = moved(
       {Variable::kB, Variable::kH, Variable::kHk, Variable::kQ, Variable::kK, Variable::kNq, Variable::kNk});
   const MadeUpTensors whole_tensors;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
@@ -96,7 +97,7 @@ TEST(Part, RandomTreesHaveTheValuesOfTheWhole) {
     PairExpressions all;
     Expression& whole = (use == Use::kSees ? all.sees : all.score).emplace(parsed(text, use));
     const auto uses = dimensions(all);
-    const Expression part = in_part(whole, uses, is_moved, "part");
+    const Expression part = in_part(whole, uses, names);
     const PartTensors part_tensors(uses, kNumbers);
     Evaluator of_whole(whole, &whole_tensors), of_part(part, &part_tensors);
     for (int64_t q = 0; q < 4; ++q) {
