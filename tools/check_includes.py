@@ -26,7 +26,7 @@ SEES = {  # layer -> layers that it may include, beside itself
     "cuda/launch": ["core", "tile", "expr", "cuda/ptx", "cuda/warp", "cuda/kernels"],
     "plan": ["core", "tile", "expr", "cpu", "cuda/launch"],
     "capi": ["core", "tile", "expr", "cpu", "cuda/launch", "plan", "include"],
-    "distributed": ["core", "cuda/launch", "capi", "include"],
+    "distributed": ["core", "expr", "cuda/launch", "plan", "capi", "include"],
     "include": [],
     "io": [],
     "verify": ["include"],

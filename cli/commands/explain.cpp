@@ -122,16 +122,6 @@ void add_described_outputs(Problem& problem, const Inputs& inputs) {
   problem.dv = described(inputs.q.type, problem.v.shape());
 }
 
-/// The same problem for tensors of a GPU, without data.
-void move_to_gpu(Problem& p, int id) {
-#define FOVEA_MOVE(field, Name, forward, backward, meaning) \
-  if (p.field) p.field = Tensor(nullptr, p.field.dtype(), p.field.shape()).on(cuda(id));
-  FOVEA_TENSORS(FOVEA_MOVE)
-#undef FOVEA_MOVE
-  for (NamedTensor& named : p.named)
-    named.tensor = Tensor(nullptr, named.tensor.dtype(), named.tensor.shape()).on(cuda(id));
-}
-
 /// A tensor that a problem has, and what FOVEA_TENSORS says of it.
 struct TensorLine {
   std::string name;
@@ -266,7 +256,8 @@ std::string reason_of_ranks(const Problem& problem, const ExplainOptions& option
                             const std::optional<Inputs>& inputs) {
   if (!options.ranks.asked()) return "";
   try {
-    return reason_over_ranks(problem, options.ranks, options.execution);
+    const auto weigh = options.ranks.on_paper.empty() ? reason_over_ranks : methods_on_paper;
+    return weigh(problem, options.ranks, options.execution);
   } catch (const Error& error) {
     if (inputs) throw inputs->naming_file(error);
     throw;
@@ -368,6 +359,7 @@ void add_explain(CLI::App& program, Action& action) {
   options->execution.add_options(*command, true);
   add_device_option(*command, options->device);
   options->ranks.add_options(*command, false);
+  options->ranks.add_paper_options(*command);
   options->files.add_options(*command, true, true, false);
   add_json_option(*command, options->json);
   command->footer(
@@ -379,6 +371,7 @@ void add_explain(CLI::App& program, Action& action) {
       "  fovea explain --device cuda --seqlen 4096 --heads 16 --head-dim 128 --with bias\n"
       "  fovea explain --seqlen 1024 --sees \"k <= q && q - k < 256\" --score \"30 * tanh(s / 30)\"\n"
       "  fovea explain --seqlen 65536 --heads 32 --heads-kv 8 --causal --ranks 8\n"
+      "  fovea explain --seqlen 1048576 --heads 16 --causal --ranks 64 --on-paper gpu --ranks-per-host 8\n"
       "  fovea explain --input qkv.safetensors --json");
   command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
 }

@@ -36,7 +36,35 @@ void RankOptions::add_options(CLI::App& command, bool with_mpi) {
       ->group(kGroup);
 }
 
+void RankOptions::add_paper_options(CLI::App& command) {
+  constexpr const char* kGroup = "Ranks";
+  command
+      .add_option(
+          "--on-paper", on_paper,
+          "Weigh methods for ranks that need not be there, each a cpu or a gpu, by the model and on a "
+          "simulated clock")
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->type_name("KIND")
+      ->group(kGroup);
+  command.add_option("--ranks-per-host", ranks_per_host, "Ranks on one host (default: all)")
+      ->check(CLI::Range(1, kMostRanks))
+      ->type_name("N")
+      ->group(kGroup);
+  command
+      .add_option("--link", link_gb, "GB/s that a rank sends and receives inside a host (default: see docs)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("GB/S")
+      ->group(kGroup);
+  command.add_option("--host-link", host_link_gb, "The same to ranks of other hosts")
+      ->check(CLI::PositiveNumber)
+      ->type_name("GB/S")
+      ->group(kGroup);
+}
+
 void RankOptions::check() const {
+  if (!on_paper.empty() && !asked())
+    throw Failure(Exit::usage,
+                  "--on-paper: got it without --ranks, expected both; say how many ranks to weigh");
   if (asked()) return;
   for (const auto& [name, value] : {std::pair("--heads-ranks", heads_ranks), std::pair("--stages", stages)}) {
     if (value > 0) {
@@ -57,6 +85,9 @@ DistributedOptions RankOptions::options(const Execution& execution, int number_o
   options.attention.num_threads = threads_of_a_rank(execution, number_of_ranks);
   options.heads_ranks = heads_ranks;
   options.stages = stages;
+  options.ranks_per_host = ranks_per_host;
+  options.link_bytes_per_second = link_gb * 1e9;
+  options.host_link_bytes_per_second = host_link_gb * 1e9;
   return options;
 }
 

@@ -98,4 +98,13 @@ Pass parse_pass(const std::string& text) {
   throw Failure(Exit::usage, "--pass: got '" + text + "', expected fwd or bwd");
 }
 
+void move_to_gpu(Problem& p, int id) {
+#define FOVEA_MOVE(field, Name, forward, backward, meaning) \
+  if (p.field) p.field = Tensor(nullptr, p.field.dtype(), p.field.shape()).on(cuda(id));
+  FOVEA_TENSORS(FOVEA_MOVE)
+#undef FOVEA_MOVE
+  for (NamedTensor& named : p.named)
+    named.tensor = Tensor(nullptr, named.tensor.dtype(), named.tensor.shape()).on(cuda(id));
+}
+
 }  // namespace fovea::cli

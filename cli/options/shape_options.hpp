@@ -47,6 +47,8 @@ struct ShapeOptions {
 Tensor described(ElementType type, std::span<const int64_t> shape);
 /// q, k, v, o, lse and, for the backward, the gradients, without data.
 Problem described(const Shape& shape, Pass pass);
+/// Tensors without data, as tensors of a GPU.
+void move_to_gpu(Problem& problem, int id);
 
 /// "forward", "fwd", "backward", "bwd".
 Pass parse_pass(const std::string& text);

@@ -36,6 +36,7 @@ constexpr std::array kFields = {
     Field{&Problem::dk, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
     Field{&Problem::dv, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
     Field{&Problem::dsink, Axis::none, FOVEA_READ, FOVEA_WRITE},
+    Field{&Problem::dbias, Axis::none, FOVEA_READ, FOVEA_WRITE},
 };
 
 bool is_output(const Field& field, Pass pass) {
@@ -130,6 +131,13 @@ RankPart::RankPart(const Problem& whole, const Division& division, int rank, Dat
   problem_.keys = division.keys;
   problem_.cu_seqlens_q = division.cu_seqlens_q;
   problem_.cu_seqlens_k = division.cu_seqlens_k;
+  problem_.local.named = whole.all_named();
+  for (NamedTensor& named : problem_.local.named) {
+    if (!named.gradient) continue;
+    std::vector<std::byte>& memory = gradients_.emplace_back();
+    if (data != Data::described) memory.resize(bytes_of(named.gradient));
+    named.gradient = Tensor(memory.data(), named.gradient.dtype(), named.gradient.shape());
+  }
   for (size_t i = 0; i < kFields.size(); ++i) {
     const Field& field = kFields[i];
     const Tensor& given = whole.*field.tensor;
@@ -162,10 +170,17 @@ std::vector<std::span<std::byte>> RankPart::outputs() {
     if (problem_.local.*kFields[i].tensor && is_output(kFields[i], problem_.local.pass))
       outputs.emplace_back(memory_[i]);
   }
+  outputs.insert(outputs.end(), gradients_.begin(), gradients_.end());
   return outputs;
 }
 
 void RankPart::collect(const Problem& whole) const {
+  auto gradient = gradients_.begin();
+  for (const NamedTensor& named : whole.all_named()) {
+    if (!named.gradient) continue;
+    if (rank_ == 0) std::memcpy(named.gradient.data(), gradient->data(), gradient->size());
+    ++gradient;
+  }
   for (size_t i = 0; i < kFields.size(); ++i) {
     const Field& field = kFields[i];
     const Tensor& target = whole.*field.tensor;

@@ -41,7 +41,8 @@ class RankPart {
   const Division& division_;
   int rank_;
   DistributedProblem problem_;
-  std::vector<std::vector<std::byte>> memory_;  ///< by field
+  std::vector<std::vector<std::byte>> memory_;     ///< by field
+  std::vector<std::vector<std::byte>> gradients_;  ///< of named tensors that have one
 };
 
 }  // namespace fovea::cli

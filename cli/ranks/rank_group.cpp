@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "cli/data/elements.hpp"
+#include "cli/options/shape_options.hpp"
 #include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {
@@ -102,6 +103,19 @@ std::string reason_over_ranks(const Problem& whole, const RankOptions& options, 
     throw of_whole(error);
   }
   return reason;
+}
+
+std::string methods_on_paper(const Problem& whole, const RankOptions& options, const Execution& execution) {
+  options.check();
+  const Division division = divide(whole, options.ranks);
+  const RankPart part(whole, division, 0, RankPart::Data::described);
+  DistributedProblem problem = part.problem();
+  if (options.on_paper == "gpu") move_to_gpu(problem.local, 0);
+  try {
+    return distributed_on_paper(options.ranks, problem, options.options(execution, options.ranks));
+  } catch (const Error& error) {
+    throw of_whole(error);
+  }
 }
 
 Error of_whole(const Error& error) {

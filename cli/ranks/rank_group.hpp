@@ -42,6 +42,9 @@ class RankGroup {
   int size_ = 0;
 };
 
+/// The methods for so many ranks, which need not be there, of a problem whose tensors need no data: those of --on-paper.
+std::string methods_on_paper(const Problem& whole, const RankOptions& options, const Execution& execution);
+
 /// What the plan of the first of so many ranks says of a problem, whose tensors need no data.
 std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution);
 

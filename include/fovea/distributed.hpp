@@ -206,7 +206,8 @@ class ThreadRanks {
 
 // ---- the problem ----
 
-/// One problem, the same on all ranks but for the rows in `local`; fovea_distributed_problem documents the fields.
+/// One problem, the same on all ranks but for the rows in `local`; fovea_distributed_problem documents the fields. Tensors of terms
+/// (sinks, ALiBi, bias, masks, named tensors) are whole, and the same on all ranks.
 struct DistributedProblem {
   Problem local{};
   std::vector<Piece> queries{};  ///< empty beside keys: every rank has all queries and gets the whole result
@@ -324,6 +325,10 @@ class DistributedPlan {
 #define FOVEA_SET_POINTER(field, Name, forward, backward, meaning) c.field = b.field;
     FOVEA_TENSORS(FOVEA_SET_POINTER)
 #undef FOVEA_SET_POINTER
+    for (size_t i = 0; i < b.named.size(); ++i) {
+      c.named[i] = b.named[i];
+      c.named_gradients[i] = b.named_gradients[i];
+    }
     c.workspace = workspace;
     c.workspace_size = workspace_size;
     c.stream = b.stream;

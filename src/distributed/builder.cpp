@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "core/status.hpp"
-#include "distributed/choose.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -13,59 +12,6 @@ namespace {
 int64_t bytes_of(const fovea_dtype& type) {
   return type.bits / 8;
 }
-
-/// A status of the C ABI as an exception with the message that this thread has.
-void check(fovea_status status) {
-  if (status == FOVEA_OK) return;
-  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
-}
-
-/// An operand of a call as its plan describes it.
-class Described {
- public:
-  /// Rows of (batch, rows, heads, elements), or without batch; statistics of (batch, heads, rows), or without.
-  const fovea_tensor* rows(const Operand& o, bool packed, int64_t batch, int64_t rows, int64_t heads,
-                           int64_t elements, fovea_device device) {
-    if (!o.present) return nullptr;
-    const int64_t bytes = bytes_of(o.type);
-    return make(o, packed, device, {batch, rows, heads, elements},
-                {o.view.stride_batch / bytes, o.view.stride_row / bytes, o.view.stride_head / bytes, 1}, 4);
-  }
-  const fovea_tensor* statistic(const Operand& o, bool packed, int64_t batch, int64_t rows, int64_t heads,
-                                fovea_device device) {
-    if (!o.present) return nullptr;
-    const int64_t bytes = bytes_of(o.type);
-    return make(o, packed, device, {batch, heads, rows, 1},
-                {o.view.stride_batch / bytes, o.view.stride_head / bytes, o.view.stride_row / bytes, 1}, 3);
-  }
-  const fovea_tensor* array(void* data, const fovea_dtype& type, int64_t size, fovea_device device) {
-    const Operand o{{}, type, true};
-    const fovea_tensor* made = make(o, false, device, {size, 1, 1, 1}, {1, 1, 1, 1}, 1);
-    entries_[used_ - 1].tensor.data = data;
-    return made;
-  }
-
- private:
-  struct Entry {
-    fovea_tensor tensor{};
-    std::array<int64_t, 4> shape{}, strides{};
-  };
-  const fovea_tensor* make(const Operand& o, bool packed, fovea_device device, std::array<int64_t, 4> shape,
-                           std::array<int64_t, 4> strides, int ndim) {
-    Entry& entry = entries_[used_++];
-    entry.shape = shape;
-    entry.strides = strides;
-    const int skipped = packed ? 1 : 0;
-    entry.tensor.device = device;
-    entry.tensor.ndim = ndim - skipped;
-    entry.tensor.dtype = o.type;
-    entry.tensor.shape = entry.shape.data() + skipped;
-    entry.tensor.strides = entry.strides.data() + skipped;
-    return &entry.tensor;
-  }
-  std::array<Entry, kPlaces + 2> entries_;
-  size_t used_ = 0;
-};
 
 }  // namespace
 
@@ -293,95 +239,6 @@ void Builder::move(const Operand& from, const Operand& to, int64_t rows, int64_t
   if (rows == 0 || heads == 0 || p_.shape.batch == 0) return;
   add(MoveBoxes{
       {{from.type, to.type, add_up}, -1, {{from.view, to.view, p_.shape.batch, rows, heads, elements}}}});
-}
-
-/// The plan of a call, made once for all calls that differ in addresses alone.
-std::shared_ptr<fovea_plan> Builder::plan_of(const Call& call, const Stage& stage, Attend& attend) {
-  const Shape& shape = p_.shape;
-  const bool packed = !call.starts_q.empty();
-  const fovea_device device = p_.device;
-  const int64_t batch = packed ? 1 : shape.batch, hq = stage.heads_q.size(), hkv = stage.heads_kv.size();
-  auto& o = attend.operands;
-  Described d;
-  fovea_problem problem = FOVEA_PROBLEM_INIT;
-  problem.pass = p_.pass;
-  const auto queries = [&](Place place, int64_t size) {
-    return d.rows(o[place], packed, batch, call.q_rows, hq, size, device);
-  };
-  const auto keys = [&](Place place, int64_t size) {
-    return d.rows(o[place], packed, batch, call.k_rows, hkv, size, device);
-  };
-  problem.q = queries(kQ, shape.head_dim);
-  problem.k = keys(kK, shape.head_dim);
-  problem.v = keys(kV, shape.head_dim_v);
-  problem.o = queries(kO, shape.head_dim_v);
-  problem.lse = d.statistic(o[kLse], packed, batch, call.q_rows, hq, device);
-  if (p_.backward()) {
-    problem.d_o = queries(kDO, shape.head_dim_v);
-    problem.dlse = d.statistic(o[kDLse], packed, batch, call.q_rows, hq, device);
-    problem.dq = queries(kDQ, shape.head_dim);
-    problem.dk = keys(kDK, shape.head_dim);
-    problem.dv = keys(kDV, shape.head_dim_v);
-    if (o[kDSink].present) problem.dsink = d.array(nullptr, kFloat32, hq, device);
-  }
-  if (o[kSink].present) problem.sink = d.array(nullptr, kFloat32, hq, device);
-  const fovea_dtype int32{FOVEA_CODE_INT, 32, 1};
-  const auto starts = static_cast<int64_t>(call.starts_q.size());
-  if (packed) {
-    attend.starts_q = options_.memory->keep(call.starts_q.data(), call.starts_q.size() * sizeof(int32_t));
-    attend.starts_k = options_.memory->keep(call.starts_k.data(), call.starts_k.size() * sizeof(int32_t));
-    problem.cu_seqlens_q = d.array(attend.starts_q.get(), int32, starts, device);
-    problem.cu_seqlens_k = d.array(attend.starts_k.get(), int32, starts, device);
-    problem.max_seqlen_q = call.longest_q;
-    problem.max_seqlen_k = call.longest_k;
-  }
-  problem.scale = p_.scale;
-  problem.softcap = p_.softcap;
-  problem.window_left = call.window.left;
-  problem.window_right = call.window.right;
-  fovea_plan* made = nullptr;
-  check(fovea_plan_create(&problem, options_.attention, &made));
-  std::shared_ptr<fovea_plan> plan(made, [](fovea_plan* p) { fovea_plan_destroy(p); });
-  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(made));
-  return plan;
-}
-
-void Builder::attend(const Call& call, const Stage& stage, const Operands& operands) {
-  if (p_.shape.batch == 0 || stage.heads_kv.empty()) return;
-  Attend step;
-  step.operands = operands;
-  step.flops = flops_of(p_, call, stage.heads_q.size());
-  if (!options_.only_sizes) {
-    std::string key;
-    const auto append = [&](const auto& value) {
-      key.append(reinterpret_cast<const char*>(&value), sizeof value);
-    };
-    append(call.q_rows);
-    append(call.k_rows);
-    append(stage.heads_kv.size());
-    append(call.window.left);
-    append(call.window.right);
-    for (const std::vector<int32_t>* starts : {&call.starts_q, &call.starts_k})
-      for (const int32_t start : *starts) append(start);
-    for (const Operand& o : operands) {
-      append(o.present);
-      append(o.type.code);
-      append(o.type.bits);
-      append(o.view.stride_batch);
-      append(o.view.stride_row);
-      append(o.view.stride_head);
-    }
-    const auto known = plans_.find(key);
-    if (known != plans_.end()) {
-      step.plan = known->second.plan;
-      step.starts_q = known->second.starts_q;
-      step.starts_k = known->second.starts_k;
-    } else {
-      step.plan = plan_of(call, stage, step);
-      plans_[key] = step;
-    }
-  }
-  add(std::move(step));
 }
 
 Program make_program(const LocalProblem& problem, const Schedule& schedule, int rank,

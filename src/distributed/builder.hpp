@@ -2,11 +2,13 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "distributed/program.hpp"
+#include "distributed/terms.hpp"
 
 namespace fovea::distributed {
 
@@ -92,8 +94,19 @@ class Builder {
   void fill(const Operand& operand, int64_t words, uint32_t word);
   void move(const Operand& from, const Operand& to, int64_t rows, int64_t heads, int64_t elements, bool add);
   Operand at(const Operand& operand, int64_t row) const;
-  void attend(const Call& call, const Stage& stage, const Operands& operands);
-  std::shared_ptr<fovea_plan> plan_of(const Call& call, const Stage& stage, Attend& attend);
+  /// Without `part` the terms of the problem do not count.
+  void attend(const Call& call, const Stage& stage, const Operands& operands,
+              const std::optional<PartOfProblem>& part);
+  Attend plan_of(const Call& call, const Stage& stage, const Operands& operands,
+                 const std::optional<PartOfProblem>& part);
+
+  // ---- terms ----
+  /// Nothing where the problem has no terms that depend on positions.
+  std::optional<PartOfProblem> part_of(const Call& call, const Stage& stage) const;
+  void add_terms(const PartOfProblem& part, Operands& operands) const;
+  void make_term_gradients();
+  void sum_term_gradients(const PartOfProblem& part);
+  void finish_term_gradients();
 
   bool calls_own_their_keys(int stage) const;
   void make_stages();
@@ -130,6 +143,14 @@ class Builder {
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
   fovea_dtype part_type_{};  ///< of gradients of one call
   bool sums_keys_ = true;    ///< dk and dv are sums over stages; else those of the one stage are the result
+
+  /// The gradient of a tensor of terms: what one call gives, and the sum over all.
+  struct TermGradient {
+    const TermTensor* tensor = nullptr;
+    int64_t elements = 0;
+    Operand part, sum;
+  };
+  std::vector<TermGradient> term_gradients_;
 
   struct Planned {
     std::vector<Flow> flows;

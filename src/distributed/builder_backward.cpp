@@ -2,7 +2,7 @@
 //
 //   for each stage: keys, and q, d_o, o, lse, dlse where a group has several ranks, arrive while the stage before is computed; dk and
 //   dv (and dq, where a stage has its own heads) go back to the ranks whose rows they are while the next is computed
-//   dq back to the ranks whose rows they are; gradients of sinks from all to all
+//   dq back to the ranks whose rows they are; gradients of sinks and of tensors of terms from all to all
 //
 // Sums over calls and ranks are float32, in a fixed order.
 #include "distributed/builder.hpp"
@@ -37,6 +37,7 @@ void Builder::backward() {
     move(acc_dv_, callers(kDV), local_k_, p_.shape.heads_kv, p_.shape.head_dim_v, false);
   }
   if (p_.has(kDSink)) gradient_of_sinks();
+  finish_term_gradients();
 }
 
 /// Memory of gradients: of a call, of a stage, of this rank's rows.
@@ -50,6 +51,7 @@ void Builder::make_gradients() {
     fill(acc_dq_, shape.batch * rows_ * heads_q * shape.head_dim, 0);
   }
   make_stage_gradients();
+  make_term_gradients();
   // Rows that no query sees come from nobody.
   const Rows own = rows_of(shape.keys.of_rank[static_cast<size_t>(rank_)]);
   const bool all_seen = count(common(own, rows_of(stages_[0].keys))) == local_k_;
@@ -110,7 +112,9 @@ void Builder::backward_call(const Call& call, const Stage& stage) {
   operands[kDQ] = direct_ ? at(stage.work[kDQ], call.q_at) : part_dq_;
   operands[kDK] = stage.direct ? at(stage.dk, call.k_at) : part_dk_;
   operands[kDV] = stage.direct ? at(stage.dv, call.k_at) : part_dv_;
-  attend(call, stage, operands);
+  const std::optional<PartOfProblem> part = part_of(call, stage);
+  attend(call, stage, operands, part);
+  if (part) sum_term_gradients(*part);
   if (!direct_)
     move(part_dq_, at(acc_dq_, call.q_at), call.q_rows, stage.heads_q.size(), shape.head_dim, true);
   if (stage.direct) return;
@@ -180,7 +184,7 @@ void Builder::add_sink_gradients(const Operand& into) {
   operands[kDV] = rows_operand(0, shape.heads_kv, shape.head_dim_v, p_[kQ].type);
   operands[kSink] = callers(kSink);
   operands[kDSink] = into;
-  attend(call, all, operands);
+  attend(call, all, operands, std::nullopt);
 }
 
 }  // namespace fovea::distributed

@@ -49,11 +49,11 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
     operands[kLse] = at(stage.work[kLse], call.q_at);
     operands[kSink] = callers(kSink);
     if (operands[kSink].present) operands[kSink].view = operands[kSink].view.at(0, stage.heads_q.begin);
-    return attend(call, stage, operands);
+    return attend(call, stage, operands, part_of(call, stage));
   }
   operands[kO] = part_o_;
   operands[kLse] = part_lse_;
-  attend(call, stage, operands);
+  attend(call, stage, operands, part_of(call, stage));
   const Merge::Part sum{at(acc_o_, call.q_at), at(acc_lse_, call.q_at)};
   add(Merge{{sum, {part_o_, part_lse_}},
             sum,

@@ -61,7 +61,7 @@ class RankModel {
       e.messages += machine_.overlaps ? std::max(0.0, beside - computing) : beside;
       leaving = leaving_of(i);
     }
-    e.messages += leaving;
+    e.messages += leaving + sums_of_terms();
     if (p_.shape.queries_everywhere)
       e.messages +=
           machine_.step + rows() * (p_.shape.ranks - 1) * result_bytes(sizeof(float), 0) / machine_.link;
@@ -110,6 +110,22 @@ class RankModel {
                                  (d() + d_v()) * batch() * heads_kv(i) * element, sums);
     }
     return seconds;
+  }
+  /// Gradients of tensors of terms: each rank gets its share of all, then the sums of the others.
+  double sums_of_terms() {
+    int64_t elements = 0;
+    for (size_t i = kDBias; i < kPlaces; ++i) {
+      if (i == kDBias || i >= kNamedGradient) elements += p_.tensors[i].elements;
+    }
+    const int64_t ranks = p_.shape.ranks;
+    if (elements == 0 || ranks == 1) return 0;
+    Placement whole{elements, {}}, shares{elements, {}};
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      whole.of_rank.push_back({{{0, elements}, 0}});
+      shares.of_rank.push_back({{{elements * rank / ranks, elements * (rank + 1) / ranks}, 0}});
+    }
+    return volume_.arrives(rows_of(shares.of_rank[static_cast<size_t>(rank_)]), whole, sizeof(float), 3) +
+           volume_.arrives({{0, elements}}, shares, sizeof(float), 0);
   }
   double computing_of(int i) {
     const std::vector<Call> calls = schedule_.calls(rank_, i);

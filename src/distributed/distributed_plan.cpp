@@ -7,6 +7,7 @@
 
 #include "core/status.hpp"
 #include "distributed/choose.hpp"
+#include "distributed/terms.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -30,6 +31,10 @@ class Addresses {
   base_[Place] = static_cast<char*>(const_cast<void*>(static_cast<const void*>(b.field)));
     FOVEA_DISTRIBUTED_TENSORS(FOVEA_ADDRESS)
 #undef FOVEA_ADDRESS
+    for (size_t i = 0; i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+      base_[named_place(i)] = static_cast<char*>(const_cast<void*>(b.named[i]));
+      base_[named_gradient_place(i)] = static_cast<char*>(b.named_gradients[i]);
+    }
   }
   char* of(const View& view) const {
     return (view.place < 0 ? workspace_ : base_[static_cast<size_t>(view.place)]) + view.offset;
@@ -74,6 +79,7 @@ class Execution {
   if (step.operands[Place].present) b.field = at_.of(step.operands[Place].view);
     FOVEA_DISTRIBUTED_TENSORS(FOVEA_POINTER)
 #undef FOVEA_POINTER
+    set_named(step, b);
     b.cu_seqlens_q = step.starts_q.get();
     b.cu_seqlens_k = step.starts_k.get();
     b.workspace = at_.workspace() + program_.attention_workspace;
@@ -104,6 +110,17 @@ class Execution {
   }
 
  private:
+  void set_named(const Attend& step, fovea_buffers& b) const {
+    size_t count = 0;
+    for (size_t i = 0; i < FOVEA_MAX_NAMED_TENSORS; ++i) {
+      const Operand &tensor = step.operands[named_place(i)],
+                    &gradient = step.operands[named_gradient_place(i)];
+      if (tensor.present) b.named[count++] = at_.of(tensor.view);
+      if (gradient.present) b.named_gradients[i] = at_.of(gradient.view);
+    }
+    if (step.numbers) b.named[count] = step.numbers.get();
+  }
+
   /// A tensor of a merge.
   class Described {
    public:
@@ -169,13 +186,16 @@ void check_buffers(const LocalProblem& problem, const Program& program, int rank
     const auto place = static_cast<Place>(i);
     const bool keys = place == kK || place == kV || place == kDK || place == kDV;
     const bool heads = place == kSink || place == kDSink;
-    const int64_t rows = heads ? 1 : ranks_rows(keys ? problem.shape.keys : problem.shape.queries);
-    const bool wanted = problem.has(place) && rows > 0 && (heads || problem.shape.batch > 0);
+    const bool term = place >= kAlibi;
+    const int64_t rows = term    ? problem[place].elements
+                         : heads ? 1
+                                 : ranks_rows(keys ? problem.shape.keys : problem.shape.queries);
+    const bool wanted = problem.has(place) && rows > 0 && (heads || term || problem.shape.batch > 0);
     if (wanted && given.base(place) == nullptr)
-      throw_invalid(name_of(place), "NULL", "memory, as the plan's problem has the tensor",
+      throw_invalid(problem.name(place), "NULL", "memory, as the plan's problem has the tensor",
                     "set the pointer");
     if (!problem.has(place) && given.base(place) != nullptr)
-      throw_invalid(name_of(place), "a pointer", "NULL: the plan's problem has no such tensor",
+      throw_invalid(problem.name(place), "a pointer", "NULL: the plan's problem has no such tensor",
                     "make a plan with the tensor");
   }
   if (program.workspace > 0 &&
@@ -225,6 +245,7 @@ void DistributedPlan::plan(const fovea_distributed_problem& problem,
       reason_ += ", above memory_limit";
     reason_ += '\n';
   }
+  if (problem_.terms) reason_ += "terms of the whole problem: " + problem_.terms->text + '\n';
   reason_ += "rank " + std::to_string(transport_.rank()) + ": " + std::to_string(messages()) + " messages, " +
              std::to_string(bytes()) + " bytes, steps:";
   for (const Step& step : program_.steps) {

@@ -12,6 +12,7 @@
 
 #include "capi/convert.hpp"
 #include "core/status.hpp"
+#include "distributed/terms.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -194,11 +195,11 @@ fovea_dtype type_of_q(const fovea_tensor& q) {
 /// Refuses what a distributed problem has no meaning for yet.
 void refuse_other_terms(const fovea_problem& p) {
   const auto refuse = [](const char* what) {
-    throw RequestError(
-        Status::kUnsupported, std::string("local.") + what,
-        std::string("local.") + what +
-            ": got one, expected none: distributed problems have scale, causal, window, softcap and "
-            "sinks; compute the problem on one rank, or leave it out");
+    throw RequestError(Status::kUnsupported, std::string("local.") + what,
+                       std::string("local.") + what +
+                           ": got one, expected none: distributed problems have scale, causal, window, "
+                           "softcap, sinks, ALiBi, "
+                           "bias, masks and expressions; compute the problem on one rank, or leave it out");
   };
 #define FOVEA_REFUSE(field, Name, forward, backward, meaning) \
   if (p.field != nullptr && is_other(#field)) refuse(#field);
@@ -212,8 +213,6 @@ void refuse_other_terms(const fovea_problem& p) {
   };
   FOVEA_TENSORS(FOVEA_REFUSE)
 #undef FOVEA_REFUSE
-  if (p.score != nullptr) refuse("score");
-  if (p.sees != nullptr) refuse("sees");
   if (p.dropout != 0) refuse("dropout");
 }
 
@@ -263,16 +262,34 @@ void read_tensors(const fovea_problem& p, int rank, bool packed, LocalProblem& l
     t[kDV] = reader.read(kDV, p.dv, Form::kRows, v_size, either);
     t[kDSink] = reader.read(kDSink, p.dsink, Form::kHeads, o_size, single);
   }
-  std::vector<Place> needed = {kQ, kK, kV, kO};
-  if (local.backward()) needed.insert(needed.end(), {kLse, kDO, kDQ, kDK, kDV});
-  if (t[kDSink].present) needed.push_back(kSink);
-  for (const Place place : needed) {
-    if (!t[place].present)
-      throw_invalid(join("local.", name_of(place)), "NULL", "a tensor", "pass its address");
+  if (local.terms) {
+    for (const auto* tensors : {&local.terms->of_sequences.tensors, &local.terms->gradients}) {
+      for (const TermTensor& tensor : *tensors) {
+        const TensorPart all = tensor.all();
+        t[tensor.callers] = {true, all.type, {tensor.callers, 0, 0, 0, 0}, all.elements()};
+      }
+    }
   }
+  const auto need = [&](std::initializer_list<Place> places) {
+    for (const Place place : places) {
+      if (!t[place].present)
+        throw_invalid(join("local.", name_of(place)), "NULL", "a tensor", "pass its address");
+    }
+  };
+  need({kQ, kK, kV, kO});
+  if (local.backward()) need({kLse, kDO, kDQ, kDK, kDV});
+  if (t[kDSink].present) need({kSink});
 }
 
 }  // namespace
+
+std::string LocalProblem::name(Place place) const {
+  if (place < kNamed) return name_of(place);
+  const bool is_gradient = place >= kNamedGradient;
+  const auto i = static_cast<size_t>(place - (is_gradient ? kNamedGradient : kNamed));
+  const bool is_known = terms && i < terms->names.size();
+  return "named." + (is_known ? terms->names[i] : std::to_string(i)) + (is_gradient ? ".gradient" : "");
+}
 
 LocalProblem read_local_problem(const fovea_distributed_problem& problem, int rank, int ranks,
                                 fovea_device device) {
@@ -300,6 +317,7 @@ LocalProblem read_local_problem(const fovea_distributed_problem& problem, int ra
     shape.keys = problem.keys ? read_pieces("keys", problem.keys, problem.num_keys, ranks) : shape.queries;
   }
   shape.sequences = read_sequences(problem, shape);
+  local.terms = read_terms(p, local, packed);
   read_tensors(p, rank, packed, local);
   return local;
 }
@@ -334,6 +352,9 @@ uint64_t fingerprint(const LocalProblem& problem, const fovea_distributed_option
   for (const LocalTensor& tensor : problem.tensors) {
     add(tensor.present ? 1 : 0);
     add(static_cast<uint64_t>(tensor.type.code) << 8 | tensor.type.bits);
+  }
+  if (problem.terms) {
+    for (const char byte : problem.terms->text) add(static_cast<uint64_t>(byte));
   }
   return hash;
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "distributed/exchange.hpp"
@@ -11,8 +12,37 @@
 
 namespace fovea::distributed {
 
+struct Terms;
+
 /// The caller's tensors that a distributed problem knows.
-enum Place : uint8_t { kQ, kK, kV, kO, kLse, kDO, kDLse, kDQ, kDK, kDV, kSink, kDSink, kPlaces };
+enum Place : uint8_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kDO,
+  kDLse,
+  kDQ,
+  kDK,
+  kDV,
+  kSink,
+  kDSink,
+  kAlibi,
+  kBias,
+  kMask,
+  kBlockMask,
+  kDBias,
+  kNamed,  ///< and those behind it
+  kNamedGradient = kNamed + FOVEA_MAX_NAMED_TENSORS,
+  kPlaces = kNamedGradient + FOVEA_MAX_NAMED_TENSORS
+};
+constexpr Place named_place(size_t i) {
+  return static_cast<Place>(kNamed + i);
+}
+constexpr Place named_gradient_place(size_t i) {
+  return static_cast<Place>(kNamedGradient + i);
+}
 
 /// X(Place, field of fovea_problem and fovea_buffers)
 #define FOVEA_DISTRIBUTED_TENSORS(X) \
@@ -27,10 +57,16 @@ enum Place : uint8_t { kQ, kK, kV, kO, kLse, kDO, kDLse, kDQ, kDK, kDV, kSink, k
   X(kDK, dk)                         \
   X(kDV, dv)                         \
   X(kSink, sink)                     \
-  X(kDSink, dsink)
+  X(kDSink, dsink)                   \
+  X(kAlibi, alibi)                   \
+  X(kBias, bias)                     \
+  X(kMask, mask)                     \
+  X(kBlockMask, block_mask)          \
+  X(kDBias, dbias)
 
+/// Of those that are fields.
 constexpr const char* name_of(Place place) {
-  constexpr std::array<const char*, kPlaces> kNames = {
+  constexpr std::array<const char*, kNamed> kNames = {
 #define FOVEA_NAME(Place, field) #field,
       FOVEA_DISTRIBUTED_TENSORS(FOVEA_NAME)
 #undef FOVEA_NAME
@@ -41,8 +77,8 @@ constexpr const char* name_of(Place place) {
 struct LocalTensor {
   bool present = false;
   fovea_dtype type{};
-  View view;  ///< rows and heads of the caller's tensor
-  int64_t elements = 0;
+  View view;             ///< rows and heads of the caller's tensor
+  int64_t elements = 0;  ///< of a row and head; of terms all
 };
 
 struct LocalProblem {
@@ -51,10 +87,13 @@ struct LocalProblem {
   fovea_device device{};
   double scale = 0, softcap = 0;
   std::array<LocalTensor, kPlaces> tensors;
+  std::shared_ptr<const Terms> terms;  ///< null: none
 
   const LocalTensor& operator[](Place place) const { return tensors[place]; }
   bool has(Place place) const { return tensors[place].present; }
   bool backward() const { return pass == FOVEA_BACKWARD; }
+  /// What messages call a tensor.
+  std::string name(Place place) const;
 };
 
 /// Throws RequestError(kInvalidArgument or kUnsupported) with the argument, what came, what was expected and the remedy.

@@ -35,6 +35,8 @@ struct Attend {
   std::shared_ptr<fovea_plan> plan;
   std::array<Operand, kPlaces> operands;
   std::shared_ptr<void> starts_q, starts_k;  ///< of packed sequences, where the plan reads them
+  std::shared_ptr<void> numbers;             ///< of the part: the named tensor behind those of the operands
+  bool reads_numbers = false;
   double flops = 0;
 };
 /// Parts over disjoint keys become one result.

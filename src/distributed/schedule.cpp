@@ -29,7 +29,7 @@ void append_sequence(Call& call, const Sequence& s) {
   call.longest_k = std::max(call.longest_k, s.keys.size());
 }
 
-Call call_of(const Cut& cut, const Held& queries, const Held& keys) {
+Call call_of(const Cut& cut, const Sequence& s, int64_t number, const Held& queries, const Held& keys) {
   Call call{queries.at + cut.queries.begin - queries.rows.begin,
             cut.queries.size(),
             keys.at + cut.keys.begin - keys.rows.begin,
@@ -39,6 +39,11 @@ Call call_of(const Cut& cut, const Held& queries, const Held& keys) {
             {}};
   call.longest_q = call.q_rows;
   call.longest_k = call.k_rows;
+  call.sequence = number;
+  call.first_q = cut.queries.begin - s.queries.begin;
+  call.first_k = cut.keys.begin - s.keys.begin;
+  call.whole_q = s.queries.size();
+  call.whole_k = s.keys.size();
   return call;
 }
 
@@ -59,16 +64,17 @@ std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window&
   for (const Held& q : queries) {
     for (const Held& k : keys) {
       bool open = false;  // whether the last call ends where a whole sequence may follow
-      for (const Sequence& s : sequences) {
+      for (size_t number = 0; number < sequences.size(); ++number) {
+        const Sequence& s = sequences[number];
         if (s.queries.begin > q.rows.end) break;
-        if (s.queries.end < q.rows.begin || (s.queries.empty() && s.keys.empty())) continue;
+        if (s.queries.end < q.rows.begin || (!open && s.queries.empty() && s.keys.empty())) continue;
         const bool whole = contains(q.rows, s.queries) && contains(k.rows, s.keys);
         if (whole && open) {
           append_sequence(calls.back(), s);
         } else if (whole) {
-          calls.push_back(call_of({s.queries, s.keys, window}, q, k));
+          calls.push_back(call_of({s.queries, s.keys, window}, s, static_cast<int64_t>(number), q, k));
         } else if (const auto made = cut(s, q.rows, k.rows, window)) {
-          calls.push_back(call_of(*made, q, k));
+          calls.push_back(call_of(*made, s, static_cast<int64_t>(number), q, k));
         }
         open = whole;
       }

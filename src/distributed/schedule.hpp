@@ -44,6 +44,13 @@ struct Call {
   /// Where each of several whole sequences starts, from 0, and the end; empty for one.
   std::vector<int32_t> starts_q, starts_k;
   int64_t longest_q = 0, longest_k = 0;
+  int64_t sequence = 0;              ///< the first; others follow in their order, none left out
+  int64_t first_q = 0, first_k = 0;  ///< positions of the first rows within the sequence
+  int64_t whole_q = 0, whole_k = 0;  ///< its lengths
+
+  int64_t sequences() const { return starts_q.empty() ? 1 : static_cast<int64_t>(starts_q.size()) - 1; }
+  /// Whether the call has some rows of one sequence: positions and lengths in the call are not those in the sequence.
+  bool is_cut() const { return starts_q.empty() && (q_rows != whole_q || k_rows != whole_k); }
 };
 
 class Schedule {

@@ -381,6 +381,20 @@ class Ranks(ProgramTest):
                 self.assertEqual(step["ranks"]["count"], 3)
                 self.assertTrue(step["ranks"]["reason"].startswith("chosen: "))
 
+    def test_terms_by_positions(self):
+        path = self.save(self.qkv((2, 13, 4, 8), (2, 17, 2, 8)))
+        grad = self.save_gradient(2, 13, 4, 8)
+        for name, shape in (("slopes", (4,)), ("bias", (2, 4, 13, 17)), ("table", (4, 31)), ("factor", (4,))):
+            write_npy(self.folder / f"{name}.npy", self.numbers(*shape))
+        write_npy(self.folder / "doc.npy", Array([row // 5 for row in (*range(17), *range(17))], (2, 17), "i4"))
+        tensors = [option for name in ("table", "factor", "doc") for option in ("--tensor", f"{name}={self.folder / name}.npy")]
+        self.compare("--input", path, "--grad", grad, "--alibi", self.folder / "slopes.npy", "--causal")
+        self.compare("--input", path, "--grad", grad, "--bias", self.folder / "bias.npy")
+        told = self.compare("--input", path, "--grad", grad, "--score", "s * factor[h] + table[h, clamp(k - q, -15, 15) + 15]",
+                            "--sees", "doc[b, q] == doc[b, k] || k <= q", *tensors)
+        for step in told["passes"]:
+            self.assertIn("terms of the whole problem: score s * factor[h] + table[h, ", step["ranks"]["reason"])
+
     def test_every_method(self):
         path = self.save(self.qkv((11, 4, 8), (11, 4, 8)))
         grad = self.save_gradient(11, 4, 8)
@@ -431,8 +445,8 @@ class Ranks(ProgramTest):
         self.fails(PROBLEM, *attend, "--ranks", "4", "--heads-ranks", "3", says=["heads_ranks", "divisor of 4"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--stages", "5", says=["stages", "5"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "0.5", says=["dropout"])
-        write_npy(self.folder / "bias.npy", self.numbers(6, 9))
-        self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "bias.npy"])
+        write_npy(self.folder / "bias.npy", self.numbers(3, 9))
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "3, 9)", "(1, 4, 6, 9)", "bias.npy"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dtype", "float64", says=["q", "float32"])
         self.fails(USAGE, "explain", "--with", "packed", "--ranks", "2", says=["packed", "--cu-seqlens-q"])
         for command in ("explain", "bench"):

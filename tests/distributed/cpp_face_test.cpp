@@ -226,6 +226,77 @@ TEST(DistributedCppFace, PackedSequences) {
   expect_near(together, alone, "o");
 }
 
+/// Terms by positions of the whole: whole tensors, and the gradient of one, on every rank.
+struct TermsCase {
+  static constexpr int64_t kDistances = 9;
+  std::vector<float> data = wave(kRows * kRowQ, 0.3f), table = wave(kHeads * kDistances, 0.8f),
+                     slopes = wave(kHeads, 0.5f), lse = std::vector<float>(kHeads * kRows);
+  std::vector<float> o = std::vector<float>(data.size()), dq = o, dk = o, dv = o;
+  std::vector<float> d_table = std::vector<float>(table.size());
+
+  /// Both passes of some rows: plan_and_run(problem, buffers).
+  template <class PlanAndRun>
+  void attend(int64_t rows, PlanAndRun&& plan_and_run) {
+    const auto shape = Case::shape(rows, false);
+    fovea::Problem p{.q = {data.data(), shape},
+                     .k = {data.data(), shape},
+                     .v = {data.data(), shape},
+                     .o = {o.data(), shape},
+                     .lse = {lse.data(), {1, kHeads, rows}},
+                     .alibi = {slopes.data(), {kHeads}},
+                     .score = "s + table[h, clamp(k - q, -4, 4) + 4]",
+                     .sees = "k <= q + 2",
+                     .named = {{"table", {table.data(), {kHeads, kDistances}}, {}}}};
+    plan_and_run(p, fovea::buffers_of(p));
+    p.pass = fovea::Pass::backward;
+    p.d_o = {data.data(), shape};
+    p.dq = {dq.data(), shape};
+    p.dk = {dk.data(), shape};
+    p.dv = {dv.data(), shape};
+    p.named[0].gradient = {d_table.data(), {kHeads, kDistances}};
+    plan_and_run(p, fovea::buffers_of(p));
+  }
+};
+
+TEST(DistributedCppFace, TermsCountPositionsOfTheWhole) {
+  TermsCase alone;
+  alone.attend(kRows, [](const fovea::Problem& p, const fovea::Buffers& buffers) {
+    const fovea::Plan plan(p);
+    fovea::Workspace workspace(plan.workspace_size(), plan.device());
+    plan.run(buffers, workspace);
+  });
+  constexpr int kRanks = 3;
+  for (const int heads_ranks : {1, kRanks}) {
+    const auto pieces = fovea::zigzag_pieces(kRows, kRanks);
+    std::array<TermsCase, kRanks> parts;
+    fovea::ThreadRanks(kRanks).run([&](const fovea::Transport& transport) {
+      const auto rows = rows_of(pieces, transport.rank());
+      TermsCase& part = parts[static_cast<size_t>(transport.rank())];
+      part.data = Whole{part.data, kRowQ}.part(rows);
+      part.attend(
+          static_cast<int64_t>(rows.size()), [&](const fovea::Problem& p, const fovea::Buffers& buffers) {
+            const fovea::DistributedPlan plan(transport, {.local = p, .queries = pieces},
+                                              {.heads_ranks = heads_ranks});
+            fovea::Workspace workspace(plan.workspace_size(), plan.device());
+            plan.run(buffers, workspace);
+            EXPECT_NE(plan.reason().find("terms of the whole problem: alibi float32 (4); score s + table["),
+                      std::string_view::npos)
+                << plan.reason();
+          });
+    });
+    Whole o{alone.o, kRowQ}, dk{alone.dk, kRowQ};
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const TermsCase& part = parts[static_cast<size_t>(rank)];
+      o.put(rows_of(pieces, rank), part.o);
+      dk.put(rows_of(pieces, rank), part.dk);
+      EXPECT_EQ(part.d_table, parts[0].d_table) << "rank " << rank;
+    }
+    expect_near(o, {alone.o, kRowQ}, "o");
+    expect_near(dk, {alone.dk, kRowQ}, "dk");
+    expect_near({parts[0].d_table, 1}, {alone.d_table, 1}, "gradient of table");
+  }
+}
+
 TEST(DistributedCppFace, MessagesOfAProgramsOwn) {
   const fovea::ThreadRanks ranks(3);
   std::array<int, 3> got{};

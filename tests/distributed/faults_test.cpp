@@ -1,9 +1,12 @@
 // What goes wrong on one rank is an error on all, in time, and names the rank.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
+#include <initializer_list>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -160,6 +163,112 @@ TEST(Faults, MessageOfAnotherSize) {
   for (std::thread& thread : threads) thread.join();
   fovea_thread_group_destroy(group);
   expect_in(errors[1], {"rank 0 sent 32 bytes to rank 1, which expected 16"});
+}
+
+/// Terms of a setting, with memory for what they read.
+struct Terms {
+  std::array<int64_t, 4> shape{1, kHeads, kAll, kAll};
+  std::vector<float> data = std::vector<float>(kHeads * kAll * kAll, 0.25f);
+  fovea_tensor tensor{};
+  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named{};
+
+  explicit Terms(std::array<int64_t, 4> sizes = {1, kHeads, kAll, kAll}) : shape(sizes) {
+    tensor.data = data.data();
+    tensor.device = {FOVEA_CPU, 0};
+    tensor.ndim = 4;
+    tensor.dtype = {FOVEA_CODE_FLOAT, 32, 1};
+    tensor.shape = shape.data();
+  }
+  /// The tensor under several names.
+  void name(fovea_problem& problem, std::initializer_list<const char*> names) {
+    for (const char* name : names) named[static_cast<size_t>(problem.num_named++)] = {name, &tensor, nullptr};
+    problem.named = named.data();
+  }
+};
+
+TEST(Faults, OtherTermsOnARank) {
+  std::array<Terms, kRanks> terms;
+  const auto text = run_ranks([&](int rank, Setting& s) {
+    s.tensors.problem.score = rank == 1 ? "s + t[b, h, q, k]" : "s - t[b, h, q, k]";
+    terms[static_cast<size_t>(rank)].name(s.tensors.problem, {"t"});
+  });
+  const auto sees = run_ranks([](int rank, Setting& s) {
+    if (rank == 0) s.tensors.problem.sees = "k <= q + 3";
+  });
+  std::array wide = {Terms(), Terms(), Terms({1, 1, kAll, kAll})};
+  const auto shapes = run_ranks(
+      [&](int rank, Setting& s) { s.tensors.problem.bias = &wide[static_cast<size_t>(rank)].tensor; });
+  for (const auto* errors : {&text, &sees, &shapes}) {
+    for (const std::string& error : *errors)
+      expect_in(error, {"problem: got another one on rank", "terms", "compare what the ranks pass"});
+  }
+}
+
+TEST(Faults, TermTensorThatIsMissingInARun) {
+  Terms terms;
+  const auto errors = run_ranks([&](int, Setting& s) { s.tensors.problem.bias = &terms.tensor; });
+  EXPECT_TRUE(std::any_of(errors.begin(), errors.end(), [](const std::string& error) {
+    return error.find("bias: got NULL, expected memory") == 0;
+  })) << errors[0];
+}
+
+/// Terms that do not fit the whole problem, on all ranks alike.
+TEST(Faults, WrongTerms) {
+  Terms rows({1, kHeads, kRows, kAll}), whole;
+  struct Case {
+    const char* name;
+    std::function<void(fovea_problem&)> change;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases = {
+      {"bias_of_a_ranks_rows",
+       [&](fovea_problem& p) { p.bias = &rows.tensor; },
+       {"local.bias: got shape (1, 2, 4, 12)", "12"}},
+      {"mask_of_floats", [&](fovea_problem& p) { p.mask = &whole.tensor; }, {"local.mask", "bool or uint8"}},
+      {"text", [](fovea_problem& p) { p.score = "s + foo"; }, {"local.score, character 5", "'foo'"}},
+      {"named_of_a_ranks_rows",
+       [&](fovea_problem& p) {
+         p.sees = "t[b, h, q, k] < 1.0";
+         rows.named = {};
+         rows.name(p, {"t"});
+       },
+       {"local.named.t: got shape (1, 2, 4, 12)", "at least 12 in dimension 2"}},
+      {"gradient_in_a_forward",
+       [&](fovea_problem& p) {
+         p.score = "s + t[b, h, q, k]";
+         whole.name(p, {"t"});
+         whole.named[0].gradient = &whole.tensor;
+       },
+       {"local.named.t.gradient", "none in a forward problem"}},
+      {"more_names_than_parts_have_room_for",
+       [&](fovea_problem& p) {
+         p.score = "s";
+         whole.named = {};
+         whole.name(p, {"a", "c", "d", "e", "f", "g", "i", "j"});
+       },
+       {"local.num_named: got 8 tensors", "at most 7 over ranks", "put several into one"}},
+      {"text_that_parts_make_too_long",
+       [](fovea_problem& p) {
+         static const std::string text = [] {
+           std::string sum = "s";
+           for (int i = 0; i < 600; ++i) sum += "+q";
+           return sum;
+         }();
+         p.score = text.c_str();
+       },
+       {"local.score: got ", "characters with the numbers of a part", "at most 4096", "heads_ranks"}},
+      {"dropout", [](fovea_problem& p) { p.dropout = 0.5; }, {"local.dropout: got one, expected none"}},
+      {"seqused", [&](fovea_problem& p) { p.seqused_k = &whole.tensor; }, {"local.seqused_k: got one"}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    std::mutex one_at_a_time;
+    for (const std::string& error : run_ranks([&](int, Setting& s) {
+           const std::lock_guard lock(one_at_a_time);
+           c.change(s.tensors.problem);
+         }))
+      expect_in(error, c.parts);
+  }
 }
 
 /// Wrong arguments, on all ranks alike.

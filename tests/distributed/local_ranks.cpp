@@ -2,6 +2,7 @@
 #include "distributed/local_ranks.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <thread>
 
@@ -18,8 +19,26 @@ namespace {
 constexpr std::array kRowRoles = {Role::kQ,  Role::kK,    Role::kV,  Role::kO,  Role::kLse,
                                   Role::kDO, Role::kDLse, Role::kDQ, Role::kDK, Role::kDV};
 
+/// Whether every rank has the whole tensor.
+bool is_whole(Role role) {
+  return std::find(kRowRoles.begin(), kRowRoles.end(), role) == kRowRoles.end();
+}
+
 bool is_statistic(Role role) {
   return role == Role::kLse || role == Role::kDLse;
+}
+
+/// Memory ends at an unreadable page on some ranks.
+Placement placement_on(int rank) {
+  return rank % 3 == 1 ? Placement::kPageEnd : Placement::kGuarded;
+}
+
+/// NaN is as itself.
+bool same_values(const OwnedTensor& a, const OwnedTensor& b) {
+  const std::vector<double> x = a.values(), y = b.values();
+  return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](double left, double right) {
+    return left == right || (std::isnan(left) && std::isnan(right));
+  });
 }
 
 /// The axis of rows of a tensor.
@@ -120,6 +139,7 @@ struct LocalRanks::Rank {
   fovea_device device{FOVEA_CPU, 0};
   std::map<Role, std::unique_ptr<OwnedTensor>> tensors;
   std::array<fovea_tensor, kRoles> views{};
+  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named{};
   fovea_problem problem = FOVEA_PROBLEM_INIT;
   fovea_buffers buffers = FOVEA_BUFFERS_INIT;
   std::string reason, failure;
@@ -158,7 +178,7 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
   const std::vector<int64_t> rows = rows_of(rank.number, has_rows_of_keys(role));
   Sizes shape = whole.shape();
   shape[axis] = static_cast<int64_t>(rows.size());
-  // Gaps between rows on every second rank; memory ends at an unreadable page on some.
+  // Gaps between rows on every second rank.
   Sizes strides = compact_strides(shape);
   if (rank.number % 2 == 1) {
     int64_t next = 1;
@@ -167,9 +187,8 @@ void LocalRanks::deal(Rank& rank, Role role, bool empty) {
       next = next * std::max<int64_t>(shape[i], 1) + 3;
     }
   }
-  const Placement placement = rank.number % 3 == 1 ? Placement::kPageEnd : Placement::kGuarded;
   auto& tensor = rank.tensors[role];
-  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement);
+  tensor = std::make_unique<OwnedTensor>(whole.type(), shape, strides, placement_on(rank.number));
   tensor->poison();
   if (empty) return;
   for_each_index(shape, [&](const Sizes& index) {
@@ -195,21 +214,35 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
     if (!x_.takes_part(role, pass)) continue;
     deal(rank, role, OwnedProblem::is_output(role, pass));
   }
-  for (const Role role : {Role::kSink, Role::kDSink}) {
-    if (!x_.takes_part(role, pass)) continue;
+  for (size_t i = 0; i < kRoles; ++i) {
+    const auto role = static_cast<Role>(i);
+    const bool starts = role == Role::kCuSeqlensQ || role == Role::kCuSeqlensK;
+    if (!x_.takes_part(role, pass) || !is_whole(role) || starts) continue;
     auto& tensor = rank.tensors[role];
-    tensor = std::make_unique<OwnedTensor>(Type::kF32, x_[role].shape(), x_[role].strides());
+    tensor = std::make_unique<OwnedTensor>(x_[role].type(), x_[role].shape(), x_[role].strides(),
+                                           placement_on(rank.number));
     tensor->poison();
-    if (role == Role::kSink) tensor->assign(x_[role].values());
+    if (!OwnedProblem::is_output(role, pass)) tensor->assign(x_[role].values());
   }
   for (const auto& [role, tensor] : rank.tensors) {
     const auto place = static_cast<size_t>(role);
     rank.views[place] = tensor->view(rank.device.type == FOVEA_CPU);
     rank.views[place].device = rank.device;
-    rank.problem.*kRoleInfos[place].tensor = &rank.views[place];
+    if (place < kFirstNamed) rank.problem.*kRoleInfos[place].tensor = &rank.views[place];
     set_pointer(rank.buffers, role, tensor->data());
   }
+  for (size_t i = 0; i < x_.named().size(); ++i) {
+    const bool has_gradient = rank.tensors.contains(gradient_role(i));
+    rank.named[i] = {x_.named()[i]->name, &rank.views[kFirstNamed + i],
+                     has_gradient ? &rank.views[kFirstGradient + i] : nullptr};
+  }
   const ProblemSpec& s = x_.spec;
+  rank.problem.named = x_.named().empty() ? nullptr : rank.named.data();
+  rank.problem.num_named = static_cast<int64_t>(x_.named().size());
+  rank.problem.score = s.score ? s.score->text : nullptr;
+  rank.problem.sees = s.sees ? s.sees->text : nullptr;
+  rank.problem.block_q = s.block_mask ? s.block_q : 0;
+  rank.problem.block_k = s.block_mask ? s.block_k : 0;
   rank.problem.pass = pass;
   rank.problem.scale = s.scale;
   rank.problem.causal = s.causal ? 1 : 0;
@@ -288,7 +321,8 @@ std::string LocalRanks::check(const Rank& rank, fovea_pass pass) const {
 
 std::vector<Role> LocalRanks::outputs(fovea_pass pass) const {
   std::vector<Role> roles;
-  for (const Role role : {Role::kO, Role::kLse, Role::kDQ, Role::kDK, Role::kDV, Role::kDSink}) {
+  for (size_t i = 0; i < kRoles; ++i) {
+    const auto role = static_cast<Role>(i);
     if (x_.takes_part(role, pass) && OwnedProblem::is_output(role, pass)) roles.push_back(role);
   }
   return roles;
@@ -302,9 +336,9 @@ std::string LocalRanks::run_one(fovea_pass pass, const fovea_transport& transpor
   for (const Role role : outputs(pass)) {
     x_[role].poison();
     x_[role].assign(std::vector<double>(static_cast<size_t>(x_[role].count())));
-    const bool is_whole = role == Role::kDSink || division_.queries_everywhere;  // on every rank
-    if (!rank.failure.empty() || (is_whole && rank.number > 0)) continue;
-    if (role == Role::kDSink) {
+    const bool everywhere = is_whole(role) || division_.queries_everywhere;
+    if (!rank.failure.empty() || (everywhere && rank.number > 0)) continue;
+    if (is_whole(role)) {
       x_[role].assign(rank.tensors.at(role)->values());
     } else {
       collect(rank, role);
@@ -355,9 +389,9 @@ std::string LocalRanks::run(fovea_pass pass) {
   for (const Role role : outputs(pass)) {
     x_[role].poison();
     for (const Rank& rank : ranks) {
-      if (role == Role::kDSink) {
-        if (rank.number > 0 && rank.tensors.at(role)->values() != ranks[0].tensors.at(role)->values())
-          return "dsink is not the same on all ranks";
+      if (is_whole(role)) {
+        if (rank.number > 0 && !same_values(*rank.tensors.at(role), *ranks[0].tensors.at(role)))
+          return std::string(name_of(role)) + " is not the same on all ranks";
         x_[role].assign(rank.tensors.at(role)->values());
       } else {
         collect(rank, role);

@@ -35,6 +35,8 @@ class LocalRanks {
   std::string run_one(fovea_pass pass, const fovea_transport& transport);
   /// What the plan of rank 0 says of itself.
   const std::string& reason() const { return reason_; }
+  /// What a pass writes.
+  std::vector<verify::Role> outputs(fovea_pass pass) const;
 
  private:
   struct Rank;
@@ -47,7 +49,6 @@ class LocalRanks {
   std::vector<int64_t> rows_of(int rank, bool keys) const;
   void deal(Rank& rank, verify::Role role, bool empty);
   void collect(const Rank& rank, verify::Role role);
-  std::vector<verify::Role> outputs(fovea_pass pass) const;
 
   const verify::OwnedProblem& x_;
   Division division_;

@@ -30,6 +30,42 @@ std::vector<int32_t> random_lengths(Random& random, int64_t sequences, int64_t l
   return lengths;
 }
 
+const KnownExpression* one_of(Random& random, const std::vector<KnownExpression>& all) {
+  return &all[static_cast<size_t>(random.between(0, static_cast<int64_t>(all.size()) - 1))];
+}
+
+/// Terms that depend on positions.
+void draw_terms(Random& random, ProblemSpec& s) {
+  if (random.chance(0.4)) return;
+  s.alibi = random.chance(0.3);
+  s.alibi_by_batch = random.chance(0.5);
+  s.bias = random.chance(0.3);
+  s.bias_is_f32 = random.chance(0.5);
+  s.bias_broadcast = random.chance(0.5) ? 0 : static_cast<int>(random.between(0, 15));
+  s.bias_expanded = random.chance(0.2);
+  s.bias_values = random.chance(0.7) ? BiasValues::kNormal : BiasValues::kSomeMinusInfinity;
+  s.dbias = s.bias && !s.bias_expanded && random.chance(0.6);
+  s.dbias_is_f32 = random.chance(0.5);
+  s.mask = random.chance(0.3);
+  s.mask_broadcast = random.chance(0.5) ? 0 : static_cast<int>(random.between(0, 15));
+  s.block_mask = random.chance(0.2);
+  s.block_mask_broadcast = static_cast<int>(random.between(0, 3));
+  s.block_q = random.one_of<int64_t>({1, 7, 16});
+  s.block_k = random.one_of<int64_t>({1, 7, 16});
+  if (random.chance(0.4)) s.score = one_of(random, known_scores());
+  if (random.chance(0.4)) s.sees = one_of(random, known_masks());
+  s.named_type = random.one_of({Type::kF32, Type::kF16, Type::kBF16});
+  s.named_gradients = random.chance(0.7);
+  s.named_broadcast = random.chance(0.5) ? 0 : static_cast<int>(random.between(1, 15));
+  s.named_spare = random.chance(0.7) ? 0 : random.between(1, 3);
+  if (s.score) s.bias_values = BiasValues::kNormal;
+  s.layout = random.one_of({Layout::kCompact, Layout::kPadded, Layout::kMixed});
+  // Over ranks the longest sequence is as long as tensors of pairs are.
+  if (!s.packed()) return;
+  s.seqlen_q = *std::max_element(s.lengths_q.begin(), s.lengths_q.end());
+  s.seqlen_k = *std::max_element(s.lengths_k.begin(), s.lengths_k.end());
+}
+
 }  // namespace
 
 ProblemSpec random_spec(Random& random, bool same_axis) {
@@ -63,6 +99,7 @@ ProblemSpec random_spec(Random& random, bool same_axis) {
   s.dsink = s.sink && random.chance(0.7);
   s.dlse = random.chance(0.3);
   s.logit = random.one_of({0.5, 1.0, 2.0, 5.0});
+  draw_terms(random, s);
   return s;
 }
 

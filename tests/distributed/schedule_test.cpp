@@ -174,6 +174,50 @@ TEST(Schedule, ComputesEachPairOnce) {
   }
 }
 
+/// Rows of a call are neighbours in their sequence, and its sequences follow each other: what terms of a part stand on.
+void expect_positions(const Shape& shape, const Call& call, const Holding& queries, const Holding& keys) {
+  const auto expect_rows = [](const Holding& held, int64_t at, const Range& rows) {
+    for (int64_t i = 0; i < rows.size(); ++i) ASSERT_EQ(row_at(held, at + i), rows.begin + i);
+  };
+  for (int64_t n = 0; n < call.sequences(); ++n) {
+    const Sequence& s = shape.sequences[static_cast<size_t>(call.sequence + n)];
+    Range q{s.queries.begin + call.first_q, s.queries.begin + call.first_q + call.q_rows};
+    Range k{s.keys.begin + call.first_k, s.keys.begin + call.first_k + call.k_rows};
+    int64_t q_at = call.q_at, k_at = call.k_at;
+    if (call.starts_q.empty()) {
+      EXPECT_EQ(call.whole_q, s.queries.size());
+      EXPECT_EQ(call.whole_k, s.keys.size());
+      EXPECT_EQ(call.is_cut(), !(q == s.queries && k == s.keys));
+    } else {
+      const auto i = static_cast<size_t>(n);
+      EXPECT_FALSE(call.is_cut());
+      EXPECT_EQ(call.starts_q[i + 1] - call.starts_q[i], s.queries.size());
+      EXPECT_EQ(call.starts_k[i + 1] - call.starts_k[i], s.keys.size());
+      q = s.queries;
+      k = s.keys;
+      q_at += call.starts_q[i];
+      k_at += call.starts_k[i];
+    }
+    expect_rows(queries, q_at, q);
+    expect_rows(keys, k_at, k);
+  }
+}
+
+TEST(Schedule, CallsAreNeighbours) {
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    Random random(seed);
+    const Shape shape = random_shape(random);
+    const Schedule schedule(shape, random_method(random, shape.ranks));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      for (int stage = 0; stage < schedule.stages(); ++stage) {
+        for (const Call& call : schedule.calls(rank, stage))
+          expect_positions(shape, call, schedule.queries(rank), schedule.keys(rank, stage));
+      }
+    }
+    if (HasFailure()) FAIL() << "seed " << seed;
+  }
+}
+
 TEST(Schedule, TakesEmptyRanksAndSequences) {
   Shape shape;
   shape.ranks = 3;
