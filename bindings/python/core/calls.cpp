@@ -48,7 +48,8 @@ fovea_buffers buffers_of(const Request& request) {
 Workspace::Workspace(size_t size, fovea_device device, const ArrayType& type) : device_(device) {
   if (size == 0) return;
   if (device_.type == FOVEA_CPU) {
-    constexpr size_t kAlignment = FOVEA_WORKSPACE_ALIGNMENT;
+    constexpr size_t kAlignment = 256;  // of plans over ranks; others are content with less
+    static_assert(kAlignment % FOVEA_WORKSPACE_ALIGNMENT == 0);
     memory_ = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
     if (memory_ == nullptr) {
       PyErr_NoMemory();
