@@ -323,7 +323,7 @@ def a_training_has_the_losses_of_one_rank(here):
     options.device = here.device.type
     text = torch.frombuffer(bytearray(program.ROOT.joinpath("data/sample_text.txt").read_bytes()), dtype=torch.uint8)
     one = program.Training(options, text.to(here.device), program.ATTENTIONS["fovea"])
-    several = program.Training(options, text.to(here.device), *program.over_ranks(options, here.ranks))
+    several = program.Training(options, text.to(here.device), **program.over_ranks(options, dist.group.WORLD))
     program.train({"one": one, "several": several})
     apart = (one.losses - several.losses).abs().max()
     assert apart < (1e-2 if here.device.type == "cuda" else 1e-5), apart

@@ -83,9 +83,11 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
     planned = plans.get(key)
     if planned is None:
         transport = call.ranks.transport(given["q"].device)
+        # Ranks of one host share its cores, which PyTorch's number of threads respects.
+        threads = {"num_threads": torch.get_num_threads()} if given["q"].device.type == "cpu" else {}
         plan = _core.plan_ranks(
             transport, backward, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
-            **given, **call.tensors, **call.numbers,
+            **given, **call.tensors, **threads | call.numbers,
         )  # fmt: skip
         if len(plans) >= _MOST_PLANS:
             plans.clear()
@@ -253,6 +255,7 @@ def attend(
             the CPU; one on a GPU is waited for.
         heads_ranks, stages, ranks_per_host, memory_limit: the method, see docs/distributed.md; 0 chooses.
         sink: whole, and the same on all ranks.
+        num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
     Returns o, or (o, lse) with return_lse, for this rank's queries. Differentiable where one call of backward reaches it on all
