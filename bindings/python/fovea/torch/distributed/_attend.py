@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EVERYWHERE = "everywhere"
 """For `pieces`: every rank has all queries."""
 
+_NAMES = {"queries": "pieces", "keys": "key_pieces"}
 _MOST_PLANS = 256  # shapes that a program has at a time; all ranks forget them in the same call
 
 
@@ -70,6 +72,12 @@ def _as_planned(x: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tenso
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+def _with_names_of_attend(message: str) -> str:
+    """The C ABI's error, which may be another rank's, with arguments as they are called here."""
+    message = message.replace("local.", "")
+    return re.sub(r"\b(queries|keys)((\[\d+\])?: got)", lambda found: _NAMES[found[1]] + found[2], message)
+
+
 def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
     """One pass, over the plan that is kept for it. The key is the same on all ranks, so all have a plan, or all make it."""
     given = {name: x for name, x in arrays.items() if x is not None}
@@ -85,10 +93,13 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
         transport = call.ranks.transport(given["q"].device)
         # Ranks of one host share its cores, which PyTorch's number of threads respects.
         threads = {"num_threads": torch.get_num_threads()} if given["q"].device.type == "cpu" else {}
-        plan = _core.plan_ranks(
-            transport, backward, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
-            **given, **call.tensors, **threads | call.numbers,
-        )  # fmt: skip
+        try:
+            plan = _core.plan_ranks(
+                transport, backward, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
+                **given, **call.tensors, **threads | call.numbers,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(_with_names_of_attend(str(error))) from None
         if len(plans) >= _MOST_PLANS:
             plans.clear()
         planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})

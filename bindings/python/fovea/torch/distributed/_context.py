@@ -34,11 +34,11 @@ def _total_of(buffers: list[Tensor], dims: list[int]) -> int | None:
 def _cut(buffers: list[Tensor], dims: list[int], kept: Collection[Tensor], pieces: Pieces, rank: int) -> Iterator[None]:
     """The buffers are this rank's rows inside, in place, and whole again behind it but for those in `kept`."""
     whole = [None if any(x is y for y in kept) else x.detach().clone() for x in buffers]
-    with torch.no_grad():
-        for x, dim in zip(buffers, dims, strict=True):
-            rows = shard(x, dim, pieces, rank).clone()
-            x.resize_(rows.shape).copy_(rows)
     try:
+        with torch.no_grad():
+            for x, dim in zip(buffers, dims, strict=True):
+                rows = shard(x, dim, pieces, rank).clone()
+                x.resize_(rows.shape).copy_(rows)
         yield
     finally:
         with torch.no_grad():

@@ -73,8 +73,11 @@ class Ranks:
         the stream is past it and before results count."""
         self._channel.require_open()
         for transport in self._transports.values():
-            with self.telling():
+            try:
                 _core.check_ranks(transport)
+            except RuntimeError as error:
+                self.stop(str(error))
+                raise RuntimeError(self._channel.failure) from None  # the reason of the rank that gave up first
 
     def reasons(self) -> list[str]:
         """For each plan that was made: the methods that were weighed, the chosen one first, and what this rank does."""
