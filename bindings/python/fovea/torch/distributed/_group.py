@@ -6,11 +6,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+if not dist.is_available():
+    raise ImportError("fovea.torch.distributed: got a PyTorch without torch.distributed; expected one with it; install another build")
+
 
 def group_of(group: Any) -> dist.ProcessGroup:
     """The ProcessGroup of a DeviceMesh of one dimension, of Ranks, of a ProcessGroup; None is all processes."""
     given = group
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         raise RuntimeError(
             "group: got one before torch.distributed was started; expected it at work; call torch.distributed.init_process_group"
         )

@@ -6,6 +6,7 @@ import ctypes
 import threading
 
 import torch
+import torch.distributed as dist
 
 from ._channel import Channel
 
@@ -18,13 +19,12 @@ class _UniqueId(ctypes.Structure):
 
 def _library() -> ctypes.CDLL:
     """PyTorch's own, which the process has loaded."""
-    torch.cuda.nccl.version()
+    if not dist.is_nccl_available():
+        raise RuntimeError("group: got tensors of a GPU with a PyTorch that lacks NCCL; expected one with it; install another build")
     try:
         library = ctypes.CDLL("libnccl.so.2")
     except OSError:
         library = ctypes.CDLL(None)  # a PyTorch that has NCCL inside
-    if not hasattr(library, "ncclCommInitRank"):
-        raise RuntimeError("group: no libnccl.so.2 was found; expected that of PyTorch; install a PyTorch with NCCL")
     library.ncclGetErrorString.restype = ctypes.c_char_p
     library.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int]
     library.ncclCommDestroy.argtypes = [ctypes.c_void_p]
@@ -53,20 +53,23 @@ class Communicator:
 
     def _join(self, unique_id: _UniqueId, channel: Channel, device: int, deadline: float) -> None:
         """On a thread of its own, as NCCL waits for a rank that is gone without an end."""
-        found: list[int] = []
+        ended: list[int | Exception] = []
 
         def join() -> None:
-            with torch.cuda.device(device):
-                found.append(
-                    self._library.ncclCommInitRank(ctypes.byref(self._handle), channel.size, unique_id, channel.rank)
-                )
+            try:
+                with torch.cuda.device(device):
+                    ended.append(self._library.ncclCommInitRank(ctypes.byref(self._handle), channel.size, unique_id, channel.rank))
+            except Exception as error:
+                ended.append(error)
 
         thread = threading.Thread(target=join, name="fovea ncclCommInitRank", daemon=True)
         thread.start()
         thread.join(deadline)
-        if not found:
+        if not ended:
             raise RuntimeError(f"group: ncclCommInitRank of rank {channel.rank} did not end within {deadline:g} s; a rank is gone")
-        self._check(found[0])
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+        self._check(ended[0])
 
     def _check(self, result: int) -> None:
         if result != 0:

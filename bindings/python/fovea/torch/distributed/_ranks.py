@@ -61,7 +61,8 @@ class Ranks:
         self._channel.require_open()
         found = self._transports.get(device)
         if found is None:
-            found = self._transports[device] = self._open(device)
+            with self.telling():
+                found = self._transports[device] = self._open(device)
         return found
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
