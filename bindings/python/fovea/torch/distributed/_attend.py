@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import _core
-from ..._arguments import DEFAULTS, TENSORS, Options, takes_options
+from ..._arguments import DEFAULTS, PAIRS, TENSORS, Options, pair, takes_options
 from ...expressions import traced
 from .. import _attend as _single
 from .._ops import contiguous_rows
@@ -100,6 +100,9 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(_with_names_of_attend(str(error))) from None
+        except TypeError as error:  # before the ranks agree on a plan
+            call.ranks.stop(str(error))
+            raise
         if len(plans) >= _MOST_PLANS:
             plans.clear()
         planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})
@@ -192,8 +195,8 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name, value in options.items():
         if name not in DEFAULTS:
             raise TypeError(f"unexpected argument {name!r}")
-        if name == "window" and value is not None:
-            value = tuple(map(int, value))
+        if name in PAIRS and value is not None:
+            value = pair(value, name)
         if value is not None and (name in TENSORS or value != DEFAULTS[name]):
             given[name] = value
     if given.get("tensors"):
