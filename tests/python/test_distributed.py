@@ -62,7 +62,8 @@ class Here:
             for i, (n, h) in enumerate([(rows[0], heads_q), (rows[1], heads_k), (rows[1], heads_k)])
         ]
         sink = options.get("sink")
-        d_o, dlse = self.random(batch, rows[0], heads_q, size, seed=7, dtype=dtype), self.random(batch, heads_q, rows[0], dtype=torch.float32)
+        d_o = self.random(batch, rows[0], heads_q, size, seed=7, dtype=dtype)
+        dlse = self.random(batch, heads_q, rows[0], dtype=torch.float32)
         exact = [x.double().requires_grad_() for x in (*whole, *([] if sink is None else [sink]))]
         formula = {name: x for name, x in options.items() if name not in ("sink", "heads_ranks", "stages")}
         o, lse = attention(*exact[:3], **formula, sink=None if sink is None else exact[3])

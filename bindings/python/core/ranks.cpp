@@ -1,5 +1,5 @@
-// One problem over several ranks. A transport is NCCL's, or a Python object that carries messages: the library works without the GIL,
-// and takes it for the calls of that object alone.
+// One problem over several ranks. A transport is NCCL's, or a Python object that carries messages: the library
+// works without the GIL, and takes it for the calls of that object alone.
 #include "ranks.hpp"
 
 #include <fovea/fovea_distributed.h>

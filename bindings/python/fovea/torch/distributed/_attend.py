@@ -172,7 +172,9 @@ def _normal(pieces: Pieces) -> Pieces:
     return tuple((int(rank), int(begin), int(end)) for rank, begin, end in pieces)
 
 
-def _placements(ranks: Ranks, q: Tensor, k: Tensor, pieces: Any, key_pieces: Pieces | None) -> tuple[Pieces | None, Pieces | None]:
+def _placements(
+    ranks: Ranks, q: Tensor, k: Tensor, pieces: Any, key_pieces: Pieces | None
+) -> tuple[Pieces | None, Pieces | None]:
     """(pieces, key_pieces) as the library takes them: None for queries everywhere, and for keys that lie as the queries do."""
     if pieces is not None and not isinstance(pieces, str):
         return _normal(pieces), None if key_pieces is None else _normal(key_pieces)
@@ -226,7 +228,8 @@ def _attend(
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
         if min(q.ndim, k.ndim, v.ndim) < 3:
-            raise ValueError(f"q, k, v: got {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 4, or 3 with cu_seqlens; reshape them")
+            dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
+            raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
         placements = _placements(ranks, q, k, pieces, key_pieces)
         call = Call(ranks, *placements, *starts, method, *_split(options), return_lse)
         q, k, v = (_with_rows_apart(x) for x in (q, k, v))
@@ -267,7 +270,8 @@ def attend(
         key_pieces: the same of keys, where they do not lie as the queries.
         cu_seqlens_q, cu_seqlens_k: where the sequences of all ranks' rows together start, and the end: a list, or a tensor on
             the CPU; one on a GPU is waited for.
-        heads_ranks, stages, ranks_per_host, memory_limit: the method, see docs/distributed.md; 0 chooses.
+        heads_ranks, stages: the method, see docs/distributed.md; 0 chooses, knowing that ranks_per_host ranks in a row share a host
+            (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
         sink: whole, and the same on all ranks.
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 if not dist.is_available():
-    raise ImportError("fovea.torch.distributed: got a PyTorch without torch.distributed; expected one with it; install another build")
+    raise ImportError("fovea.torch.distributed: got a PyTorch without torch.distributed; expected one with it; install another")
 
 
 def group_of(group: Any) -> dist.ProcessGroup:

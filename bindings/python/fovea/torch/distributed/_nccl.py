@@ -20,7 +20,7 @@ class _UniqueId(ctypes.Structure):
 def _library() -> ctypes.CDLL:
     """PyTorch's own, which the process has loaded."""
     if not dist.is_nccl_available():
-        raise RuntimeError("group: got tensors of a GPU with a PyTorch that lacks NCCL; expected one with it; install another build")
+        raise RuntimeError("group: got tensors of a GPU with a PyTorch that lacks NCCL; expected one with it; install another")
     try:
         library = ctypes.CDLL("libnccl.so.2")
     except OSError:
