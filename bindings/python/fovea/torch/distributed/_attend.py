@@ -78,15 +78,21 @@ def _with_names_of_attend(message: str) -> str:
     return re.sub(r"\b(queries|keys)((\[\d+\])?: got)", lambda found: _NAMES[found[1]] + found[2], message)
 
 
+def _key(call: Call, backward: bool, given: dict[str, Tensor]) -> tuple[Any, ...]:
+    """What a plan is kept by: the same on all ranks, so that all have a plan, or all make it. It is without the rows of this rank,
+    which the pieces tell; where there are none, all queries are everywhere."""
+    qkv = tuple((x.shape[:-3], x.shape[-2:]) for x in (given["q"], given["k"], given["v"]))
+    queries = given["q"].shape[-3] if call.pieces is None else None
+    forms = tuple((name, x.dtype, x.device) for name, x in given.items())
+    others = tuple((name, x.dtype, x.shape) for name, x in call.tensors.items())
+    where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
+    return (backward, qkv, forms, others, where, call.method, tuple(call.numbers.items()))
+
+
 def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
-    """One pass, over the plan that is kept for it. The key is the same on all ranks, so all have a plan, or all make it."""
+    """One pass, over the plan that is kept for it."""
     given = {name: x for name, x in arrays.items() if x is not None}
-    # All but the rows of this rank, which the pieces tell.
-    like = tuple((name, x.dtype, x.device, *((x.shape[:-3], x.shape[-2:]) if name in "qkv" else ())) for name, x in given.items())
-    key = (
-        backward, like, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
-        tuple(call.numbers.items()), tuple((name, x.shape, x.dtype, x.stride()) for name, x in call.tensors.items()),
-    )  # fmt: skip
+    key = _key(call, backward, given)
     plans = call.ranks.plans
     planned = plans.get(key)
     if planned is None:

@@ -47,7 +47,7 @@ class Channel:
     def __init__(self, store: Any, rank: int, size: int, deadline: float) -> None:
         """All ranks make it, with a store that is theirs alone."""
         self.rank, self.size, self.failure = rank, size, ""
-        self._store, self._deadline = store, deadline
+        self._store = store
         self._counts: Counter[tuple[str, int]] = Counter()
         self._steps: deque[deque[_Message]] = deque()
         self._gloo: Any = None
@@ -73,7 +73,7 @@ class Channel:
                 message.request.wait()
             except Exception as error:
                 step.clear()
-                verb, peer = message[:2]
+                verb, peer = message.verb, message.peer
                 del message  # before the memory of messages goes back to the caller
                 raise self._failed(verb, peer, error) from None
             if message.announced is not None and int(message.memory) != message.announced:
