@@ -4,6 +4,7 @@
     python examples/train_gpt/train_gpt.py                       PyTorch's attention and Fovea's; on a GPU where there is one
     python examples/train_gpt/train_gpt.py --text BOOK.txt       any text
     python examples/train_gpt/train_gpt.py --draw RESULT.json    the picture of an earlier run
+    torchrun --nproc-per-node 2 examples/train_gpt/train_gpt.py  Fovea's sequences divided among two ranks
 
 Prints tokens a second and losses, and writes result.json and loss.png. README.md beside this file says how to read them.
 """
@@ -11,10 +12,12 @@ Prints tokens a second and losses, and writes result.json and loss.png. README.m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -25,7 +28,9 @@ from typing import Any
 
 import fovea
 import fovea.torch
+import fovea.torch.distributed
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -88,7 +93,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes (batch, context) to logits of the next byte, (batch, context, VOCABULARY)."""
+    """Bytes (batch, rows) at `places` (rows) of the context to logits of the next byte, (batch, rows, VOCABULARY)."""
 
     def __init__(self, layers: int, heads: int, width: int, context: int, attend: Attention) -> None:
         super().__init__()
@@ -100,8 +105,8 @@ class GPT(nn.Module):
                 adds = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if adds else 0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(places)
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
@@ -116,14 +121,23 @@ class Training:
         text: (bytes) uint8, on the device: more than `context` of them.
         attend: the attention of every layer.
         dtype: of weights and arithmetic; on a GPU float32 means matrix products in bfloat16 by autocast.
+        places: those of the context that this rank computes; None is all of them.
+        group: of the ranks that compute the others.
 
     losses: (steps) float64, of the steps that have been done; seconds: of one step, for each turn.
     """
 
     def __init__(
-        self, options: argparse.Namespace, text: Tensor, attend: Attention, dtype: torch.dtype = torch.float32
+        self,
+        options: argparse.Namespace,
+        text: Tensor,
+        attend: Attention,
+        dtype: torch.dtype = torch.float32,
+        places: Tensor | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.options, self.text = options, text
+        self.options, self.text, self.group = options, text, group
+        self.places = torch.arange(options.context, device=options.device) if places is None else places
         torch.manual_seed(options.seed)
         model = GPT(options.layers, options.heads, options.width, options.context, attend)
         self.model = model.to(options.device, dtype)
@@ -144,12 +158,17 @@ class Training:
         return torch.randint(length - options.context, (batches, options.batch), generator=generator).to(options.device)
 
     def loss(self, text: Tensor, starts: Tensor) -> Tensor:
-        """Mean cross-entropy of each next byte in the windows, in nats."""
-        offsets = torch.arange(self.options.context + 1, device=text.device)
-        window = text[starts[:, None] + offsets].long()
+        """Mean cross-entropy of each next byte in the windows, in nats; this rank's part of that mean."""
+        at = starts[:, None] + self.places
         with self.autocast:
-            logits = self.model(window[:, :-1])
-            return F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+            logits = self.model(text[at].long(), self.places)
+            mean = F.cross_entropy(logits.flatten(0, 1), text[at + 1].long().flatten())
+            return mean * (len(self.places) / self.options.context)
+
+    def sum_over_ranks(self, x: Tensor) -> Tensor:
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
 
     def learning_rate(self, step: int) -> float:
         """Up in a line, then down along a cosine."""
@@ -162,11 +181,13 @@ class Training:
         loss = self.loss(self.text, self.starts[self.done])
         self.optimizer.zero_grad()
         loss.backward()
+        for weight in self.model.parameters():
+            self.sum_over_ranks(weight.grad)
         nn.utils.clip_grad_norm_(self.model.parameters(), LONGEST_GRADIENT)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.done)
         self.optimizer.step()
-        self.losses[self.done] = loss.detach()
+        self.losses[self.done] = self.sum_over_ranks(loss.detach())
         self.done += 1
 
     def take_turn(self) -> None:
@@ -185,7 +206,15 @@ class Training:
     @torch.no_grad()
     def held_out_loss(self, text: Tensor) -> float:
         starts = self.draw(len(text), HELD_OUT_BATCHES, 0)
-        return statistics.fmean(self.loss(text, batch).item() for batch in starts)
+        return statistics.fmean(self.sum_over_ranks(self.loss(text, batch)).item() for batch in starts)
+
+
+def over_ranks(options: argparse.Namespace, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Arguments of a Training whose sequences are divided among the ranks of `group`, by zigzag, as the mask is causal."""
+    pieces = fovea.torch.distributed.zigzag(options.context, group.size())
+    places = fovea.torch.distributed.shard(torch.arange(options.context), 0, pieces, group.rank())
+    attend = partial(fovea.torch.distributed.attend, causal=True, group=group, pieces=pieces)
+    return {"attend": attend, "places": places.to(options.device), "group": group}
 
 
 def train(trainings: dict[str, Training]) -> None:
@@ -222,7 +251,8 @@ def kernels(name: str, options: argparse.Namespace) -> str:
     x = torch.empty(shape, device=options.device, dtype=torch.bfloat16 if options.device == "cuda" else torch.float32)
     if name == "fovea":
         passes = [fovea.plan(x, x, x, causal=True, return_lse=True), fovea.plan(x, x, x, causal=True, backward=True)]
-        return ", ".join(dict.fromkeys(each.backend for each in passes))
+        ranks = f"{dist.get_world_size()} ranks" if dist.is_initialized() else ""
+        return ", ".join(filter(None, dict.fromkeys([*(each.backend for each in passes), ranks])))
     x = x.transpose(1, 2).requires_grad_()
     return SDPBackend(torch._fused_sdp_choice(x, x, x, is_causal=True)).name.lower()
 
@@ -392,13 +422,28 @@ def read_result(path: Path, fail: Callable[[str], Any]) -> dict[str, Any]:
     return fail(f"--draw: got {path}: {problem}; expected a result.json; name another")
 
 
+def join_ranks(options: argparse.Namespace) -> dist.ProcessGroup | None:
+    """The group of all processes, where torchrun started this one."""
+    if not dist.is_torchelastic_launched():
+        return None
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    return dist.group.WORLD
+
+
 def run(options: argparse.Namespace, fail: Callable[[str], Any]) -> dict[str, Any]:
-    """Trains, prints, writes result.json."""
+    """Trains, prints, and returns what result.json holds."""
     check(options, fail)
+    group = join_ranks(options)
     everything, described = read_text(options, fail)
     text = torch.frombuffer(bytearray(everything), dtype=torch.uint8).to(options.device)
     kept = len(text) - math.ceil(HELD_OUT * len(text))
-    trainings = {name: Training(options, text[:kept], ATTENTIONS[name]) for name in options.attention}
+    trainings = {}
+    for name in options.attention:
+        divided = group is not None and name == "fovea"
+        arguments = over_ranks(options, group) if divided else {"attend": ATTENTIONS[name]}
+        trainings[name] = Training(options, text[:kept], **arguments)
     parameters = sum(weight.numel() for weight in trainings[options.attention[0]].model.parameters())
     print(
         f"{parameters:,} parameters, {len(text):,} bytes of text, {options.batch * options.context:,} tokens a step, {options.device}",
@@ -406,13 +451,18 @@ def run(options: argparse.Namespace, fail: Callable[[str], Any]) -> dict[str, An
     )
     train(trainings)
     found = report(options, described, trainings, text[kept:])
-    (options.output / "result.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
-    print(f"\n{table(found)}\n\n{options.output / 'result.json'}")
+    if group is not None:
+        dist.destroy_process_group()
+    print(f"\n{table(found)}\n")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, parser = parse(arguments)
+    if int(os.environ.get("RANK", 0)) > 0:  # another process of torchrun's prints and writes
+        with contextlib.redirect_stdout(None):
+            run(options, parser.error)
+        return
     can_draw = importlib.util.find_spec("matplotlib") is not None
     if not can_draw:
         missing = "matplotlib is not installed, so there is no picture; pip install matplotlib"
@@ -427,6 +477,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = read_result(options.draw, parser.error) if options.draw else run(options, parser.error)
     except ArithmeticError as error:
         sys.exit(f"train_gpt.py: {error}")
+    if not options.draw:
+        (options.output / "result.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        print(options.output / "result.json")
     if can_draw:
         draw(found, options.output / "loss.png")
         print(options.output / "loss.png")

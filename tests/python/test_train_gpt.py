@@ -95,6 +95,24 @@ def test_what_it_writes(program, tmp_path, capsys):
     assert (tmp_path / "loss.png").is_file()
 
 
+def test_under_torchrun(program, tmp_path, monkeypatch):
+    """As one process of one; tests/python/test_distributed.py trains on several."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    store = torch.distributed.HashStore()
+    begin = torch.distributed.init_process_group
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: begin(backend, rank=0, world_size=1, store=store))
+    program.main([*TINY, "--steps", "3", "--text", str(TEXT), "--output", str(tmp_path)])
+    assert not torch.distributed.is_initialized()
+    theirs, ours = json.loads((tmp_path / "result.json").read_text())["attention"].values()
+    assert ours["kernels"].endswith("1 ranks") and theirs["losses"] == pytest.approx(ours["losses"], abs=1e-5)
+    monkeypatch.setenv("RANK", "1")  # the others write nothing
+    (tmp_path / "result.json").unlink()
+    store = torch.distributed.HashStore()
+    program.main([*TINY, "--steps", "1", "--text", str(TEXT), "--output", str(tmp_path)])
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_the_same_seed_is_the_same_run(program):
     options, _ = program.parse([*TINY, "--steps", "3"])
     first, again = (curve(program, options, "fovea") for _ in range(2))

@@ -10,6 +10,7 @@
 #include "arrays.hpp"
 #include "plans.hpp"
 #include "python.hpp"
+#include "ranks.hpp"
 #include "xla.hpp"
 
 #if defined(FOVEA_PYTHON_CLI)
@@ -20,20 +21,6 @@ int run_program(int argc, char** argv);
 
 namespace fovea::python {
 namespace {
-
-/// Runs `body` and turns what it throws into a Python exception.
-template <class Body>
-PyObject* guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const PythonError&) {
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
 
 // ---- forward, backward and plan
 
@@ -417,6 +404,21 @@ PyMethodDef methods[] = {
      "fovea_compile. "
      "folder: bytes, or None."},
     {"merge", merge, METH_VARARGS, "merge(o_parts, lse_parts, o, lse): fovea_merge."},
+    {"open_ranks", open_ranks, METH_VARARGS,
+     "open_ranks(channel, rank, size): CPU ranks, whose messages the channel carries: start(sends, receives) "
+     "with lists of (peer, "
+     "memory), finish(), stop(reason)."},
+    {"open_nccl_ranks", open_nccl_ranks, METH_VARARGS,
+     "open_nccl_ranks(communicator, device, deadline_ms): fovea_nccl_transport_open."},
+    {"check_ranks", check_ranks, METH_O, "Raises what went wrong so far with messages of GPUs."},
+    {"close_ranks", close_ranks, METH_O, "fovea_nccl_transport_close, where the ranks are NCCL's."},
+    {"plan_ranks", as_method(plan_ranks), METH_FASTCALL | METH_KEYWORDS,
+     "plan_ranks(ranks, backward, pieces, key_pieces, cu_seqlens_q, cu_seqlens_k, (heads_ranks, stages, "
+     "ranks_per_host, "
+     "memory_limit), **arguments of forward or backward): fovea_distributed_plan_create. All ranks call it."},
+    {"explain_ranks", explain_ranks, METH_O, "(reason, workspace bytes, messages, bytes that a run sends)"},
+    {"run_ranks", as_method(run_ranks), METH_FASTCALL | METH_KEYWORDS,
+     "run_ranks(plan, **arrays): fovea_distributed_run. All ranks call it."},
     {"roles", roles, METH_NOARGS, "Names of the tensors of a call, in the order of their indices."},
     {"backends", backends, METH_NOARGS, "[(name, device, why it is not available or '')]"},
     {"machine", machine, METH_NOARGS, "(processor, threads, CUDA, [GPU])"},

@@ -1,13 +1,14 @@
-// Keys of plans, the plans that are kept, and one run of a plan with its workspace.
+// Keys of plans, the plans that are kept, and one run of a plan.
 #include "plans.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+
+#include "calls.hpp"
 
 namespace fovea::python {
 namespace {
@@ -137,44 +138,6 @@ int64_t longest(const Array& starts) {
   return most;
 }
 
-/// A request as the C ABI describes it. Plans are made without addresses: they serve all arrays of these shapes.
-class Description {
- public:
-  Description(const Request& request, bool with_data) : with_data_(with_data), problem_(request.problem) {
-#define FOVEA_PYTHON_DESCRIBE(name, Name, forward, backward, meaning) \
-  problem_.name = add(request.at(Tensor::name));
-    FOVEA_TENSORS(FOVEA_PYTHON_DESCRIBE)
-#undef FOVEA_PYTHON_DESCRIBE
-    for (const NamedArrays::One& one : request.named_list())
-      named_[static_cast<size_t>(problem_.num_named++)] = {one.name.c_str(), add(one.tensor),
-                                                           add(one.gradient)};
-    problem_.named = named_.data();
-  }
-  Description(const Description&) = delete;
-  Description& operator=(const Description&) = delete;
-  const fovea_problem* problem() const {
-    return &problem_;
-  }
-
- private:
-  const fovea_tensor* add(const Array& array) {
-    if (!array.present()) return nullptr;
-    fovea_tensor& t = tensors_[used_++];
-    t = array.tensor();
-    if (!with_data_) {
-      t.data = nullptr;
-      t.byte_offset = 0;
-    }
-    return &t;
-  }
-
-  bool with_data_;
-  fovea_problem problem_;
-  std::array<fovea_named_tensor, FOVEA_MAX_NAMED_TENSORS> named_{};
-  std::array<fovea_tensor, kTensors + 2 * FOVEA_MAX_NAMED_TENSORS> tensors_;
-  size_t used_ = 0;
-};
-
 std::shared_ptr<const Plan> make_plan(const Request& request) {
   const Description description(request, false);
   fovea_plan* made = nullptr;
@@ -185,67 +148,6 @@ std::shared_ptr<const Plan> make_plan(const Request& request) {
   plan->device = fovea_plan_device(made);
   return plan;
 }
-
-/// Memory for one run. That of the CPU comes from malloc, that of a GPU from the allocator of the caller's
-/// library, which knows the order of its stream: it may be given back as soon as the work is enqueued.
-class Workspace {
- public:
-  Workspace(const Plan& plan, const ArrayType& type) : device_(plan.device) {
-    if (plan.workspace_size == 0) return;
-    if (device_.type == FOVEA_CPU) {
-      constexpr size_t kAlignment = FOVEA_WORKSPACE_ALIGNMENT;
-      memory_ =
-          std::aligned_alloc(kAlignment, (plan.workspace_size + kAlignment - 1) / kAlignment * kAlignment);
-      if (memory_ == nullptr) {
-        PyErr_NoMemory();
-        throw PythonError();
-      }
-    } else if (take_from(type.exchange, plan.workspace_size)) {
-      memory_ = static_cast<char*>(managed_->tensor.data) + managed_->tensor.byte_offset;
-    } else if (type.allocate) {
-      const Ref size = checked(PyLong_FromSize_t(plan.workspace_size));
-      const Ref id = checked(PyLong_FromLong(device_.id));
-      kept_ = checked(PyObject_CallFunctionObjArgs(type.allocate.get(), size.get(), id.get(), nullptr));
-      memory_ = PyLong_AsVoidPtr(PyTuple_GetItem(kept_.get(), 1));
-      if (PyErr_Occurred()) throw PythonError();
-    } else {
-      check(fovea_workspace_create(device_, plan.workspace_size, &memory_));
-    }
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (kept_) return;
-    if (managed_ != nullptr) {
-      if (managed_->deleter != nullptr) managed_->deleter(managed_);
-    } else if (device_.type == FOVEA_CPU) {
-      std::free(memory_);
-    } else {
-      fovea_workspace_destroy(device_, memory_);
-    }
-  }
-  void* memory() const { return memory_; }
-
- private:
-  /// The same allocator as `ArrayType::allocate` asks, without Python in between. False where it fails: asked
-  /// again through Python, the library raises its own exception.
-  bool take_from(const DLExchangeApi* library, size_t size) {
-    if (library == nullptr || library->allocate == nullptr) return false;
-    int64_t bytes = static_cast<int64_t>(size);
-    fovea_tensor prototype{};
-    prototype.device = device_;
-    prototype.ndim = 1;
-    prototype.dtype = {FOVEA_CODE_UINT, 8, 1};
-    prototype.shape = &bytes;
-    const WithoutGil others_run;
-    return library->allocate(&prototype, &managed_, nullptr, [](void*, const char*, const char*) {}) == 0;
-  }
-
-  fovea_device device_;
-  void* memory_ = nullptr;
-  DLManagedTensorVersioned* managed_ = nullptr;
-  Ref kept_;
-};
 
 }  // namespace
 
@@ -310,21 +212,9 @@ std::shared_ptr<const Plan> plan_for(Request& request) {
 }
 
 void run(const Plan& plan, const Request& request) {
-  fovea_buffers buffers = FOVEA_BUFFERS_INIT;
-#define FOVEA_PYTHON_ADDRESS(name, Name, forward, backward, meaning) \
-  if (const Array& array = request.at(Tensor::name); array.present()) buffers.name = array.address();
-  FOVEA_TENSORS(FOVEA_PYTHON_ADDRESS)
-#undef FOVEA_PYTHON_ADDRESS
-  for (size_t i = 0; i < request.named_list().size(); ++i) {
-    const NamedArrays::One& one = request.named_list()[i];
-    buffers.named[i] = one.tensor.address();
-    if (one.gradient.present()) buffers.named_gradients[i] = one.gradient.address();
-  }
-  buffers.seed = request.seed;
-  buffers.offset = request.offset;
-
+  fovea_buffers buffers = buffers_of(request);
   const ArrayType& type = request.at(Tensor::q).type();
-  const Workspace workspace(plan, type);
+  const Workspace workspace(plan.workspace_size, plan.device, type);
   buffers.workspace = workspace.memory();
   buffers.workspace_size = plan.workspace_size;
   if (plan.device.type == FOVEA_CUDA) buffers.stream = current_stream(type, plan.device);

@@ -4,6 +4,8 @@ o = fovea.torch.attend(q, k, v, causal=True)                      # (batch, seql
 o = fovea.torch.scaled_dot_product_attention(q, k, v)             # PyTorch's signature and layout
 with fovea.torch.replace_sdpa():                                  # PyTorch's own calls inside go to Fovea
     model(x)
+
+fovea.torch.distributed, which is imported by itself, computes one sequence over several processes.
 """
 
 import torch as _torch

@@ -17,36 +17,47 @@ from ._sdpa import scaled_dot_product_attention
 
 _plain_sdpa = torch.nn.functional.scaled_dot_product_attention
 _lock = threading.Lock()
-_users = 0  # `with replace_sdpa()` blocks that are running, of all threads
+_users = 0  # blocks with an SdpaMode that are running, of all threads
 _thread = threading.local()
+
+
+def _functions() -> list[Callable[..., Any]]:
+    """What replaces SDPA in the blocks that this thread is in, the innermost last."""
+    if not hasattr(_thread, "functions"):
+        _thread.functions = []
+    return _thread.functions
 
 
 def _sdpa_of_this_thread(*args: Any, **kwargs: Any) -> Any:
     """In place of torch.nn.functional.scaled_dot_product_attention: Python code of PyTorch that looks it up there (that of
     MultiheadAttention) runs outside of every mode."""
     query = args[0] if args else kwargs["query"]
-    if getattr(_thread, "depth", 0) and query.device.type in ("cpu", "cuda"):
-        return scaled_dot_product_attention(*args, **kwargs)
+    functions = _functions()
+    if functions and query.device.type in ("cpu", "cuda"):
+        return functions[-1](*args, **kwargs)
     return _plain_sdpa(*args, **kwargs)
 
 
-class replace_sdpa(TorchFunctionMode):
-    """Inside `with replace_sdpa():` calls of torch.nn.functional.scaled_dot_product_attention in this thread, those made by
-    PyTorch's modules among them, go to fovea.torch.scaled_dot_product_attention. Calls on devices other than cpu and cuda
-    stay with PyTorch."""
+class SdpaMode(TorchFunctionMode):
+    """Inside of it calls of torch.nn.functional.scaled_dot_product_attention on devices cpu and cuda go to `function`: those of
+    this thread, and those of autograd's threads that recompute what this one checkpointed."""
 
-    def __enter__(self) -> replace_sdpa:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __enter__(self) -> Any:
         global _users
         with _lock:
             _users += 1
             torch.nn.functional.scaled_dot_product_attention = _sdpa_of_this_thread
-        _thread.depth = getattr(_thread, "depth", 0) + 1
+        _functions().append(self._function)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         global _users
         super().__exit__(*error)
-        _thread.depth -= 1
+        _functions().pop()
         with _lock:
             _users -= 1
             if _users == 0:
@@ -57,7 +68,24 @@ class replace_sdpa(TorchFunctionMode):
     ) -> Any:
         if function is _plain_sdpa:
             function = _sdpa_of_this_thread
-        return function(*args, **(kwargs or {}))
+        functions = _functions()
+        if functions:
+            return function(*args, **(kwargs or {}))
+        # A thread of autograd's is in the mode, but did not enter it.
+        functions.append(self._function)
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            functions.pop()
+
+
+class replace_sdpa(SdpaMode):
+    """Inside `with replace_sdpa():` calls of torch.nn.functional.scaled_dot_product_attention in this thread, those made by
+    PyTorch's modules among them, go to fovea.torch.scaled_dot_product_attention. Calls on devices other than cpu and cuda
+    stay with PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__(scaled_dot_product_attention)
 
 
 # ---- the registry: PyTorch's flash-attention operators, called below autograd

@@ -1,0 +1,294 @@
+"""attend over ranks: one problem of all, planned together and kept, and its gradients."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _core
+from ..._arguments import DEFAULTS, PAIRS, TENSORS, Options, pair, takes_options
+from ...expressions import traced
+from .. import _attend as _single
+from .._ops import contiguous_rows
+from ._pieces import Pieces, behind_each_other
+from ._ranks import Ranks, ranks_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+EVERYWHERE = "everywhere"
+"""For `pieces`: every rank has all queries."""
+
+_NAMES = {"queries": "pieces", "keys": "key_pieces"}
+_MOST_PLANS = 256  # shapes that a program has at a time; all ranks forget them in the same call
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all ranks pass alike."""
+
+    ranks: Ranks
+    pieces: Pieces | None
+    key_pieces: Pieces | None
+    starts_q: tuple[int, ...] | None
+    starts_k: tuple[int, ...] | None
+    method: tuple[int, int, int, int]
+    numbers: dict[str, Any]
+    tensors: dict[str, Tensor]
+    """Those beside q, k, v and the sink, for the library to take or to refuse."""
+    return_lse: bool
+
+
+class _Planned(NamedTuple):
+    plan: Any
+    forms: dict[str, tuple[torch.Size, tuple[int, ...]]]
+    """Shape and strides of each tensor of this rank."""
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Of the dimensions that have any."""
+    return tuple(stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _with_rows_apart(x: Tensor) -> Tensor:
+    """`x`, or a copy of it where elements share memory or a row is not contiguous."""
+    end = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1):
+        if stride < end:
+            return x.contiguous()
+        end = stride * (size - 1) + end
+    return contiguous_rows(x)
+
+
+def _as_planned(x: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
+    """`x` with the strides of the plan, which is this rank's part of one that all ranks share: it cannot be made anew for other
+    strides. Another shape is left to the compiled part, which tells the other ranks."""
+    if x.shape != shape or _strides(x) == strides:
+        return x
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _with_names_of_attend(message: str) -> str:
+    """The C ABI's error, which may be another rank's, with arguments as they are called here."""
+    message = message.replace("local.", "")
+    return re.sub(r"\b(queries|keys)((\[\d+\])?: got)", lambda found: _NAMES[found[1]] + found[2], message)
+
+
+def _key(call: Call, backward: bool, given: dict[str, Tensor]) -> tuple[Any, ...]:
+    """What a plan is kept by: the same on all ranks, so that all have a plan, or all make it. It is without the rows of this rank,
+    which the pieces tell; where there are none, all queries are everywhere."""
+    qkv = tuple((x.shape[:-3], x.shape[-2:]) for x in (given["q"], given["k"], given["v"]))
+    queries = given["q"].shape[-3] if call.pieces is None else None
+    forms = tuple((name, x.dtype, x.device) for name, x in given.items())
+    others = tuple((name, x.dtype, x.shape) for name, x in call.tensors.items())
+    where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
+    return (backward, qkv, forms, others, where, call.method, tuple(call.numbers.items()))
+
+
+def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
+    """One pass, over the plan that is kept for it."""
+    given = {name: x for name, x in arrays.items() if x is not None}
+    key = _key(call, backward, given)
+    plans = call.ranks.plans
+    planned = plans.get(key)
+    if planned is None:
+        transport = call.ranks.transport(given["q"].device)
+        # Ranks of one host share its cores, which PyTorch's number of threads respects.
+        threads = {"num_threads": torch.get_num_threads()} if given["q"].device.type == "cpu" else {}
+        try:
+            plan = _core.plan_ranks(
+                transport, backward, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
+                **given, **call.tensors, **threads | call.numbers,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(_with_names_of_attend(str(error))) from None
+        except TypeError as error:  # before the ranks agree on a plan
+            call.ranks.stop(str(error))
+            raise
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})
+    with call.ranks.telling():
+        ready = {name: _as_planned(x, *planned.forms[name]) for name, x in given.items()}
+        _core.run_ranks(planned.plan, **ready, **call.tensors)
+
+
+def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    with call.ranks.telling():
+        o = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = _single.new_lse(q)
+    _run(call, False, {"q": q, "k": k, "v": v, "o": o, "lse": lse, "sink": sink})
+    return o, lse
+
+
+class _Attend(torch.autograd.Function):
+    """(o, lse), both differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Call) -> Any:
+        o, lse = _forward(call, q, k, v, sink)
+        ctx.save_for_backward(q, k, v, sink, o, lse)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
+        q, k, v, sink, o, lse = ctx.saved_tensors
+        call: Call = ctx.call
+        if torch.are_deterministic_algorithms_enabled():
+            call = replace(call, numbers={**call.numbers, "deterministic": True})
+        # Whether a rank's loss depends on o or on lse, it makes the plan that all make.
+        d_o = torch.zeros_like(o) if d_o is None else d_o.contiguous()
+        if call.return_lse:
+            dlse = torch.zeros_like(lse) if dlse is None else dlse.contiguous()
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dsink = torch.empty_like(sink) if ctx.needs_input_grad[3] else None
+        arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "dlse": dlse, "sink": sink}
+        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink})
+        # Each rank has the whole of it. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
+        return dq, dk, dv, None if dsink is None else dsink / call.ranks.size, None
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, others: dict[str, Any]) -> None:
+    for name, x in {"q": q, "k": k, "v": v, **others}.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}; expected a torch.Tensor; convert it")
+    if not _single.is_plain(q, k, v):
+        raise TypeError(
+            f"q, k, v: got {type(q).__name__}, {type(k).__name__}, {type(v).__name__}; expected plain tensors outside of torch.func; "
+            "give to_local() of a DTensor"
+        )
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q: got a tensor on {q.device}; expected cpu or cuda; move it")
+
+
+def _starts(given: Any) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    return tuple(given.tolist() if isinstance(given, Tensor) else map(int, given))
+
+
+def _normal(pieces: Pieces) -> Pieces:
+    return tuple((int(rank), int(begin), int(end)) for rank, begin, end in pieces)
+
+
+def _placements(
+    ranks: Ranks, q: Tensor, k: Tensor, pieces: Any, key_pieces: Pieces | None
+) -> tuple[Pieces | None, Pieces | None]:
+    """(pieces, key_pieces) as the library takes them: None for queries everywhere, and for keys that lie as the queries do."""
+    if pieces is not None and not isinstance(pieces, str):
+        return _normal(pieces), None if key_pieces is None else _normal(key_pieces)
+    if pieces not in (None, EVERYWHERE):
+        raise ValueError(f"pieces: got {pieces!r}; expected pieces, None, or EVERYWHERE; make them by contiguous or zigzag")
+    if pieces == EVERYWHERE and key_pieces is not None:
+        return None, _normal(key_pieces)
+    rows_q, rows_k = zip(*ranks.gather([q.shape[-3], k.shape[-3]]), strict=True)
+    keys = behind_each_other(rows_k) if key_pieces is None else _normal(key_pieces)
+    if pieces == EVERYWHERE:
+        return None, keys
+    return behind_each_other(rows_q), None if key_pieces is None and rows_q == rows_k else keys
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(numbers and texts, tensors) of the options that are not their defaults."""
+    if options.get("score") or options.get("sees") or options.get("tensors"):
+        options = traced(options)
+    given = {}
+    for name, value in options.items():
+        if name not in DEFAULTS:
+            raise TypeError(f"unexpected argument {name!r}")
+        if name in PAIRS and value is not None:
+            value = pair(value, name)
+        if value is not None and (name in TENSORS or value != DEFAULTS[name]):
+            given[name] = value
+    if given.get("tensors"):
+        raise ValueError("tensors: got some; expected none over ranks; leave them out")
+    given.pop("tensors", None)
+    tensors = {name: given.pop(name).contiguous() for name in TENSORS if name in given}
+    return given, tensors
+
+
+@torch.compiler.disable
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Any,
+    pieces: Any,
+    key_pieces: Pieces | None,
+    return_lse: bool,
+    method: tuple[int, int, int, int],
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    ranks = ranks_of(group)
+    with ranks.telling():
+        sink = options.pop("sink", None)
+        starts = [_starts(options.pop(name, None)) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        _check_tensors(q, k, v, {} if sink is None else {"sink": sink})
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+        if min(q.ndim, k.ndim, v.ndim) < 3:
+            dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
+            raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
+        placements = _placements(ranks, q, k, pieces, key_pieces)
+        call = Call(ranks, *placements, *starts, method, *_split(options), return_lse)
+        q, k, v = (_with_rows_apart(x) for x in (q, k, v))
+        if call.pieces is None and _single.needs_grad(q, k, v, sink):
+            raise ValueError("pieces: got EVERYWHERE; expected pieces where gradients are wanted; call it under torch.no_grad()")
+    if _single.needs_grad(q, k, v, sink):
+        o, lse = _Attend.apply(q, k, v, sink, call)
+        return o, lse
+    return _forward(call, q, k, v, sink)
+
+
+@takes_options
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any = None,
+    pieces: Pieces | str | None = None,
+    key_pieces: Pieces | None = None,
+    return_lse: bool = False,
+    heads_ranks: int = 0,
+    stages: int = 0,
+    ranks_per_host: int = 0,
+    memory_limit: int = 0,
+    **options: Unpack[Options],
+) -> Any:
+    """fovea.torch.attend of a problem whose rows lie on the ranks of `group`; all of them call it.
+
+    Arguments:
+        q, k, v: this rank's rows: (batch, rows, heads, size), or (rows, heads, size) with cu_seqlens_q; on CUDA devices, messages
+            go by NCCL, on CPUs by gloo.
+        group: a ProcessGroup, a DeviceMesh of one dimension, Ranks, or None for all processes.
+        pieces: which rows lie where, by contiguous, zigzag, or a list of (rank, begin, end). None: each rank's rows stand behind
+            those of the ranks before it, as torch.chunk or torch.tensor_split gave them; the ranks then ask each other for
+            their numbers of rows in each call. EVERYWHERE: each rank has all queries and gets the whole result: decoding over
+            a cache that is divided, forward only.
+        key_pieces: the same of keys, where they do not lie as the queries.
+        cu_seqlens_q, cu_seqlens_k: where the sequences of all ranks' rows together start, and the end: a list, or a tensor on
+            the CPU; one on a GPU is waited for.
+        heads_ranks, stages: the method, see docs/distributed.md; 0 chooses, knowing that ranks_per_host ranks in a row share a host
+            (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
+        sink: whole, and the same on all ranks.
+        num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
+        Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
+
+    Returns o, or (o, lse) with return_lse, for this rank's queries. Differentiable where one call of backward reaches it on all
+    ranks: d_o is that of the sum of all ranks' losses. The gradient of sink is to be summed over the ranks, as that of
+    any parameter that all of them hold.
+
+    Raises ValueError or TypeError naming the argument, on the rank with the fault, and RuntimeError with the reason on the
+    others; RuntimeError for a rank that is gone or late. On GPUs Ranks.check tells of the latter.
+    """
+    method = (heads_ranks, stages, ranks_per_host, memory_limit)
+    o, lse = _attend(q, k, v, group, pieces, key_pieces, return_lse, method, dict(options))
+    return (o, lse) if return_lse else o
