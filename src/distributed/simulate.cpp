@@ -52,7 +52,7 @@ class Simulation {
   struct Rank {
     size_t next = 0;               ///< step
     double compute = 0, link = 0;  ///< when the lanes are done
-    double out = 0, in = 0;        ///< when it can send, and receive, the next message
+    double out = 0, in = 0;        ///< when the last message left, and arrived
   };
 
   /// What lies on a lane begins when the lane is free: both of them, where they are one.
@@ -89,8 +89,12 @@ class Simulation {
     Rank& rank = ranks_[number];
     rank.link = std::max(rank.link, rank.compute);
     work(rank, &Rank::link, moving(bytes_of(exchange.pack)));
-    for (const Exchange::Message& message : exchange.sends)
-      mail(number, static_cast<size_t>(message.peer)).push_back(rank.link);
+    rank.out = std::max(rank.out, rank.link);
+    for (const Exchange::Message& message : exchange.sends) {
+      const auto peer = static_cast<size_t>(message.peer);
+      rank.out += static_cast<double>(message.bytes) / rate(number, peer);
+      mail(number, peer).push_back(rank.out);
+    }
   }
   bool end_messages(size_t number, const Exchange& exchange) {
     std::vector<size_t> wanted(ranks_.size());
@@ -102,10 +106,9 @@ class Simulation {
     double arrived = rank.link;
     for (const Exchange::Message& message : exchange.receives) {
       const auto peer = static_cast<size_t>(message.peer);
-      Rank& sender = ranks_[peer];
-      const double begin = std::max({mail(peer, number).front(), sender.out, rank.in});
+      const double seconds = static_cast<double>(message.bytes) / rate(peer, number);
+      rank.in = std::max(mail(peer, number).front(), rank.in + seconds);
       mail(peer, number).pop_front();
-      sender.out = rank.in = begin + static_cast<double>(message.bytes) / rate(peer, number);
       arrived = std::max(arrived, rank.in);
     }
     const bool some = !exchange.receives.empty() || !exchange.sends.empty();
@@ -133,7 +136,7 @@ class Simulation {
   const Machine& machine_;
   std::vector<Rank> ranks_;
   std::vector<std::deque<double>>
-      mail_;  ///< when each message that nobody took yet was sent; by sender and receiver
+      mail_;  ///< when each message that nobody took yet had left; by sender and receiver
 };
 
 }  // namespace

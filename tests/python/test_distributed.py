@@ -61,11 +61,14 @@ class Here:
             self.random(batch, n, h, size, seed=i, dtype=dtype)
             for i, (n, h) in enumerate([(rows[0], heads_q), (rows[1], heads_k), (rows[1], heads_k)])
         ]
-        sink = options.get("sink")
+        sink, bias = options.get("sink"), options.get("bias")
         d_o = self.random(batch, rows[0], heads_q, size, seed=7, dtype=dtype)
         dlse = self.random(batch, heads_q, rows[0], dtype=torch.float32)
         exact = [x.double().requires_grad_() for x in (*whole, *([] if sink is None else [sink]))]
         formula = {name: x for name, x in options.items() if name not in ("sink", "heads_ranks", "stages")}
+        if bias is not None:
+            formula["bias"] = exact_bias = bias.double().requires_grad_()
+            options["bias"] = bias = bias.clone().requires_grad_()
         o, lse = attention(*exact[:3], **formula, sink=None if sink is None else exact[3])
         ((o * d_o.double()).sum() + (lse * dlse.double()).masked_fill(torch.isneginf(lse), 0).sum()).backward()
 
@@ -81,6 +84,9 @@ class Here:
         for got, expected, each in zip(local, exact, (pieces, keys, keys)):
             assert got.grad.dtype == got.dtype
             assert_close(got.grad, fd.shard(expected.grad, 1, each, self.rank), factor=3)
+        if bias is not None:
+            dist.all_reduce(bias.grad)
+            assert_close(bias.grad, exact_bias.grad, factor=3)
         if sink is not None:
             dist.all_reduce(sink.grad)
             assert_close(sink.grad, exact[3].grad, local[0].dtype, factor=3)
@@ -124,6 +130,25 @@ def windows_softcap_scale(here):
 def sinks_and_their_gradient(here):
     sink = here.random(4, dtype=torch.float32)
     here.compare(fd.zigzag(33, here.size), causal=True, sink=sink)
+
+
+@case
+def terms_of_whole_positions(here):
+    """ALiBi, a bias with its gradient, a mask, expressions: as on one device, wherever rows lie."""
+    n, heads = 37, 4
+    pieces = fd.zigzag(n, here.size)
+    slopes = here.random(heads, dtype=torch.float32).abs()
+    here.compare(pieces, causal=True, alibi=slopes)
+    mask = here.random(1, 1, n, n, dtype=torch.float32) > -0.5
+    here.compare(pieces, mask=mask)
+    here.compare(pieces, bias=here.random(1, heads, n, n, seed=3))
+    whole = [here.random(1, n, heads, 16, seed=i) for i in range(3)]
+    local = [fd.shard(x, 1, pieces, here.rank) for x in whole]
+    o = fd.attend(*local, group=here.ranks, pieces=pieces, sees="k <= q && q - k < 9", score="s - 0.1 * (q - k)")
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    bias = (-0.1 * distance).to(here.device)[None, None].double()
+    expected, _ = attention(*whole, bias=bias, mask=((distance >= 0) & (distance < 9)).to(here.device)[None, None])
+    assert_close(o, fd.shard(expected, 1, pieces, here.rank))
 
 
 @case

@@ -39,7 +39,7 @@ class Call:
     method: tuple[int, int, int, int]
     numbers: dict[str, Any]
     tensors: dict[str, Tensor]
-    """Those beside q, k, v and the sink, for the library to take or to refuse."""
+    """Those beside q, k, v, the sink and the bias, for the library to take or to refuse."""
     return_lse: bool
 
 
@@ -84,7 +84,8 @@ def _key(call: Call, backward: bool, given: dict[str, Tensor]) -> tuple[Any, ...
     qkv = tuple((x.shape[:-3], x.shape[-2:]) for x in (given["q"], given["k"], given["v"]))
     queries = given["q"].shape[-3] if call.pieces is None else None
     forms = tuple((name, x.dtype, x.device) for name, x in given.items())
-    others = tuple((name, x.dtype, x.shape) for name, x in call.tensors.items())
+    whole = {"bias": given["bias"]} if "bias" in given else {}
+    others = tuple((name, x.dtype, x.shape) for name, x in {**whole, **call.tensors}.items())
     where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
     return (backward, qkv, forms, others, where, call.method, tuple(call.numbers.items()))
 
@@ -117,11 +118,13 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
         _core.run_ranks(planned.plan, **ready, **call.tensors)
 
 
-def _forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+def _forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     with call.ranks.telling():
         o = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = _single.new_lse(q)
-    _run(call, False, {"q": q, "k": k, "v": v, "o": o, "lse": lse, "sink": sink})
+    _run(call, False, {"q": q, "k": k, "v": v, "o": o, "lse": lse, "sink": sink, "bias": bias})
     return o, lse
 
 
@@ -129,9 +132,11 @@ class _Attend(torch.autograd.Function):
     """(o, lse), both differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Call) -> Any:
-        o, lse = _forward(call, q, k, v, sink)
-        ctx.save_for_backward(q, k, v, sink, o, lse)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None, call: Call
+    ) -> Any:
+        o, lse = _forward(call, q, k, v, sink, bias)
+        ctx.save_for_backward(q, k, v, sink, bias, o, lse)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return o, lse
@@ -139,7 +144,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
-        q, k, v, sink, o, lse = ctx.saved_tensors
+        q, k, v, sink, bias, o, lse = ctx.saved_tensors
         call: Call = ctx.call
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, numbers={**call.numbers, "deterministic": True})
@@ -149,10 +154,12 @@ class _Attend(torch.autograd.Function):
             dlse = torch.zeros_like(lse) if dlse is None else dlse.contiguous()
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         dsink = torch.empty_like(sink) if ctx.needs_input_grad[3] else None
-        arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "dlse": dlse, "sink": sink}
-        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink})
-        # Each rank has the whole of it. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
-        return dq, dk, dv, None if dsink is None else dsink / call.ranks.size, None
+        dbias = torch.empty_like(bias) if ctx.needs_input_grad[4] else None
+        arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "dlse": dlse, "sink": sink, "bias": bias}
+        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias})
+        # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
+        dsink, dbias = (None if x is None else x / call.ranks.size for x in (dsink, dbias))
+        return dq, dk, dv, dsink, dbias, None
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, others: dict[str, Any]) -> None:
@@ -228,9 +235,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     ranks = ranks_of(group)
     with ranks.telling():
-        sink = options.pop("sink", None)
+        sink, bias = options.pop("sink", None), options.pop("bias", None)
         starts = [_starts(options.pop(name, None)) for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        _check_tensors(q, k, v, {} if sink is None else {"sink": sink})
+        _check_tensors(q, k, v, {name: x for name, x in (("sink", sink), ("bias", bias)) if x is not None})
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
         if min(q.ndim, k.ndim, v.ndim) < 3:
@@ -239,12 +246,13 @@ def _attend(
         placements = _placements(ranks, q, k, pieces, key_pieces)
         call = Call(ranks, *placements, *starts, method, *_split(options), return_lse)
         q, k, v = (_with_rows_apart(x) for x in (q, k, v))
-        if call.pieces is None and _single.needs_grad(q, k, v, sink):
+        bias = None if bias is None else bias.contiguous()
+        if call.pieces is None and _single.needs_grad(q, k, v, sink, bias):
             raise ValueError("pieces: got EVERYWHERE; expected pieces where gradients are wanted; call it under torch.no_grad()")
-    if _single.needs_grad(q, k, v, sink):
-        o, lse = _Attend.apply(q, k, v, sink, call)
+    if _single.needs_grad(q, k, v, sink, bias):
+        o, lse = _Attend.apply(q, k, v, sink, bias, call)
         return o, lse
-    return _forward(call, q, k, v, sink)
+    return _forward(call, q, k, v, sink, bias)
 
 
 @takes_options
@@ -278,13 +286,13 @@ def attend(
             the CPU; one on a GPU is waited for.
         heads_ranks, stages: the method, see docs/distributed.md; 0 chooses, knowing that ranks_per_host ranks in a row share a host
             (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
-        sink: whole, and the same on all ranks.
+        sink, bias, mask, alibi, block_mask: whole, and the same on all ranks; score and sees name positions of the whole problem.
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
     Returns o, or (o, lse) with return_lse, for this rank's queries. Differentiable where one call of backward reaches it on all
-    ranks: d_o is that of the sum of all ranks' losses. The gradient of sink is to be summed over the ranks, as that of
-    any parameter that all of them hold.
+    ranks: d_o is that of the sum of all ranks' losses. The gradients of sink and bias are to be summed over the ranks, as
+    those of any parameter that all of them hold.
 
     Raises ValueError or TypeError naming the argument, on the rank with the fault, and RuntimeError with the reason on the
     others; RuntimeError for a rank that is gone or late. On GPUs Ranks.check tells of the latter.

@@ -61,7 +61,7 @@ class Channel:
             ) from None
 
     def start(self, sends: Messages, receives: Messages) -> None:
-        """Begins a step: [(peer, writable memory)], at most one message to and one from a peer."""
+        """Begins a step: [(peer, writable memory)]; messages between two ranks match in their order."""
         self._start([(peer, _tensor(memory)) for peer, memory in sends], [(peer, _tensor(memory)) for peer, memory in receives])
 
     def finish(self) -> None:
