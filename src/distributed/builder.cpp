@@ -73,7 +73,26 @@ Operand Builder::compact_statistic(Operand operand, int64_t rows, int64_t heads)
 
 Operand Builder::callers(Place place) const {
   const LocalTensor& tensor = p_[place];
-  return {tensor.view, tensor.type, tensor.present};
+  const Operand own{tensor.view, tensor.type, tensor.present};
+  if (!options_.only_sizes || !tensor.present) return own;
+  // What methods are weighed by is the same on all ranks: strides of a rank's own tensors are nobody else's.
+  switch (place) {
+    case kQ:
+    case kO:
+    case kDO:
+    case kDQ:
+      return compact(own, local_q_, p_.shape.heads_q, tensor.elements);
+    case kK:
+    case kV:
+    case kDK:
+    case kDV:
+      return compact(own, local_k_, p_.shape.heads_kv, tensor.elements);
+    case kLse:
+    case kDLse:
+      return compact_statistic(own, local_q_, p_.shape.heads_q);
+    default:
+      return own;
+  }
 }
 
 Operand Builder::working(Place place, int64_t heads) {
@@ -138,12 +157,12 @@ void Builder::exchange_now(std::vector<Flow> flows) {
 void Builder::make_exchanges() {
   // Rows that cost more to pack than a message of theirs costs to start: some microseconds, at the rates of choose.cpp.
   const int64_t least_own = p_.device.type == FOVEA_CPU ? int64_t{1} << 12 : int64_t{1} << 20;
-  // Sizes that methods are weighed by are the same on all ranks, whatever strides their tensors have.
-  const Packing packing{least_own, options_.only_sizes};
+  // Rows of callers' tensors may have to be packed on some ranks, so the sizes that methods are weighed by count them.
+  const Packing packing{least_own, false}, most{least_own, options_.only_sizes};
   std::array<int64_t, kRegions> size{}, first{};
   for (const Planned& planned : planned_) {
     int64_t& largest = size[planned.region];
-    largest = std::max(largest, exchange_of(rank_, planned.flows, 0, packing).bytes);
+    largest = std::max(largest, exchange_of(rank_, planned.flows, 0, most).bytes);
   }
   for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
   for (const Planned& planned : planned_)

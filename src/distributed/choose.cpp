@@ -212,12 +212,12 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
 
 }  // namespace
 
-Machine machine_of(fovea_device device, const fovea_distributed_options& options) {
-  // An H200, and two H200s of one host by NCCL; two cores with AVX-512 (docs/distributed.md). Attention takes all SMs of a GPU, and
-  // NCCL's kernels wait for them.
-  const Machine gpu = {600e12, 250e9, 40e9, 1.5e12, 30e-6, 15e-6, false, 0};
+Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options) {
+  // An H100, and two of one host by NCCL; two cores with AVX-512 (docs/distributed.md). Attention takes all SMs of a GPU, and
+  // kernels that pack and unpack wait for them.
+  const Machine gpu = {problem.backward() ? 600e12 : 720e12, 250e9, 40e9, 2.5e12, 30e-6, 60e-6, false, 0};
   const Machine cpu = {150e9, 5e9, 1e9, 5e9, 20e-6, 20e-6, true, 0};
-  Machine machine = device.type == FOVEA_CUDA ? gpu : cpu;
+  Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
   if (options.host_link_bytes_per_second > 0) machine.host_link = options.host_link_bytes_per_second;
@@ -248,6 +248,8 @@ double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
 
 namespace {
 
+constexpr int kMostSimulated = 64;  ///< messages of all ranks to all others, for each method
+
 /// The programs of all ranks, without plans.
 std::vector<Program> programs_of(const LocalProblem& problem, Method method) {
   const Schedule schedule(problem.shape, method);
@@ -265,14 +267,14 @@ void sort(std::vector<Estimate>& all, int64_t memory_limit) {
   std::stable_sort(all.begin(), all.end(), [&](const Estimate& a, const Estimate& b) {
     if (too_large(a) != too_large(b)) return too_large(b);
     if (too_large(a)) return a.workspace < b.workspace;
-    return a.seconds < b.seconds;
+    return a.expected() < b.expected();
   });
 }
 
 std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options,
-                            bool with_programs, bool on_paper) {
+                            bool with_programs, bool with_clock) {
   check_options(problem.shape, options);
-  const Machine machine = machine_of(problem.device, options);
+  const Machine machine = machine_of(problem, options);
   std::vector<Estimate> all;
   for (const Method& method : methods(problem.shape, options)) {
     Estimate& e = all.emplace_back(estimate(problem, method, machine));
@@ -280,7 +282,7 @@ std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed
     const std::vector<Program> programs = programs_of(problem, method);
     // The limit is to mean the same on all ranks, so the largest workspace counts.
     for (const Program& program : programs) e.workspace = std::max(e.workspace, program.workspace);
-    if (on_paper) e.simulated = simulate(programs, machine);
+    if (with_clock) e.simulated = simulate(programs, machine);
   }
   sort(all, options.memory_limit);
   return all;
@@ -289,12 +291,12 @@ std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed
 }  // namespace
 
 std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options) {
-  return weigh(problem, options, true, false);
+  return weigh(problem, options, true, problem.shape.ranks <= kMostSimulated);
 }
 
 std::vector<Estimate> weigh_on_paper(const LocalProblem& problem, const fovea_distributed_options& options) {
-  constexpr int kMostSimulated = 64;  // messages of all ranks to all others, for each method
-  return weigh(problem, options, problem.shape.ranks <= kMostSimulated, true);
+  const bool few = problem.shape.ranks <= kMostSimulated;
+  return weigh(problem, options, few, few);
 }
 
 std::string describe(const Estimate& e, const Shape& shape) {

@@ -19,7 +19,7 @@ struct Machine {
   bool overlaps = true;    ///< messages travel while attention computes
   int ranks_per_host = 0;  ///< 0: all ranks are on one
 };
-Machine machine_of(fovea_device device, const fovea_distributed_options& options);
+Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
 double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
@@ -33,13 +33,15 @@ struct Estimate {
   double bytes = 0;       ///< that a rank sends at most
   int64_t workspace = 0;  ///< bytes of the rank that needs most, without that of calls
   double simulated = 0;   ///< seconds on a clock that is only thought (simulate.hpp); 0: not looked at
+
+  double expected() const { return simulated > 0 ? simulated : seconds; }
 };
 Estimate estimate(const LocalProblem& problem, Method method, const Machine& machine);
 
-/// The methods that the options allow, the fastest first; those that need more memory than allowed are last.
+/// The methods that the options allow, the fastest first, by the simulated clock where ranks are not too many for it; those that need
+/// more memory than allowed are last.
 std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed_options& options);
-/// The same for ranks that are not there, also on a simulated clock where they are not too many for that; without workspaces where
-/// they are.
+/// The same for ranks that are not there: without workspaces where they are too many.
 std::vector<Estimate> weigh_on_paper(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// One line.

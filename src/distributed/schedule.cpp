@@ -47,13 +47,22 @@ Call call_of(const Cut& cut, const Sequence& s, int64_t number, const Held& quer
   return call;
 }
 
+/// The sum of i + shift over i in [0, count), each no less than 0 and no more than `most`.
+double clamped_sum(int64_t count, int64_t shift, int64_t most) {
+  const int64_t first = std::clamp<int64_t>(-shift, 0, count),
+                last = std::clamp<int64_t>(most - shift, first, count);
+  const auto rising = static_cast<double>(last - first);
+  return rising * (static_cast<double>(first + last - 1) / 2 + static_cast<double>(shift)) +
+         static_cast<double>(count - last) * static_cast<double>(most);
+}
+
 /// Pairs of queries [0, queries) and keys [0, keys) that a window keeps.
 double pairs_in_window(int64_t queries, int64_t keys, const Window& window) {
-  if (window.left < 0 && window.right < 0) return static_cast<double>(queries) * static_cast<double>(keys);
-  const Sequence s{{0, queries}, {0, keys}};
-  double pairs = 0;
-  for (int64_t i = 0; i < queries; ++i) pairs += static_cast<double>(seen_keys(s, {i, i + 1}, window).size());
-  return pairs;
+  const int64_t shift = keys - queries;
+  const double ends = window.right < 0 ? static_cast<double>(queries) * static_cast<double>(keys)
+                                       : clamped_sum(queries, shift + window.right + 1, keys);
+  const double begins = window.left < 0 ? 0 : clamped_sum(queries, shift - window.left, keys);
+  return ends - begins;
 }
 
 }  // namespace

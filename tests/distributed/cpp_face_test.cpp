@@ -336,6 +336,26 @@ TEST(DistributedCppFace, RankThatThrowsStopsTheOthers) {
   EXPECT_EQ(stopped, 2);
 }
 
+TEST(DistributedCppFace, MethodsOnPaperNeedNoRanks) {
+  const fovea::Tensor rows =
+      fovea::Tensor(static_cast<fovea::bf16*>(nullptr), {1, 8192, 16, 128}).on(fovea::cuda(0));
+  fovea::DistributedProblem problem;
+  problem.local.q = problem.local.k = problem.local.v = problem.local.o = rows;
+  problem.queries = fovea::contiguous_pieces(8 * 8192, 8);
+  fovea::DistributedOptions options;
+  options.ranks_per_host = 4;
+  const std::string text = fovea::distributed_on_paper(8, problem, options);
+  EXPECT_NE(text.find("all-to-all over heads: "), std::string::npos) << text;
+  EXPECT_NE(text.find("in groups of 4, "), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10) << text;
+  options.stages = 1;
+  options.heads_ranks = 2;
+  const std::string one = fovea::distributed_on_paper(8, problem, options);
+  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 1) << one;
+  EXPECT_NE(one.find("simulated"), std::string::npos) << one;
+  for (const int ranks : {0, 3}) EXPECT_THROW(fovea::distributed_on_paper(ranks, problem), fovea::Error);
+}
+
 TEST(DistributedCppFace, WrongArguments) {
   EXPECT_THROW(fovea::ThreadRanks(0), fovea::Error);
   EXPECT_THROW(fovea::ThreadRanks(2, {.devices = {fovea::cpu()}}), fovea::Error);

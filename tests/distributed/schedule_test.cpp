@@ -235,6 +235,27 @@ TEST(Schedule, TakesEmptyRanksAndSequences) {
   }
 }
 
+TEST(Schedule, CountsPairsOfEveryWindow) {
+  for (int64_t queries = 0; queries < 7; ++queries) {
+    for (int64_t keys = 0; keys < 7; ++keys) {
+      for (int64_t left = -1; left < 9; ++left) {
+        for (int64_t right = -1; right < 9; ++right) {
+          const Sequence s{{0, queries}, {0, keys}};
+          double expected = 0;
+          for (int64_t i = 0; i < queries; ++i) {
+            for (int64_t j = 0; j < keys; ++j) expected += sees(s, {left, right}, i, j);
+          }
+          Call call;
+          call.q_rows = queries;
+          call.k_rows = keys;
+          call.window = {left, right};
+          ASSERT_EQ(pairs_of(call), expected) << queries << ' ' << keys << ' ' << left << ' ' << right;
+        }
+      }
+    }
+  }
+}
+
 constexpr int64_t kElement = 2;
 
 /// A tensor of one element a row and head, with one head more than there is: rows are compact where all heads are one.

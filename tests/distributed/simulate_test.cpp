@@ -1,0 +1,133 @@
+// The clock that is only thought: programs made by hand, whose times are known, and bounds of real ones.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "distributed/choose.hpp"
+#include "distributed/simulate.hpp"
+#include "fovea/distributed.hpp"
+
+namespace fovea::distributed {
+namespace {
+
+/// One unit a second of everything, and nothing for the start of anything.
+Machine unit_machine(bool overlaps) {
+  return {.flops = 1, .link = 1, .host_link = 0.5, .memory = 1, .overlaps = overlaps, .ranks_per_host = 2};
+}
+
+Exchange messages(std::vector<Exchange::Message> sends, std::vector<Exchange::Message> receives) {
+  Exchange made;
+  made.sends = std::move(sends);
+  made.receives = std::move(receives);
+  return made;
+}
+
+Attend computing(double seconds) {
+  Attend step;
+  step.flops = seconds;
+  return step;
+}
+
+/// Rank 0 sends 10 bytes to rank 1, and both compute for 4 seconds meanwhile; then rank 1 computes with what arrived, for 1.
+std::vector<Program> one_message(int other = 1) {
+  std::vector<Program> programs(static_cast<size_t>(other) + 1);
+  programs.front().exchanges = {messages({{other, {}, 10}}, {})};
+  programs.front().steps = {Start{0}, computing(4), Finish{0}};
+  programs.back().exchanges = {messages({}, {{0, {}, 10}})};
+  programs.back().steps = {Start{0}, computing(4), Finish{0}, computing(1)};
+  return programs;
+}
+
+TEST(Simulation, MessagesTravelBesideComputing) {
+  EXPECT_DOUBLE_EQ(simulate(one_message(), unit_machine(true)), 11);
+}
+
+TEST(Simulation, OtherHostsAreFurtherAway) {
+  EXPECT_DOUBLE_EQ(simulate(one_message(2), unit_machine(true)), 21) << "10 bytes at half a byte a second";
+}
+
+TEST(Simulation, ARankReceivesOneMessageAtATime) {
+  std::vector<Program> programs(3);
+  for (int sender = 0; sender < 2; ++sender) {
+    programs[static_cast<size_t>(sender)].exchanges = {messages({{2, {}, 5}}, {})};
+    programs[static_cast<size_t>(sender)].steps = {Start{0}, Finish{0}};
+  }
+  programs[2].exchanges = {messages({}, {{1, {}, 5}, {0, {}, 5}})};
+  programs[2].steps = {Start{0}, Finish{0}};
+  Machine machine = unit_machine(true);
+  machine.ranks_per_host = 0;
+  EXPECT_DOUBLE_EQ(simulate(programs, machine), 10);
+}
+
+TEST(Simulation, ALaneThatIsOneComputesAndPacksInTurn) {
+  PlannedMove move{{{FOVEA_CODE_FLOAT, 32, 1}, {FOVEA_CODE_FLOAT, 32, 1}, false}, -1, {{{}, {}, 1, 1, 1, 1}}};
+  std::vector<Program> programs = one_message();
+  programs.back().exchanges[0].unpack = {move};  // 8 bytes
+  EXPECT_DOUBLE_EQ(simulate(programs, unit_machine(true)), 10 + 8 + 1);
+  programs.back().steps = {Start{0}, Finish{0, false}, computing(4)};
+  EXPECT_DOUBLE_EQ(simulate(programs, unit_machine(true)), 10 + 8) << "beside each other";
+  EXPECT_DOUBLE_EQ(simulate(programs, unit_machine(false)), 10 + 8 + 4);
+}
+
+TEST(Simulation, AMessageThatNobodySendsIsAnError) {
+  std::vector<Program> programs = one_message();
+  programs.front().steps = {computing(1)};
+  EXPECT_THROW(simulate(programs, unit_machine(true)), std::logic_error);
+}
+
+/// A causal problem of `rows` rows on `ranks` ranks of GPUs, of which none is here.
+LocalProblem local_problem(int64_t rows, int ranks, fovea_pass pass, std::vector<fovea_piece>& pieces) {
+  pieces.clear();
+  for (int i = 0; i < 2 * ranks; ++i)
+    pieces.push_back(
+        {i < ranks ? i : 2 * ranks - 1 - i, rows * i / (2 * ranks), rows * (i + 1) / (2 * ranks)});
+  const int64_t own = 2 * (rows / (2 * ranks));
+  const auto tensor = [&](std::vector<int64_t> shape, fovea_dtype type = dtype_of<bf16>()) {
+    return Tensor(nullptr, type, shape).on(cuda(0));
+  };
+  Problem p;
+  p.pass = pass == FOVEA_FORWARD ? Pass::forward : Pass::backward;
+  p.causal = true;
+  p.q = p.k = p.v = p.o = tensor({1, own, 16, 128});
+  p.lse = tensor({1, 16, own}, dtype_of<float>());
+  if (pass == FOVEA_BACKWARD) p.d_o = p.dq = p.dk = p.dv = p.q;
+  const fovea::detail::CProblem c(p);
+  fovea_distributed_problem whole{};
+  whole.struct_size = sizeof whole;
+  whole.local = c.get();
+  whole.queries = pieces.data();
+  whole.num_queries = static_cast<int64_t>(pieces.size());
+  return read_local_problem(whole, 0, ranks, {FOVEA_CUDA, 0});
+}
+
+TEST(Simulation, LiesBetweenComputingAndOneAfterTheOther) {
+  std::vector<fovea_piece> pieces;
+  for (const int ranks : {1, 2, 4, 8}) {
+    for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD}) {
+      const LocalProblem problem = local_problem(32768, ranks, pass, pieces);
+      for (const Estimate& e : weigh_on_paper(problem, {})) {
+        const std::string line = describe(e, problem.shape);
+        EXPECT_GE(e.simulated, e.computing) << line;
+        EXPECT_LE(e.simulated, 1.6 * e.seconds) << line;
+        EXPECT_NE(line.find("simulated"), std::string::npos);
+      }
+    }
+  }
+}
+
+TEST(Simulation, FasterLinksAreNeverSlower) {
+  std::vector<fovea_piece> pieces;
+  const LocalProblem problem = local_problem(16384, 4, FOVEA_FORWARD, pieces);
+  fovea_distributed_options slow{}, fast{};
+  slow.struct_size = fast.struct_size = sizeof slow;
+  slow.link_bytes_per_second = 50e9;
+  fast.link_bytes_per_second = 400e9;
+  double slowest = 0, fastest = 0;
+  for (const Estimate& e : weigh_on_paper(problem, slow)) slowest = std::max(slowest, e.simulated);
+  for (const Estimate& e : weigh_on_paper(problem, fast)) fastest = std::max(fastest, e.simulated);
+  EXPECT_LT(fastest, slowest);
+}
+
+}  // namespace
+}  // namespace fovea::distributed
