@@ -163,7 +163,8 @@ class OwnedTensor {
   void for_each(Visit&& visit) const {
     const auto elements = static_cast<size_t>(count());
     const auto bytes = static_cast<int64_t>(size_of(type_));
-    const auto row = static_cast<size_t>(shape_.empty() ? 1 : shape_.back());  // the last axis, whose loop is the hot one
+    const auto row =
+        static_cast<size_t>(shape_.empty() ? 1 : shape_.back());  // the last axis, whose loop is the hot one
     const int64_t step = shape_.empty() ? 0 : strides_.back() * bytes;
     Sizes index(shape_.size(), 0);
     int64_t offset = 0;

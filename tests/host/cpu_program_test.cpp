@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "../expr/random_expression.hpp"
-#include "cpu_tables.hpp"
 #include "cpu/ops.hpp"
 #include "cpu/pair_programs.hpp"
+#include "cpu_tables.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {

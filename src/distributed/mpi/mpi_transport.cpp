@@ -286,7 +286,8 @@ MpiTransport::Progress MpiTransport::poll(Step& step) {
     progress.some = progress.some || done;
     progress.all = progress.all && done;
   };
-  std::vector<bool> waits(static_cast<size_t>(size_), false);  // for a message, before which none of the rank can be another's
+  std::vector<bool> waits(static_cast<size_t>(size_),
+                          false);  // for a message, before which none of the rank can be another's
   for (Expected& expected : step.receives) {
     const auto peer = static_cast<size_t>(expected.message.peer);
     if (!expected.is_matched && !waits[peer] && match(expected)) progress.some = true;
