@@ -62,12 +62,12 @@ void RankOptions::add_paper_options(CLI::App& command) {
 }
 
 void RankOptions::check() const {
-  if (!on_paper.empty() && !asked())
-    throw Failure(Exit::usage,
-                  "--on-paper: got it without --ranks, expected both; say how many ranks to weigh");
   if (asked()) return;
-  for (const auto& [name, value] : {std::pair("--heads-ranks", heads_ranks), std::pair("--stages", stages)}) {
-    if (value > 0) {
+  for (const auto& [name, is_given] :
+       {std::pair("--heads-ranks", heads_ranks > 0), std::pair("--stages", stages > 0),
+        std::pair("--on-paper", !on_paper.empty()), std::pair("--ranks-per-host", ranks_per_host > 0),
+        std::pair("--link", link_gb > 0), std::pair("--host-link", host_link_gb > 0)}) {
+    if (is_given) {
       throw Failure(Exit::usage, std::string(name) +
                                      ": got it without --ranks, expected both; it says how "
                                      "ranks share the work");

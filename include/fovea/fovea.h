@@ -317,9 +317,9 @@ typedef struct fovea_options {
    * strides, Sq and Sk, and on num_splits. Packed queries need max_seqlen_q, packed keys max_seqlen_k: bounds that do not come from
    * the batch. Backends that cannot promise it are passed over. */
   int32_t batch_invariant;
-  int32_t
-      sm_margin; /* CUDA: multiprocessors left to other kernels that run at the same time, as those of NCCL. Kernels whose CTAs
-                        stay for the whole launch heed it (Hopper's); others fill the GPU, tile by tile */
+  /* CUDA: multiprocessors left to other kernels that run at the same time, as those of NCCL. Kernels whose CTAs stay for the whole
+   * launch heed it (Hopper's); others fill the GPU, tile by tile. */
+  int32_t sm_margin;
 } fovea_options;
 
 #if defined(__cplusplus)

@@ -7,13 +7,7 @@
 #include "core/status.hpp"
 
 namespace fovea::distributed {
-namespace {
-
-int64_t bytes_of(const fovea_dtype& type) {
-  return type.bits / 8;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank,
                  const ProgramOptions& options)

@@ -9,15 +9,7 @@
 namespace fovea::distributed {
 namespace {
 
-int64_t bytes_of(const fovea_dtype& type) {
-  return type.bits / 8;
-}
-
-/// A status of the C ABI as an exception with the message that this thread has.
-void check(fovea_status status) {
-  if (status == FOVEA_OK) return;
-  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
-}
+constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1};
 
 /// A call as its plan is told of it.
 class Description {
@@ -74,7 +66,6 @@ class Description {
       }
     }
     if (texts.reads_numbers) {
-      constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1};
       named_[static_cast<size_t>(made_.num_named++)] = {
           terms.numbers.c_str(), array(nullptr, kInt32, int64_t{expr::kPartNumbers}), nullptr};
       reads_numbers_ = true;
@@ -188,7 +179,6 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   }
   if (o[kSink].present) problem.sink = d.array(nullptr, kFloat32, hq);
   if (packed) {
-    constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1};
     const auto starts = static_cast<int64_t>(call.starts_q.size());
     attend.starts_q = options_.memory->keep(call.starts_q.data(), call.starts_q.size() * sizeof(int32_t));
     attend.starts_k = options_.memory->keep(call.starts_k.data(), call.starts_k.size() * sizeof(int32_t));
@@ -201,7 +191,7 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   problem.window_right = call.window.right;
   if (part) d.terms(*p_.terms, *part);
   fovea_plan* made = nullptr;
-  check(fovea_plan_create(&problem, options_.attention, &made));
+  check_call(fovea_plan_create(&problem, options_.attention, &made));
   attend.plan = std::shared_ptr<fovea_plan>(made, [](fovea_plan* p) { fovea_plan_destroy(p); });
   attend.reads_numbers = d.reads_numbers();
   attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(made));

@@ -215,8 +215,20 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options) {
   // An H100, and two of one host by NCCL; two cores with AVX-512 (docs/distributed.md). Attention takes all SMs of a GPU, and
   // kernels that pack and unpack wait for them.
-  const Machine gpu = {problem.backward() ? 600e12 : 720e12, 250e9, 40e9, 2.5e12, 30e-6, 60e-6, false, 0};
-  const Machine cpu = {150e9, 5e9, 1e9, 5e9, 20e-6, 20e-6, true, 0};
+  const Machine gpu = {.flops = problem.backward() ? 600e12 : 720e12,
+                       .link = 250e9,
+                       .host_link = 40e9,
+                       .memory = 2.5e12,
+                       .step = 30e-6,
+                       .call = 60e-6,
+                       .overlaps = false};
+  const Machine cpu = {.flops = 150e9,
+                       .link = 5e9,
+                       .host_link = 1e9,
+                       .memory = 5e9,
+                       .step = 20e-6,
+                       .call = 20e-6,
+                       .overlaps = true};
   Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
@@ -250,15 +262,19 @@ namespace {
 
 constexpr int kMostSimulated = 64;  ///< messages of all ranks to all others, for each method
 
-/// The programs of all ranks, without plans.
-std::vector<Program> programs_of(const LocalProblem& problem, Method method) {
-  const Schedule schedule(problem.shape, method);
+/// What the programs of all ranks say, which are made without plans and kept for the clock alone.
+void look_at_programs(const LocalProblem& problem, const Machine& machine, bool with_clock, Estimate& e) {
+  const Schedule schedule(problem.shape, e.method);
   ProgramOptions sizes;
   sizes.only_sizes = true;
-  std::vector<Program> all;
-  for (int rank = 0; rank < problem.shape.ranks; ++rank)
-    all.push_back(make_program(problem, schedule, rank, sizes));
-  return all;
+  std::vector<Program> programs;
+  for (int rank = 0; rank < problem.shape.ranks; ++rank) {
+    Program program = make_program(problem, schedule, rank, sizes);
+    // The limit is to mean the same on all ranks, so the largest workspace counts.
+    e.workspace = std::max(e.workspace, program.workspace);
+    if (with_clock) programs.push_back(std::move(program));
+  }
+  if (with_clock) e.simulated = simulate(programs, machine);
 }
 
 /// The fastest first; those above the limit last, the smallest of them first.
@@ -278,11 +294,7 @@ std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed
   std::vector<Estimate> all;
   for (const Method& method : methods(problem.shape, options)) {
     Estimate& e = all.emplace_back(estimate(problem, method, machine));
-    if (!with_programs) continue;
-    const std::vector<Program> programs = programs_of(problem, method);
-    // The limit is to mean the same on all ranks, so the largest workspace counts.
-    for (const Program& program : programs) e.workspace = std::max(e.workspace, program.workspace);
-    if (with_clock) e.simulated = simulate(programs, machine);
+    if (with_programs) look_at_programs(problem, machine, with_clock, e);
   }
   sort(all, options.memory_limit);
   return all;

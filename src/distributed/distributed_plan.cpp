@@ -12,11 +12,6 @@
 namespace fovea::distributed {
 namespace {
 
-void check(fovea_status status) {
-  if (status == FOVEA_OK) return;
-  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
-}
-
 /// What each rank tells all others when a plan is made.
 struct Record {
   uint64_t fingerprint = 0;
@@ -85,7 +80,7 @@ class Execution {
     b.workspace = at_.workspace() + program_.attention_workspace;
     b.workspace_size = program_.attention_workspace_size;
     b.stream = memory_.stream(Lane::kCompute);
-    check(fovea_run(step.plan.get(), &b));
+    check_call(fovea_run(step.plan.get(), &b));
   }
   void operator()(const Merge& step) {
     if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;
@@ -99,8 +94,8 @@ class Execution {
     const fovea_tensor* into_o = tensors.emplace_back(*this, step, step.into.o, false).get();
     const fovea_tensor* into_lse =
         step.into.lse.present ? tensors.emplace_back(*this, step, step.into.lse, true).get() : nullptr;
-    check(fovea_merge(static_cast<int32_t>(o.size()), o.data(), lse.data(), into_o, into_lse,
-                      memory_.stream(Lane::kCompute)));
+    check_call(fovea_merge(static_cast<int32_t>(o.size()), o.data(), lse.data(), into_o, into_lse,
+                           memory_.stream(Lane::kCompute)));
   }
   void operator()(const MoveBoxes& step) {
     move_boxes(step.move, Lane::kCompute);

@@ -6,10 +6,6 @@
 namespace fovea::distributed {
 namespace {
 
-int64_t bytes_of(const fovea_dtype& type) {
-  return type.bits / 8;
-}
-
 /// Visits the boxes of a flow that go from a rank to another, in an order that both know: visit(run, heads).
 template <class Visit>
 void for_each_box(const Flow& flow, int from, int to, Visit&& visit) {
@@ -101,7 +97,8 @@ View local(const View& view, const Side& side, int64_t row, const Range& heads) 
   return view.at(row, heads.begin - side.heads.begin);
 }
 
-/// Fills a leg: visit(leg's parts) of every flow, those of their own first.
+/// Fills a leg with the parts of every flow, messages of their own first: part_of(flow, run, heads) is what this rank has of one,
+/// direct(flow) whether this rank only copies what travels.
 template <class PartOf, class Direct>
 void fill_leg(Leg& leg, const std::vector<Flow>& flows, int from, int to, const Packing& packing,
               std::vector<Exchange::Message>& messages, PartOf&& part_of, Direct&& direct) {

@@ -9,6 +9,10 @@
 
 namespace fovea::distributed {
 
+constexpr int64_t bytes_of(const fovea_dtype& type) {
+  return type.bits / 8;
+}
+
 /// A tensor of rows and heads in memory that is known when a run begins: of the caller's (its number), or of the workspace.
 struct View {
   int place = -1;                                             ///< of the caller's tensors; -1: the workspace
@@ -50,8 +54,8 @@ struct PlannedMove {
   std::vector<PlannedBox> boxes;
 };
 
-/// One rank's part of a step. Between two ranks each run of rows of at least Packing::least_own bytes is a message of its own, which goes from
-/// and to where the rows lie wherever they lie side by side; smaller ones share a message.
+/// One rank's part of a step. Between two ranks each run of rows of at least Packing::least_own bytes is a message of its own, which goes
+/// from and to where the rows lie wherever they lie side by side; smaller ones share a message.
 struct Exchange {
   struct Message {
     int peer = 0;

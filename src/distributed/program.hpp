@@ -8,11 +8,18 @@
 #include <variant>
 #include <vector>
 
+#include "core/status.hpp"
 #include "distributed/exchange.hpp"
 #include "distributed/local_problem.hpp"
 #include "distributed/schedule.hpp"
 
 namespace fovea::distributed {
+
+/// A status of the C ABI that is no success, as an exception with the message that this thread has.
+inline void check_call(fovea_status status) {
+  if (status == FOVEA_OK) return;
+  throw RequestError(static_cast<Status>(status), fovea_last_error_argument(), fovea_last_error());
+}
 
 /// A tensor of a step.
 struct Operand {

@@ -9,19 +9,14 @@
 namespace fovea::distributed {
 namespace {
 
-double bytes_of(const fovea_dtype& type) {
-  return type.bits / 8.0;
-}
-
 /// Bytes that moves read and write; sums are read, too.
-double bytes_of(const std::vector<PlannedMove>& moves) {
-  double bytes = 0;
+double touched_by(const std::vector<PlannedMove>& moves) {
+  int64_t bytes = 0;
   for (const PlannedMove& move : moves) {
-    const double each = bytes_of(move.how.from) + bytes_of(move.how.to) * (move.how.add ? 2 : 1);
-    for (const PlannedBox& box : move.boxes)
-      bytes += each * static_cast<double>(box.batch * box.rows * box.heads * box.elements);
+    const int64_t each = bytes_of(move.how.from) + bytes_of(move.how.to) * (move.how.add ? 2 : 1);
+    for (const PlannedBox& box : move.boxes) bytes += each * box.batch * box.rows * box.heads * box.elements;
   }
-  return bytes;
+  return static_cast<double>(bytes);
 }
 
 class Simulation {
@@ -88,7 +83,7 @@ class Simulation {
   void begin_messages(size_t number, const Exchange& exchange) {
     Rank& rank = ranks_[number];
     rank.link = std::max(rank.link, rank.compute);
-    work(rank, &Rank::link, moving(bytes_of(exchange.pack)));
+    work(rank, &Rank::link, moving(touched_by(exchange.pack)));
     rank.out = std::max(rank.out, rank.link);
     for (const Exchange::Message& message : exchange.sends) {
       const auto peer = static_cast<size_t>(message.peer);
@@ -113,21 +108,21 @@ class Simulation {
     }
     const bool some = !exchange.receives.empty() || !exchange.sends.empty();
     rank.link = arrived;
-    work(rank, &Rank::link, (some ? machine_.step : 0) + moving(bytes_of(exchange.unpack)));
+    work(rank, &Rank::link, (some ? machine_.step : 0) + moving(touched_by(exchange.unpack)));
     return true;
   }
 
   double seconds_of(const Step& step) const {
     if (const auto* attend = std::get_if<Attend>(&step))
       return machine_.call + attend->flops / machine_.flops;
-    if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(bytes_of({move->move}));
+    if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(touched_by({move->move}));
     if (const auto* fill = std::get_if<Fill>(&step))
       return moving(sizeof(uint32_t) * static_cast<double>(fill->words));
     if (const auto* merge = std::get_if<Merge>(&step)) {
-      double element = bytes_of(merge->into.o.type);
+      int64_t element = bytes_of(merge->into.o.type);
       for (const Merge::Part& part : merge->parts) element += bytes_of(part.o.type);
-      return moving(element *
-                    static_cast<double>(merge->batch * merge->rows * merge->heads * merge->elements));
+      return moving(
+          static_cast<double>(element * merge->batch * merge->rows * merge->heads * merge->elements));
     }
     return 0;
   }

@@ -427,6 +427,16 @@ class Ranks(ProgramTest):
         self.assertEqual(told["ranks"]["count"], 2)
         self.assertIn("rank 0: ", told["ranks"]["reason"])
 
+    def test_methods_on_paper(self):
+        command = ("explain", "--seqlen", "65536", "--heads", "16", "--head-dim", "128", "--dtype", "bfloat16", "--causal", "--ranks", "16",
+                   "--ranks-per-host", "8", "--on-paper", "gpu")  # fmt: skip
+        near = self.json(*command, "--host-link", "400")["ranks"]["reason"].splitlines()
+        far = self.json(*command, "--host-link", "1")["ranks"]["reason"].splitlines()
+        self.assertEqual(len(near), len(far))
+        self.assertTrue(all("; simulated " in line for line in near + far))
+        times = [float(lines[0].split("simulated ")[1].split()[0]) for lines in (near, far)]
+        self.assertLess(times[0], times[1])
+
     def test_bench(self):
         sizes = ("--seqlen", "300", "--heads", "4", "--head-dim", "16", "--causal", "--seconds", "0.02", "--pass", "fwd,bwd")
         told = self.json("bench", *sizes, "--ranks", "2", "--threads", "2", "--stages", "2", "--heads-ranks", "1")
@@ -442,6 +452,8 @@ class Ranks(ProgramTest):
         self.fails(USAGE, *attend, "--ranks", "0", says=["--ranks", "1"])
         self.fails(USAGE, *attend, "--stages", "2", says=["--stages", "without --ranks"])
         self.fails(USAGE, "bench", "--heads-ranks", "2", says=["--heads-ranks", "without --ranks"])
+        for option in (("--on-paper", "gpu"), ("--ranks-per-host", "8"), ("--link", "400"), ("--host-link", "50")):
+            self.fails(USAGE, "explain", *option, says=[option[0], "without --ranks"])
         self.fails(PROBLEM, *attend, "--ranks", "4", "--heads-ranks", "3", says=["heads_ranks", "divisor of 4"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--stages", "5", says=["stages", "5"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "0.5", says=["dropout"])
