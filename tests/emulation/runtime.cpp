@@ -123,9 +123,9 @@ CUresult run_kernel(const Launch& launch, const cuda::Kernel& kernel, const void
   return CUDA_SUCCESS;
 }
 
-CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream,
-                       void** parameters, void**) {
+CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                         void** parameters, int cluster) {
   if (current != primary()) fail("a launch without a context");
   const auto& kernel = *reinterpret_cast<const cuda::Kernel*>(function);
   // CUDA's limits, and what cudaFuncSetAttribute allowed.
@@ -140,7 +140,7 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
                          static_cast<int>(block_x),
                          shared,
                          kernel.family != cuda::Family::kMmaSm75 && chip().capability >= 80,
-                         kernel.cluster};
+                         cluster};
   switch (kernel.kind) {
     case cuda::KernelKind::kAppend:
       return run_kernel<cuda::AppendArgs>(launch, kernel, parameters[0]);
@@ -171,6 +171,31 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
       return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);
   }
   return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream,
+                       void** parameters, void**) {
+  return launch_clusters(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, parameters,
+                         reinterpret_cast<const cuda::Kernel*>(function)->cluster);
+}
+/// The size of the clusters is all that launches say in attributes.
+int cluster_of(const CUlaunchConfig& c) {
+  return c.numAttrs == 1 && c.attrs->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
+                 c.attrs->value.clusterDim.y == 1 && c.attrs->value.clusterDim.z == 1
+             ? static_cast<int>(c.attrs->value.clusterDim.x)
+             : 0;
+}
+CUresult launch_kernel_ex(const CUlaunchConfig* c, CUfunction function, void** parameters, void**) {
+  const int cluster = cluster_of(*c);
+  if (cluster < 1 || cluster > kMostCluster) return CUDA_ERROR_INVALID_VALUE;
+  return launch_clusters(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
+                         c->blockDimZ, c->sharedMemBytes, parameters, cluster);
+}
+CUresult active_clusters(int* count, CUfunction, const CUlaunchConfig* c) {
+  const int cluster = cluster_of(*c);
+  *count = cluster < 1 ? 0 : kSmCount / cluster;
+  return CUDA_SUCCESS;
 }
 
 CUresult get_error_name(CUresult, const char** name) {
@@ -226,6 +251,8 @@ void* entry_point(const std::string& name) {
       {"cuCtxSetCurrent", reinterpret_cast<void*>(&ctx_set_current)},
       {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&primary_ctx_retain)},
       {"cuLaunchKernel", reinterpret_cast<void*>(&launch_kernel)},
+      {"cuLaunchKernelEx", reinterpret_cast<void*>(&launch_kernel_ex)},
+      {"cuOccupancyMaxActiveClusters", reinterpret_cast<void*>(&active_clusters)},
       {"cuMemsetD32Async", reinterpret_cast<void*>(&memset_d32_async)},
       {"cuStreamGetCtx", reinterpret_cast<void*>(&stream_get_ctx)},
       {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&tensor_map_encode_tiled)},

@@ -11,11 +11,11 @@
 namespace fovea::emulation {
 inline constexpr size_t kMostShared =
     232448;  ///< dynamic shared memory of a CTA: 227 KB on sm_90, the most of all chips
-inline constexpr int kMostCluster = 2;  ///< CTAs of a cluster
+inline constexpr int kMostCluster = 8;  ///< CTAs of a cluster: as many as every chip takes
 }  // namespace fovea::emulation
 namespace fovea::cuda {
-/// The `extern __shared__ unsigned char shared[]` of every kernel, one for each thread that runs CTAs. The memory of the
-/// second CTA of a cluster lies behind that of the first, so kernels in clusters go by shared address.
+/// The `extern __shared__ unsigned char shared[]` of every kernel, one for each thread that runs CTAs. The memory of each
+/// CTA of a cluster lies behind that of the one before, so kernels in clusters go by shared address.
 extern constinit thread_local unsigned char shared[emulation::kMostCluster * emulation::kMostShared];
 }  // namespace fovea::cuda
 

@@ -132,7 +132,10 @@ struct BackwardArgs {
   int heads_at_once = 1;
   /// Of a kernel that stays: sections of so many heads; those that are left make the last one.
   int whole_sections = 0;
-  int slots = 0;              ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  int slots = 0;  ///< CTAs that the GPU holds at a time: as many as kernels that stay need
+  /// Where the blocks of keys of a head are a cluster: how many; and whether every other head has the last block at rank 0.
+  int cluster = 0;
+  bool mirrors = false;
   int64_t rows = 0;           ///< rows a (batch, head) of the buffers above
   tile::SeenBlocksView seen;  ///< of tiles of keys, where an expression says which queries see them
   int dq_columns = 0;         ///< head_dim as the main kernel pads it: the width of dq_sum

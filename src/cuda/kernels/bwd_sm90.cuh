@@ -18,6 +18,9 @@
 //                               factor over, computes dS and sums dK. A third warpgroup computes dQ, slice by slice, and
 //                               adds it straight from registers.
 //
+// Where a cluster has all blocks of keys of a head (`chain`, both gradients), dQ is added up along its CTAs instead, and written
+// by the last (bwd_sm90_chain.cuh).
+//
 // Files
 //   bwd_sm90_config.cuh     configuration, shared memory, barriers, what the warps are told of a tile, the fixed order
 //   bwd_sm90_producers.cuh  planner, loaders, writers of dQ
@@ -25,6 +28,7 @@
 //   bwd_sm90_scores.cuh     what is done element by element
 //   bwd_sm90_keys.cuh       tiles, statistics and masks, which consumers of bwd_sm90_bf16x3 share
 //   bwd_sm90_dq.cuh         dQ in slices of 64 queries x 64 columns
+//   bwd_sm90_chain.cuh      the way of dQ through a cluster
 // Shared memory (bwd_sm90_config.cuh)
 //   K (twice where it fits: the next tile's arrives while dQ of the last step is computed), V; Q, dO two stages; all in
 //   strips of 64 columns, rows of 128 bytes, swizzled as TMA's and wgmma's 128-byte mode. dS (queries, keys), two
@@ -47,6 +51,8 @@
 //   kFactorTaken                all have read it: dS may take its place           among the second's warps
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
 //   passed_on[b]                and the next block's turn has come                among those that take turns
+//   full_inbox[i]               dQ of later keys is there, a warp's part          another CTA, bytes -> a warp
+//   room[way][i]                the next CTA's inbox has been read                its warp -> the warp that sends
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
 //   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, and back
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
@@ -64,9 +70,11 @@
 //   block   threads()
 //   shared  shared_bytes(), dynamic
 //   before  bwd_preprocess (lse_log2, delta, zeros in dq_sum and dq_semaphore)
-//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k)
+//   after   bwd_postprocess (dq; zeros in rows of dk, dv beyond used_k); a chain needs none
+//   cluster args.b.cluster CTAs, in a chain
 #pragma once
 
+#include "cuda/kernels/bwd_sm90_chain.cuh"
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_consumer.cuh"
 #include "cuda/kernels/bwd_sm90_dq.cuh"
@@ -83,6 +91,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   static_assert(kConfig.head_dim % 32 == 0 && kConfig.head_dim_v % 32 == 0);
   static_assert(kConfig.parts == 1 && kConfig.q_stages == kConfig.do_stages,
                 "a step has one slot for Q and dO");
+  static_assert(!kConfig.chain || (!kConfig.one_gradient && kConfig.k_stages == 2));
   // A slice for each consumer; all columns of the slices exist where red.v4 adds them.
   static_assert(kConfig.one_gradient ? kConfig.head_dim % kConfig.kSlice == 0
                                      : kConfig.slices() == kConfig.kConsumers);
@@ -98,14 +107,20 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (thread < 2) memory.work(static_cast<uint32_t>(thread)).set_dropout(args.b.p);
   }
   __syncthreads();  // the barriers are ready, and dropout's words in both work tiles
+  if constexpr (kConfig.chain)
+    bwd_sm90_open_inboxes<Instance>(args.b, memory, ptx::cta_rank());
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     // Looked up again: the least registers are left.
     const int role = __shfl_sync(0xffffffffu, static_cast<int>(ptx::thread_index() / 32), 0);
-    if constexpr (!kConfig.one_gradient) {
+    if constexpr (kConfig.stages_dq()) {
       if (role >= 2)
         BwdSm90Writer<Instance>{args, memory, role - 2, static_cast<int>(ptx::thread_index() % 32), {}}.run();
+    }
+    if constexpr (kConfig.chain) {
+      if (role >= 2)
+        BwdSm90Messenger<Instance>{args, memory, role - 2, static_cast<int>(ptx::thread_index() % 32)}.run();
     }
     if (ptx::thread_index() % 32 != 0) return;
     if constexpr (kConfig.one_gradient) {
@@ -118,11 +133,14 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (role == 1) bwd_sm90_load<Instance, false>(args, memory);
     return;
   }
-  const int base16 = __shfl_sync(0xffffffffu, static_cast<int>(memory.base / 16), 0);
+  // In a cluster addresses have the rank of the CTA in bits above 2^18, which a descriptor has not.
+  const uint32_t own_base = kConfig.chain ? memory.base % (1u << 18) : memory.base;
+  const int base16 = __shfl_sync(0xffffffffu, static_cast<int>(own_base / 16), 0);
   using Part = BwdSm90Part;
   if constexpr (!kConfig.one_gradient) {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     BwdSm90Consumer<Instance, Part::kBoth>{{{args, memory, base16}, warpgroup - 1}}.run();
+    if constexpr (kConfig.chain) ptx::cluster_barrier();  // nobody arrives at this CTA any more: it may end
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_dec<kConfig.kDqRegisters>();
     BwdSm90Dq<Instance>{{args, memory, base16}}.run();

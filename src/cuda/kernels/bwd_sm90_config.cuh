@@ -30,6 +30,8 @@ struct BwdSm90Config {
   bool expression = false;  ///< compiled for warp/expression.cuh
   bool dp_behind_p =
       false;  ///< dP is computed when P is there, not beside it: for terms that take many registers
+  /// Whether the blocks of keys of a head are the CTAs of a cluster, through which dQ passes (bwd_sm90_chain.cuh).
+  bool chain = false;
   /// Of an operand: kBf16x3Parts for float32, whose consumers add dQ from registers (bwd_sm90_bf16x3.cuh).
   int parts = 1;
 
@@ -52,7 +54,13 @@ struct BwdSm90Config {
   constexpr int slices() const { return tile_m / kSlice * strips(head_dim); }
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
   /// Whether consumers stage dQ in shared memory for warps that add it.
-  constexpr bool stages_dq() const { return !one_gradient && parts == 1; }
+  constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain; }
+  /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
+  constexpr bool holds_dq() const { return stages_dq() || chain; }
+  /// Of a chain: inboxes for dQ, a slice each, and how many steps' routes are kept: dQ of a step is sent in the step behind it,
+  /// when Q of two more may have been asked for.
+  static constexpr int kInboxes = kConsumers;
+  static constexpr int kRoutes = 4, kRouteBytes = 16;
   /// Of dS: one is written while the other is read. With one_gradient the factor of dS passes through them first. In
   /// parts: one for each consumer, which reads it alone.
   static constexpr int kBuffers = 2;
@@ -71,14 +79,16 @@ struct BwdSm90Config {
   constexpr int q_at() const { return v_at() + v_bytes(); }
   constexpr int do_at() const { return q_at() + q_stages * q_bytes(); }
   constexpr int ds_at() const { return do_at() + do_stages * do_bytes(); }
-  /// Staged dQ: a slice of each consumer.
+  /// Staged dQ, or the inboxes: a slice of each consumer.
   constexpr int dq_at() const { return ds_at() + kBuffers * ds_bytes(); }
-  constexpr int statistics_at() const { return dq_at() + (stages_dq() ? kConsumers * kSliceBytes : 0); }
+  constexpr int statistics_at() const { return dq_at() + (holds_dq() ? kConsumers * kSliceBytes : 0); }
   constexpr int work_at() const { return statistics_at() + (q_stages + do_stages) * statistics_bytes(); }
-  static constexpr int kWorkBytes = 80;  ///< of BwdSm90Work::kFields words
-  constexpr int barriers_at() const { return work_at() + 2 * kWorkBytes; }
+  static constexpr int kWorkBytes = 88;  ///< of BwdSm90Work::kFields words
+  constexpr int routes_at() const { return work_at() + 2 * kWorkBytes; }
+  constexpr int barriers_at() const { return routes_at() + (chain ? kRoutes * kRouteBytes : 0); }
   constexpr int barriers() const {
-    return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers;
+    return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers +
+           (chain ? 3 * kInboxes : 0);
   }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
@@ -110,6 +120,9 @@ struct BwdSm90Work {
     kSteps,    ///< blocks times query heads; -1: there is no tile any more
     kBeforeBegin,
     kBeforeEnd,  ///< blocks of queries at which the keys behind this tile's add before it, where the order is fixed
+    kAfterBegin,
+    kAfterEnd,  ///< those at which the keys before this tile's add behind it, in a chain
+    kUpwards,   ///< whether dQ goes to the rank above, in a chain
     kDropout,  ///< Dropout::start, four words: consumers have no registers to keep it in
     kFields = kDropout + 4
   };
@@ -197,6 +210,10 @@ inline constexpr int kBothConsumers = 256, kConsumerAndWriter = 128 + 32;
 /// CTAs of a launch: at most as many as the GPU holds at a time.
 template <class Grid>
 constexpr Grid bwd_sm90_grid(const BackwardArgs& args) {
+  if (args.cluster > 0) {
+    const int64_t heads = int64_t{args.p.heads_kv} * args.p.batch, clusters = args.slots / args.cluster;
+    return {(heads < clusters ? heads : clusters) * args.cluster};
+  }
   const int64_t tiles = int64_t{args.key_blocks} * args.p.heads_kv * args.p.batch;
   return {tiles < args.slots ? tiles : args.slots};
 }
@@ -207,7 +224,7 @@ struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kQStages = kConfig.q_stages, kDoStages = kConfig.do_stages,
                        kKStages = kConfig.k_stages;
-  static constexpr int kBuffers = kConfig.kBuffers;
+  static constexpr int kBuffers = kConfig.kBuffers, kInboxes = kConfig.kInboxes;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t k(int s) const { return base + s * kConfig.k_bytes(); }
@@ -223,6 +240,9 @@ struct BwdSm90Memory {
   /// The slice of dQ of a consumer in float32, in the order of dq_sum; a quarter a warp.
   __device__ __forceinline__ uint32_t dq(int consumer) const {
     return base + kConfig.dq_at() + consumer * kConfig.kSliceBytes;
+  }
+  __device__ __forceinline__ uint32_t route(uint32_t step) const {
+    return base + kConfig.routes_at() + step % kConfig.kRoutes * kConfig.kRouteBytes;
   }
   __device__ __forceinline__ uint32_t lse(int s) const {
     return base + kConfig.statistics_at() + s * kConfig.statistics_bytes();
@@ -250,6 +270,11 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t turn(int buffer) const { return empty_dq(kConfig.kConsumers + buffer); }
   __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
+  __device__ __forceinline__ uint32_t full_inbox(int part) const { return turn(3 * kBuffers + part); }
+  /// Of the CTA above, or below.
+  __device__ __forceinline__ uint32_t room(bool above, int part) const {
+    return full_inbox((above ? 2 : 1) * kInboxes + part);
+  }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
   __device__ __forceinline__ BwdSm90Work work(uint32_t tile) const {
@@ -279,7 +304,7 @@ struct BwdSm90Memory {
     for (uint32_t tile = 0; tile < 2; ++tile) {
       ptx::mbarrier_init(full_work(tile), 1);
       // Consumers, two loaders, and others that add dQ: a warpgroup and whoever looks after its turns, or two warps.
-      constexpr int kWriters = kConfig.stages_dq() ? 64 : 0;
+      constexpr int kWriters = kConfig.holds_dq() ? 64 : 0;
       ptx::mbarrier_init(empty_work(tile),
                          kConsumers + 2 + (kConfig.one_gradient ? 128 + (in_turn ? 2 : 0) : kWriters));
     }
@@ -292,6 +317,7 @@ struct BwdSm90Memory {
       ptx::mbarrier_init(empty_do(s), kConsumers);
     }
     for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
+    for (int i = 0; i < (kConfig.chain ? 3 * kInboxes : 0); ++i) ptx::mbarrier_init(full_inbox(i), 1);
     ptx::mbarrier_init_fence();
   }
 

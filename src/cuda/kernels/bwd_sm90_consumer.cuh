@@ -336,13 +336,17 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
     ptx::wgmma_fence();
     Dq{{args, memory, this->base16}}.issue(acc, ds.index, k_at, consumer);
   }
-  /// Waits for it, with kBehind groups of products behind it, and stages it for the writer.
+  /// Waits for it, with kBehind groups of products behind it, and stages it for the writer, or passes it on.
   template <int kBehind>
   __device__ __forceinline__ void finish_dq(typename Dq::Slice& acc, uint32_t count) const {
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_done(acc);
     if (count != ~0u) release(memory.empty_ds(RingSlot<kConfig.kBuffers>(count).index));
     const int w = warpgroup() - 1;  // looked up again: `consumer` would take a register of the loop
+    if constexpr (kConfig.chain) {
+      if (count != ~0u) Dq{{args, memory, this->base16}}.pass(acc, count, w);
+      return;
+    }
     ptx::mbarrier_wait(memory.empty_dq(w),
                        count & 1);  // the last step's has been read: staging number count + 1
     Dq::stage(acc, memory.dq(w));

@@ -4,11 +4,15 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/bwd_sm90_chain.cuh"
 #include "cuda/kernels/bwd_sm90_config.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/row_vectors.cuh"
 
 namespace fovea::cuda {
 
@@ -57,6 +61,63 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
                         uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
                               __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
   }
+  // --- along a chain ---
+
+  /// Adds what later keys have sent of step number `count` to a slice, and sends it on, or writes dq. The writer of the slice
+  /// tells the others.
+  __device__ __forceinline__ void pass(Slice& acc, uint32_t count, int slice) const {
+    const uint32_t at = memory.route(count);
+    const auto flags = static_cast<uint32_t>(uniform(static_cast<int>(BwdSm90Route::flags_at(at))));
+    const uint32_t inbox = memory.dq(slice) + warp() * kPart + lane() * 16;
+    if (flags & BwdSm90Route::kReceives) {
+      ptx::mbarrier_wait_cluster(memory.full_inbox(slice), (flags & BwdSm90Route::kInboxPhase) != 0);
+      add_inbox(acc, inbox);
+    }
+    __syncwarp();  // lanes leave the wait one by one: the compiler takes the warp for whole again
+    if (flags & BwdSm90Route::kSends) {
+      const bool up = (flags & BwdSm90Route::kUp) != 0;
+      ptx::mbarrier_wait(memory.room(up, slice), (flags & BwdSm90Route::kRoomPhase) != 0);
+      send(acc, ptx::address_in_cta(inbox, ptx::cta_rank() + (up ? 1 : -1)));
+    } else {
+      write(acc, BwdSm90Route::read(at), slice);
+    }
+    ptx::mbarrier_wait(memory.empty_dq(slice), (count & 1) ^ 1);  // the writer has seen the step before
+    ptx::barrier_arrive(kDqStaged + slice, kConsumerAndWriter);
+  }
+  __device__ __forceinline__ static void add_inbox(Slice& acc, uint32_t from) {
+#pragma unroll
+    for (int t = 0; t < kSlice / 8; ++t) {
+      const uint4 x = ptx::ld_shared_16(from + t * kFragment);
+      acc[4 * t] += __uint_as_float(x.x), acc[4 * t + 1] += __uint_as_float(x.y);
+      acc[4 * t + 2] += __uint_as_float(x.z), acc[4 * t + 3] += __uint_as_float(x.w);
+    }
+  }
+  __device__ __forceinline__ static void send(const Slice& acc, uint32_t to) {
+#pragma unroll
+    for (int t = 0; t < kSlice / 8; ++t)
+      ptx::st_cluster_16(to + t * kFragment,
+                         uint4{__float_as_uint(acc[4 * t]), __float_as_uint(acc[4 * t + 1]),
+                               __float_as_uint(acc[4 * t + 2]), __float_as_uint(acc[4 * t + 3])});
+  }
+  /// Rows of dq, which are complete, times the scale.
+  __device__ __forceinline__ void write(const Slice& acc, const BwdSm90Route& route, int slice) const {
+    const int row = slice / kSlicesAcross * kSlice + warp() * 16 + lane() / 4,
+              column = slice % kSlicesAcross * kSlice;
+    const bool aligned = (args.b.p.aligned16 & tile::kAlignedDQ) != 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      T* const to = reinterpret_cast<T*>(route.dq) + (row + 8 * half) * args.b.p.dq.row + column;
+      const int exist = row + 8 * half < route.rows ? args.b.p.head_dim - column : 0;
+      if (aligned) {
+        store_row_vectors<kSlice>(to, exist, acc, half, args.b.p.scale, lane());
+      } else {
+        store_row_elements<kSlice>(to, exist, acc, half, args.b.p.scale, lane());
+      }
+    }
+  }
+
+  // --- to dq_sum ---
+
   /// Where the sums of dQ of a step are.
   __device__ __forceinline__ static float* sums_of(const BackwardArgs& b, const BwdSm90Steps& step) {
     return b.dq_sum + (int64_t{step.head} * b.rows + step.n * kM) * kD;

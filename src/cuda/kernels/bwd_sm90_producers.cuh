@@ -1,6 +1,7 @@
 // The producers of bwd_sm90, a warp each: two loaders, of which one plans, and the writers, which add dQ of the consumers.
 #pragma once
 
+#include "cuda/kernels/bwd_sm90_chain.cuh"
 #include "cuda/kernels/bwd_sm90_config.cuh"
 #include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/ptx/barrier.cuh"
@@ -10,21 +11,39 @@
 
 namespace fovea::cuda {
 
-/// Fills in the tile of this index: sections of heads_at_once heads, in each block by block, the first keys, which most
-/// causal queries see, first; the last first where the order of additions is fixed (BwdSm90Turn). Whether it has any key.
+/// A block of keys of a key head, counted over all sequences.
+struct BwdSm90Place {
+  int head, block;
+};
+/// Sections of heads_at_once heads, in each block by block, the first keys, which most causal queries see, first; the last first
+/// where the order of additions is fixed (BwdSm90Turn).
+__device__ __forceinline__ BwdSm90Place bwd_sm90_place(const BackwardArgs& b, int index) {
+  const int section = min(index / (b.heads_at_once * b.key_blocks), b.whole_sections);
+  index -= section * b.heads_at_once * b.key_blocks;
+  const int head = section * b.heads_at_once;
+  const int heads = section < b.whole_sections ? b.heads_at_once : b.p.heads_kv * b.p.batch - head;
+  const int place = index / heads;
+  return {head + index % heads, b.dq_semaphore != nullptr ? b.key_blocks - 1 - place : place};
+}
+/// Of a chain: a head for each cluster in turn, a block for each rank.
+__device__ __forceinline__ BwdSm90Place bwd_sm90_place_in_chain(const BackwardArgs& b, int index,
+                                                                const BwdSm90Work& work) {
+  const int rank = ptx::cta_rank(), tile = index / (static_cast<int>(gridDim.x) / b.cluster);
+  const bool upwards = b.mirrors && tile % 2 != 0;
+  work.set(BwdSm90Work::kUpwards, upwards ? 1 : 0);
+  return {index, upwards ? b.cluster - 1 - rank : rank};
+}
+
+/// Fills in the tile of this index. Whether it has any key.
 template <class Instance>
 __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int index,
                                                    const BwdSm90Work& work) {
+  constexpr bool kChain = Instance::kConfig.chain;
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
-  const int section = min(index / (b.heads_at_once * b.key_blocks), b.whole_sections);
-  index -= section * b.heads_at_once * b.key_blocks;
-  int head = section * b.heads_at_once;
-  const int heads = section < b.whole_sections ? b.heads_at_once : p.heads_kv * p.batch - head;
-  const int place = index / heads;
-  const int first_key = (b.dq_semaphore != nullptr ? b.key_blocks - 1 - place : place) * kTileN;
-  head += index % heads;
-  const int batch = head / p.heads_kv;
+  const auto [head, block] =
+      kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
+  const int first_key = block * kTileN, batch = head / p.heads_kv;
   work.set(BwdSm90Work::kFirstKey, first_key);
   work.set(BwdSm90Work::kBatch, batch);
   work.set(BwdSm90Work::kHeadKv, head - batch * p.heads_kv);
@@ -49,21 +68,36 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   work.set(BwdSm90Work::kFullBegin, blocks.full_begin);
   work.set(BwdSm90Work::kFullEnd, blocks.full_end);
   work.set(BwdSm90Work::kSteps, p.group * count);
-  if (b.dq_semaphore != nullptr) {
-    const int behind = first_key + kTileN;
-    const tile::KvBlocks before =
-        behind < span.used_k
-            ? tile::q_blocks(p, span, behind, min(behind + kTileN, span.used_k), Instance::kConfig.tile_m)
-            : tile::KvBlocks{};
+  const auto blocks_of_keys_from = [&](int key) {
+    return key >= 0 && key < span.used_k
+               ? tile::q_blocks(p, span, key, min(key + kTileN, span.used_k), Instance::kConfig.tile_m)
+               : tile::KvBlocks{};
+  };
+  if (kChain || b.dq_semaphore != nullptr) {
+    const tile::KvBlocks before = blocks_of_keys_from(first_key + kTileN);
     work.set(BwdSm90Work::kBeforeBegin, before.begin);
     work.set(BwdSm90Work::kBeforeEnd, before.end);
+  }
+  if constexpr (kChain) {
+    const tile::KvBlocks after = blocks_of_keys_from(first_key - kTileN);
+    work.set(BwdSm90Work::kAfterBegin, after.begin);
+    work.set(BwdSm90Work::kAfterEnd, after.end);
   }
   return true;
 }
 
 /// The next tile that no CTA has. The first of each is that of its index; where the order of additions is fixed it is
-/// taken like the others, so that whom a CTA waits for has begun, in whatever order CTAs start.
-__device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args) {
+/// taken like the others, so that whom a CTA waits for has begun, in whatever order CTAs start. In a chain all CTAs of a
+/// cluster take the same, and clusters take turns.
+template <class Instance>
+__device__ __forceinline__ int bwd_sm90_first_index(const TmaBackwardArgs& args) {
+  const int block = static_cast<int>(blockIdx.x);
+  if constexpr (Instance::kConfig.chain) return block / args.b.cluster;
+  return args.b.dq_semaphore != nullptr ? atomicAdd(args.b.tile_counter, 1) : block;
+}
+template <class Instance>
+__device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args, int index) {
+  if constexpr (Instance::kConfig.chain) return index + static_cast<int>(gridDim.x) / args.b.cluster;
   const int given = args.b.dq_semaphore != nullptr ? 0 : static_cast<int>(gridDim.x);
   return given + atomicAdd(args.b.tile_counter, 1);
 }
@@ -74,10 +108,10 @@ __device__ __forceinline__ void bwd_sm90_plan(const TmaBackwardArgs& args,
                                               const BwdSm90Memory<Instance>& memory, uint32_t tile,
                                               int index) {
   const BackwardArgs& b = args.b;
-  const int count = b.key_blocks * b.p.heads_kv * b.p.batch;
+  const int count = (Instance::kConfig.chain ? 1 : b.key_blocks) * b.p.heads_kv * b.p.batch;
   ptx::mbarrier_wait(memory.empty_work(tile), (tile / 2 & 1) ^ 1);
   while (index < count && !bwd_sm90_make_work<Instance>(b, index, memory.work(tile)))
-    index = bwd_sm90_next_index(args);
+    index = bwd_sm90_next_index<Instance>(args, index);
   if (index >= count) memory.work(tile).set(BwdSm90Work::kSteps, -1);
   ptx::mbarrier_arrive(memory.full_work(tile));
 }
@@ -114,8 +148,8 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
   int next = 0;
-  if constexpr (kQ)
-    next = b.dq_semaphore != nullptr ? bwd_sm90_next_index(args) : static_cast<int>(blockIdx.x);
+  if constexpr (kQ) next = bwd_sm90_first_index<Instance>(args);
+  [[maybe_unused]] BwdSm90Routes routes{b, kConfig.chain ? ptx::cta_rank() : 0};
   for (uint32_t tile = 0;; ++tile) {
     if constexpr (kQ) bwd_sm90_plan(args, memory, tile, next);
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
@@ -129,6 +163,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
       const uint32_t full = kQ ? memory.full_q(s) : memory.full_do(s);
       if (first) bwd_sm90_load_keys<Instance, kQ>(args, memory, work, batch, keys++);
       ptx::mbarrier_wait(kQ ? memory.empty_q(s) : memory.empty_do(s), slot.phase ^ 1);
+      if constexpr (kQ && kConfig.chain) routes.next(work, steps, kTileM).write(memory.route(step));
       ptx::mbarrier_arrive_expect(full, kBytes);
 #pragma unroll 1
       for (int c = 0; c < kStrips; ++c)
@@ -142,7 +177,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
     }
     ptx::mbarrier_arrive(memory.empty_work(tile));
     // Not earlier: the steps that are loaded ahead hide the wait, and a tile that lies reserved keeps others from their turn.
-    if constexpr (kQ) next = bwd_sm90_next_index(args);
+    if constexpr (kQ) next = bwd_sm90_next_index<Instance>(args, next);
   }
 }
 

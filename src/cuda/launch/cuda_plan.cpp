@@ -38,9 +38,21 @@ template <>
 BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const KernelSet& kernels,
                                            const PrepareOptions& options) {
   const int device = p[Role::kQ].device_id;
-  const int ctas_per_sm = loaded(*kernels.main, device, kernels.text_of(*kernels.main)).ctas_per_sm;
-  return backward_layout(p, *kernels.main, properties_of(device).without_sms(options.sm_margin), ctas_per_sm,
-                         options.deterministic);
+  const LoadedKernel& main = loaded(*kernels.main, device, kernels.text_of(*kernels.main));
+  BackwardLayout layout =
+      backward_layout(p, *kernels.main, properties_of(device).without_sms(options.sm_margin),
+                      main.ctas_per_sm, options.deterministic);
+  BackwardArgs& args = layout.args;
+  if (args.cluster > 1)  // not all SMs of a GPU lie so that clusters fill them
+    args.slots = std::min(args.slots, args.cluster * active_clusters(*kernels.main, main, device, args.cluster));
+  return layout;
+}
+
+int cluster_of(const ForwardArgs&) {
+  return 0;
+}
+int cluster_of(const BackwardArgs& args) {
+  return args.cluster;
 }
 
 Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
@@ -73,8 +85,9 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   }
   return text;
 }
-std::string details(const KernelSet& kernels, const BackwardArgs&) {
+std::string details(const KernelSet& kernels, const BackwardArgs& args) {
   std::string text;
+  if (args.cluster > 1) text = ", dq through clusters of " + std::to_string(args.cluster);
   for (const auto* list : {&kernels.before, &kernels.after}) {
     for (const Kernel* kernel : *list) text += (text.empty() ? ", with " : ", ") + std::string(kernel->name);
   }
@@ -94,7 +107,20 @@ struct Launch {
   const Kernel* kernel;
   CUfunction function;
   unsigned x, y, z;
+  unsigned cluster = 0;  ///< CTAs of a cluster, where the launch says so; 0: as the kernel was compiled
+
+  CUresult put_on(CUstream stream, void** parameters) const;
 };
+
+CUresult Launch::put_on(CUstream stream, void** parameters) const {
+  const auto threads = static_cast<unsigned>(kernel->threads),
+             shared = static_cast<unsigned>(kernel->shared_bytes);
+  if (cluster == 0)
+    return driver().launch_kernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr);
+  ClusterLaunch launch(*kernel, x, cluster);
+  launch.config.hStream = stream;
+  return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
+}
 
 /// The launches of a run, in order, for pointers of one alignment.
 template <class Layout>
@@ -150,7 +176,8 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
       launches.summary += ", which spills " + std::to_string(code.local_bytes) + " bytes a thread";
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
     launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
-                             static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)});
+                             static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z),
+                             kernel->chain ? static_cast<unsigned>(cluster_of(args)) : 0u});
   }
   launches.summary += details(kernels, args);
   if (p.pass == Pass::kForward && options.splits.batch_invariant)
@@ -161,7 +188,6 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
 
 template <class Layout>
 void Launches<Layout>::put_on(void* stream, const typename Layout::Args& args, char* workspace) const {
-  const Driver& d = driver();
   alignas(64) std::array<std::byte, kMaxArgsBytes>
       own_args;  // not initialised: a binding writes what its kernel reads
   for (const Launch& l : list) {
@@ -171,9 +197,7 @@ void Launches<Layout>::put_on(void* stream, const typename Layout::Args& args, c
       binding_of(*kernel.binding, layout)({kernel, layout, args, workspace, stream}, own_args.data());
       parameters = {own_args.data()};
     }
-    const CUresult error = d.launch_kernel(l.function, l.x, l.y, l.z, static_cast<unsigned>(kernel.threads),
-                                           1, 1, static_cast<unsigned>(kernel.shared_bytes),
-                                           static_cast<CUstream>(stream), parameters.data(), nullptr);
+    const CUresult error = l.put_on(static_cast<CUstream>(stream), parameters.data());
     if (error != CUDA_SUCCESS) throw_cuda(kernel.name, error);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -192,6 +193,29 @@ const LoadedKernel& loaded(const Kernel& kernel, int id) {
   const std::pair key(&kernel, id);
   if (const auto found = kernels.find(key); found != kernels.end()) return found->second;
   return kernels.emplace(key, load(kernel, id)).first->second;
+}
+
+ClusterLaunch::ClusterLaunch(const Kernel& kernel, unsigned ctas, unsigned cluster) {
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim = {cluster, 1, 1};
+  config.gridDimX = ctas;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = static_cast<unsigned>(kernel.threads);
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = static_cast<unsigned>(kernel.shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+}
+
+int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster) {
+  const ContextScope scope(primary_context(id));
+  const ClusterLaunch launch(kernel, static_cast<unsigned>(cluster), static_cast<unsigned>(cluster));
+  int count = 0;
+  if (const CUresult error = driver().active_clusters(&count, code.function, &launch.config);
+      error != CUDA_SUCCESS) {
+    throw_cuda(kernel.name, error);
+  }
+  return std::max(1, count);
 }
 
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression) {

@@ -31,6 +31,17 @@ inline constexpr int kMostSpilledBytes = 256;
 const LoadedKernel& loaded(const Kernel& kernel, int id);
 /// The kernel as the library holds it where the text is empty, else compiled for the expression.
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
+/// What a launch of a kernel in clusters says. It points into itself.
+struct ClusterLaunch {
+  CUlaunchAttribute attribute = {};
+  CUlaunchConfig config = {};
+
+  ClusterLaunch(const Kernel& kernel, unsigned ctas, unsigned cluster);
+  ClusterLaunch(const ClusterLaunch&) = delete;
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+};
+/// How many clusters of so many CTAs device `id` holds at a time, at least 1.
+int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster);
 /// Compiles the kernel for an expression (compile_kernel of runtime_kernel.hpp) and loads that. Refuses code that spills
 /// more than a few registers. Threads that ask for different kernels do not wait
 /// for each other.

@@ -57,6 +57,8 @@ Driver make_driver() {
                     get_entry("cuFuncGetAttribute", 2020, d.func_get_attribute) &&
                     get_entry("cuFuncSetAttribute", 9000, d.func_set_attribute) &&
                     get_entry("cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, d.occupancy);
+  get_entry("cuLaunchKernelEx", 11060, d.launch_kernel_ex);
+  get_entry("cuOccupancyMaxActiveClusters", 11070, d.active_clusters);
   get_entry("cuStreamGetDevice", 12080, d.stream_get_device);
   get_entry("cuTensorMapEncodeTiled", 12000, d.tensor_map_encode_tiled);
   if (!complete) {

@@ -119,6 +119,7 @@ struct Kernel {
       false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
+  bool chain = false;        ///< backward: the blocks of keys of a head are the CTAs of a cluster
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;
   int cluster = 1;          ///< CTAs of a cluster, which take a tile together

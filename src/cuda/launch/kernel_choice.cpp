@@ -191,6 +191,24 @@ std::string shared_memory_clause(const Kernel& k, const KernelRequest& r) {
          " gives a CTA " + std::to_string(r.device.shared_per_cta);
 }
 
+/// The blocks of keys of a head are a cluster, and dQ is complete when it has passed all of them: nobody clears rows that no key
+/// sees, or keys beyond the last.
+std::string chain_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.chain) return "";
+  const AttentionProblem& p = r.problem;
+  if (p.packed || p.packed_k || p.has(Role::kSeqUsedQ) || p.has(Role::kSeqUsedK))
+    return "is for sequences of one length";
+  const int64_t most = int64_t{kMostChained} * k.tile_n;
+  if (p.seqlen_k > most)
+    return "is for up to " + std::to_string(most) + " keys, this problem has " + std::to_string(p.seqlen_k);
+  if (p.window_left >= 0) return "is for no windows to the left";
+  if (p.window_right >= 0 && p.seqlen_k - p.seqlen_q + p.window_right < 0)
+    return "is for queries that all see a key";
+  if (p.window_right >= 0 && p.group() > 1)
+    return "takes no groups of heads under a causal mask, where their key blocks have unequal work";
+  return "";
+}
+
 /// dbias_sm90 reads the bias pair by pair, in rows of 16-bit elements side by side, and takes dS for its gradient.
 std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   if (k.kind != KernelKind::kDBias || k.family != Family::kSm90) return "";
@@ -208,7 +226,7 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
 constexpr std::array kConditions = {
     excluded_clause,  name_clause,   capability_clause, dtype_clause,         gradients_clause, length_clause,
     head_size_clause, terms_clause,  key_dtype_clause,  keys_clause,          lists_clause,     tma_clause,
-    pages_clause,     stream_clause, alignment_clause,  shared_memory_clause, dbias_clause};
+    pages_clause,     stream_clause, chain_clause, alignment_clause,  shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {

@@ -326,6 +326,10 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
         static_cast<int>(std::clamp<int64_t>(filling * (deterministic ? 1 : tiles_each), 1, heads));
     args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
   }
+  if (kernel.chain) {
+    args.cluster = args.key_blocks;
+    args.mirrors = p.window_right >= 0;
+  }
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
   layout.delta = parts.take(all_rows, 4);
@@ -333,7 +337,7 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   if (deterministic && !kernel.writes_dq)
     layout.dq_semaphore =
         parts.take(1 + all_rows / BackwardArgs::kSemaphoreRows, args.semaphore_columns() * 4);
-  if (kernel.persistent) layout.tile_counter = parts.take(1, 4);
+  if (kernel.persistent && !kernel.chain) layout.tile_counter = parts.take(1, 4);
   if (p.has(Role::kKeys)) {
     constexpr int64_t kFour = 4;  // columns are added to, and cleared, by fours
     args.dk_columns = static_cast<int>(ceil_div(p.head_dim, kFour) * kFour);

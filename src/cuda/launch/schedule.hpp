@@ -20,6 +20,9 @@ inline constexpr int64_t kMaxPartBytes = int64_t{1} << 30;
 /// Of one sequence, where the batch takes no part in the choice: as many as make 64 sequences the same.
 inline constexpr int64_t kMaxPartBytesOfSequence = kMaxPartBytes / 64;
 
+/// CTAs of a cluster that every GPU with clusters takes: the most blocks of keys of a chain.
+inline constexpr int kMostChained = 8;
+
 /// Tiles of query rows of one head (of a group of heads when packed).
 int64_t m_blocks(const AttentionProblem& problem, bool pack_group, int tile_m);
 

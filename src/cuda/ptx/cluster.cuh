@@ -14,6 +14,12 @@ __device__ __forceinline__ void cluster_barrier() {
           : "memory");
 }
 
+/// Of this CTA in its cluster; looked up each time, so that it takes no register in between.
+__device__ __forceinline__ int cta_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
 /// Where CTA `rank` of the cluster has what this CTA has at `address`: an address for the functions below.
 __device__ __forceinline__ uint32_t address_in_cta(uint32_t address, int rank) {
   uint32_t there;
@@ -22,6 +28,10 @@ __device__ __forceinline__ uint32_t address_in_cta(uint32_t address, int rank) {
 }
 __device__ __forceinline__ void st_cluster_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+__device__ __forceinline__ void st_cluster_16(uint32_t to, uint4 x) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
 }
 /// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.
 __device__ __forceinline__ void mbarrier_arrive_in_cta(uint32_t barrier) {

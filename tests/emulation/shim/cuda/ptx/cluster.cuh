@@ -9,11 +9,18 @@ namespace fovea::cuda::ptx {
 inline void cluster_barrier() {
   emulation::cluster_barrier();
 }
+inline int cta_rank() {
+  return emulation::cta_rank();
+}
 inline uint32_t address_in_cta(uint32_t address, int rank) {
   return emulation::remote_address(address, rank);
 }
 inline void st_cluster_4(uint32_t to, uint32_t x) {
   emulation::store_remote(to, x);
+}
+inline void st_cluster_16(uint32_t to, uint4 x) {
+  emulation::store_remote(to, x.x), emulation::store_remote(to + 4, x.y);
+  emulation::store_remote(to + 8, x.z), emulation::store_remote(to + 12, x.w);
 }
 inline void mbarrier_arrive_in_cta(uint32_t barrier) {
   emulation::mbarrier_arrive_remote(barrier);
