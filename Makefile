@@ -57,29 +57,29 @@ run: programs ## attention of a real layer over a real text, as a picture: build
 
 # Parts of the tests; tools/run_tests.py says what is in them and which rotation of them runs.
 TEST = @command -v python3 > /dev/null || tools/setup.sh build; exec python3 tools/run_tests.py
-test: ## all tests but two of three rotations of the longest (ROTATION=1, 2 or 3 chooses; else the number of commits)
+test: ## one of three rotations of all tests (ROTATION=1, 2 or 3 chooses; else the number of commits)
 	$(TEST) --rotation "$(ROTATION)"
 
 test-all: ## all tests, every rotation: before a release
 	$(TEST) --rotation all
 
 test-release: ## ctest in an optimised build; ROTATION=3 or all: with the CUDA kernels for sm_90
-	$(TEST) --rotation "$(ROTATION)" packages build tests
+	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),2)" packages build tests
 
 test-python: ## the Python package, beside PyTorch, JAX and transformers (installed into build/venv, 2.3 GB)
-	$(TEST) packages build get-python python
+	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),2)" packages build get-python python
 
 test-report: ## the page of `fovea report`, in a real browser
-	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-browser report
+	$(TEST) --rotation 1 get-browser report
 
 test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
-	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" get-clang sanitizers
+	$(TEST) --rotation 1 get-clang sanitizers
 
 test-threads: ## one plan from many threads under ThreadSanitizer
 	$(TEST) --rotation 1 packages threads
 
 test-chips: ## the CUDA kernels compiled for sm_75, sm_80, sm_86 and sm_89
-	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),all)" packages chips
+	$(TEST) --rotation 1 packages chips
 
 .PHONY: test-setup cuda-setup
 test-setup:
@@ -104,8 +104,9 @@ part-get-python:
 part-get-browser:
 	tools/setup.sh report-test
 
-# The kernels take half of a build, so rotation 3 alone has them. A tree of its own keeps them from one time to the next.
-TEST_TREE := $(if $(filter 1 2,$(ROTATION)),test,test-cuda)
+# The kernels take most of a build, so rotation 3 alone has them, and with them only the tests that CUDA changes. Rotation 1
+# has sanitizers in the place of an optimised build. Each tree keeps what it has from one time to the next.
+TEST_TREE := $(if $(filter 2,$(ROTATION)),test,$(if $(filter 3,$(ROTATION)),test-cuda,test-all))
 part-build:
 	$(call configure,$(TEST_TREE))
 	$(call build,$(TEST_TREE),all)
@@ -113,6 +114,8 @@ part-build:
 part-tests:
 	$(call ctest,$(TEST_TREE)) $(rotating)
 
+# Rotation 3 has kernels that are made ahead of time; a build without CUDA skips these tests.
+PYTHON_TESTS := $(if $(filter 3,$(ROTATION)),tests/python/test_compile.py,tests/python)
 # The module comes from the build tree; pip packs it and installs it into build/venv as a user's would be.
 part-python:
 	if [[ ! -x build/venv/bin/python ]]; then \
@@ -122,33 +125,33 @@ part-python:
 	  $(call build,$(TEST_TREE),fovea_python); \
 	  build/venv/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-build-isolation . \
 	    --config-settings=cmake.define.FOVEA_PYTHON_MODULE=$(CURDIR)/build/$(TEST_TREE)/python/fovea/_core.abi3.so; \
-	  OMP_WAIT_POLICY=passive build/venv/bin/python -m pytest --quiet tests/python; \
-	  NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; \
+	  OMP_WAIT_POLICY=passive build/venv/bin/python -m pytest --quiet $(PYTHON_TESTS); \
+	  if [[ "$(ROTATION)" != 3 ]]; then NUMBA_ENABLE_CUDASIM=1 build/venv/bin/python -m pytest --quiet tests/ladder; fi; \
 	fi
 
-PAGE_TESTS_1 := 390 or scroll
-PAGE_TESTS_2 := 1440 or follows
-PAGE_TESTS_3 := not ($(PAGE_TESTS_1) or $(PAGE_TESTS_2))
 part-report:
 	if [[ ! -x build/report-test-venv/bin/python ]]; then \
 	  echo "no build/report-test-venv (tools/setup.sh report-test makes it), so the page of fovea report is not tested"; \
 	else \
-	  build/report-test-venv/bin/python -m pytest --quiet tests/report/test_report.py; \
-	  build/report-test-venv/bin/python -m pytest --quiet tests/report/test_page.py -k "$(PAGE_TESTS_$(ROTATION))"; \
+	  build/report-test-venv/bin/python -m pytest --quiet tests/report; \
 	fi
 
 # One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
+# Checks of the sources come first: without an optimised build nothing else of this rotation has them.
+CHECKS := ^(docs_(pages|tables|sizes|file_heads)|cuda_tools|include_order|parts_of_the_tests)
 part-sanitizers:
 	if command -v clang++ > /dev/null; then \
 	  $(call configure,fuzz); \
 	  $(call build,fuzz,fuzz_all sanitized_tests); \
-	  $(call ctest,fuzz) --label-regex sanitized $(rotating); \
+	  $(call ctest,fuzz) --tests-regex '$(CHECKS)'; \
+	  $(call ctest,fuzz) --label-regex sanitized; \
 	  tools/fuzz.sh build/fuzz 20000; \
 	else \
 	  echo "no clang++, so no fuzzing here; the sanitizers come from the preset asan"; \
 	  $(call configure,asan); \
 	  $(call build,asan,sanitized_tests); \
-	  $(call ctest,asan) --label-regex sanitized $(rotating); \
+	  $(call ctest,asan) --tests-regex '$(CHECKS)'; \
+	  $(call ctest,asan) --label-regex sanitized; \
 	fi
 
 part-threads:
@@ -156,7 +159,7 @@ part-threads:
 	$(call build,tsan,test_threads)
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
-# Rotation 3 has sm_90 in part-build.
+# sm_90 is in part-build of rotation 3.
 part-chips:
 	cmake --preset chips -DFOVEA_CUDA_ARCHITECTURES="75;80;86;89" $(CMAKE_FLAGS)
 	cmake --build build/chips --parallel $(JOBS) --target device_code

@@ -5,7 +5,7 @@
     run_tests.py --list
     run_tests.py --self-test
 
-What is too long for every run is divided into three rotations. A run takes one of them: that of the number of commits of
+All is too long for every run, so it is divided into three rotations. A run takes one of them: that of the number of commits of
 HEAD, so that three commits in a row take all. `make test-all` takes all three at once.
 
 Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
@@ -41,20 +41,20 @@ class Part:
 PARTS = [
     Part("packages", "compiler, libraries, nvcc, disassembler", download=True),
     Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1,)),
-    Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True),
-    Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True),
-    Part("build", "libraries, programs and tests", ("packages",), rotating=("", "", "CUDA kernels for sm_90, linked")),
-    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",),
-         rotating=("a third of emulated kernels and of the longest suites", "the next third",
-                   "the last third, machine code for sm_90")),
+    Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True, rotations=(2, 3)),
+    Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True, rotations=(1,)),
+    Part("build", "libraries, programs and tests", ("packages",), rotations=(2, 3),
+         rotating=("", "all but CUDA", "CUDA kernels for sm_90, linked, and what meets CUDA")),
+    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",), rotations=(2, 3),
+         rotating=("", "emulated kernels, every suite on CPUs", "machine code for sm_90, ranks, command line")),
     Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(1,), rotating=("all of it", "", "")),
     Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1,),
          rotating=("all of it", "", "")),
-    Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build")),
-    Part("report", "the page of `fovea report` in a browser", ("get-browser",),
-         rotating=("width of a phone", "width of a desk", "faults are found, colours")),
-    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(2,),
-         rotating=("", "sm_75, sm_80, sm_86 and sm_89; the ladder", "")),
+    Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build"), rotations=(2, 3),
+         rotating=("", "all but CUDA", "kernels made ahead of time")),
+    Part("report", "the page of `fovea report` in a browser", ("get-browser",), rotations=(1,), rotating=("all of it", "", "")),
+    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(1,),
+         rotating=("sm_75, sm_80, sm_86 and sm_89; the ladder", "", "")),
 ]
 
 
@@ -173,10 +173,11 @@ def self_test():
     run.state, run.seconds, run.processor = "passed", 1.6, 12.4
     lines = table([run, Run(PARTS[1], (1,))], 3)
     assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
-    lines = rotation_lines(PARTS, (2,), "5 commits")
-    assert "  chips: sm_75, sm_80, sm_86 and sm_89; the ladder: runs" in lines and "  build: CUDA kernels for sm_90, linked: left to another run" in lines
+    lines = rotation_lines(PARTS, (1,), "5 commits")
+    assert "  chips: sm_75, sm_80, sm_86 and sm_89; the ladder: runs" in lines and "  build: CUDA kernels for sm_90, linked, and what meets CUDA: left to another run" in lines
     assert [part.name for part in parts_of(PARTS, (3,)) if part.name in ("build", "chips")] == ["build"]
     assert parts_of(PARTS, ROTATIONS) == PARTS
+    assert all(parts_of(PARTS, (rotation,)) for rotation in ROTATIONS)
     print("run_tests.py: nothing wrong")
 
 
