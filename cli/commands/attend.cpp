@@ -287,7 +287,7 @@ void add_attend(CLI::App& program, Action& action) {
       "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
       "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors\n"
       "  fovea attend --input qkv.safetensors --causal --ranks 4 --output o.npy\n"
-      "  mpirun -n 4 fovea attend --mpi --input qkv.safetensors --causal --output o.npy\n"
+      "  mpirun -n 4 fovea attend --input qkv.safetensors --causal --output o.npy\n"
       "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor "
       "slope=slopes.npy "
       "--output o.npy");

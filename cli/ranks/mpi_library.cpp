@@ -30,8 +30,8 @@ void* open_library() {
   throw Failure(
       Exit::resources,
       std::string("--mpi: ") + (why ? why : kLibrary) +
-          "; build Fovea where CMake finds MPI (Debian: openmpi-bin libopenmpi-dev), or leave --mpi "
-          "out for ranks that are threads");
+          "; build Fovea where CMake finds MPI (Debian: openmpi-bin libopenmpi-dev), or pass --no-mpi "
+          "for ranks that are threads");
 }
 
 template <class Function>

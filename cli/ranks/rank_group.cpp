@@ -7,24 +7,31 @@
 
 #include "cli/data/elements.hpp"
 #include "cli/options/shape_options.hpp"
+#include "cli/ranks/launcher.hpp"
 #include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {
 
 RankGroup::RankGroup(const RankOptions& options) : options_(options) {
   options.check();
-  if (!options.mpi) {
+  if (!options.by_mpi()) {
     threads_.emplace(options.ranks);
     size_ = options.ranks;
     return;
   }
   process_.emplace();
   size_ = process_->transport().size();
+  if (const std::optional<Launcher> by = launcher(); by && by->processes != size_) {
+    throw Failure(Exit::resources,
+                  "--mpi: got " + std::to_string(size_) + " processes of MPI, expected " +
+                      std::to_string(by->processes) + " (" + by->variable +
+                      "); start them by the mpirun of the MPI that Fovea was built with, or pass --no-mpi");
+  }
   if (options.ranks != 0 && options.ranks != size_) {
     throw Failure(Exit::usage, "--ranks: got " + std::to_string(options.ranks) + ", expected " +
                                    std::to_string(size_) +
-                                   ", the number of processes that mpirun started, or "
-                                   "none");
+                                   ", the number of processes that mpirun started, or none; --no-mpi makes "
+                                   "ranks threads of each process");
   }
 }
 

@@ -493,6 +493,32 @@ class Mpi(Ranks):
         self.ok("attend", "--mpi", "--input", path, "--output", out)
         self.assertEqual(read_npy(out).shape, (6, 4, 8))
 
+    def test_processes_are_recognised(self):
+        path = self.save(self.qkv((13, 4, 8), (13, 4, 8)))
+        for many in ((), ("--ranks", "3")):
+            told = Ranks.compare(self, "--input", path, "--causal", command=(*self.MPIEXEC, "-n", "3", PROGRAM), many=many)
+            self.assertEqual(told["passes"][0]["ranks"]["count"], 3)
+
+    def test_processes_that_compute_alone(self):
+        path, out = self.save(self.qkv((13, 4, 8), (13, 4, 8))), self.folder / "o.npy"
+        done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--input", str(path), "--output", str(out), "--no-mpi",
+                               "--ranks", "3", "--threads", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertEqual(done.stdout.count("3 ranks of 1 threads"), 2)
+
+    def test_launchers(self):
+        attend = ("attend", "--input", self.save(self.qkv((6, 4, 8), (6, 4, 8))), "--output", self.folder / "o.npy")
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PM", "SLURM", "MV2"))}
+        for count, beside in (("PMI_SIZE", {}), ("MV2_COMM_WORLD_SIZE", {}), ("SLURM_STEP_NUM_TASKS", {"PMIX_RANK": "0"})):
+            done = fovea(*attend, env={**bare, count: "4", **beside})
+            self.assertNotEqual(done.returncode, OK)
+            self.assertFalse((self.folder / "o.npy").exists())
+        for beside in ({"SLURM_STEP_NUM_TASKS": "4"}, {"PMI_SIZE": "1"}, {"PMI_SIZE": "many"}):
+            self.ok(*attend, env={**bare, **beside})
+        self.fails(USAGE, *attend, "--mpi", "--no-mpi", says=["--mpi", "--no-mpi"])
+        self.fails(RESOURCES, *attend, env={**bare, "MV2_COMM_WORLD_SIZE": "4"},
+                   says=["got 1 processes of MPI, expected 4 (MV2_COMM_WORLD_SIZE)", "--no-mpi"])
+
 
 class Files(ProgramTest):
     def test_bad_inputs(self):
