@@ -15,10 +15,10 @@ struct Sign {
 
 /// Slurm counts tasks in every job, whatever they are: only beside a rank of PMI are they processes of one MPI program.
 constexpr Sign kSigns[] = {
-    {"OMPI_COMM_WORLD_SIZE", nullptr},       // Open MPI
-    {"PMI_SIZE", nullptr},                   // MPICH and what stems from it; Slurm's PMI and PMI-2
-    {"MV2_COMM_WORLD_SIZE", nullptr},        // MVAPICH
-    {"SLURM_STEP_NUM_TASKS", "PMIX_RANK"},   // srun --mpi=pmix
+    {"OMPI_COMM_WORLD_SIZE", nullptr},      // Open MPI
+    {"PMI_SIZE", nullptr},                  // MPICH and what stems from it; Slurm's PMI and PMI-2
+    {"MV2_COMM_WORLD_SIZE", nullptr},       // MVAPICH
+    {"SLURM_STEP_NUM_TASKS", "PMIX_RANK"},  // srun --mpi=pmix
     {"SLURM_STEP_NUM_TASKS", "PMI_RANK"},
 };
 

@@ -74,20 +74,29 @@ void RankGroup::gather(const Problem& whole, const Division& division, RankPart&
   for (const RankPart& other : others) other.collect(whole);
 }
 
-RankedRun RankGroup::attend(const Problem& whole, const Execution& execution) const {
-  const Division division = divide(whole, size_);
+RankedRun RankGroup::attend(const Problem& whole, const Execution& execution, RankFiles& files) const {
+  Problem divided = whole;
+  if (files.gradients_follow && files.keeps_results) divided.pass = Pass::backward;
+  files.division = divide(divided, size_);
+  files.parts.resize(static_cast<size_t>(size_));
   RankedRun all{.ranks = size_, .threads = threads_of_a_rank(execution, size_)};
   std::mutex mutex;
   run([&](const Transport& transport) {
-    RankPart part(whole, division, transport.rank(), RankPart::Data::dealt);
-    const DistributedPlan plan(transport, part.problem(), options_.options(execution, size_));
+    std::unique_ptr<RankPart>& kept = files.parts[static_cast<size_t>(transport.rank())];
+    auto part = std::make_unique<RankPart>(whole, files.division, transport.rank(), RankPart::Data::dealt,
+                                           files.read, kept.get());
+    const DistributedPlan plan(transport, part->problem(), options_.options(execution, size_));
     Workspace workspace(plan.workspace_size(), plan.device());
-    const Buffers buffers = buffers_of(part.problem().local);
+    const Buffers buffers = buffers_of(part->problem().local);
     const auto start = std::chrono::steady_clock::now();
     plan.run(buffers, workspace);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    part.collect(whole);
-    if (process_) gather(whole, division, part, transport);
+    if (files.keeps_results) {
+      kept = std::move(part);
+    } else {
+      part->collect(whole);
+      if (process_) gather(whole, files.division, *part, transport);
+    }
     const std::lock_guard lock(mutex);
     all.seconds = std::max(all.seconds, seconds);
     all.workspace = std::max(all.workspace, plan.workspace_size());

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/options/rank_options.hpp"
 #include "cli/ranks/division.hpp"
@@ -19,6 +21,15 @@ struct RankedRun {
   int ranks = 0, threads = 0;  ///< threads of each rank
 };
 
+/// What ranks read, and keep, for themselves.
+struct RankFiles {
+  RowReader read{};                                ///< rows of inputs that have no data
+  bool keeps_results = false;                      ///< instead of putting them together
+  bool gradients_follow = false;                   ///< results of the forward are inputs of the backward
+  Division division{};                             ///< of the results that are kept
+  std::vector<std::unique_ptr<RankPart>> parts{};  ///< by rank, those of this process
+};
+
 class RankGroup {
  public:
   /// Throws a Failure where mpirun has started another number of processes than --ranks says.
@@ -29,8 +40,8 @@ class RankGroup {
   bool has_result() const { return !process_ || process_->transport().rank() == 0; }
   /// Calls work(transport) on each rank of this process.
   void run(const std::function<void(const Transport&)>& work) const;
-  /// A pass over whole tensors, which every process has.
-  RankedRun attend(const Problem& whole, const Execution& execution) const;
+  /// A pass over whole tensors, which every process has, but for those that ranks read or keep.
+  RankedRun attend(const Problem& whole, const Execution& execution, RankFiles& files) const;
 
  private:
   void gather(const Problem& whole, const Division& division, RankPart& own,
