@@ -12,14 +12,14 @@
 
 namespace fovea::cli {
 
-RankGroup::RankGroup(const RankOptions& options) : options_(options) {
+RankGroup::RankGroup(const RankOptions& options, int64_t deadline_ms) : options_(options) {
   options.check();
   if (!options.by_mpi()) {
     threads_.emplace(options.ranks);
     size_ = options.ranks;
     return;
   }
-  process_.emplace();
+  process_.emplace(deadline_ms);
   size_ = process_->transport().size();
   if (const std::optional<Launcher> by = launcher(); by && by->processes != size_) {
     throw Failure(Exit::resources,
@@ -50,7 +50,10 @@ void RankGroup::run(const std::function<void(const Transport&)>& work) const {
   }
 }
 
-/// The first process gets the outputs of the others.
+std::optional<Transport> RankGroup::transport() const {
+  return process_ ? std::optional(process_->transport()) : std::nullopt;
+}
+
 void RankGroup::gather(const Problem& whole, const Division& division, RankPart& own,
                        const Transport& transport) const {
   if (transport.rank() > 0) {
@@ -103,6 +106,19 @@ RankedRun RankGroup::attend(const Problem& whole, const Execution& execution, Ra
     if (transport.rank() == 0) all.reason = plan.reason();
   });
   return all;
+}
+
+void wait_for_all(const Transport& transport) {
+  const auto size = static_cast<size_t>(transport.size());
+  const char here = 1;
+  std::vector<char> there(size);
+  std::vector<fovea_message> sends, receives;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer == transport.rank()) continue;
+    sends.push_back({peer, const_cast<char*>(&here), 1});
+    receives.push_back({peer, &there[static_cast<size_t>(peer)], 1});
+  }
+  transport.exchange(sends, receives);
 }
 
 std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution) {

@@ -477,7 +477,7 @@ class Mpi(Ranks):
     def test_every_method(self):
         pass  # the transport knows nothing of methods
 
-    test_text = test_explain = test_bench = test_every_method
+    test_text = test_explain = test_every_method
 
     def test_errors(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
@@ -492,6 +492,22 @@ class Mpi(Ranks):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
         self.ok("attend", "--mpi", "--input", path, "--output", out)
         self.assertEqual(read_npy(out).shape, (6, 4, 8))
+
+    def test_bench(self):
+        command = (*self.MPIEXEC, "-n", "2", PROGRAM, "bench", "--seqlen", "300,200", "--heads", "4", "--head-dim", "16", "--causal",
+                   "--seconds", "0.02", "--threads", "2")  # fmt: skip
+        for options in (("--json", "--pass", "fwd,bwd"), ("--json", "--pass", "fwd,bwd", "--mpi", "--layout", "bhsd")):
+            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
+            rows = json.loads(done.stdout)["rows"]  # the first process prints alone
+            self.assertEqual(len(rows), 4)
+            for row in rows:
+                self.assertTrue(row["right"])
+                self.assertEqual(row["ranks"]["count"], 2)
+        for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--decode",), "--no-mpi"), (("--heads-ranks", "3"), "heads_ranks")):
+            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            self.assertNotEqual(done.returncode, OK)
+            self.assertIn(says, done.stderr)
 
     def test_processes_are_recognised(self):
         path = self.save(self.qkv((13, 4, 8), (13, 4, 8)))
