@@ -126,7 +126,8 @@ std::vector<int32_t> starts_of(const Tensor& starts) {
   if (!starts) return {};
   if (starts.data() == nullptr)
     throw Failure(Exit::usage,
-                  "--with: got packed beside --ranks, expected --cu-seqlens-q FILE; where sequences start is "
+                  "--with: got packed beside --ranks, expected --lengths, or --cu-seqlens-q FILE; where "
+                  "sequences start is "
                   "needed to divide them");
   const auto* const data = static_cast<const int32_t*>(starts.data());
   return {data, data + starts.shape()[0]};

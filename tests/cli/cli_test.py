@@ -437,6 +437,21 @@ class Ranks(ProgramTest):
         times = [float(lines[0].split("simulated ")[1].split()[0]) for lines in (near, far)]
         self.assertLess(times[0], times[1])
 
+    def test_packed_sequences_on_paper(self):
+        command = ("explain", "--heads", "16", "--head-dim", "128", "--dtype", "bfloat16", "--causal", "--ranks", "8", "--on-paper", "gpu")
+        apart = self.json(*command, "--lengths", "16x2048")["ranks"]["reason"].splitlines()
+        mixed = self.json(*command, "--lengths", "20000,4x3000,768")["ranks"]["reason"].splitlines()
+        whole = self.json(*command, "--lengths", "32768")["ranks"]["reason"].splitlines()
+        self.assertIn("messages 0, moving 0), 0 MB sent", apart[0])
+        times = [float(lines[0].split("simulated ")[1].split()[0]) for lines in (apart, mixed, whole)]
+        self.assertEqual(times, sorted(times))
+        sizes = self.json(*command, "--seqlen", "32768")["ranks"]["reason"].splitlines()
+        self.assertEqual([line.split(" (")[0] for line in sizes], [line.split(" (")[0] for line in whole])
+        for lengths in ("3x", "x3", "0x3", "-1", "a", "2147483648", "2x1073741824"):
+            self.fails(USAGE, "explain", f"--lengths={lengths}", says=["--lengths"])
+        for other in (("--batch", "2"), ("--seqlen", "3"), ("--with", "packed"), ("--input", SAMPLE)):
+            self.fails(USAGE, "explain", "--lengths", "3", *other, says=["lengths" if other[0] != "--input" else "inputs"])
+
     def test_bench(self):
         sizes = ("--seqlen", "300", "--heads", "4", "--head-dim", "16", "--causal", "--seconds", "0.02", "--pass", "fwd,bwd")
         told = self.json("bench", *sizes, "--ranks", "2", "--threads", "2", "--stages", "2", "--heads-ranks", "1")
@@ -477,7 +492,7 @@ class Mpi(Ranks):
     def test_every_method(self):
         pass  # the transport knows nothing of methods
 
-    test_text = test_explain = test_every_method
+    test_text = test_explain = test_packed_sequences_on_paper = test_methods_on_paper = test_every_method
 
     def test_errors(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
