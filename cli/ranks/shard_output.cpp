@@ -39,7 +39,7 @@ std::vector<Run> runs_of(const std::vector<Piece>& pieces, int64_t rows, int ran
 }
 
 /// The rows that the shards hold. Queries and keys that are cut alike share shards.
-struct Layout {
+struct ShardLayout {
   std::vector<Run> queries, keys;
   bool is_shared = false;
 
@@ -61,8 +61,8 @@ size_t row_axis(const Array& array, Spread spread) {
   return array.shape.size() > 3 ? 1 : 0;
 }
 
-Layout layout_of(std::span<const Array> outputs, const Division& division, int ranks) {
-  Layout layout;
+ShardLayout layout_of(std::span<const Array> outputs, const Division& division, int ranks) {
+  ShardLayout layout;
   for (const Array& output : outputs) {
     const Spread spread = spread_of(output.name);
     if (spread == Spread::everywhere) continue;
@@ -75,7 +75,7 @@ Layout layout_of(std::span<const Array> outputs, const Division& division, int r
 }
 
 /// What one rank has of a shard.
-std::vector<Array> arrays_of(std::span<const Array> outputs, const Layout& layout, size_t shard,
+std::vector<Array> arrays_of(std::span<const Array> outputs, const ShardLayout& layout, size_t shard,
                              const RankPart& part) {
   std::vector<Array> arrays;
   for (const Array& output : outputs) {
@@ -136,7 +136,7 @@ class PendingFiles {
 
 /// As Hugging Face writes it: metadata, and for each tensor the file that has it; here a list of files, in the order of rows, for one that is cut.
 std::string index_text(const std::filesystem::path& index, std::span<const Array> outputs,
-                       const Layout& layout, const io::Metadata& metadata) {
+                       const ShardLayout& layout, const io::Metadata& metadata) {
   nlohmann::ordered_json json = {{"metadata", metadata}, {"weight_map", nlohmann::ordered_json::object()}};
   uint64_t total = 0;
   for (const Array& output : outputs) {
@@ -160,7 +160,7 @@ std::string index_text(const std::filesystem::path& index, std::span<const Array
 /// One rank's way: temporary files, all in place, the index. After each step ranks ask each other; where one failed, all clean up before
 /// any ends, since mpirun kills the others of a process that ends with an error. Returns whether all went well.
 bool write_on_rank(const Transport& transport, const std::filesystem::path& index,
-                   std::span<const Array> outputs, const io::Metadata& metadata, const Layout& layout,
+                   std::span<const Array> outputs, const io::Metadata& metadata, const ShardLayout& layout,
                    const RankPart& part, const Paths& inputs) {
   PendingFiles shards;
   const std::function<void()> steps[] = {
@@ -203,7 +203,7 @@ bool write_on_rank(const Transport& transport, const std::filesystem::path& inde
 size_t write_shards(const std::filesystem::path& index, std::span<const Array> outputs,
                     const io::Metadata& metadata, const RankGroup& group, const RankFiles& files,
                     const Paths& inputs) {
-  const Layout layout = layout_of(outputs, files.division, group.size());
+  const ShardLayout layout = layout_of(outputs, files.division, group.size());
   std::mutex mutex;
   std::exception_ptr failure;
   bool well = true;
