@@ -43,7 +43,7 @@ FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "thread
                "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "pages", "multiplies_qv", "stream_k", "seen_blocks", "writes_dq", "chain", "can_split",
                "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "split", "instances"}
-INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "rate",
+INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "rate",
                  "config", "runtime"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -180,8 +180,9 @@ def kernels_of(key, family):
                            "cluster", "shared_bytes"):
                 if member in family:
                     members.append((member, expression(family[member])))
-            if "min_keys" in row:
-                members.append(("min_keys", row["min_keys"]))
+            for member in ("min_keys", "most_keys"):
+                if member in row:
+                    members.append((member, row[member]))
             if "rate" in row:
                 members.append(("rate", row["rate"]))
             members.append(("min_capability", first))

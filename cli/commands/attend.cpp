@@ -13,6 +13,7 @@
 #include "cli/options/options.hpp"
 #include "cli/options/rank_options.hpp"
 #include "cli/ranks/rank_group.hpp"
+#include "cli/ranks/shard_output.hpp"
 #include "cli/terminal/text.hpp"
 
 namespace fovea::cli {
@@ -26,6 +27,8 @@ struct AttendOptions {
   RankOptions ranks;
   std::string output, lse_output, grad, output_dtype;
   bool json = false;
+
+  bool writes_shards() const { return io::is_index(output); }
 };
 
 struct Step {
@@ -35,11 +38,19 @@ struct Step {
   std::optional<RankedRun> over_ranks{};
 };
 
-/// On all ranks of `group`, where there is one. The plan of the whole problem checks it in either case.
-Step run_pass(const Problem& problem, const AttendOptions& options, const RankGroup* group) {
+/// Ranks that compute, and what they read and keep.
+struct Ranks {
+  explicit Ranks(const RankOptions& options) : group(options) {}
+
+  RankGroup group;
+  RankFiles files{};
+};
+
+/// On all ranks, where there are some. The plan of the whole problem checks it in either case.
+Step run_pass(const Problem& problem, const AttendOptions& options, Ranks* ranks) {
   const Plan plan(problem, options.execution.options());
-  if (group != nullptr) {
-    const RankedRun run = group->attend(problem, options.execution);
+  if (ranks != nullptr) {
+    const RankedRun run = ranks->group.attend(problem, options.execution, ranks->files);
     return {problem.pass == Pass::forward ? "forward" : "backward",
             std::string(plan.backend()),
             run.seconds,
@@ -57,6 +68,17 @@ Step run_pass(const Problem& problem, const AttendOptions& options, const RankGr
 
 void check_outputs(const AttendOptions& options, const Paths& inputs) {
   const bool gradients = !options.grad.empty();
+  if (options.writes_shards()) {
+    if (!options.ranks.asked()) {
+      throw Failure(Exit::usage,
+                    fmt::format("--output: got '{}' without --ranks, expected FILE.safetensors; shards are "
+                                "what ranks write",
+                                safe_text(options.output)));
+    }
+    if (!options.lse_output.empty())
+      throw Failure(Exit::usage, "--lse-output: got it beside shards, which have lse; leave it out");
+    return check_output("--output", options.output, {".json"}, inputs);
+  }
   check_output(
       "--output", options.output,
       gradients ? std::vector<std::string>{".safetensors"} : std::vector<std::string>{".safetensors", ".npy"},
@@ -72,8 +94,15 @@ void check_outputs(const AttendOptions& options, const Paths& inputs) {
 
 /// d_o from --grad, in the type of q.
 Array read_gradient(const AttendOptions& options, Inputs& inputs) {
-  Array d_o = read_array("d_o", options.grad);
-  inputs.files.push_back(file_of(options.grad));
+  std::optional<RowSource> rows = open_rows("d_o", options.grad);
+  Array d_o = !rows                   ? read_array("d_o", options.grad)
+              : options.ranks.asked() ? rows->described("d_o")
+                                      : rows->file.read_all();
+  if (rows) {
+    for (std::filesystem::path& file : rows->file.files()) inputs.files.push_back(std::move(file));
+  } else {
+    inputs.files.push_back(file_of(options.grad));
+  }
   inputs.sources["d_o"] = full_reference("d_o", options.grad);
   if (d_o.shape != inputs.o_shape_for_user() || !is_real(d_o.type)) {
     throw Failure(
@@ -82,13 +111,17 @@ Array read_gradient(const AttendOptions& options, Inputs& inputs) {
                     inputs.sources.at("d_o"), type_name(d_o.type), shape_text(d_o.shape),
                     shape_text(inputs.o_shape_for_user())));
   }
-  return converted(std::move(d_o), inputs.q.type);
+  if (!rows || !options.ranks.asked()) return converted(std::move(d_o), inputs.q.type);
+  d_o.type = rows->type = inputs.q.type;
+  inputs.rows.emplace("d_o", std::move(*rows));
+  return d_o;
 }
 
 /// What was computed: o and lse come first.
 struct Results {
   std::vector<Array> outputs;
   std::vector<Step> steps;
+  size_t shards = 0;  ///< files that hold the outputs; 0: they are no set
   const Array& o() const { return outputs[0]; }
   const Array& lse() const { return outputs[1]; }
 };
@@ -112,20 +145,22 @@ void check_names(const AttendOptions& options, const Expressions& expressions) {
 /// Runs the forward, and the backward where there is d_o. Arrays have the shapes that the user gave q in; the library sees them in
 /// the rank that it wants.
 Results compute(const AttendOptions& options, const Inputs& inputs, const Expressions& expressions,
-                const std::optional<Array>& d_o, const RankGroup* group) {
+                const std::optional<Array>& d_o, Ranks* ranks) {
   const ElementType o_type =
       options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
   Results results;
   results.outputs.reserve(8 + FOVEA_MAX_NAMED_TENSORS);  // views point into them
   const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
-    return results.outputs.emplace_back(io::make_array(name, type, shape));
+    // What ranks keep has no elements here.
+    return results.outputs.emplace_back(options.writes_shards() ? Array{name, type, shape, {}}
+                                                                : io::make_array(name, type, shape));
   };
   Problem problem = inputs.problem();
   options.terms.apply(problem);
   expressions.apply(problem);
   problem.o = view(output("o", o_type, inputs.o_shape_for_user()), inputs.o_shape());
   problem.lse = view(output("lse", ElementType::f32, inputs.lse_shape_for_user()), inputs.lse_shape());
-  results.steps.push_back(run_pass(problem, options, group));
+  results.steps.push_back(run_pass(problem, options, ranks));
   if (!d_o) return results;
 
   problem.pass = Pass::backward;
@@ -143,7 +178,7 @@ Results compute(const AttendOptions& options, const Inputs& inputs, const Expres
     const auto shape = named.tensor.shape();
     named.gradient = view(output(("d" + named.name).c_str(), ElementType::f32, {shape.begin(), shape.end()}));
   }
-  results.steps.push_back(run_pass(problem, options, group));
+  results.steps.push_back(run_pass(problem, options, ranks));
   return results;
 }
 
@@ -151,13 +186,20 @@ bool writes_npy(const AttendOptions& options) {
   return std::filesystem::path(options.output).extension() == ".npy";
 }
 
-void write_outputs(const AttendOptions& options, const Inputs& inputs, const Results& results) {
+/// On every process: ranks that keep their results write them.
+void write_outputs(const AttendOptions& options, const Inputs& inputs, Results& results, const Ranks* ranks) {
+  io::Metadata metadata = {{"made_by", "fovea attend"}, {"version", std::string(version())}};
+  if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end())
+    metadata.insert(*tokens);
+  if (options.writes_shards()) {
+    results.shards =
+        write_shards(options.output, results.outputs, metadata, ranks->group, ranks->files, inputs.files);
+    return;
+  }
+  if (ranks != nullptr && !ranks->group.has_result()) return;
   if (writes_npy(options)) {
     write_npy_output(options.output, results.o(), inputs.files);
   } else {
-    io::Metadata metadata = {{"made_by", "fovea attend"}, {"version", std::string(version())}};
-    if (const auto tokens = inputs.metadata.find("tokens"); tokens != inputs.metadata.end())
-      metadata.insert(*tokens);
     write_safetensors_output(options.output, results.outputs, metadata, inputs.files);
   }
   if (!options.lse_output.empty()) write_npy_output(options.lse_output, results.lse(), inputs.files);
@@ -190,6 +232,7 @@ void print_json_results(const AttendOptions& options, const Inputs& inputs, cons
     entry["file"] = npy && is_lse ? options.lse_output : options.output;
     json["outputs"].push_back(std::move(entry));
   }
+  if (results.shards > 0) json["shards"] = results.shards;
   print_json(json);
 }
 
@@ -211,13 +254,14 @@ void print_text_report(const AttendOptions& options, const Inputs& inputs, const
     names += fmt::format("{}{} {} {}", names.empty() ? "" : ", ", array.name, type_name(array.type),
                          shape_text(array.shape));
   }
-  fmt::print("wrote {}: {}\n", options.output, names);
+  const std::string in_shards = results.shards > 0 ? fmt::format(" and {} shards", results.shards) : "";
+  fmt::print("wrote {}{}: {}\n", options.output, in_shards, names);
   if (options.lse_output.empty()) return;
   fmt::print("wrote {}: lse float32 {}\n", options.lse_output, shape_text(results.lse().shape));
 }
 
 Exit run_attend(const AttendOptions& options) {
-  Inputs inputs = read_inputs(options.files);
+  Inputs inputs = read_inputs(options.files, true, options.ranks.asked());
   std::optional<Array> d_o;
   if (!options.grad.empty()) d_o = read_gradient(options, inputs);
   const Expressions expressions = read_expressions(options.expressions);
@@ -226,16 +270,26 @@ Exit run_attend(const AttendOptions& options) {
   inputs.sources.insert(expressions.sources.begin(), expressions.sources.end());
   check_outputs(options, inputs.files);
   options.ranks.check();
-  std::optional<RankGroup> group;
-  if (options.ranks.asked()) group.emplace(options.ranks);
+  std::optional<Ranks> ranks;
+  if (options.ranks.asked()) {
+    ranks.emplace(options.ranks);
+    ranks->files.read = [&](const std::string& tensor, int64_t sequence, int64_t begin, int64_t end,
+                            std::byte* to) {
+      const auto rows = inputs.rows.find(tensor);
+      if (rows != inputs.rows.end()) rows->second.read(sequence, begin, end, to);
+    };
+    ranks->files.keeps_results = options.writes_shards();
+    ranks->files.gradients_follow = d_o.has_value();
+  }
   Results results;
   try {
-    results = compute(options, inputs, expressions, d_o, group ? &*group : nullptr);
+    results = compute(options, inputs, expressions, d_o, ranks ? &*ranks : nullptr);
   } catch (const Error& error) {
     throw inputs.naming_file(error);
   }
-  if (group && !group->has_result()) return Exit::ok;
-  write_outputs(options, inputs, results);
+  write_outputs(options, inputs, results, ranks ? &*ranks : nullptr);
+  const bool is_written = !options.writes_shards() || results.shards > 0;
+  if (ranks && (!ranks->group.has_result() || !is_written)) return Exit::ok;
   (options.json ? print_json_results : print_text_report)(options, inputs, results);
   return Exit::ok;
 }
@@ -254,7 +308,8 @@ void add_attend(CLI::App& program, Action& action) {
   constexpr const char* kOutputs = "Outputs";
   command
       ->add_option("--output", options->output,
-                   "FILE.safetensors takes o and lse (and gradients), FILE.npy takes o")
+                   "FILE.safetensors takes o and lse (and gradients), FILE.npy takes o; "
+                   "FILE.safetensors.index.json: over ranks, each writes its rows to files beside it")
       ->type_name("FILE")
       ->required()
       ->group(kOutputs);
@@ -277,7 +332,8 @@ void add_attend(CLI::App& program, Action& action) {
   add_json_option(*command, options->json);
   command->footer(
       "A FILE to read is FILE.npy, FILE.safetensors (the tensor named as the option) or "
-      "FILE.safetensors:NAME.\n"
+      "FILE.safetensors:NAME. For FILE.safetensors may stand FILE.safetensors.index.json or the shards\n"
+      "FILE-00001-of-00004.safetensors and so on; over ranks each reads its rows only.\n"
       "o has the shape of q with the head size of v; lse is (seqlen), (heads, seqlen) or (batch, heads, "
       "seqlen).\n"
       "Outputs appear complete or not at all, and never over an input.\n"
@@ -287,7 +343,7 @@ void add_attend(CLI::App& program, Action& action) {
       "  fovea attend --q q.npy --k k.npy --v v.npy --dtype bfloat16 --output o.npy --lse-output lse.npy\n"
       "  fovea attend --input qkv.safetensors --grad d_o.npy --output gradients.safetensors\n"
       "  fovea attend --input qkv.safetensors --causal --ranks 4 --output o.npy\n"
-      "  mpirun -n 4 fovea attend --mpi --input qkv.safetensors --causal --output o.npy\n"
+      "  mpirun -n 4 fovea attend --input qkv.safetensors --causal --output o.npy\n"
       "  fovea attend --input qkv.safetensors --score \"s - slope[h] * abs(q - k)\" --tensor "
       "slope=slopes.npy "
       "--output o.npy");

@@ -54,6 +54,11 @@ std::vector<BenchCase> decode_cases(const BenchOptions& options) {
   refuse(options.pass != std::vector<std::string>{"fwd"}, "--pass", "another pass than fwd");
   refuse(options.layout != "bshd", "--layout", "another order than bshd");
   refuse(options.expressions.any(), "--score, --sees, --tensor", "an expression");
+  if (options.ranks.asked()) {
+    throw Failure(
+        Exit::usage,
+        "--ranks: got ranks beside --decode, expected none; leave it out, and under mpirun pass --no-mpi");
+  }
   ShapeOptions shapes = options.shape;
   shapes.take_defaults(default_decode_shapes());
   return options.cache.cases(shapes.shapes(), options.terms);
@@ -131,7 +136,9 @@ BenchRow bench_decode(const BenchCase& what, const BenchOptions& options) {
   return row;
 }
 
-BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const BenchOptions& options) {
+/// `group`: ranks that compute, or nullptr. Processes of mpirun but the first are told what to do by that one, and have no result.
+std::optional<BenchRow> bench_one(const BenchCase& what, const Expressions& expressions,
+                                  const BenchOptions& options, const RankGroup* group) {
   if (what.cache) return bench_decode(what, options);
   std::optional<Gpu> gpu;
   if (const std::optional<int> id = options.gpu()) gpu.emplace(*id);
@@ -156,7 +163,14 @@ BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const 
   Buffers buffers = buffers_of(problem);
   if (gpu) buffers.stream = gpu->stream();
   std::optional<RankCrew> crew;
-  if (options.ranks.asked()) crew.emplace(problem, options.ranks, options.execution);
+  const auto renew = [&] {
+    if (backward) fill_d_o(what.shape.seqlen_q);
+  };
+  if (group != nullptr) crew.emplace(problem, *group, options.ranks, options.execution);
+  if (crew && !group->has_result()) {
+    crew->follow(renew);
+    return std::nullopt;
+  }
   const std::function<void()> alone = [&] { plan.run(buffers, workspace); };
   const std::function<void()> run = crew ? [&] { crew->run(); } : alone;
 
@@ -171,13 +185,15 @@ BenchRow bench_one(const BenchCase& what, const Expressions& expressions, const 
                .rows_checked = rows,
                .workspace = crew ? crew->workspace() : plan.workspace_size()};
   if (!row.right()) return row;  // a wrong result has no time
-  if (backward) fill_d_o(what.shape.seqlen_q);
   if (crew) {
-    crew->deal();
+    crew->deal(renew);
     const std::vector<Timing> timings = measure_in_turns(std::array{run, alone}, options.seconds);
     row.timing = timings[0];
-    row.single = {timings[1], options.ranks.ranks, crew->reason()};
-  } else if (gpu) {
+    row.single = {timings[1], group->size(), crew->reason()};
+    return row;
+  }
+  renew();
+  if (gpu) {
     row.timing = gpu->measure(run, options.seconds, 5);
     row.host_seconds = gpu->host_seconds(run);
   } else if (what.reads_memory) {
@@ -199,19 +215,27 @@ Exit run_bench(const BenchOptions& options) {
   const std::optional<int> gpu = options.gpu();
   options.ranks.check();
   if (gpu && options.ranks.asked()) {
-    throw Failure(Exit::usage,
-                  "--ranks: got it with a GPU, expected --device cpu; ranks of this program compute on CPUs");
+    throw Failure(
+        Exit::usage,
+        "--ranks: got ranks with a GPU, expected --device cpu; ranks of this program compute on CPUs, "
+        "and under mpirun --no-mpi makes none");
   }
   const BenchSetting setting{options.execution.resolved_threads(), options.terms.causal,
                              gpu ? Gpu(*gpu).text() : ""};
+  // While the first process checks a result, the others are silent.
+  constexpr int64_t kDeadline = 3'600'000;
+  std::optional<RankGroup> group;
+  if (options.ranks.asked()) group.emplace(options.ranks, kDeadline);
   std::vector<BenchRow> rows;
   {
     Progress progress("bench", static_cast<int64_t>(cases.size()));
     for (const BenchCase& what : cases) {
-      rows.push_back(bench_one(what, expressions, options));
+      std::optional<BenchRow> row = bench_one(what, expressions, options, group ? &*group : nullptr);
+      if (row) rows.push_back(std::move(*row));
       progress.advance();
     }
   }
+  if (group && !group->has_result()) return Exit::ok;
   if (options.json) {
     print_bench_json(setting, rows);
   } else {
@@ -248,7 +272,7 @@ void add_bench(CLI::App& program, Action& action) {
   options->terms.add_options(*command, false);
   options->expressions.add_options(*command);
   options->execution.add_options(*command, true);
-  options->ranks.add_options(*command, false);
+  options->ranks.add_options(*command, true);
   add_device_option(*command, options->device);
   command->add_option("--layout", options->layout, "Memory order: bshd (the default) or bhsd")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
@@ -267,7 +291,7 @@ void add_bench(CLI::App& program, Action& action) {
       "timed\n"
       "in turns with a plain read of K and V; on a GPU a copy of them follows. With --ranks each row is "
       "timed in turns with "
-      "one rank that has all threads.\n"
+      "one rank that has all threads; under mpirun that is the first process.\n"
       "\n"
       "Examples:\n"
       "  fovea bench --seqlen 1024,4096 --heads 16 --head-dim 64,128 --dtype bfloat16 --causal\n"
@@ -276,6 +300,7 @@ void add_bench(CLI::App& program, Action& action) {
       "  fovea bench --pass fwd,bwd --backend cpu_generic --threads 1 --json\n"
       "  fovea bench --seqlen 2048 --sees \"q - k < 256\" --causal\n"
       "  fovea bench --seqlen 4096 --heads 8 --causal --pass fwd,bwd --ranks 2\n"
+      "  mpirun -n 2 --bind-to none fovea bench --seqlen 4096 --heads 8 --causal\n"
       "  fovea bench --rows bfloat16_fwd --layout bhsd\n"
       "  fovea bench --device cuda --batch 4 --seqlen 4096 --heads 16 --head-dim 128 --causal --pass "
       "fwd,bwd");

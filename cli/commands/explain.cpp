@@ -9,6 +9,7 @@
 #include "cli/commands/commands.hpp"
 #include "cli/data/expressions.hpp"
 #include "cli/data/inputs.hpp"
+#include "cli/options/lengths.hpp"
 #include "cli/options/options.hpp"
 #include "cli/options/rank_options.hpp"
 #include "cli/options/shape_options.hpp"
@@ -26,9 +27,32 @@ struct ExplainOptions {
   Execution execution;
   RankOptions ranks;
   std::string pass = "fwd", device;
-  std::vector<std::string> with;
+  std::vector<std::string> with, lengths;
   bool json = false;
 };
+
+/// Rows of all sequences behind each other.
+void pack(Problem& problem, const Shape& s, int64_t total_q, int64_t total_k, const Tensor& starts) {
+  const auto packed = [&](int64_t total, std::array<int64_t, 4> shape) {
+    const std::array<int64_t, 3> rows = {total, shape[2], shape[3]};
+    return described(s.type, rows);
+  };
+  problem.q = packed(total_q, s.q());
+  problem.k = packed(total_k, s.k());
+  problem.v = packed(total_k, s.v());
+  problem.o = packed(total_q, s.o());
+  const std::array<int64_t, 2> lse = {s.heads_q, total_q};
+  problem.lse = described(ElementType::f32, lse);
+  if (problem.pass == Pass::backward) {
+    problem.d_o = problem.o;
+    problem.dq = problem.q;
+    problem.dk = problem.k;
+    problem.dv = problem.v;
+  }
+  problem.cu_seqlens_q = problem.cu_seqlens_k = starts;
+  problem.max_seqlen_q = s.seqlen_q;
+  problem.max_seqlen_k = s.seqlen_k;
+}
 
 /// Adds tensors without data for the names in --with.
 void add_described_terms(Problem& problem, const Shape& s, const std::vector<std::string>& names) {
@@ -84,25 +108,7 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       }
     } else if (name == "packed") {
       const std::array<int64_t, 1> starts = {s.batch + 1};
-      const auto packed = [&](std::array<int64_t, 4> shape) {
-        const std::array<int64_t, 3> total = {shape[0] * shape[1], shape[2], shape[3]};
-        return described(s.type, total);
-      };
-      problem.q = packed(s.q());
-      problem.k = packed(s.k());
-      problem.v = packed(s.v());
-      problem.o = packed(s.o());
-      const std::array<int64_t, 2> lse = {s.heads_q, s.batch * s.seqlen_q};
-      problem.lse = described(ElementType::f32, lse);
-      if (problem.pass == Pass::backward) {
-        problem.d_o = problem.o;
-        problem.dq = problem.q;
-        problem.dk = problem.k;
-        problem.dv = problem.v;
-      }
-      problem.cu_seqlens_q = problem.cu_seqlens_k = described(ElementType::i32, starts);
-      problem.max_seqlen_q = s.seqlen_q;
-      problem.max_seqlen_k = s.seqlen_k;
+      pack(problem, s, s.batch * s.seqlen_q, s.batch * s.seqlen_k, described(ElementType::i32, starts));
     } else {
       throw Failure(Exit::usage, "--with: got '" + name +
                                      "', expected names out of bias, dbias, mask, block_mask, alibi, sink, "
@@ -273,13 +279,35 @@ void print_ranks(int ranks, std::string_view reason) {
   }
 }
 
+/// The problem of the sizes, or of sequences of `lengths` where --lengths names some; the problem points into it.
+Problem described_problem(const ExplainOptions& options, const PackedLengths& lengths, Pass pass) {
+  Shape shape = options.shape.shapes().front();
+  if (options.lengths.empty()) {
+    Problem problem = described(shape, pass);
+    add_described_terms(problem, shape, options.with);
+    return problem;
+  }
+  if (std::ranges::find(options.with, "packed") != options.with.end())
+    throw Failure(Exit::usage, "--with: got packed beside --lengths, which packs; leave it out");
+  shape.batch = lengths.sequences();
+  shape.seqlen_q = shape.seqlen_k = lengths.longest;
+  Problem problem = described(shape, pass);
+  add_described_terms(problem, shape, options.with);
+  const std::array<int64_t, 1> count = {lengths.sequences() + 1};
+  const Tensor type = described(ElementType::i32, count);
+  pack(problem, shape, lengths.total(), lengths.total(),
+       Tensor(const_cast<int32_t*>(lengths.starts.data()), type.dtype(), count));
+  return problem;
+}
+
 Exit run_explain(const ExplainOptions& options) {
   options.ranks.check();
   Problem problem;
   std::optional<Inputs> inputs;
+  const PackedLengths lengths = parse_lengths(options.lengths);
   const Pass pass = parse_pass(options.pass);
   if (options.files.any()) {
-    if (options.shape.given() || !options.with.empty()) {
+    if (options.shape.given() || !options.with.empty() || !options.lengths.empty()) {
       throw Failure(Exit::usage, "inputs: got both files and sizes, expected one or the other");
     }
     inputs = read_inputs(options.files);
@@ -287,9 +315,7 @@ Exit run_explain(const ExplainOptions& options) {
     problem.pass = pass;
     add_described_outputs(problem, *inputs);
   } else {
-    const Shape shape = options.shape.shapes().front();
-    problem = described(shape, pass);
-    add_described_terms(problem, shape, options.with);
+    problem = described_problem(options, lengths, pass);
   }
   options.terms.apply(problem);
   const Expressions expressions = read_expressions(options.expressions);
@@ -343,6 +369,14 @@ void add_explain(CLI::App& program, Action& action) {
   CLI::App* command =
       program.add_subcommand("explain", "Which backend a problem gets, and why each other one does not");
   options->shape.add_options(*command, false);
+  CLI::Option* const lengths =
+      command
+          ->add_option("--lengths", options->lengths,
+                       "Packed sequences of these lengths: LENGTH or COUNTxLENGTH, each of queries and keys")
+          ->delimiter(',')
+          ->type_name("N,...")
+          ->group("Sizes");
+  for (const char* other : {"--batch", "--seqlen", "--seqlen-k"}) lengths->excludes(other);
   options->terms.add_options(*command, true);
   command->add_option("--pass", options->pass, "fwd (the default) or bwd")->type_name("PASS")->group("Sizes");
   command
@@ -372,6 +406,7 @@ void add_explain(CLI::App& program, Action& action) {
       "  fovea explain --seqlen 1024 --sees \"k <= q && q - k < 256\" --score \"30 * tanh(s / 30)\"\n"
       "  fovea explain --seqlen 65536 --heads 32 --heads-kv 8 --causal --ranks 8\n"
       "  fovea explain --seqlen 1048576 --heads 16 --causal --ranks 64 --on-paper gpu --ranks-per-host 8\n"
+      "  fovea explain --lengths 4x16384,32x2048 --heads 16 --causal --ranks 8 --on-paper gpu\n"
       "  fovea explain --input qkv.safetensors --json");
   command->callback([options, &action] { action = [options] { return run_explain(*options); }; });
 }

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "cli/terminal/failure.hpp"
@@ -23,10 +24,17 @@ struct Reference {
 };
 
 Reference split(const std::string& tensor, const std::string& text) {
-  const std::string separator = std::string(kSafetensors) + ":";
-  const size_t at = text.rfind(separator);
-  if (at == std::string::npos) return {text, tensor};
-  return {text.substr(0, at + kSafetensors.size()), text.substr(at + separator.size())};
+  for (const std::string_view ending : {io::kIndexEnding, kSafetensors}) {
+    const std::string separator = std::string(ending) + ":";
+    const size_t at = text.rfind(separator);
+    if (at == std::string::npos) continue;
+    return {text.substr(0, at + ending.size()), text.substr(at + separator.size())};
+  }
+  return {text, tensor};
+}
+
+bool is_safetensors(const std::filesystem::path& file) {
+  return file.extension() == kSafetensors || io::is_index(file);
 }
 
 /// The option that names the file of a tensor: "--block-mask" for block_mask.
@@ -105,15 +113,36 @@ constexpr OptionalInput kOptionalInputs[] = {
 
 constexpr const char* kRealTypes = "float32, float16, bfloat16 or float64";
 
+/// A FileError of read() as a failure that names the tensor's option as well.
+template <class Read>
+auto naming_option(const std::string& tensor, const Read& read) {
+  try {
+    return read();
+  } catch (const io::FileError& error) {
+    throw Failure(Exit::input, fmt::format("{}: {}", option_of(tensor), error.what()));
+  }
+}
+
+/// q, k or v: its elements, or where its rows lie.
+Array take_rows(const std::string& tensor, RowSource rows, bool by_rows, Inputs& in) {
+  for (const std::filesystem::path& file : rows.file.files()) {
+    if (std::ranges::find(in.files, file) == in.files.end()) in.files.push_back(file);
+  }
+  if (!by_rows) return rows.file.read_all();
+  return in.rows.emplace(tensor, std::move(rows)).first->second.described(tensor);
+}
+
 /// q, k and v from one file for each.
-void read_separate(const InputFiles& files, bool with_values, Inputs& in) {
+void read_separate(const InputFiles& files, bool with_values, bool by_rows, Inputs& in) {
   if (files.q.empty() || files.k.empty() || (with_values && files.v.empty())) {
     throw Failure(Exit::usage, fmt::format("inputs: got only some of {}, expected all of them",
                                            with_values ? "--q, --k and --v" : "--q and --k"));
   }
   const auto read = [&](const char* tensor, const std::string& reference) {
-    in.files.push_back(file_of(reference));
     in.sources[tensor] = full_reference(tensor, reference);
+    if (std::optional<RowSource> rows = open_rows(tensor, reference))
+      return naming_option(tensor, [&] { return take_rows(tensor, std::move(*rows), by_rows, in); });
+    in.files.push_back(file_of(reference));
     return read_array(tensor, reference);
   };
   in.q = read("q", files.q);
@@ -121,27 +150,38 @@ void read_separate(const InputFiles& files, bool with_values, Inputs& in) {
   if (with_values) in.v = read("v", files.v);
 }
 
-/// q, k and v from one file for all.
-void read_together(const InputFiles& files, bool with_values, Inputs& in) {
+/// q, k and v from one file, or one set of shards, for all.
+void read_together(const InputFiles& files, bool with_values, bool by_rows, Inputs& in) {
   const std::filesystem::path path = files.input;
-  if (path.extension() != kSafetensors) {
+  if (!is_safetensors(path)) {
     throw Failure(Exit::usage,
                   fmt::format("--input: got '{}', expected FILE.safetensors; give .npy files by {}",
                               safe_text(files.input), with_values ? "--q, --k and --v" : "--q and --k"));
   }
-  std::vector<std::string> names = {"q", "k"};
-  if (with_values) names.emplace_back("v");
-  io::Safetensors read = io::read_safetensors(path, names);  // in the order of the names
-  in.q = std::move(read.arrays.at(0));
-  in.k = std::move(read.arrays.at(1));
-  if (with_values) in.v = std::move(read.arrays.at(2));
-  in.metadata = std::move(read.metadata);
-  in.files.push_back(path);
-  for (const std::string& name : names) in.sources[name] = full_reference(name, files.input);
+  const auto read = [&](const char* tensor) {
+    in.sources[tensor] = full_reference(tensor, files.input);
+    io::RowFile file(path, tensor);
+    if (in.files.empty()) in.metadata = file.metadata();
+    const ElementType type = file.type();
+    return take_rows(tensor, {std::move(file), type}, by_rows, in);
+  };
+  in.q = read("q");
+  in.k = read("k");
+  if (with_values) in.v = read("v");
+}
+
+/// The same elements in another type; what has none gets it when its rows are read.
+void convert(const char* tensor, Array& array, ElementType type, Inputs& in) {
+  const auto rows = in.rows.find(tensor);
+  if (rows == in.rows.end()) {
+    array = converted(std::move(array), type);
+  } else {
+    array.type = rows->second.type = type;
+  }
 }
 
 /// Checks q, k, v or qv, and converts it to --dtype.
-void prepare(const char* tensor, Array& array, const std::string& dtype, const Inputs& in) {
+void prepare(const char* tensor, Array& array, const std::string& dtype, Inputs& in) {
   if (!is_real(array.type)) refuse(tensor, array, in, kRealTypes);
   const size_t most = in.packed() ? 3 : 4;
   if (array.shape.size() < 2 || array.shape.size() > most || array.shape.size() != in.q.shape.size()) {
@@ -149,7 +189,7 @@ void prepare(const char* tensor, Array& array, const std::string& dtype, const I
            in.packed() ? "(total, d) or (total, heads, d), q, k and v alike"
                        : "(seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d), q, k and v alike");
   }
-  if (!dtype.empty()) array = converted(std::move(array), parse_type("--dtype", dtype));
+  if (!dtype.empty()) convert(tensor, array, parse_type("--dtype", dtype), in);
 }
 
 /// Checks an optional array, and converts it to a type that the library takes.
@@ -186,8 +226,8 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
     command.add_option(name, field, help)->type_name("FILE")->group(group);
   };
   add("--input", input,
-      with_values ? "A .safetensors file with the tensors q, k and v"
-                  : "A .safetensors file with the tensors q and k",
+      with_values ? "A .safetensors file, or the index of several, with the tensors q, k and v"
+                  : "A .safetensors file, or the index of several, with the tensors q and k",
       kInputs);
   add("--q", q, "Queries: (seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d)", kInputs);
   add("--k", k, "Keys, of the same number of dimensions", kInputs);
@@ -239,25 +279,51 @@ std::filesystem::path file_of(const std::string& reference) {
 
 std::string full_reference(const std::string& tensor, const std::string& reference) {
   const Reference r = split(tensor, reference);
-  const bool names_tensor = r.file.extension() == kSafetensors;
+  const bool names_tensor = is_safetensors(r.file);
   return safe_text(names_tensor ? fmt::format("{}:{}", r.file.string(), r.name) : reference);
 }
 
 Array read_array(const std::string& tensor, const std::string& reference) {
   const Reference r = split(tensor, reference);
   const bool is_npy = r.file.extension() == kNpy;
-  if (!is_npy && r.file.extension() != kSafetensors) {
+  if (!is_npy && !is_safetensors(r.file)) {
     throw Failure(Exit::usage,
                   fmt::format("{}: got '{}', expected FILE.npy, FILE.safetensors or FILE.safetensors:NAME",
                               option_of(tensor), safe_text(reference)));
   }
-  try {
+  return naming_option(tensor, [&] {
     if (is_npy) return io::read_npy(r.file);
+    const std::vector<std::filesystem::path> shards = io::find_shards(r.file, r.name).shards;
+    if (shards.size() > 1) {
+      throw io::FileError(r.file.string(),
+                          fmt::format("has tensor {} in {} shards, expected it whole in one file",
+                                      io::printable(r.name), shards.size()));
+    }
     const std::vector<std::string> names = {r.name};
-    return std::move(io::read_safetensors(r.file, names).arrays.at(0));
-  } catch (const io::FileError& error) {
-    throw Failure(Exit::input, fmt::format("{}: {}", option_of(tensor), error.what()));
-  }
+    return std::move(io::read_safetensors(shards[0], names).arrays.at(0));
+  });
+}
+
+std::optional<RowSource> open_rows(const std::string& tensor, const std::string& reference) {
+  const Reference r = split(tensor, reference);
+  if (!is_safetensors(r.file)) return std::nullopt;
+  return naming_option(tensor, [&]() -> RowSource {
+    io::RowFile file(r.file, r.name);
+    const ElementType type = file.type();
+    return {std::move(file), type};
+  });
+}
+
+void RowSource::read(int64_t sequence, int64_t begin, int64_t end, std::byte* to) const {
+  const std::vector<int64_t>& whole = file.shape();
+  std::vector<int64_t> shape(whole.begin() + (whole.size() > 3 ? 1 : 0), whole.end());
+  shape[0] = end - begin;
+  if (type == file.type())
+    return file.read(sequence, begin, end, {to, *io::byte_count(shape, io::element_size(type))});
+  Array rows = io::make_array("", file.type(), shape);
+  file.read(sequence, begin, end, rows.bytes);
+  rows = converted(std::move(rows), type);
+  if (!rows.bytes.empty()) std::memcpy(to, rows.bytes.data(), rows.bytes.size());
 }
 
 std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed) {
@@ -267,7 +333,7 @@ std::vector<int64_t> full_shape(std::span<const int64_t> shape, bool packed) {
   return {rank > 3 ? shape[0] : 1, shape[rank > 3 ? 1 : 0], heads, size};
 }
 
-Inputs read_inputs(const InputFiles& files, bool with_values) {
+Inputs read_inputs(const InputFiles& files, bool with_values, bool by_rows) {
   const bool separate = !files.q.empty() || !files.k.empty() || !files.v.empty();
   if (files.input.empty() == !separate) {
     throw Failure(Exit::usage,
@@ -279,7 +345,7 @@ Inputs read_inputs(const InputFiles& files, bool with_values) {
     throw Failure(Exit::usage, "--block-mask and --block-size: got one of them, expected both or neither");
   }
   Inputs in;
-  (separate ? read_separate : read_together)(files, with_values, in);
+  (separate ? read_separate : read_together)(files, with_values, by_rows, in);
   for (const OptionalInput& what : kOptionalInputs) {
     const std::string& reference = files.*what.file;
     if (reference.empty()) continue;

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "cli/ranks/launcher.hpp"
 #include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {
@@ -30,10 +31,20 @@ void RankOptions::add_options(CLI::App& command, bool with_mpi) {
       ->type_name("S")
       ->group(kGroup);
   if (!with_mpi) return;
-  command
-      .add_flag("--mpi", mpi,
-                "Ranks are the processes that mpirun has started; each reads the inputs, the first writes")
+  may_be_processes = true;
+  CLI::Option* const by_processes =
+      command
+          .add_flag("--mpi", mpi,
+                    "Ranks are the processes that mpirun or srun has started, which is also so without this "
+                    "where their environment says that there are several")
+          ->group(kGroup);
+  command.add_flag("--no-mpi", no_mpi, "This process computes alone, with ranks that are threads")
+      ->excludes(by_processes)
       ->group(kGroup);
+}
+
+bool RankOptions::by_mpi() const {
+  return mpi || (may_be_processes && !no_mpi && launcher());
 }
 
 void RankOptions::add_paper_options(CLI::App& command) {

@@ -12,7 +12,8 @@ struct RankOptions {
 
   int ranks = 0;  ///< 0: not given
   int heads_ranks = 0, stages = 0;
-  bool mpi = false;
+  bool mpi = false, no_mpi = false;
+  bool may_be_processes = false;
   std::string on_paper;  ///< "cpu" or "gpu": ranks that are not there
   int ranks_per_host = 0;
   double link_gb = 0, host_link_gb = 0;  ///< 10^9 bytes a second
@@ -21,7 +22,9 @@ struct RankOptions {
   void add_options(CLI::App& command, bool with_mpi);
   /// Ranks that are not there, and the machines that they would be on.
   void add_paper_options(CLI::App& command);
-  bool asked() const { return ranks > 0 || mpi; }
+  /// Whether ranks are processes: --mpi says so, or whoever started this process, unless --no-mpi.
+  bool by_mpi() const;
+  bool asked() const { return ranks > 0 || by_mpi(); }
   /// Throws a Failure for options that make no sense together.
   void check() const;
   /// For `ranks` ranks that share the threads of `execution`.

@@ -10,33 +10,29 @@
 namespace fovea::cli {
 namespace {
 
-enum class Axis {
-  query_rows,       ///< (batch, rows, heads, size) or (rows, heads, size)
-  key_rows,         ///< the same, of keys
-  query_statistic,  ///< (batch, heads, rows) or (heads, rows)
-  none,             ///< whole on every rank
-};
+using Axis = Spread;
 
 /// A tensor that every rank has memory of its own for.
 struct Field {
+  const char* name;
   Tensor Problem::*tensor;
   Axis axis;
   fovea_access forward, backward;
 };
 
 constexpr std::array kFields = {
-    Field{&Problem::q, Axis::query_rows, FOVEA_READ, FOVEA_READ},
-    Field{&Problem::k, Axis::key_rows, FOVEA_READ, FOVEA_READ},
-    Field{&Problem::v, Axis::key_rows, FOVEA_READ, FOVEA_READ},
-    Field{&Problem::o, Axis::query_rows, FOVEA_WRITE, FOVEA_READ},
-    Field{&Problem::lse, Axis::query_statistic, FOVEA_WRITE, FOVEA_READ},
-    Field{&Problem::d_o, Axis::query_rows, FOVEA_READ, FOVEA_READ},
-    Field{&Problem::dlse, Axis::query_statistic, FOVEA_READ, FOVEA_READ},
-    Field{&Problem::dq, Axis::query_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{&Problem::dk, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{&Problem::dv, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{&Problem::dsink, Axis::none, FOVEA_READ, FOVEA_WRITE},
-    Field{&Problem::dbias, Axis::none, FOVEA_READ, FOVEA_WRITE},
+    Field{"q", &Problem::q, Axis::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{"k", &Problem::k, Axis::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{"v", &Problem::v, Axis::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{"o", &Problem::o, Axis::query_rows, FOVEA_WRITE, FOVEA_READ},
+    Field{"lse", &Problem::lse, Axis::query_statistic, FOVEA_WRITE, FOVEA_READ},
+    Field{"d_o", &Problem::d_o, Axis::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{"dlse", &Problem::dlse, Axis::query_statistic, FOVEA_READ, FOVEA_READ},
+    Field{"dq", &Problem::dq, Axis::query_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dk", &Problem::dk, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dv", &Problem::dv, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dsink", &Problem::dsink, Axis::everywhere, FOVEA_READ, FOVEA_WRITE},
+    Field{"dbias", &Problem::dbias, Axis::everywhere, FOVEA_READ, FOVEA_WRITE},
 };
 
 bool is_output(const Field& field, Pass pass) {
@@ -87,6 +83,23 @@ void for_each_run(const Tensor& whole, Axis axis, const std::vector<Piece>& piec
   }
 }
 
+/// Visits the same rows as runs of a file: visit(sequence, begin, end, byte of the rank's memory).
+template <class Visit>
+void for_each_piece(const Tensor& whole, const std::vector<Piece>& pieces, int rank, Visit&& visit) {
+  const auto shape = whole.shape();
+  const size_t row = row_axis(whole, Axis::query_rows);
+  const int64_t sequences = row > 0 ? shape[0] : 1;
+  const int64_t row_bytes = shape[row + 1] * shape[row + 2] * whole.dtype().bits / 8;
+  int64_t at = 0;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    for (const Piece& piece : pieces) {
+      if (piece.rank != rank) continue;
+      visit(sequence, piece.begin, piece.end, at);
+      at += (piece.end - piece.begin) * row_bytes;
+    }
+  }
+}
+
 /// The rows that a rank has of a field: pieces of its axis.
 std::vector<Piece> pieces_of(const Division& division, const Tensor& whole, Axis axis, int rank) {
   if (axis == Axis::key_rows) return division.keys;
@@ -94,11 +107,27 @@ std::vector<Piece> pieces_of(const Division& division, const Tensor& whole, Axis
   return {{rank, 0, whole.shape()[row_axis(whole, axis)]}};
 }
 
+/// Fills a rank's memory of an input.
+void deal(const Tensor& given, const Field& field, const std::vector<Piece>& pieces, int rank,
+          const RowReader& reader, std::byte* to) {
+  if (given.data() == nullptr && reader) {
+    for_each_piece(given, pieces, rank, [&](int64_t sequence, int64_t begin, int64_t end, int64_t at) {
+      reader(field.name, sequence, begin, end, to + at);
+    });
+    return;
+  }
+  for_each_run(given, field.axis, pieces, rank, [&](const std::byte* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+    to += bytes;
+  });
+}
+
 std::vector<int32_t> starts_of(const Tensor& starts) {
   if (!starts) return {};
   if (starts.data() == nullptr)
     throw Failure(Exit::usage,
-                  "--with: got packed beside --ranks, expected --cu-seqlens-q FILE; where sequences start is "
+                  "--with: got packed beside --ranks, expected --lengths, or --cu-seqlens-q FILE; where "
+                  "sequences start is "
                   "needed to divide them");
   const auto* const data = static_cast<const int32_t*>(starts.data());
   return {data, data + starts.shape()[0]};
@@ -122,7 +151,13 @@ Division divide(const Problem& whole, int ranks) {
   return division;
 }
 
-RankPart::RankPart(const Problem& whole, const Division& division, int rank, Data data)
+Spread spread_of(const std::string& output) {
+  const auto field = std::ranges::find(kFields, output, &Field::name);
+  return field == kFields.end() ? Spread::everywhere : field->axis;
+}
+
+RankPart::RankPart(const Problem& whole, const Division& division, int rank, Data data,
+                   const RowReader& reader, const RankPart* before)
     : division_(division), rank_(rank), memory_(kFields.size()) {
   problem_.local = whole;
   problem_.local.cu_seqlens_q = problem_.local.cu_seqlens_k = {};
@@ -144,7 +179,7 @@ RankPart::RankPart(const Problem& whole, const Division& division, int rank, Dat
     if (!given) continue;
     std::vector<int64_t> shape(given.shape().begin(), given.shape().end());
     std::vector<Piece> pieces;
-    if (field.axis != Axis::none) {
+    if (field.axis != Axis::everywhere) {
       pieces = pieces_of(division, given, field.axis, rank);
       shape[row_axis(given, field.axis)] = rows_of_rank(pieces, rank);
     }
@@ -155,12 +190,12 @@ RankPart::RankPart(const Problem& whole, const Division& division, int rank, Dat
       part = Tensor(memory_[i].data(), given.dtype(), shape);
     }
     problem_.local.*field.tensor = part;
-    if (data != Data::dealt || written || field.axis == Axis::none) continue;
-    std::byte* to = memory_[i].data();
-    for_each_run(given, field.axis, pieces, rank, [&](const std::byte* from, size_t bytes) {
-      std::memcpy(to, from, bytes);
-      to += bytes;
-    });
+    if (data != Data::dealt || written || field.axis == Axis::everywhere) continue;
+    if (given.data() == nullptr && before != nullptr && !before->memory_[i].empty()) {
+      std::memcpy(memory_[i].data(), before->memory_[i].data(), memory_[i].size());
+    } else {
+      deal(given, field, pieces, rank, reader, memory_[i].data());
+    }
   }
 }
 
@@ -172,6 +207,24 @@ std::vector<std::span<std::byte>> RankPart::outputs() {
   }
   outputs.insert(outputs.end(), gradients_.begin(), gradients_.end());
   return outputs;
+}
+
+std::vector<std::byte> RankPart::rows_of(const std::string& output, int64_t begin, int64_t end) const {
+  const auto field = std::ranges::find(kFields, output, &Field::name);
+  if (field == kFields.end()) {
+    auto gradient = gradients_.begin();
+    for (const NamedTensor& named : problem_.local.named) {
+      if (!named.gradient) continue;
+      if ("d" + named.name == output) return *gradient;
+      ++gradient;
+    }
+    return {};
+  }
+  if (field->axis == Axis::everywhere) return memory_[static_cast<size_t>(field - kFields.begin())];
+  std::vector<std::byte> rows;
+  for_each_run(problem_.local.*field->tensor, field->axis, {{0, begin, end}}, 0,
+               [&](const std::byte* from, size_t bytes) { rows.insert(rows.end(), from, from + bytes); });
+  return rows;
 }
 
 void RankPart::collect(const Problem& whole) const {
@@ -187,10 +240,10 @@ void RankPart::collect(const Problem& whole) const {
     if (!target || !is_output(field, whole.pass)) continue;
     // What every rank has, the first one writes.
     const bool everywhere =
-        field.axis == Axis::none || (field.axis != Axis::key_rows && division_.queries.empty());
+        field.axis == Axis::everywhere || (field.axis != Axis::key_rows && division_.queries.empty());
     if (everywhere && rank_ > 0) continue;
     const std::byte* from = memory_[i].data();
-    if (field.axis == Axis::none) {
+    if (field.axis == Axis::everywhere) {
       std::memcpy(target.data(), from, memory_[i].size());
       continue;
     }

@@ -30,8 +30,8 @@ void* open_library() {
   throw Failure(
       Exit::resources,
       std::string("--mpi: ") + (why ? why : kLibrary) +
-          "; build Fovea where CMake finds MPI (Debian: openmpi-bin libopenmpi-dev), or leave --mpi "
-          "out for ranks that are threads");
+          "; build Fovea where CMake finds MPI (Debian: openmpi-bin libopenmpi-dev), or pass --no-mpi "
+          "for ranks that are threads");
 }
 
 template <class Function>
@@ -45,12 +45,12 @@ Function* function(void* library, const char* name) {
 
 }  // namespace
 
-MpiProcess::MpiProcess() {
+MpiProcess::MpiProcess(int64_t deadline_ms) {
   void* const library = open_library();
   auto* const open = function<decltype(fovea_mpi_transport_open)>(library, "fovea_mpi_transport_open");
   auto* const last_error = function<decltype(fovea_mpi_last_error)>(library, "fovea_mpi_last_error");
   close_ = function<decltype(fovea_mpi_transport_close)>(library, "fovea_mpi_transport_close");
-  if (open(nullptr, 0, &c_) != FOVEA_OK)
+  if (open(nullptr, deadline_ms, &c_) != FOVEA_OK)
     throw Failure(Exit::resources, std::string("--mpi: ") + last_error());
 }
 

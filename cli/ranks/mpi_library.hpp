@@ -9,7 +9,7 @@ namespace fovea::cli {
 class MpiProcess {
  public:
   /// Throws a Failure where the library or MPI is missing.
-  MpiProcess();
+  explicit MpiProcess(int64_t deadline_ms);
   MpiProcess(const MpiProcess&) = delete;
   MpiProcess& operator=(const MpiProcess&) = delete;
   ~MpiProcess();

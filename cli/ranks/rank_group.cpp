@@ -7,24 +7,31 @@
 
 #include "cli/data/elements.hpp"
 #include "cli/options/shape_options.hpp"
+#include "cli/ranks/launcher.hpp"
 #include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {
 
-RankGroup::RankGroup(const RankOptions& options) : options_(options) {
+RankGroup::RankGroup(const RankOptions& options, int64_t deadline_ms) : options_(options) {
   options.check();
-  if (!options.mpi) {
+  if (!options.by_mpi()) {
     threads_.emplace(options.ranks);
     size_ = options.ranks;
     return;
   }
-  process_.emplace();
+  process_.emplace(deadline_ms);
   size_ = process_->transport().size();
+  if (const std::optional<Launcher> by = launcher(); by && by->processes != size_) {
+    throw Failure(Exit::resources,
+                  "--mpi: got " + std::to_string(size_) + " processes of MPI, expected " +
+                      std::to_string(by->processes) + " (" + by->variable +
+                      "); start them by the mpirun of the MPI that Fovea was built with, or pass --no-mpi");
+  }
   if (options.ranks != 0 && options.ranks != size_) {
     throw Failure(Exit::usage, "--ranks: got " + std::to_string(options.ranks) + ", expected " +
                                    std::to_string(size_) +
-                                   ", the number of processes that mpirun started, or "
-                                   "none");
+                                   ", the number of processes that mpirun started, or none; --no-mpi makes "
+                                   "ranks threads of each process");
   }
 }
 
@@ -43,7 +50,10 @@ void RankGroup::run(const std::function<void(const Transport&)>& work) const {
   }
 }
 
-/// The first process gets the outputs of the others.
+std::optional<Transport> RankGroup::transport() const {
+  return process_ ? std::optional(process_->transport()) : std::nullopt;
+}
+
 void RankGroup::gather(const Problem& whole, const Division& division, RankPart& own,
                        const Transport& transport) const {
   if (transport.rank() > 0) {
@@ -67,26 +77,48 @@ void RankGroup::gather(const Problem& whole, const Division& division, RankPart&
   for (const RankPart& other : others) other.collect(whole);
 }
 
-RankedRun RankGroup::attend(const Problem& whole, const Execution& execution) const {
-  const Division division = divide(whole, size_);
+RankedRun RankGroup::attend(const Problem& whole, const Execution& execution, RankFiles& files) const {
+  Problem divided = whole;
+  if (files.gradients_follow && files.keeps_results) divided.pass = Pass::backward;
+  files.division = divide(divided, size_);
+  files.parts.resize(static_cast<size_t>(size_));
   RankedRun all{.ranks = size_, .threads = threads_of_a_rank(execution, size_)};
   std::mutex mutex;
   run([&](const Transport& transport) {
-    RankPart part(whole, division, transport.rank(), RankPart::Data::dealt);
-    const DistributedPlan plan(transport, part.problem(), options_.options(execution, size_));
+    std::unique_ptr<RankPart>& kept = files.parts[static_cast<size_t>(transport.rank())];
+    auto part = std::make_unique<RankPart>(whole, files.division, transport.rank(), RankPart::Data::dealt,
+                                           files.read, kept.get());
+    const DistributedPlan plan(transport, part->problem(), options_.options(execution, size_));
     Workspace workspace(plan.workspace_size(), plan.device());
-    const Buffers buffers = buffers_of(part.problem().local);
+    const Buffers buffers = buffers_of(part->problem().local);
     const auto start = std::chrono::steady_clock::now();
     plan.run(buffers, workspace);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    part.collect(whole);
-    if (process_) gather(whole, division, part, transport);
+    if (files.keeps_results) {
+      kept = std::move(part);
+    } else {
+      part->collect(whole);
+      if (process_) gather(whole, files.division, *part, transport);
+    }
     const std::lock_guard lock(mutex);
     all.seconds = std::max(all.seconds, seconds);
     all.workspace = std::max(all.workspace, plan.workspace_size());
     if (transport.rank() == 0) all.reason = plan.reason();
   });
   return all;
+}
+
+void wait_for_all(const Transport& transport) {
+  const auto size = static_cast<size_t>(transport.size());
+  const char here = 1;
+  std::vector<char> there(size);
+  std::vector<fovea_message> sends, receives;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer == transport.rank()) continue;
+    sends.push_back({peer, const_cast<char*>(&here), 1});
+    receives.push_back({peer, &there[static_cast<size_t>(peer)], 1});
+  }
+  transport.exchange(sends, receives);
 }
 
 std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/options/rank_options.hpp"
 #include "cli/ranks/division.hpp"
@@ -19,28 +21,43 @@ struct RankedRun {
   int ranks = 0, threads = 0;  ///< threads of each rank
 };
 
+/// What ranks read, and keep, for themselves.
+struct RankFiles {
+  RowReader read{};                                ///< rows of inputs that have no data
+  bool keeps_results = false;                      ///< instead of putting them together
+  bool gradients_follow = false;                   ///< results of the forward are inputs of the backward
+  Division division{};                             ///< of the results that are kept
+  std::vector<std::unique_ptr<RankPart>> parts{};  ///< by rank, those of this process
+};
+
 class RankGroup {
  public:
-  /// Throws a Failure where mpirun has started another number of processes than --ranks says.
-  explicit RankGroup(const RankOptions& options);
+  /// deadline_ms: how long a process waits for another; 0: as long as the library does. Throws a Failure where mpirun has started another number of processes than --ranks says.
+  explicit RankGroup(const RankOptions& options, int64_t deadline_ms = 0);
 
   int size() const { return size_; }
   /// Whether this process has the whole result: not the second and later ones of mpirun.
   bool has_result() const { return !process_ || process_->transport().rank() == 0; }
   /// Calls work(transport) on each rank of this process.
   void run(const std::function<void(const Transport&)>& work) const;
-  /// A pass over whole tensors, which every process has.
-  RankedRun attend(const Problem& whole, const Execution& execution) const;
+  /// A pass over whole tensors, which every process has, but for those that ranks read or keep.
+  RankedRun attend(const Problem& whole, const Execution& execution, RankFiles& files) const;
 
- private:
+  /// The first process gets the outputs of the others.
   void gather(const Problem& whole, const Division& division, RankPart& own,
               const Transport& transport) const;
+  /// That of this process, where ranks are processes.
+  std::optional<Transport> transport() const;
 
+ private:
   RankOptions options_;
   std::optional<MpiProcess> process_;
   std::optional<ThreadRanks> threads_;
   int size_ = 0;
 };
+
+/// Returns when all ranks have called it.
+void wait_for_all(const Transport& transport);
 
 /// The methods for so many ranks, which need not be there, of a problem whose tensors need no data: those of --on-paper.
 std::string methods_on_paper(const Problem& whole, const RankOptions& options, const Execution& execution);

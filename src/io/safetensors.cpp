@@ -41,6 +41,10 @@ struct Entry {
 struct Header {
   std::vector<Entry> entries;
   Metadata metadata;
+  std::uint64_t data_begin = 0;  ///< bytes from the start of the file
+
+  /// Throws FileError where there is none of that name.
+  const Entry& find(const Source& source, const std::string& name) const;
 };
 
 /// Takes the events of nlohmann's parser. Only the one shape of JSON that the format allows is accepted,
@@ -257,8 +261,23 @@ std::string known_names(const std::vector<Entry>& entries) {
   return text;
 }
 
-/// `names` without a value asks for every tensor.
-Safetensors read(const Source& source, std::optional<std::span<const std::string>> names) {
+const Entry& Header::find(const Source& source, const std::string& name) const {
+  const auto entry = std::ranges::find(entries, name, &Entry::name);
+  if (entry == entries.end()) source.fail("has no tensor " + printable(name) + "; " + known_names(entries));
+  return *entry;
+}
+
+ElementType type_of(const Source& source, const Entry& entry) {
+  const auto type = element_type_from_name(entry.type);
+  if (!type) {
+    source.fail(entry.label() + " is of type " + printable(entry.type) +
+                "; supported are F64 F32 F16 BF16 I64 I32 U8 BOOL");
+  }
+  return *type;
+}
+
+/// The header, checked against the size of the file.
+Header read_header(const Source& source) {
   if (source.size() < kLengthBytes) {
     source.fail("is truncated: it has " + std::to_string(source.size()) +
                 " bytes, less than the 8 of the header's length");
@@ -287,16 +306,16 @@ Safetensors read(const Source& source, std::optional<std::span<const std::string
     header = reader.take();
   }
   check_layout(source, header.entries, after_length - header_bytes);
+  header.data_begin = kLengthBytes + header_bytes;
+  return header;
+}
 
+/// `names` without a value asks for every tensor.
+Safetensors read(const Source& source, std::optional<std::span<const std::string>> names) {
+  Header header = read_header(source);
   std::vector<const Entry*> wanted;
   if (names) {
-    for (const std::string& name : *names) {
-      const auto entry = std::ranges::find(header.entries, name, &Entry::name);
-      if (entry == header.entries.end()) {
-        source.fail("has no tensor " + printable(name) + "; " + known_names(header.entries));
-      }
-      wanted.push_back(&*entry);
-    }
+    for (const std::string& name : *names) wanted.push_back(&header.find(source, name));
   } else {
     for (const Entry& entry : header.entries) wanted.push_back(&entry);
   }
@@ -304,15 +323,9 @@ Safetensors read(const Source& source, std::optional<std::span<const std::string
   Safetensors result;
   result.metadata = std::move(header.metadata);
   result.arrays.reserve(wanted.size());
-  const std::uint64_t data_begin = kLengthBytes + header_bytes;
   for (const Entry* entry : wanted) {
-    const auto type = element_type_from_name(entry->type);
-    if (!type) {
-      source.fail(entry->label() + " is of type " + printable(entry->type) +
-                  "; supported are F64 F32 F16 BF16 I64 I32 U8 BOOL");
-    }
-    result.arrays.push_back(
-        source.read_array(data_begin + entry->begin, entry->label(), entry->name, *type, entry->shape));
+    result.arrays.push_back(source.read_array(header.data_begin + entry->begin, entry->label(), entry->name,
+                                              type_of(source, *entry), entry->shape));
   }
   return result;
 }
@@ -399,6 +412,13 @@ Safetensors read_safetensors(const std::filesystem::path& path, std::span<const 
   return read(FileSource(path), names);
 }
 
+TensorPlace find_tensor(const std::filesystem::path& path, const std::string& name) {
+  const FileSource source(path);
+  Header header = read_header(source);
+  const Entry& entry = header.find(source, name);
+  return {type_of(source, entry), entry.shape, header.data_begin + entry.begin, std::move(header.metadata)};
+}
+
 Safetensors parse_safetensors(std::span<const std::byte> content, std::string name) {
   return read(MemorySource(content, std::move(name)), std::nullopt);
 }
@@ -418,12 +438,16 @@ std::vector<std::byte> serialize_safetensors(std::span<const Array> arrays, cons
   return content;
 }
 
-void write_safetensors(const std::filesystem::path& path, std::span<const Array> arrays,
-                       const Metadata& metadata, std::span<const std::filesystem::path> inputs) {
+void write_safetensors(AtomicFile& file, std::span<const Array> arrays, const Metadata& metadata) {
   const Layout layout = lay_out(arrays, metadata);
-  AtomicFile file(path, inputs);
   file.write(std::as_bytes(std::span(layout.preamble)));
   for (const Array* array : layout.order) file.write(array->bytes);
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const Array> arrays,
+                       const Metadata& metadata, std::span<const std::filesystem::path> inputs) {
+  AtomicFile file(path, inputs);
+  write_safetensors(file, arrays, metadata);
   file.commit();
 }
 

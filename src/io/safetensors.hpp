@@ -16,6 +16,8 @@
 /// in the data; under `__metadata__` free strings), then the data, which the tensors cover without gap or overlap.
 namespace fovea::io {
 
+class AtomicFile;
+
 using Metadata = std::map<std::string, std::string>;
 
 /// What a .safetensors file holds.
@@ -36,6 +38,17 @@ Safetensors read_safetensors(const std::filesystem::path& path);
 /// type. Throws FileError as above, and when a name is missing.
 Safetensors read_safetensors(const std::filesystem::path& path, std::span<const std::string> names);
 
+/// Where one tensor lies in a file: for readers of a part of it.
+struct TensorPlace {
+  ElementType type = ElementType::f32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t offset = 0;  ///< bytes from the start of the file
+  Metadata metadata;         ///< of the file
+};
+
+/// Reads the header only. Throws FileError as read_safetensors does.
+TensorPlace find_tensor(const std::filesystem::path& path, const std::string& name);
+
 /// The same from memory; `name` takes the place of the path in faults.
 Safetensors parse_safetensors(std::span<const std::byte> content, std::string name);
 Safetensors parse_safetensors(std::span<const std::byte> content, std::string name,
@@ -47,8 +60,9 @@ Safetensors parse_safetensors(std::span<const std::byte> content, std::string na
 /// "__metadata__", or a text is not UTF-8.
 std::vector<std::byte> serialize_safetensors(std::span<const Array> arrays, const Metadata& metadata = {});
 
-/// Writes serialize_safetensors' bytes atomically. Throws FileError when the file cannot be written or is one
+/// Writes serialize_safetensors' bytes atomically, or to a file that is committed later. Throws FileError when the file cannot be written or is one
 /// of `inputs`; std::invalid_argument as serialize_safetensors.
+void write_safetensors(AtomicFile& file, std::span<const Array> arrays, const Metadata& metadata = {});
 void write_safetensors(const std::filesystem::path& path, std::span<const Array> arrays,
                        const Metadata& metadata = {}, std::span<const std::filesystem::path> inputs = {});
 

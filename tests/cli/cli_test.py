@@ -437,6 +437,21 @@ class Ranks(ProgramTest):
         times = [float(lines[0].split("simulated ")[1].split()[0]) for lines in (near, far)]
         self.assertLess(times[0], times[1])
 
+    def test_packed_sequences_on_paper(self):
+        command = ("explain", "--heads", "16", "--head-dim", "128", "--dtype", "bfloat16", "--causal", "--ranks", "8", "--on-paper", "gpu")
+        apart = self.json(*command, "--lengths", "16x2048")["ranks"]["reason"].splitlines()
+        mixed = self.json(*command, "--lengths", "20000,4x3000,768")["ranks"]["reason"].splitlines()
+        whole = self.json(*command, "--lengths", "32768")["ranks"]["reason"].splitlines()
+        self.assertIn("messages 0, moving 0), 0 MB sent", apart[0])
+        times = [float(lines[0].split("simulated ")[1].split()[0]) for lines in (apart, mixed, whole)]
+        self.assertEqual(times, sorted(times))
+        sizes = self.json(*command, "--seqlen", "32768")["ranks"]["reason"].splitlines()
+        self.assertEqual([line.split(" (")[0] for line in sizes], [line.split(" (")[0] for line in whole])
+        for lengths in ("3x", "x3", "0x3", "-1", "a", "2147483648", "2x1073741824"):
+            self.fails(USAGE, "explain", f"--lengths={lengths}", says=["--lengths"])
+        for other in (("--batch", "2"), ("--seqlen", "3"), ("--with", "packed"), ("--input", SAMPLE)):
+            self.fails(USAGE, "explain", "--lengths", "3", *other, says=["lengths" if other[0] != "--input" else "inputs"])
+
     def test_bench(self):
         sizes = ("--seqlen", "300", "--heads", "4", "--head-dim", "16", "--causal", "--seconds", "0.02", "--pass", "fwd,bwd")
         told = self.json("bench", *sizes, "--ranks", "2", "--threads", "2", "--stages", "2", "--heads-ranks", "1")
@@ -477,7 +492,7 @@ class Mpi(Ranks):
     def test_every_method(self):
         pass  # the transport knows nothing of methods
 
-    test_text = test_explain = test_bench = test_every_method
+    test_text = test_explain = test_packed_sequences_on_paper = test_methods_on_paper = test_every_method
 
     def test_errors(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
@@ -492,6 +507,223 @@ class Mpi(Ranks):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
         self.ok("attend", "--mpi", "--input", path, "--output", out)
         self.assertEqual(read_npy(out).shape, (6, 4, 8))
+
+    def test_bench(self):
+        command = (*self.MPIEXEC, "-n", "2", PROGRAM, "bench", "--seqlen", "300,200", "--heads", "4", "--head-dim", "16", "--causal",
+                   "--seconds", "0.02", "--threads", "2")  # fmt: skip
+        for options in (("--json", "--pass", "fwd,bwd"), ("--json", "--pass", "fwd,bwd", "--mpi", "--layout", "bhsd")):
+            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
+            rows = json.loads(done.stdout)["rows"]  # the first process prints alone
+            self.assertEqual(len(rows), 4)
+            for row in rows:
+                self.assertTrue(row["right"])
+                self.assertEqual(row["ranks"]["count"], 2)
+        for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--decode",), "--no-mpi"), (("--heads-ranks", "3"), "heads_ranks")):
+            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            self.assertNotEqual(done.returncode, OK)
+            self.assertIn(says, done.stderr)
+
+    def test_processes_are_recognised(self):
+        path = self.save(self.qkv((13, 4, 8), (13, 4, 8)))
+        for many in ((), ("--ranks", "3")):
+            told = Ranks.compare(self, "--input", path, "--causal", command=(*self.MPIEXEC, "-n", "3", PROGRAM), many=many)
+            self.assertEqual(told["passes"][0]["ranks"]["count"], 3)
+
+    def test_processes_that_compute_alone(self):
+        path, out = self.save(self.qkv((13, 4, 8), (13, 4, 8))), self.folder / "o.npy"
+        done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--input", str(path), "--output", str(out), "--no-mpi",
+                               "--ranks", "3", "--threads", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertEqual(done.stdout.count("3 ranks of 1 threads"), 2)
+
+    def test_launchers(self):
+        attend = ("attend", "--input", self.save(self.qkv((6, 4, 8), (6, 4, 8))), "--output", self.folder / "o.npy")
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PM", "SLURM", "MV2"))}
+        for count, beside in (("PMI_SIZE", {}), ("MV2_COMM_WORLD_SIZE", {}), ("SLURM_STEP_NUM_TASKS", {"PMIX_RANK": "0"})):
+            done = fovea(*attend, env={**bare, count: "4", **beside})
+            self.assertNotEqual(done.returncode, OK)
+            self.assertFalse((self.folder / "o.npy").exists())
+        for beside in ({"SLURM_STEP_NUM_TASKS": "4"}, {"PMI_SIZE": "1"}, {"PMI_SIZE": "many"}):
+            self.ok(*attend, env={**bare, **beside})
+        self.fails(USAGE, *attend, "--mpi", "--no-mpi", says=["--mpi", "--no-mpi"])
+        self.fails(RESOURCES, *attend, env={**bare, "MV2_COMM_WORLD_SIZE": "4"},
+                   says=["got 1 processes of MPI, expected 4 (MV2_COMM_WORLD_SIZE)", "--no-mpi"])
+
+
+def sliced(array, axis, begin, end):
+    """Indices [begin, end) of one dimension."""
+    inner = math.prod(array.shape[axis + 1:])
+    outer, size = math.prod(array.shape[:axis]), array.shape[axis]
+    values = [x for i in range(outer) for x in array.values[(i * size + begin) * inner:(i * size + end) * inner]]
+    return Array(values, (*array.shape[:axis], end - begin, *array.shape[axis + 1:]), array.dtype)
+
+
+def joined(arrays, axis):
+    """Arrays behind each other along one dimension."""
+    first = arrays[0]
+    outer = math.prod(first.shape[:axis])
+    values = []
+    for i in range(outer):
+        for array in arrays:
+            count = len(array.values) // outer
+            values += array.values[i * count:(i + 1) * count]
+    return Array(values, (*first.shape[:axis], sum(array.shape[axis] for array in arrays), *first.shape[axis + 1:]), first.dtype)
+
+
+class Shards(ProgramTest):
+    """q, k and v from sets of files, results as a set of files: as from one file and to one."""
+    LAUNCH, MANY = (), ("--ranks", "3")
+
+    def run_many(self, *options):
+        return subprocess.run([*self.LAUNCH, PROGRAM, "attend", *map(str, options), *self.MANY], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=100)  # fmt: skip
+
+    def many(self, *options):
+        done = self.run_many(*options)
+        self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
+        return done.stdout
+
+    def refused(self, *options, says):
+        before = sorted(path.name for path in self.folder.iterdir())
+        done = self.run_many(*options)
+        self.assertNotEqual(done.returncode, OK)
+        for text in says:
+            self.assertIn(str(text), done.stderr)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), before)
+
+    def cut(self, arrays, ends, stem="parts"):
+        """Shards of arrays with as many rows each, and the name of the set."""
+        for number, (begin, end) in enumerate(zip((0, *ends), ends), 1):
+            rows = {name: sliced(array, 1 if len(array.shape) > 3 else 0, begin, end) for name, array in arrays.items()}
+            self.save(rows, f"{stem}-{number:05}-of-{len(ends):05}.safetensors")
+        return self.folder / f"{stem}.safetensors"
+
+    def whole(self, index):
+        """What a set of results holds, put together; every file is named by the index."""
+        weight_map = json.loads(index.read_text())["weight_map"]
+        named = [name for files in weight_map.values() for name in ([files] if isinstance(files, str) else files)]
+        there = {path.name for path in self.folder.glob(index.name.replace(".safetensors.index.json", "-*-of-*.safetensors"))}
+        self.assertEqual(set(named), there)
+        arrays = {}
+        for name, files in weight_map.items():
+            parts = [read_safetensors(self.folder / file)[name] for file in ([files] if isinstance(files, str) else files)]
+            axis = len(parts[0].shape) - 1 if name == "lse" else 1 if len(parts[0].shape) > 3 else 0
+            arrays[name] = joined(parts, axis) if len(parts) > 1 else parts[0]
+        return arrays
+
+    def same(self, got, expected):
+        self.assertEqual(set(got), set(expected))
+        for name, array in expected.items():
+            self.assertEqual((got[name].shape, got[name].dtype), (array.shape, array.dtype), name)
+            self.close(got[name].values, array.values, 1e-5)
+
+    def test_rows_that_are_cut(self):
+        alone, out = self.folder / "alone.safetensors", self.folder / "o.safetensors"
+        for shape in ((13, 8), (13, 2, 8), (2, 13, 2, 8)):
+            arrays = self.qkv(shape, shape)
+            parts = self.cut(arrays, (1, 6, 6, 13))
+            for terms in ((), ("--causal", "--dtype", "bfloat16")):
+                self.ok("attend", "--input", self.save(arrays), *terms, "--output", alone)
+                self.many("--input", parts, *terms, "--output", out)
+                self.same(read_safetensors(out), read_safetensors(alone))
+                self.ok("attend", "--input", parts, *terms, "--output", out)
+                self.same(read_safetensors(out), read_safetensors(alone))
+
+    def test_an_index_of_whole_tensors(self):
+        arrays, out, alone = self.qkv((9, 2, 8), (9, 2, 8)), self.folder / "o.npy", self.folder / "alone.npy"
+        self.save({"q": arrays["q"], "other": self.numbers(3)}, "model-00001-of-00002.safetensors")
+        self.save({"k": arrays["k"], "layer.v": arrays["v"]}, "model-00002-of-00002.safetensors")
+        weight_map = {"q": "model-00001-of-00002.safetensors", "other": "model-00001-of-00002.safetensors",
+                      "k": "model-00002-of-00002.safetensors", "layer.v": "model-00002-of-00002.safetensors"}
+        model = self.folder / "model.safetensors"
+        index = self.folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {"total_size": 1740}, "weight_map": weight_map}))
+        self.ok("attend", "--input", self.save(arrays), "--output", alone)
+        for name in (index, model):
+            self.many("--q", name, "--k", name, "--v", f"{name}:layer.v", "--output", out)
+            self.close(read_npy(out).values, read_npy(alone).values, 1e-5)
+        self.ok("attend", "--q", model, "--k", model, "--v", f"{model}:layer.v", "--output", out)
+        write_npy(self.folder / "bias.npy", self.numbers(9, 9))
+        self.refused("--input", index, "--output", out, says=["model.safetensors.index.json", "names no tensor 'v'", "'layer.v'"])
+
+    def test_results_stay_with_their_ranks(self):
+        alone, index = self.folder / "alone.safetensors", self.folder / "o.safetensors.index.json"
+        write_npy(self.folder / "sink.npy", self.numbers(2))
+        write_npy(self.folder / "factor.npy", self.numbers(2))
+        for shape_q, shape_k in (((13, 8), (13, 8)), ((13, 2, 8), (13, 2, 8)), ((2, 13, 2, 8), (2, 17, 2, 8)), ((2, 2, 8), (5, 2, 8))):
+            arrays = self.qkv(shape_q, shape_k)
+            path = self.save(arrays)
+            self.ok("attend", "--input", path, "--causal", "--output", alone)
+            self.many("--input", path, "--causal", "--output", index)
+            self.same(self.whole(index), read_safetensors(alone))
+            for old in self.folder.glob("o-*"):
+                old.unlink()
+            if len(shape_q) == 2:
+                continue
+            grad = self.save({"d_o": self.numbers(*shape_q)}, "d_o.safetensors")
+            terms = ("--sink", self.folder / "sink.npy", "--score", "s * factor[h]", "--tensor", f"factor={self.folder / 'factor.npy'}")
+            self.ok("attend", "--input", path, "--grad", grad, *terms, "--output", alone)
+            self.many("--input", path, "--grad", grad, *terms, "--output", index)
+            self.same(self.whole(index), read_safetensors(alone))
+            for old in self.folder.glob("o-*"):
+                old.unlink()
+
+    def test_results_are_inputs_again(self):
+        arrays, index, alone = self.qkv((13, 2, 8), (13, 2, 8)), self.folder / "o.safetensors.index.json", self.folder / "alone.safetensors"
+        parts, path = self.cut(arrays, (4, 13)), self.save(arrays)
+        self.assertIn("shards: o float32 (13, 2, 8), lse", self.many("--input", parts, "--output", index))
+        self.many("--input", parts, "--grad", f"{index}:o", "--output", self.folder / "g.safetensors.index.json")
+        self.ok("attend", "--input", path, "--output", self.folder / "first.safetensors")
+        self.ok("attend", "--input", path, "--grad", f"{self.folder / 'first.safetensors'}:o", "--output", alone)
+        self.same(self.whole(self.folder / "g.safetensors.index.json"), read_safetensors(alone))
+        self.refused("--input", parts, "--grad", f"{index}:o", "--output", index, says=["o.safetensors.index.json", "same file as the input"])
+
+    def test_bad_sets(self):
+        arrays, out = self.qkv((9, 2, 8), (9, 2, 8)), self.folder / "o.safetensors"
+        parts = self.cut(arrays, (4, 6, 9))
+        second = self.folder / "parts-00002-of-00003.safetensors"
+        good = read_safetensors(second)
+        refused = lambda *says: self.refused("--input", parts, "--output", out, says=["parts-00002-of-00003.safetensors", *says])
+        second.unlink()
+        refused("is missing, expected all 3 shards")
+        self.save({"q": good["q"], "k": good["k"]}, second.name)
+        refused("has no tensor 'v'; it has 'q', 'k'")
+        self.save({**good, "k": self.numbers(2, 3, 8)}, second.name)
+        refused("tensor 'k' has shape (2, 3, 8), expected (2, 2, 8)", "parts-00001-of-00003.safetensors")
+        self.save({**good, "q": self.numbers(2, 2, 8, dtype="f8")}, second.name)
+        refused("tensor 'q' is F64, expected F32")
+        self.save(good, second.name)
+        self.save(good, "parts-00001-of-00002.safetensors")
+        self.refused("--input", parts, "--output", out, says=["shards of 2 and of 3"])
+
+    def test_bad_indexes(self):
+        arrays, out = self.qkv((9, 2, 8), (9, 2, 8)), self.folder / "o.safetensors"
+        self.save(arrays, "all.safetensors")
+        self.save({"q": arrays["q"]}, "some.safetensors")
+        index = self.folder / "bad.safetensors.index.json"
+        good = {"q": "all.safetensors", "k": "all.safetensors", "v": "all.safetensors"}
+        for content, says in (("{", "not valid JSON"), ("[]", "no object weight_map"), ('{"weight_map": 3}', "no object weight_map"),
+                              ({"k": "gone.safetensors"}, "'gone.safetensors', which is missing"), ({"v": "some.safetensors"}, "has no tensor 'v'"),
+                              ({"v": "../all.safetensors"}, "a .safetensors file beside the index"), ({"v": 3}, "neither the name of a file"),
+                              ({"v": []}, "no file"), ({"v": ["all.safetensors", "all.safetensors"]}, "twice")):
+            index.write_text(content if isinstance(content, str) else json.dumps({"weight_map": {**good, **content}}))
+            self.refused("--input", index, "--output", out, says=["bad.safetensors.index.json" if "no tensor" not in says else "some", says])
+
+    def test_outputs_that_cannot_be_written(self):
+        path, index = self.save(self.qkv((9, 2, 8), (9, 2, 8))), self.folder / "o.safetensors.index.json"
+        (self.folder / "o-00002-of-00003.safetensors").mkdir()
+        self.refused("--input", path, "--output", index, says=["o-00002-of-00003.safetensors", "not a regular file"])
+        self.refused("--input", path, "--output", index, "--lse-output", self.folder / "lse.npy", says=["--lse-output"])
+
+    def test_an_input_is_no_output(self):
+        parts = self.cut(self.qkv((9, 2, 8), (9, 2, 8)), (3, 6, 9))
+        self.refused("--input", parts, "--output", f"{parts}.index.json", says=["parts-0000", "same file as the input"])
+
+
+@unittest.skipUnless(os.environ.get("FOVEA_TEST_MPIEXEC"), "MPI was not found")
+class MpiShards(Shards):
+    LAUNCH, MANY = (*os.environ.get("FOVEA_TEST_MPIEXEC", "").split(), "-n", "3"), ()
 
 
 class Files(ProgramTest):

@@ -14,8 +14,7 @@ constexpr int64_t kKeys = 128;  ///< of a block
 ProblemSpec few_keys(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim) {
   ProblemSpec s;
   s.type = Type::kBF16;
-  s.batch = 3;
-  s.heads_q = s.heads_kv = 3;
+  s.heads_q = s.heads_kv = 5;  // more than clusters, as the emulated device holds them
   s.seqlen_q = seqlen_q;
   s.seqlen_k = seqlen_k;
   s.head_dim = s.head_dim_v = head_dim;
@@ -23,13 +22,13 @@ ProblemSpec few_keys(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim) {
   return s;
 }
 
-class Chains : public testing::TestWithParam<int64_t> {};
+class CudaChains : public testing::TestWithParam<int64_t> {};
 
-TEST_P(Chains, OfAnyLength) {
+TEST_P(CudaChains, OfAnyLength) {
   const int64_t blocks = GetParam();
   for (const int64_t head_dim : {64, 128}) {
     for (const bool causal : {false, true}) {
-      for (const int64_t more : {-kKeys + 1, int64_t{-5}, int64_t{0}}) {
+      for (const int64_t more : {-kKeys + 1, int64_t{0}}) {
         const int64_t keys = blocks * kKeys + more;
         ProblemSpec s = few_keys(causal ? keys : 70, keys, head_dim);
         s.causal = causal;
@@ -38,10 +37,10 @@ TEST_P(Chains, OfAnyLength) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Blocks, Chains, testing::Range(int64_t{1}, int64_t{9}));
+INSTANTIATE_TEST_SUITE_P(Blocks, CudaChains, testing::Range(int64_t{1}, int64_t{6}));
 
 /// The last queries see blocks of keys that the first do not; some keys are seen by all.
-TEST(ChainsOf, WithFewerQueriesThanKeys) {
+TEST(CudaChainsOf, WithFewerQueriesThanKeys) {
   for (const int64_t head_dim : {64, 128}) {
     ProblemSpec s = few_keys(200, 500, head_dim);
     s.causal = true;
@@ -56,7 +55,7 @@ TEST(ChainsOf, WithFewerQueriesThanKeys) {
 }
 
 /// Rows without keys are zeros, whichever kernel does it.
-TEST(ChainsOf, WithMoreQueriesThanKeys) {
+TEST(CudaChainsOf, WithMoreQueriesThanKeys) {
   for (const int64_t head_dim : {64, 128}) {
     ProblemSpec s = few_keys(700, 300, head_dim);
     expect_conformance(s, many_threads());
@@ -65,17 +64,17 @@ TEST(ChainsOf, WithMoreQueriesThanKeys) {
   }
 }
 
-TEST(ChainsOf, OfGroupsOfHeads) {
+TEST(CudaChainsOf, OfGroupsOfHeads) {
   for (const int64_t head_dim : {64, 128}) {
     ProblemSpec s = few_keys(150, 400, head_dim);
-    s.heads_q = 12;
+    s.heads_q = 10;
     expect_conformance(s, many_threads());
     s.causal = true;
     expect_conformance(s, many_threads());
   }
 }
 
-TEST(ChainsOf, OfPaddedHeadsAndOddStrides) {
+TEST(CudaChainsOf, OfPaddedHeadsAndOddStrides) {
   ProblemSpec s = few_keys(190, 390, 40);
   s.head_dim_v = 56;
   s.layout = Layout::kMixed;
@@ -86,8 +85,8 @@ TEST(ChainsOf, OfPaddedHeadsAndOddStrides) {
   expect_conformance(s, many_threads());
 }
 
-/// Sinks, dlse, and the same bits each time.
-TEST(ChainsOf, WithAllThatTheyKnow) {
+/// Sinks and dlse. (That all bits are the same each time is looked at in every problem.)
+TEST(CudaChainsOf, WithAllThatTheyKnow) {
   for (const int64_t head_dim : {64, 128}) {
     ProblemSpec s = few_keys(260, 380, head_dim);
     s.causal = true;

@@ -77,7 +77,8 @@ TEST(Simulation, AMessageThatNobodySendsIsAnError) {
 }
 
 /// A causal problem of `rows` rows on `ranks` ranks of GPUs, of which none is here.
-LocalProblem local_problem(int64_t rows, int ranks, fovea_pass pass, std::vector<fovea_piece>& pieces) {
+LocalProblem local_problem(int64_t rows, int ranks, fovea_pass pass, std::vector<fovea_piece>& pieces,
+                           const std::vector<int32_t>& starts = {}) {
   pieces.clear();
   for (int i = 0; i < 2 * ranks; ++i)
     pieces.push_back(
@@ -89,8 +90,9 @@ LocalProblem local_problem(int64_t rows, int ranks, fovea_pass pass, std::vector
   Problem p;
   p.pass = pass == FOVEA_FORWARD ? Pass::forward : Pass::backward;
   p.causal = true;
-  p.q = p.k = p.v = p.o = tensor({1, own, 16, 128});
-  p.lse = tensor({1, 16, own}, dtype_of<float>());
+  const bool packed = !starts.empty();
+  p.q = p.k = p.v = p.o = packed ? tensor({own, 16, 128}) : tensor({1, own, 16, 128});
+  p.lse = packed ? tensor({16, own}, dtype_of<float>()) : tensor({1, 16, own}, dtype_of<float>());
   if (pass == FOVEA_BACKWARD) p.d_o = p.dq = p.dk = p.dv = p.q;
   const fovea::detail::CProblem c(p);
   fovea_distributed_problem whole{};
@@ -98,6 +100,10 @@ LocalProblem local_problem(int64_t rows, int ranks, fovea_pass pass, std::vector
   whole.local = c.get();
   whole.queries = pieces.data();
   whole.num_queries = static_cast<int64_t>(pieces.size());
+  if (packed) {
+    whole.cu_seqlens_q = whole.cu_seqlens_k = starts.data();
+    whole.num_sequences = static_cast<int64_t>(starts.size()) - 1;
+  }
   return read_local_problem(whole, 0, ranks, {FOVEA_CUDA, 0});
 }
 
@@ -114,6 +120,27 @@ TEST(Simulation, LiesBetweenComputingAndOneAfterTheOther) {
       }
     }
   }
+}
+
+TEST(Simulation, PackedSequencesThatNoCutDividesCostTheirComputingAlone) {
+  std::vector<fovea_piece> pieces;
+  std::vector<int32_t> starts = {0};
+  while (starts.back() < 32768) starts.push_back(starts.back() + 2048);
+  const LocalProblem apart = local_problem(32768, 4, FOVEA_FORWARD, pieces, starts);
+  std::vector<fovea_piece> others;
+  const LocalProblem whole = local_problem(32768, 4, FOVEA_FORWARD, others);
+  for (const Estimate& e : weigh_on_paper(apart, {})) {
+    const std::string line = describe(e, apart.shape);
+    if (e.method.heads_ranks > 1) continue;
+    EXPECT_EQ(e.messages, 0) << line;
+    EXPECT_EQ(e.moving, 0) << line;
+    EXPECT_EQ(e.bytes, 0) << line;
+    // Keys that are gathered are copied even where they are this rank's: zigzag pieces do not lie side by side.
+    if (e.method.stages > 1) {
+      EXPECT_LE(e.simulated, 1.1 * e.seconds) << line;
+    }
+  }
+  EXPECT_LT(weigh_on_paper(apart, {}).front().expected(), weigh_on_paper(whole, {}).front().expected() / 5);
 }
 
 TEST(Simulation, FasterLinksAreNeverSlower) {

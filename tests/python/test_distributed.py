@@ -152,6 +152,57 @@ def terms_of_whole_positions(here):
 
 
 @case
+def tensors_of_expressions(here):
+    """Read by positions of the whole problem, as texts and as functions; gradients are shares of the whole one."""
+    n, heads = 37, 4
+    pieces = fd.zigzag(n, here.size)
+    whole = [here.random(2, n, heads, 16, seed=i) for i in range(3)]
+    d_o = here.random(2, n, heads, 16, seed=7)
+    factor, table = here.random(heads, dtype=torch.float32), here.random(heads, 15, seed=5, dtype=torch.float32)
+    documents = (torch.arange(n, device=here.device) // 9).int().expand(2, n)
+    row = torch.arange(n, device=here.device)
+    distance = (row - row[:, None]).clamp(-7, 7) + 7
+    for again in range(3):  # the second has the plan of the first, and other values
+        exact = [x.double().requires_grad_() for x in (*whole, factor, table)]
+        q, k, v = exact[:3]
+        expected, _ = attention(
+            q * exact[3][:, None], k, v, bias=exact[4][:, distance][None], mask=(documents[0] == documents[0][:, None])[None, None]
+        )
+        (expected * d_o.double()).sum().backward()
+        local = [fd.shard(x, 1, pieces, here.rank).clone().requires_grad_() for x in whole]
+        learned = [x.clone().requires_grad_() for x in (factor, table)]
+        named = [fovea.named(x) for x in learned]
+
+        def score(s, b, h, q, k):
+            return s * named[0][h] + named[1][h, fovea.expressions.clamp(k - q, -7, 7) + 7]  # noqa: B023
+
+        text = "s * factor[h] + table[h, clamp(k - q, -7, 7) + 7]"
+        tensors = {"documents": documents} | ({} if again == 2 else dict(zip(("factor", "table"), learned)))
+        o = fd.attend(*local, group=here.ranks, pieces=pieces, score=score if again == 2 else text,
+                      sees="documents[b, q] == documents[b, k]", tensors=tensors)  # fmt: skip
+        (o * fd.shard(d_o, 1, pieces, here.rank)).float().sum().backward()
+        assert_close(o, fd.shard(expected, 1, pieces, here.rank))
+        for got, x in zip(local, exact):
+            assert_close(got.grad, fd.shard(x.grad, 1, pieces, here.rank), factor=3)
+        for got, x in zip(learned, exact[3:]):
+            dist.all_reduce(got.grad)
+            assert_close(got.grad, x.grad, here.dtype, factor=3)
+        factor, table = factor * 0.5, table + 0.25
+    q = here.random(1, 4, 2, 8)
+    pieces = fd.contiguous(4 * here.size, here.size)
+    wrong = {"tensors": {"t": [1.0]}, "score": "s + t[h]"}
+    others = fd.Ranks(deadline=DEADLINE)
+    assert "tensors['t']: got list" in error_of(lambda: fd.attend(q, q, q, group=others, pieces=pieces, **wrong), TypeError)
+    wrong = {"tensors": {"t": torch.zeros(3, device=here.device)}, "score": "s + t[h, q]"}
+    assert "score" in error_of(lambda: fd.attend(q, q, q, group=here.ranks, pieces=pieces, **wrong), ValueError)
+    local = [x[:, :4].clone().requires_grad_() for x in whole]
+    frozen = torch.ones(4, device=here.device)
+    o = fd.attend(*local, group=fd.Ranks(deadline=DEADLINE), score="s + t[h]", tensors={"t": frozen})
+    o.float().sum().backward()
+    assert frozen.grad is None
+
+
+@case
 def every_method(here):
     heads = 6
     for heads_ranks, stages in [(1, 1), (1, here.size), (here.size, 1), (here.size, 2)]:

@@ -8,8 +8,10 @@
 //   rank 0           S dP .. dQ + inbox --> dq
 //
 // Ranks follow each other at a distance of less than a step. Under a causal mask the first keys have the most steps: every other
-// tile goes round the other way, so that two tiles give all ranks the same number. A warp's part of dQ, 16 queries x 64 columns,
-// goes from its registers to the same warp's inbox of the next CTA (st.async), 4 KB; nobody else takes part.
+// tile goes round the other way, so that two tiles give all ranks the same number. A consumer's slice of dQ, 64 queries x 64
+// columns, goes from its registers to the inbox of the same consumer of the next CTA by ordinary stores, 16 KB. A warp for each
+// consumer, the messenger, tells the other CTAs: of what was sent behind a fence, which takes longer than the stores. (st.async
+// needs no fence, but two registers an instruction for its addresses, which D = 128 has not.)
 #pragma once
 
 #include <cstdint>
@@ -53,7 +55,7 @@ struct BwdSm90Route {
 struct BwdSm90Routes {
   const BackwardArgs& b;
   const int rank;
-  uint32_t received = 0, sent_down = 0, sent_up = 0;  ///< parts of dQ so far
+  uint32_t received = 0, sent_down = 0, sent_up = 0;  ///< slices of dQ so far
 
   __device__ __forceinline__ BwdSm90Route next(const BwdSm90Work& work, const BwdSm90Steps& step,
                                                int tile_m) {

@@ -63,8 +63,8 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
   }
   // --- along a chain ---
 
-  /// Adds what later keys have sent of step number `count` to a slice, and sends it on, or writes dq. The writer of the slice
-  /// tells the others.
+  /// Adds what later keys have sent of step number `count` to a slice, and sends it on, or writes dq. The messenger tells the
+  /// other CTAs.
   __device__ __forceinline__ void pass(Slice& acc, uint32_t count, int slice) const {
     const uint32_t at = memory.route(count);
     const auto flags = static_cast<uint32_t>(uniform(static_cast<int>(BwdSm90Route::flags_at(at))));
@@ -81,7 +81,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     } else {
       write(acc, BwdSm90Route::read(at), slice);
     }
-    ptx::mbarrier_wait(memory.empty_dq(slice), (count & 1) ^ 1);  // the writer has seen the step before
+    ptx::mbarrier_wait(memory.empty_dq(slice), (count & 1) ^ 1);  // the messenger is done with the step before
     ptx::barrier_arrive(kDqStaged + slice, kConsumerAndWriter);
   }
   __device__ __forceinline__ static void add_inbox(Slice& acc, uint32_t from) {

@@ -125,6 +125,7 @@ struct Kernel {
   int cluster = 1;          ///< CTAs of a cluster, which take a tile together
   size_t shared_bytes = 0;  ///< dynamic shared memory of one CTA
   int64_t min_keys = 0;     ///< longest sequence of keys below which kernels of smaller tiles are faster
+  int64_t most_keys = 0;    ///< longest sequence of keys above which other kernels are faster; 0: none
   /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems. Kernels that
   /// have one are chosen by the time that their tiles would take: large tiles waste less, small ones fill more SMs.
   int rate = 0;

@@ -125,6 +125,9 @@ std::string key_dtype_clause(const Kernel& k, const KernelRequest& r) {
 }
 
 std::string keys_clause(const Kernel& k, const KernelRequest& r) {
+  if (k.most_keys > 0 && r.problem.seqlen_k > k.most_keys)
+    return "is for up to " + std::to_string(k.most_keys) + " keys, this problem has " +
+           std::to_string(r.problem.seqlen_k);
   if (r.problem.seqlen_k >= k.min_keys) return "";
   return "is for " + std::to_string(k.min_keys) + " keys or more, this problem has " +
          std::to_string(r.problem.seqlen_k);
@@ -199,8 +202,7 @@ std::string chain_clause(const Kernel& k, const KernelRequest& r) {
   if (p.packed || p.packed_k || p.has(Role::kSeqUsedQ) || p.has(Role::kSeqUsedK))
     return "is for sequences of one length";
   const int64_t most = int64_t{kMostChained} * k.tile_n;
-  if (p.seqlen_k > most)
-    return "is for up to " + std::to_string(most) + " keys, this problem has " + std::to_string(p.seqlen_k);
+  if (p.seqlen_k > most) return "is for up to " + std::to_string(most) + " keys, which a cluster holds";
   if (p.window_left >= 0) return "is for no windows to the left";
   if (p.window_right >= 0 && p.seqlen_k - p.seqlen_q + p.window_right < 0)
     return "is for queries that all see a key";

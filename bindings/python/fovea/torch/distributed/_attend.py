@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import _core
 from ..._arguments import DEFAULTS, PAIRS, TENSORS, Options, pair, takes_options
-from ...expressions import traced
+from ...expressions import float_tensors, traced
 from .. import _attend as _single
 from .._ops import contiguous_rows
 from ._pieces import Pieces, behind_each_other
@@ -40,6 +40,8 @@ class Call:
     numbers: dict[str, Any]
     tensors: dict[str, Tensor]
     """Those beside q, k, v, the sink and the bias, for the library to take or to refuse."""
+    names: tuple[str, ...]
+    """Of the tensors of expressions, which come with each call."""
     return_lse: bool
 
 
@@ -78,22 +80,29 @@ def _with_names_of_attend(message: str) -> str:
     return re.sub(r"\b(queries|keys)((\[\d+\])?: got)", lambda found: _NAMES[found[1]] + found[2], message)
 
 
-def _key(call: Call, backward: bool, given: dict[str, Tensor]) -> tuple[Any, ...]:
+def _key(call: Call, backward: bool, given: dict[str, Tensor], whole: dict[str, dict[str, Tensor]]) -> tuple[Any, ...]:
     """What a plan is kept by: the same on all ranks, so that all have a plan, or all make it. It is without the rows of this rank,
     which the pieces tell; where there are none, all queries are everywhere."""
     qkv = tuple((x.shape[:-3], x.shape[-2:]) for x in (given["q"], given["k"], given["v"]))
     queries = given["q"].shape[-3] if call.pieces is None else None
     forms = tuple((name, x.dtype, x.device) for name, x in given.items())
-    whole = {"bias": given["bias"]} if "bias" in given else {}
-    others = tuple((name, x.dtype, x.shape) for name, x in {**whole, **call.tensors}.items())
+    bias = {"bias": given["bias"]} if "bias" in given else {}
+    others = [tuple((name, x.dtype, x.device, x.shape) for name, x in some.items()) for some in (bias, call.tensors, *whole.values())]
     where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
-    return (backward, qkv, forms, others, where, call.method, tuple(call.numbers.items()))
+    return (backward, qkv, forms, tuple(others), tuple(whole), where, call.method, tuple(call.numbers.items()))
 
 
-def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
-    """One pass, over the plan that is kept for it."""
+def _run(
+    call: Call,
+    backward: bool,
+    arrays: dict[str, Tensor | None],
+    named: dict[str, Tensor],
+    gradients: dict[str, Tensor] | None = None,
+) -> None:
+    """One pass, over the plan that is kept for it. `named`: tensors of expressions, and those of them that get gradients."""
     given = {name: x for name, x in arrays.items() if x is not None}
-    key = _key(call, backward, given)
+    whole = {use: some for use, some in (("tensors", named), ("tensor_gradients", gradients)) if some}
+    key = _key(call, backward, given, whole)
     plans = call.ranks.plans
     planned = plans.get(key)
     if planned is None:
@@ -103,7 +112,7 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
         try:
             plan = _core.plan_ranks(
                 transport, backward, call.pieces, call.key_pieces, call.starts_q, call.starts_k, call.method,
-                **given, **call.tensors, **threads | call.numbers,
+                **given, **call.tensors, **threads | call.numbers, **whole,
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(_with_names_of_attend(str(error))) from None
@@ -115,28 +124,28 @@ def _run(call: Call, backward: bool, arrays: dict[str, Tensor | None]) -> None:
         planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})
     with call.ranks.telling():
         ready = {name: _as_planned(x, *planned.forms[name]) for name, x in given.items()}
-        _core.run_ranks(planned.plan, **ready, **call.tensors)
+        _core.run_ranks(planned.plan, **ready, **call.tensors, **whole)
 
 
 def _forward(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None
+    call: Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None, named: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     with call.ranks.telling():
         o = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = _single.new_lse(q)
-    _run(call, False, {"q": q, "k": k, "v": v, "o": o, "lse": lse, "sink": sink, "bias": bias})
+    _run(call, False, {"q": q, "k": k, "v": v, "o": o, "lse": lse, "sink": sink, "bias": bias}, named)
     return o, lse
 
 
 class _Attend(torch.autograd.Function):
-    """(o, lse), both differentiable."""
+    """(o, lse), both differentiable. Tensors of expressions come last, in the order of the call's names."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None, call: Call
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, bias: Tensor | None, call: Call, *tensors: Tensor
     ) -> Any:
-        o, lse = _forward(call, q, k, v, sink, bias)
-        ctx.save_for_backward(q, k, v, sink, bias, o, lse)
+        o, lse = _forward(call, q, k, v, sink, bias, dict(zip(call.names, tensors, strict=True)))
+        ctx.save_for_backward(q, k, v, sink, bias, o, lse, *tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return o, lse
@@ -144,8 +153,9 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_o: Tensor | None, dlse: Tensor | None) -> Any:
-        q, k, v, sink, bias, o, lse = ctx.saved_tensors
+        q, k, v, sink, bias, o, lse, *tensors = ctx.saved_tensors
         call: Call = ctx.call
+        named = dict(zip(call.names, tensors, strict=True))
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, numbers={**call.numbers, "deterministic": True})
         # Whether a rank's loss depends on o or on lse, it makes the plan that all make.
@@ -156,10 +166,22 @@ class _Attend(torch.autograd.Function):
         dsink = torch.empty_like(sink) if ctx.needs_input_grad[3] else None
         dbias = torch.empty_like(bias) if ctx.needs_input_grad[4] else None
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "dlse": dlse, "sink": sink, "bias": bias}
-        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias})
+        gradients = _gradients_of(call, named, ctx.needs_input_grad[6:])
+        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias}, named, gradients)
         # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
         dsink, dbias = (None if x is None else x / call.ranks.size for x in (dsink, dbias))
-        return dq, dk, dv, dsink, dbias, None
+        others = ((gradients[name] / call.ranks.size).to(x.dtype) if name in gradients else None for name, x in named.items())
+        return dq, dk, dv, dsink, dbias, None, *others
+
+
+def _gradients_of(call: Call, named: dict[str, Tensor], needed: tuple[bool, ...]) -> dict[str, Tensor]:
+    """Memory for the gradients of tensors of expressions."""
+    readable = float_tensors({"score": call.numbers.get("score"), "tensors": named})
+    return {
+        name: torch.empty(named[name].shape, dtype=torch.float32, device=named[name].device)
+        for name, need in zip(named, needed, strict=True)
+        if need and name in readable
+    }
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, others: dict[str, Any]) -> None:
@@ -202,8 +224,8 @@ def _placements(
     return behind_each_other(rows_q), None if key_pieces is None and rows_q == rows_k else keys
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(numbers and texts, tensors) of the options that are not their defaults."""
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """(numbers and texts, tensors, tensors of expressions) of the options that are not their defaults."""
     if options.get("score") or options.get("sees") or options.get("tensors"):
         options = traced(options)
     given = {}
@@ -214,11 +236,12 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
             value = pair(value, name)
         if value is not None and (name in TENSORS or value != DEFAULTS[name]):
             given[name] = value
-    if given.get("tensors"):
-        raise ValueError("tensors: got some; expected none over ranks; leave them out")
-    given.pop("tensors", None)
+    named = given.pop("tensors", None) or {}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"tensors[{name!r}]: got {type(x).__name__}; expected a torch.Tensor; convert it")
     tensors = {name: given.pop(name).contiguous() for name in TENSORS if name in given}
-    return given, tensors
+    return given, tensors, {name: x.contiguous() for name, x in named.items()}
 
 
 @torch.compiler.disable
@@ -244,15 +267,17 @@ def _attend(
             dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
             raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
         placements = _placements(ranks, q, k, pieces, key_pieces)
-        call = Call(ranks, *placements, *starts, method, *_split(options), return_lse)
+        numbers, tensors, named = _split(options)
+        call = Call(ranks, *placements, *starts, method, numbers, tensors, tuple(named), return_lse)
         q, k, v = (_with_rows_apart(x) for x in (q, k, v))
         bias = None if bias is None else bias.contiguous()
-        if call.pieces is None and _single.needs_grad(q, k, v, sink, bias):
+        needs_grad = _single.needs_grad(q, k, v, sink, bias, *named.values())
+        if call.pieces is None and needs_grad:
             raise ValueError("pieces: got EVERYWHERE; expected pieces where gradients are wanted; call it under torch.no_grad()")
-    if _single.needs_grad(q, k, v, sink, bias):
-        o, lse = _Attend.apply(q, k, v, sink, bias, call)
+    if needs_grad:
+        o, lse = _Attend.apply(q, k, v, sink, bias, call, *named.values())
         return o, lse
-    return _forward(call, q, k, v, sink, bias)
+    return _forward(call, q, k, v, sink, bias, named)
 
 
 @takes_options
@@ -286,13 +311,14 @@ def attend(
             the CPU; one on a GPU is waited for.
         heads_ranks, stages: the method, see docs/distributed.md; 0 chooses, knowing that ranks_per_host ranks in a row share a host
             (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
-        sink, bias, mask, alibi, block_mask: whole, and the same on all ranks; score and sees name positions of the whole problem.
+        sink, bias, mask, alibi, block_mask, tensors: whole, and the same on all ranks; score and sees name positions of the whole
+            problem, and may be functions as in fovea.torch.attend.
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
     Returns o, or (o, lse) with return_lse, for this rank's queries. Differentiable where one call of backward reaches it on all
-    ranks: d_o is that of the sum of all ranks' losses. The gradients of sink and bias are to be summed over the ranks, as
-    those of any parameter that all of them hold.
+    ranks: d_o is that of the sum of all ranks' losses. The gradients of sink, bias and tensors of a score are to be summed over
+    the ranks, as those of any parameter that all of them hold.
 
     Raises ValueError or TypeError naming the argument, on the rank with the fault, and RuntimeError with the reason on the
     others; RuntimeError for a rank that is gone or late. On GPUs Ranks.check tells of the latter.
