@@ -583,6 +583,62 @@ TEST(Schedule, TilesOfABackwardEndEvenly) {
   }
 }
 
+Kernel chain() {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  kernel.persistent = kernel.writes_dq = kernel.chain = true;
+  kernel.tile_m = 64;
+  kernel.tile_n = 128;
+  return kernel;
+}
+
+TEST(Schedule, OfAChainIsAClusterForEachHead) {
+  AttentionProblem p = problem(2, 300, 400, 6, 6, 64);
+  const BackwardLayout layout = backward_layout(p, chain(), hopper(), 1, true);
+  EXPECT_EQ(layout.args.cluster, 4) << "blocks of 128 keys";
+  EXPECT_FALSE(layout.args.mirrors);
+  EXPECT_LT(layout.tile_counter, 0);
+  EXPECT_LT(layout.dq_semaphore, 0);
+  EXPECT_EQ(layout.args.dq_columns, 0);
+  p.window_right = 0;
+  EXPECT_TRUE(backward_layout(p, chain(), hopper(), 1, false).args.mirrors);
+  EXPECT_EQ(backward_layout(problem(2, 300, 100, 6, 6, 64), chain(), hopper(), 1, false).args.cluster, 1);
+  EXPECT_EQ(backward_layout(p, kPlain64, hopper(), 1, false).args.cluster, 0);
+}
+
+TEST(KernelChoice, ChainsTakeKeysThatAClusterHolds) {
+  const auto why_not = [](const AttentionProblem& p) { return cannot(chain(), p, hopper()); };
+  AttentionProblem p = problem(2, 300, 400, 6, 6, 64);
+  p.pass = Pass::kBackward;
+  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) p.tensors[index_of(role)].dtype = p.dtype;
+  EXPECT_EQ(why_not(p), "");
+  Kernel shorter = chain();
+  shorter.most_keys = 256;
+  EXPECT_NE(cannot(shorter, p, hopper()).find("is for up to 256 keys, this problem has 400"),
+            std::string::npos);
+  AttentionProblem longer = problem(2, 300, 1025, 6, 6, 64);
+  EXPECT_NE(why_not(longer).find("which a cluster holds"), std::string::npos);
+
+  AttentionProblem groups = p;
+  groups.heads_kv = 2;
+  EXPECT_EQ(why_not(groups), "") << "all blocks have the same work";
+  groups.window_right = 0;
+  EXPECT_NE(why_not(groups).find("groups of heads"), std::string::npos);
+  AttentionProblem causal = p;
+  causal.window_right = 0;
+  EXPECT_EQ(why_not(causal), "");
+  causal.seqlen_q = 401;
+  EXPECT_NE(why_not(causal).find("all see a key"), std::string::npos);
+  causal.window_right = 1;
+  EXPECT_EQ(why_not(causal), "");
+  AttentionProblem left = p;
+  left.window_left = 100;
+  EXPECT_NE(why_not(left).find("windows to the left"), std::string::npos);
+  AttentionProblem used = p;
+  add(used, Role::kSeqUsedK);
+  EXPECT_NE(why_not(used).find("sequences of one length"), std::string::npos);
+}
+
 TEST(Schedule, PackedSequencesHaveNoStrideOfBatches) {
   AttentionProblem p = problem(3, 512, 512, 4, 4, 64);
   EXPECT_EQ(tma_cannot_because(p, false), "");

@@ -107,8 +107,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (thread < 2) memory.work(static_cast<uint32_t>(thread)).set_dropout(args.b.p);
   }
   __syncthreads();  // the barriers are ready, and dropout's words in both work tiles
-  if constexpr (kConfig.chain)
-    bwd_sm90_open_inboxes<Instance>(args.b, memory, ptx::cta_rank());
+  if constexpr (kConfig.chain) bwd_sm90_open_inboxes<Instance>(args.b, memory, ptx::cta_rank());
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();

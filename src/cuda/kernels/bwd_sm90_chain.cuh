@@ -107,8 +107,8 @@ struct BwdSm90Messenger {
       ptx::mbarrier_arrive_in_cta(ptx::address_in_cta(memory.room(!above, w), above ? rank + 1 : rank - 1));
     }
     if (flags & BwdSm90Route::kSends)
-      ptx::mbarrier_arrive_cluster(ptx::address_in_cta(
-          memory.full_inbox(w), flags & BwdSm90Route::kUp ? rank + 1 : rank - 1));
+      ptx::mbarrier_arrive_cluster(
+          ptx::address_in_cta(memory.full_inbox(w), flags & BwdSm90Route::kUp ? rank + 1 : rank - 1));
     ptx::mbarrier_arrive(memory.empty_dq(w));
   }
   __device__ __forceinline__ void run() const {

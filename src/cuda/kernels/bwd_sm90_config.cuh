@@ -123,7 +123,7 @@ struct BwdSm90Work {
     kAfterBegin,
     kAfterEnd,  ///< those at which the keys before this tile's add behind it, in a chain
     kUpwards,   ///< whether dQ goes to the rank above, in a chain
-    kDropout,  ///< Dropout::start, four words: consumers have no registers to keep it in
+    kDropout,   ///< Dropout::start, four words: consumers have no registers to keep it in
     kFields = kDropout + 4
   };
   uint32_t at;

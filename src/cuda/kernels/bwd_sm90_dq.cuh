@@ -81,7 +81,8 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     } else {
       write(acc, BwdSm90Route::read(at), slice);
     }
-    ptx::mbarrier_wait(memory.empty_dq(slice), (count & 1) ^ 1);  // the messenger is done with the step before
+    ptx::mbarrier_wait(memory.empty_dq(slice),
+                       (count & 1) ^ 1);  // the messenger is done with the step before
     ptx::barrier_arrive(kDqStaged + slice, kConsumerAndWriter);
   }
   __device__ __forceinline__ static void add_inbox(Slice& acc, uint32_t from) {

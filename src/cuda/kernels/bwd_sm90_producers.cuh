@@ -41,8 +41,7 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   constexpr bool kChain = Instance::kConfig.chain;
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
-  const auto [head, block] =
-      kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
+  const auto [head, block] = kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
   const int first_key = block * kTileN, batch = head / p.heads_kv;
   work.set(BwdSm90Work::kFirstKey, first_key);
   work.set(BwdSm90Work::kBatch, batch);

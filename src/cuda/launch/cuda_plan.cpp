@@ -44,7 +44,8 @@ BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const Kern
                       main.ctas_per_sm, options.deterministic);
   BackwardArgs& args = layout.args;
   if (args.cluster > 1)  // not all SMs of a GPU lie so that clusters fill them
-    args.slots = std::min(args.slots, args.cluster * active_clusters(*kernels.main, main, device, args.cluster));
+    args.slots =
+        std::min(args.slots, args.cluster * active_clusters(*kernels.main, main, device, args.cluster));
   return layout;
 }
 

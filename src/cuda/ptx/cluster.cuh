@@ -30,7 +30,8 @@ __device__ __forceinline__ void st_cluster_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 __device__ __forceinline__ void st_cluster_16(uint32_t to, uint4 x) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
                : "memory");
 }
 /// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.
