@@ -238,6 +238,40 @@ TEST(PtxSm90, ClustersShareCopiesAndMemory) {
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(numbers[i], i < 32 ? 101u : 100u) << i;
 }
 
+/// A chain of CTAs: each adds its rank to 16 bytes a thread and sends them on; a fence of one thread is for all stores.
+__global__ void __cluster_dims__(4, 1, 1) pass_on(uint4* received) {
+  __shared__ alignas(16) uint4 inbox[32];
+  __shared__ alignas(8) uint64_t full;
+  const int rank = ptx::cta_rank();
+  const auto thread = threadIdx.x;
+  if (thread == 0) ptx::mbarrier_init(ptx::shared_address(&full), 1);
+  ptx::mbarrier_init_fence();
+  ptx::cluster_barrier();  // all barriers are initialised
+  uint4 sums = {thread, thread + 1, thread + 2, thread + 3};
+  if (rank > 0) {
+    ptx::mbarrier_wait_cluster(ptx::shared_address(&full), 0);
+    sums = inbox[thread];
+  }
+  const auto more = static_cast<unsigned>(100 * (rank + 1));
+  sums = {sums.x + more, sums.y + more, sums.z + more, sums.w + more};
+  if (rank < 3) {
+    ptx::st_cluster_16(ptx::address_in_cta(ptx::shared_address(&inbox[thread]), rank + 1), sums);
+    __syncthreads();  // all have stored: the fence of one is for them, too
+    if (thread == 0) ptx::mbarrier_arrive_cluster(ptx::address_in_cta(ptx::shared_address(&full), rank + 1));
+  } else {
+    received[thread] = sums;
+  }
+  ptx::cluster_barrier();  // nobody writes to a CTA any more: it may end
+}
+
+TEST(PtxSm90, StoresOfACtaReachTheNextOne) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint32_t> received(128);
+  pass_on<<<4, 32>>>(reinterpret_cast<uint4*>(received.data()));
+  const auto got = received.values();
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i / 4 + i % 4 + 1000) << i;
+}
+
 // ---- parts of 16 bytes
 
 __global__ void copy_parts(const uint4* from, uint4* to) {
