@@ -1,7 +1,9 @@
 """fovea.torch: gradients, torch.compile, transforms, AMP, PyTorch's own signature, and routing of its calls."""
 
+import _thread
 import random
 import sys
+import threading
 
 import pytest
 
@@ -282,6 +284,56 @@ def test_replace_sdpa_takes_calls_of_modules(device):
         got = layer(x)
     assert _core.plan_count() == 1
     plain.assert_close(got, expected)
+
+
+def in_a_thread_of_autograd(function):
+    """The result, or error, of a call in a thread that Python has not started through threading."""
+    ended, found = threading.Event(), []
+
+    def run():
+        try:
+            found.append(function())
+        except RuntimeError as error:
+            found.append(error)
+        ended.set()
+
+    _thread.start_new_thread(run, ())
+    assert ended.wait(60)
+    return found[0]
+
+
+def test_replace_sdpa_reaches_what_autograd_recomputes():
+    q = normal(1, 2, 5, 8)
+    call = lambda: F.scaled_dot_product_attention(q, q, q)  # noqa: E731
+    _core.clear_plans()
+    with ft.replace_sdpa():
+        plain.assert_close(in_a_thread_of_autograd(call), call())
+        assert _core.plan_count() == 1
+        other = threading.Thread(target=lambda: second.append(with_another_block()))
+        second = []
+
+        def with_another_block():
+            with ft.replace_sdpa():
+                return in_a_thread_of_autograd(call)
+
+        other.start()
+        other.join()
+        assert "2 threads are in blocks" in str(second[0])
+    _core.clear_plans()
+    in_a_thread_of_autograd(call)
+    assert _core.plan_count() == 0
+
+
+def test_replace_sdpa_under_checkpoints(device):
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = (normal(1, 2, 7, 8, device=device, grad=True) for _ in range(3))
+    attend = lambda *x: F.scaled_dot_product_attention(*x, is_causal=True)  # noqa: E731
+    expected = torch.autograd.grad(attend(q, k, v).sum(), (q, k, v))
+    with ft.replace_sdpa():
+        checkpoint(attend, q, k, v, use_reentrant=False).sum().backward()
+    for x, wanted in zip((q, k, v), expected, strict=True):
+        plain.assert_close(x.grad, wanted, factor=4)
 
 
 def test_flash_attention_registry(device):

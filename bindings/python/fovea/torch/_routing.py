@@ -19,6 +19,7 @@ _plain_sdpa = torch.nn.functional.scaled_dot_product_attention
 _lock = threading.Lock()
 _users = 0  # blocks with an SdpaMode that are running, of all threads
 _thread = threading.local()
+_stacks: list[list[Callable[..., Any]]] = []  # _functions() of the threads that are in blocks
 
 
 def _functions() -> list[Callable[..., Any]]:
@@ -28,11 +29,26 @@ def _functions() -> list[Callable[..., Any]]:
     return _thread.functions
 
 
+def _functions_for_this_thread() -> list[Callable[..., Any]]:
+    """The same for autograd's threads, which Python has not started: what they recompute belongs to the thread that waits for
+    them, and Tensor.backward takes it out of the mode before they could inherit it."""
+    own = _functions()
+    if own or not isinstance(threading.current_thread(), threading._DummyThread):
+        return own
+    with _lock:
+        if len(_stacks) > 1:
+            raise RuntimeError(
+                f"scaled_dot_product_attention: recomputed by autograd while {len(_stacks)} threads are in blocks that replace it; "
+                "expected one, as nobody knows whose it is; let one thread at a time recompute"
+            )
+        return list(_stacks[0]) if _stacks else own
+
+
 def _sdpa_of_this_thread(*args: Any, **kwargs: Any) -> Any:
     """In place of torch.nn.functional.scaled_dot_product_attention: Python code of PyTorch that looks it up there (that of
     MultiheadAttention) runs outside of every mode."""
     query = args[0] if args else kwargs["query"]
-    functions = _functions()
+    functions = _functions_for_this_thread()
     if functions and query.device.type in ("cpu", "cuda"):
         return functions[-1](*args, **kwargs)
     return _plain_sdpa(*args, **kwargs)
@@ -51,14 +67,19 @@ class SdpaMode(TorchFunctionMode):
         with _lock:
             _users += 1
             torch.nn.functional.scaled_dot_product_attention = _sdpa_of_this_thread
-        _functions().append(self._function)
+            if not _functions():
+                _stacks.append(_functions())
+            _functions().append(self._function)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         global _users
         super().__exit__(*error)
-        _functions().pop()
         with _lock:
+            own = _functions()
+            own.pop()
+            if not own:
+                _stacks[:] = [stack for stack in _stacks if stack is not own]
             _users -= 1
             if _users == 0:
                 torch.nn.functional.scaled_dot_product_attention = _plain_sdpa

@@ -55,6 +55,7 @@ class Channel:
             return
         try:
             self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=deadline))
+            self._gloo.barrier().wait()  # a rank that fails at once closes no connection that another one still opens
         except RuntimeError as error:
             raise RuntimeError(
                 f"group: not all of its {size} ranks opened connections to rank {rank} within {deadline:g} s: {_reason(error)}"
