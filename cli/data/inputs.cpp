@@ -316,7 +316,7 @@ std::optional<RowSource> open_rows(const std::string& tensor, const std::string&
 
 void RowSource::read(int64_t sequence, int64_t begin, int64_t end, std::byte* to) const {
   const std::vector<int64_t>& whole = file.shape();
-  std::vector<int64_t> shape(whole.begin() + (whole.size() > 3 ? 1 : 0), whole.end());
+  std::vector<int64_t> shape(whole.begin() + static_cast<ptrdiff_t>(io::row_axis(whole)), whole.end());
   shape[0] = end - begin;
   if (type == file.type())
     return file.read(sequence, begin, end, {to, *io::byte_count(shape, io::element_size(type))});

@@ -5,18 +5,9 @@
 #include <charconv>
 
 #include "cli/terminal/failure.hpp"
+#include "cli/terminal/text.hpp"
 
 namespace fovea::cli {
-namespace {
-
-std::optional<int64_t> whole_number(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-}  // namespace
 
 std::pair<int64_t, int64_t> parse_pair(const std::string& option, const std::string& text, char separator,
                                        const std::string& expected) {

@@ -110,7 +110,7 @@ void RankCrew::work(const Transport& transport) {
 void RankCrew::do_task(Task task, const Transport& transport, Worker& worker) {
   if (task == Task::run) {
     worker.plan->run(worker.buffers, *worker.workspace);
-    if (group_.transport()) wait_for_all(transport);
+    if (group_.transport()) all_agree(transport, true);
   }
   if (task == Task::collect) {
     worker.part->collect(whole_);

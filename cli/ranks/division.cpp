@@ -10,29 +10,27 @@
 namespace fovea::cli {
 namespace {
 
-using Axis = Spread;
-
 /// A tensor that every rank has memory of its own for.
 struct Field {
   const char* name;
   Tensor Problem::*tensor;
-  Axis axis;
+  Spread spread;
   fovea_access forward, backward;
 };
 
 constexpr std::array kFields = {
-    Field{"q", &Problem::q, Axis::query_rows, FOVEA_READ, FOVEA_READ},
-    Field{"k", &Problem::k, Axis::key_rows, FOVEA_READ, FOVEA_READ},
-    Field{"v", &Problem::v, Axis::key_rows, FOVEA_READ, FOVEA_READ},
-    Field{"o", &Problem::o, Axis::query_rows, FOVEA_WRITE, FOVEA_READ},
-    Field{"lse", &Problem::lse, Axis::query_statistic, FOVEA_WRITE, FOVEA_READ},
-    Field{"d_o", &Problem::d_o, Axis::query_rows, FOVEA_READ, FOVEA_READ},
-    Field{"dlse", &Problem::dlse, Axis::query_statistic, FOVEA_READ, FOVEA_READ},
-    Field{"dq", &Problem::dq, Axis::query_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{"dk", &Problem::dk, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{"dv", &Problem::dv, Axis::key_rows, FOVEA_READ, FOVEA_WRITE},
-    Field{"dsink", &Problem::dsink, Axis::everywhere, FOVEA_READ, FOVEA_WRITE},
-    Field{"dbias", &Problem::dbias, Axis::everywhere, FOVEA_READ, FOVEA_WRITE},
+    Field{"q", &Problem::q, Spread::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{"k", &Problem::k, Spread::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{"v", &Problem::v, Spread::key_rows, FOVEA_READ, FOVEA_READ},
+    Field{"o", &Problem::o, Spread::query_rows, FOVEA_WRITE, FOVEA_READ},
+    Field{"lse", &Problem::lse, Spread::query_statistic, FOVEA_WRITE, FOVEA_READ},
+    Field{"d_o", &Problem::d_o, Spread::query_rows, FOVEA_READ, FOVEA_READ},
+    Field{"dlse", &Problem::dlse, Spread::query_statistic, FOVEA_READ, FOVEA_READ},
+    Field{"dq", &Problem::dq, Spread::query_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dk", &Problem::dk, Spread::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dv", &Problem::dv, Spread::key_rows, FOVEA_READ, FOVEA_WRITE},
+    Field{"dsink", &Problem::dsink, Spread::everywhere, FOVEA_READ, FOVEA_WRITE},
+    Field{"dbias", &Problem::dbias, Spread::everywhere, FOVEA_READ, FOVEA_WRITE},
 };
 
 bool is_output(const Field& field, Pass pass) {
@@ -50,21 +48,22 @@ size_t bytes_of(const Tensor& tensor) {
 }
 
 /// The axis of rows.
-size_t row_axis(const Tensor& tensor, Axis axis) {
-  return tensor.shape().size() - (axis == Axis::query_statistic ? 1 : 3);
+size_t row_axis(const Tensor& tensor, Spread spread) {
+  return tensor.shape().size() - (spread == Spread::query_statistic ? 1 : 3);
 }
 
 /// Visits the rank's rows of a tensor in the order of the rank's memory: visit(address, bytes).
 template <class Visit>
-void for_each_run(const Tensor& whole, Axis axis, const std::vector<Piece>& pieces, int rank, Visit&& visit) {
+void for_each_run(const Tensor& whole, Spread spread, const std::vector<Piece>& pieces, int rank,
+                  Visit&& visit) {
   const auto shape = whole.shape();
   const fovea_tensor c = whole.c_tensor();
   const int64_t element = whole.dtype().bits / 8;
   std::array<int64_t, Tensor::kMaxRank> stride{};
   for (size_t i = shape.size(), compact = 1; i-- > 0; compact *= static_cast<size_t>(shape[i]))
     stride[i] = element * (c.strides ? c.strides[i] : static_cast<int64_t>(compact));
-  const size_t row = row_axis(whole, axis);
-  const bool statistic = axis == Axis::query_statistic, batched = shape.size() > (statistic ? 2 : 3);
+  const size_t row = row_axis(whole, spread);
+  const bool statistic = spread == Spread::query_statistic, batched = shape.size() > (statistic ? 2 : 3);
   const int64_t batch = batched ? shape[0] : 1, outer = statistic ? shape[row - 1] : 1;
   const int64_t inner = statistic ? 1 : shape[row + 1];
   const auto run = static_cast<size_t>(element * (statistic ? 1 : shape[row + 2]));
@@ -87,7 +86,7 @@ void for_each_run(const Tensor& whole, Axis axis, const std::vector<Piece>& piec
 template <class Visit>
 void for_each_piece(const Tensor& whole, const std::vector<Piece>& pieces, int rank, Visit&& visit) {
   const auto shape = whole.shape();
-  const size_t row = row_axis(whole, Axis::query_rows);
+  const size_t row = row_axis(whole, Spread::query_rows);
   const int64_t sequences = row > 0 ? shape[0] : 1;
   const int64_t row_bytes = shape[row + 1] * shape[row + 2] * whole.dtype().bits / 8;
   int64_t at = 0;
@@ -100,11 +99,11 @@ void for_each_piece(const Tensor& whole, const std::vector<Piece>& pieces, int r
   }
 }
 
-/// The rows that a rank has of a field: pieces of its axis.
-std::vector<Piece> pieces_of(const Division& division, const Tensor& whole, Axis axis, int rank) {
-  if (axis == Axis::key_rows) return division.keys;
+/// The rows that a rank has of a field: pieces of its spread.
+std::vector<Piece> pieces_of(const Division& division, const Tensor& whole, Spread spread, int rank) {
+  if (spread == Spread::key_rows) return division.keys;
   if (!division.queries.empty()) return division.queries;
-  return {{rank, 0, whole.shape()[row_axis(whole, axis)]}};
+  return {{rank, 0, whole.shape()[row_axis(whole, spread)]}};
 }
 
 /// Fills a rank's memory of an input.
@@ -116,7 +115,7 @@ void deal(const Tensor& given, const Field& field, const std::vector<Piece>& pie
     });
     return;
   }
-  for_each_run(given, field.axis, pieces, rank, [&](const std::byte* from, size_t bytes) {
+  for_each_run(given, field.spread, pieces, rank, [&](const std::byte* from, size_t bytes) {
     std::memcpy(to, from, bytes);
     to += bytes;
   });
@@ -153,7 +152,7 @@ Division divide(const Problem& whole, int ranks) {
 
 Spread spread_of(const std::string& output) {
   const auto field = std::ranges::find(kFields, output, &Field::name);
-  return field == kFields.end() ? Spread::everywhere : field->axis;
+  return field == kFields.end() ? Spread::everywhere : field->spread;
 }
 
 RankPart::RankPart(const Problem& whole, const Division& division, int rank, Data data,
@@ -179,9 +178,9 @@ RankPart::RankPart(const Problem& whole, const Division& division, int rank, Dat
     if (!given) continue;
     std::vector<int64_t> shape(given.shape().begin(), given.shape().end());
     std::vector<Piece> pieces;
-    if (field.axis != Axis::everywhere) {
-      pieces = pieces_of(division, given, field.axis, rank);
-      shape[row_axis(given, field.axis)] = rows_of_rank(pieces, rank);
+    if (field.spread != Spread::everywhere) {
+      pieces = pieces_of(division, given, field.spread, rank);
+      shape[row_axis(given, field.spread)] = rows_of_rank(pieces, rank);
     }
     const bool written = is_output(field, whole.pass);
     Tensor part(nullptr, given.dtype(), shape);
@@ -190,7 +189,7 @@ RankPart::RankPart(const Problem& whole, const Division& division, int rank, Dat
       part = Tensor(memory_[i].data(), given.dtype(), shape);
     }
     problem_.local.*field.tensor = part;
-    if (data != Data::dealt || written || field.axis == Axis::everywhere) continue;
+    if (data != Data::dealt || written || field.spread == Spread::everywhere) continue;
     if (given.data() == nullptr && before != nullptr && !before->memory_[i].empty()) {
       std::memcpy(memory_[i].data(), before->memory_[i].data(), memory_[i].size());
     } else {
@@ -220,9 +219,9 @@ std::vector<std::byte> RankPart::rows_of(const std::string& output, int64_t begi
     }
     return {};
   }
-  if (field->axis == Axis::everywhere) return memory_[static_cast<size_t>(field - kFields.begin())];
+  if (field->spread == Spread::everywhere) return memory_[static_cast<size_t>(field - kFields.begin())];
   std::vector<std::byte> rows;
-  for_each_run(problem_.local.*field->tensor, field->axis, {{0, begin, end}}, 0,
+  for_each_run(problem_.local.*field->tensor, field->spread, {{0, begin, end}}, 0,
                [&](const std::byte* from, size_t bytes) { rows.insert(rows.end(), from, from + bytes); });
   return rows;
 }
@@ -240,14 +239,14 @@ void RankPart::collect(const Problem& whole) const {
     if (!target || !is_output(field, whole.pass)) continue;
     // What every rank has, the first one writes.
     const bool everywhere =
-        field.axis == Axis::everywhere || (field.axis != Axis::key_rows && division_.queries.empty());
+        field.spread == Spread::everywhere || (field.spread != Spread::key_rows && division_.queries.empty());
     if (everywhere && rank_ > 0) continue;
     const std::byte* from = memory_[i].data();
-    if (field.axis == Axis::everywhere) {
+    if (field.spread == Spread::everywhere) {
       std::memcpy(target.data(), from, memory_[i].size());
       continue;
     }
-    for_each_run(target, field.axis, pieces_of(division_, target, field.axis, rank_), rank_,
+    for_each_run(target, field.spread, pieces_of(division_, target, field.spread, rank_), rank_,
                  [&](std::byte* to, size_t bytes) {
                    std::memcpy(to, from, bytes);
                    from += bytes;

@@ -1,9 +1,10 @@
 // The definitions of launcher.hpp.
 #include "cli/ranks/launcher.hpp"
 
-#include <charconv>
 #include <cstdlib>
-#include <string_view>
+#include <limits>
+
+#include "cli/terminal/text.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -28,11 +29,9 @@ std::optional<Launcher> launcher() {
   for (const Sign& sign : kSigns) {
     const char* const value = std::getenv(sign.size);
     if (value == nullptr || (sign.beside != nullptr && std::getenv(sign.beside) == nullptr)) continue;
-    const std::string_view text = value;
-    int processes = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), processes);
-    if (error == std::errc() && end == text.data() + text.size() && processes > 1)
-      return Launcher{sign.size, processes};
+    const std::optional<int64_t> processes = whole_number(value);
+    if (processes && *processes > 1 && *processes <= std::numeric_limits<int>::max())
+      return Launcher{sign.size, static_cast<int>(*processes)};
   }
   return std::nullopt;
 }

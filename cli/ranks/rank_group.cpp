@@ -108,17 +108,18 @@ RankedRun RankGroup::attend(const Problem& whole, const Execution& execution, Ra
   return all;
 }
 
-void wait_for_all(const Transport& transport) {
+bool all_agree(const Transport& transport, bool well) {
   const auto size = static_cast<size_t>(transport.size());
-  const char here = 1;
-  std::vector<char> there(size);
+  char own = well ? 1 : 0;
+  std::vector<char> others(size, 1);
   std::vector<fovea_message> sends, receives;
   for (int peer = 0; peer < transport.size(); ++peer) {
     if (peer == transport.rank()) continue;
-    sends.push_back({peer, const_cast<char*>(&here), 1});
-    receives.push_back({peer, &there[static_cast<size_t>(peer)], 1});
+    sends.push_back({peer, &own, 1});
+    receives.push_back({peer, &others[static_cast<size_t>(peer)], 1});
   }
   transport.exchange(sends, receives);
+  return well && std::ranges::find(others, 0) == others.end();
 }
 
 std::string reason_over_ranks(const Problem& whole, const RankOptions& options, const Execution& execution) {

@@ -32,7 +32,8 @@ struct RankFiles {
 
 class RankGroup {
  public:
-  /// deadline_ms: how long a process waits for another; 0: as long as the library does. Throws a Failure where mpirun has started another number of processes than --ranks says.
+  /// deadline_ms: how long a process waits for another; 0: as long as the library does. Throws a Failure where mpirun has started
+  /// another number of processes than --ranks says.
   explicit RankGroup(const RankOptions& options, int64_t deadline_ms = 0);
 
   int size() const { return size_; }
@@ -56,8 +57,8 @@ class RankGroup {
   int size_ = 0;
 };
 
-/// Returns when all ranks have called it.
-void wait_for_all(const Transport& transport);
+/// Whether it went well on all ranks; returns when all have come this far.
+bool all_agree(const Transport& transport, bool well);
 
 /// The methods for so many ranks, which need not be there, of a problem whose tensors need no data: those of --on-paper.
 std::string methods_on_paper(const Problem& whole, const RankOptions& options, const Execution& execution);

@@ -57,8 +57,7 @@ struct ShardLayout {
 };
 
 size_t row_axis(const Array& array, Spread spread) {
-  if (spread == Spread::query_statistic) return array.shape.size() - 1;
-  return array.shape.size() > 3 ? 1 : 0;
+  return spread == Spread::query_statistic ? array.shape.size() - 1 : io::row_axis(array.shape);
 }
 
 ShardLayout layout_of(std::span<const Array> outputs, const Division& division, int ranks) {
@@ -89,21 +88,6 @@ std::vector<Array> arrays_of(std::span<const Array> outputs, const ShardLayout& 
     array.bytes.assign(rows.begin(), rows.end());
   }
   return arrays;
-}
-
-/// Whether it went well on all ranks, which have all come this far.
-bool all_agree(const Transport& transport, bool well) {
-  const auto size = static_cast<size_t>(transport.size());
-  char own = well ? 1 : 0;
-  std::vector<char> others(size, 1);
-  std::vector<fovea_message> sends, receives;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer == transport.rank()) continue;
-    sends.push_back({peer, &own, 1});
-    receives.push_back({peer, &others[static_cast<size_t>(peer)], 1});
-  }
-  transport.exchange(sends, receives);
-  return well && std::ranges::find(others, 0) == others.end();
 }
 
 /// Files of one rank, which disappear again unless all of all ranks are in place.

@@ -2,6 +2,7 @@
 #include "cli/terminal/text.hpp"
 
 #include <fmt/core.h>
+#include <charconv>
 
 #include <algorithm>
 #include <array>
@@ -37,6 +38,13 @@ std::string safe_text(std::string_view text) {
     if (c < ' ' || c > '~') c = '?';
   }
   return safe;
+}
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
 void print_json(const Json& json) {

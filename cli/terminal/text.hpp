@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@ std::string seconds_text(double seconds);  ///< "1.50 ms"
 std::string shape_text(std::span<const int64_t> shape);
 /// Only printable ASCII: what comes from a file must not be able to control a terminal.
 std::string safe_text(std::string_view text);
+/// A text that is one whole number and nothing else.
+std::optional<int64_t> whole_number(std::string_view text);
 /// Prints the value on stdout, in one line a member.
 void print_json(const Json& json);
 

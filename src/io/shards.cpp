@@ -167,7 +167,7 @@ RowFile::RowFile(const fs::path& path, const std::string& tensor) : name_(tensor
 }
 
 void RowFile::append(const fs::path& file, TensorPlace place) {
-  const std::size_t axis = place.shape.size() > 3 ? 1 : 0;
+  const std::size_t axis = row_axis(place.shape);
   if (shards_.empty()) {
     type_ = place.type;
     shape_ = place.shape;
@@ -211,7 +211,7 @@ std::vector<fs::path> RowFile::files() const {
 
 std::uint64_t RowFile::row_bytes() const {
   const std::span<const std::int64_t> shape = shape_;
-  return *byte_count(shape.subspan(row_axis() + 1), element_size(type_));
+  return *byte_count(shape.subspan(row_axis(shape_) + 1), element_size(type_));
 }
 
 void RowFile::read(std::int64_t outer, std::int64_t begin, std::int64_t end, std::span<std::byte> to) const {
@@ -228,7 +228,7 @@ void RowFile::read(std::int64_t outer, std::int64_t begin, std::int64_t end, std
 
 Array RowFile::read_all() const {
   Array all = make_array(name_, type_, shape_);
-  const std::int64_t rows = shape_[row_axis()], outer = row_axis() > 0 ? shape_[0] : 1;
+  const std::int64_t rows = shape_[row_axis(shape_)], outer = row_axis(shape_) > 0 ? shape_[0] : 1;
   const std::size_t bytes = static_cast<std::size_t>(rows) * row_bytes();
   for (std::int64_t i = 0; i < outer; ++i)
     read(i, 0, rows, std::span(all.bytes).subspan(static_cast<std::size_t>(i) * bytes, bytes));

@@ -21,6 +21,11 @@ bool is_index(const std::filesystem::path& path);
 /// "q-00002-of-00004.safetensors" for the second of four shards of q.safetensors or q.safetensors.index.json.
 std::filesystem::path shard_path(const std::filesystem::path& set, std::size_t number, std::size_t count);
 
+/// The dimension of rows: the first, or of four the second.
+constexpr std::size_t row_axis(std::span<const std::int64_t> shape) {
+  return shape.size() > 3 ? 1 : 0;
+}
+
 /// The files that hold a tensor, and those that say so.
 struct ShardSet {
   std::vector<std::filesystem::path> shards;  ///< in the order of the rows
@@ -55,7 +60,6 @@ class RowFile {
     std::uint64_t offset;     ///< of the tensor in the file
     std::int64_t begin, end;  ///< rows of the whole
   };
-  std::size_t row_axis() const { return shape_.size() > 3 ? 1 : 0; }
   std::uint64_t row_bytes() const;
   void append(const std::filesystem::path& file, TensorPlace place);
 

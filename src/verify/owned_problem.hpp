@@ -17,6 +17,7 @@
 #include "verify/problem_spec.hpp"
 #include "verify/random.hpp"
 #include "verify/rotary.hpp"
+#include "verify/term_values.hpp"
 
 namespace fovea::verify {
 
@@ -330,7 +331,7 @@ class OwnedProblem {
       const Sizes shape = spec.packed_new ? Sizes{total, spec.heads_kv, size}
                                           : Sizes{spec.batch, spec.lengths_new[0], spec.heads_kv, size};
       OwnedTensor& t = make(role, spec.type, shape, strides_for(shape, true));
-      t.assign(normals(t.count(), deviation));
+      t.assign(normals(random_, t.count(), deviation));
     };
     rows(Role::kKNew, spec.head_dim, 1);
     rows(Role::kVNew, spec.head_dim_v, spec.magnitude);
@@ -348,12 +349,6 @@ class OwnedProblem {
     first.assign(std::vector<double>(spec.rotary_positions.begin(), spec.rotary_positions.end()));
   }
 
-  std::vector<double> normals(int64_t count, double deviation) {
-    std::vector<double> values(static_cast<size_t>(count));
-    for (double& x : values) x = deviation * random_.normal();
-    return values;
-  }
-
   void make_inputs() {
     const ProblemSpec& s = spec;
     // The product of a pair of normal numbers has deviation sqrt(D), with qv sqrt(D + Dv); q and qv get the factor that makes the
@@ -361,21 +356,21 @@ class OwnedProblem {
     const double q_deviation =
         s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.score_dim())));
     OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
-    q.assign(normals(q.count(), q_deviation));
+    q.assign(normals(random_, q.count(), q_deviation));
     make_rows(Role::kK, s.key_type(), false, s.heads_kv, s.head_dim);
     fill_keys();
     OwnedTensor& v = make_rows(Role::kV, s.key_type(), false, s.heads_kv, s.head_dim_v);
-    v.assign(normals(v.count(), s.magnitude));
+    v.assign(normals(random_, v.count(), s.magnitude));
     if (s.qv) {
       OwnedTensor& qv = make_rows(Role::kQV, s.type, true, s.heads_q, s.head_dim_v);
-      qv.assign(normals(qv.count(), q_deviation / s.magnitude));
+      qv.assign(normals(random_, qv.count(), q_deviation / s.magnitude));
     }
     if (s.e4m3_keys && s.descale_broadcast >= 0) make_descales();
     OwnedTensor& d_o = make_rows(Role::kDO, s.type, true, s.heads_q, s.head_dim_v);
-    d_o.assign(normals(d_o.count(), s.magnitude));
+    d_o.assign(normals(random_, d_o.count(), s.magnitude));
     if (s.dlse) {
       OwnedTensor& dlse = make_statistic(Role::kDLse);
-      dlse.assign(normals(dlse.count(), s.magnitude));
+      dlse.assign(normals(random_, dlse.count(), s.magnitude));
     }
     spoil_unused_rows();
 
@@ -390,13 +385,13 @@ class OwnedProblem {
       }
       OwnedTensor& bias =
           make(Role::kBias, s.bias_is_f32 ? Type::kF32 : s.type, s.bias_expanded ? pairs : shape, strides);
-      bias.assign(bias_values(shape, bias));
+      bias.assign(bias_values(random_, spec.bias_values, shape, bias));
     }
     if (s.mask) {
       const Sizes shape = broadcast(pairs, s.mask_broadcast);
       OwnedTensor& mask =
           make(Role::kMask, random_.chance(0.5) ? Type::kBool : Type::kU8, shape, strides_for(shape, false));
-      mask.assign(mask_values(mask, s.mask_density));
+      mask.assign(mask_values(random_, mask, s.mask_density));
     }
     if (s.block_mask) {
       const Sizes shape = broadcast({s.batch, s.heads_q, (s.seqlen_q + s.block_q - 1) / s.block_q,
@@ -404,7 +399,7 @@ class OwnedProblem {
                                     s.block_mask_broadcast & 3);
       OwnedTensor& mask = make(Role::kBlockMask, random_.chance(0.5) ? Type::kBool : Type::kU8, shape,
                                strides_for(shape, false));
-      mask.assign(mask_values(mask, s.block_mask_density));
+      mask.assign(mask_values(random_, mask, s.block_mask_density));
     }
     if (s.alibi) {
       const Sizes shape = s.alibi_by_batch ? Sizes{s.batch, s.heads_q} : Sizes{s.heads_q};
@@ -419,7 +414,7 @@ class OwnedProblem {
     }
     if (s.sink) {
       OwnedTensor& sink = make(Role::kSink, Type::kF32, {s.heads_q}, {1});
-      sink.assign(normals(s.heads_q, 1.5));
+      sink.assign(normals(random_, s.heads_q, 1.5));
     }
   }
 
@@ -436,7 +431,7 @@ class OwnedProblem {
 
   void fill_keys() {
     OwnedTensor& k = (*this)[Role::kK];
-    std::vector<double> values = normals(k.count(), 1.0);
+    std::vector<double> values = normals(random_, k.count(), 1.0);
     const int64_t row = spec.heads_kv * spec.head_dim;
     const int64_t rows = row > 0 ? k.count() / row : 0;
     const auto key = [&](int64_t r, int64_t c) -> double& {
@@ -483,42 +478,6 @@ class OwnedProblem {
       const size_t b = spec.packed() ? 0 : place / seqlen / heads;
       if (!live_q[b * seqlen + place % seqlen]) store(at, Type::kF32, nan);
     });
-  }
-
-  /// Values for `bias` in its dense order, of which only the `distinct` ones differ.
-  std::vector<double> bias_values(const Sizes& distinct, const OwnedTensor& bias) {
-    const double minus_infinity = -std::numeric_limits<double>::infinity();
-    std::vector<double> chosen = normals(product(distinct), 1.0);
-    const int64_t columns = distinct[3];
-    for (size_t place = 0; place < chosen.size(); ++place) {
-      const bool row_hit = (place / static_cast<size_t>(std::max<int64_t>(columns, 1))) % 3 == 1;
-      if (spec.bias_values == BiasValues::kSomeMinusInfinity && random_.chance(0.33))
-        chosen[place] = minus_infinity;
-      if (spec.bias_values == BiasValues::kRowsMinusInfinity && row_hit) chosen[place] = minus_infinity;
-    }
-    if (bias.shape() == distinct) return chosen;
-    const Sizes from = compact_strides(distinct);
-    std::vector<double> dense(static_cast<size_t>(bias.count()));
-    for (size_t place = 0; place < dense.size(); ++place) {
-      auto rest = static_cast<int64_t>(place);
-      int64_t source = 0;
-      for (size_t axis = 4; axis-- > 0;) {
-        const int64_t index = rest % bias.shape()[axis];
-        rest /= bias.shape()[axis];
-        if (distinct[axis] != 1) source += index * from[axis];
-      }
-      dense[place] = chosen[static_cast<size_t>(source)];
-    }
-    return dense;
-  }
-
-  std::vector<double> mask_values(const OwnedTensor& mask, double density) {
-    std::vector<double> values(static_cast<size_t>(mask.count()));
-    for (double& x : values) {
-      const double yes = mask.type() == Type::kBool ? 1.0 : static_cast<double>(random_.between(1, 255));
-      x = random_.chance(density) ? yes : 0.0;
-    }
-    return values;
   }
 
   void make_outputs() {
@@ -592,23 +551,13 @@ class OwnedProblem {
         const size_t first = packed ? head * rows + static_cast<size_t>(s.row_q)
                                     : (static_cast<size_t>(b) * heads + head) * rows;
         for (size_t i = 0; i < static_cast<size_t>(used); ++i)
-          fill_list(values.data() + (first + i) * size, size, keys);
+          fill_list(random_, spec, values.data() + (first + i) * size, size, keys);
         for (size_t i = 1; of_all && i < rows; ++i)
           std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first * size), size,
                       values.begin() + static_cast<std::ptrdiff_t>((first + i) * size));
       }
     }
     lists.assign(values);
-  }
-  void fill_list(double* list, size_t size, int64_t keys) {
-    const double density = random_.chance(0.1) ? 0.0 : spec.list_density;
-    int64_t next = 0;
-    for (size_t n = 0; n < size; ++n) {
-      const bool key = keys > next && random_.chance(density);
-      list[n] = static_cast<double>(!key ? -1 : spec.list_in_order ? next++ : random_.between(0, keys - 1));
-      if (spec.list_in_order && key && keys > static_cast<int64_t>(size))
-        next += random_.between(0, keys / static_cast<int64_t>(size) - 1);
-    }
   }
 
   Random random_;

@@ -51,10 +51,10 @@
 //   kFactorTaken                all have read it: dS may take its place           among the second's warps
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
 //   passed_on[b]                and the next block's turn has come                among those that take turns
-//   full_inbox[i]               dQ of later keys is there, a warp's part          another CTA, bytes -> a warp
-//   room[way][i]                the next CTA's inbox has been read                its warp -> the warp that sends
+//   full_inbox[w]               dQ of later keys is in the consumer's inbox       the sending CTA's messenger -> consumer
+//   room[way][w]                the inbox of the CTA above, or below, is free     its messenger -> consumer
 //   kOwnKeys + w                K of the consumer is finite                       among its warps
-//   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, and back
+//   kDqStaged + w empty_dq[w]   dQ of the consumer is staged, or has been read    consumer -> its writer, or messenger, and back
 //   kOddRows + w                rows that take no part are zeros                  consumer -> the other
 // dS and staged dQ are written by ordinary stores and read by the asynchronous proxy: the reader fences, behind the
 // barrier, once for all writers.

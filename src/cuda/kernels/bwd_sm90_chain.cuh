@@ -85,7 +85,7 @@ __device__ __forceinline__ void bwd_sm90_open_inboxes(const BackwardArgs& b,
   // The first tile goes down; the rank of its last keys receives only from tiles that go up.
   const bool last = rank + 1 == b.cluster;
   const int slice = static_cast<int>(threadIdx.x);
-  if (slice < memory.kInboxes && (last ? b.mirrors && rank > 0 : true))
+  if (slice < memory.kConfig.kConsumers && (last ? b.mirrors && rank > 0 : true))
     ptx::mbarrier_arrive_in_cta(ptx::address_in_cta(memory.room(last, slice), last ? rank - 1 : rank + 1));
 }
 

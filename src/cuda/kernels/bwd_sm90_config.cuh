@@ -57,9 +57,8 @@ struct BwdSm90Config {
   constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain; }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
   constexpr bool holds_dq() const { return stages_dq() || chain; }
-  /// Of a chain: inboxes for dQ, a slice each, and how many steps' routes are kept: dQ of a step is sent in the step behind it,
-  /// when Q of two more may have been asked for.
-  static constexpr int kInboxes = kConsumers;
+  /// Of a chain: how many steps' routes are kept. dQ of a step is sent in the step behind it, when Q of two more may have been
+  /// asked for.
   static constexpr int kRoutes = 4, kRouteBytes = 16;
   /// Of dS: one is written while the other is read. With one_gradient the factor of dS passes through them first. In
   /// parts: one for each consumer, which reads it alone.
@@ -88,7 +87,7 @@ struct BwdSm90Config {
   constexpr int barriers_at() const { return routes_at() + (chain ? kRoutes * kRouteBytes : 0); }
   constexpr int barriers() const {
     return 2 + 2 * k_stages + 6 * kBuffers + 4 + 2 * (q_stages + do_stages) + kConsumers +
-           (chain ? 3 * kInboxes : 0);
+           (chain ? 3 * kConsumers : 0);
   }
   constexpr int shared_bytes() const { return barriers_at() + barriers() * 8; }
 };
@@ -224,7 +223,7 @@ struct BwdSm90Memory {
   static constexpr BwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kQStages = kConfig.q_stages, kDoStages = kConfig.do_stages,
                        kKStages = kConfig.k_stages;
-  static constexpr int kBuffers = kConfig.kBuffers, kInboxes = kConfig.kInboxes;
+  static constexpr int kBuffers = kConfig.kBuffers;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t k(int s) const { return base + s * kConfig.k_bytes(); }
@@ -241,6 +240,7 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t dq(int consumer) const {
     return base + kConfig.dq_at() + consumer * kConfig.kSliceBytes;
   }
+  /// The way of dQ of a step (BwdSm90Route).
   __device__ __forceinline__ uint32_t route(uint32_t step) const {
     return base + kConfig.routes_at() + step % kConfig.kRoutes * kConfig.kRouteBytes;
   }
@@ -270,10 +270,10 @@ struct BwdSm90Memory {
   __device__ __forceinline__ uint32_t turn(int buffer) const { return empty_dq(kConfig.kConsumers + buffer); }
   __device__ __forceinline__ uint32_t added(int buffer) const { return turn(kBuffers + buffer); }
   __device__ __forceinline__ uint32_t passed_on(int buffer) const { return turn(2 * kBuffers + buffer); }
-  __device__ __forceinline__ uint32_t full_inbox(int part) const { return turn(3 * kBuffers + part); }
+  __device__ __forceinline__ uint32_t full_inbox(int slice) const { return turn(3 * kBuffers + slice); }
   /// Of the CTA above, or below.
-  __device__ __forceinline__ uint32_t room(bool above, int part) const {
-    return full_inbox((above ? 2 : 1) * kInboxes + part);
+  __device__ __forceinline__ uint32_t room(bool above, int slice) const {
+    return full_inbox((above ? 2 : 1) * kConfig.kConsumers + slice);
   }
 
   /// What the warps of this CTA are told of tile number `tile`; overwritten two tiles later.
@@ -317,7 +317,8 @@ struct BwdSm90Memory {
       ptx::mbarrier_init(empty_do(s), kConsumers);
     }
     for (int w = 0; w < kConfig.kConsumers; ++w) ptx::mbarrier_init(empty_dq(w), 1);
-    for (int i = 0; i < (kConfig.chain ? 3 * kInboxes : 0); ++i) ptx::mbarrier_init(full_inbox(i), 1);
+    for (int i = 0; i < (kConfig.chain ? 3 * kConfig.kConsumers : 0); ++i)
+      ptx::mbarrier_init(full_inbox(i), 1);
     ptx::mbarrier_init_fence();
   }
 

@@ -87,12 +87,12 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   return text;
 }
 std::string details(const KernelSet& kernels, const BackwardArgs& args) {
-  std::string text;
-  if (args.cluster > 1) text = ", dq through clusters of " + std::to_string(args.cluster);
+  std::string others;
   for (const auto* list : {&kernels.before, &kernels.after}) {
-    for (const Kernel* kernel : *list) text += (text.empty() ? ", with " : ", ") + std::string(kernel->name);
+    for (const Kernel* kernel : *list)
+      others += (others.empty() ? ", with " : ", ") + std::string(kernel->name);
   }
-  return text;
+  return (args.cluster > 1 ? ", dq through clusters of " + std::to_string(args.cluster) : "") + others;
 }
 
 const auto& binding_of(const ArgsBinding& binding, const ForwardLayout&) {
