@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/transposed_values.hpp"
 #include "tile/attention_params.hpp"
 #include "tile/seen_blocks.hpp"
 #include "tile/tile_scheduler.hpp"
@@ -44,6 +45,7 @@ struct ForwardArgs {
   /// bf16x3_columns) each, for kernels that multiply these. Null, and 0 columns, for all others.
   char *bf16x3_q = nullptr, *bf16x3_k = nullptr, *bf16x3_v = nullptr;
   int bf16x3_columns = 0;
+  TransposedValues transposed_v;  ///< for kernels that multiply operands of 8 bits
   int slots = 0;  ///< CTAs, or clusters, that the GPU holds at a time: as many as kernels that stay need
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };

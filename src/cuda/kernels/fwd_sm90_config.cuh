@@ -7,6 +7,7 @@
 #include "cuda/kernels/fwd_stream_k.cuh"
 #include "cuda/kernels/fwd_work_tile.cuh"
 #include "cuda/kernels/tma_args.hpp"
+#include "cuda/kernels/transposed_values.hpp"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -39,13 +40,17 @@ struct FwdSm90Config {
   bool expression = false;  ///< compiled for warp/expression.cuh
   bool stream_k = false;    ///< tiles of few queries, cut into equal shares of all keys (fwd_stream_k.cuh)
   bool bf16x3 = false;      ///< float32: operands as bf16x3, each product a sum of six (part_pair)
+  /// Operands of float8_e4m3fn. Products want V's keys side by side: transpose_values.cuh writes it so beforehand.
+  bool e4m3 = false;
 
   static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
-  static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
+  static constexpr int kRowBytes = 128;  ///< of a strip
   static constexpr int kMostShared = 227 * 1024;
   static constexpr bool multiplies_qv = false;
 
   constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }  ///< of an operand
+  constexpr int element_bytes() const { return e4m3 ? 1 : 2; }       ///< of a part
+  constexpr int strip() const { return kRowBytes / element_bytes(); }  ///< its columns
 
   /// Whether a warp loads K and V, whose lanes look up pages; else one thread, without pages. With dropout the warp costs registers
   /// that consumers lack.
@@ -75,10 +80,12 @@ struct FwdSm90Config {
     return rest < 240 ? rest : 240;
   }
 
-  static constexpr int strips(int columns) { return (columns + kStrip - 1) / kStrip; }
+  constexpr int strips(int columns) const { return (columns + strip() - 1) / strip(); }
   constexpr int q_bytes() const { return parts() * strips(head_dim) * kRows * kRowBytes; }
   constexpr int k_bytes() const { return parts() * strips(head_dim) * tile_n * kRowBytes; }
-  constexpr int v_bytes() const { return parts() * strips(head_dim_v) * tile_n * kRowBytes; }
+  constexpr int v_bytes() const {
+    return e4m3 ? head_dim_v * tile_n : parts() * strips(head_dim_v) * tile_n * kRowBytes;
+  }
   /// One more strip of V, of ones.
   constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
@@ -98,8 +105,12 @@ struct FwdSm90Config {
   constexpr int pair_row_bytes() const { return tile_n * 2 + 16; }
   constexpr int pair_block_bytes() const { return 16 * pair_row_bytes(); }
   constexpr int all_pairs_bytes() const { return 4 * consumers * 2 * pair_block_bytes(); }
+  /// Sums of O of operands of 8 bits: the registers of acc_o, in float32.
+  constexpr int sums_at() const { return (pairs_at() + 15) / 16 * 16; }
+  constexpr int sums_bytes() const { return e4m3 ? kRows * head_dim_v * 4 : 0; }  ///< of a consumer
   /// Enough for both ways to compile it: the library's table does not know the expression.
   constexpr int shared_bytes() const {
+    if (e4m3) return sums_at() + consumers * sums_bytes();
     const auto up_to_pairs = [&](int in_ring) {
       return pairs_at() + (in_ring - ring()) * (k_bytes() + v_stage_bytes() + 4 * 8);
     };
@@ -150,12 +161,18 @@ struct FwdSm90Memory {
     return tile::wgmma_k_major(kConfig.k_at(), tile::SwizzleMode::k128);
   }
   static constexpr tile::WgmmaDescriptor first_v() {
+    if (kConfig.e4m3) return transposed_values_operand(kConfig.v_at(), kConfig.head_dim_v);
     return tile::wgmma_mn_major(kConfig.v_at(), tile::SwizzleMode::k128, kConfig.tile_n);
   }
 
   /// Block `parity` of the elements of a tensor of pairs of warp `warp` of consumer w.
   __device__ __forceinline__ uint32_t pairs(int w, int warp, int parity) const {
     return base + kConfig.pairs_at() + ((4 * w + warp) * 2 + parity) * kConfig.pair_block_bytes();
+  }
+
+  /// Four sums of a thread of consumer w.
+  __device__ __forceinline__ uint32_t sums(int w, int thread, int four) const {
+    return base + kConfig.sums_at() + w * kConfig.sums_bytes() + (four * 128 + thread) * 16;
   }
 
   __device__ __forceinline__ uint32_t full_q(int w) const { return barrier(w); }

@@ -11,6 +11,7 @@
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
+#include "cuda/kernels/fwd_sm90_softmax_e4m3.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
@@ -30,37 +31,45 @@ namespace fovea::cuda {
 /// arrays stay in registers. Every thread of the warpgroup calls every step.
 template <class Instance>
 struct FwdSm90Consumer {
-  using Element = typename Instance::Element;
+  static constexpr FwdSm90Config kConfig = Instance::kConfig;
+  using Element = typename Instance::Element;  ///< of O
   /// What wgmma multiplies.
-  using Operand = std::conditional_t<std::is_same_v<Element, float>, __nv_bfloat16, Element>;
+  using Operand = std::conditional_t<kConfig.e4m3, E4M3,
+                                     std::conditional_t<kConfig.bf16x3, __nv_bfloat16, Element>>;
   using Memory = FwdSm90Memory<Instance>;
   using WgmmaMajor = ptx::WgmmaMajor;
   using WgmmaStart = ptx::WgmmaStart;
-  static constexpr FwdSm90Config kConfig = Instance::kConfig;
   static constexpr int kTileN = kConfig.tile_n, kRows = kConfig.kRows, kConsumers = kConfig.consumers;
   static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v;
   static constexpr int kStages = kConfig.ring(), kRowBytes = kConfig.kRowBytes;
   static constexpr int kStripsQ = kConfig.strips(kDim), kStripsV = kConfig.strips(kDimV);
   static constexpr int kParts = kConfig.parts(), kProducts = products_of_parts(kParts);
-  static constexpr int kStepsQk = kDim / 16, kStepsPv = kTileN / 16;
+  /// A step of a product takes 32 bytes of each row of its operands.
+  static constexpr int kOfStep = 32 / kConfig.element_bytes(), kStepsQk = kDim / kOfStep, kStepsPv = kTileN / kOfStep;
   /// Columns of P V: with row_sum_in_mma the last eight hold the row sum.
   static constexpr int kColumnsO = kDimV + (kConfig.row_sum_in_mma ? 8 : 0);
   /// wgmma truncates its sums at about the 24th bit. Over thousands of keys float32 would lose too much, so
   /// with bf16x3 each block of P V has an accumulator of its own, which FADD adds to acc_o.
   static constexpr bool kAccumulatorPerBlock = kConfig.bf16x3;
+  /// Of 8 bits they keep 13 to 14 bits: wgmma adds up P V of so many blocks, FADD what it has to sums in shared memory, as
+  /// registers for both would leave room for two consumers only. The 48 steps of 1,536 keys lose less than 2^-8 of a sum, where
+  /// weights of four bits are off by 2^-5; putting sums away costs 3 % at every 768 keys.
+  static constexpr int kBlocksPerSum = 1536 / kTileN;
   /// Without Q in registers the last Q K^T of the tile frees sQ.
   static constexpr bool kQInShared = !kConfig.q_in_registers;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
   static constexpr bool kHasExpression = Expression::kHasScore || Expression::kHasSees;
   static_assert(kConfig.expression == kHasExpression);
-  static_assert(kConfig.bf16x3 == std::is_same_v<Element, float>);
+  static_assert(kConfig.bf16x3 == (std::is_same_v<Element, float> && !kConfig.e4m3));
   static_assert(!kAccumulatorPerBlock || !kConfig.intra_warpgroup_overlap);
-  static_assert(kTileN % 16 == 0 && kDim % 16 == 0 && kDimV % 16 == 0);
-  static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.kStrip == 0, "ones have a strip of their own");
+  static_assert(!kConfig.e4m3 || !(kConfig.dropout || kHasExpression || kConfig.row_sum_in_mma));
+  static_assert(kTileN % kOfStep == 0 && kDim % kOfStep == 0 && kDimV % 16 == 0);
+  static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.strip() == 0, "ones have a strip of their own");
 
   using AccS = float[kTileN / 2];
   using Weights = uint32_t[kParts][kStepsPv][4];
-  using Rows = FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>;
+  using Rows = std::conditional_t<kConfig.e4m3, FwdSm90RowsE4M3<kTileN>,
+                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>>;
 
   const TmaForwardArgs& args;
   const Memory& memory;
@@ -71,6 +80,8 @@ struct FwdSm90Consumer {
 
   float acc_o[kColumnsO / 2];
   float acc_block[kAccumulatorPerBlock ? kColumnsO / 2 : 1];
+  int blocks_in_acc = 0;    ///< with operands of 8 bits: blocks that acc_o has added up
+  bool sums_begun = false;  ///< likewise: whether shared memory holds sums of this tile
   Weights weights;  ///< P as operand A
   uint32_t q_fragments[kConfig.q_in_registers ? kStepsQk : 1][4];
   Rows rows;
@@ -220,8 +231,21 @@ struct FwdSm90Consumer {
     for (float& x : acc_block) x = 0.0f;
     rows.start();
     all_begun = false;
+    if constexpr (kConfig.e4m3) begin_sequence();
     if constexpr (kConfig.alibi) begin_alibi();
     if constexpr (Expression::kHasScore) steep = true;  // nobody knows how a score of the user's grows
+  }
+  /// Factors are those of a sequence and key head.
+  __device__ __forceinline__ void begin_sequence() {
+    const tile::AttentionParams& p = args.f.p;
+    const int head_kv = head_of_keys();
+    rows.scale_log2 =
+        args.scale_log2 * p.q_descale.at(work->batch, head_kv) * p.k_descale.at(work->batch, head_kv);
+    blocks_in_acc = 0;
+    sums_begun = false;
+  }
+  __device__ __forceinline__ int head_of_keys() const {
+    return args.f.pack_group ? work->head : work->head / args.f.p.group;
   }
   __device__ __forceinline__ void begin_alibi() {
     const tile::AttentionParams& p = args.f.p;
@@ -261,6 +285,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void end_tile(KeyBlocks& blocks) {
     const int end = min(blocks.begin, blocks.load_end);
     if (kConfig.bf16x3) skip_blocks(blocks, end, blocks.load_begin);
+    if constexpr (kConfig.e4m3) take_sums();
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {
@@ -315,8 +340,12 @@ struct FwdSm90Consumer {
       const PartPair part = part_pair(kParts, i / kStepsPv);
       const int step = i % kStepsPv;
       const uint32_t(&a)[4] = weights[part.a][step];
-      const uint64_t b = v + tile::wgmma_start_step((part.b * kStripsV * kTileN + step * 16) * kRowBytes);
-      if constexpr (!kAccumulatorPerBlock) {
+      const uint64_t b = v + tile::wgmma_start_step(
+                                 kConfig.e4m3 ? step * kOfStep * kDimV
+                                              : (part.b * kStripsV * kTileN + step * kOfStep) * kRowBytes);
+      if constexpr (kConfig.e4m3) {
+        Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc_o, a, b);
+      } else if constexpr (!kAccumulatorPerBlock) {
         Product::template rs<Operand, WgmmaStart::kAccumulate, WgmmaMajor::kMN>(acc_o, a, b);
       } else if (i == 0) {
         Product::template rs<Operand, WgmmaStart::kZero, WgmmaMajor::kMN>(acc_block, a, b);
@@ -335,6 +364,58 @@ struct FwdSm90Consumer {
 #pragma unroll
       for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
     }
+    if constexpr (kConfig.e4m3)
+      if (__builtin_expect(++blocks_in_acc > kBlocksPerSum, 0)) put_sums();
+  }
+
+  // --- sums of O in shared memory, of operands of 8 bits ---
+
+  /// Four sums of this thread: of its first row, and of its second.
+  struct FourSums {
+    uint32_t at;
+    __device__ __forceinline__ float4 load() const {
+      const uint4 x = ptx::ld_shared_16(at);
+      return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+    }
+    __device__ __forceinline__ void store(float a, float b, float c, float d) const {
+      ptx::st_shared_16(at, make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)));
+    }
+  };
+  /// Calls visit(four registers of acc_o, their sums).
+  template <class Visit>
+  __device__ __forceinline__ void for_each_sum(const Visit& visit) {
+    const int thread = 32 * warp_index() + lane_index();
+#pragma unroll
+    for (int four = 0; four < kColumnsO / 8; ++four)
+      visit(acc_o + 4 * four, FourSums{memory.sums(w, thread, four)});
+  }
+  /// Moves what wgmma has added up to shared memory. No P V is under way.
+  __device__ __forceinline__ void put_sums() {
+    if (sums_begun) take_sums();
+    for_each_sum([](float* acc, FourSums sums) {
+      sums.store(acc[0], acc[1], acc[2], acc[3]);
+      acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+    });
+    blocks_in_acc = 0;
+    sums_begun = true;
+  }
+  __device__ __forceinline__ void take_sums() {
+    if (!sums_begun) return;
+    for_each_sum([](float* acc, FourSums sums) {
+      const float4 before = sums.load();
+      acc[0] += before.x;
+      acc[1] += before.y;
+      acc[2] += before.z;
+      acc[3] += before.w;
+    });
+  }
+  /// They follow the last raise of the maxima.
+  __device__ __forceinline__ void scale_sums() {
+    if (!sums_begun) return;
+    for_each_sum([this](float*, FourSums sums) {
+      const float4 x = sums.load();
+      sums.store(x.x * rows.factor[0], x.y * rows.factor[0], x.z * rows.factor[1], x.w * rows.factor[1]);
+    });
   }
 
   // --- softmax ---
@@ -447,7 +528,7 @@ struct FwdSm90Consumer {
     }
     if constexpr (Expression::kHasSees)
       if (block.expression_cuts) block.seen.keep(acc_s, -INFINITY);
-    if (block.window_cuts) mask_window(acc_s, args.f, *work, n * kTileN);
+    if (__builtin_expect(block.window_cuts, 0)) mask_window(acc_s, args.f, *work, n * kTileN);
   }
 
   /// Dropped weights become 0. The epilogue has the factor of the others.
@@ -458,6 +539,7 @@ struct FwdSm90Consumer {
 
   /// O follows the last raise of the maxima.
   __device__ __forceinline__ void rescale_o() {
+    if constexpr (kConfig.e4m3) scale_sums();
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   }
@@ -466,12 +548,21 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void softmax(AccS& acc_s, int n, bool first, const BlockTerms& block,
                                           const PairTerms& terms) {
     apply_terms(acc_s, n, block, terms);
-    if (first) rows.guess(acc_s);
-    if (!all_begun) all_begun = !steep && rows.all_have_maxima();
-    if (all_begun && rows.weigh_stale(acc_s, weights)) return;
-    if (rows.raise(acc_s)) rescale_o();
-    rows.weigh(acc_s);
-    rows.pack_weights(acc_s, weights);
+    if constexpr (kConfig.e4m3) {
+      if (__builtin_expect(!all_begun, 0)) {
+        rows.raise(acc_s);
+        rescale_o();
+        all_begun = !steep && rows.all_have_maxima();
+      }
+      if (__builtin_expect(!rows.weigh_within(acc_s, weights), 0)) rescale_o();
+    } else {
+      if (first) rows.guess(acc_s);
+      if (!all_begun) all_begun = !steep && rows.all_have_maxima();
+      if (all_begun && rows.weigh_stale(acc_s, weights)) return;
+      if (rows.raise(acc_s)) rescale_o();
+      rows.weigh(acc_s);
+      rows.pack_weights(acc_s, weights);
+    }
   }
 
   /// From Q K^T of block n to weights in the registers of S, while P V of the block before reads acc_o and

@@ -20,6 +20,7 @@ template <class Instance>
 struct FwdSm90Epilogue {
   using T = typename Instance::Element;
   static constexpr auto kConfig = Instance::kConfig;
+  using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
   static constexpr int kColumns = kConfig.columns_o(), kTileN = kConfig.tile_n;
 
   const TmaForwardArgs& args;
@@ -86,7 +87,7 @@ struct FwdSm90Epilogue {
     for (int r = 0; r < 16; ++r) {
       const int row = warp_row + r;
       if (row >= work.end_row) break;
-      write_exact_row<T, kColumns, T, kConfig.multiplies_qv>(
+      write_exact_row<T, kColumns, Key, kConfig.multiplies_qv>(
           f, work, kConfig.dropout ? tile::dropout_of(f.p) : tile::Dropout(), row, first_column,
           min(kColumns, columns_left()), work.load_begin * kTileN, work.load_end * kTileN);
     }
@@ -117,6 +118,11 @@ struct FwdSm90Epilogue {
     if constexpr (kConfig.dropout) {
 #pragma unroll
       for (float& x : factor) x *= f.p.dropout_keep_scale;
+    }
+    if constexpr (kConfig.e4m3) {
+      const int head_kv = f.pack_group ? work.head : work.head / f.p.group;
+#pragma unroll
+      for (float& x : factor) x *= f.p.v_descale.at(work.batch, head_kv);
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/fwd_sm90_config.cuh"
 #include "cuda/kernels/fwd_stream_k.cuh"
+#include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -22,11 +23,11 @@ struct TmaStrip {
 template <class Memory>
 __device__ __forceinline__ TmaStrip score_strip(const TmaForwardArgs& args, const CUtensorMap& front,
                                                 const CUtensorMap& behind, int strip) {
-  constexpr int kStrip = Memory::kConfig.kStrip;
+  constexpr int kColumns = Memory::kConfig.strip();
   if constexpr (Memory::kConfig.multiplies_qv) {
-    if (strip >= args.key_strips) return {behind, (strip - args.key_strips) * kStrip};
+    if (strip >= args.key_strips) return {behind, (strip - args.key_strips) * kColumns};
   }
-  return {front, strip * kStrip};
+  return {front, strip * kColumns};
 }
 
 /// Blocks of keys that rows [first, first + rows) of a sequence see.
@@ -163,6 +164,17 @@ struct TmaKeys {
   }
 };
 
+/// Loads block n of V where its keys lie side by side: one thread.
+template <class Memory, class Ring>
+__device__ __forceinline__ void load_transposed(const TmaForwardArgs& args, const Memory& memory, const Ring& ring,
+                                                int batch, int head_kv, int n) {
+  constexpr int kBytes = Memory::kConfig.v_bytes();
+  const uint32_t full = memory.full_v(ring.stage);
+  ptx::mbarrier_wait(memory.empty_v(ring.stage), ring.phase ^ 1);
+  ptx::mbarrier_arrive_expect(full, kBytes);
+  ptx::bulk_load(memory.v(ring.stage), args.f.transposed_v.block(args.f.p, batch, head_kv, n), kBytes, full);
+}
+
 /// Loads K and V: one warp, or its lane 0 alone (FwdSm90Config::pages()). Each lane loads a box of the block (without pages lane 0 all of it),
 /// so that lanes look up their pages at the same time, before they wait for a free stage.
 template <class Instance>
@@ -197,14 +209,18 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
             if constexpr (kPages) __syncwarp();  // bytes are expected before any arrives
             if (first >= kTileN) return;
             for (int s = 0; s * kTileN * kRowBytes < bytes; ++s) {
-              ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.kStrip,
+              ptx::tma_load(to + (s * kTileN + first) * kRowBytes, map, full, s * Memory::kConfig.strip(),
                             at.row, keys.head, at.page);
             }
           };
           load(args.k, memory.k(ring.stage), Memory::kConfig.k_bytes(), memory.full_k(ring.stage),
                memory.empty_k(ring.stage));
-          load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
-               memory.empty_v(ring.stage));
+          if constexpr (Memory::kConfig.e4m3) {
+            if (lane == 0) load_transposed(args, memory, ring, work.batch, keys.head, n);
+          } else {
+            load(args.v, memory.v(ring.stage), Memory::kConfig.v_bytes(), memory.full_v(ring.stage),
+                 memory.empty_v(ring.stage));
+          }
           ring.advance();
         }
       });

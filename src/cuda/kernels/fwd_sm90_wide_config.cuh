@@ -24,12 +24,13 @@ struct FwdSm90WideConfig {
   static constexpr bool stream_k = false;
   static constexpr bool multiplies_qv = true;         ///< strips of QV and V stand behind those of Q and K
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
+  static constexpr int strip() { return kStrip; }
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
   static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for
   static constexpr int kMostShared = FwdSm90Config::kMostShared;
   static constexpr int kWorkTileBytes = FwdSm90Config::kWorkTileBytes;
   // Of the pieces shared with fwd_sm90.
-  static constexpr bool dropout = false, row_sum_in_mma = false;
+  static constexpr bool dropout = false, row_sum_in_mma = false, e4m3 = false;
   static constexpr int row_groups() { return 1; }
   constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }

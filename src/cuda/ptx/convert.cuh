@@ -77,6 +77,22 @@ __device__ __forceinline__ uint8_t e4m3_of(float x) {
   return static_cast<uint8_t>(sign | (magnitude > 0x7f800000u ? 0x7fu : bounded));
 #endif
 }
+/// Four float8_e4m3fn, likewise, the first in the lowest byte.
+__device__ __forceinline__ uint32_t e4m3x4_of(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t y;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(y)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return y;
+#else
+  return static_cast<uint32_t>(e4m3_of(a)) | static_cast<uint32_t>(e4m3_of(b)) << 8 |
+         static_cast<uint32_t>(e4m3_of(c)) << 16 | static_cast<uint32_t>(e4m3_of(d)) << 24;
+#endif
+}
 /// Two float8_e4m3fn as float16; the upper half of `pair` is not read. From sm_89 on one instruction.
 __device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint32_t pair) {
 #if __CUDA_ARCH__ >= 890

@@ -1,7 +1,7 @@
 // Matrix products of a warpgroup: operands in shared memory or registers, asynchronous (sm_90a; PTX ISA
 // "Asynchronous Warpgroup Level Matrix Instructions: wgmma"). D (+)= A B with D (64 x N), A (64 x 16) and
-// B (16 x N), 16-bit operands, float32 accumulators; layouts in tile/wgmma_map.hpp. All four warps of the
-// warpgroup execute each of these functions.
+// B (16 x N), 16-bit operands, float32 accumulators; or A (64 x 32) and B (32 x N) of float8_e4m3fn, both K-major;
+// layouts in tile/wgmma_map.hpp. All four warps of the warpgroup execute each of these functions.
 //
 // Between wgmma_fence() and the wgmma_wait() that covers a product neither its accumulators nor its A
 // registers may be touched; its shared memory may be overwritten after the wait.
@@ -12,6 +12,8 @@
 
 #include <cstdint>
 #include <type_traits>
+
+#include "core/dtype.hpp"
 
 namespace fovea::cuda::ptx {
 
@@ -44,6 +46,7 @@ enum class WgmmaMajor : int { kK = 0, kMN = 1 };
 /// Products of N columns:
 ///   ss<T, kStart, kMajorB>(d, a, b)   A and B by descriptor, A K-major
 ///   rs<T, kStart, kMajorB>(d, a, b)   A in registers
+/// and of float8_e4m3fn, T being E4M3, which have no kMN. Of those the accumulator keeps 13 to 14 bits.
 template <int kN>
 struct Wgmma;
 
@@ -60,16 +63,20 @@ struct Wgmma;
 #define FOVEA_O32(c, i) FOVEA_O16(c, i), FOVEA_O16(c, i + 16)
 #define FOVEA_O64(c, i) FOVEA_O32(c, i), FOVEA_O32(c, i + 32)
 
-#define FOVEA_WGMMA_ONE(types, n, placeholders, operands, direction, tail, ...)                     \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types " {" placeholders "}, " tail \
+#define FOVEA_WGMMA_ONE(k_types, n, placeholders, operands, direction, tail, ...)                        \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n k_types " {" placeholders "}, " tail \
                : operands(direction)                                                                \
                : __VA_ARGS__)
-#define FOVEA_WGMMA_TYPED(n, placeholders, operands, direction, tail, ...)                 \
-  if constexpr (std::is_same_v<T, __half>) {                                               \
-    FOVEA_WGMMA_ONE("f16.f16", n, placeholders, operands, direction, tail, __VA_ARGS__);   \
+// `majors`: what of the tail only 16-bit types have.
+#define FOVEA_WGMMA_TYPED(n, placeholders, operands, direction, tail, majors, ...)                 \
+  if constexpr (std::is_same_v<T, E4M3>) {                                               \
+    static_assert(kMajorB == WgmmaMajor::kK); \
+    FOVEA_WGMMA_ONE("k32.f32.e4m3.e4m3", n, placeholders, operands, direction, tail ";", __VA_ARGS__);   \
+  } else if constexpr (std::is_same_v<T, __half>) {                                               \
+    FOVEA_WGMMA_ONE("k16.f32.f16.f16", n, placeholders, operands, direction, tail majors ";", __VA_ARGS__);   \
   } else {                                                                                 \
     static_assert(std::is_same_v<T, __nv_bfloat16>);                                       \
-    FOVEA_WGMMA_ONE("bf16.bf16", n, placeholders, operands, direction, tail, __VA_ARGS__); \
+    FOVEA_WGMMA_ONE("k16.f32.bf16.bf16", n, placeholders, operands, direction, tail majors ";", __VA_ARGS__); \
   }
 // p0 .. p5: the numbers of the operands behind the n / 2 registers of D. In the tail: A, B, whether to
 // accumulate, signs of A and B, and which of A (from shared memory) and B are MN-major.
@@ -80,10 +87,10 @@ struct Wgmma;
     __device__ static __forceinline__ void ss(float (&d)[n / 2], uint64_t a, uint64_t b) {              \
       constexpr int kB = static_cast<int>(kMajorB);                                                     \
       if constexpr (kStart == WgmmaStart::kZero) {                                                      \
-        FOVEA_WGMMA_TYPED(n, placeholders, operands, "=f", "%" #p0 ", %" #p1 ", 0, 1, 1, 0, %" #p2 ";", \
+        FOVEA_WGMMA_TYPED(n, placeholders, operands, "=f", "%" #p0 ", %" #p1 ", 0, 1, 1", ", 0, %" #p2, \
                           "l"(a), "l"(b), "n"(kB))                                                      \
       } else {                                                                                          \
-        FOVEA_WGMMA_TYPED(n, placeholders, operands, "+f", "%" #p0 ", %" #p1 ", 1, 1, 1, 0, %" #p2 ";", \
+        FOVEA_WGMMA_TYPED(n, placeholders, operands, "+f", "%" #p0 ", %" #p1 ", 1, 1, 1", ", 0, %" #p2, \
                           "l"(a), "l"(b), "n"(kB))                                                      \
       }                                                                                                 \
     }                                                                                                   \
@@ -92,11 +99,11 @@ struct Wgmma;
       constexpr int kB = static_cast<int>(kMajorB);                                                     \
       if constexpr (kStart == WgmmaStart::kZero) {                                                      \
         FOVEA_WGMMA_TYPED(n, placeholders, operands, "=f",                                              \
-                          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", 0, 1, 1, %" #p5 ";",     \
+                          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", 0, 1, 1", ", %" #p5,     \
                           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kB))                  \
       } else {                                                                                          \
         FOVEA_WGMMA_TYPED(n, placeholders, operands, "+f",                                              \
-                          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", 1, 1, 1, %" #p5 ";",     \
+                          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", 1, 1, 1", ", %" #p5,     \
                           "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kB))                  \
       }                                                                                                 \
     }                                                                                                   \
