@@ -18,8 +18,18 @@
 
 namespace fovea::cuda {
 
-/// Copies rows of elements of type T, a warp a row, as elements of type To: T, or E4M3 that stand for `scale` times themselves.
-template <class T, class To = T>
+template <class T>
+__device__ __forceinline__ float as_float(T x) {
+  if constexpr (sizeof(T) == 1) {
+    return ptx::float_of_f16(static_cast<uint16_t>(ptx::f16x2_of_e4m3x2(x.bits)));
+  } else {
+    return static_cast<float>(x);
+  }
+}
+
+/// Copies rows of elements of type T, a warp a row, as elements of type To: T, or E4M3 that stand for `scale` times themselves; or
+/// E4M3 as elements that are `scale` times theirs. Tables of angles of another type than float32 are of Angle.
+template <class T, class To = T, class Angle = T>
 struct RowCopy {
   const AppendArgs& args;
   const float scale = 1;
@@ -33,7 +43,7 @@ struct RowCopy {
       const float quotient = x * inverse;
       return {ptx::e4m3_of(fmaf(fmaf(-quotient, scale, x), inverse, quotient))};
     } else {
-      return To(x);
+      return To(sizeof(T) == 1 ? x * scale : x);
     }
   }
   __device__ __forceinline__ void plain(const T* from, To* to, int begin, int end) const {
@@ -41,7 +51,7 @@ struct RowCopy {
       if constexpr (sizeof(To) == sizeof(T)) {
         to[c] = from[c];
       } else {
-        to[c] = stored(static_cast<float>(from[c]), scale);
+        to[c] = stored(as_float(from[c]), scale);
       }
     }
   }
@@ -53,7 +63,7 @@ struct RowCopy {
     const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
     const bool known = position >= 0 && position < args.positions;
     for (int j = lane; j < args.half; j += 32) {
-      const float x = static_cast<float>(from[j * step]), y = static_cast<float>(from[j * step + partner]);
+      const float x = as_float(from[j * step]), y = as_float(from[j * step + partner]);
       const float cosine = known ? angle(args.cosines, position, j) : NAN,
                   sine = known ? angle(args.sines, position, j) : NAN;
       to[j * step] = stored(x * cosine - y * sine, scale);
@@ -66,7 +76,7 @@ struct RowCopy {
   __device__ __forceinline__ float angle(const AnglesView& view, int position, int j) const {
     const int64_t at = position * view.row + j;
     return args.angles_are_f32 ? reinterpret_cast<const float*>(view.data)[at]
-                               : static_cast<float>(reinterpret_cast<const T*>(view.data)[at]);
+                               : static_cast<float>(reinterpret_cast<const Angle*>(view.data)[at]);
   }
 };
 
@@ -104,17 +114,23 @@ __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int 
 }
 
 /// Row `row` of q, of query head `head`. Rows of no sequence become zeros: tiles that reach so far decide by all their rows when to
-/// rescale, and the bits of the others are not to depend on what the workspace held.
-template <class T>
+/// rescale, and the bits of the others are not to depend on what the workspace held. Where the cache has 8 bits q may have them, too.
+template <class T, class To>
 __device__ __forceinline__ void rotate_query(const AppendArgs& args, int row, int head) {
   const tile::AttentionParams& p = args.p;
   const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.seqlen_q, row);
   T* const to = reinterpret_cast<T*>(args.q_rotated) + (int64_t{row} * p.heads_q + head) * p.head_dim;
   if (at.batch < 0) return RowCopy<T>{args}.zeros(to);
   const bool packed = p.cu_seqlens_q != nullptr;
-  const T* const from =
-      reinterpret_cast<const T*>(p.q.data) + p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
-  RowCopy<T>{args}.rotated(from, to, first_position(args, at.batch) + (args.by_row ? at.index : 0));
+  const int64_t from = p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
+  const int position = first_position(args, at.batch) + (args.by_row ? at.index : 0);
+  if constexpr (sizeof(To) == 1) {
+    if (p.e4m3_queries) {
+      const RowCopy<E4M3, T, T> copy{args, p.q_descale.at(at.batch, head / p.group)};
+      return copy.rotated(reinterpret_cast<const E4M3*>(p.q.data) + from, to, position);
+    }
+  }
+  RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
 }
 
 __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {
@@ -140,7 +156,7 @@ __device__ __forceinline__ void append_all(const AppendArgs& args) {
       if (of_keys) {
         append_row<T, To>(args, static_cast<int>(row), head);
       } else {
-        rotate_query<T>(args, static_cast<int>(row), head - p.heads_kv);
+        rotate_query<T, To>(args, static_cast<int>(row), head - p.heads_kv);
       }
     }
   }

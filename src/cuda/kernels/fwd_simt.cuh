@@ -208,6 +208,40 @@ struct FwdSimt {
                                                 first, slice * kColumns);
   }
 
+  /// A chunk of the rows of Q or QV. Beside keys of 8 bits q may have 8 bits, too.
+  __device__ __forceinline__ void load_queries(const SimtRows& rows, const int64_t* offsets, bool of_values,
+                                               int column) const {
+    if constexpr (sizeof(Key) == 1) {
+      if (p.e4m3_queries && !of_values) return load_e4m3_queries(offsets, column);
+    }
+    Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, rows, rows_end() - row0, column,
+                                                           [&](int r) { return offsets[r]; });
+  }
+  /// The same for a q of 8 bits, a word at a time: registers are few.
+  __device__ __forceinline__ void load_e4m3_queries(const int64_t* offsets, int column) const {
+    const float scale = p.q_descale.at(batch, head_kv());
+    const bool vector = (p.aligned16 & tile::kAlignedQ) != 0;
+#pragma unroll 1
+    for (int at = static_cast<int>(threadIdx.x); at < kRows * kChunk / 4; at += kThreads) {
+      const int row = at / (kChunk / 4), c = at % (kChunk / 4) * 4;
+      const int count = row < rows_end() - row0 ? p.head_dim - column - c : 0;
+      const char* const from = p.q.data + offsets[row] + column + c;
+      uint32_t word = 0;
+      if (vector) {
+        if (count > 0) word = __ldg(reinterpret_cast<const uint32_t*>(from));
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (e < count) word |= uint32_t{__ldg(reinterpret_cast<const uint8_t*>(from) + e)} << (8 * e);
+        }
+      }
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = scale * to_float(E4M3{static_cast<uint8_t>(word >> (8 * e))});
+      *reinterpret_cast<float4*>(s.x + row * Tile::kStrideXY + c) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+  }
+
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
   __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
     bool finite = true;
@@ -224,8 +258,7 @@ struct FwdSimt {
       const int64_t* offsets = of_values ? s.query_of_values : s.query;
       const SimtRows q = rows_of(queries, 0, 0, 0, columns, (p.aligned16 & query_bit) != 0);
       __syncthreads();  // 1
-      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
-                                                             [&](int r) { return offsets[r]; });
+      load_queries(q, offsets, of_values, column);
       load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, keys, columns, key_bit,
                                                  of_values ? p.v_descale : p.k_descale, key0, 0, column);
       if (done == 0) finite = load_v(key0, 0);
