@@ -11,25 +11,18 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/any_query.cuh"
 
 namespace fovea::cuda {
 
-template <class T>
-__device__ __forceinline__ float as_float(T x) {
-  if constexpr (sizeof(T) == 1) {
-    return ptx::float_of_f16(static_cast<uint16_t>(ptx::f16x2_of_e4m3x2(x.bits)));
-  } else {
-    return static_cast<float>(x);
-  }
-}
-
-/// Copies rows of elements of type T, a warp a row, as elements of type To: T, or E4M3 that stand for `scale` times themselves; or
-/// E4M3 as elements that are `scale` times theirs. Tables of angles of another type than float32 are of Angle.
-template <class T, class To = T, class Angle = T>
+/// Copies rows of elements of type T, a warp a row, as elements of type To: E4M3 that stand for `scale` times themselves, or T that
+/// are `scale` times what is read.
+template <class T, class To = T>
 struct RowCopy {
   const AppendArgs& args;
   const float scale = 1;
@@ -43,15 +36,16 @@ struct RowCopy {
       const float quotient = x * inverse;
       return {ptx::e4m3_of(fmaf(fmaf(-quotient, scale, x), inverse, quotient))};
     } else {
-      return To(sizeof(T) == 1 ? x * scale : x);
+      return To(x * scale);
     }
   }
-  __device__ __forceinline__ void plain(const T* from, To* to, int begin, int end) const {
+  template <class From>
+  __device__ __forceinline__ void plain(const From& from, To* to, int begin, int end) const {
     for (int c = begin + lane; c < end; c += 32) {
-      if constexpr (sizeof(To) == sizeof(T)) {
+      if constexpr (std::is_same_v<From, const To*>) {
         to[c] = from[c];
       } else {
-        to[c] = stored(as_float(from[c]), scale);
+        to[c] = stored(static_cast<float>(from[c]), scale);
       }
     }
   }
@@ -59,11 +53,12 @@ struct RowCopy {
     for (int c = lane; c < args.p.head_dim; c += 32) to[c] = To(0.0f);
   }
   /// Turns the first pairs by the angles of `position`. One that has none makes them NaN.
-  __device__ __forceinline__ void rotated(const T* from, To* to, int position) const {
+  template <class From>
+  __device__ __forceinline__ void rotated(const From& from, To* to, int position) const {
     const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
     const bool known = position >= 0 && position < args.positions;
     for (int j = lane; j < args.half; j += 32) {
-      const float x = as_float(from[j * step]), y = as_float(from[j * step + partner]);
+      const float x = static_cast<float>(from[j * step]), y = static_cast<float>(from[j * step + partner]);
       const float cosine = known ? angle(args.cosines, position, j) : NAN,
                   sine = known ? angle(args.sines, position, j) : NAN;
       to[j * step] = stored(x * cosine - y * sine, scale);
@@ -76,7 +71,7 @@ struct RowCopy {
   __device__ __forceinline__ float angle(const AnglesView& view, int position, int j) const {
     const int64_t at = position * view.row + j;
     return args.angles_are_f32 ? reinterpret_cast<const float*>(view.data)[at]
-                               : static_cast<float>(reinterpret_cast<const Angle*>(view.data)[at]);
+                               : static_cast<float>(reinterpret_cast<const T*>(view.data)[at]);
   }
 };
 
@@ -125,12 +120,11 @@ __device__ __forceinline__ void rotate_query(const AppendArgs& args, int row, in
   const int64_t from = p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
   const int position = first_position(args, at.batch) + (args.by_row ? at.index : 0);
   if constexpr (sizeof(To) == 1) {
-    if (p.e4m3_queries) {
-      const RowCopy<E4M3, T, T> copy{args, p.q_descale.at(at.batch, head / p.group)};
-      return copy.rotated(reinterpret_cast<const E4M3*>(p.q.data) + from, to, position);
-    }
+    const RowCopy<T> copy{args, p.q_descale.at(at.batch, head / p.group)};
+    copy.rotated(AnyQuery<T>(p.q.data, from, p.e4m3_queries), to, position);
+  } else {
+    RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
   }
-  RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
 }
 
 __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {

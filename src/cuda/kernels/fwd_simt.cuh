@@ -28,6 +28,8 @@
 // With kLists a block of keys is one of entries of the list that the rows of a tile share (simt_lists.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/simt_lists.cuh"
 #include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
@@ -96,6 +98,7 @@ struct FwdSimt {
       s.slice = slice_of;
       s.head = index % heads;
       s.batch = index / heads;
+      s.query_scale = p.q_descale.at(s.batch, head_kv());
       s.span = tile::cached_span(p, s.batch);
     }
     __syncthreads();  // where the CTA works is known
@@ -208,37 +211,51 @@ struct FwdSimt {
                                                 first, slice * kColumns);
   }
 
-  /// A chunk of the rows of Q or QV. Beside keys of 8 bits q may have 8 bits, too.
+  /// A chunk of the rows of Q or QV.
   __device__ __forceinline__ void load_queries(const SimtRows& rows, const int64_t* offsets, bool of_values,
                                                int column) const {
     if constexpr (sizeof(Key) == 1) {
-      if (p.e4m3_queries && !of_values) return load_e4m3_queries(offsets, column);
+      load_queries_of_any_type(rows, offsets, p.e4m3_queries && !of_values, column);
+    } else {
+      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, rows, rows_end() - row0, column,
+                                                             [&](int r) { return offsets[r]; });
     }
-    Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, rows, rows_end() - row0, column,
-                                                           [&](int r) { return offsets[r]; });
   }
-  /// The same for a q of 8 bits, a word at a time: registers are few.
-  __device__ __forceinline__ void load_e4m3_queries(const int64_t* offsets, int column) const {
-    const float scale = p.q_descale.at(batch, head_kv());
-    const bool vector = (p.aligned16 & tile::kAlignedQ) != 0;
-#pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kChunk / 4; at += kThreads) {
-      const int row = at / (kChunk / 4), c = at % (kChunk / 4) * 4;
-      const int count = row < rows_end() - row0 ? p.head_dim - column - c : 0;
-      const char* const from = p.q.data + offsets[row] + column + c;
-      uint32_t word = 0;
-      if (vector) {
-        if (count > 0) word = __ldg(reinterpret_cast<const uint32_t*>(from));
+  /// The same of elements of T or of 8 bits, four at a time: beside two of Tile's loops for keys there are no registers for one.
+  __device__ __forceinline__ void load_queries_of_any_type(const SimtRows& rows, const int64_t* offsets,
+                                                           bool e4m3, int column) const {
+    const float scale = e4m3 ? s.query_scale : 1.0f;
+#pragma unroll 2
+    for (int item = 0; item < kRows * kChunk / 4 / kThreads; ++item) {
+      const int at = static_cast<int>(threadIdx.x) + item * kThreads, row = at / (kChunk / 4),
+                c = at % (kChunk / 4) * 4;
+      const int count = row < rows_end() - row0 ? rows.columns - column - c : 0;
+      const int64_t first = offsets[row] + column + c;
+      float x[4] = {};
+      if (e4m3) {
+        four_of(reinterpret_cast<const E4M3*>(rows.data) + first, rows.vector, count, x);
       } else {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (e < count) word |= uint32_t{__ldg(reinterpret_cast<const uint8_t*>(from) + e)} << (8 * e);
-        }
+        four_of(reinterpret_cast<const T*>(rows.data) + first, rows.vector, count, x);
       }
-      float x[4];
+      *reinterpret_cast<float4*>(s.x + row * Tile::kStrideXY + c) =
+          make_float4(scale * x[0], scale * x[1], scale * x[2], scale * x[3]);
+    }
+  }
+  /// `count` elements, at most four.
+  template <class Element>
+  static __device__ __forceinline__ void four_of(const Element* from, bool vector, int count, float (&x)[4]) {
+    if (vector && count > 0) {
+      using Words = std::conditional_t<sizeof(Element) == 4, uint4,
+                                       std::conditional_t<sizeof(Element) == 2, uint2, uint32_t>>;
+      const Words words = __ldg(reinterpret_cast<const Words*>(from));
+      const Element* const values = reinterpret_cast<const Element*>(&words);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = scale * to_float(E4M3{static_cast<uint8_t>(word >> (8 * e))});
-      *reinterpret_cast<float4*>(s.x + row * Tile::kStrideXY + c) = make_float4(x[0], x[1], x[2], x[3]);
+      for (int e = 0; e < 4; ++e) x[e] = to_float(values[e]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (e < count) x[e] = to_float(Tile::load_one(from + e));
+      }
     }
   }
 

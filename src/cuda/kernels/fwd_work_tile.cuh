@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/any_query.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/score_terms.cuh"
@@ -169,8 +170,7 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
     add(query_of(p.q), ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv),
                                              rows_of(p.v, 0), p.head_dim_v});
   } else if constexpr (sizeof(Key) == 1) {
-    const int64_t bytes = p.e4m3_queries ? 1 : sizeof(T);
-    add(AnyQuery<T>{p.q.data + offset_in(p.q) * bytes, p.e4m3_queries}, NoMoreProducts{});
+    add(AnyQuery<T>(p.q.data, offset_in(p.q), p.e4m3_queries), NoMoreProducts{});
   } else {
     add(query_of(p.q), NoMoreProducts{});
   }

@@ -32,18 +32,6 @@ struct ProductsWithValues {
   }
 };
 
-/// Elements of a row of q: of T, or of 8 bits.
-template <class T>
-struct AnyQuery {
-  const char* data;
-  bool e4m3;
-
-  __device__ __forceinline__ float operator[](int c) const {
-    return e4m3 ? to_float(reinterpret_cast<const E4M3*>(data)[c])
-                : to_float(reinterpret_cast<const T*>(data)[c]);
-  }
-};
-
 /// The state of a row, spread over the lanes: lane l holds columns l, l + 32, ... of a slice of o.
 template <int kColumns>
 struct ExactRow {
