@@ -52,7 +52,7 @@ struct RowCopy {
   __device__ __forceinline__ void zeros(To* to) const {
     for (int c = lane; c < args.p.head_dim; c += 32) to[c] = To(0.0f);
   }
-  /// Turns the first pairs by the angles of `position`. One that has none makes them NaN.
+  /// Turns the first pairs, of which there may be none, by the angles of `position`. One that has none makes them NaN.
   template <class From>
   __device__ __forceinline__ void rotated(const From& from, To* to, int position) const {
     const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
@@ -99,11 +99,7 @@ __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int 
       copy_v{args, p.v_descale.at(at.batch, head)};
   const T* const k_new = reinterpret_cast<const T*>(args.k_new.data) + args.k_new.offset(b, r, head);
   To* const k = reinterpret_cast<To*>(p.k.data) + p.k.offset(to.page, to.row, head);
-  if (args.rotates()) {
-    copy_k.rotated(k_new, k, first_position(args, at.batch) + at.index);
-  } else {
-    copy_k.plain(k_new, k, 0, p.head_dim);
-  }
+  copy_k.rotated(k_new, k, first_position(args, at.batch) + at.index);
   copy_v.plain(reinterpret_cast<const T*>(args.v_new.data) + args.v_new.offset(b, r, head),
                reinterpret_cast<To*>(p.v.data) + p.v.offset(to.page, to.row, head), 0, p.head_dim_v);
 }
@@ -121,10 +117,9 @@ __device__ __forceinline__ void rotate_query(const AppendArgs& args, int row, in
   const int position = first_position(args, at.batch) + (args.by_row ? at.index : 0);
   if constexpr (sizeof(To) == 1) {
     const RowCopy<T> copy{args, p.q_descale.at(at.batch, head / p.group)};
-    copy.rotated(AnyQuery<T>(p.q.data, from, p.e4m3_queries), to, position);
-  } else {
-    RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
+    return copy.rotated(AnyQuery<T>(p.q.data, from, p.e4m3_queries), to, position);
   }
+  RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
 }
 
 __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {

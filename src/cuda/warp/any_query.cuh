@@ -20,9 +20,10 @@ struct AnyQuery {
   __device__ __forceinline__ AnyQuery(const char* q, int64_t offset, bool is_e4m3)
       : data(q + offset * (is_e4m3 ? 1 : static_cast<int64_t>(sizeof(T)))), e4m3(is_e4m3) {}
   __device__ __forceinline__ float operator[](int c) const {
-    if (!e4m3) return static_cast<float>(reinterpret_cast<const T*>(data)[c]);
-    const uint8_t bits = reinterpret_cast<const uint8_t*>(data)[c];
-    return ptx::float_of_f16(static_cast<uint16_t>(ptx::f16x2_of_e4m3x2(bits)));
+    // Loads under predicates: branches inside of loops cost registers of convergence.
+    const uint8_t bits = e4m3 ? reinterpret_cast<const uint8_t*>(data)[c] : uint8_t{0};
+    const float wide = e4m3 ? 0.0f : static_cast<float>(reinterpret_cast<const T*>(data)[c]);
+    return e4m3 ? ptx::float_of_f16(static_cast<uint16_t>(ptx::f16x2_of_e4m3x2(bits))) : wide;
   }
 };
 
