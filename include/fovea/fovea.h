@@ -101,7 +101,7 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Where data of a NULL pointer would tell more (cu_seqlens), the plan takes the worst case.
  *
  * Dimensions: B batch, Sq/Sk query/key length, Hq/Hkv query/key heads (Hq % Hkv == 0), D head size, Dv value
- * head size. Types: q, k, v (but for caches of 8 bits, below) and d_o share one of float32, float16, bfloat16 (float64: reference
+ * head size. Types: q, k, v (but for those of 8 bits, below) and d_o share one of float32, float16, bfloat16 (float64: reference
  * backend only); o, dq, dk and dv have that type or float32. The last dimension of q k v o d_o dq dk dv is contiguous, and so
  * are the one-dimensional tensors (but alibi); all other strides are free. Packed sequences: with
  * cu_seqlens_q (B+1 int32, from 0, non-decreasing), q, o, d_o, dq are (total_q, Hq, D) and lse is (Hq,
@@ -121,6 +121,11 @@ typedef enum fovea_pass { FOVEA_FORWARD = 0, FOVEA_BACKWARD = 1 } fovea_pass;
  * Keys and values of 8 bits (forward only): k and v may be float8_e4m3fn beside a q of any type. Element x of sequence b and key head
  * h stands for x * k_descale[b][h], or x * v_descale[b][h]; rows of k_new and v_new are divided by these and rounded to the nearest,
  * at most 448 in size. CPUs check that the factors are finite and above 0; GPUs take them as they are.
+ *
+ * Queries of 8 bits (forward only): q may be float8_e4m3fn where k and v are. Element x of sequence b and query head h stands for
+ * x * q_descale[b][h / (Hq / Hkv)]. o has any of float32, float16, bfloat16, float64 then, and what is of the type of q has the type of
+ * o instead: qv, k_new, v_new, and bias and rotary_cos where they are not float32. A rotated q is multiplied by its factor before it is
+ * rounded to that type.
  *
  * Queries of values (forward only): with `qv` the values are a part of the keys, as in the latent attention of DeepSeek: the product
  * of a pair is dot(q_i, k_j) + dot(qv_i, v_j), v_j times v_descale where it is of 8 bits. The caller need not hold rows [k | v].
@@ -239,6 +244,8 @@ typedef struct fovea_problem {
   const fovea_tensor* v_descale; /* the same for v */
 
   const fovea_tensor* qv; /* (B, Sq, Hq, Dv), the type of q; packed as q: queries that meet the values */
+
+  const fovea_tensor* q_descale; /* as k_descale, for a q of 8 bits; query heads that share a key head share a factor */
 } fovea_problem;
 
 /* What a pass does with a tensor. A forward with k_new writes k and v, too. */
@@ -276,6 +283,7 @@ typedef enum fovea_access { FOVEA_ABSENT = 0, FOVEA_READ = 1, FOVEA_WRITE = 2 } 
   X(page_table, PageTable, FOVEA_READ, FOVEA_ABSENT, "the pages of each sequence of keys")       \
   X(cache_batch, CacheBatch, FOVEA_READ, FOVEA_ABSENT, "which sequence of keys each one reads")  \
   X(leftpad_k, LeftPadK, FOVEA_READ, FOVEA_ABSENT, "rows in front of the keys of each sequence") \
+  X(q_descale, QDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of q")               \
   X(k_descale, KDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of k")               \
   X(v_descale, VDescale, FOVEA_READ, FOVEA_ABSENT, "factors of the elements of v")               \
   X(qv, QV, FOVEA_READ, FOVEA_ABSENT, "queries that meet the values")
@@ -360,6 +368,7 @@ typedef struct fovea_buffers {
   const void *k_new, *v_new, *cu_seqlens_k_new, *rotary_cos, *rotary_sin, *rotary_positions;
   const void *k_descale, *v_descale;
   const void* qv;
+  const void* q_descale;
 } fovea_buffers;
 
 #if defined(__cplusplus)

@@ -74,7 +74,7 @@ struct Problem {
   Tensor cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{}, rng_state{};
   Tensor keys{};                                    ///< a list of keys for each query
   Tensor page_table{}, cache_batch{}, leftpad_k{};  ///< key-value caches
-  Tensor k_descale{}, v_descale{};                  ///< of keys and values of 8 bits
+  Tensor q_descale{}, k_descale{}, v_descale{};     ///< of queries, keys and values of 8 bits
   Tensor qv{};                                      ///< queries that meet the values
   Tensor k_new{}, v_new{}, cu_seqlens_k_new{};      ///< rows that are appended to k and v
   Tensor rotary_cos{}, rotary_sin{}, rotary_positions{};
@@ -283,7 +283,7 @@ struct Buffers {
   void* rng_state = nullptr;
   const void* keys = nullptr;
   const void *page_table = nullptr, *cache_batch = nullptr, *leftpad_k = nullptr;
-  const void *k_descale = nullptr, *v_descale = nullptr;
+  const void *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   const void* qv = nullptr;
   const void *k_new = nullptr, *v_new = nullptr, *cu_seqlens_k_new = nullptr;
   const void *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_positions = nullptr;

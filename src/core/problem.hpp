@@ -80,7 +80,7 @@ struct ProblemDescription {
 ///                         the size kMaxDimension
 struct AttentionProblem {
   Pass pass = Pass::kForward;
-  DType dtype = DType::kF32;  ///< of q, k (but for caches of 8 bits), v and d_o
+  DType dtype = DType::kF32;  ///< of q, k, v and d_o, those of 8 bits left out; of o where q has 8 bits
   int64_t batch = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
   int64_t seqlen_q = 0, seqlen_k = 0;  ///< longest sequence of the batch
   int64_t total_q = 0, total_k = 0;    ///< packed: rows of q and k; else batch * seqlen

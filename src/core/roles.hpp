@@ -99,7 +99,8 @@ struct Dims {
   constexpr bool broadcasts(size_t i) const { return (broadcast >> i & 1) != 0; }
 };
 
-/// Element types that a tensor may have: those of `set`, and that of `as`.
+/// Element types that a tensor may have: those of `set`, and that of `as`. A q of 8 bits changes what stands for its type
+/// (plan/shapes.cpp).
 struct Types {
   uint32_t set = 0;  ///< bit i: the DType of that number
   Role as = Role::kQ;
@@ -140,6 +141,8 @@ constexpr Types as(Role role) {
 constexpr Types as_or_e4m3(Role role) {
   return {.set = one_of({DType::kE4M3}).set, .as = role, .also_as = true};
 }
+/// What o may have beside a q of 8 bits.
+inline constexpr Types kReals = one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64});
 constexpr Types as_or_f32(Role role) {
   return {.set = one_of({DType::kF32}).set, .as = role, .also_as = true};
 }
@@ -236,8 +239,8 @@ inline constexpr const char* kLengthsRemedy = "give one length per sequence";
 inline constexpr const char* kHeadsRemedy = "give one value per query head";
 
 inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
-    queries(Role::kQ, Size::kHeadDim, one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64}),
-            Need::kAlways),
+    queries(Role::kQ, Size::kHeadDim,
+            one_of({DType::kF32, DType::kF16, DType::kBF16, DType::kF64, DType::kE4M3}), Need::kAlways),
     keys(Role::kK, Size::kHeadDim, as_or_e4m3(Role::kQ), Need::kAlways),
     keys(Role::kV, Size::kHeadDimV, as(Role::kK), Need::kAlways),
     queries(Role::kO, Size::kHeadDimV, as_or_f32(Role::kQ), Need::kAlways),
@@ -281,6 +284,7 @@ inline constexpr std::array<TensorSpec, kRoleCount> kTable = {
      .remedy = "give each sequence a row of page numbers"},
     array(Role::kCacheBatch, Size::kBatch, DType::kI32, "give one sequence of k and v for each of q"),
     array(Role::kLeftPadK, Size::kBatch, DType::kI32, kLengthsRemedy),
+    descale(Role::kQDescale, Role::kQ),
     descale(Role::kKDescale, Role::kK),
     descale(Role::kVDescale, Role::kV),
     queries(Role::kQV, Size::kHeadDimV, as(Role::kQ), Need::kOptional),
@@ -340,6 +344,10 @@ constexpr bool has_keys(const TensorSpec& spec) {
 /// Whether it holds the keys that queries attend to: an output, too, of a forward that appends to it.
 constexpr bool is_cache(Role r) {
   return r == Role::kK || r == Role::kV;
+}
+/// Whether it holds factors of elements of 8 bits.
+constexpr bool is_descale(Role r) {
+  return r == Role::kQDescale || r == Role::kKDescale || r == Role::kVDescale;
 }
 constexpr bool is_output(Role r, Pass pass) {
   return access_of(r, pass) == FOVEA_WRITE;

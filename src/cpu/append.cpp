@@ -49,9 +49,25 @@ struct Stored {
   }
 };
 
-/// Copies rows of `size` elements of type T, and turns their first pairs by angles of type A.
+/// Elements of type T that are `factor` times what is copied.
+template <class T>
+struct Scaled {
+  float factor = 1;
+
+  template <class Real>
+  T of(Real x) const {
+    return Stored<T>{}.of(x * static_cast<Real>(factor));
+  }
+  template <class From>
+  void copy(const From* from, int64_t n, T* to) const {
+    for (int64_t c = 0; c < n; ++c) to[c] = of(real(from[c]));
+  }
+};
+
+/// Copies rows of `size` elements, and turns their first pairs by angles of type A, in the precision of T.
 template <class T, class A>
 struct Rotation {
+  using Real = decltype(real(T{}));
   const A *cosines, *sines;
   int64_t cos_stride, sin_stride, half, size;
   bool interleaved;
@@ -65,12 +81,14 @@ struct Rotation {
         size(p.head_dim),
         interleaved(p.rotary_interleaved) {}
 
-  template <class To>
-  void copy(const T* from, To* to, const Stored<To>& stored, int64_t position) const {
+  /// As elements that `stored` makes.
+  template <class From, class To, class Made>
+  void copy(const From* from, To* to, const Made& stored, int64_t position) const {
     const A *cos = cosines + position * cos_stride, *sin = sines + position * sin_stride;
     const int64_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : half;
     for (int64_t j = 0; j < half; ++j) {
-      const auto x = real(from[j * step]), y = real(from[j * step + partner]);
+      const auto x = static_cast<Real>(real(from[j * step])),
+                 y = static_cast<Real>(real(from[j * step + partner]));
       const auto c = real(cos[j]), s = real(sin[j]);
       to[j * step] = stored.of(x * c - y * s);
       to[j * step + partner] = stored.of(x * s + y * c);
@@ -142,8 +160,12 @@ class Append final : public AppendStep {
             append<E4M3>(buffers, rotation, b, head);
           } else if (head < p_.heads_kv) {
             append<T>(buffers, rotation, b, head);
+          } else if (p_[Role::kQ].dtype == DType::kE4M3) {
+            const int64_t head_q = head - p_.heads_kv;
+            const Scaled<T> scaled{descale_of(p_, buffers, Role::kQDescale, b, head_q / p_.group())};
+            rotate_queries<E4M3>(buffers, rotation, b, head_q, scaled, q);
           } else {
-            rotate_queries(buffers, rotation, b, head - p_.heads_kv, q);
+            rotate_queries<T>(buffers, rotation, b, head - p_.heads_kv, Stored<T>{}, q);
           }
         }
       }
@@ -170,16 +192,16 @@ class Append final : public AppendStep {
     }
   }
 
-  template <class T, class A>
+  template <class From, class T, class A, class Made>
   void rotate_queries(const Buffers& buffers, const Rotation<T, A>& rotation, int64_t b, int64_t head,
-                      T* q) const {
+                      const Made& stored, T* q) const {
     const SequenceSpan span = sequence_span(p_, buffers, b);
     if (span.used_q == 0) return;
     const int64_t position = new_rows_of(buffers, b).position;
     const MatrixView from = cpu::rows_of(p_, buffers, Role::kQ, b, head, span.row_q);
     const int64_t first = p_.packed ? span.row_q : b * p_.seqlen_q;
     for (int64_t i = 0; i < span.used_q; ++i) {
-      rotation.copy(from.row<const T>(i), q + ((first + i) * p_.heads_q + head) * p_.head_dim, Stored<T>{},
+      rotation.copy(from.row<const From>(i), q + ((first + i) * p_.heads_q + head) * p_.head_dim, stored,
                     position + (p_.rotary_by_row ? i : 0));
     }
   }

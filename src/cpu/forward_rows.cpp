@@ -19,12 +19,12 @@ RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes,
       qv(s.has_qv() ? memory + lanes.count * s.padded_d : nullptr),
       ld_q(s.padded_d),
       ld_qv(s.padded_dv) {
-  const auto convert = [&](Role role, int64_t size, int64_t ld, float* to) {
+  const auto convert = [&](Role role, DType type, int64_t size, int64_t ld, float* to) {
     for (int64_t r = 0; r < lanes.count; ++r)
-      s.ops->to_float(group.row_data(role, lanes.first_row + r), s.type, size, to + r * ld);
+      s.ops->to_float(group.row_data(role, lanes.first_row + r), type, size, to + r * ld);
   };
-  convert(Role::kQ, s.d, ld_q, memory);
-  if (s.has_qv()) convert(Role::kQV, s.d_v, ld_qv, memory + lanes.count * s.padded_d);
+  convert(Role::kQ, s.query_type, s.d, ld_q, memory);
+  if (s.has_qv()) convert(Role::kQV, s.type, s.d_v, ld_qv, memory + lanes.count * s.padded_d);
 }
 
 void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products) {

@@ -155,6 +155,8 @@ void to_float_any(const void* src, DType type, int64_t count, float* dst) {
     widen(static_cast<const F16*>(src), count, dst);
   } else if (type == DType::kBF16) {
     widen(static_cast<const Bf16*>(src), count, dst);
+  } else if (type == DType::kE4M3) {
+    widen(static_cast<const E4M3*>(src), count, dst);
   } else {
     std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
   }

@@ -277,7 +277,12 @@ float keep_scale(const AttentionProblem& p) {
 // Staging
 
 Staging::Staging(const AttentionProblem& p, const Ops& table)
-    : ops(&table), type(p.dtype), key_type(p[Role::kK].dtype), d(p.head_dim), d_v(p.head_dim_v) {
+    : ops(&table),
+      type(p.dtype),
+      query_type(p[Role::kQ].dtype),
+      key_type(p[Role::kK].dtype),
+      d(p.head_dim),
+      d_v(p.head_dim_v) {
   words_d = words_of(d);
   words_dv = words_of(d_v);
   words_qv = p.has(Role::kQV) ? words_dv : 0;
@@ -285,13 +290,13 @@ Staging::Staging(const AttentionProblem& p, const Ops& table)
   padded_dv = round_up(d_v, 16);
 }
 
-void Staging::load_row(const char* row, int64_t size, int64_t words, float* dst) const {
+void Staging::load_row(const char* row, DType from, int64_t size, int64_t words, float* dst) const {
   if (ops->word_elements == 2) {
-    std::memcpy(dst, row, static_cast<size_t>(size) * 2);
+    copy_row_as(row, from, size, type, reinterpret_cast<char*>(dst));
     if (const int64_t rest = words * 4 - size * 2; rest > 0)
       std::memset(reinterpret_cast<char*>(dst) + size * 2, 0, static_cast<size_t>(rest));
   } else {
-    ops->to_float(row, type, size, dst);
+    ops->to_float(row, from, size, dst);
     std::fill(dst + size, dst + words, 0.0f);
   }
 }
@@ -372,6 +377,7 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
 
 void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,
                           float* dst, float* temp) const {
+  const DType from = role == Role::kQ ? query_type : type;
   for (int x = 0; x < kPanel; x += 4) {
     if (x >= lanes.count) {
       for (int64_t w = 0; w < words; ++w) std::fill_n(dst + w * kPanel + x, 4, 0.0f);
@@ -379,7 +385,7 @@ void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int
     }
     for (int r = 0; r < 4; ++r) {
       if (x + r < lanes.count) {
-        load_row(group.row_data(role, lanes.first_row + x + r), size, words, temp + r * words);
+        load_row(group.row_data(role, lanes.first_row + x + r), from, size, words, temp + r * words);
       } else {
         std::fill_n(temp + r * words, words, 0.0f);
       }

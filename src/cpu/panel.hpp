@@ -38,7 +38,8 @@ struct Group {
         span(sequence_span(p, b, batch_index)),
         window(window_of(p, span)),
         value_scale(descale_of(p, b, Role::kVDescale, batch_index, head)),
-        product_scale(descale_of(p, b, Role::kKDescale, batch_index, head)),
+        product_scale(descale_of(p, b, Role::kQDescale, batch_index, head) *
+                      descale_of(p, b, Role::kKDescale, batch_index, head)),
         key_share(1) {
     if (!p.has(Role::kQV)) return;
     // 0 times infinity is NaN.
@@ -95,7 +96,7 @@ struct ScoreTerms {
   bool softcap;  ///< scores have a derivative by scale * product
   bool masks;    ///< mask or block mask
   bool dropout;
-  float factor;  ///< stored score times factor is in units of log2, where k and v have no factors
+  float factor;  ///< stored score times factor is in units of log2, where q, k and v have no factors
   tile::Dropout stream;
   const PairPrograms& programs;
   std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
@@ -122,7 +123,7 @@ struct PairScratch {
               int64_t heads);
 };
 
-/// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of k and v.
+/// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);
 
 /// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
@@ -165,8 +166,9 @@ bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
 /// Copies operands of one problem into the layouts that the products read.
 struct Staging {
   const Ops* ops;
-  DType type;      ///< of q, and of K and V as they are staged
-  DType key_type;  ///< of k and v
+  DType type;        ///< of Q, K and V as they are staged
+  DType query_type;  ///< of q
+  DType key_type;    ///< of k and v
   int64_t d, d_v;
   int64_t words_d, words_dv;    ///< reduction words of a row of Q or K, of V or dO, padded to k_multiple
   int64_t words_qv;             ///< of a row of QV: words_dv, or 0 where the problem has none
@@ -200,8 +202,11 @@ struct Staging {
   /// The rows on the lanes of a panel, transposed: words [words][kPanel]. `temp` holds 4 * (words + 16) floats.
   void stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words, float* dst,
                    float* temp) const;
-  /// One row converted to words of the product type, `words` of them, zero-filled.
-  void load_row(const char* row, int64_t size, int64_t words, float* dst) const;
+  /// One row of elements of `from` converted to words of the product type, `words` of them, zero-filled.
+  void load_row(const char* row, DType from, int64_t size, int64_t words, float* dst) const;
+  void load_row(const char* row, int64_t size, int64_t words, float* dst) const {
+    load_row(row, type, size, words, dst);
+  }
 };
 
 }  // namespace fovea::cpu

@@ -282,7 +282,9 @@ class Oracle {
   /// Fills keys_ with the keys that take part in the row and their weights, lse_ and sink_weight_.
   void compute_weights(const SequenceSpan& span, int64_t batch, int64_t head, int64_t i) {
     const int64_t head_kv = head / p_.group();
-    const std::span<const double> q = row_of(Role::kQ, batch, head, span.row_q + i).read(q_scratch_);
+    Elements queries = row_of(Role::kQ, batch, head, span.row_q + i);
+    queries.factor = descale_of(p_, buffers_, Role::kQDescale, batch, head_kv);
+    const std::span<const double> q = queries.read(q_scratch_);
     std::span<const double> qv;
     if (p_.has(Role::kQV)) qv = row_of(Role::kQV, batch, head, span.row_q + i).read(qv_scratch_);
     double slope = 0;

@@ -1,4 +1,4 @@
-// Rows of keys of 8 bits as elements that the products take.
+// Rows of elements of 8 bits as those that the products take.
 #pragma once
 
 #include <array>

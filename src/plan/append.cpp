@@ -43,7 +43,10 @@ class AppendThenAttend final : public Prepared {
     Buffers attend = buffers;
     for (const Role role : kOfAppending) attend.data[index_of(role)] = nullptr;
     attend.data[index_of(Role::kSeqUsedK)] = lengths;
-    if (rotates_) attend.data[index_of(Role::kQ)] = q;
+    if (rotates_) {
+      attend.data[index_of(Role::kQ)] = q;
+      attend.data[index_of(Role::kQDescale)] = nullptr;
+    }
     attend.workspace = attend_->workspace_size > 0 ? workspace + attend_offset_ : nullptr;
     attend.workspace_size = attend_->workspace_size;
     attend_->run(attend);
@@ -63,6 +66,8 @@ AttentionProblem once_appended(const AttentionProblem& problem) {
   if (!p.appends()) return p;
   if (p.rotates()) {
     TensorDesc& q = p.tensors[index_of(Role::kQ)];
+    q.dtype = p.dtype;
+    p.tensors[index_of(Role::kQDescale)] = {};
     const int64_t row = p.heads_q * p.head_dim;
     q.stride = {p.packed ? 0 : p.seqlen_q * row, row, p.head_dim, 1};
   }

@@ -44,7 +44,8 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
   has_sequence_lengths_ =
       problem[Role::kQ].device == DeviceType::kCpu &&
       (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK) ||
-       problem.has_cache() || problem.has(Role::kKDescale) || problem.has(Role::kVDescale));
+       problem.has_cache() || problem.has(Role::kQDescale) || problem.has(Role::kKDescale) ||
+       problem.has(Role::kVDescale));
   has_key_lists_ = problem[Role::kQ].device == DeviceType::kCpu && problem.has(Role::kKeys);
 }
 

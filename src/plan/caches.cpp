@@ -99,11 +99,19 @@ void check_cache_tensors(const AttentionProblem& p) {
   need_both(Role::kKNew, Role::kVNew);
   need_both(Role::kVNew, Role::kKNew);
   need_both(Role::kRotaryCos, Role::kRotarySin);
-  const DType keys = p[Role::kK].dtype;
+  const DType keys = p[Role::kK].dtype, queries = p[Role::kQ].dtype;
+  if (p.has(Role::kQDescale) && queries != DType::kE4M3) {
+    throw_invalid("q_descale", "a tensor", "none, as q is " + std::string(name_of(queries)),
+                  "leave it out, or give q as float8_e4m3fn");
+  }
   for (const Role role : {Role::kKDescale, Role::kVDescale}) {
     if (!p.has(role) || keys == DType::kE4M3) continue;
     throw_invalid(name_of(role), "a tensor", "none, as k is " + std::string(name_of(keys)),
                   "leave it out, or give k and v as float8_e4m3fn");
+  }
+  if (p.pass == Pass::kBackward && queries == DType::kE4M3) {
+    throw_invalid("q", name_of(queries), "float32, float16, bfloat16 or float64 in a backward problem",
+                  "convert q, k and v: values of 8 bits have no gradients");
   }
   if (p.pass == Pass::kBackward && keys == DType::kE4M3) {
     throw_invalid("k", name_of(keys), "the type of q in a backward problem",
@@ -112,6 +120,7 @@ void check_cache_tensors(const AttentionProblem& p) {
 }
 
 void check_cache_contents(const AttentionProblem& p, const Buffers& buffers) {
+  check_descale(p, buffers, Role::kQDescale);
   check_descale(p, buffers, Role::kKDescale);
   check_descale(p, buffers, Role::kVDescale);
   const auto* used_k = buffers.get<const int32_t>(Role::kSeqUsedK);

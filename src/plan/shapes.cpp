@@ -122,17 +122,31 @@ void check_rank(const TensorSpec& spec, const TensorDescs& tensors) {
                     : "drop the batch dimension, or leave out cu_seqlens_q and cu_seqlens_k");
 }
 
+namespace {
+
+/// Those of the tensor: beside a q of 8 bits o has any, and for all but keys its type stands for that of q.
+Types types_of(const TensorSpec& spec, const TensorDescs& tensors) {
+  const Types& types = spec.types;
+  if (!types.also_as || types.as != Role::kQ || tensors[index_of(Role::kQ)].dtype != DType::kE4M3)
+    return types;
+  if (spec.role == Role::kO) return tensor_table::kReals;
+  return is_cache(spec.role) ? types : Types{types.set, Role::kO, true};
+}
+
+}  // namespace
+
 void check_dtype(const TensorSpec& spec, const TensorDescs& tensors) {
-  const DType type = tensors[index_of(spec.role)].dtype, of_as = tensors[index_of(spec.types.as)].dtype;
-  if (spec.types.has(type) || (spec.types.also_as && type == of_as)) return;
+  const Types types = types_of(spec, tensors);
+  const DType type = tensors[index_of(spec.role)].dtype, of_as = tensors[index_of(types.as)].dtype;
+  if (types.has(type) || (types.also_as && type == of_as)) return;
   std::string expected;
-  if (spec.types.also_as) expected = std::string(name_of(of_as)) + ", the type of " + name_of(spec.types.as);
-  int left = __builtin_popcount(spec.types.set);
+  if (types.also_as) expected = std::string(name_of(of_as)) + ", the type of " + name_of(types.as);
+  int left = __builtin_popcount(types.set);
   for (const DTypeInfo& other : kDTypes) {
-    if (!spec.types.has(other.type)) continue;
+    if (!types.has(other.type)) continue;
     --left;
-    if (spec.types.also_as && other.type == of_as) continue;
-    if (!expected.empty()) expected += spec.types.also_as ? ", or " : left == 0 ? " or " : ", ";
+    if (types.also_as && other.type == of_as) continue;
+    if (!expected.empty()) expected += types.also_as ? ", or " : left == 0 ? " or " : ", ";
     expected += other.name;
   }
   throw_invalid(name_of(spec.role), name_of(type), expected, "convert the tensor");

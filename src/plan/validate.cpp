@@ -131,6 +131,8 @@ class Validator {
         throw_invalid(name_of(role), "a tensor", "none in a backward problem",
                       role == Role::kQV
                           ? "leave it out: it has no gradient; give rows [q | qv] as q and rows [k | v] as k"
+                      : is_descale(role)
+                          ? "leave it out: values of 8 bits have no gradients; convert them"
                           : "leave it out: caches have no gradients; gather the keys that take part");
       }
       throw_invalid(name_of(role), "a tensor", "none in a forward problem",
@@ -166,7 +168,7 @@ class Validator {
     const TensorDesc &q = at(Role::kQ), &k = at(Role::kK), &v = at(Role::kV);
     p_.packed = has(Role::kCuSeqlensQ);
     p_.packed_k = has(Role::kCuSeqlensK);
-    p_.dtype = q.dtype;
+    p_.dtype = q.dtype == DType::kE4M3 ? at(Role::kO).dtype : q.dtype;
     // The dimensions that count rows; heads and size follow.
     const size_t rows = p_.packed ? 0 : 1, rows_k = p_.packed_k ? 0 : 1;
     p_.heads_q = q.shape[rows + 1];

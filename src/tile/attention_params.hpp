@@ -72,7 +72,7 @@ struct AttentionParams {
   RowsView d_o, dq, dk, dv;  ///< backward
   StatsView dlse;
 
-  // Terms of the score. Elements of `bias` and `dbias` are float32 or of the type of q.
+  // Terms of the score. Elements of `bias` and `dbias` are float32 or of the type of q (of o where q has 8 bits).
   PairsView bias, dbias, mask, block_mask;
   DType o_type = DType::kF32, bias_type = DType::kF32, dbias_type = DType::kF32;
   int block_q = 1, block_k = 1;
@@ -91,8 +91,10 @@ struct AttentionParams {
   int caches = 0,
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
-  DescaleView q_descale, k_descale, v_descale;  ///< what the elements of q, k and v of 8 bits are multiplied by
-  RowsView qv;                       ///< queries that meet the values, with the columns of v
+  DescaleView q_descale, k_descale,
+      v_descale;              ///< what the elements of q, k and v of 8 bits are multiplied by
+  bool e4m3_queries = false;  ///< q has 8 bits
+  RowsView qv;                ///< queries that meet the values, with the columns of v
   int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
   int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
 

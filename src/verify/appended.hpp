@@ -76,8 +76,9 @@ inline std::vector<double> rotated_queries(const OwnedProblem& x, const Rotary& 
       const int64_t position = s.first_position(static_cast<size_t>(b)) + (s.rotary_by_row() ? i : 0);
       for (int64_t h = 0; h < s.heads_q; ++h) {
         double* row = q.data() + ((sequence.row_q + i) * s.heads_q + h) * s.head_dim;
+        const double factor = x.descale(Role::kQDescale, b, h / (s.heads_q / s.heads_kv));
         const std::vector<double> turned = rotary.turned(row, s.head_dim, position, nullptr);
-        std::copy(turned.begin(), turned.end(), row);
+        std::transform(turned.begin(), turned.end(), row, [&](double value) { return value * factor; });
       }
     }
   }
@@ -99,16 +100,24 @@ inline OwnedProblem once_appended(const OwnedProblem& x, std::vector<double>* sl
   for (const Role role : {Role::kKNew, Role::kVNew, Role::kCuSeqlensKNew, Role::kRotaryCos, Role::kRotarySin,
                           Role::kRotaryPositions})
     changed[role] = nullptr;
-  const auto change = [&](Role role, const std::vector<double>& values) {
-    const OwnedTensor& t = x[role];
-    changed[role] = std::make_shared<OwnedTensor>(t.type(), t.shape(), compact_strides(t.shape()));
+  const auto change_to = [&](Type type, Role role, const std::vector<double>& values) {
+    const Sizes& shape = x[role].shape();
+    changed[role] = std::make_shared<OwnedTensor>(type, shape, compact_strides(shape));
     changed[role]->assign(values);
+  };
+  const auto change = [&](Role role, const std::vector<double>& values) {
+    change_to(x[role].type(), role, values);
   };
   const Rotary rotary = detail::rotary_of(x);
   change(Role::kSeqUsedK, {s.used_k.begin(), s.used_k.end()});
   change(Role::kK, detail::appended(x, Role::kK, Role::kKNew, rotary, slack));
   change(Role::kV, detail::appended(x, Role::kV, Role::kVNew, {}, nullptr));
-  change(Role::kQ, detail::rotated_queries(x, rotary));
+  if (x.spec.rotary > 0) {
+    // Its factors are in it, and it has no longer 8 bits.
+    s.e4m3_queries = false;
+    changed[Role::kQDescale] = nullptr;
+    change_to(s.type, Role::kQ, detail::rotated_queries(x, rotary));
+  }
   return x.with(s, changed);
 }
 

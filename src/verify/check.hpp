@@ -374,8 +374,8 @@ class Checker {
   std::string compare_output(Role role) {
     const bool rounded_type = role != Role::kLse;
     Margin* margin = options_.margins ? &(*options_.margins)[role] : nullptr;
-    return compare(role, rounded_type ? x_.spec.type : Type::kF32, x_[role], oracle_[role].values(), plain_,
-                   margin);
+    return compare(role, rounded_type ? whole_.spec.weight_type() : Type::kF32, x_[role],
+                   oracle_[role].values(), plain_, margin);
   }
   /// All errors of the outputs of a pass, in one line.
   std::string compare_outputs(fovea_pass pass) {

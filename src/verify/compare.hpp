@@ -6,7 +6,8 @@
 // escapes by luck. It consists of these, with A = the plain implementation's magnitudes (plain.hpp):
 //
 //   u_out |X|                        the output itself is rounded
-//   u_type A w(rows)                 one factor of each product is rounded to the type of the problem
+//   u_type A w(rows)                 one factor of each product is rounded to the type of the problem (float8_e4m3fn beside a q of
+//                                    8 bits)
 //   u_f32 A (2 + r (1 + S) w(rows))  sums, exponentials and scores in float32; S = the largest magnitude of a
 //                                    score, because an absolute error of a score, or of lse, is a relative
 //                                    error of weights; r = max(8, d / 16) for heads of d

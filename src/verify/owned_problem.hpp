@@ -61,8 +61,8 @@ class OwnedProblem {
       const OwnedTensor& t = (*this)[role];
       const bool real = t.type() == Type::kF16 || t.type() == Type::kBF16 || t.type() == Type::kF32;
       const bool keeps_type = role == Role::kLse || role == Role::kDLse || role == Role::kDSink ||
-                              role == Role::kAlibi || role == Role::kSink || role == Role::kKDescale ||
-                              role == Role::kVDescale || role >= Role::kNamed;
+                              role == Role::kAlibi || role == Role::kSink || role == Role::kQDescale ||
+                              role == Role::kKDescale || role == Role::kVDescale || role >= Role::kNamed;
       copy.tensors_[i] = std::make_shared<OwnedTensor>(real && !keeps_type ? Type::kF64 : t.type(), t.shape(),
                                                        compact_strides(t.shape()));
       if (role == Role::kRngState) continue;
@@ -125,7 +125,7 @@ class OwnedProblem {
     return first + row;
   }
 
-  /// What the elements of k (or of v) of a sequence and key head are multiplied by.
+  /// What the elements of q, k or v of a sequence and key head are multiplied by.
   double descale(Role role, int64_t b, int64_t head_kv) const {
     if (!has(role)) return 1;
     const OwnedTensor& t = (*this)[role];
@@ -355,7 +355,7 @@ class OwnedProblem {
     // logits as large as wanted.
     const double q_deviation =
         s.logit / (std::abs(s.resolved_scale()) * std::sqrt(static_cast<double>(s.score_dim())));
-    OwnedTensor& q = make_rows(Role::kQ, s.type, true, s.heads_q, s.head_dim);
+    OwnedTensor& q = make_rows(Role::kQ, s.query_type(), true, s.heads_q, s.head_dim);
     q.assign(normals(random_, q.count(), q_deviation));
     make_rows(Role::kK, s.key_type(), false, s.heads_kv, s.head_dim);
     fill_keys();
@@ -420,7 +420,8 @@ class OwnedProblem {
 
   /// Powers of two and others, of about 1.
   void make_descales() {
-    for (const Role role : {Role::kKDescale, Role::kVDescale}) {
+    for (const Role role : {Role::kKDescale, Role::kVDescale, Role::kQDescale}) {
+      if (role == Role::kQDescale && !spec.e4m3_queries) continue;
       const Sizes shape = broadcast({spec.batch, spec.heads_kv}, spec.descale_broadcast);
       OwnedTensor& t = make(role, Type::kF32, shape, strides_for(shape, false));
       std::vector<double> factors(static_cast<size_t>(t.count()));

@@ -1,6 +1,8 @@
 // The plain implementation: the textbook loop in the precision in which a user would write it. Its error sets the
 // bound for backends. Arithmetic in float32; for 16-bit types P (and in the backward P and
 // dS) is rounded to the type before it enters a product, and outputs are rounded once.
+// Beside a q of 8 bits P is rounded to float8_e4m3fn as tensor cores of that type take it: relative to the largest weight of the
+// row, times 2^8, which is undone behind; its sum is that of weights that are not rounded.
 //
 // Beside each output it adds up magnitudes in float64: the output with every term of its sums replaced by a bound
 // of its absolute value. An output whose magnitude is 0 has no terms, so it must be exactly 0; otherwise the
@@ -107,16 +109,16 @@ class Plain {
       ++rows;
       lse_[row.statistic] = row_lse_;
       double bound = 0, exact = 0;
-      const bool rounds = (s_.type == Type::kF16 || s_.type == Type::kBF16) && seen_.size() > 1;
+      const bool rounds = unit_roundoff(s_.weight_type()) > unit_roundoff(Type::kF32) && seen_.size() > 1;
       std::vector<float> sum(size_v(), 0.0f);
       const double value_scale =
           x_.descale(Role::kVDescale, row.batch, static_cast<int64_t>(row.head) / (s_.heads_q / s_.heads_kv));
       for (const Seen& seen : seen_) {
         if (seen.keep == 0) continue;
-        const float whole = seen.weight * seen.keep, weight = to_type(whole);
+        const auto [weight, is_exact] = rounded_weight(seen);
         add(weight, v_.data() + seen.row * size_v(), sum);
         bound += weight_bound(seen) * v_bound_[seen.row];
-        if (rounds && weight == whole) exact += static_cast<double>(weight) * v_bound_[seen.row];
+        if (rounds && is_exact) exact += static_cast<double>(weight) * v_bound_[seen.row];
       }
       for (size_t c = 0; c < size_v(); ++c) {
         o_[row.q * size_v() + c] =
@@ -296,7 +298,8 @@ class Plain {
     const float* qv = qv_.empty() ? nullptr : qv_.data() + row.q * size_v();
     const double qv_norm = qv == nullptr ? 0 : norm_of(qv, size_v()) * std::abs(s_.resolved_scale());
     const auto value_scale = static_cast<float>(x_.descale(Role::kVDescale, row.batch, head_kv));
-    const auto key_scale = static_cast<float>(x_.descale(Role::kKDescale, row.batch, head_kv));
+    const auto product_scale = static_cast<float>(x_.descale(Role::kQDescale, row.batch, head_kv) *
+                                                  x_.descale(Role::kKDescale, row.batch, head_kv));
     float slope = 0;
     if (!alibi_.empty())
       slope = alibi_[(s_.alibi_by_batch ? static_cast<size_t>(row.batch * s_.heads_q) : 0) + row.head];
@@ -312,8 +315,8 @@ class Plain {
       const Pair pair = {row.batch, head, head_kv, row.i, j, row.sequence.used_q, row.sequence.used_k};
       if (!sees(pair)) continue;
       Seen seen{static_cast<size_t>(x_.key_row(row.batch, j) * s_.heads_kv + head_kv), 0, 0, 1, 0, 1, 1, {}};
-      float score = dot(q, k_.data() + seen.row * size(), size()) * key_scale;
-      double magnitude = q_norm * k_norm_[seen.row] * static_cast<double>(key_scale);
+      float score = dot(q, k_.data() + seen.row * size(), size()) * product_scale;
+      double magnitude = q_norm * k_norm_[seen.row] * static_cast<double>(product_scale);
       if (qv != nullptr) {
         score += dot(qv, v_.data() + seen.row * size_v(), size_v()) * value_scale;
         magnitude += qv_norm * v_norm_[seen.row] * static_cast<double>(value_scale);
@@ -354,7 +357,12 @@ class Plain {
       sum += seen.weight;
     }
     if (!sink_.empty()) sum += std::exp(sink_[row.head] - largest);
-    for (Seen& seen : seen_) seen.weight /= sum;
+    largest_score_ = -kInfinity;
+    for (Seen& seen : seen_) {
+      seen.weight /= sum;
+      largest_score_ = std::max(largest_score_, seen.score);
+    }
+    largest_weight_ = std::exp(largest_score_ - largest) / sum;
     row_lse_ = seen_.empty() ? largest : largest + std::log(sum);
   }
 
@@ -404,6 +412,18 @@ class Plain {
     }
   }
 
+  /// A weight as it enters a product with v, and whether it is what it was before.
+  struct Rounded {
+    float weight;
+    bool is_exact;
+  };
+  Rounded rounded_weight(const Seen& seen) const {
+    const float whole = seen.weight * seen.keep;
+    if (s_.weight_type() != Type::kE4M3) return {to_type(whole), to_type(whole) == whole};
+    const float of_largest = 256 * std::exp(seen.score - largest_score_);
+    const auto weight = static_cast<float>(rounded(static_cast<double>(of_largest), Type::kE4M3));
+    return {weight / 256 * largest_weight_ * seen.keep, weight == of_largest};
+  }
   float to_type(float x) const {
     return s_.type == Type::kF16 || s_.type == Type::kBF16
                ? static_cast<float>(rounded(static_cast<double>(x), s_.type))
@@ -412,7 +432,9 @@ class Plain {
   /// A weight, and its loss when it falls below the smallest number of the type.
   double weight_bound(const Seen& seen) const {
     const double weight = static_cast<double>(seen.weight) * static_cast<double>(std::max(seen.keep, 1.0f));
-    return s_.type == Type::kF16 ? weight + 0x1p-14 : std::max(weight, 1e-40);
+    // The smallest step of a weight of 8 bits is 2^-17 of the largest.
+    const bool loses = s_.weight_type() == Type::kF16 || s_.weight_type() == Type::kE4M3;
+    return loses ? weight + 0x1p-14 : std::max(weight, 1e-40);
   }
 
   static void add(float factor, const float* from, float* to, size_t count) {
@@ -468,6 +490,7 @@ class Plain {
 
   std::vector<Seen> seen_;  ///< of the current row
   float row_lse_ = 0;
+  float largest_score_ = 0, largest_weight_ = 0;  ///< of the keys of the row
 };
 
 }  // namespace fovea::verify

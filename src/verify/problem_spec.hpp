@@ -155,9 +155,10 @@ struct ProblemSpec {
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
   bool qv = false;         ///< queries meet values, too
-  bool e4m3_keys = false;  ///< k and v are float8_e4m3fn
+  bool e4m3_keys = false;     ///< k and v are float8_e4m3fn
+  bool e4m3_queries = false;  ///< q, too; `type` is that of o, with which o_is_f32 must not be set
   int descale_broadcast =
-      0;  ///< of k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
+      0;  ///< of q_descale, k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
 
   const KnownExpression *score = nullptr, *sees = nullptr;
   Type named_type = Type::kF32;  ///< of the named tensors of floats
@@ -180,6 +181,9 @@ struct ProblemSpec {
   /// Whether there is no backward: of caches, of keys of 8 bits, and with qv.
   bool forward_only() const { return has_cache() || e4m3_keys || qv; }
   Type key_type() const { return e4m3_keys ? Type::kE4M3 : type; }
+  Type query_type() const { return e4m3_queries ? Type::kE4M3 : type; }
+  /// What weights are rounded to before they multiply values.
+  Type weight_type() const { return query_type(); }
   /// Whether keys lie in a cache.
   bool has_cache() const {
     return page_size > 0 || !cache_batch.empty() || !leftpad_k.empty() || packed() != packed_k() || appends();
@@ -259,7 +263,7 @@ inline std::string describe(const ProblemSpec& s) {
   }
   list("rotary_positions", s.rotary_positions);
   if (s.qv) out << " qv";
-  if (s.e4m3_keys) out << " keys=e4m3,descale" << s.descale_broadcast;
+  if (s.e4m3_keys) out << (s.e4m3_queries ? " q=keys" : " keys") << "=e4m3,descale" << s.descale_broadcast;
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';
   if (s.has_expressions()) {

@@ -73,6 +73,7 @@ class RandomProblem {
     draw_cache();
     draw_key_type();
     draw_qv();
+    draw_query_type();
     return s_;
   }
 
@@ -293,6 +294,13 @@ class RandomProblem {
   }
   /// Queries of values, more often where d_v is the larger one, as in latent attention.
   void draw_qv() { s_.qv = random_.chance(s_.head_dim_v > s_.head_dim ? 0.3 : 0.04); }
+  /// Queries of 8 bits beside such keys, with o of any type.
+  void draw_query_type() {
+    if (!s_.e4m3_keys || !random_.chance(0.5)) return;
+    s_.e4m3_queries = true;
+    if (s_.o_is_f32) s_.type = Type::kF32;
+    s_.o_is_f32 = false;
+  }
   const KnownExpression* one_of(const std::vector<KnownExpression>& all) {
     return &all[static_cast<size_t>(random_.between(0, static_cast<int64_t>(all.size()) - 1))];
   }

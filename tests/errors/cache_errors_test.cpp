@@ -48,6 +48,14 @@ Request of_8_bits() {
   r.add("v_descale", kFloat32, {1, 2}).fill<float>({1, 2});
   return r;
 }
+/// Queries of 8 bits, too.
+Request all_of_8_bits() {
+  Request r = of_8_bits();
+  r.set_dtype({"q"}, kE4M3);
+  r.set_dtype({"o"}, kBFloat16);
+  r.add("q_descale", kFloat32, {2, 1}).fill<float>({1, 2});
+  return r;
+}
 
 class CacheErrors : public testing::TestWithParam<Case> {};
 
@@ -152,8 +160,36 @@ const Case kCases[] = {
        r.add("v", kFloat32, {2, 5, 2, 6});
      },
      "v", "float32", "float8_e4m3fn, the type of k"},
-    {"queries_of_8_bits", of_8_bits, [](Request& r) { r.set_dtype({"q"}, kE4M3); }, "q", "float8_e4m3fn",
+    {"queries_alone_of_8_bits", all_of_8_bits,
+     [](Request& r) {
+       for (const char* factors : {"k_descale", "v_descale"}) r.remove(factors);
+       r.add("k", kBFloat16, {2, 5, 2, 8});
+     },
+     "k", "bfloat16", "float8_e4m3fn, the type of q"},
+    {"queries_of_8_bits_in_the_backward", Request::backward,
+     [](Request& r) {
+       r.set_dtype({"q", "k", "v"}, kE4M3);
+     },
+     "q", "float8_e4m3fn", "float32, float16, bfloat16 or float64 in a backward problem"},
+    {"output_of_8_bits", all_of_8_bits, [](Request& r) { r.set_dtype({"o"}, kE4M3); }, "o", "float8_e4m3fn",
      "float32, float16, bfloat16 or float64"},
+    {"bias_of_another_type_than_o", all_of_8_bits,
+     [](Request& r) { r.add("bias", kFloat16, {2, 4, 3, 5}); }, "bias", "float16",
+     "bfloat16, the type of o, or float32"},
+    {"qv_of_8_bits", all_of_8_bits, [](Request& r) { r.add("qv", kE4M3, {2, 3, 4, 6}); }, "qv",
+     "float8_e4m3fn", "bfloat16, the type of o"},
+    {"factors_of_other_queries", all_of_8_bits, [](Request& r) { r.set_dtype({"q", "o"}, kFloat32); },
+     "q_descale", "a tensor", "none, as q is float32"},
+    {"factors_of_query_heads", all_of_8_bits,
+     [](Request& r) {
+       r["q_descale"].set_shape({2, 4});
+     },
+     "q_descale", "(2, 4)", "(batch or 1, heads_kv or 1) with the sizes (2, 2)"},
+    {"factors_in_the_backward", Request::backward,
+     [](Request& r) {
+       r.add("q_descale", kFloat32, {1, 1}).fill<float>({1});
+     },
+     "q_descale", "a tensor", "none in a backward problem"},
     {"factors_of_other_keys", of_8_bits,
      [](Request& r) {
        r.add("k", kFloat32, {2, 5, 2, 8});
@@ -171,6 +207,11 @@ const Case kCases[] = {
      "bfloat16", "float32"},
 
     // Contents.
+    {"factor_of_q_negative", all_of_8_bits,
+     [](Request& r) {
+       r["q_descale"].fill<float>({1, -1});
+     },
+     "q_descale", "-1 for key head 0 of sequence 1", "a finite number above 0"},
     {"factor_of_zero", of_8_bits,
      [](Request& r) {
        r["k_descale"].fill<float>({1, 2, 0, 4});
@@ -230,10 +271,10 @@ class CacheRunErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
   expect_refused_by_a_run(GetParam(),
-                          {"page_table", "seqused_k", "cache_batch", "leftpad_k", "k_descale", "v_descale"});
+                          {"page_table", "seqused_k", "cache_batch", "leftpad_k", "q_descale", "k_descale", "v_descale"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 10, std::end(kCases)),
+INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 11, std::end(kCases)),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

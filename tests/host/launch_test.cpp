@@ -271,6 +271,18 @@ TEST(KernelTable, QueriesOfValuesNeedAKernelThatMultipliesThem) {
   EXPECT_EQ(cannot(kernel, p, hopper()), "");
 }
 
+TEST(KernelTable, QueriesOf8BitsNeedAKernelThatReadsThem) {
+  Kernel kernel = kGeneral64;
+  kernel.e4m3_keys = true;
+  AttentionProblem p = problem(2, 512, 512, 16, 16, 64);
+  p.tensors[index_of(Role::kK)].dtype = p.tensors[index_of(Role::kV)].dtype = DType::kE4M3;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+  p.tensors[index_of(Role::kQ)].dtype = DType::kE4M3;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "does not know queries of 8 bits");
+  kernel.e4m3_queries = true;
+  EXPECT_EQ(cannot(kernel, p, hopper()), "");
+}
+
 TEST(Schedule, GroupsThatFillBoxesOfTmaArePacked) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   EXPECT_TRUE(packs_group(problem(1, 4, 512, 32, 4, 128), kernel));

@@ -177,6 +177,46 @@ def test_keys_of_8_bits(device, page, group):
         torch.testing.assert_close(lse[b : b + 1], expected_lse, rtol=1e-3, atol=1e-3)
 
 
+def test_queries_of_8_bits(device):
+    torch.manual_seed(5)
+    arrays = [torch.randn(2, rows, heads, 32, device=device).to(torch.float8_e4m3fn) for rows, heads in ((7, 4), (20, 2), (20, 2))]
+    factors = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
+    wide = [
+        x.float() * factor.repeat_interleave(x.shape[2] // 2, 1)[:, None, :, None]
+        for x, factor in zip(arrays, factors, strict=True)
+    ]
+    expected, expected_lse = fovea.attend(*wide, causal=True, return_lse=True)
+    names = dict(zip(("q_descale", "k_descale", "v_descale"), factors, strict=True))
+    o, lse = fovea.attend(*arrays, causal=True, return_lse=True, **names)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(o.float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-3, atol=1e-3)
+    with torch.autocast(device, torch.bfloat16):
+        assert torch.equal(fovea.attend(*arrays, causal=True, **names), o)
+    compiled = torch.compile(lambda *x: fovea.attend(*x, causal=True, **names), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*arrays), o)
+    cache = fovea.Cache(*arrays[1:], k_descale=factors[1], v_descale=factors[2])
+    assert torch.equal(fovea.attend(arrays[0], None, None, cache=cache, causal=True, q_descale=factors[0]), o)
+
+
+def test_queries_of_8_bits_beside_new_rows(device):
+    """k_new, v_new and the tables have the type of o, which is bfloat16."""
+    torch.manual_seed(6)
+    pools = [torch.randn(2, 16, 2, 32, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    cache = fovea.Cache(*pools, torch.tensor([4, 0], dtype=torch.int32, device=device))
+    q = torch.randn(2, 3, 4, 32, device=device).to(torch.float8_e4m3fn)
+    new = [torch.randn(2, 3, 2, 32, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    factor = torch.full((1, 1), 0.5, device=device)
+    angles = torch.rand(20, 8, device=device)
+    rotary = fovea.Rotary(angles.cos(), angles.sin())
+    o = fovea.attend(q, *new, cache=cache, rotary=rotary, causal=True, q_descale=factor)
+    expected = fovea.attend((q.float() * 0.5).bfloat16(), *new, cache=cache, rotary=rotary, causal=True)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(o.float(), expected.float(), rtol=2e-2, atol=2e-2)
+    with pytest.raises(ValueError, match="k_new: got float32, expected bfloat16, the type of o"):
+        fovea.attend(q, *(x.float() for x in new), cache=cache, causal=True)
+
+
 def test_appends_to_keys_of_8_bits(device):
     torch.manual_seed(3)
     k, v = (torch.zeros(2, 32, 2, 16, dtype=torch.float8_e4m3fn, device=device) for _ in range(2))
@@ -199,5 +239,6 @@ def test_keys_of_8_bits_have_no_gradients(device):
 
 def test_factors_need_keys_of_8_bits(device):
     q = torch.randn(1, 3, 2, 16, device=device)
-    with pytest.raises(ValueError, match="k_descale: got a tensor, expected none, as k is float32"):
-        fovea.attend(q, q, q, k_descale=torch.ones(1, 2, device=device))
+    for name in ("q_descale", "k_descale"):
+        with pytest.raises(ValueError, match=f"{name}: got a tensor, expected none, as {name[0]} is float32"):
+            fovea.attend(q, q, q, **{name: torch.ones(1, 2, device=device)})

@@ -180,6 +180,51 @@ def test_factors_of_8_bits(call, device):
             sequences[b] = sequences[b].to(torch.float8_e4m3fn).double() * factor[b, :, None]
     batch.pools = [pool.to(torch.float8_e4m3fn) for pool in batch.pools]
     batch.check(getattr(batch, call)(k_descale=factors[0], v_descale=factors[1]))
+    # Queries of 8 bits, and out of bfloat16.
+    q, factor = batch.q.to(torch.float8_e4m3fn), torch.rand(3, KEY_HEADS, device=device) + 0.5
+    out = torch.empty_like(batch.q)
+    sequence = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 2, 0, 0])
+    batch.q = q.double() * factor.repeat_interleave(HEADS // KEY_HEADS, 1)[sequence][..., None]
+    o = getattr(batch, call)(q=q, out=out, q_descale=factor, k_descale=factors[0], v_descale=factors[1])
+    assert o is out
+    expected = batch.expected()[0]
+    plain.assert_close(o[: len(expected)], expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_new_rows_of_8_bits_are_written_as_they_are(packed, device):
+    """flash-attn 3 takes q, k and v of one type, and divides nothing by the factors."""
+    pools = [torch.zeros(2, 12, KEY_HEADS, SIZE, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    q, k, v = (torch.randn(2, 3, heads, SIZE, device=device).to(torch.float8_e4m3fn) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    factors = {f"{name}_descale": torch.rand(2, KEY_HEADS, device=device) + 0.5 for name in "qkv"}
+    starts = ints([0, 3, 6], device)
+    shaped = [x.flatten(0, 1) if packed else x for x in (q, k, v)]
+    more = {"cu_seqlens_q": starts, "cu_seqlens_k_new": starts, "max_seqlen_q": 3} if packed else {}
+    o = fa3.flash_attn_with_kvcache(
+        shaped[0], *pools, *shaped[1:], cache_seqlens=ints([5, 0], device), causal=True, **factors, **more
+    )
+    assert o.dtype == torch.bfloat16
+    for pool, new in zip(pools, (k, v), strict=True):
+        for b, used in enumerate((5, 0)):
+            assert torch.equal(pool[b, used : used + 3].view(torch.uint8), new[b].view(torch.uint8))
+    again = fa3.flash_attn_with_kvcache(q, *pools, cache_seqlens=ints([8, 3], device), causal=True, **factors)
+    assert torch.equal(o.reshape(again.shape), again)
+
+
+def test_all_of_8_bits_without_a_cache(device):
+    q, k, v = (torch.randn(2, 6, heads, SIZE, device=device).to(torch.float8_e4m3fn) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    factors = {f"{name}_descale": torch.rand(2, KEY_HEADS, device=device) + 0.5 for name in "qkv"}
+    wide = [
+        x.double() * factor.repeat_interleave(x.shape[2] // KEY_HEADS, 1)[:, None, :, None]
+        for x, factor in zip((q, k, v), factors.values(), strict=True)
+    ]
+    o, lse = fa3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **factors)
+    expected, expected_lse = plain.attention(*wide, causal=True)
+    assert o.dtype == torch.bfloat16
+    plain.assert_close(o, expected, torch.bfloat16)
+    plain.assert_close(lse, expected_lse)
+    sixteen = [x.bfloat16() for x in (q, k, v)]
+    assert torch.equal(fa3.flash_attn_func(*sixteen, **factors), fa3.flash_attn_func(*sixteen)), "ignored beside other types"
 
 
 def test_a_step_of_decoding_as_transformers_calls_it(device):
@@ -215,8 +260,6 @@ def test_what_is_not_there(call, device):
     run = getattr(batch, call)
     with pytest.raises(NotImplementedError, match="attention_chunk"):
         run(attention_chunk=4)
-    with pytest.raises(NotImplementedError, match="q_descale"):
-        run(q=batch.q.to(torch.float8_e4m3fn), q_descale=torch.ones(3, KEY_HEADS, device=device))
     with pytest.raises(TypeError, match="unexpected keyword argument 'cp_world_size'"):
         run(cp_world_size=2)
     if call == "varlen":

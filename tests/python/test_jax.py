@@ -65,6 +65,16 @@ def test_forward_with_and_without_jit(dtype, tolerance, place):
     assert largest(fovea.attend(q, k, v, causal=True), o) == 0
 
 
+def test_8_bits(place):
+    q, k, v = (normal(seed, 2, 9, heads, 16).astype(jnp.float8_e4m3fn) for seed, heads in ((0, 4), (1, 2), (2, 2)))
+    factor = jnp.full((2, 1), 0.5)
+    expected, _ = formula(0.5 * q.astype(jnp.float32), k.astype(jnp.float32), 0.5 * v.astype(jnp.float32))
+    call = lambda q, k, v: fj.attend(q, k, v, q_descale=factor, v_descale=factor)  # noqa: E731
+    for run in (call, jax.jit(call)):
+        o = run(q, k, v)
+        assert o.dtype == jnp.bfloat16 and largest(o, expected) < 3e-2
+
+
 def test_gradients(place):
     q, k, v = normal(0, 2, 5, 4, 8), normal(1, 2, 7, 2, 8), normal(2, 2, 7, 2, 8)
     bias, sink = normal(3, 1, 4, 5, 7), normal(4, 4)

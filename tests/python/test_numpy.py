@@ -54,6 +54,18 @@ def test_forward(dtype, tolerance):
     assert np.array_equal(fovea.attend(q, k, v, causal=True), o)
 
 
+def test_8_bits_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = (normal(i, 1, 8, 2, 16, dtype=ml_dtypes.float8_e4m3fn) for i in range(3))
+    factor = np.full((1, 1), 0.5, np.float32)
+    o = fovea.attend(q, k, v, q_descale=factor)
+    assert o.dtype == ml_dtypes.bfloat16
+    wide = [x.astype(np.float32) for x in (q, k, v)]
+    expected = fovea.attend(0.5 * wide[0], *wide[1:])
+    np.testing.assert_allclose(o.astype(np.float32), expected, rtol=2e-2, atol=2e-2)
+    assert fovea.plan(q, k, v, q_descale=factor).backend
+
+
 def test_bfloat16_of_ml_dtypes():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     q, k, v = (normal(i, 1, 8, 2, 16, dtype=ml_dtypes.bfloat16) for i in range(3))

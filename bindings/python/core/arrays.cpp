@@ -91,6 +91,7 @@ ArrayType& array_type(PyObject* object) {
         made->empty_like = item(given.get(), 4);
         made->new_empty = item(given.get(), 5);
         made->new_float32 = item(given.get(), 6);
+        made->new_bfloat16 = item(given.get(), 7);
       }
     }
   }

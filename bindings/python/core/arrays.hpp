@@ -24,9 +24,9 @@ struct ArrayType {
   // fovea_workspace_create
   Ref allocate;
   Ref stream;  // device id -> the current stream's address; NULL or None: the default stream
-  // array -> one as it, without contents; (array, shape) -> one of its type, and of float32. NULL: `attend` makes
-  // none.
-  Ref empty_like, new_empty, new_float32;
+  // array -> one as it, without contents; (array, shape) -> one of its type, of float32 and of bfloat16. NULL:
+  // `attend` makes none.
+  Ref empty_like, new_empty, new_float32, new_bfloat16;
   bool versioned = true;  // whether its `__dlpack__` knows max_version
 };
 
@@ -34,7 +34,7 @@ struct ArrayType {
 ArrayType& array_type(PyObject* object);
 
 /// Called for a type seen for the first time; returns None or (describe, allocate, stream, describe_first),
-/// which (empty_like, new_empty, new_float32) may follow.
+/// which (empty_like, new_empty, new_float32, new_bfloat16) may follow.
 void set_hook(PyObject* hook);
 
 /// A fovea_tensor over the memory of a Python array. Neither copied nor moved, as its tensor points into it.

@@ -43,17 +43,18 @@ bool has_contiguous_rows(const fovea_tensor& t) {
   return std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
 }
 
-/// Memory for o: strides as q has them where it lies without gaps.
+/// Memory for o: strides as q has them where it lies without gaps. Of bfloat16 where q has 8 bits.
 Ref new_output(PyObject* q, const ArrayType& type, const fovea_tensor& of_q, const fovea_tensor& of_v) {
   const int64_t* shape = of_q.shape;
   const int64_t size = of_v.shape[of_v.ndim - 1];
-  if (size == shape[of_q.ndim - 1]) {
+  const bool of_8_bits = of_q.dtype.code == FOVEA_CODE_FLOAT8_E4M3FN;
+  if (size == shape[of_q.ndim - 1] && !of_8_bits) {
     return checked(PyObject_CallFunctionObjArgs(type.empty_like.get(), q, nullptr));
   }
+  PyObject* maker = of_8_bits ? type.new_bfloat16.get() : type.new_empty.get();
   return of_q.ndim == 3
-             ? checked(PyObject_CallFunction(type.new_empty.get(), "O(nnn)", q, shape[0], shape[1], size))
-             : checked(PyObject_CallFunction(type.new_empty.get(), "O(nnnn)", q, shape[0], shape[1], shape[2],
-                                             size));
+             ? checked(PyObject_CallFunction(maker, "O(nnn)", q, shape[0], shape[1], size))
+             : checked(PyObject_CallFunction(maker, "O(nnnn)", q, shape[0], shape[1], shape[2], size));
 }
 
 /// What the caller's library has to be asked before memory of its arrays may be read and results without

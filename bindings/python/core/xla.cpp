@@ -43,6 +43,8 @@ fovea_dtype dtype_of(xla::DataType dtype) {
       return {FOVEA_CODE_FLOAT, 64, 1};
     case xla::kBfloat16:
       return {FOVEA_CODE_BFLOAT, 16, 1};
+    case xla::kFloat8E4M3FN:
+      return {FOVEA_CODE_FLOAT8_E4M3FN, 8, 1};
   }
   return {0xff, 0, 1};  // no type of the library: it says so
 }

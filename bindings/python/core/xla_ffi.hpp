@@ -50,7 +50,8 @@ enum DataType : int32_t {
   kFloat16 = 10,
   kFloat32 = 11,
   kFloat64 = 12,
-  kBfloat16 = 16
+  kBfloat16 = 16,
+  kFloat8E4M3FN = 20
 };
 
 struct Buffer {  // row-major

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     page_table: Array
     cache_batch: Array
     leftpad_k: Array
+    q_descale: Array
     k_descale: Array
     v_descale: Array
     qv: Array

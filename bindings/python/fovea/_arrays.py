@@ -16,7 +16,7 @@ def _on_new_type(cls: type) -> tuple[Any, ...] | None:
     """What the compiled part needs for arrays of `cls`, or None where `__dlpack__` is enough.
 
     A tuple: describe(array), allocate(bytes, device), stream(device), whether describe comes before `__dlpack__`; then, where
-    the compiled part is to make results, three functions: like(array), empty(array, shape) and float32(array, shape).
+    the compiled part is to make results, four functions: like(array), and empty, float32 and bfloat16 of (array, shape).
     """
     if cls is Form:
         return (_describe_form, None, None, True)
@@ -34,7 +34,7 @@ def _on_new_type(cls: type) -> tuple[Any, ...] | None:
 
 
 def _makers_of_numpy() -> tuple[Any, ...]:
-    """like(array) in C order, empty(array, shape) of the array's type, float32(array, shape)."""
+    """like(array) in C order, empty(array, shape) of the array's type, float32(array, shape), bfloat16(array, shape)."""
     import numpy
 
     def new_empty(like: Any, shape: tuple[int, ...]) -> Any:
@@ -43,7 +43,16 @@ def _makers_of_numpy() -> tuple[Any, ...]:
     def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
         return numpy.empty(shape, numpy.float32)
 
-    return (partial(numpy.empty_like, order="C"), new_empty, new_float32)
+    def new_bfloat16(like: Any, shape: tuple[int, ...]) -> Any:
+        return numpy.empty(shape, _bfloat16_of_numpy())
+
+    return (partial(numpy.empty_like, order="C"), new_empty, new_float32, new_bfloat16)
+
+
+def _bfloat16_of_numpy() -> Any:
+    import ml_dtypes  # it has made the caller's types of 8 bits
+
+    return ml_dtypes.bfloat16
 
 
 def _describe_numpy(array: Any) -> tuple[Any, ...]:
@@ -149,7 +158,14 @@ class Results:
 
     def empty(self, shape: tuple[int, ...], like: Any = None) -> Any:
         """An array of this shape; its elements have the type of `like`, or are float32."""
-        dtype = self._module.float32 if like is None else like.dtype
+        return self._empty(shape, self._module.float32 if like is None else like.dtype)
+
+    def output(self, shape: tuple[int, ...], q: Any) -> Any:
+        """An array for o: of the type of q, or of bfloat16 where q has 8 bits."""
+        of_8_bits = getattr(q.dtype, "name", "") == "float8_e4m3fn"
+        return self._empty(shape, _bfloat16_of_numpy() if of_8_bits else q.dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         if self._device is not None:
             with self._device:
                 return self._module.empty(shape, dtype)

@@ -50,7 +50,7 @@ def _attend_arrays(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, 
     options = traced(options)
     o_shape, lse_shape = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     results = results_like(q)
-    o = results.empty(o_shape, q)
+    o = results.output(o_shape, q)
     lse = results.empty(lse_shape) if return_lse else None
     _core.forward(q=q, k=k, v=v, o=o, lse=lse, **options)
     return (results.done(o), results.done(lse)) if return_lse else results.done(o)
@@ -87,7 +87,8 @@ def attend(
     differentiable; elsewhere attend_backward gives gradients.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, d), float32, float16, bfloat16, or float64 (slow: the reference computes it).
+        q: (batch, seqlen_q, heads_q, d), float32, float16, bfloat16, or float64 (slow: the reference computes it). Beside k and v of
+            float8_e4m3fn it may have that type, too: then o is bfloat16, and so is what below has the type of q.
         k: (batch, seqlen_k, heads_kv, d), as q, or float8_e4m3fn without gradients; heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, d_v), as k.
         return_lse: returns (o, lse) with lse (batch, heads_q, seqlen_q) float32, packed (heads_q, total_q): the natural
@@ -121,7 +122,8 @@ def attend(
             row r of sequence b is row r % page_size of page page_table[b, r // page_size]; takes seqused_k, and has no gradients.
         cache_batch: (batch) int32: the sequence of k and v that each sequence of q reads; no gradients.
         leftpad_k: (batch) int32: rows in front of the first key of each sequence, which seqused_k counts, too; no gradients.
-        k_descale, v_descale: (batch|1, heads_kv|1) float32: what the elements of k and v of float8_e4m3fn are multiplied by.
+        q_descale, k_descale, v_descale: (batch|1, heads_kv|1) float32: what the elements of q, k and v of float8_e4m3fn are multiplied
+            by. Query heads that share a key head share a factor.
         deterministic: gradients are the same bits each time on a GPU, too (on the CPU they always are).
         score: what the score is, as text of docs/expressions.md, or as a function that is called once with symbols
             (fovea.expressions), such as `lambda s, h, q, k: s - slope[h] * abs(q - k)`.
@@ -134,7 +136,7 @@ def attend(
         batch_invariant: the bits of a sequence's o and lse do not depend on the rest of the batch. Packed sequences then need
             max_seqlen_q and max_seqlen_k, the same in each call. Not of gradients.
 
-    Returns o: (batch, seqlen_q, heads_q, d_v), as q; packed (total_q, heads_q, d_v). A query that sees no key gets 0.
+    Returns o: (batch, seqlen_q, heads_q, d_v), as q, or bfloat16; packed (total_q, heads_q, d_v). A query that sees no key gets 0.
 
     Raises ValueError or TypeError naming the argument, what came, what was expected and the remedy.
     """
@@ -193,7 +195,7 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, return_lse: bool = F
     o_shape, lse_shape = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     options = traced(options)
     results = results_like(q)
-    o = results.empty(o_shape, q)
+    o = results.output(o_shape, q)
     lse = results.empty(lse_shape) if return_lse or backward else None
     if not backward:
         return Plan(*_core.plan_forward(q=q, k=k, v=v, o=o, lse=lse, **options))
@@ -228,7 +230,7 @@ def seen_blocks(
     Raises as attend does.
     """
     o_shape, _ = output_shapes(q, v, options.get("cu_seqlens_q") is not None)
-    o = results_like(q).empty(o_shape, q)
+    o = results_like(q).output(o_shape, q)
     found, rows, columns = _core.seen_blocks(batch_index, head, *pair(size, "size"), q=q, k=k, v=v, o=o, **traced(options))
     if rows * columns == 0:
         return memoryview(found)

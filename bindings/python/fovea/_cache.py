@@ -97,7 +97,7 @@ def append_and_attend(
     options = {**options, **options_of(cache)}
     o_shape, lse_shape = output_shapes(q, cache.v, options.get("cu_seqlens_q") is not None)
     results = results_like(q)
-    o = results.empty(o_shape, q) if out is None else out
+    o = results.output(o_shape, q) if out is None else out
     lse = results.empty(lse_shape) if need_lse else None
     _core.forward(q=q, k=cache.k, v=cache.v, o=o, lse=lse, **new, **traced(options))
     return (o if out is not None else results.done(o)), (results.done(lse) if need_lse else None)

@@ -70,7 +70,7 @@ def cascade(
     o_parts, lse_parts = ([results.empty((1, *shape)) for _ in levels] for shape in (o_shape, lse_shape))
     for level, options, o_part, lse_part in zip(levels, calls, o_parts, lse_parts, strict=True):
         _core.forward(q=q, k=level.cache.k, v=level.cache.v, o=o_part[0], lse=lse_part[0], **options)
-    o = results.empty((1, *o_shape), q)
+    o = results.output((1, *o_shape), q)
     lse = results.empty((1, *lse_shape))
     _core.merge(tuple(o_parts), tuple(lse_parts), o, lse)
     return (results.done(o[0]), results.done(lse[0])) if return_lse else results.done(o[0])

@@ -113,7 +113,8 @@ def compile(
         options["tensors"] = {name: _described(x, f"tensors.{name}") for name, x in options["tensors"].items()}
     arrays = {name: _described(x, name) for name, x in (("q", q), ("k", k), ("v", v))}
     o_shape, lse_shape = output_shapes(arrays["q"], arrays["v"], options.get("cu_seqlens_q") is not None)
-    arrays["o"] = Form(o_shape, _type_name(arrays["q"], "q"))
+    type_of_q = _type_name(arrays["q"], "q")
+    arrays["o"] = Form(o_shape, "bfloat16" if type_of_q == "float8_e4m3fn" else type_of_q)
     arrays["lse"] = Form(lse_shape, "float32") if return_lse or backward else None
     more = _gradients(arrays, options, gradients) if backward else {}
     place = None if folder is None else os.fsencode(os.path.abspath(folder))

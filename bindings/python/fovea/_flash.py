@@ -42,9 +42,14 @@ def sink_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
     return s_aux.float()
 
 
-def descale_of(x: Tensor, descale: Tensor | None) -> Tensor | None:
-    """The factors of k or v, which flash-attn ignores beside types of more than 8 bits; vLLM always gives them."""
-    return descale if descale is not None and x.dtype == _FLOAT8 else None
+def descales(
+    q: Tensor, k: Tensor, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None
+) -> dict[str, Tensor | None]:
+    """Options of fovea.attend: the factors of what has 8 bits. flash-attn ignores others; vLLM always gives them."""
+    if k.dtype != _FLOAT8:
+        return {}
+    factors = {"k_descale": k_descale, "v_descale": v_descale}
+    return factors | {"q_descale": q_descale} if q.dtype == _FLOAT8 else factors
 
 
 def checked(q: Any, k: Any, v: Any, softmax_scale: float | None, window_size: Sequence[int] | None) -> tuple[int, int]:
@@ -101,8 +106,7 @@ def packed_now(
     softcap: float,
     alibi: Tensor | None,
     sink: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
+    factors: dict[str, Tensor | None],
     out: Tensor | None,
     qv: Tensor | None,
     num_splits: int,
@@ -120,6 +124,7 @@ def packed_now(
             need_lse,
             False,
             _CHECKS,
+            factors,
             o=out,
             alibi=alibi,
             sink=sink,
@@ -128,8 +133,6 @@ def packed_now(
             seqused_q=used_q,
             seqused_k=used_k,
             page_table=pages,
-            k_descale=k_descale,
-            v_descale=v_descale,
             qv=qv,
             num_splits=num_splits,
             scale=softmax_scale,

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _cache, _core, _flash
+from . import _cache, _core, _flash, _rotary
 from .torch import _attend, _ops
+from .torch._arrays import output_type
 
 # Bound once: each attribute look-up would cost a call about 30 ns.
 _attend_now = _core.attend
 _CHECKS = _attend.CHECKS_WITHOUT_GRADIENTS
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
+_FLOAT8 = torch.float8_e4m3fn
 
 
 class Cache(NamedTuple):
@@ -171,19 +173,34 @@ def _appended(
     """The same behind new rows."""
     if cache.seqused is None:
         raise ValueError("cache_seqlens: got None beside new keys; expected how much of the cache is in use; give it")
+    kind = output_type(q)
     turned = None
     if rotary.cos is not None:
         positions = None if rotary.positions is None else rotary.positions.to(torch.int32)
-        turned = _cache.Rotary(_angles(rotary.cos, q), _angles(rotary.sin, q), rotary.interleaved, positions)
-    kind = q.dtype if cache.k.dtype == torch.float8_e4m3fn else cache.k.dtype  # the library rounds to 8 bits
-    k, v = (_ops.contiguous_rows(x.to(kind)) for x in (new.k, new.v))
+        turned = _cache.Rotary(_angles(rotary.cos, kind), _angles(rotary.sin, kind), rotary.interleaved, positions)
+    if cache.k.dtype != _FLOAT8:
+        kind = cache.k.dtype
+    k, v = (
+        _ops.contiguous_rows((x if x.dtype != _FLOAT8 else _described_by(x, factors, new.starts)).to(kind))
+        for x, factors in ((new.k, cache.k_descale), (new.v, cache.v_descale))
+    )
     q = _ops.contiguous_rows(q)
     o, lse = _cache.append_and_attend(q, k, v, cache, turned, options, starts=new.starts, need_lse=need_lse, out=out)
     return (o, lse) if need_lse else o
 
 
-def _angles(table: Tensor, q: Tensor) -> Tensor:
-    return _ops.contiguous_rows(table if table.dtype in (q.dtype, torch.float32) else table.float())
+def _described_by(new: Tensor, factors: Tensor | None, starts: Tensor | None) -> Tensor:
+    """What rows of 8 bits stand for: the library divides by the factors, and rounds to what they were."""
+    if factors is None:
+        return new
+    if starts is None:
+        return new.float() * factors[:, None, :, None]
+    sequence, _ = _rotary.sequence_and_place(starts, new.shape[0])
+    return new.float() * factors.expand(len(starts) - 1, -1)[sequence][..., None]
+
+
+def _angles(table: Tensor, kind: torch.dtype) -> Tensor:
+    return _ops.contiguous_rows(table if table.dtype in (kind, torch.float32) else table.float())
 
 
 def _check(cache: Cache, new: New, rotary: Rotary) -> None:

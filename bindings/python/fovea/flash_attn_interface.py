@@ -13,9 +13,12 @@ Common to all:
         divided as it pays.
     pack_gqa, sm_margin, scheduler_metadata: taken and ignored.
     qv: as q with headdim_v: scores are softmax_scale (q k^T + qv v^T), softmax_scale None 1/sqrt(headdim + headdim_v); no gradients.
-    q_descale, attention_chunk: refused when given; k_descale, v_descale, too, where a function does not name them.
+    q_descale, k_descale, v_descale (batch, nheads_k): what the elements of q, k and v of float8_e4m3fn are multiplied by; beside other
+        types they are ignored.
+    attention_chunk: refused when given.
 
-Types: float16, bfloat16, float32; float64 slowly on the CPU. Head sizes to 576, those of k and v need not be equal.
+Types: float16, bfloat16, float32; float64 slowly on the CPU. k and v may be float8_e4m3fn without gradients, and q beside them: then out
+and qv are bfloat16. Head sizes to 576, those of k and v need not be equal.
 Errors: ValueError or TypeError naming the argument; NotImplementedError for what Fovea does not have.
 """
 
@@ -54,18 +57,14 @@ def flash_attn_func(
     """Attention over q (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim) and v (batch, seqlen_k,
     nheads_k, headdim_v), where nheads is a multiple of nheads_k. s_aux (nheads): a logit of each head that takes part in the softmax
     and has no value. Returns out (batch, seqlen_q, nheads, headdim_v)."""
-    _flash.refuse(
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        attention_chunk=attention_chunk or None,
-    )
+    _flash.refuse(attention_chunk=attention_chunk or None)
     settings = (softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs)
-    if s_aux is None and qv is None:
+    if s_aux is None and qv is None and getattr(k, "dtype", None) is not torch.float8_e4m3fn:
         o, lse = _flash.dense(q, k, v, *settings, num_splits)
     else:
         sink = None if s_aux is None else s_aux.float()
-        o, lse = _flash.general(q, k, v, *settings, sink=sink, qv=qv, num_splits=_flash.splits_of(num_splits, k))
+        factors = _flash.descales(q, k, q_descale, k_descale, v_descale)
+        o, lse = _flash.general(q, k, v, *settings, sink=sink, qv=qv, num_splits=_flash.splits_of(num_splits, k), **factors)
     return (o, lse) if return_attn_probs else o
 
 
@@ -156,15 +155,11 @@ def flash_attn_varlen_func(
     What vLLM and SGLang call beside these: block_table (batch, most_pages) int32: k and v are pages (pages, page_size, nheads_k,
     headdim), without gradients, and seqused_k, or cu_seqlens_k, tells lengths; without both cu_seqlens_k and block_table k and v are
     (batch, seqlen_k, nheads_k, headdim). out gets the result. s_aux or sinks (nheads): a logit of each head that takes part in the softmax
-    and has no value. alibi_slopes: as in fovea.flash_attn. k_descale, v_descale (batch, nheads_k): what the elements of k and v of
-    float8_e4m3fn are multiplied by; beside other types descales are ignored, q_descale too. return_softmax_lse: as return_attn_probs.
+    and has no value. alibi_slopes: as in fovea.flash_attn. return_softmax_lse: as return_attn_probs.
     window_size may be None. scheduler_metadata, fa_version and ver are taken and ignored."""
-    _flash.refuse(
-        q_descale=_flash.descale_of(q, q_descale),
-        attention_chunk=attention_chunk or None,
-    )
+    _flash.refuse(attention_chunk=attention_chunk or None)
     return_attn_probs = return_attn_probs or return_softmax_lse
-    k_descale, v_descale, sink = _flash.descale_of(k, k_descale), _flash.descale_of(v, v_descale), _flash.sink_of(s_aux, sinks)
+    factors, sink = _flash.descales(q, k, q_descale, k_descale, v_descale), _flash.sink_of(s_aux, sinks)
     made = _flash.packed_now(
         q,
         k,
@@ -183,8 +178,7 @@ def flash_attn_varlen_func(
         softcap,
         alibi_slopes,
         sink,
-        k_descale,
-        v_descale,
+        factors,
         out,
         qv,
         _flash.splits_of(num_splits, k),
@@ -202,12 +196,11 @@ def flash_attn_varlen_func(
         deterministic,
         return_attn_probs,
         seqused_q=seqused_q,
-        k_descale=k_descale,
-        v_descale=v_descale,
         sink=sink,
         alibi=alibi_slopes,
         num_splits=_flash.splits_of(num_splits, k),
         qv=qv,
+        **factors,
         **_flash.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table),
     )
     if out is not None:
@@ -275,16 +268,13 @@ def flash_attn_with_kvcache(
     cu_seqlens_q (batch + 1) int32: q is packed (total_q, nheads, headdim); max_seqlen_q is the greatest length. cu_seqlens_k_new
     (batch + 1) int32: so are k and v. rotary_seqlens (batch): position of the first new row of each sequence, in place of
     cache_seqlens. sinks or s_aux (nheads): a logit of each head that takes part in the softmax and has no value. out gets the result.
-    k_cache and v_cache may be float8_e4m3fn beside q of 16 bits: k_descale, v_descale (batch, nheads_k) multiply their elements, and
-    divide k and v; beside other types descales are ignored, q_descale too. scheduler_metadata and ver are taken and ignored.
-    qv is not rotated.
+    Where k_cache and v_cache are float8_e4m3fn, rows of k and v of that type are written as they are, but for the rotation; k_descale and
+    v_descale divide those of others. scheduler_metadata and ver are taken and ignored. qv is not rotated.
 
     Returns out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q)), packed (total_q, nheads,
     headdim_v) and (nheads, total_q)."""
-    _flash.refuse(
-        q_descale=_flash.descale_of(q, q_descale),
-        attention_chunk=attention_chunk or None,
-    )
+    _flash.refuse(attention_chunk=attention_chunk or None)
+    factors = _flash.descales(q, k_cache, q_descale, k_descale, v_descale)
     return _flash_cache.attend(
         q,
         k_cache,
@@ -307,12 +297,13 @@ def flash_attn_with_kvcache(
         max_seqlen_q,
         None if k is None else cu_seqlens_k_new,
         rotary_seqlens,
-        _flash.descale_of(k_cache, k_descale),
-        _flash.descale_of(v_cache, v_descale),
+        factors.pop("k_descale", None),
+        factors.pop("v_descale", None),
         out,
         sink=_flash.sink_of(s_aux, sinks),
         num_splits=_flash.splits_of(num_splits, k_cache),
         qv=qv,
+        **factors,
     )
 
 

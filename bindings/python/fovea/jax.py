@@ -74,7 +74,7 @@ def _function(frozen: tuple[tuple[str, Any], ...]) -> Any:
         q, v = arrays["q"], arrays["v"]
         o_shape, lse_shape = output_shapes(q, v, others["cu_seqlens_q"] is not None)
         outputs = {
-            "o": jax.ShapeDtypeStruct(o_shape, q.dtype),
+            "o": jax.ShapeDtypeStruct(o_shape, jnp.bfloat16 if q.dtype == jnp.float8_e4m3fn else q.dtype),
             "lse": jax.ShapeDtypeStruct(lse_shape, jnp.float32),
         }
         o, lse = _call(False, settings, arrays | others, outputs)

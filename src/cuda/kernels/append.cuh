@@ -11,14 +11,17 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/warp/any_query.cuh"
 
 namespace fovea::cuda {
 
-/// Copies rows of elements of type T, a warp a row, as elements of type To: T, or E4M3 that stand for `scale` times themselves.
+/// Copies rows of elements of type T, a warp a row, as elements of type To: E4M3 that stand for `scale` times themselves, or T that
+/// are `scale` times what is read.
 template <class T, class To = T>
 struct RowCopy {
   const AppendArgs& args;
@@ -33,12 +36,13 @@ struct RowCopy {
       const float quotient = x * inverse;
       return {ptx::e4m3_of(fmaf(fmaf(-quotient, scale, x), inverse, quotient))};
     } else {
-      return To(x);
+      return To(x * scale);
     }
   }
-  __device__ __forceinline__ void plain(const T* from, To* to, int begin, int end) const {
+  template <class From>
+  __device__ __forceinline__ void plain(const From& from, To* to, int begin, int end) const {
     for (int c = begin + lane; c < end; c += 32) {
-      if constexpr (sizeof(To) == sizeof(T)) {
+      if constexpr (std::is_same_v<From, const To*>) {
         to[c] = from[c];
       } else {
         to[c] = stored(static_cast<float>(from[c]), scale);
@@ -48,8 +52,9 @@ struct RowCopy {
   __device__ __forceinline__ void zeros(To* to) const {
     for (int c = lane; c < args.p.head_dim; c += 32) to[c] = To(0.0f);
   }
-  /// Turns the first pairs by the angles of `position`. One that has none makes them NaN.
-  __device__ __forceinline__ void rotated(const T* from, To* to, int position) const {
+  /// Turns the first pairs, of which there may be none, by the angles of `position`. One that has none makes them NaN.
+  template <class From>
+  __device__ __forceinline__ void rotated(const From& from, To* to, int position) const {
     const int step = args.interleaved ? 2 : 1, partner = args.interleaved ? 1 : args.half;
     const bool known = position >= 0 && position < args.positions;
     for (int j = lane; j < args.half; j += 32) {
@@ -94,27 +99,27 @@ __device__ __forceinline__ void append_row(const AppendArgs& args, int row, int 
       copy_v{args, p.v_descale.at(at.batch, head)};
   const T* const k_new = reinterpret_cast<const T*>(args.k_new.data) + args.k_new.offset(b, r, head);
   To* const k = reinterpret_cast<To*>(p.k.data) + p.k.offset(to.page, to.row, head);
-  if (args.rotates()) {
-    copy_k.rotated(k_new, k, first_position(args, at.batch) + at.index);
-  } else {
-    copy_k.plain(k_new, k, 0, p.head_dim);
-  }
+  copy_k.rotated(k_new, k, first_position(args, at.batch) + at.index);
   copy_v.plain(reinterpret_cast<const T*>(args.v_new.data) + args.v_new.offset(b, r, head),
                reinterpret_cast<To*>(p.v.data) + p.v.offset(to.page, to.row, head), 0, p.head_dim_v);
 }
 
 /// Row `row` of q, of query head `head`. Rows of no sequence become zeros: tiles that reach so far decide by all their rows when to
-/// rescale, and the bits of the others are not to depend on what the workspace held.
-template <class T>
+/// rescale, and the bits of the others are not to depend on what the workspace held. Where the cache has 8 bits q may have them, too.
+template <class T, class To>
 __device__ __forceinline__ void rotate_query(const AppendArgs& args, int row, int head) {
   const tile::AttentionParams& p = args.p;
   const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.seqlen_q, row);
   T* const to = reinterpret_cast<T*>(args.q_rotated) + (int64_t{row} * p.heads_q + head) * p.head_dim;
   if (at.batch < 0) return RowCopy<T>{args}.zeros(to);
   const bool packed = p.cu_seqlens_q != nullptr;
-  const T* const from =
-      reinterpret_cast<const T*>(p.q.data) + p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
-  RowCopy<T>{args}.rotated(from, to, first_position(args, at.batch) + (args.by_row ? at.index : 0));
+  const int64_t from = p.q.offset(packed ? 0 : at.batch, packed ? row : at.index, head);
+  const int position = first_position(args, at.batch) + (args.by_row ? at.index : 0);
+  if constexpr (sizeof(To) == 1) {
+    const RowCopy<T> copy{args, p.q_descale.at(at.batch, head / p.group)};
+    return copy.rotated(AnyQuery<T>(p.q.data, from, p.e4m3_queries), to, position);
+  }
+  RowCopy<T>{args}.rotated(reinterpret_cast<const T*>(p.q.data) + from, to, position);
 }
 
 __device__ __forceinline__ void write_length(const AppendArgs& args, int b) {
@@ -140,7 +145,7 @@ __device__ __forceinline__ void append_all(const AppendArgs& args) {
       if (of_keys) {
         append_row<T, To>(args, static_cast<int>(row), head);
       } else {
-        rotate_query<T>(args, static_cast<int>(row), head - p.heads_kv);
+        rotate_query<T, To>(args, static_cast<int>(row), head - p.heads_kv);
       }
     }
   }

@@ -9,9 +9,10 @@
 //
 // Products are of float16, whatever type q has: float16 has every value of 8 bits, an instruction converts two, and weights lose less
 // than in bfloat16. A row of a bfloat16 q is multiplied by a power of two that brings its largest element near the end of float16;
-// elements 2^29 times smaller than that lose bits, which no sum in float32 would have kept.
+// elements 2^29 times smaller than that lose bits, which no sum in float32 would have kept. A q of 8 bits, of which T has every value,
+// becomes one of T where it is loaded.
 //
-// Scales: that of k, and the power of two, multiply the scale of a row's scores; that of v multiplies the rows of O.
+// Scales: those of q and k, and the power of two, multiply the scale of a row's scores; that of v multiplies the rows of O.
 //
 // Files
 //   fwd_decode_config.cuh       configuration, shared memory
@@ -114,7 +115,7 @@ struct FwdDecodeWarp {
   __device__ __forceinline__ void begin_tile(const FwdWorkTile& work) {
     const tile::AttentionParams& p = f.p;
     float scale = p.scale * tile::kLog2e;
-    if constexpr (kConfig.e4m3) scale *= p.k_descale.at(work.batch, head_kv(work));
+    if constexpr (kConfig.e4m3) scale *= descale_of_products(p, work.batch, head_kv(work));
 #pragma unroll
     for (int m = 0; m < kM16; ++m) {
       float factor[2];
@@ -149,16 +150,25 @@ struct FwdDecodeWarp {
       const int row = 16 * m + lane / 4 + 8 * half;
       const bool used = row < work.end_row;
       const QueryRow r = query_row(f, work, used ? row : 0);
-      const char* const from =
-          p.q.data + p.q.offset(work.batch, work.span.row_q + r.query, r.head) * int64_t{sizeof(T)};
+      const int64_t offset = p.q.offset(work.batch, work.span.row_q + r.query, r.head);
 #pragma unroll
       for (int reg = 0; reg < 2; ++reg) {
         const int column = 16 * step + tile::column_of_step(kConfig.e4m3, lane, reg, 0);
-        fragment[2 * reg + half] = used && column < p.head_dim
-                                       ? __ldg(reinterpret_cast<const uint32_t*>(from + column * sizeof(T)))
-                                       : 0u;
+        fragment[2 * reg + half] = used && column < p.head_dim ? two_of_q(offset + column) : 0u;
       }
     }
+  }
+  /// Elements `at` and at + 1 of q.
+  __device__ __forceinline__ uint32_t two_of_q(int64_t at) const {
+    if constexpr (kConfig.e4m3) {
+      if (f.p.e4m3_queries) {
+        const uint32_t halves =
+            ptx::f16x2_of_e4m3x2(__ldg(reinterpret_cast<const uint16_t*>(f.p.q.data + at)));
+        const float2 x = unpack<__half>(halves);
+        return std::is_same_v<T, __half> ? halves : pack<T>(x.x, x.y);
+      }
+    }
+    return __ldg(reinterpret_cast<const uint32_t*>(f.p.q.data + at * int64_t{sizeof(T)}));
   }
   /// What the lane's two rows of Q are multiplied by: powers of two.
   template <int kCount>

@@ -28,6 +28,8 @@
 // With kLists a block of keys is one of entries of the list that the rows of a tile share (simt_lists.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/simt_lists.cuh"
 #include "tile/key_rows.hpp"
 #include "tile/kv_blocks.hpp"
@@ -96,6 +98,7 @@ struct FwdSimt {
       s.slice = slice_of;
       s.head = index % heads;
       s.batch = index / heads;
+      s.query_scale = p.q_descale.at(s.batch, head_kv());
       s.span = tile::cached_span(p, s.batch);
     }
     __syncthreads();  // where the CTA works is known
@@ -208,6 +211,54 @@ struct FwdSimt {
                                                 first, slice * kColumns);
   }
 
+  /// A chunk of the rows of Q or QV.
+  __device__ __forceinline__ void load_queries(const SimtRows& rows, const int64_t* offsets, bool of_values,
+                                               int column) const {
+    if constexpr (sizeof(Key) == 1) {
+      load_queries_of_any_type(rows, offsets, p.e4m3_queries && !of_values, column);
+    } else {
+      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, rows, rows_end() - row0, column,
+                                                             [&](int r) { return offsets[r]; });
+    }
+  }
+  /// The same of elements of T or of 8 bits, four at a time: beside two of Tile's loops for keys there are no registers for one.
+  __device__ __forceinline__ void load_queries_of_any_type(const SimtRows& rows, const int64_t* offsets,
+                                                           bool e4m3, int column) const {
+    const float scale = e4m3 ? s.query_scale : 1.0f;
+#pragma unroll 2
+    for (int item = 0; item < kRows * kChunk / 4 / kThreads; ++item) {
+      const int at = static_cast<int>(threadIdx.x) + item * kThreads, row = at / (kChunk / 4),
+                c = at % (kChunk / 4) * 4;
+      const int count = row < rows_end() - row0 ? rows.columns - column - c : 0;
+      const int64_t first = offsets[row] + column + c;
+      float x[4] = {};
+      if (e4m3) {
+        four_of(reinterpret_cast<const E4M3*>(rows.data) + first, rows.vector, count, x);
+      } else {
+        four_of(reinterpret_cast<const T*>(rows.data) + first, rows.vector, count, x);
+      }
+      *reinterpret_cast<float4*>(s.x + row * Tile::kStrideXY + c) =
+          make_float4(scale * x[0], scale * x[1], scale * x[2], scale * x[3]);
+    }
+  }
+  /// `count` elements, at most four.
+  template <class Element>
+  static __device__ __forceinline__ void four_of(const Element* from, bool vector, int count, float (&x)[4]) {
+    if (vector && count > 0) {
+      using Words = std::conditional_t<sizeof(Element) == 4, uint4,
+                                       std::conditional_t<sizeof(Element) == 2, uint2, uint32_t>>;
+      const Words words = __ldg(reinterpret_cast<const Words*>(from));
+      const Element* const values = reinterpret_cast<const Element*>(&words);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = to_float(values[e]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (e < count) x[e] = to_float(Tile::load_one(from + e));
+      }
+    }
+  }
+
   /// Dot products of the block; on the way, the first half of its V. Returns whether that is finite.
   __device__ __forceinline__ bool scores(int key0, Pairs& pairs) {
     bool finite = true;
@@ -224,8 +275,7 @@ struct FwdSimt {
       const int64_t* offsets = of_values ? s.query_of_values : s.query;
       const SimtRows q = rows_of(queries, 0, 0, 0, columns, (p.aligned16 & query_bit) != 0);
       __syncthreads();  // 1
-      Tile::template load<T, kRows, kChunk, Tile::kStrideXY>(s.x, q, rows_end() - row0, column,
-                                                             [&](int r) { return offsets[r]; });
+      load_queries(q, offsets, of_values, column);
       load_keys<kBlock, kChunk, Tile::kStrideXY>(s.y, keys, columns, key_bit,
                                                  of_values ? p.v_descale : p.k_descale, key0, 0, column);
       if (done == 0) finite = load_v(key0, 0);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/any_query.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/score_terms.cuh"
@@ -129,6 +130,11 @@ __device__ __forceinline__ void write_rng_state(const tile::AttentionParams& p) 
   p.rng_state[1] = static_cast<int64_t>(p.offset);
 }
 
+/// What multiplies the products of queries and keys of 8 bits.
+__device__ __forceinline__ float descale_of_products(const tile::AttentionParams& p, int batch, int head_kv) {
+  return p.q_descale.at(batch, head_kv) * p.k_descale.at(batch, head_kv);
+}
+
 /// Computes a row again without matrix products and writes it: columns [first_column, first_column + columns)
 /// of O, and lse with first_column = 0. Keys are those of [key_begin, key_end) that the row sees. The whole
 /// warp calls it. Key: the element of k and v. kQv: whether the kernel multiplies qv, where there is one.
@@ -143,25 +149,30 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
   const int head_kv = r.head / p.group;
   const bool used = r.query < work.span.used_q;
   ExactRow<kColumns> exact;
-  const float key_scale = sizeof(Key) == 1 ? p.k_descale.at(work.batch, head_kv) : 1.0f,
+  const float product_scale = sizeof(Key) == 1 ? descale_of_products(p, work.batch, head_kv) : 1.0f,
               value_scale = sizeof(Key) == 1 ? p.v_descale.at(work.batch, head_kv) : 1.0f;
+  const auto offset_in = [&](const tile::RowsView& view) {
+    return view.offset(work.batch, work.span.row_q + r.query, r.head);
+  };
   const auto query_of = [&](const tile::RowsView& view) {
-    return reinterpret_cast<const T*>(view.data) + view.offset(work.batch, work.span.row_q + r.query, r.head);
+    return reinterpret_cast<const T*>(view.data) + offset_in(view);
   };
   const auto rows_of = [&](const tile::RowsView& view, int column) {
     return tile::key_rows(p, view, work.span, work.batch, head_kv, sizeof(Key), column);
   };
-  const auto add = [&](const auto& more) {
-    exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout,
-                               query_of(p.q), rows_of(p.k, 0), rows_of(p.v, first_column), columns,
+  const auto add = [&](const auto& q, const auto& more) {
+    exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout, q,
+                               rows_of(p.k, 0), rows_of(p.v, first_column), columns,
                                used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin,
-                               key_end, key_scale, value_scale, more);
+                               key_end, product_scale, value_scale, more);
   };
   if constexpr (kQv) {
-    add(ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv), rows_of(p.v, 0),
-                              p.head_dim_v});
+    add(query_of(p.q), ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv),
+                                             rows_of(p.v, 0), p.head_dim_v});
+  } else if constexpr (sizeof(Key) == 1) {
+    add(AnyQuery<T>(p.q.data, offset_in(p.q), p.e4m3_queries), NoMoreProducts{});
   } else {
-    add(NoMoreProducts{});
+    add(query_of(p.q), NoMoreProducts{});
   }
   const float base = exact.maximum == -INFINITY ? 0.0f : exact.maximum * tile::kLog2e;
   const float factor = finish_row(f, work, r, base, exact.sum, lane == 0 && first_column == 0);

@@ -93,6 +93,7 @@ struct SimtTile {
     int out_batch, tile_q, tile_k;  ///< dbias: its tile, where `batch` and `query_head` are of pairs
     int what;                       ///< the backward: the output of the CTA
     int query_head;                 ///< the backward: the head whose pairs are in work
+    float query_scale;              ///< the forward: of the elements of a q of 8 bits
     tile::Span32 others;            ///< the backward: rows of the other side that the tile meets
     int64_t query[kRowsX];          ///< element offset of the row in q
     tile::Span32 seen[kRowsX];      ///< keys under causal and window; none for rows that take no part

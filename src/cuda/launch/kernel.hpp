@@ -113,6 +113,7 @@ struct Kernel {
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
   bool e4m3_keys = false;      ///< forward, append: k and v are float8_e4m3fn, with factors
+  bool e4m3_queries = false;   ///< forward: q may be float8_e4m3fn, with factors; dtype is that of o then
   bool pages = false;          ///< forward: finds keys by a table of pages, where there is one
   bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
   bool stream_k =

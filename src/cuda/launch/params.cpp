@@ -110,6 +110,7 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
     std::memcpy(field_of(a, role) + sizeof(void*), p[role].stride.data(),
                 kViews[i].strides * sizeof(int64_t));
   }
+  a.e4m3_queries = p[Role::kQ].dtype == DType::kE4M3;
   a.o_type = p[Role::kO].dtype;
   a.bias_type = p[Role::kBias].dtype;
   a.dbias_type = p[Role::kDBias].dtype;

@@ -27,6 +27,7 @@ namespace fovea::cuda {
     p.has(Role::kCacheBatch) || p.has(Role::kLeftPadK) || p.packed != p.packed_k)                            \
   X(Pages, pages, "page_table", p.has(Role::kPageTable))                                                     \
   X(KeysOf8Bits, keys_of_8_bits, "keys and values of 8 bits", p[Role::kK].dtype == DType::kE4M3)             \
+  X(QueriesOf8Bits, queries_of_8_bits, "queries of 8 bits", p[Role::kQ].dtype == DType::kE4M3)               \
   X(QueriesOfValues, queries_of_values, "qv", p.has(Role::kQV))
 
 namespace term_bits {
@@ -49,6 +50,7 @@ inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
 /// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
     ((1u << term_bits::kCount) - 1) &
-    ~(kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits | kTermQueriesOfValues);
+    ~(kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits | kTermQueriesOf8Bits |
+      kTermQueriesOfValues);
 
 }  // namespace fovea::cuda

@@ -40,12 +40,12 @@ struct ExactRow {
   float maximum = -INFINITY, sum = 0;  ///< of scores in natural units, and of weights; the same in all lanes
 
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
-  /// element. The whole warp takes part. Keys and values are T, or E4M3 with factors. `more`: see NoMoreProducts.
-  template <class T, class Key = T, class More = NoMoreProducts>
+  /// element, or is an AnyQuery. The whole warp takes part. Keys and values are T, or E4M3 with factors. `more`: see NoMoreProducts.
+  template <class T, class Key = T, class More = NoMoreProducts, class Query = const T*>
   __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
-                                      const tile::Dropout& dropout, const T* q, const tile::KeyRows& k,
+                                      const tile::Dropout& dropout, const Query& q, const tile::KeyRows& k,
                                       const tile::KeyRows& v, int columns, tile::Span32 seen, int begin,
-                                      int end, float key_scale = 1, float value_scale = 1,
+                                      int end, float product_scale = 1, float value_scale = 1,
                                       const More& more = {}) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
@@ -56,7 +56,7 @@ struct ExactRow {
       dot = more(j, dot);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
-      if constexpr (sizeof(Key) == 1) dot *= key_scale;
+      if constexpr (sizeof(Key) == 1) dot *= product_scale;
       const float score = terms.score(p, dot, j);
       if (score == -INFINITY) continue;
       const float now = fmaxf(maximum, score);

@@ -22,11 +22,16 @@ _DEVICES = {"cpu": 1, "cuda": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def output_type(q: torch.Tensor) -> torch.dtype:
+    """The type that o has beside q."""
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
 def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise TypeError(
-            f"got a tensor of {tensor.dtype}; expected float32, float16, bfloat16 or float64 (k, v: float8_e4m3fn; "
+            f"got a tensor of {tensor.dtype}; expected float32, float16, bfloat16 or float64 (q, k, v: float8_e4m3fn; "
             "masks: bool or uint8; lengths: int32); convert it"
         )
     device = tensor.device
@@ -55,7 +60,8 @@ def on_new_type(cls: type) -> tuple[Any, ...]:
     """
     if cls not in PLAIN:
         return (_describe, _allocate, _stream, True)
-    makers = (torch.empty_like, torch.Tensor.new_empty, partial(torch.Tensor.new_empty, dtype=torch.float32))
+    of_type = (partial(torch.Tensor.new_empty, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    makers = (torch.empty_like, torch.Tensor.new_empty, *of_type)
     return (_describe, _allocate, _stream, not hasattr(cls, "__dlpack_c_exchange_api__"), *makers)
 
 
@@ -67,6 +73,10 @@ class Results:
 
     def empty(self, shape: tuple[int, ...], like: torch.Tensor | None = None) -> torch.Tensor:
         return self._like.new_empty(shape, dtype=torch.float32 if like is None else like.dtype)
+
+    def output(self, shape: tuple[int, ...], q: torch.Tensor) -> torch.Tensor:
+        """A tensor for o."""
+        return self._like.new_empty(shape, dtype=output_type(q))
 
     def cast(self, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return tensor.to(like.dtype)

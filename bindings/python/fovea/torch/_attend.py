@@ -281,7 +281,7 @@ def attend_checked(
     output_shapes(q, v, options.get("cu_seqlens_q") is not None)
     if q.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (x if x.dtype == torch.float8_e4m3fn else x.to(dtype) for x in (q, k, v))
         if options.get("qv") is not None:
             options = {**options, "qv": options["qv"].to(dtype)}
         bias = options.get("bias")
@@ -313,7 +313,7 @@ def attend(
         deterministic: the backward gives the same bits each time on a GPU, too; torch.use_deterministic_algorithms(True)
             asks for the same.
 
-    Under torch.autocast q, k and v are cast to its type. A tensor whose last dimension is not contiguous is copied; other
+    Under torch.autocast q, k and v are cast to its type, but for those of 8 bits. A tensor whose last dimension is not contiguous is copied; other
     strides are taken as they are. Raises as fovea.attend does.
     """
     if seed is not None:

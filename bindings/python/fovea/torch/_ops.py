@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import _core
 from .._arguments import NUMBERS, TENSORS, output_shapes
+from ._arrays import output_type
 
 # What both operators take after their own arguments.
 _COMMON = ", ".join([f"Tensor? {name}" for name in TENSORS] + [f"{number.schema} {name}" for name, number in NUMBERS.items()])
@@ -61,7 +62,7 @@ def _readable(arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 def _outputs(q: Tensor, v: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
     o_shape, lse_shape = output_shapes(q, v, packed)
-    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
+    return q.new_empty(o_shape, dtype=output_type(q)), q.new_empty(lse_shape, dtype=torch.float32)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, draw: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
