@@ -4,7 +4,7 @@
     python3 bench/gpu/compare.py --rows special           what the grid does not show; --rows wide: head sizes above 256;
                                                           --rows terms: biases, masks, documents, softcap, dropout at
                                                           512 and 16,384; --rows decode: few queries over a cache,
-                                                          pages; --rows all: all of these
+                                                          pages; --rows fp8: q, k and v of 8 bits; --rows all: all of these
     python3 bench/gpu/compare.py --d 128 --s 4096 --pass bwd_det --causal yes
     python3 bench/gpu/compare.py --shape bwd,b4,s4096,h32,hkv8,d128,causal
     python3 bench/gpu/compare.py --before OLD/libfovea.so  two builds of the library in turn
@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes, sourc
 
 import tables
 from device import Gpu
-from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, decode, grid, parse, special, terms, wide
+from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, decode, fp8, grid, parse, special, terms, wide
 from sources import sources_hash
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def measure(shape: Shape, args: argparse.Namespace, library: Library | None, gpu
         "used": list(shape.used),
         "append": shape.append,
         "e4m3": shape.e4m3,
+        "e4m3_q": shape.e4m3_q,
         "flops": shape.flops,
         "bytes": shape.tensor_bytes,
         "l2": "cold" if sets > 1 else "larger than L2" if shape.tensor_bytes > l2 else "warm",
@@ -316,7 +317,7 @@ def words(allowed: Iterable[str]) -> Any:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_argument_group("which rows")
-    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "decode", "all"), default="grid")
+    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "decode", "fp8", "all"), default="grid")
     which.add_argument("--pass", dest="passes", type=words(PASSES), default=["fwd", "bwd"], metavar="PASS,...",
                        help="fwd, fwd_lse, bwd, bwd_det (fwd,bwd)")  # fmt: skip
     which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid, and of the rows of wide, terms and decode (bf16)")
@@ -369,6 +370,7 @@ def shapes_of(args: argparse.Namespace) -> list[Shape]:
             "wide": lambda: wide(args.passes, args.dtype),
             "terms": lambda: terms(args.passes, args.dtype),
             "decode": lambda: decode(args.dtype) if "fwd" in args.passes else [],
+            "fp8": lambda: fp8(args.passes, args.dtype),
         }
         shapes = [shape for name, rows in groups.items() if args.rows in (name, "all") for shape in rows()]
     return [shape for shape in shapes if any(text in shape.name for text in args.name.split(","))]

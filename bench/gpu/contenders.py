@@ -59,6 +59,7 @@ class Inputs:
         self.used = torch.tensor(shape.used, dtype=torch.int32, device="cuda") if shape.used else None
         self.new: dict[str, Tensor] = {}  # what OurCall is told of new rows, and the q that it rotates
         self.pools, self.page_table = (self.k, self.v), None
+        self.queries = self.q  # as our calls get them
         self.descales: dict[str, Tensor] = {}
         if shape.e4m3:
             self._take_8_bits()
@@ -101,12 +102,16 @@ class Inputs:
             pool[:, -rows:] = float("nan")
 
     def _take_8_bits(self) -> None:
-        """The pools are of 8 bits, with powers of two as factors; k and v are what they stand for."""
+        """The pools are of 8 bits, with powers of two as factors; k and v are what they stand for, and so q may be."""
         shape, dtype = self.shape, self.q.dtype
         self.pools = self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn)
         for name, factor in (("k_descale", 0.5), ("v_descale", 2.0)):
             self.descales[name] = torch.full((shape.b, shape.h_kv), factor, device="cuda")
         self.k, self.v = self.pools[0].to(dtype) * 0.5, self.pools[1].to(dtype) * 2.0
+        if shape.e4m3_q:
+            self.queries = self.q.to(torch.float8_e4m3fn)
+            self.descales["q_descale"] = torch.full((shape.b, shape.h_kv), 2.0, device="cuda")
+            self.q = self.queries.to(dtype) * 2.0
 
     def _make_pages(self, generator: Any) -> None:
         """The keys and values once more, in pages in random order."""
@@ -166,7 +171,7 @@ class OurCall(Call):
         o = torch.empty((*inputs.q.shape[:-1], shape.d_v), dtype=inputs.q.dtype, device="cuda")
         lse = torch.empty(rows, dtype=torch.float32, device="cuda")
         self._outputs = {"o": o, "lse": lse}
-        tensors = {name: view(t) for name, t in zip("qkvo", (inputs.q, *inputs.pools, o), strict=True)}
+        tensors = {name: view(t) for name, t in zip("qkvo", (inputs.queries, *inputs.pools, o), strict=True)}
         tensors |= {name: view(t) for name, t in inputs.new.items()}
         if inputs.used is not None:
             tensors["seqused_k"] = view(inputs.used)

@@ -44,7 +44,8 @@ class Shape:
     used: tuple[int, ...] = ()  # keys of each sequence of a cache; none: s_k
     append: bool = False  # the last s_q keys come with the call: rotated, as the queries are, and written to the cache first
     e4m3: bool = False  # k and v are float8_e4m3fn with factors; peers get what these stand for in `dtype`
-    group: str = "other"  # grid, special, wide, terms, decode or other
+    e4m3_q: bool = False  # q, too
+    group: str = "other"  # grid, special, wide, terms, decode, fp8 or other
 
     @property
     def backward(self) -> bool:
@@ -85,7 +86,7 @@ class Shape:
         if self.append:
             parts.append("append")
         if self.e4m3:
-            parts.append("e4m3")
+            parts.append("fp8" if self.e4m3_q else "e4m3")
         return "_".join(parts)
 
     @property
@@ -256,13 +257,31 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
     return found
 
 
+def fp8(passes: Iterable[str] = ("fwd",), dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
+    """q, k and v of 8 bits: the grid's head sizes that have kernels for them, grouped heads, packed sequences, a part of a prompt
+    over pages."""
+    found: list[Shape] = []
+    packed = packed_lengths(GRID_TOKENS, 64, 4096)
+    for p, t in itertools.product([p for p in passes if not p.startswith("bwd")], dtypes):
+
+        def row(b: int, s_q: int, s_k: int, h_q: int, h_kv: int, d: int, p: str = p, t: str = t, **more: object) -> Shape:
+            return Shape(t, p, b, s_q, s_k, h_q, h_kv, d, d, e4m3=True, e4m3_q=True, group="fp8", **more)  # type: ignore[arg-type]
+
+        for d, causal, s in itertools.product((64, 128), (False, True), (512, 2048, 8192, 16384)):
+            found.append(row(GRID_TOKENS // s, s, s, GRID_HIDDEN // d, GRID_HIDDEN // d, d, causal=causal))
+        found.append(row(4, 4096, 4096, 32, 8, 128, causal=True))
+        found.append(row(1, sum(packed), sum(packed), 16, 16, 128, causal=True, lengths=packed))
+        found += [row(1, 512, 16384, 16, 16, 128, causal=True, page=page) for page in (0, 64)]
+    return found
+
+
 _NUMBER = re.compile(r"(b|softcap|sk|s|hkv|h|dv|d|w|page)(\d+)$")
 
 
 def parse(text: str) -> Shape:
     """A shape from words such as `bf16,bwd,b4,s4096,h32,hkv8,d128,causal,w1023`; s and d are required."""
     words: dict[str, int] = {}
-    dtype, pass_, causal, alibi, dropout, append, e4m3, term = "bf16", "fwd", False, False, False, False, False, ""
+    dtype, pass_, causal, alibi, dropout, append, e4m3, fp8_, term = "bf16", "fwd", False, False, False, False, False, False, ""
     for word in filter(None, re.split(r"[,\s]+", text)):
         if word in DTYPES:
             dtype = word
@@ -274,6 +293,8 @@ def parse(text: str) -> Shape:
             append = True
         elif word == "e4m3":
             e4m3 = True
+        elif word == "fp8":
+            e4m3 = fp8_ = True
         elif word == "alibi":
             alibi = True
         elif word == "dropout":
@@ -284,7 +305,7 @@ def parse(text: str) -> Shape:
             words[match[1]] = int(match[2])
         else:
             raise ValueError(
-                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, e4m3, alibi, dropout, "
+                f"shape: got '{word}' in '{text}', expected one of {', '.join((*DTYPES, *PASSES))}, causal, append, e4m3, fp8, alibi, dropout, "
                 f"{', '.join(TERMS)}, "
                 "or a number after b, s, sk, h, hkv, d, dv, w, page or softcap"
             )
@@ -299,5 +320,5 @@ def parse(text: str) -> Shape:
         raise ValueError(f"shape: h is {h} and hkv {shape.h_kv} in '{text}'; h has to be a multiple of hkv")
     return replace(
         shape, window=words.get("w", -1), softcap=words.get("softcap", 0), alibi=alibi, dropout=dropout, term=term, page=words.get("page", 0),
-        append=append, e4m3=e4m3,
+        append=append, e4m3=e4m3, e4m3_q=fp8_,
     )

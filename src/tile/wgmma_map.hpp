@@ -1,5 +1,5 @@
 // Fragments and shared-memory descriptors of wgmma.mma_async (sm_90a; PTX ISA, "Asynchronous Warpgroup Level
-// Matrix Instructions"): 16-bit operands, float32 accumulators. `thread` counts within the warpgroup, 0..127.
+// Matrix Instructions"): operands of 16 or 8 bits, float32 accumulators. `thread` counts within the warpgroup, 0..127.
 #pragma once
 
 #include <cstdint>
@@ -46,10 +46,30 @@ struct WgmmaOperandA {
   }
 };
 
+/// A of m64nNk32 from registers, elements of 8 bits: 4 registers of four elements.
+struct WgmmaOperandA8 {
+  static constexpr int kM = 64, kK = 32, kRegs = 4;
+
+  static constexpr Coord at(int thread, int reg, int byte) {
+    const int lane = thread % kWarpLanes;
+    return {thread / kWarpLanes * 16 + lane / 4 + reg % 2 * 8, reg / 2 * 16 + lane % 4 * 4 + byte};
+  }
+};
+
 /// The register of S's accumulator that becomes element (reg, half) of P as operand A in step `k_step` of 16 keys. A step
 /// takes registers 8 k_step .. 8 k_step + 7 in order.
 constexpr int wgmma_accumulator_of_a(int k_step, int reg, int half) {
   return k_step * 8 + reg * 2 + half;
+}
+
+/// The same of elements of 8 bits, in steps of 32 keys, where no lane needs another's: it holds keys 2 t, 2 t + 1, 8 + 2 t and
+/// 8 + 2 t + 1 of each 16, t being lane % 4, and operand A wants of it those at places 4 t to 4 t + 3.
+constexpr int wgmma_accumulator_of_a8(int k_step, int reg, int byte) {
+  return k_step * 16 + reg / 2 * 8 + reg % 2 * 2 + byte / 2 * 4 + byte % 2;
+}
+/// So which key of its 16 stands at place `at`. The order in which keys are added up is free: V takes it over.
+constexpr int key_at_place(int at) {
+  return at / 4 * 2 + at % 2 + at % 4 / 2 * 8;
 }
 
 /// Where wgmma finds a matrix in shared memory. A matrix consists of atoms of eight rows of swizzle_row_bytes(mode). Rows

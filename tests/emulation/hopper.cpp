@@ -167,15 +167,22 @@ TensorMap decode(const CUtensorMap& map, int rank, uint32_t shared, const char* 
   return decoded;
 }
 
-float element(const unsigned char* bytes, bool f16) {
-  if (f16) {
-    F16 x;
-    std::memcpy(&x, bytes, sizeof x);
-    return to_float(x);
-  }
-  Bf16 x;
+template <class T>
+float element_as(const unsigned char* bytes) {
+  T x;
   std::memcpy(&x, bytes, sizeof x);
   return to_float(x);
+}
+float element(const unsigned char* bytes, WgmmaElement type) {
+  switch (type) {
+    case WgmmaElement::kF16:
+      return element_as<F16>(bytes);
+    case WgmmaElement::kE4M3:
+      return element_as<E4M3>(bytes);
+    case WgmmaElement::kBF16:
+      break;
+  }
+  return element_as<Bf16>(bytes);
 }
 
 tile::WgmmaDescriptor descriptor(uint64_t bits) {
@@ -188,45 +195,47 @@ tile::WgmmaDescriptor descriptor(uint64_t bits) {
 void perform(const WarpProduct& product, unsigned warp) {
   const WgmmaProduct& op = product[0];
   const int first_row = static_cast<int>(warp % 4) * 16;
-  constexpr int kK = 16, kMostN = 256, kChunk = 8;
-  float a[16][kK], b[kK][kMostN];
-  for (int r = 0; r < 16; ++r) {
-    for (int chunk = 0; chunk < kK / kChunk && op.a == nullptr; ++chunk) {
-      const unsigned char* from = shared_bytes(
-          tile::wgmma_k_major_address(descriptor(op.a_descriptor), first_row + r, chunk), 16, 16, "wgmma: A");
-      for (int e = 0; e < kChunk; ++e) a[r][chunk * kChunk + e] = element(from + 2 * e, op.f16);
+  const int bytes = op.element == WgmmaElement::kE4M3 ? 1 : 2;
+  const int size_k = 32 / bytes, in_chunk = tile::kChunkBytes / bytes;  // two chunks are a step
+  constexpr int kMostK = 32, kMostN = 256;
+  float a[16][kMostK], b[kMostK][kMostN];
+  const auto read = [&](uint32_t address, const char* what, auto&& to) {
+    const unsigned char* from = shared_bytes(address, tile::kChunkBytes, tile::kChunkBytes, what);
+    for (int e = 0; e < in_chunk; ++e) to(e) = element(from + bytes * e, op.element);
+  };
+  for (int r = 0; r < 16 && op.a == nullptr; ++r) {
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      read(tile::wgmma_k_major_address(descriptor(op.a_descriptor), first_row + r, chunk), "wgmma: A",
+           [&](int e) -> float& { return a[r][chunk * in_chunk + e]; });
     }
   }
   for (int l = 0; l < kLanes && op.a != nullptr; ++l) {
     for (int reg = 0; reg < 4; ++reg) {
-      for (int half = 0; half < 2; ++half) {
-        const tile::Coord at = tile::WgmmaOperandA::at(l, reg, half);
-        const auto bits = static_cast<uint16_t>(product[static_cast<size_t>(l)].a[reg] >> (16 * half));
-        a[at.row][at.col] = element(reinterpret_cast<const unsigned char*>(&bits), op.f16);
+      for (int i = 0; i < 4 / bytes; ++i) {
+        const tile::Coord at =
+            bytes == 1 ? tile::WgmmaOperandA8::at(l, reg, i) : tile::WgmmaOperandA::at(l, reg, i);
+        const uint32_t bits = product[static_cast<size_t>(l)].a[reg] >> (8 * bytes * i);
+        a[at.row][at.col] = element(reinterpret_cast<const unsigned char*>(&bits), op.element);
       }
     }
   }
   const tile::WgmmaDescriptor db = descriptor(op.b_descriptor);
   if (op.b_mn_major) {
-    for (int k = 0; k < kK; ++k) {
-      for (int chunk = 0; chunk < op.n / kChunk; ++chunk) {
-        const unsigned char* from =
-            shared_bytes(tile::wgmma_mn_major_address(db, k, chunk), 16, 16, "wgmma: B");
-        for (int e = 0; e < kChunk; ++e) b[k][chunk * kChunk + e] = element(from + 2 * e, op.f16);
-      }
+    for (int k = 0; k < size_k; ++k) {
+      for (int chunk = 0; chunk < op.n / in_chunk; ++chunk)
+        read(tile::wgmma_mn_major_address(db, k, chunk), "wgmma: B",
+             [&](int e) -> float& { return b[k][chunk * in_chunk + e]; });
     }
   } else {
     for (int n = 0; n < op.n; ++n) {
-      for (int chunk = 0; chunk < kK / kChunk; ++chunk) {
-        const unsigned char* from =
-            shared_bytes(tile::wgmma_k_major_address(db, n, chunk), 16, 16, "wgmma: B");
-        for (int e = 0; e < kChunk; ++e) b[chunk * kChunk + e][n] = element(from + 2 * e, op.f16);
-      }
+      for (int chunk = 0; chunk < 2; ++chunk)
+        read(tile::wgmma_k_major_address(db, n, chunk), "wgmma: B",
+             [&](int e) -> float& { return b[chunk * in_chunk + e][n]; });
     }
   }
   float d[16][kMostN] = {};
   for (int r = 0; r < 16; ++r) {
-    for (int k = 0; k < kK; ++k) {
+    for (int k = 0; k < size_k; ++k) {
       for (int n = 0; n < op.n; ++n) d[r][n] += a[r][k] * b[k][n];
     }
   }
@@ -316,16 +325,17 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
                                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                  const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  constexpr uint32_t kElementBytes = 2;
   TensorMap tensor{};
+  const bool of_8_bits = type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
   const bool of_16_bits = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  if (!of_16_bits || rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+  const uint32_t element_bytes = of_8_bits ? 1 : 2;
+  if ((!of_8_bits && !of_16_bits) || rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (box[0] * kElementBytes % 16 != 0 || box[0] * kElementBytes > 128) return CUDA_ERROR_INVALID_VALUE;
+  if (box[0] * element_bytes % 16 != 0 || box[0] * element_bytes > 128) return CUDA_ERROR_INVALID_VALUE;
   for (cuuint32_t r = 0; r < rank; ++r) {
-    const cuuint64_t stride = r == 0 ? kElementBytes : strides[r - 1];
+    const cuuint64_t stride = r == 0 ? element_bytes : strides[r - 1];
     if (sizes[r] == 0 || sizes[r] > uint64_t{1} << 32 || box[r] == 0 || box[r] > 256 || steps[r] != 1 ||
         (r > 0 && (stride % 16 != 0 || stride >= uint64_t{1} << 40))) {
       return CUDA_ERROR_INVALID_VALUE;
@@ -335,7 +345,7 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
     tensor.box[r] = box[r];
   }
   tensor.rank = static_cast<uint8_t>(rank);
-  tensor.element_bytes = kElementBytes;
+  tensor.element_bytes = element_bytes;
   tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
   std::memcpy(map, &tensor, sizeof tensor);
   return CUDA_SUCCESS;

@@ -34,7 +34,7 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
-/// cuTensorMapEncodeTiled of this device, by the rules of CUDA's documentation. It supports 16-bit elements and the
+/// cuTensorMapEncodeTiled of this device, by the rules of CUDA's documentation. It supports elements of 16 and 8 bits and the
 /// 128-byte swizzle only.
 CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* address,
                                  const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
@@ -51,13 +51,15 @@ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 /// In the groups of tma_store_commit() and tma_store_wait_read().
 void bulk_add_f32(float* to, uint32_t from, uint32_t bytes);
 
-/// D (64 x n) (+)= A (64 x 16) B (16 x n) of a warpgroup; this warp's 16 rows of it.
+enum class WgmmaElement : uint8_t { kBF16, kF16, kE4M3 };
+/// D (64 x n) (+)= A (64 x k) B (k x n) of a warpgroup, k being 16, or 32 of 8 bits; this warp's 16 rows of it.
 struct WgmmaProduct {
   float* d = nullptr;           ///< n / 2
   const uint32_t* a = nullptr;  ///< 4 registers, or null: by descriptor
   uint64_t a_descriptor = 0, b_descriptor = 0;
   int n = 0;
-  bool accumulate = false, b_mn_major = false, f16 = false;
+  bool accumulate = false, b_mn_major = false;
+  WgmmaElement element = WgmmaElement::kBF16;
 };
 void wgmma(const WgmmaProduct& product);
 void wgmma_commit();

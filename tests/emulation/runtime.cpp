@@ -152,6 +152,7 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
       if (kernel.tma) return run_kernel<cuda::TmaForwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
     case cuda::KernelKind::kBf16x3:
+    case cuda::KernelKind::kTransposeValues:
     case cuda::KernelKind::kSeenBlocks:
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);

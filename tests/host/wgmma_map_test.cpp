@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -69,6 +70,24 @@ TEST(WgmmaMap, AccumulatorsAreOperandA) {
           Coord a = WgmmaOperandA::at(thread, reg, half);
           a.col += 16 * step;
           ASSERT_EQ(WgmmaAccumulator::at(thread, wgmma_accumulator_of_a(step, reg, half)), a);
+        }
+      }
+    }
+  }
+}
+
+/// Of 8 bits too, in the order of keys that key_at_place gives V.
+TEST(WgmmaMap, AccumulatorsAreOperandAOf8Bits) {
+  std::array<bool, 16> used{};
+  for (int at = 0; at < 16; ++at) used[static_cast<size_t>(key_at_place(at))] = true;
+  EXPECT_TRUE(std::all_of(used.begin(), used.end(), [](bool x) { return x; }));
+  for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
+    for (int step = 0; step < 8; ++step) {
+      for (int reg = 0; reg < WgmmaOperandA8::kRegs; ++reg) {
+        for (int byte = 0; byte < 4; ++byte) {
+          Coord a = WgmmaOperandA8::at(thread, reg, byte);
+          a.col = 32 * step + a.col / 16 * 16 + key_at_place(a.col % 16);
+          ASSERT_EQ(WgmmaAccumulator::at(thread, wgmma_accumulator_of_a8(step, reg, byte)), a);
         }
       }
     }

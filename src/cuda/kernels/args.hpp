@@ -52,7 +52,7 @@ struct ForwardArgs {
 
 /// Rows of a box of q that TMA copies (tma_args.hpp): what a warpgroup multiplies at a time.
 inline constexpr int kTmaRowsQ = 64;
-inline constexpr int kTmaColumns = 64;
+inline constexpr int kTmaRowBytes = 128, kTmaColumns = 64;
 
 /// Rows of a box of k and v that TMA copies: of the kernel's tile of keys, and of one page where they lie in pages of
 /// `page_rows`; 0: in none.

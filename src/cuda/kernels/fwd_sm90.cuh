@@ -22,11 +22,13 @@
 //   fwd_sm90_config.cuh     configuration, shared memory, the work tile of a consumer
 //   fwd_sm90_producers.cuh  the threads that plan tiles and load Q, K and V
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
+//   fwd_sm90_softmax.cuh    weights of a block; fwd_sm90_softmax_e4m3.cuh those of 8 bits
 //   fwd_sm90_epilogue.cuh   O and lse
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,
 //   swizzled as TMA's and wgmma's 128-byte mode. With row_sum_in_mma each stage of V has one more strip, of
-//   ones. Where the score reads a tensor of pairs, two blocks of its elements for each warp.
+//   ones. Where the score reads a tensor of pairs, two blocks of its elements for each warp. With operands of 8 bits strips have
+//   128 columns, V lies as transpose_values wrote it, and each consumer has float32 sums of its O.
 // Registers of a consumer's thread
 //   acc_o Dv / 2, acc_s kTileN / 2, P kTileN / 4, and about 30 more. setmaxnreg moves the producers' registers
 //   to the consumers.

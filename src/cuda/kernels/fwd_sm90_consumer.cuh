@@ -239,8 +239,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void begin_sequence() {
     const tile::AttentionParams& p = args.f.p;
     const int head_kv = head_of_keys();
-    rows.scale_log2 =
-        args.scale_log2 * p.q_descale.at(work->batch, head_kv) * p.k_descale.at(work->batch, head_kv);
+    rows.scale_log2 = args.scale_log2 * descale_of_products(p, work->batch, head_kv);
     blocks_in_acc = 0;
     sums_begun = false;
   }

@@ -11,6 +11,7 @@
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/online_rows.cuh"
+#include "tile/wgmma_map.hpp"
 
 namespace fovea::cuda {
 
@@ -69,12 +70,11 @@ struct FwdSm90RowsE4M3 : OnlineRows {
   }
 
  private:
-  /// Weights of a step; key_at_place has the order.
   __device__ __forceinline__ static void pack(const AccS& acc_s, Weights& to, int step) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {  // row r % 2, chunk r / 2
-      const float* const s = acc_s + step * 2 * kOfStep + r / 2 * 8 + r % 2 * 2;
-      to[0][step][r] = ptx::e4m3x4_of(s[0], s[1], s[4], s[5]);
+    for (int r = 0; r < 4; ++r) {
+      const auto weight = [&](int byte) { return acc_s[tile::wgmma_accumulator_of_a8(step, r, byte)]; };
+      to[0][step][r] = ptx::e4m3x4_of(weight(0), weight(1), weight(2), weight(3));
     }
   }
   __device__ __forceinline__ void scale_down(AccS& acc_s, Weights& to, float (&sum)[2]) {

@@ -7,7 +7,8 @@
 
 namespace fovea::cuda {
 
-/// Boxes are 64 columns wide, so that their rows fill the 128-byte swizzle.
+/// Boxes are 64 columns wide, of 8 bits 128, so that their rows fill the 128-byte swizzle. There is no map of v of 8 bits, which
+/// lies transposed in memory.
 ///   q      (D, group, rows, heads, batch): with pack_group the heads of a group are a dimension of their
 ///          own, and `heads` those of k, so that a box of kTmaRowsQ rows holds those of a packed tile; else
 ///          group is 1.

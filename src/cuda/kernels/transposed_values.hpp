@@ -11,15 +11,8 @@ namespace fovea::cuda {
 /// Keys that a product of 8 bits multiplies, and those of a 16-byte chunk of it.
 inline constexpr int kKeysOfStep = 32, kKeysOfChunk = 16;
 
-/// Which key of its chunk stands at place `at`. A lane's scores of a step become its operand A as they are: it holds keys
-/// 2 t, 2 t + 1, 8 + 2 t and 8 + 2 t + 1 of a chunk and is to give those at places 4 t to 4 t + 3 (tile/wgmma_map.hpp). The order in
-/// which keys are added up is free, so V takes it over.
-constexpr int key_at_place(int at) {
-  return at / 4 * 2 + at % 2 + at % 4 / 2 * 8;
-}
-
 /// Blocks of `tile` keys: (heads_kv, blocks, tile / 16, columns, 16), element [column][at] of a chunk being that of key
-/// key_at_place(at). A sequence begins with a block of its own; keys that it lacks and columns that V lacks are 0.
+/// tile::key_at_place(at). A sequence begins with a block of its own; keys that it lacks and columns that V lacks are 0.
 struct TransposedValues {
   char* data = nullptr;
   int64_t blocks = 0;  ///< of all sequences

@@ -73,7 +73,10 @@ bool takes_part(const Kernel&, const BackwardArgs&) {
 /// What `fovea explain` says behind the main kernel.
 std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   std::string text;
-  if (!kernels.before.empty()) text += std::string(", operands as bf16x3 by ") + kernels.before.front()->name;
+  for (const Kernel* kernel : kernels.before) {
+    if (kernel->kind == KernelKind::kBf16x3) text += std::string(", operands as bf16x3 by ") + kernel->name;
+    if (kernel->kind == KernelKind::kTransposeValues) text += std::string(", v transposed by ") + kernel->name;
+  }
   if (args.pack_group) {
     const int rows = kernels.main->tile_m;
     text += ", " + std::to_string(std::min(args.p.group, rows)) + " query heads in a tile";

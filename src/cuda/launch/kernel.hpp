@@ -50,6 +50,7 @@ enum class KernelKind : uint8_t {
   kMove,                ///< alone: boxes of elements are copied or added; takes MoveArgs
   kForward,             ///< o and lse, or the parts of splits
   kBf16x3,              ///< forward: float32 operands as bf16x3, before kForward
+  kTransposeValues,     ///< forward: v of 8 bits with its keys side by side, before kForward
   kSeenBlocks,          ///< forward: looks which blocks of keys a tile sees, before kForward
   kCombine,             ///< forward: merges the parts of splits
   kBackward,            ///< dk, dv, sums of dq
@@ -114,6 +115,8 @@ struct Kernel {
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
   bool e4m3_keys = false;      ///< forward, append: k and v are float8_e4m3fn, with factors
   bool e4m3_queries = false;   ///< forward: q may be float8_e4m3fn, with factors; dtype is that of o then
+  /// Forward: multiplies q, k and v of 8 bits as they are, v as a kTransposeValues kernel before it writes it.
+  bool e4m3_operands = false;
   bool pages = false;          ///< forward: finds keys by a table of pages, where there is one
   bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
   bool stream_k =

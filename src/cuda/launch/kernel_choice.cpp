@@ -124,6 +124,22 @@ std::string key_dtype_clause(const Kernel& k, const KernelRequest& r) {
   return "is for keys and values of float8_e4m3fn, this problem has " + std::string(name_of(keys));
 }
 
+/// Kernels that multiply operands of 8 bits have no others. They read V twice, so few queries are for kernels that decode, where
+/// those can.
+std::string e4m3_operands_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.e4m3_operands) return "";
+  const AttentionProblem& p = r.problem;
+  if (p[Role::kQ].dtype != DType::kE4M3)
+    return "is for queries of float8_e4m3fn, this problem has " + std::string(name_of(p[Role::kQ].dtype));
+  constexpr int64_t kFewRows = 32;
+  const int64_t rows = p.seqlen_q * (packs_group(p, k) ? p.group() : 1);
+  const bool others_decode = !r.splits.batch_invariant && r.splits.most == 0 && k.dtype != DType::kF32;
+  if (others_decode && rows <= kFewRows)
+    return "is for more than " + std::to_string(kFewRows) + " queries of a key head, this problem has " +
+           std::to_string(rows);
+  return "";
+}
+
 std::string keys_clause(const Kernel& k, const KernelRequest& r) {
   if (k.most_keys > 0 && r.problem.seqlen_k > k.most_keys)
     return "is for up to " + std::to_string(k.most_keys) + " keys, this problem has " +
@@ -227,7 +243,7 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
 
 constexpr std::array kConditions = {
     excluded_clause,  name_clause,   capability_clause, dtype_clause,     gradients_clause,     length_clause,
-    head_size_clause, terms_clause,  key_dtype_clause,  keys_clause,      lists_clause,         tma_clause,
+    head_size_clause, terms_clause,  key_dtype_clause,  e4m3_operands_clause, keys_clause,      lists_clause,         tma_clause,
     pages_clause,     stream_clause, chain_clause,      alignment_clause, shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.

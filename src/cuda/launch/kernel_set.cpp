@@ -118,6 +118,7 @@ class Collector {
 
   void collect_forward() {
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBf16x3);
+    if (set_.main->e4m3_operands) add(set_.before, KernelKind::kTransposeValues);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kSeenBlocks);
     if (!set_.clause.empty()) return;
     // Without one, keys are not split.

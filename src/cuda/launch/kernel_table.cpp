@@ -59,6 +59,8 @@ const char* name_of(KernelKind kind) {
       return "forward";
     case KernelKind::kBf16x3:
       return "bf16x3";
+    case KernelKind::kTransposeValues:
+      return "transposed values";
     case KernelKind::kSeenBlocks:
       return "seen blocks";
     case KernelKind::kBackwardSeenBlocks:

@@ -278,6 +278,11 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
                      take_copy(parts, p, Role::kK, kernel.head_dim),
                      take_copy(parts, p, Role::kV, kernel.head_dim)};
   }
+  if (kernel.e4m3_operands) {
+    const int64_t blocks = TransposedValues::blocks_of(p.packed_k, p.batch, p.seqlen_k, p.total_k, kernel.tile_n);
+    args.transposed_v = {nullptr, blocks, kernel.tile_n, kernel.head_dim_v};
+    layout.transposed_v = parts.take(saturating_product(p.heads_kv, blocks), args.transposed_v.block_bytes());
+  }
   // A counter is set to 0 by a launch of its own, of 2 us. Two tiles a CTA, longest first, are even without it (one sequence of
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %).
   constexpr int64_t kWavesInTurn = 2;
@@ -375,6 +380,7 @@ void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (bf16x3.q >= 0) a.bf16x3_q = workspace + bf16x3.q;
   if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;
   if (bf16x3.v >= 0) a.bf16x3_v = workspace + bf16x3.v;
+  if (transposed_v >= 0) a.transposed_v.data = workspace + transposed_v;
   seen.point_into(workspace, a.seen);
 }
 

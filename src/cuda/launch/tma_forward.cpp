@@ -29,21 +29,24 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
     k = bf16x3_rows(args.bf16x3_k, p.heads_kv, p.seqlen_k, columns);
     v = bf16x3_rows(args.bf16x3_v, p.heads_kv, p.seqlen_k, columns);
   }
+  if (launch.kernel.e4m3_operands) dtype = DType::kE4M3;
+  const int strip = kTmaRowBytes / static_cast<int>(size_of(dtype));
   const int group = args.pack_group ? p.group : 1;
   all.box_keys = tma_box_keys(launch.kernel.tile_n, p.page_table.data != nullptr ? p.cache_rows : 0);
-  all.q = map_of_queries(q, dtype, p, columns, group, kTmaColumns, kTmaRowsQ, kernel);
+  all.q = map_of_queries(q, dtype, p, columns, group, strip, kTmaRowsQ, kernel);
   all.key_strips = std::numeric_limits<int>::max();
   if (p.qv.data != nullptr) {
-    all.qv = map_of_queries(p.qv, dtype, p, columns_v, group, kTmaColumns, kTmaRowsQ, kernel);
-    all.key_strips = (columns + kTmaColumns - 1) / kTmaColumns;
+    all.qv = map_of_queries(p.qv, dtype, p, columns_v, group, strip, kTmaRowsQ, kernel);
+    all.key_strips = (columns + strip - 1) / strip;
   }
-  // Keys that one tile reads, once: strips of 64 columns, 128 bytes. With pieces of 256 bytes the other strip is asked for twice,
+  // Keys that one tile reads, once: strips of 128 bytes. With pieces of 256 bytes the other strip is asked for twice,
   // and memory gives 4.1 TB/s in place of 4.6 (one query, 64 sequences of 8,192 keys, 8 heads of 128, H200).
   const bool once = int64_t{p.seqlen_q} * group <= launch.kernel.tile_m;
   const CUtensorMapL2promotion promotion =
       once ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-  all.k = map_of_keys(k, dtype, p, columns, kTmaColumns, all.box_keys, kernel, promotion);
-  all.v = map_of_keys(v, dtype, p, columns_v, kTmaColumns, all.box_keys, kernel, promotion);
+  all.k = map_of_keys(k, dtype, p, columns, strip, all.box_keys, kernel, promotion);
+  if (!launch.kernel.e4m3_operands)
+    all.v = map_of_keys(v, dtype, p, columns_v, strip, all.box_keys, kernel, promotion);
   all.o_in_vectors =
       (args.num_splits == 1 || args.part_rows > 0) && !p.o_is_f32() && (p.aligned16 & tile::kAlignedO) != 0;
   all.scale_log2 = p.softcap > 0 || p.expression.has_score ? tile::kLog2e : p.scale * tile::kLog2e;

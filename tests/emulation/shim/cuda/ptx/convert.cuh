@@ -28,6 +28,10 @@ inline uint32_t bf16x2_of(float low, float high) {
 inline uint8_t e4m3_of(float x) {
   return from_float<E4M3>(x).bits;
 }
+inline uint32_t e4m3x4_of(float a, float b, float c, float d) {
+  return static_cast<uint32_t>(e4m3_of(a)) | static_cast<uint32_t>(e4m3_of(b)) << 8 |
+         static_cast<uint32_t>(e4m3_of(c)) << 16 | static_cast<uint32_t>(e4m3_of(d)) << 24;
+}
 inline uint32_t f16x2_of_e4m3x2(uint32_t pair) {
   return f16x2_of(to_float(E4M3{static_cast<uint8_t>(pair)}),
                   to_float(E4M3{static_cast<uint8_t>(pair >> 8)}));

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "core/dtype.hpp"
 #include "cuda_device.hpp"
 #include "emulation/hopper.hpp"
 
@@ -25,17 +26,26 @@ inline void wgmma_done(float (&)[kRegs]) {}
 enum class WgmmaStart : bool { kZero, kAccumulate };
 enum class WgmmaMajor : int { kK = 0, kMN = 1 };
 
+template <class T>
+constexpr emulation::WgmmaElement element_of() {
+  if constexpr (std::is_same_v<T, E4M3>) {
+    return emulation::WgmmaElement::kE4M3;
+  } else {
+    return std::is_same_v<T, __half> ? emulation::WgmmaElement::kF16 : emulation::WgmmaElement::kBF16;
+  }
+}
+
 template <int kN>
 struct Wgmma {
   template <class T, WgmmaStart kStart, WgmmaMajor kMajorB>
   static void ss(float (&d)[kN / 2], uint64_t a, uint64_t b) {
     emulation::wgmma({d, nullptr, a, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
-                      std::is_same_v<T, __half>});
+                      element_of<T>()});
   }
   template <class T, WgmmaStart kStart, WgmmaMajor kMajorB>
   static void rs(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b) {
     emulation::wgmma({d, a, 0, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
-                      std::is_same_v<T, __half>});
+                      element_of<T>()});
   }
 };
 
