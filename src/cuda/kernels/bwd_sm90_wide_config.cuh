@@ -21,6 +21,8 @@ struct BwdSm90WideConfig {
   int head_dim, head_dim_v;  ///< padded to multiples of 64
   int streamed;              ///< rows of a streamed tile: the n of the scores' products
   int z_pieces, w_pieces;    ///< of the rings: a tile at least
+  /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
+  int kept_strips = 0;
 
   static constexpr int kCluster = 2;  ///< CTAs that share what is streamed: each loads every second strip for both
   static constexpr int kConsumers = 2, kRows = 64;    ///< warpgroups that share the sums of kRows rows
@@ -58,8 +60,10 @@ struct BwdSm90WideConfig {
   static constexpr int kStages = 4;
   constexpr int statistics_bytes() const { return queries_stay() ? 0 : streamed * 4; }
 
-  constexpr int y_at() const { return strips_x() * kResidentStripBytes; }
-  constexpr int z_at() const { return y_at() + (has_dp() ? strips_y() * kResidentStripBytes : 0); }
+  /// Of X or Y: those in shared memory.
+  constexpr int shared_strips(int strips) const { return strips - kept_strips; }
+  constexpr int y_at() const { return shared_strips(strips_x()) * kResidentStripBytes; }
+  constexpr int z_at() const { return y_at() + (has_dp() ? shared_strips(strips_y()) * kResidentStripBytes : 0); }
   constexpr int w_at() const { return z_at() + z_pieces * piece_bytes(); }
   constexpr int weights_at() const { return w_at() + w_pieces * piece_bytes(); }
   constexpr int statistics_at() const { return weights_at() + kWeightBytes; }

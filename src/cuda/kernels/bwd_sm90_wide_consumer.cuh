@@ -57,7 +57,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
   /// S and P | dP and dS | the sums. Nothing is in flight behind a step: while one consumer takes exponentials, the other
   /// multiplies, and shared memory, which limits both products, takes in what is streamed.
   __device__ __forceinline__ void step(int n, bool masked) {
-    if (this->step_is_odd()) this->clear_odd_rows();
+    if (this->step_is_odd(n)) this->clear_odd_rows(n);
     if constexpr (kMakesP) {
       Scores s;
       this->template multiply_rows<true>(s);

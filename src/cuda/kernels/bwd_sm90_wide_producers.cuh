@@ -50,10 +50,11 @@ struct BwdSm90WideLoader {
  private:
   __device__ __forceinline__ void load_resident(const BwdSm90WideWork& work, int batch) const {
     const uint32_t full = kZ ? memory.full_x() : memory.full_y();
-    ptx::mbarrier_arrive_expect(full, kStrips * kConfig.kResidentStripBytes);
+    constexpr int kShared = kConfig.shared_strips(kStrips);
+    ptx::mbarrier_arrive_expect(full, kShared * kConfig.kResidentStripBytes);
     const int row = work.row_x + work.first + ptx::cta_rank() * kConfig.kRows;
 #pragma unroll 1
-    for (int s = 0; s < kStrips; ++s)
+    for (int s = 0; s < kShared; ++s)
       ptx::tma_load(kZ ? memory.x(s) : memory.y(s), resident(), full, s * kConfig.kStrip, row, work.head_x, batch);
   }
 

@@ -44,6 +44,9 @@ struct BwdSm90WideScores {
   typename Memory::RingW ring_w;
   uint32_t t = 0;      ///< number of the step
   float statistic[2];  ///< where queries stay: lse (consumer 0) or delta of the lane's rows
+  /// The last strips of X (consumer 0) or Y as operand A, in steps of 16 columns.
+  static constexpr int kKeptSteps = kMakesP || kMakesDs ? kConfig.kept_strips * 4 : 0;
+  uint32_t kept[kKeptSteps > 0 ? kKeptSteps : 1][4];
 
   __device__ __forceinline__ BwdSm90WideScores(const TmaBackwardArgs& args_, const Memory& memory_)
       : args(args_),
@@ -63,6 +66,7 @@ struct BwdSm90WideScores {
 
   /// Before the first step: what stays is there, and finite where it has to be.
   __device__ __forceinline__ void open() {
+    if constexpr (kKeptSteps > 0) load_kept();
     if constexpr (kMakesP) {
       ptx::mbarrier_wait(memory.full_x(), 0);
       if constexpr (!kConfig.queries_stay()) make_keys_finite();
@@ -76,6 +80,30 @@ struct BwdSm90WideScores {
     }
   }
 
+  /// Reads the strips that registers keep. What lies behind the last row belongs to rows that nobody writes.
+  __device__ __forceinline__ void load_kept() {
+    const tile::AttentionParams& p = args.b.p;
+    constexpr bool kQueries = kConfig.queries_stay();
+    const tile::RowsView& view = kQueries ? (kMakesP ? p.q : p.d_o) : (kMakesP ? p.k : p.v);
+    const int columns = kMakesP ? p.head_dim : p.head_dim_v;
+    const int first = kConfig.shared_strips(kMakesP ? kConfig.strips_x() : kConfig.strips_y()) * kConfig.kStrip;
+    const T* const rows =
+        reinterpret_cast<const T*>(view.data) + view.offset(work().batch, work().row_x, work().head_x);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_x(half);
+      const int exist = row < (kQueries ? work().used_q : work().used_k) ? columns : 0;
+      const T* const from = rows + row * view.row;
+#pragma unroll
+      for (int i = 0; i < 2 * kKeptSteps; ++i) {
+        const int column = first + i * 8 + 2 * (lane() % 4);
+        uint32_t word = column < exist ? __ldg(reinterpret_cast<const uint32_t*>(from + column)) : 0u;
+        if (kMakesP && !kQueries) word = finite_word(word);
+        kept[i / 2][i % 2 * 2 + half] = word;
+      }
+    }
+  }
+
   // --- products ---
 
   /// acc = X Z^T (kOfZ) or Y W^T, piece by piece as they come. Pieces that no sum reads are given back.
@@ -84,6 +112,7 @@ struct BwdSm90WideScores {
     constexpr int kStrips = kOfZ ? kConfig.strips_x() : kConfig.strips_y(), kPieces = kConfig.pieces(kStrips);
     constexpr bool kReleases = kOfZ != kConfig.has_dp();
     constexpr int kSteps = kConfig.kPieceStrips * 4;  // of a piece, 16 columns each
+    constexpr int kSharedSteps = kConfig.shared_strips(kStrips) * 4;
     const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base16);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -100,6 +129,8 @@ struct BwdSm90WideScores {
         const uint64_t b_step = b + tile::wgmma_start_step(i / 4 * kConfig.strip_bytes() + i % 4 * 32);
         if (step == 0) {
           ptx::Wgmma<kN>::template ss<T, WgmmaStart::kZero, WgmmaMajor::kK>(acc, a_step, b_step);
+        } else if (step >= kSharedSteps) {
+          ptx::Wgmma<kN>::template rs<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc, kept[step - kSharedSteps], b_step);
         } else {
           ptx::Wgmma<kN>::template ss<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc, a_step, b_step);
         }
@@ -230,14 +261,15 @@ struct BwdSm90WideScores {
   __device__ __forceinline__ static int thread() { return static_cast<int>(ptx::thread_index() % 128); }
   __device__ __forceinline__ static void own_barrier() { ptx::barrier_wait(kBwdSm90WideOwn + kConsumer, 128); }
 
-  /// A word of two elements becomes finite.
+  __device__ __forceinline__ static uint32_t finite_word(uint32_t pair) {
+    return finite_half<T>(pair & 0xffffu) | finite_half<T>(pair >> 16) << 16;
+  }
   __device__ __forceinline__ static void make_word_finite(uint32_t at) {
-    const uint32_t pair = ptx::ld_shared_4(at);
-    ptx::st_shared_4(at, finite_half<T>(pair & 0xffffu) | finite_half<T>(pair >> 16) << 16);
+    ptx::st_shared_4(at, finite_word(ptx::ld_shared_4(at)));
   }
   /// K, which stays.
   __device__ __forceinline__ void make_keys_finite() const {
-    constexpr int kBytes = kConfig.strips_x() * kConfig.kResidentStripBytes;
+    constexpr int kBytes = kConfig.shared_strips(kConfig.strips_x()) * kConfig.kResidentStripBytes;
     NonFinite<T> bad;
 #pragma unroll 4
     for (int at = thread() * 16; at < kBytes; at += 128 * 16) {
@@ -271,7 +303,7 @@ struct BwdSm90WideScores {
     }
   }
   /// Whether lse of any query of the step is not finite, as this consumer finds it beside what it reads.
-  __device__ __forceinline__ bool step_is_odd() const {
+  __device__ __forceinline__ bool step_is_odd(int n) const {
     if constexpr (kConfig.queries_stay()) return false;
     constexpr bool kOfZ = kMakesP;
     const int slot = kOfZ ? ring_z.slot(0) : ring_w.slot(0);
@@ -280,22 +312,24 @@ struct BwdSm90WideScores {
     const uint32_t lse = kOfZ ? memory.lse_z(t) : memory.lse_w(t);
     bool odd = false;
 #pragma unroll
-    for (int i = 0; i < kN; i += 32) odd |= is_odd(lse, lane() + i);
+    for (int i = 0; i < kN; i += 32) odd |= lane() + i < kN && is_odd(lse, n, lane() + i);
     return __any_sync(0xffffffffu, odd);
   }
-  __device__ __forceinline__ static bool is_odd(uint32_t lse, int query) {
+  /// Statistics end with the last full 128 rows: behind them there are none.
+  __device__ __forceinline__ bool is_odd(uint32_t lse, int n, int query) const {
+    if (BackwardArgs::kRowPadding % kN != 0 && n * kN + query >= work().used_q) return true;
     return !(fabsf(__uint_as_float(ptx::ld_shared_4(lse + query * 4))) < INFINITY);
   }
   /// Queries whose lse is not finite become zeros in what this consumer's products read first: Q for S, dO for dP, or where there
   /// is no dP dO for the sums, by both.
-  __device__ __forceinline__ void clear_odd_rows() const {
-    if constexpr (kMakesP) clear_odd_rows_of<true>(memory.lse_z(t));
-    if constexpr (kMakesDs || !kConfig.has_dp()) clear_odd_rows_of<false>(kMakesP ? memory.lse_z(t) : memory.lse_w(t));
+  __device__ __forceinline__ void clear_odd_rows(int n) const {
+    if constexpr (kMakesP) clear_odd_rows_of<true>(n, memory.lse_z(t));
+    if constexpr (kMakesDs || !kConfig.has_dp()) clear_odd_rows_of<false>(n, kMakesP ? memory.lse_z(t) : memory.lse_w(t));
     ptx::async_proxy_fence();
     own_barrier();
   }
   template <bool kOfZ>
-  __device__ __forceinline__ void clear_odd_rows_of(uint32_t lse) const {
+  __device__ __forceinline__ void clear_odd_rows_of(int n, uint32_t lse) const {
     constexpr int kStrips = kOfZ ? kConfig.strips_x() : kConfig.strips_y();
 #pragma unroll 1
     for (int piece = 0; piece < kConfig.pieces(kStrips); ++piece) {
@@ -305,7 +339,7 @@ struct BwdSm90WideScores {
       const uint32_t tile = kOfZ ? memory.z(slot) : memory.w(slot);
 #pragma unroll 1
       for (int at = thread() * 16; at < kConfig.strips_of(kStrips, piece) * kConfig.strip_bytes(); at += 128 * 16) {
-        if (is_odd(lse, at / kRowBytes % kN)) ptx::st_shared_16(tile + at, uint4{0, 0, 0, 0});
+        if (is_odd(lse, n, at / kRowBytes % kN)) ptx::st_shared_16(tile + at, uint4{0, 0, 0, 0});
       }
     }
   }

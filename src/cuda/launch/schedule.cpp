@@ -332,7 +332,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   }
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
-  layout.delta = parts.take(all_rows, 4);
+  // Kernels that compute dk alone read whole tiles, of which the last may end behind the last row.
+  layout.delta = parts.take(all_rows + (kernel.dk_alone ? kernel.tile_m : 0), 4);
   layout.dq_sum = parts.take(all_rows, padded_dim * 4);
   if (deterministic && !kernel.writes_dq)
     layout.dq_semaphore =
