@@ -1,6 +1,7 @@
 // Values: large logits, ties, infinities, and NaN in keys that some rows do not see.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>

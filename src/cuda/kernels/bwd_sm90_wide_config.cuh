@@ -24,7 +24,8 @@ struct BwdSm90WideConfig {
   /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
   int kept_strips = 0;
 
-  static constexpr int kCluster = 2;  ///< CTAs that share what is streamed: each loads every second strip for both
+  static constexpr int kCluster =
+      2;  ///< CTAs that share what is streamed: each loads every second strip for both
   static constexpr int kConsumers = 2, kRows = 64;    ///< warpgroups that share the sums of kRows rows
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int kPieceStrips = 2;              ///< what one barrier of a ring stands for
@@ -51,7 +52,9 @@ struct BwdSm90WideConfig {
   /// Of the sums, which have the columns of Z, or of W in dV: the first consumer has more where they are odd.
   constexpr int strips_sum() const { return has_dp() ? strips_x() : strips_y(); }
   constexpr int first_strip(int consumer) const { return consumer == 0 ? 0 : (strips_sum() + 1) / 2; }
-  constexpr int last_strip(int consumer) const { return consumer == 0 ? (strips_sum() + 1) / 2 : strips_sum(); }
+  constexpr int last_strip(int consumer) const {
+    return consumer == 0 ? (strips_sum() + 1) / 2 : strips_sum();
+  }
 
   constexpr int strip_bytes() const { return streamed * kRowBytes; }
   constexpr int piece_bytes() const { return kPieceStrips * strip_bytes(); }
@@ -63,7 +66,9 @@ struct BwdSm90WideConfig {
   /// Of X or Y: those in shared memory.
   constexpr int shared_strips(int strips) const { return strips - kept_strips; }
   constexpr int y_at() const { return shared_strips(strips_x()) * kResidentStripBytes; }
-  constexpr int z_at() const { return y_at() + (has_dp() ? shared_strips(strips_y()) * kResidentStripBytes : 0); }
+  constexpr int z_at() const {
+    return y_at() + (has_dp() ? shared_strips(strips_y()) * kResidentStripBytes : 0);
+  }
   constexpr int w_at() const { return z_at() + z_pieces * piece_bytes(); }
   constexpr int weights_at() const { return w_at() + w_pieces * piece_bytes(); }
   constexpr int statistics_at() const { return weights_at() + kWeightBytes; }
@@ -79,13 +84,13 @@ struct BwdSm90WideConfig {
 /// What the warps are told of their tile: 64 rows of X for each CTA of the cluster, against the blocks of Z that any of them
 /// meets, for each head of Z in turn.
 struct BwdSm90WideWork {
-  int row_x, row_z;            ///< first rows of the sequence (0 unless packed)
-  int used_q, used_k;          ///< its rows that take part
-  int length_x;                ///< rows of X that the tensors hold for it
-  int batch, head_x, head_z;   ///< head_z: the first
-  int first;                   ///< row of X of the cluster
-  int begin, end;              ///< blocks of Z
-  int full_begin, full_end;    ///< those that need no mask
+  int row_x, row_z;           ///< first rows of the sequence (0 unless packed)
+  int used_q, used_k;         ///< its rows that take part
+  int length_x;               ///< rows of X that the tensors hold for it
+  int batch, head_x, head_z;  ///< head_z: the first
+  int first;                  ///< row of X of the cluster
+  int begin, end;             ///< blocks of Z
+  int full_begin, full_end;   ///< those that need no mask
   int heads_z;
 
   __device__ __forceinline__ tile::SequenceSpan span() const {
@@ -148,9 +153,7 @@ struct BwdSm90WideRing {
   uint32_t phase = 0;  ///< and its phase
 
   __device__ __forceinline__ bool wraps(int piece) const { return first + piece >= kSlots; }
-  __device__ __forceinline__ int slot(int piece) const {
-    return first + piece - (wraps(piece) ? kSlots : 0);
-  }
+  __device__ __forceinline__ int slot(int piece) const { return first + piece - (wraps(piece) ? kSlots : 0); }
   __device__ __forceinline__ uint32_t phase_of(int piece) const { return phase ^ (wraps(piece) ? 1u : 0u); }
   __device__ __forceinline__ void next() {
     if constexpr (kSlots == kPieces) {
@@ -166,12 +169,15 @@ struct BwdSm90WideRing {
 template <class Instance>
 struct BwdSm90WideMemory {
   static constexpr BwdSm90WideConfig kConfig = Instance::kConfig;
-  static constexpr int kPiecesZ = kConfig.pieces(kConfig.strips_x()), kPiecesW = kConfig.pieces(kConfig.strips_y());
+  static constexpr int kPiecesZ = kConfig.pieces(kConfig.strips_x()),
+                       kPiecesW = kConfig.pieces(kConfig.strips_y());
   using RingZ = BwdSm90WideRing<kPiecesZ, kConfig.z_pieces>;
   using RingW = BwdSm90WideRing<kPiecesW, kConfig.w_pieces>;
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t x(int strip) const { return base + strip * kConfig.kResidentStripBytes; }
+  __device__ __forceinline__ uint32_t x(int strip) const {
+    return base + strip * kConfig.kResidentStripBytes;
+  }
   __device__ __forceinline__ uint32_t y(int strip) const { return x(strip) + kConfig.y_at(); }
   __device__ __forceinline__ uint32_t z(int slot) const {
     return base + kConfig.z_at() + slot * kConfig.piece_bytes();

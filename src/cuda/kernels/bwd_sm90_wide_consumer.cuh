@@ -92,7 +92,8 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
   __device__ __forceinline__ void issue_sums() {
     if constexpr (kStrip < kLast) {
       constexpr int kTogether = kJoined * kConfig.kPieceStrips, kPiece = kStrip / kConfig.kPieceStrips;
-      constexpr int kUnitEnd = (kStrip / kTogether + 1) * kTogether, kEnd = kUnitEnd < kLast ? kUnitEnd : kLast;
+      constexpr int kUnitEnd = (kStrip / kTogether + 1) * kTogether,
+                    kEnd = kUnitEnd < kLast ? kUnitEnd : kLast;
       constexpr int kN = (kEnd - kStrip) * kConfig.kStrip, kInside = kStrip % kConfig.kPieceStrips;
       auto& part = reinterpret_cast<float(&)[kN / 2]>(sums[(kStrip - kFirst) * kConfig.kStrip / 2]);
       const int slot = kSumsZ ? ring_z.slot(kPiece) : ring_w.slot(kPiece);
@@ -145,8 +146,10 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     constexpr int kRows = kConfig.kRows * kConfig.kCluster;
     const int tiles_end = bwd_sm90_wide_tiles<kConfig>(p) * kRows;
     if (tile.first + kRows != tiles_end) return;
-    for (int row = tiles_end + ptx::cta_rank() * 4 + warp(); row < tile.length_x; row += 4 * kConfig.kCluster) {
-      for (int c = lane(); c < min(columns, kColumns); c += 32) rows[row * view.row + c] = static_cast<T>(0.0f);
+    for (int row = tiles_end + ptx::cta_rank() * 4 + warp(); row < tile.length_x;
+         row += 4 * kConfig.kCluster) {
+      for (int c = lane(); c < min(columns, kColumns); c += 32)
+        rows[row * view.row + c] = static_cast<T>(0.0f);
     }
   }
 };

@@ -16,7 +16,8 @@ template <class Instance, bool kZ>
 struct BwdSm90WideLoader {
   using Memory = BwdSm90WideMemory<Instance>;
   static constexpr BwdSm90WideConfig kConfig = Instance::kConfig;
-  static constexpr int kStrips = kZ ? kConfig.strips_x() : kConfig.strips_y(), kPieces = kConfig.pieces(kStrips);
+  static constexpr int kStrips = kZ ? kConfig.strips_x() : kConfig.strips_y(),
+                       kPieces = kConfig.pieces(kStrips);
   static constexpr bool kLoadsDelta = !kZ && kConfig.has_dp();
   const TmaBackwardArgs& args;
   const Memory& memory;
@@ -55,7 +56,8 @@ struct BwdSm90WideLoader {
     const int row = work.row_x + work.first + ptx::cta_rank() * kConfig.kRows;
 #pragma unroll 1
     for (int s = 0; s < kShared; ++s)
-      ptx::tma_load(kZ ? memory.x(s) : memory.y(s), resident(), full, s * kConfig.kStrip, row, work.head_x, batch);
+      ptx::tma_load(kZ ? memory.x(s) : memory.y(s), resident(), full, s * kConfig.kStrip, row, work.head_x,
+                    batch);
   }
 
   /// This CTA's strip of a piece for all of the cluster; lse and delta of the tile come with its first piece.
@@ -67,13 +69,15 @@ struct BwdSm90WideLoader {
     ptx::mbarrier_wait(kZ ? memory.empty_z(slot) : memory.empty_w(slot), phase ^ 1);
     ptx::mbarrier_arrive_expect(full, strips * kConfig.strip_bytes() + (piece == 0 ? kStatistics : 0));
     for (int s = ptx::cta_rank(); s < strips; s += kConfig.kCluster)
-      ptx::tma_load_multicast((kZ ? memory.z(slot) : memory.w(slot)) + s * kConfig.strip_bytes(), streamed(), full,
-                              (piece * kConfig.kPieceStrips + s) * kConfig.kStrip, work.row_z + n * kConfig.streamed,
-                              head, batch, (1u << kConfig.kCluster) - 1);
+      ptx::tma_load_multicast((kZ ? memory.z(slot) : memory.w(slot)) + s * kConfig.strip_bytes(), streamed(),
+                              full, (piece * kConfig.kPieceStrips + s) * kConfig.kStrip,
+                              work.row_z + n * kConfig.streamed, head, batch, (1u << kConfig.kCluster) - 1);
     if constexpr (!kConfig.queries_stay()) {
       if (piece != 0) return;
-      const int64_t row = (int64_t{work.batch} * args.b.p.heads_q + head) * args.b.rows + n * kConfig.streamed;
-      ptx::bulk_load(kZ ? memory.lse_z(t) : memory.lse_w(t), args.b.lse_log2 + row, kConfig.statistics_bytes(), full);
+      const int64_t row =
+          (int64_t{work.batch} * args.b.p.heads_q + head) * args.b.rows + n * kConfig.streamed;
+      ptx::bulk_load(kZ ? memory.lse_z(t) : memory.lse_w(t), args.b.lse_log2 + row,
+                     kConfig.statistics_bytes(), full);
       if constexpr (kLoadsDelta)
         ptx::bulk_load(memory.delta(t), args.b.delta + row, kConfig.statistics_bytes(), full);
     }

@@ -86,7 +86,8 @@ struct BwdSm90WideScores {
     constexpr bool kQueries = kConfig.queries_stay();
     const tile::RowsView& view = kQueries ? (kMakesP ? p.q : p.d_o) : (kMakesP ? p.k : p.v);
     const int columns = kMakesP ? p.head_dim : p.head_dim_v;
-    const int first = kConfig.shared_strips(kMakesP ? kConfig.strips_x() : kConfig.strips_y()) * kConfig.kStrip;
+    const int first =
+        kConfig.shared_strips(kMakesP ? kConfig.strips_x() : kConfig.strips_y()) * kConfig.kStrip;
     const T* const rows =
         reinterpret_cast<const T*>(view.data) + view.offset(work().batch, work().row_x, work().head_x);
 #pragma unroll
@@ -125,12 +126,14 @@ struct BwdSm90WideScores {
 #pragma unroll
       for (int i = 0; i < kConfig.strips_of(kStrips, piece) * 4; ++i) {
         const int step = piece * kSteps + i;
-        const uint64_t a_step = a + tile::wgmma_start_step(step / 4 * kConfig.kResidentStripBytes + step % 4 * 32);
+        const uint64_t a_step =
+            a + tile::wgmma_start_step(step / 4 * kConfig.kResidentStripBytes + step % 4 * 32);
         const uint64_t b_step = b + tile::wgmma_start_step(i / 4 * kConfig.strip_bytes() + i % 4 * 32);
         if (step == 0) {
           ptx::Wgmma<kN>::template ss<T, WgmmaStart::kZero, WgmmaMajor::kK>(acc, a_step, b_step);
         } else if (step >= kSharedSteps) {
-          ptx::Wgmma<kN>::template rs<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc, kept[step - kSharedSteps], b_step);
+          ptx::Wgmma<kN>::template rs<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(
+              acc, kept[step - kSharedSteps], b_step);
         } else {
           ptx::Wgmma<kN>::template ss<T, WgmmaStart::kAccumulate, WgmmaMajor::kK>(acc, a_step, b_step);
         }
@@ -149,15 +152,15 @@ struct BwdSm90WideScores {
 
   /// This warp reads the slot no more, as far as all CTAs of the cluster are concerned that load it.
   __device__ __forceinline__ static void release(uint32_t barrier) {
-    const uint32_t there = ptx::address_in_cta(barrier, lane() % kConfig.kCluster);  // of all lanes: no branch
+    const uint32_t there =
+        ptx::address_in_cta(barrier, lane() % kConfig.kCluster);  // of all lanes: no branch
     if (lane() < kConfig.kCluster) ptx::mbarrier_arrive_in_cta(there);
   }
   /// The same of pieces [kBegin, kEnd) of the tile at once.
   template <bool kOfZ, int kBegin, int kEnd>
   __device__ __forceinline__ void release_pieces() const {
     const int piece = min(kBegin + lane() / kConfig.kCluster, kEnd - 1);
-    const uint32_t barrier =
-        kOfZ ? memory.empty_z(ring_z.slot(piece)) : memory.empty_w(ring_w.slot(piece));
+    const uint32_t barrier = kOfZ ? memory.empty_z(ring_z.slot(piece)) : memory.empty_w(ring_w.slot(piece));
     const uint32_t there = ptx::address_in_cta(barrier, lane() % kConfig.kCluster);
     if (lane() < (kEnd - kBegin) * kConfig.kCluster) ptx::mbarrier_arrive_in_cta(there);
   }
@@ -201,7 +204,7 @@ struct BwdSm90WideScores {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 p = unpack<T>(words[j]), delta = of_pair(8 * i + 2 * j, memory.delta(t));
-        float *const x = dp + 8 * i + 2 * j;
+        float* const x = dp + 8 * i + 2 * j;
         x[0] = p.x * (x[0] - delta.x), x[1] = p.y * (x[1] - delta.y);
       }
     }
@@ -209,7 +212,8 @@ struct BwdSm90WideScores {
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
       const uint32_t words[4] = {pack<T>(dp[8 * i], dp[8 * i + 1]), pack<T>(dp[8 * i + 2], dp[8 * i + 3]),
-                                 pack<T>(dp[8 * i + 4], dp[8 * i + 5]), pack<T>(dp[8 * i + 6], dp[8 * i + 7])};
+                                 pack<T>(dp[8 * i + 4], dp[8 * i + 5]),
+                                 pack<T>(dp[8 * i + 6], dp[8 * i + 7])};
       ptx::stmatrix_x4(weights_of_lane(i), words);
     }
     hand_over(memory.full_weights());
@@ -258,8 +262,12 @@ struct BwdSm90WideScores {
 
   // --- what is not finite (bwd_sm90_wide.cuh) ---
 
-  __device__ __forceinline__ static int thread() { return static_cast<int>(ptx::thread_index() % 128); }
-  __device__ __forceinline__ static void own_barrier() { ptx::barrier_wait(kBwdSm90WideOwn + kConsumer, 128); }
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(ptx::thread_index() % 128);
+  }
+  __device__ __forceinline__ static void own_barrier() {
+    ptx::barrier_wait(kBwdSm90WideOwn + kConsumer, 128);
+  }
 
   __device__ __forceinline__ static uint32_t finite_word(uint32_t pair) {
     return finite_half<T>(pair & 0xffffu) | finite_half<T>(pair >> 16) << 16;
@@ -324,7 +332,8 @@ struct BwdSm90WideScores {
   /// is no dP dO for the sums, by both.
   __device__ __forceinline__ void clear_odd_rows(int n) const {
     if constexpr (kMakesP) clear_odd_rows_of<true>(n, memory.lse_z(t));
-    if constexpr (kMakesDs || !kConfig.has_dp()) clear_odd_rows_of<false>(n, kMakesP ? memory.lse_z(t) : memory.lse_w(t));
+    if constexpr (kMakesDs || !kConfig.has_dp())
+      clear_odd_rows_of<false>(n, kMakesP ? memory.lse_z(t) : memory.lse_w(t));
     ptx::async_proxy_fence();
     own_barrier();
   }
@@ -338,7 +347,8 @@ struct BwdSm90WideScores {
                          kOfZ ? ring_z.phase_of(piece) : ring_w.phase_of(piece));
       const uint32_t tile = kOfZ ? memory.z(slot) : memory.w(slot);
 #pragma unroll 1
-      for (int at = thread() * 16; at < kConfig.strips_of(kStrips, piece) * kConfig.strip_bytes(); at += 128 * 16) {
+      for (int at = thread() * 16; at < kConfig.strips_of(kStrips, piece) * kConfig.strip_bytes();
+           at += 128 * 16) {
         if (is_odd(lse, n, at / kRowBytes % kN)) ptx::st_shared_16(tile + at, uint4{0, 0, 0, 0});
       }
     }

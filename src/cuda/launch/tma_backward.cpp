@@ -38,8 +38,8 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
 }
 
 /// As map_of_keys, of queries: multicasts take no fifth dimension.
-CUtensorMap wide_map_of_queries(const tile::RowsView& rows, const Kernel& kernel, const tile::AttentionParams& p,
-                                int columns) {
+CUtensorMap wide_map_of_queries(const tile::RowsView& rows, const Kernel& kernel,
+                                const tile::AttentionParams& p, int columns) {
   const bool packed = p.cu_seqlens_q != nullptr;
   return tensor_map(rows.data, kernel.dtype,
                     std::array<TmaDimension, 4>{{{columns, 1, kTmaColumns},
