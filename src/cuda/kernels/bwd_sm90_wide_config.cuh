@@ -23,6 +23,8 @@ struct BwdSm90WideConfig {
   int z_pieces, w_pieces;    ///< of the rings: a tile at least
   /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
   int kept_strips = 0;
+  /// Whether dP waits until S is queued: P is then made while dP is computed.
+  bool dp_behind_s = false;
 
   static constexpr int kCluster =
       2;  ///< CTAs that share what is streamed: each loads every second strip for both
@@ -32,9 +34,9 @@ struct BwdSm90WideConfig {
   static constexpr int kResidentStripBytes = kRows * kRowBytes;
   static constexpr int kMostShared = 227 * 1024;
   static constexpr int threads() { return 128 * (kConsumers + 1); }
-  /// 168 registers a thread at the launch: 232 for a consumer leave 40.
-  static constexpr int producer_registers() { return 40; }
-  static constexpr int consumer_registers() { return 232; }
+  /// 168 registers a thread at the launch: 240 for a consumer leave 24.
+  static constexpr int producer_registers() { return 24; }
+  static constexpr int consumer_registers() { return 240; }
 
   constexpr bool queries_stay() const { return mode == Mode::kDq; }
   /// Whether dP is computed: dV needs P alone.

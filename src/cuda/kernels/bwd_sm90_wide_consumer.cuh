@@ -44,10 +44,13 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     for (float& x : sums) x = 0.0f;
     if (begin < end) {
       this->open();
+      this->template look_ahead<false>(begin);
+      int n = begin;
 #pragma unroll 1
-      for (int head = 0; head < heads; ++head) {
-#pragma unroll 1
-        for (int n = begin; n < end; ++n) step(n, n < full_begin || n >= full_end);
+      for (int left = heads * (end - begin); left > 0; --left) {
+        const int next = n + 1 == end ? begin : n + 1;
+        step(n, n < full_begin || n >= full_end, left > 1, next);
+        n = next;
       }
     }
     write();
@@ -56,8 +59,8 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
  private:
   /// S and P | dP and dS | the sums. Nothing is in flight behind a step: while one consumer takes exponentials, the other
   /// multiplies, and shared memory, which limits both products, takes in what is streamed.
-  __device__ __forceinline__ void step(int n, bool masked) {
-    if (this->step_is_odd(n)) this->clear_odd_rows(n);
+  __device__ __forceinline__ void step(int n, bool masked, bool more, int next) {
+    if (this->odd) this->clear_odd_rows(n);
     if constexpr (kMakesP) {
       Scores s;
       this->template multiply_rows<true>(s);
@@ -68,25 +71,24 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
       this->template multiply_rows<false>(dp);
       this->score_gradients(dp, n, masked);
     }
-    add_to_sums();
-    ring_z.next(), ring_w.next(), ++t;
+    add_to_sums(more, next);
   }
 
-  /// sums += weights (columns of Z or W that are this consumer's).
-  __device__ __forceinline__ void add_to_sums() {
+  /// sums += weights (columns of Z or W that are this consumer's). Meanwhile, with `more`, looks at the step behind, of block
+  /// `next`; the rings have room for its first piece.
+  __device__ __forceinline__ void add_to_sums(bool more, int next) {
+    static_assert(kSumSlots > kSumPieces);
     ptx::mbarrier_wait(memory.full_weights(), t & 1);
     if constexpr (!kSumsZ) this->wait_for_w();
     ptx::wgmma_fence();
     issue_sums<kFirst>();
     ptx::wgmma_commit();
+    if (more) this->template look_ahead<true>(next);
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(sums);
-    if constexpr (kSumsZ) {
-      this->template release_pieces<true, 0, kSumPieces>();
-    } else {
-      this->template release_pieces<false, 0, kSumPieces>();
-    }
+    this->template release_pieces<kSumsZ, 0, kSumPieces>();
     if (lane() == 0) ptx::mbarrier_arrive(memory.empty_weights());
+    ring_z.next(), ring_w.next(), ++t;
   }
   template <int kStrip>
   __device__ __forceinline__ void issue_sums() {

@@ -32,6 +32,7 @@ struct BwdSm90WideLoader {
   __device__ __forceinline__ void run() const {
     const BwdSm90WideWork work = memory.work();
     if (work.begin >= work.end) return;
+    ptx::tma_prefetch(streamed());
     const tile::AttentionParams& p = args.b.p;
     const int batch_x = p.cu_seqlens_q != nullptr ? 0 : work.batch;
     if (kZ || kConfig.has_dp()) load_resident(work, batch_x);

@@ -20,8 +20,11 @@
 
 namespace fovea::cuda {
 
-/// Named barriers: kBwdSm90WideOwn + consumer is among its four warps. Barrier 0 is __syncthreads().
-inline constexpr int kBwdSm90WideOwn = 1;
+/// Named barriers; barrier 0 is __syncthreads().
+enum BwdSm90WideBarrier : int {
+  kBwdSm90WideOwn = 1,      ///< + consumer: among its four warps
+  kBwdSm90WideSQueued = 3,  ///< consumer 0 -> 1: most of S is queued
+};
 
 template <class Instance, int kConsumer>
 struct BwdSm90WideScores {
@@ -42,8 +45,10 @@ struct BwdSm90WideScores {
   int base16;  ///< where shared memory starts, in units of 16 bytes, without the CTA's rank above 2^18; uniform
   typename Memory::RingZ ring_z;
   typename Memory::RingW ring_w;
-  uint32_t t = 0;      ///< number of the step
-  float statistic[2];  ///< where queries stay: lse (consumer 0) or delta of the lane's rows
+  uint32_t t = 0;  ///< number of the step
+  /// lse (consumer 0), or delta: of the lane's rows where queries stay, else of its columns of the step.
+  float statistics[kConfig.queries_stay() ? 2 : kN / 4];
+  bool odd = false;  ///< the step has queries whose lse is not finite
   /// The last strips of X (consumer 0) or Y as operand A, in steps of 16 columns.
   static constexpr int kKeptSteps = kMakesP || kMakesDs ? kConfig.kept_strips * 4 : 0;
   uint32_t kept[kKeptSteps > 0 ? kKeptSteps : 1][4];
@@ -76,7 +81,7 @@ struct BwdSm90WideScores {
       const float* const of = (kMakesP ? args.b.lse_log2 : args.b.delta) +
                               (int64_t{work().batch} * args.b.p.heads_q + work().head_x) * args.b.rows;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) statistic[half] = of[row_x(half)];
+      for (int half = 0; half < 2; ++half) statistics[half] = of[row_x(half)];
     }
   }
 
@@ -105,16 +110,26 @@ struct BwdSm90WideScores {
     }
   }
 
+  template <bool kOfZ>
+  __device__ __forceinline__ auto ring_of() const {
+    if constexpr (kOfZ) {
+      return ring_z;
+    } else {
+      return ring_w;
+    }
+  }
+
   // --- products ---
 
   /// acc = X Z^T (kOfZ) or Y W^T, piece by piece as they come. Pieces that no sum reads are given back.
   template <bool kOfZ>
-  __device__ __forceinline__ void multiply_rows(Scores& acc) const {
+  __device__ __forceinline__ void multiply_rows(Scores& acc) {
     constexpr int kStrips = kOfZ ? kConfig.strips_x() : kConfig.strips_y(), kPieces = kConfig.pieces(kStrips);
     constexpr bool kReleases = kOfZ != kConfig.has_dp();
     constexpr int kSteps = kConfig.kPieceStrips * 4;  // of a piece, 16 columns each
     constexpr int kSharedSteps = kConfig.shared_strips(kStrips) * 4;
     const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base16);
+    if constexpr (kConfig.dp_behind_s && kMakesDs) ptx::barrier_wait(kBwdSm90WideSQueued, 256);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int slot = kOfZ ? ring_z.slot(piece) : ring_w.slot(piece);
@@ -139,12 +154,14 @@ struct BwdSm90WideScores {
         }
       }
       ptx::wgmma_commit();
+      if (kConfig.dp_behind_s && kMakesP && piece == kPieces - 2)
+        ptx::barrier_arrive(kBwdSm90WideSQueued, 256);
       if (kReleases && piece > 0) {
         ptx::wgmma_wait<1>();
-        release(kOfZ ? memory.empty_z(kOfZ ? ring_z.slot(piece - 1) : 0)
-                     : memory.empty_w(kOfZ ? 0 : ring_w.slot(piece - 1)));
+        release(kOfZ ? memory.empty_z(ring_z.slot(piece - 1)) : memory.empty_w(ring_w.slot(piece - 1)));
       }
     }
+    read_statistics();
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc);
     if constexpr (kReleases) release_pieces<kOfZ, kPieces - 1, kPieces>();
@@ -176,26 +193,23 @@ struct BwdSm90WideScores {
   /// S -> P = exp2(scale_log2 S - lse_log2): the weights of dV, or what the other consumer makes dS of.
   __device__ __forceinline__ void weigh(Scores& s, int n, bool masked) {
     if constexpr (kConfig.queries_stay()) {
-      if (any_not_finite(s)) make_streamed_keys_finite();
+      if (!__all_sync(0xffffffffu, all_finite(s))) make_streamed_keys_finite();
     }
 #pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      const float2 lse = of_pair(i, memory.lse_z(t));
-      s[i] = ptx::ex2(fmaf(s[i], args.scale_log2, -lse.x));
-      s[i + 1] = ptx::ex2(fmaf(s[i + 1], args.scale_log2, -lse.y));
-    }
+    for (int i = 0; i < kN / 2; ++i) s[i] = ptx::ex2(fmaf(s[i], args.scale_log2, -statistic_of(i)));
     if (kMasks && masked) mask(s, n);
     ptx::mbarrier_wait(memory.empty_weights(), (t & 1) ^ 1);
-#pragma unroll
-    for (int i = 0; i < kN / 16; ++i) {
-      const uint32_t words[4] = {pack<T>(s[8 * i], s[8 * i + 1]), pack<T>(s[8 * i + 2], s[8 * i + 3]),
-                                 pack<T>(s[8 * i + 4], s[8 * i + 5]), pack<T>(s[8 * i + 6], s[8 * i + 7])};
-      ptx::stmatrix_x4(weights_of_lane(i), words);
+    store_weights(s);
+    if constexpr (kConfig.has_dp()) {
+      hand_over(memory.full_p());
+    } else {
+      hand_over_to_products();
     }
-    hand_over(kConfig.has_dp() ? memory.full_p() : memory.full_weights());
   }
   /// dP -> dS = P (dP - delta), in the place of P.
   __device__ __forceinline__ void score_gradients(Scores& dp, int n, bool masked) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) dp[i] -= statistic_of(i);
     ptx::mbarrier_wait(memory.full_p(), t & 1);
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
@@ -203,37 +217,39 @@ struct BwdSm90WideScores {
       ptx::ldmatrix_x4(words, weights_of_lane(i));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 p = unpack<T>(words[j]), delta = of_pair(8 * i + 2 * j, memory.delta(t));
-        float* const x = dp + 8 * i + 2 * j;
-        x[0] = p.x * (x[0] - delta.x), x[1] = p.y * (x[1] - delta.y);
+        const float2 p = unpack<T>(words[j]);
+        dp[8 * i + 2 * j] *= p.x, dp[8 * i + 2 * j + 1] *= p.y;
       }
     }
     if (masked) mask(dp, n);
+    store_weights(dp);
+    hand_over_to_products();
+  }
+  /// That of element i of a thread's scores.
+  __device__ __forceinline__ float statistic_of(int i) const {
+    return statistics[kConfig.queries_stay() ? i / 2 % 2 : i / 4 * 2 + i % 2];
+  }
+  __device__ __forceinline__ void store_weights(const Scores& x) const {
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      const uint32_t words[4] = {pack<T>(dp[8 * i], dp[8 * i + 1]), pack<T>(dp[8 * i + 2], dp[8 * i + 3]),
-                                 pack<T>(dp[8 * i + 4], dp[8 * i + 5]),
-                                 pack<T>(dp[8 * i + 6], dp[8 * i + 7])};
+      const uint32_t words[4] = {pack<T>(x[8 * i], x[8 * i + 1]), pack<T>(x[8 * i + 2], x[8 * i + 3]),
+                                 pack<T>(x[8 * i + 4], x[8 * i + 5]), pack<T>(x[8 * i + 6], x[8 * i + 7])};
       ptx::stmatrix_x4(weights_of_lane(i), words);
     }
-    hand_over(memory.full_weights());
-  }
-  /// Of elements i and i + 1 of a thread's scores: that of its row, or those of two queries at `of`.
-  __device__ __forceinline__ float2 of_pair(int i, uint32_t of) const {
-    if constexpr (kConfig.queries_stay()) return {statistic[i / 2 % 2], statistic[i / 2 % 2]};
-    const uint2 x = ptx::ld_shared_8(of + (i / 4 * 8 + 2 * (lane() % 4)) * 4);
-    return {__uint_as_float(x.x), __uint_as_float(x.y)};
   }
   /// Where the lane's row of step i of the sums' k lies.
   __device__ __forceinline__ uint32_t weights_of_lane(int i) const {
     const int row = 16 * warp() + lane() % 16;
     return memory.weights() + row * kRowBytes + ((2 * i + lane() / 16) ^ row % 8) * 16;
   }
-  /// What the warp has written is there, for products and for the other consumer.
+  /// What the warp has written is there for the other consumer.
   __device__ __forceinline__ static void hand_over(uint32_t barrier) {
-    ptx::async_proxy_fence();
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier);
+  }
+  __device__ __forceinline__ void hand_over_to_products() const {
+    ptx::async_proxy_fence();
+    hand_over(memory.full_weights());
   }
 
   /// Zero for pairs that are not seen, whatever they hold.
@@ -294,12 +310,12 @@ struct BwdSm90WideScores {
     ptx::async_proxy_fence();
     own_barrier();
   }
-  /// Whether the warp has a score that is not finite: all of a key that is not finite are.
-  __device__ __forceinline__ static bool any_not_finite(const Scores& s) {
-    float zero = 0.0f;
+  /// Whether the lane's scores are: all of a key that is not finite are not.
+  __device__ __forceinline__ static bool all_finite(const Scores& s) {
+    float zero[4] = {};
 #pragma unroll
-    for (float x : s) zero = fmaf(x, 0.0f, zero);
-    return __any_sync(0xffffffffu, !(zero == 0.0f));
+    for (int i = 0; i < kN / 2; ++i) zero[i % 4] = fmaf(s[i], 0.0f, zero[i % 4]);
+    return zero[0] + zero[1] + zero[2] + zero[3] == 0.0f;
   }
   /// K of the step, before the sums multiply it: by each warp that has seen that it is to be done, with the same result.
   __device__ __forceinline__ void make_streamed_keys_finite() const {
@@ -309,19 +325,31 @@ struct BwdSm90WideScores {
 #pragma unroll 1
       for (int at = lane() * 4; at < bytes; at += 32 * 4) make_word_finite(memory.z(ring_z.slot(piece)) + at);
     }
+    ptx::async_proxy_fence();
   }
-  /// Whether lse of any query of the step is not finite, as this consumer finds it beside what it reads.
-  __device__ __forceinline__ bool step_is_odd(int n) const {
-    if constexpr (kConfig.queries_stay()) return false;
-    constexpr bool kOfZ = kMakesP;
-    const int slot = kOfZ ? ring_z.slot(0) : ring_w.slot(0);
-    ptx::mbarrier_wait(kOfZ ? memory.full_z(slot) : memory.full_w(slot),
-                       kOfZ ? ring_z.phase_of(0) : ring_w.phase_of(0));
-    const uint32_t lse = kOfZ ? memory.lse_z(t) : memory.lse_w(t);
-    bool odd = false;
+  /// Whether the step, or with kNext the step behind it, of block n, is odd.
+  template <bool kNext>
+  __device__ __forceinline__ void look_ahead(int n) {
+    if constexpr (kConfig.queries_stay()) return;
+    auto ring = this->template ring_of<kMakesP>();
+    if (kNext) ring.next();
+    ptx::mbarrier_wait(kMakesP ? memory.full_z(ring.first) : memory.full_w(ring.first), ring.phase);
+    const uint32_t step = t + (kNext ? 1 : 0), lse = kMakesP ? memory.lse_z(step) : memory.lse_w(step);
+    bool any = false;
 #pragma unroll
-    for (int i = 0; i < kN; i += 32) odd |= lane() + i < kN && is_odd(lse, n, lane() + i);
-    return __any_sync(0xffffffffu, odd);
+    for (int i = 0; i < kN; i += 32) any |= lane() + i < kN && is_odd(lse, n, lane() + i);
+    odd = __any_sync(0xffffffffu, any);
+  }
+  /// lse or delta of the step's queries, while scores are computed.
+  __device__ __forceinline__ void read_statistics() {
+    if constexpr (!kConfig.queries_stay()) {
+      const uint32_t from = (kMakesP ? memory.lse_z(t) : memory.delta(t)) + lane() % 4 * 8;
+#pragma unroll
+      for (int i = 0; i < kN / 8; ++i) {
+        const uint2 x = ptx::ld_shared_8(from + i * 32);
+        statistics[2 * i] = __uint_as_float(x.x), statistics[2 * i + 1] = __uint_as_float(x.y);
+      }
+    }
   }
   /// Statistics end with the last full 128 rows: behind them there are none.
   __device__ __forceinline__ bool is_odd(uint32_t lse, int n, int query) const {
