@@ -117,6 +117,21 @@ const std::vector<Cover>& covers() {
          s.window_right = 20;
          s.o_is_f32 = true;
        }},
+      {"d384_328_used_groups",
+       [](ProblemSpec& s) {
+         sizes(s, 384, 328);
+         s.batch = 3;
+         s.heads_q = 3 * s.heads_kv;
+         s.used_q = {140, 0, 65};
+         s.used_k = {129, 64, 0};
+         s.causal = s.sink = s.dsink = s.dlse = true;
+       }},
+      {"d512_packed_spare_rows",
+       [](ProblemSpec& s) {
+         sizes(s, 512, 512);
+         pack(s);
+         s.spare_rows = 300;  // more than the tiles of the longest sequence cover
+       }},
       {"d72_24", [](ProblemSpec& s) { sizes(s, 72, 24); }},
       {"d33_17", [](ProblemSpec& s) { sizes(s, 33, 17); }},
 

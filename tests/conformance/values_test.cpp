@@ -1,6 +1,7 @@
 // Values: large logits, ties, infinities, and NaN in keys that some rows do not see.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>
@@ -258,6 +259,22 @@ TEST(Values, NanInVOfWideHeads) {
     expect_conformance_of_all_types(spec, forward_only(), [&, column = odd_column](OwnedProblem& x) {
       x[Role::kV].set({0, 50, 0, column}, kNan);
     });
+  }
+}
+
+/// Where each gradient has a kernel of its own, each multiplies other rows by weights of 0.
+TEST(Values, NotFiniteInWideHeads) {
+  for (const int64_t head_dim : {304, 512, 576}) {
+    ProblemSpec spec = base();
+    spec.head_dim = head_dim;
+    spec.head_dim_v = std::min<int64_t>(head_dim, 512);
+    spec.causal = true;
+    spec.window_left = 30;
+    for (const Role role : {Role::kK, Role::kV}) {
+      expect_conformance_of_all_types(spec, {}, spoil(role, {0, 33, 50}, kNan));
+    }
+    expect_conformance_of_all_types(spec, forward_only(), spoil(Role::kK, {33}, kInfinity));
+    expect_conformance_of_all_types(spec, {}, [](OwnedProblem& x) { x[Role::kQ].set({0, 13, 1, 5}, kNan); });
   }
 }
 

@@ -157,6 +157,8 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kCombine:
       return run_kernel<cuda::ForwardArgs>(launch, kernel, parameters[0]);
     case cuda::KernelKind::kBackward:
+    case cuda::KernelKind::kBackwardDv:
+    case cuda::KernelKind::kBackwardDq:
       if (kernel.tma) return run_kernel<cuda::TmaBackwardArgs>(launch, kernel, parameters[0]);
       [[fallthrough]];
     case cuda::KernelKind::kPreprocess:

@@ -761,6 +761,9 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
   kernel.writes_dq = true;
   const BackwardLayout no_sums = backward_layout(p, kernel, hopper(), 1, true);
   EXPECT_LT(no_sums.workspace_size, 2 * (2 * 8 * 256 * 4 + kPartAlignment) + kPartAlignment);
+  kernel.dk_alone = true;  // reads statistics of a whole tile from any row of a sequence on
+  const BackwardLayout whole_tiles = backward_layout(p, kernel, hopper(), 1, true);
+  EXPECT_GE(whole_tiles.workspace_size, whole_tiles.delta + (2 * 8 * 256 + kernel.tile_m) * 4);
 }
 
 TEST(Bf16x3, SixProductsOfPartsTheSmallestFirst) {

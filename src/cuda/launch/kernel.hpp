@@ -57,6 +57,8 @@ enum class KernelKind : uint8_t {
   kPreprocess,          ///< backward: row statistics; zeros where sums are accumulated
   kBackwardSeenBlocks,  ///< backward: looks which blocks of queries see a tile, before kBackward
   kBackwardBf16x3,      ///< backward: float32 operands as bf16x3, behind kPreprocess
+  kBackwardDv,          ///< backward: dv, behind a kBackward that is dk_alone
+  kBackwardDq,          ///< backward: dq likewise
   kPostprocess,         ///< backward: dq from its sums
   kListZeros,           ///< backward: clears the sums of dk and dv, where queries have lists
   kListGradients,       ///< backward: dk and dv from their sums, where queries have lists
@@ -123,6 +125,7 @@ struct Kernel {
       false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
+  bool dk_alone = false;     ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
   bool chain = false;        ///< backward: the blocks of keys of a head are the CTAs of a cluster
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;

@@ -53,7 +53,8 @@ std::string excluded_clause(const Kernel& k, const KernelRequest& r) {
 
 std::string name_clause(const Kernel& k, const KernelRequest& r) {
   // The kernel for pointers that are not aligned is another one, whose name nobody asks for.
-  const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward;
+  const bool main = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
+                    k.kind == KernelKind::kBackwardDv || k.kind == KernelKind::kBackwardDq;
   if (r.name_pattern == nullptr || r.any_address || !main || fnmatch(r.name_pattern, k.name, 0) == 0)
     return "";
   return "is not of the name that the environment asks for (FOVEA_KERNEL=" + std::string(r.name_pattern) +

@@ -133,6 +133,10 @@ class Collector {
     if (p().has(Role::kKeys)) add(set_.before, KernelKind::kListZeros);
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
+    if (set_.main->dk_alone) {
+      add(set_.after, KernelKind::kBackwardDv);
+      add(set_.after, KernelKind::kBackwardDq);
+    }
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
     if (p().has(Role::kKeys)) add(set_.after, KernelKind::kListGradients);
     if (occupies_memory(p()[Role::kDBias])) add(set_.after, KernelKind::kDBias);

@@ -73,6 +73,10 @@ const char* name_of(KernelKind kind) {
       return "backward (preprocess)";
     case KernelKind::kBackwardBf16x3:
       return "backward (bf16x3)";
+    case KernelKind::kBackwardDv:
+      return "backward (dv)";
+    case KernelKind::kBackwardDq:
+      return "backward (dq)";
     case KernelKind::kPostprocess:
       return "backward (postprocess)";
     case KernelKind::kListZeros:

@@ -338,6 +338,8 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   Parts parts;
   layout.lse_log2 = parts.take(all_rows, 4);
   layout.delta = parts.take(all_rows, 4);
+  // Side by side with it: such a kernel reads whole tiles, of which the last may end behind the rows.
+  if (kernel.dk_alone) parts.take(kernel.tile_m, 4);
   layout.dq_sum = parts.take(all_rows, padded_dim * 4);
   if (deterministic && !kernel.writes_dq)
     layout.dq_semaphore =

@@ -1,4 +1,5 @@
 // The parameter of backward kernels that copy by TMA (TmaBackwardArgs): tensor maps of q, k, v and d_o.
+#include <array>
 #include <new>
 
 #include "cuda/kernels/bf16x3.hpp"
@@ -36,9 +37,35 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   if (p.softcap > 0) all.cap_scale = p.scale / p.softcap;
 }
 
+/// As map_of_keys, of queries: multicasts take no fifth dimension.
+CUtensorMap wide_map_of_queries(const tile::RowsView& rows, const Kernel& kernel,
+                                const tile::AttentionParams& p, int columns) {
+  const bool packed = p.cu_seqlens_q != nullptr;
+  return tensor_map(rows.data, kernel.dtype,
+                    std::array<TmaDimension, 4>{{{columns, 1, kTmaColumns},
+                                                 {packed ? p.total_q : p.seqlen_q, rows.row, kernel.tile_m},
+                                                 {p.heads_q, rows.head, 1},
+                                                 {packed ? 1 : p.batch, rows.batch, 1}}},
+                    kernel.name);
+}
+
+void bind_wide_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
+  const tile::AttentionParams& p = launch.args.p;
+  const Kernel& kernel = launch.kernel;
+  auto& all = *new (to) TmaBackwardArgs;
+  all.b = launch.args;
+  all.q = wide_map_of_queries(p.q, kernel, p, p.head_dim);
+  all.d_o = wide_map_of_queries(p.d_o, kernel, p, p.head_dim_v);
+  all.k = map_of_keys(p.k, kernel.dtype, p, p.head_dim, kTmaColumns, kernel.tile_n, kernel.name);
+  all.v = map_of_keys(p.v, kernel.dtype, p, p.head_dim_v, kTmaColumns, kernel.tile_n, kernel.name);
+  all.scale_log2 = p.scale * tile::kLog2e;
+}
+
 }  // namespace
 
 extern const ArgsBinding tma_backward_args;
 const ArgsBinding tma_backward_args = {.backward = bind_backward};
+extern const ArgsBinding tma_wide_backward_args;
+const ArgsBinding tma_wide_backward_args = {.backward = bind_wide_backward};
 
 }  // namespace fovea::cuda
