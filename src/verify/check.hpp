@@ -271,6 +271,7 @@ class Checker {
   /// One line for the first error, "" without any. `ran` counts the passes that the backend can do.
   std::string check(const std::string& backend, int* ran = nullptr) {
     if (!oracle_failure_.empty()) return oracle_failure_;
+    plain_.allow_for_scores_of(backend);
     std::string failure = check_pass(backend, FOVEA_FORWARD, ran);
     if (failure.empty() && options_.backward) failure = check_pass(backend, FOVEA_BACKWARD, ran);
     return failure.empty() ? failure : backend + ": " + failure;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "verify/owned_problem.hpp"
@@ -75,13 +76,19 @@ class Plain {
     k_norm_ = row_norms(k_, s_.head_dim);
     v_bound_ = row_bounds(v_, s_.head_dim_v);
     v_norm_ = row_norms(v_, s_.head_dim_v);
-    score_roundings = std::max(8.0, static_cast<double>(s_.score_dim()) / 16);
+    allow_for_scores_of("");
+  }
+  /// Sets `score_roundings` to what a backend may do.
+  void allow_for_scores_of(const std::string& backend) {
+    const bool of_8_bits = s_.e4m3_queries && backend == "cuda_sm90";
+    score_roundings = of_8_bits ? 0x1p-13 / unit_roundoff(Type::kF32)
+                                : std::max(8.0, static_cast<double>(s_.score_dim()) / 16);
   }
 
   std::map<Role, PlainOutput> outputs;
   /// Largest sum of absolute terms of any score: float32 rounding errors of scores grow with it.
   double score_magnitude = 0;
-  double score_roundings = 8;  ///< r of the floor (compare.hpp)
+  double score_roundings = 0;  ///< r of the floor (compare.hpp)
   /// What a score may be off because q and k were rotated and rounded again (compare.hpp).
   double score_step = 0;
   /// Rows of queries that took part.

@@ -164,6 +164,21 @@ TEST(QueriesOf8Bits, OfUnequalWeights) {
   }
 }
 
+/// So many keys that tensor cores put their sums away, twice; and that the maxima of rows grow between.
+TEST(QueriesOf8Bits, OfManyKeys) {
+  for (const Keys keys : {Keys::kNormal, Keys::kGrowing}) {
+    for (const int64_t size : {64, 128}) {
+      ProblemSpec s = queries_of_8_bits(66, 3300);
+      s.type = Type::kBF16;
+      s.keys = keys;
+      s.batch = 1;
+      s.heads_q = s.heads_kv = 1;
+      s.head_dim = s.head_dim_v = size;
+      expect_conformance(s, many_threads());
+    }
+  }
+}
+
 /// NaN in a query reaches its row alone, in a key the rows that see it.
 TEST(QueriesOf8Bits, ThatAreNotFinite) {
   const double nan = std::numeric_limits<double>::quiet_NaN();

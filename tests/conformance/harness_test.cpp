@@ -14,7 +14,7 @@
 namespace fovea::conformance {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kQuietNan = std::numeric_limits<double>::quiet_NaN();
 
 ProblemSpec small(Type type) {
   ProblemSpec spec;
@@ -72,7 +72,7 @@ TEST_P(Harness, RefusesSwappedRows) {
   EXPECT_NE(said, "");
 }
 TEST_P(Harness, RefusesNanAndInfinity) {
-  for (const double wrong : {kNan, std::numeric_limits<double>::infinity()}) {
+  for (const double wrong : {kQuietNan, std::numeric_limits<double>::infinity()}) {
     EXPECT_NE(verdict(GetParam(), [&](OwnedTensor& o) { o.set({0, 20, 0, 3}, wrong); }), "");
   }
 }
@@ -102,7 +102,7 @@ std::string verdict_of_gradient(const std::function<void(OwnedTensor&)>& tamper)
 TEST(HarnessParts, RefusesWrongGradientsOfNamedTensors) {
   EXPECT_EQ(verdict_of_gradient([](OwnedTensor&) {}), "");
   EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({1, 12}, g.get({1, 12}) + 1e-3); }), "");
-  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({1, 12}, kNan); }), "");
+  EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({1, 12}, kQuietNan); }), "");
   // No query of this causal problem sees a key that is behind it; and there is no third head.
   EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({0, 32}, 1e-9); }), "");
   EXPECT_NE(verdict_of_gradient([](OwnedTensor& g) { g.set({2, 0}, 1e-9); }), "");
