@@ -241,7 +241,8 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
   if (with_values) {
     add("--qv", qv, "Queries of the values, as q with the head size of v: scores get scale qv v^T, too",
         kInputs);
-    constexpr const char* kFactors = "(batch or 1, heads of k or 1): its elements, of float8_e4m3fn, are multiplied by these";
+    constexpr const char* kFactors =
+        "(batch or 1, heads of k or 1): its elements, of float8_e4m3fn, are multiplied by these";
     add("--q-descale", q_descale, kFactors, kInputs);
     add("--k-descale", k_descale, kFactors, kInputs);
     add("--v-descale", v_descale, kFactors, kInputs);

@@ -169,8 +169,9 @@ class HeaderParser {
         }
       }
     }
-    source_.fail("has elements of type " + printable(descr) +
-                 "; supported are f8 f4 f2 i8 i4 u1 b1 in little endian, V2 as bfloat16, and V1 as float8_e4m3fn");
+    source_.fail(
+        "has elements of type " + printable(descr) +
+        "; supported are f8 f4 f2 i8 i4 u1 b1 in little endian, V2 as bfloat16, and V1 as float8_e4m3fn");
   }
 
   std::int64_t extent() {

@@ -88,7 +88,8 @@ TEST(Npy, OneByteOfNoTypeIsFloat8) {
     EXPECT_EQ(array.type, ElementType::e4m3);
     EXPECT_EQ(as_text(array.bytes), "\x38\xb8");
   }
-  EXPECT_NE(as_text(serialize_npy(make_array("q", ElementType::e4m3, {2}))).find("'descr': '<V1'"), std::string::npos);
+  EXPECT_NE(as_text(serialize_npy(make_array("q", ElementType::e4m3, {2}))).find("'descr': '<V1'"),
+            std::string::npos);
 }
 
 TEST(Npy, BfloatIsReadUnderEverySpelling) {
