@@ -18,8 +18,7 @@ namespace {
 /// The family of kernels for pointers that are no multiples of 16 bytes: TMA copies no others at all.
 Family family_for(Family family, const AttentionProblem& p, bool any_address) {
   if (!any_address) return family;
-  if (p.has(Role::kQV) || (family == Family::kMmaSm80 && p[Role::kK].dtype == DType::kE4M3))
-    return Family::kSimt;
+  if (p.has(Role::kQV) || p[Role::kK].dtype == DType::kE4M3) return Family::kSimt;
   return family == Family::kSm90 ? Family::kMmaSm80 : family;
 }
 
