@@ -2,6 +2,7 @@
 #include "cli/bench/data.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace fovea::cli {
 
@@ -55,17 +56,24 @@ void HeadArray::fill_last_rows(int64_t rows, uint64_t seed) {
 
 void fill_normal(Array& array, uint64_t seed) {
   uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
-  const auto normal = [&state] {
+  const auto draw = [&state] {
+    state ^= state << 13;  // xorshift64 (Marsaglia 2003)
+    state ^= state >> 7;
+    return state ^= state << 17;
+  };
+  const auto normal = [&draw] {
     double sum = 0;  // four uniform numbers, of variance 1/12 each
-    for (int i = 0; i < 4; ++i) {
-      state ^= state << 13;  // xorshift64 (Marsaglia 2003)
-      state ^= state >> 7;
-      state ^= state << 17;
-      sum += static_cast<double>(state >> 11) * 0x1p-53;
-    }
+    for (int i = 0; i < 4; ++i) sum += static_cast<double>(draw() >> 11) * 0x1p-53;
     return (sum - 2) * 1.7320508075688772;
   };
   switch (array.type) {
+    case ElementType::e4m3: {
+      // Each out of a few thousand: to encode takes longer than to draw.
+      std::array<uint8_t, 4096> codes{};
+      for (uint8_t& code : codes) code = encode_e4m3(normal());
+      for (uint8_t& x : array.elements<uint8_t>()) x = codes[draw() >> 52];
+      break;
+    }
     case ElementType::f16:
       for (uint16_t& x : array.elements<uint16_t>()) x = encode_float16(normal());
       break;
@@ -89,7 +97,7 @@ BenchData::BenchData(const Shape& s, bool backward, Expressions of, Layout layou
   q = make("q", s.q());
   k = make("k", s.k());
   v = make("v", s.v());
-  o = make("o", s.o());
+  o = HeadArray("o", s.o(), output_type(s.type), layout);
   lse = io::make_array("lse", ElementType::f32, {lse_shape.begin(), lse_shape.end()});
   fill_normal(q.array(), 1);
   fill_normal(k.array(), 2);

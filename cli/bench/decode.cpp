@@ -35,55 +35,8 @@ std::vector<int64_t> cache_shape(const BenchCase& what, int64_t size) {
   return {s.batch * columns_of(what), page, s.heads_kv, size};
 }
 
-/// The value of a code of float8_e4m3fn: a sign, four bits of exponent, three of mantissa.
-double decode_e4m3(uint8_t code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if (exponent == 15 && mantissa == 7) return std::nan("");
-  const double size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-  return (code & 0x80) != 0 ? -size : size;
-}
-
-/// The code of the nearest value.
-uint8_t encode_e4m3(double value) {
-  uint8_t nearest = 0;
-  for (int code = 1; code < 0x7f; ++code) {
-    const auto off = [&](int candidate) {
-      return std::abs(decode_e4m3(static_cast<uint8_t>(candidate)) - std::abs(value));
-    };
-    if (off(code) < off(nearest)) nearest = static_cast<uint8_t>(code);
-  }
-  return value < 0 ? static_cast<uint8_t>(nearest | 0x80) : nearest;
-}
-
-/// Codes of normal random numbers, each out of a few thousand.
-void fill_with_codes(Array& array, uint64_t seed) {
-  constexpr int64_t kNumbers = 4096;
-  Array numbers = io::make_array("", ElementType::f64, {kNumbers});
-  fill_normal(numbers, seed);
-  std::array<uint8_t, kNumbers> codes{};
-  std::ranges::transform(numbers.elements<double>(), codes.begin(), encode_e4m3);
-  uint64_t state = seed;
-  for (uint8_t& code : array.elements<uint8_t>()) {
-    state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX generator
-    code = codes[state >> 52];
-  }
-}
-
-fovea_dtype dtype_of_cache(const BenchCase& what) {
-  return what.cache->of_8_bits ? dtype_of<e4m3>()
-                               : fovea::cli::described(what.shape.type, std::array<int64_t, 1>{0}).dtype();
-}
-
-/// Normal numbers, or their codes.
-Array make_cache(const char* name, const BenchCase& what, int64_t size, uint64_t seed) {
-  const ElementType type = what.cache->of_8_bits ? ElementType::u8 : what.shape.type;
-  Array array = io::make_array(name, type, cache_shape(what, size));
-  if (what.cache->of_8_bits) {
-    fill_with_codes(array, seed);
-  } else {
-    fill_normal(array, seed);
-  }
-  return array;
+ElementType type_of_cache(const BenchCase& what) {
+  return what.cache->of_8_bits ? ElementType::e4m3 : what.shape.type;
 }
 
 std::string name_of(const BenchCase& what) {
@@ -124,6 +77,7 @@ std::vector<BenchCase> DecodeOptions::cases(const std::vector<Shape>& shapes, co
   std::vector<BenchCase> all;
   for (const Shape& shape : shapes) {
     for (const std::string& type : cache_type) {
+      if (shape.type == ElementType::e4m3 && &type != cache_type.data()) break;  // it is the same
       for (const int64_t rows : page) {
         BenchCase what{"", shape, Pass::forward, terms, true, CacheForm{rows, type == kE4M3}};
         what.name = name_of(what);
@@ -149,11 +103,13 @@ DecodeData::DecodeData(const BenchCase& what, Gpu* gpu) : what_(what), mirrors_(
   const Shape& s = what.shape;
   const auto sizes = [](const auto& shape) { return std::vector<int64_t>(shape.begin(), shape.end()); };
   q_ = io::make_array("q", s.type, sizes(s.q()));
-  o_ = io::make_array("o", s.type, sizes(s.o()));
+  o_ = io::make_array("o", output_type(s.type), sizes(s.o()));
   lse_ = io::make_array("lse", ElementType::f32, sizes(s.lse()));
   fill_normal(q_, 1);
-  k_ = make_cache("k", what, s.head_dim, 2);
-  v_ = make_cache("v", what, s.head_dim_v, 3);
+  k_ = io::make_array("k", type_of_cache(what), cache_shape(what, s.head_dim));
+  v_ = io::make_array("v", type_of_cache(what), cache_shape(what, s.head_dim_v));
+  fill_normal(k_, 2);
+  fill_normal(v_, 3);
   used_ = io::make_array("seqused_k", ElementType::i32, {s.batch});
   std::ranges::fill(used_.elements<int32_t>(), static_cast<int32_t>(s.seqlen_k));
   if (what.cache->page > 0) {
@@ -172,8 +128,8 @@ DecodeData::DecodeData(const BenchCase& what, Gpu* gpu) : what_(what), mirrors_(
 Problem DecodeData::described(const BenchCase& what, const Gpu* gpu) {
   Problem p = fovea::cli::described(what.shape, Pass::forward);
   what.terms.apply(p);
-  p.k = Tensor(nullptr, dtype_of_cache(what), cache_shape(what, what.shape.head_dim));
-  p.v = Tensor(nullptr, dtype_of_cache(what), cache_shape(what, what.shape.head_dim_v));
+  p.k = fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim));
+  p.v = fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim_v));
   p.seqused_k = fovea::cli::described(ElementType::i32, std::array{what.shape.batch});
   if (what.cache->page > 0)
     p.page_table = fovea::cli::described(ElementType::i32, std::array{what.shape.batch, columns_of(what)});
@@ -190,11 +146,8 @@ Problem DecodeData::problem() const {
   p.q = mirrors_.tensor(q_);
   p.o = mirrors_.tensor(o_);
   p.lse = mirrors_.tensor(lse_);
-  const auto cache = [&](const Array& array) {
-    return mirrors_.on_device(Tensor(mirrors_.address(array), dtype_of_cache(what_), array.shape));
-  };
-  p.k = cache(k_);
-  p.v = cache(v_);
+  p.k = mirrors_.tensor(k_);
+  p.v = mirrors_.tensor(v_);
   p.seqused_k = mirrors_.tensor(used_);
   if (!pages_.shape.empty()) p.page_table = mirrors_.tensor(pages_);
   return p;
@@ -219,10 +172,7 @@ Array DecodeData::keys_of(const Array& cache, int64_t batch, int64_t head_kv) co
     to = std::copy_n(cache.bytes.begin() + first * static_cast<int64_t>(io::element_size(cache.type)), bytes,
                      to);
   }
-  if (!what_.cache->of_8_bits) return converted(std::move(part), ElementType::f64);
-  Array wide = io::make_array(cache.name, ElementType::f64, part.shape);
-  std::ranges::transform(part.elements<uint8_t>(), wide.elements<double>().begin(), decode_e4m3);
-  return wide;
+  return converted(std::move(part), ElementType::f64);
 }
 
 double DecodeData::error_of(int64_t batch, int64_t head_kv) const {

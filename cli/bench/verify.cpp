@@ -103,6 +103,7 @@ double largest_error(const BenchData& data, Pass pass, const Terms& terms, int64
 double allowed_error(ElementType type, Pass pass) {
   if (type == ElementType::f64) return 1e-6;  // lse is float32
   if (type == ElementType::f32) return 2e-5;
+  if (type == ElementType::e4m3) return unit_roundoff(type);  // weights that are rounded to it, in sums
   return unit_roundoff(type) * (pass == Pass::forward ? 4 : 8);
 }
 

@@ -146,8 +146,9 @@ void check_names(const AttendOptions& options, const Expressions& expressions) {
 /// the rank that it wants.
 Results compute(const AttendOptions& options, const Inputs& inputs, const Expressions& expressions,
                 const std::optional<Array>& d_o, Ranks* ranks) {
-  const ElementType o_type =
-      options.output_dtype.empty() ? inputs.q.type : parse_type("--output-dtype", options.output_dtype);
+  const ElementType o_type = options.output_dtype.empty()
+                                 ? output_type(inputs.q.type)
+                                 : parse_type("--output-dtype", options.output_dtype);
   Results results;
   results.outputs.reserve(8 + FOVEA_MAX_NAMED_TENSORS);  // views point into them
   const auto output = [&](const char* name, ElementType type, const std::vector<int64_t>& shape) -> Array& {
@@ -319,7 +320,9 @@ void add_attend(CLI::App& program, Action& action) {
       ->type_name("FILE.npy")
       ->group(kOutputs);
   command
-      ->add_option("--output-dtype", options->output_dtype, "Type of o: that of q (the default) or float32")
+      ->add_option(
+          "--output-dtype", options->output_dtype,
+          "Type of o: that of q (the default) or float32; where q has 8 bits any other, by default bfloat16")
       ->type_name("TYPE")
       ->group(kOutputs);
   command

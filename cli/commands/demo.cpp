@@ -57,7 +57,7 @@ Run run_as(const Inputs& inputs, ElementType type, const std::vector<double>& or
   typed.q = converted(inputs.q, type);
   typed.k = converted(inputs.k, type);
   typed.v = converted(*inputs.v, type);
-  const Array o = io::make_array("o", type, typed.o_shape());
+  const Array o = io::make_array("o", output_type(type), typed.o_shape());
   Problem problem = typed.problem();
   problem.o = view(o);
   const Plan plan(problem, {.num_threads = threads});

@@ -33,14 +33,14 @@ struct ExplainOptions {
 
 /// Rows of all sequences behind each other.
 void pack(Problem& problem, const Shape& s, int64_t total_q, int64_t total_k, const Tensor& starts) {
-  const auto packed = [&](int64_t total, std::array<int64_t, 4> shape) {
+  const auto packed = [&](ElementType type, int64_t total, std::array<int64_t, 4> shape) {
     const std::array<int64_t, 3> rows = {total, shape[2], shape[3]};
-    return described(s.type, rows);
+    return described(type, rows);
   };
-  problem.q = packed(total_q, s.q());
-  problem.k = packed(total_k, s.k());
-  problem.v = packed(total_k, s.v());
-  problem.o = packed(total_q, s.o());
+  problem.q = packed(s.type, total_q, s.q());
+  problem.k = packed(s.type, total_k, s.k());
+  problem.v = packed(s.type, total_k, s.v());
+  problem.o = packed(output_type(s.type), total_q, s.o());
   const std::array<int64_t, 2> lse = {s.heads_q, total_q};
   problem.lse = described(ElementType::f32, lse);
   if (problem.pass == Pass::backward) {
@@ -92,12 +92,15 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
       problem.page_table = described(ElementType::i32, table);
       problem.seqused_k = described(ElementType::i32, per_sequence);
     } else if (name == "qv") {
-      problem.qv = described(s.type, s.o());
+      problem.qv = described(output_type(s.type), s.o());
+    } else if (name == "descale") {
+      const std::array<int64_t, 2> factors = {s.batch, s.heads_kv};
+      problem.q_descale = problem.k_descale = problem.v_descale = described(ElementType::f32, factors);
     } else if (name == "leftpad") {
       problem.leftpad_k = described(ElementType::i32, per_sequence);
     } else if (name == "append" || name == "rotary") {
       const auto rows = [&](int64_t size) {
-        return described(s.type, std::array{s.batch, s.seqlen_q, s.heads_kv, size});
+        return described(output_type(s.type), std::array{s.batch, s.seqlen_q, s.heads_kv, size});
       };
       problem.k_new = rows(s.k()[3]);
       problem.v_new = rows(s.v()[3]);
@@ -112,14 +115,14 @@ void add_described_terms(Problem& problem, const Shape& s, const std::vector<std
     } else {
       throw Failure(Exit::usage, "--with: got '" + name +
                                      "', expected names out of bias, dbias, mask, block_mask, alibi, sink, "
-                                     "keys, seqused, pages, qv, leftpad, append, rotary, packed");
+                                     "keys, seqused, pages, qv, descale, leftpad, append, rotary, packed");
     }
   }
 }
 
 /// The tensors that a run over these inputs would write, without data.
 void add_described_outputs(Problem& problem, const Inputs& inputs) {
-  problem.o = described(inputs.q.type, inputs.o_shape());
+  problem.o = described(output_type(inputs.q.type), inputs.o_shape());
   problem.lse = described(ElementType::f32, inputs.lse_shape());
   if (problem.pass == Pass::forward) return;
   problem.d_o = problem.o;

@@ -26,6 +26,8 @@ verify::Type type_of(ElementType type) {
       return Type::kF32;
     case ElementType::f64:
       return Type::kF64;
+    case ElementType::e4m3:
+      return Type::kE4M3;
     case ElementType::i64:
       break;
   }
@@ -63,6 +65,8 @@ const char* type_name(ElementType type) {
       return "float64";
     case ElementType::i64:
       return "int64";
+    case ElementType::e4m3:
+      return "float8_e4m3fn";
   }
   return "?";
 }
@@ -72,12 +76,17 @@ std::optional<ElementType> type_from_option(std::string_view name) {
   if (name == "bf16" || name == "bfloat16") return ElementType::bf16;
   if (name == "f32" || name == "float32") return ElementType::f32;
   if (name == "f64" || name == "float64") return ElementType::f64;
+  if (name == "e4m3" || name == "float8_e4m3fn") return ElementType::e4m3;
   return std::nullopt;
 }
 
 bool is_real(ElementType type) {
   return type == ElementType::f16 || type == ElementType::bf16 || type == ElementType::f32 ||
-         type == ElementType::f64;
+         type == ElementType::f64 || type == ElementType::e4m3;
+}
+
+ElementType output_type(ElementType type) {
+  return type == ElementType::e4m3 ? ElementType::bf16 : type;
 }
 
 double unit_roundoff(ElementType type) {
@@ -112,6 +121,10 @@ std::vector<double> to_doubles(const Array& array) {
   return decode_all<double>(array);
 }
 
+float decode_e4m3(uint8_t code) {
+  return static_cast<float>(verify::decode_e4m3(code));
+}
+
 float decode_bfloat16(uint16_t code) {
   return std::bit_cast<float>(static_cast<uint32_t>(code) << 16);
 }
@@ -125,6 +138,9 @@ float decode_float16(uint16_t code) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
 }
 
+uint8_t encode_e4m3(double value) {
+  return verify::encode_e4m3(value);
+}
 uint16_t encode_float16(double value) {
   return verify::encode(value, verify::kF16Format);
 }

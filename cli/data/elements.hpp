@@ -18,9 +18,11 @@ using io::ElementType;
 
 /// "float16", "float32" ...: the names numpy uses.
 const char* type_name(ElementType type);
-/// From the options: f16, float16, bf16, bfloat16, f32, float32, f64, float64.
+/// From the options: f16, float16, bf16, bfloat16, f32, float32, f64, float64, e4m3, float8_e4m3fn.
 std::optional<ElementType> type_from_option(std::string_view name);
 bool is_real(ElementType type);
+/// The type of o beside q of `type`, where nothing else is asked: bfloat16 for 8 bits, else the same.
+ElementType output_type(ElementType type);
 /// Largest relative error of one rounding to a real type.
 double unit_roundoff(ElementType type);
 
@@ -35,8 +37,10 @@ Array converted(Array array, ElementType type);
 std::vector<float> to_floats(const Array& array);
 std::vector<double> to_doubles(const Array& array);
 
+float decode_e4m3(uint8_t code);
 float decode_float16(uint16_t code);
 float decode_bfloat16(uint16_t code);
+uint8_t encode_e4m3(double value);
 uint16_t encode_float16(double value);
 uint16_t encode_bfloat16(double value);
 

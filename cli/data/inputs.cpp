@@ -85,7 +85,7 @@ enum class Kind {
   bias,     ///< one value a pair of query and key, in the type of q or float32
   mask,     ///< one bool a pair, or a pair of blocks
   lists,    ///< int32, as lengths: one list a query
-  logits,   ///< float32 in the library, any real type in files
+  logits,   ///< float32 in the library, any real type in files; so are factors
 };
 
 /// An array that a problem may do without. `tensor` is its name in the library, in a .safetensors file, and, with
@@ -99,6 +99,9 @@ struct OptionalInput {
 
 constexpr OptionalInput kOptionalInputs[] = {
     {"qv", &InputFiles::qv, &Inputs::qv, Kind::queries},
+    {"q_descale", &InputFiles::q_descale, &Inputs::q_descale, Kind::logits},
+    {"k_descale", &InputFiles::k_descale, &Inputs::k_descale, Kind::logits},
+    {"v_descale", &InputFiles::v_descale, &Inputs::v_descale, Kind::logits},
     {"bias", &InputFiles::bias, &Inputs::bias, Kind::bias},
     {"mask", &InputFiles::mask, &Inputs::mask, Kind::mask},
     {"block_mask", &InputFiles::block_mask, &Inputs::block_mask, Kind::mask},
@@ -111,7 +114,7 @@ constexpr OptionalInput kOptionalInputs[] = {
     {"keys", &InputFiles::keys, &Inputs::keys, Kind::lists},
 };
 
-constexpr const char* kRealTypes = "float32, float16, bfloat16 or float64";
+constexpr const char* kRealTypes = "float32, float16, bfloat16, float64 or float8_e4m3fn";
 
 /// A FileError of read() as a failure that names the tensor's option as well.
 template <class Read>
@@ -180,8 +183,8 @@ void convert(const char* tensor, Array& array, ElementType type, Inputs& in) {
   }
 }
 
-/// Checks q, k, v or qv, and converts it to --dtype.
-void prepare(const char* tensor, Array& array, const std::string& dtype, Inputs& in) {
+/// Checks q, k, v or qv, and converts it to --dtype, or what qv has beside that.
+void prepare(const char* tensor, Array& array, const std::string& dtype, Inputs& in, bool is_qv = false) {
   if (!is_real(array.type)) refuse(tensor, array, in, kRealTypes);
   const size_t most = in.packed() ? 3 : 4;
   if (array.shape.size() < 2 || array.shape.size() > most || array.shape.size() != in.q.shape.size()) {
@@ -189,7 +192,9 @@ void prepare(const char* tensor, Array& array, const std::string& dtype, Inputs&
            in.packed() ? "(total, d) or (total, heads, d), q, k and v alike"
                        : "(seqlen, d), (seqlen, heads, d) or (batch, seqlen, heads, d), q, k and v alike");
   }
-  if (!dtype.empty()) convert(tensor, array, parse_type("--dtype", dtype), in);
+  if (dtype.empty()) return;
+  const ElementType type = parse_type("--dtype", dtype);
+  convert(tensor, array, is_qv ? output_type(type) : type, in);
 }
 
 /// Checks an optional array, and converts it to a type that the library takes.
@@ -214,7 +219,8 @@ void prepare(const OptionalInput& what, Array& array, const Inputs& in) {
   }
   if (what.kind == Kind::mask) return;
   if (!is_real(array.type)) refuse(what.tensor, array, in, kRealTypes);
-  if (what.kind == Kind::bias && array.type == in.q.type) return;
+  // Beside a q of 8 bits the type of o decides, which is not known here.
+  if (what.kind == Kind::bias && array.type == in.q.type && array.type != ElementType::e4m3) return;
   array = converted(std::move(array), ElementType::f32);
 }
 
@@ -235,11 +241,17 @@ void InputFiles::add_options(CLI::App& command, bool with_values, bool with_sequ
   if (with_values) {
     add("--qv", qv, "Queries of the values, as q with the head size of v: scores get scale qv v^T, too",
         kInputs);
+    constexpr const char* kFactors =
+        "(batch or 1, heads of k or 1): its elements, of float8_e4m3fn, are multiplied by these";
+    add("--q-descale", q_descale, kFactors, kInputs);
+    add("--k-descale", k_descale, kFactors, kInputs);
+    add("--v-descale", v_descale, kFactors, kInputs);
   }
   if (with_dtype) {
     command
         .add_option("--dtype", dtype,
-                    "Convert q, k, v and qv to this type first: float32, float16, bfloat16, float64")
+                    "Convert q, k, v and qv to this type first: float32, float16, bfloat16, float64, "
+                    "float8_e4m3fn (but qv)")
         ->type_name("TYPE")
         ->group(kInputs);
   }
@@ -363,7 +375,7 @@ Inputs read_inputs(const InputFiles& files, bool with_values, bool by_rows) {
     std::optional<Array>& array = in.*what.array;
     if (!array) continue;
     if (what.kind == Kind::queries) {
-      prepare(what.tensor, *array, files.dtype, in);
+      prepare(what.tensor, *array, files.dtype, in, true);
     } else {
       prepare(what, *array, in);
     }
@@ -388,6 +400,9 @@ Problem Inputs::problem() const {
   problem.k = view(k, full_shape(k.shape, packed()));
   if (v) problem.v = view(*v, full_shape(v->shape, packed()));
   if (qv) problem.qv = view(*qv, full_shape(qv->shape, packed()));
+  if (q_descale) problem.q_descale = view(*q_descale);
+  if (k_descale) problem.k_descale = view(*k_descale);
+  if (v_descale) problem.v_descale = view(*v_descale);
   if (bias) problem.bias = view(*bias, full_rank(bias->shape));
   if (mask) problem.mask = view(*mask, full_rank(mask->shape));
   if (block_mask) problem.block_mask = view(*block_mask, full_rank(block_mask->shape));

@@ -20,6 +20,7 @@ namespace fovea::cli {
 /// is named after) or FILE.safetensors:NAME. FILE.safetensors may be a set of shards, or the index of one (io/shards.hpp).
 struct InputFiles {
   std::string input, q, k, v, qv;
+  std::string q_descale, k_descale, v_descale;
   std::string bias, mask, block_mask, alibi, sink;
   std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   std::string keys;
@@ -56,7 +57,7 @@ std::string full_reference(const std::string& tensor, const std::string& referen
 /// What was read. q, k, v keep the rank that they came with.
 struct Inputs {
   Array q, k;
-  std::optional<Array> v, qv;
+  std::optional<Array> v, qv, q_descale, k_descale, v_descale;
   std::optional<Array> bias, mask, block_mask, alibi, sink;
   std::optional<Array> cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   std::optional<Array> keys;

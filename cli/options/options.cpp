@@ -25,8 +25,8 @@ ElementType parse_type(const std::string& option, const std::string& text) {
   const auto type = type_from_option(text);
   if (!type) {
     throw Failure(Exit::usage, option + ": got '" + text +
-                                   "', expected one of float32, float16, bfloat16, float64 "
-                                   "(or f32, f16, bf16, f64)");
+                                   "', expected one of float32, float16, bfloat16, float64, float8_e4m3fn "
+                                   "(or f32, f16, bf16, f64, e4m3)");
   }
   return *type;
 }

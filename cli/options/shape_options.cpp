@@ -25,7 +25,9 @@ void ShapeOptions::add_options(CLI::App& command, bool lists, bool with_type) {
   add("--head-dim", head_dim, "Head size (64)", number);
   add("--head-dim-v", head_dim_v, "Head size of the values (default: the same)", number);
   if (!with_type) return;
-  add("--dtype", dtype, "float32, float16, bfloat16 (the default) or float64", lists ? "TYPE,..." : "TYPE");
+  add("--dtype", dtype,
+      "float32, float16, bfloat16 (the default), float64, or float8_e4m3fn (forward; o is bfloat16)",
+      lists ? "TYPE,..." : "TYPE");
 }
 
 bool ShapeOptions::given() const {
@@ -81,7 +83,7 @@ Problem described(const Shape& shape, Pass pass) {
   problem.q = described(shape.type, shape.q());
   problem.k = described(shape.type, shape.k());
   problem.v = described(shape.type, shape.v());
-  problem.o = described(shape.type, shape.o());
+  problem.o = described(output_type(shape.type), shape.o());
   problem.lse = described(ElementType::f32, shape.lse());
   if (pass == Pass::backward) {
     problem.d_o = described(shape.type, shape.o());

@@ -60,6 +60,8 @@ std::vector<float> rows_of_head(const Array& array, int64_t batch_index, int64_t
     copy(array.elements<uint16_t>(), decode_float16);
   } else if (array.type == ElementType::bf16) {
     copy(array.elements<uint16_t>(), decode_bfloat16);
+  } else if (array.type == ElementType::e4m3) {
+    copy(array.elements<uint8_t>(), decode_e4m3);
   } else if (array.type == ElementType::f32) {
     copy(array.elements<float>(), as_is);
   } else {
@@ -156,7 +158,7 @@ void AttentionMap::compute_lse(const Terms& terms, const Execution& execution, i
   const std::array<int64_t, 4> o_shape = {1, seqlen_q_, 1, 1}, v_shape = {1, seqlen_k_, 1, 1};
   const std::array<int64_t, 3> lse_shape = {1, 1, seqlen_q_};
   const Array v = io::make_array("v", inputs_.q.type, {seqlen_k_});
-  const Array o = io::make_array("o", inputs_.q.type, {seqlen_q_});
+  const Array o = io::make_array("o", output_type(inputs_.q.type), {seqlen_q_});
   lse_.resize(static_cast<size_t>(seqlen_q_));
   problem.v = view(v, v_shape);
   problem.o = view(o, o_shape);

@@ -245,7 +245,7 @@ typedef struct fovea_problem {
 
   const fovea_tensor* qv; /* (B, Sq, Hq, Dv), the type of q; packed as q: queries that meet the values */
 
-  const fovea_tensor* q_descale; /* as k_descale, for a q of 8 bits; query heads that share a key head share a factor */
+  const fovea_tensor* q_descale; /* as k_descale, for a q of 8 bits: a factor for each key head */
 } fovea_problem;
 
 /* What a pass does with a tensor. A forward with k_new writes k and v, too. */

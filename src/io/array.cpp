@@ -19,7 +19,7 @@ struct TypeRow {
   std::size_t size;
 };
 
-constexpr std::array<TypeRow, 8> kTypes{{
+constexpr std::array<TypeRow, 9> kTypes{{
     {ElementType::boolean, "BOOL", 1},
     {ElementType::u8, "U8", 1},
     {ElementType::f16, "F16", 2},
@@ -28,6 +28,7 @@ constexpr std::array<TypeRow, 8> kTypes{{
     {ElementType::f32, "F32", 4},
     {ElementType::f64, "F64", 8},
     {ElementType::i64, "I64", 8},
+    {ElementType::e4m3, "F8_E4M3", 1},
 }};
 
 static_assert([] {

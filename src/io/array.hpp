@@ -16,12 +16,12 @@ namespace fovea::io {
 
 /// What one element of an array is. The enumerators stand in the order in which the safetensors library ranks
 /// its types, because its writer (and ours) lays tensors out by descending rank.
-enum class ElementType : std::uint8_t { boolean, u8, f16, bf16, i32, f32, f64, i64 };
+enum class ElementType : std::uint8_t { boolean, u8, f16, bf16, i32, f32, f64, i64, e4m3 };
 
 /// Bytes of one element: 1, 2, 4 or 8.
 std::size_t element_size(ElementType type);
 
-/// The name safetensors gives the type: "BOOL", "U8", "F16", "BF16", "I32", "F32", "F64" or "I64".
+/// The name safetensors gives the type: "BOOL", "U8", "F16", "BF16", "I32", "F32", "F64", "I64" or "F8_E4M3".
 std::string_view element_type_name(ElementType type);
 
 /// The type with that safetensors name (upper case, as in element_type_name), or nothing.

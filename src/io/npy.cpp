@@ -38,7 +38,7 @@ struct Descr {
   std::string_view written;
 };
 
-constexpr std::array<Descr, 8> kDescrs{{
+constexpr std::array<Descr, 9> kDescrs{{
     {ElementType::boolean, "b1", "|b1"},
     {ElementType::u8, "u1", "|u1"},
     {ElementType::f16, "f2", "<f2"},
@@ -47,6 +47,7 @@ constexpr std::array<Descr, 8> kDescrs{{
     {ElementType::f32, "f4", "<f4"},
     {ElementType::f64, "f8", "<f8"},
     {ElementType::i64, "i8", "<i8"},
+    {ElementType::e4m3, "V1", "<V1"},
 }};
 
 /// Reads the header: the one form of Python dictionary that numpy writes, in any spacing and order of keys.
@@ -168,8 +169,9 @@ class HeaderParser {
         }
       }
     }
-    source_.fail("has elements of type " + printable(descr) +
-                 "; supported are f8 f4 f2 i8 i4 u1 b1 in little endian, and V2 as bfloat16");
+    source_.fail(
+        "has elements of type " + printable(descr) +
+        "; supported are f8 f4 f2 i8 i4 u1 b1 in little endian, V2 as bfloat16, and V1 as float8_e4m3fn");
   }
 
   std::int64_t extent() {

@@ -15,7 +15,7 @@
 /// differ only in the width of the length and in the header's text encoding.
 ///
 /// numpy has no code for bfloat16: the ml_dtypes package saves it as two bytes of no type ('<V2'), so that is
-/// read and written as bf16; 'bfloat16' is read too.
+/// read and written as bf16; 'bfloat16' is read too. Likewise one byte of no type ('<V1') is float8_e4m3fn.
 namespace fovea::io {
 
 /// Reads a whole .npy file. The array is named after the file, without directory and extension.

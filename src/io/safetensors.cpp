@@ -202,9 +202,8 @@ class HeaderReader {
 /// Bytes of one element of any type the format knows in whole bytes, or nothing for others.
 std::optional<std::size_t> size_of_type(std::string_view name) {
   if (const auto type = element_type_from_name(name)) return element_size(*type);
-  constexpr std::array<std::pair<std::string_view, std::size_t>, 9> kOthers{{{"I8", 1},
+  constexpr std::array<std::pair<std::string_view, std::size_t>, 8> kOthers{{{"I8", 1},
                                                                              {"F8_E5M2", 1},
-                                                                             {"F8_E4M3", 1},
                                                                              {"F8_E8M0", 1},
                                                                              {"I16", 2},
                                                                              {"U16", 2},

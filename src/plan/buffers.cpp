@@ -41,11 +41,10 @@ BufferRules::BufferRules(const AttentionProblem& problem, size_t workspace_size)
       std::stable_partition(rules_.begin(), rules_.end(), [](const Rule& rule) { return rule.output; });
   outputs_ = static_cast<size_t>(inputs - rules_.begin());
   tells_memory_ = problem[Role::kQ].device == DeviceType::kCpu && cuda::can_tell_memory();
-  has_sequence_lengths_ =
-      problem[Role::kQ].device == DeviceType::kCpu &&
-      (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK) ||
-       problem.has_cache() || problem.has(Role::kQDescale) || problem.has(Role::kKDescale) ||
-       problem.has(Role::kVDescale));
+  has_sequence_lengths_ = problem[Role::kQ].device == DeviceType::kCpu &&
+                          (problem.packed || problem.has(Role::kSeqUsedQ) || problem.has(Role::kSeqUsedK) ||
+                           problem.has_cache() || problem.has(Role::kQDescale) ||
+                           problem.has(Role::kKDescale) || problem.has(Role::kVDescale));
   has_key_lists_ = problem[Role::kQ].device == DeviceType::kCpu && problem.has(Role::kKeys);
 }
 

@@ -92,9 +92,9 @@ struct AttentionParams {
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView q_descale, k_descale,
-      v_descale;              ///< what the elements of q, k and v of 8 bits are multiplied by
-  bool e4m3_queries = false;  ///< q has 8 bits
-  RowsView qv;                ///< queries that meet the values, with the columns of v
+      v_descale;                     ///< what the elements of q, k and v of 8 bits are multiplied by
+  bool e4m3_queries = false;         ///< q has 8 bits
+  RowsView qv;                       ///< queries that meet the values, with the columns of v
   int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
   int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
 

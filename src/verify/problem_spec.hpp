@@ -154,7 +154,7 @@ struct ProblemSpec {
   bool rotary_interleaved = false, angles_are_f32 = false;
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
-  bool qv = false;         ///< queries meet values, too
+  bool qv = false;            ///< queries meet values, too
   bool e4m3_keys = false;     ///< k and v are float8_e4m3fn
   bool e4m3_queries = false;  ///< q, too; `type` is that of o, with which o_is_f32 must not be set
   int descale_broadcast =

@@ -252,6 +252,34 @@ class Attend(ProgramTest):
         self.fails(INPUT, "attend", "--input", self.save(x), "--qv", self.folder / "flat.npy", "--output", out, says=["--qv", "flat.npy"])
         self.ok("explain", "--seqlen", "1024", "--with", "qv,pages")
 
+    def test_8_bits(self):
+        x = {name: Array.from_bytes(array.to_bytes(), array.shape, "e4m3")
+             for name, array in self.qkv((1, 5, 4, 8), (1, 6, 2, 8), dtype="e4m3").items()}
+        factors = {"q_descale": Array([0.5, 2], (1, 2)), "k_descale": Array([1.5], (1, 1)), "v_descale": Array([0.25], (1, 1))}
+        out = self.folder / "o.safetensors"
+        more = self.save(factors, "factors.safetensors")
+        given = ["--q-descale", more, "--k-descale", more, "--v-descale", more]
+        told = json.loads(self.ok("attend", "--input", self.save(x), *given, "--output", out, "--json"))
+        self.assertEqual(told["q"], {"type": "float8_e4m3fn", "shape": [1, 5, 4, 8]})
+        result = read_safetensors(out)
+        self.assertEqual(result["o"].dtype, "bf16")
+        for head in range(4):
+            q, k, v = ([[factor * element for element in row] for row in head_rows(x[name], head // (1 if name == "q" else 2))]
+                       for name, factor in (("q", [0.5, 2][head // 2]), ("k", 1.5), ("v", 0.25)))
+            p, lse = attention.weights(q, k)
+            self.close(flat(head_rows(result["o"], head)), flat(attention.output(p, v)), 1e-2)
+            self.close(result["lse"].values[5 * head:5 * head + 5], lse)
+        for name, array in x.items():
+            write_npy(self.folder / f"{name}.npy", array)
+        self.ok("attend", *(word for name in x for word in (f"--{name}", self.folder / f"{name}.npy")), *given, "--output-dtype", "float32",
+                "--output", out)
+        self.close(read_safetensors(out)["o"].values, result["o"].values, 1e-2)
+        wide = self.qkv((1, 5, 2, 8), (1, 6, 2, 8))
+        self.ok("attend", "--input", self.save(wide), "--dtype", "float8_e4m3fn", "--output", out)
+        self.fails(PROBLEM, "attend", "--input", self.save(wide), "--q-descale", more, "--output", out,
+                   says=["q_descale: got a tensor, expected none, as q is float32"])
+        self.ok("explain", "--seqlen", "64", "--dtype", "float8_e4m3fn", "--with", "descale,pages,append")
+
     def test_lists_of_keys(self):
         x = self.qkv((1, 5, 2, 8), (1, 6, 2, 8))
         lists = [[0, 3], [5, -1], [-1, -1], [2, 4], [1, 0]]
@@ -1268,6 +1296,14 @@ class Bench(ProgramTest):
                        "--num-splits", "2")
         self.assertIn("decode_bfloat16_b2_q3_k300_h4_2_d32_page16", text)
         self.assertIn("of a plain read", text)
+
+    def test_8_bits(self):
+        sizes = ["--batch", "1", "--seqlen", "64", "--heads", "2", "--head-dim", "32", "--dtype", "float8_e4m3fn", "--seconds", "0.01"]
+        for row in self.json("bench", *sizes, "--pass", "fwd")["rows"]:
+            self.assertTrue(row["right"], row)
+        rows = self.json("bench", "--decode", *sizes, "--page", "0")["rows"]
+        self.assertEqual([(row["dtype"], row["cache_dtype"], row["right"]) for row in rows], [("float8_e4m3fn", "float8_e4m3fn", True)])
+        self.fails(PROBLEM, "bench", *sizes, "--pass", "bwd", says=["float8_e4m3fn"])
 
     def test_decode_of_nothing(self):
         for size in ("--batch", "--seqlen", "--seqlen-k"):

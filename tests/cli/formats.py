@@ -1,12 +1,16 @@
 """Reads and writes .npy and .safetensors, reads .png and .svg, as far as the tests need; written from the formats' descriptions."""
 import json
+import math
 import pathlib
 import struct
 import xml.etree.ElementTree
 import zlib
 
 CODES = {"f4": "f", "f8": "d", "i4": "i", "i8": "q", "u1": "B", "b1": "?", "f2": "e"}
-SAFETENSORS = {"f4": "F32", "f8": "F64", "i4": "I32", "i8": "I64", "u1": "U8", "b1": "BOOL", "f2": "F16", "bf16": "BF16"}
+SAFETENSORS = {"f4": "F32", "f8": "F64", "i4": "I32", "i8": "I64", "u1": "U8", "b1": "BOOL", "f2": "F16", "bf16": "BF16",
+               "e4m3": "F8_E4M3"}
+# Of float8_e4m3fn: what the codes from 0 to 126 are worth; 128 is added to those of negative numbers.
+E4M3 = [math.ldexp(code % 8 + (8 if code >= 8 else 0), max(code // 8, 1) - 10) for code in range(127)]
 
 
 class Array:
@@ -24,6 +28,8 @@ class Array:
             words = [struct.unpack("<I", struct.pack("<f", x))[0] for x in self.values]
             # To nearest, ties to even.
             return struct.pack(f"<{len(words)}H", *[(w + 0x7fff + (w >> 16 & 1)) >> 16 for w in words])
+        if self.dtype == "e4m3":
+            return bytes(min(range(127), key=lambda code: abs(E4M3[code] - abs(x))) + 128 * (x < 0) for x in self.values)
         return struct.pack(f"<{len(self.values)}{CODES[self.dtype]}", *self.values)
 
     @staticmethod
@@ -31,13 +37,16 @@ class Array:
         if dtype == "bf16":
             codes = struct.unpack(f"<{len(content) // 2}H", content)
             return Array([struct.unpack("<f", struct.pack("<I", c << 16))[0] for c in codes], shape, dtype)
+        if dtype == "e4m3":
+            return Array([E4M3[code % 128] * (-1 if code >= 128 else 1) for code in content], shape, dtype)
         return Array(struct.unpack(f"<{len(content) // struct.calcsize(CODES[dtype])}{CODES[dtype]}", content), shape, dtype)
 
 
 def write_npy(path, array):
     prefix = "|" if array.dtype in ("u1", "b1") else "<"
     shape = "(" + "".join(f"{size}, " for size in array.shape) + ")"
-    header = f"{{'descr': '{prefix}{array.dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    kind = {"bf16": "V2", "e4m3": "V1"}.get(array.dtype, array.dtype)
+    header = f"{{'descr': '{prefix}{kind}', 'fortran_order': False, 'shape': {shape}, }}"
     header += " " * (-(len(header) + 11) % 64) + "\n"
     pathlib.Path(path).write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + array.to_bytes())
 

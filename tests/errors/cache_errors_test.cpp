@@ -174,11 +174,19 @@ const Case kCases[] = {
     {"output_of_8_bits", all_of_8_bits, [](Request& r) { r.set_dtype({"o"}, kE4M3); }, "o", "float8_e4m3fn",
      "float32, float16, bfloat16 or float64"},
     {"bias_of_another_type_than_o", all_of_8_bits,
-     [](Request& r) { r.add("bias", kFloat16, {2, 4, 3, 5}); }, "bias", "float16",
-     "bfloat16, the type of o, or float32"},
-    {"qv_of_8_bits", all_of_8_bits, [](Request& r) { r.add("qv", kE4M3, {2, 3, 4, 6}); }, "qv",
-     "float8_e4m3fn", "bfloat16, the type of o"},
-    {"factors_of_other_queries", all_of_8_bits, [](Request& r) { r.set_dtype({"q", "o"}, kFloat32); },
+     [](Request& r) {
+       r.add("bias", kFloat16, {2, 4, 3, 5});
+     },
+     "bias", "float16", "bfloat16, the type of o, or float32"},
+    {"qv_of_8_bits", all_of_8_bits,
+     [](Request& r) {
+       r.add("qv", kE4M3, {2, 3, 4, 6});
+     },
+     "qv", "float8_e4m3fn", "bfloat16, the type of o"},
+    {"factors_of_other_queries", all_of_8_bits,
+     [](Request& r) {
+       r.set_dtype({"q", "o"}, kFloat32);
+     },
      "q_descale", "a tensor", "none, as q is float32"},
     {"factors_of_query_heads", all_of_8_bits,
      [](Request& r) {
@@ -270,8 +278,8 @@ INSTANTIATE_TEST_SUITE_P(All, CacheErrors, testing::ValuesIn(kCases),
 class CacheRunErrors : public testing::TestWithParam<Case> {};
 
 TEST_P(CacheRunErrors, AreReportedAndNothingIsWritten) {
-  expect_refused_by_a_run(GetParam(),
-                          {"page_table", "seqused_k", "cache_batch", "leftpad_k", "q_descale", "k_descale", "v_descale"});
+  expect_refused_by_a_run(GetParam(), {"page_table", "seqused_k", "cache_batch", "leftpad_k", "q_descale",
+                                       "k_descale", "v_descale"});
 }
 
 INSTANTIATE_TEST_SUITE_P(Contents, CacheRunErrors, testing::ValuesIn(std::end(kCases) - 11, std::end(kCases)),

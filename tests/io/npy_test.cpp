@@ -82,6 +82,16 @@ TEST(Npy, HeaderThatFillsItsLineIsPaddedByAnotherAsNumpyDoes) {
   EXPECT_EQ(content.back(), '\n');
 }
 
+TEST(Npy, OneByteOfNoTypeIsFloat8) {
+  for (const char* descr : {"'<V1'", "'|V1'"}) {
+    const Array array = parse(npy_file(dictionary(descr, "(2,)"), "\x38\xb8"));
+    EXPECT_EQ(array.type, ElementType::e4m3);
+    EXPECT_EQ(as_text(array.bytes), "\x38\xb8");
+  }
+  EXPECT_NE(as_text(serialize_npy(make_array("q", ElementType::e4m3, {2}))).find("'descr': '<V1'"),
+            std::string::npos);
+}
+
 TEST(Npy, BfloatIsReadUnderEverySpelling) {
   for (const char* descr : {"'<V2'", "'|V2'", "'bfloat16'"}) {
     const Array array = parse(npy_file(dictionary(descr, "(2,)"), std::string("\x80\x3f\x00\x40", 4)));

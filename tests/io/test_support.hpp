@@ -22,7 +22,7 @@ namespace fovea::io::testing {
 
 inline constexpr ElementType kEveryType[] = {ElementType::boolean, ElementType::u8,  ElementType::f16,
                                              ElementType::bf16,    ElementType::i32, ElementType::f32,
-                                             ElementType::f64,     ElementType::i64};
+                                             ElementType::f64,     ElementType::i64, ElementType::e4m3};
 
 /// A directory of the test's own, removed with everything in it.
 class TemporaryDirectory {

@@ -167,8 +167,8 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
                                key_end, product_scale, value_scale, more);
   };
   if constexpr (kQv) {
-    add(query_of(p.q), ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv),
-                                             rows_of(p.v, 0), p.head_dim_v});
+    add(query_of(p.q), ProductsWithValues<T>{p.qv.data == nullptr ? nullptr : query_of(p.qv), rows_of(p.v, 0),
+                                             p.head_dim_v});
   } else if constexpr (sizeof(Key) == 1) {
     add(AnyQuery<T>(p.q.data, offset_in(p.q), p.e4m3_queries), NoMoreProducts{});
   } else {

@@ -49,8 +49,7 @@ inline constexpr uint32_t kNoTerms = 0;
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
 /// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
-    ((1u << term_bits::kCount) - 1) &
-    ~(kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits | kTermQueriesOf8Bits |
-      kTermQueriesOfValues);
+    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache | kTermPages |
+                                        kTermKeysOf8Bits | kTermQueriesOf8Bits | kTermQueriesOfValues);
 
 }  // namespace fovea::cuda
