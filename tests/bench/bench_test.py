@@ -100,8 +100,10 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(names()), 72)
         self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
                          ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
-        others = (shapes.special(), shapes.wide(), shapes.terms(), shapes.decode())
+        others = (shapes.special(), shapes.wide(), shapes.terms(), shapes.decode(), shapes.fp8())
         self.assertEqual(len(names("--rows", "all")), 72 + sum(map(len, others)))
+        self.assertEqual(names("--rows", "fp8", "--name", "page64"), ["bf16_fwd_b1_s512k16384_h16_d128_causal_page64_fp8"])
+        self.assertEqual(names("--shape", "s64,d64,fp8"), ["bf16_fwd_b1_s64_h16_d64_fp8"])
         self.assertEqual(names("--rows", "decode", "--name", "mixed_page16"), ["bf16_fwd_b64_s1k32768_h32kv8_d128_mixed_page16"])
         self.assertEqual(names("--shape", "s1,sk4096,d128,page64"), ["bf16_fwd_b1_s1k4096_h16_d128_page64"])
         self.assertEqual(names("--rows", "terms", "--pass", "bwd", "--name", "documents"),

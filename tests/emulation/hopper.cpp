@@ -329,7 +329,8 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   const bool of_8_bits = type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
   const bool of_16_bits = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const uint32_t element_bytes = of_8_bits ? 1 : 2;
-  if ((!of_8_bits && !of_16_bits) || rank < 1 || rank > TensorMap::kMostRank || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+  if ((!of_8_bits && !of_16_bits) || rank < 1 || rank > TensorMap::kMostRank ||
+      swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
     return CUDA_ERROR_INVALID_VALUE;
   tensor.address = reinterpret_cast<uint64_t>(address);
   if (address == nullptr || tensor.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;

@@ -34,7 +34,6 @@
 //   full_p                P is written                                4 warps of consumer 0 -> consumer 1 (dK, dQ)
 //   full_weights          dS, or P in dV, is written                  4 warps -> both consumers
 //   empty_weights         the sums' products have read it             8 warps -> consumer 0
-//   kBwdSm90WideSQueued   most of S is queued (where dp_behind_s)     consumer 0 -> 1
 //   kBwdSm90WideOwn + c   rows that were made finite or zero are so   among the warps of consumer c
 //
 // What is not finite. A row of the sums sees its own row of X and Y, and all of Z or W, where a weight of 0 does not keep out NaN.

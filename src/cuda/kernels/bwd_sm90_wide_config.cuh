@@ -23,8 +23,6 @@ struct BwdSm90WideConfig {
   int z_pieces, w_pieces;    ///< of the rings: a tile at least
   /// Strips of X and of Y, the last ones, that the consumer that multiplies them keeps in registers, 16 a strip.
   int kept_strips = 0;
-  /// Whether dP waits until S is queued: P is then made while dP is computed.
-  bool dp_behind_s = false;
 
   static constexpr int kCluster =
       2;  ///< CTAs that share what is streamed: each loads every second strip for both

@@ -22,8 +22,7 @@ namespace fovea::cuda {
 
 /// Named barriers; barrier 0 is __syncthreads().
 enum BwdSm90WideBarrier : int {
-  kBwdSm90WideOwn = 1,      ///< + consumer: among its four warps
-  kBwdSm90WideSQueued = 3,  ///< consumer 0 -> 1: most of S is queued
+  kBwdSm90WideOwn = 1,  ///< + consumer: among its four warps
 };
 
 template <class Instance, int kConsumer>
@@ -129,7 +128,6 @@ struct BwdSm90WideScores {
     constexpr int kSteps = kConfig.kPieceStrips * 4;  // of a piece, 16 columns each
     constexpr int kSharedSteps = kConfig.shared_strips(kStrips) * 4;
     const uint64_t a = tile::wgmma_k_major(kOfZ ? 0 : kConfig.y_at(), kSwizzle).encode_from(base16);
-    if constexpr (kConfig.dp_behind_s && kMakesDs) ptx::barrier_wait(kBwdSm90WideSQueued, 256);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int slot = kOfZ ? ring_z.slot(piece) : ring_w.slot(piece);
@@ -154,8 +152,6 @@ struct BwdSm90WideScores {
         }
       }
       ptx::wgmma_commit();
-      if (kConfig.dp_behind_s && kMakesP && piece == kPieces - 2)
-        ptx::barrier_arrive(kBwdSm90WideSQueued, 256);
       if (kReleases && piece > 0) {
         ptx::wgmma_wait<1>();
         release(kOfZ ? memory.empty_z(ring_z.slot(piece - 1)) : memory.empty_w(ring_w.slot(piece - 1)));

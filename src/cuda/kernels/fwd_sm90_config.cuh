@@ -43,13 +43,13 @@ struct FwdSm90Config {
   /// Operands of float8_e4m3fn. Products want V's keys side by side: transpose_values.cuh writes it so beforehand.
   bool e4m3 = false;
 
-  static constexpr int kRows = 64;                    ///< of a consumer: the m of wgmma
+  static constexpr int kRows = 64;       ///< of a consumer: the m of wgmma
   static constexpr int kRowBytes = 128;  ///< of a strip
   static constexpr int kMostShared = 227 * 1024;
   static constexpr bool multiplies_qv = false;
 
-  constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }  ///< of an operand
-  constexpr int element_bytes() const { return e4m3 ? 1 : 2; }       ///< of a part
+  constexpr int parts() const { return bf16x3 ? kBf16x3Parts : 1; }    ///< of an operand
+  constexpr int element_bytes() const { return e4m3 ? 1 : 2; }         ///< of a part
   constexpr int strip() const { return kRowBytes / element_bytes(); }  ///< its columns
 
   /// Whether a warp loads K and V, whose lanes look up pages; else one thread, without pages. With dropout the warp costs registers

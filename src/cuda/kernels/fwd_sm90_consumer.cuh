@@ -12,6 +12,7 @@
 #include "cuda/kernels/fwd_sm90_epilogue.cuh"
 #include "cuda/kernels/fwd_sm90_softmax.cuh"
 #include "cuda/kernels/fwd_sm90_softmax_e4m3.cuh"
+#include "cuda/kernels/fwd_sm90_sums.cuh"
 #include "cuda/kernels/fwd_sm90_warpgroup.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
@@ -34,8 +35,8 @@ struct FwdSm90Consumer {
   static constexpr FwdSm90Config kConfig = Instance::kConfig;
   using Element = typename Instance::Element;  ///< of O
   /// What wgmma multiplies.
-  using Operand = std::conditional_t<kConfig.e4m3, E4M3,
-                                     std::conditional_t<kConfig.bf16x3, __nv_bfloat16, Element>>;
+  using Operand =
+      std::conditional_t<kConfig.e4m3, E4M3, std::conditional_t<kConfig.bf16x3, __nv_bfloat16, Element>>;
   using Memory = FwdSm90Memory<Instance>;
   using WgmmaMajor = ptx::WgmmaMajor;
   using WgmmaStart = ptx::WgmmaStart;
@@ -45,16 +46,13 @@ struct FwdSm90Consumer {
   static constexpr int kStripsQ = kConfig.strips(kDim), kStripsV = kConfig.strips(kDimV);
   static constexpr int kParts = kConfig.parts(), kProducts = products_of_parts(kParts);
   /// A step of a product takes 32 bytes of each row of its operands.
-  static constexpr int kOfStep = 32 / kConfig.element_bytes(), kStepsQk = kDim / kOfStep, kStepsPv = kTileN / kOfStep;
+  static constexpr int kOfStep = 32 / kConfig.element_bytes(), kStepsQk = kDim / kOfStep,
+                       kStepsPv = kTileN / kOfStep;
   /// Columns of P V: with row_sum_in_mma the last eight hold the row sum.
   static constexpr int kColumnsO = kDimV + (kConfig.row_sum_in_mma ? 8 : 0);
   /// wgmma truncates its sums at about the 24th bit. Over thousands of keys float32 would lose too much, so
   /// with bf16x3 each block of P V has an accumulator of its own, which FADD adds to acc_o.
   static constexpr bool kAccumulatorPerBlock = kConfig.bf16x3;
-  /// Of 8 bits they keep 13 to 14 bits: wgmma adds up P V of so many blocks, FADD what it has to sums in shared memory, as
-  /// registers for both would leave room for two consumers only. The 48 steps of 1,536 keys lose less than 2^-8 of a sum, where
-  /// weights of four bits are off by 2^-5; putting sums away costs 3 % at every 768 keys.
-  static constexpr int kBlocksPerSum = 1536 / kTileN;
   /// Without Q in registers the last Q K^T of the tile frees sQ.
   static constexpr bool kQInShared = !kConfig.q_in_registers;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
@@ -80,9 +78,8 @@ struct FwdSm90Consumer {
 
   float acc_o[kColumnsO / 2];
   float acc_block[kAccumulatorPerBlock ? kColumnsO / 2 : 1];
-  int blocks_in_acc = 0;    ///< with operands of 8 bits: blocks that acc_o has added up
-  bool sums_begun = false;  ///< likewise: whether shared memory holds sums of this tile
-  Weights weights;  ///< P as operand A
+  FwdSm90Sums<Memory> sums;  ///< with operands of 8 bits: what acc_o had added up before
+  Weights weights;           ///< P as operand A
   uint32_t q_fragments[kConfig.q_in_registers ? kStepsQk : 1][4];
   Rows rows;
   /// Of this lane's two rows: the slope as a factor of Q K^T, negative, and the key position of the query.
@@ -105,6 +102,7 @@ struct FwdSm90Consumer {
         leader(lane == 0),
         base16(uniform(static_cast<int>(memory_.base / 16))),
         q16(uniform(static_cast<int>(memory_.q(w_) / 16))),
+        sums{memory_, w_},
         rows(args_.scale_log2),
         dropout(kConfig.dropout ? uniform_dropout(args_.f.p) : tile::Dropout()) {}
 
@@ -240,8 +238,7 @@ struct FwdSm90Consumer {
     const tile::AttentionParams& p = args.f.p;
     const int head_kv = head_of_keys();
     rows.scale_log2 = args.scale_log2 * descale_of_products(p, work->batch, head_kv);
-    blocks_in_acc = 0;
-    sums_begun = false;
+    sums.begin();
   }
   __device__ __forceinline__ int head_of_keys() const {
     return args.f.pack_group ? work->head : work->head / args.f.p.group;
@@ -284,7 +281,7 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void end_tile(KeyBlocks& blocks) {
     const int end = min(blocks.begin, blocks.load_end);
     if (kConfig.bf16x3) skip_blocks(blocks, end, blocks.load_begin);
-    if constexpr (kConfig.e4m3) take_sums();
+    if constexpr (kConfig.e4m3) sums.add_to(acc_o);
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {
@@ -363,58 +360,7 @@ struct FwdSm90Consumer {
 #pragma unroll
       for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] += acc_block[i];
     }
-    if constexpr (kConfig.e4m3)
-      if (__builtin_expect(++blocks_in_acc > kBlocksPerSum, 0)) put_sums();
-  }
-
-  // --- sums of O in shared memory, of operands of 8 bits ---
-
-  /// Four sums of this thread: of its first row, and of its second.
-  struct FourSums {
-    uint32_t at;
-    __device__ __forceinline__ float4 load() const {
-      const uint4 x = ptx::ld_shared_16(at);
-      return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
-    }
-    __device__ __forceinline__ void store(float a, float b, float c, float d) const {
-      ptx::st_shared_16(at, make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)));
-    }
-  };
-  /// Calls visit(four registers of acc_o, their sums).
-  template <class Visit>
-  __device__ __forceinline__ void for_each_sum(const Visit& visit) {
-    const int thread = 32 * warp_index() + lane_index();
-#pragma unroll
-    for (int four = 0; four < kColumnsO / 8; ++four)
-      visit(acc_o + 4 * four, FourSums{memory.sums(w, thread, four)});
-  }
-  /// Moves what wgmma has added up to shared memory. No P V is under way.
-  __device__ __forceinline__ void put_sums() {
-    if (sums_begun) take_sums();
-    for_each_sum([](float* acc, FourSums sums) {
-      sums.store(acc[0], acc[1], acc[2], acc[3]);
-      acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
-    });
-    blocks_in_acc = 0;
-    sums_begun = true;
-  }
-  __device__ __forceinline__ void take_sums() {
-    if (!sums_begun) return;
-    for_each_sum([](float* acc, FourSums sums) {
-      const float4 before = sums.load();
-      acc[0] += before.x;
-      acc[1] += before.y;
-      acc[2] += before.z;
-      acc[3] += before.w;
-    });
-  }
-  /// They follow the last raise of the maxima.
-  __device__ __forceinline__ void scale_sums() {
-    if (!sums_begun) return;
-    for_each_sum([this](float*, FourSums sums) {
-      const float4 x = sums.load();
-      sums.store(x.x * rows.factor[0], x.y * rows.factor[0], x.z * rows.factor[1], x.w * rows.factor[1]);
-    });
+    if constexpr (kConfig.e4m3) sums.end_block(acc_o);
   }
 
   // --- softmax ---
@@ -527,7 +473,9 @@ struct FwdSm90Consumer {
     }
     if constexpr (Expression::kHasSees)
       if (block.expression_cuts) block.seen.keep(acc_s, -INFINITY);
-    if (__builtin_expect(block.window_cuts, 0)) mask_window(acc_s, args.f, *work, n * kTileN);
+    // The other kernels are tuned with the code of the mask in its place.
+    const bool cuts = kConfig.e4m3 ? __builtin_expect(block.window_cuts, 0) : block.window_cuts;
+    if (cuts) mask_window(acc_s, args.f, *work, n * kTileN);
   }
 
   /// Dropped weights become 0. The epilogue has the factor of the others.
@@ -538,7 +486,7 @@ struct FwdSm90Consumer {
 
   /// O follows the last raise of the maxima.
   __device__ __forceinline__ void rescale_o() {
-    if constexpr (kConfig.e4m3) scale_sums();
+    if constexpr (kConfig.e4m3) sums.scale(rows.factor);
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) acc_o[i] *= rows.factor[i / 2 % 2];
   }

@@ -166,8 +166,8 @@ struct TmaKeys {
 
 /// Loads block n of V where its keys lie side by side: one thread.
 template <class Memory, class Ring>
-__device__ __forceinline__ void load_transposed(const TmaForwardArgs& args, const Memory& memory, const Ring& ring,
-                                                int batch, int head_kv, int n) {
+__device__ __forceinline__ void load_transposed(const TmaForwardArgs& args, const Memory& memory,
+                                                const Ring& ring, int batch, int head_kv, int n) {
   constexpr int kBytes = Memory::kConfig.v_bytes();
   const uint32_t full = memory.full_v(ring.stage);
   ptx::mbarrier_wait(memory.empty_v(ring.stage), ring.phase ^ 1);

@@ -28,7 +28,9 @@ struct FwdSm90RowsE4M3 : OnlineRows {
 
   __device__ __forceinline__ explicit FwdSm90RowsE4M3(float) {}
 
-  __device__ __forceinline__ float base(int half) const { return OnlineRows::base(half, scale_log2) - kHeadroomLog2; }
+  __device__ __forceinline__ float base(int half) const {
+    return OnlineRows::base(half, scale_log2) - kHeadroomLog2;
+  }
 
   /// Raises the maxima to those of the block.
   __device__ __forceinline__ void raise(const AccS& acc_s) {

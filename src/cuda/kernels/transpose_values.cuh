@@ -28,12 +28,13 @@ __device__ __forceinline__ uint32_t column_of_rows(const uint32_t (&rows)[4], ui
 }
 
 /// 16 keys of columns `column` to column + 3, whose first key is `key`; 0 behind the last key or column.
-__device__ __forceinline__ void load_quad(const tile::AttentionParams& p, const tile::KeyRows& rows, int used_k, int key,
-                                          int column, uint32_t (&row)[kKeysOfChunk]) {
+__device__ __forceinline__ void load_quad(const tile::AttentionParams& p, const tile::KeyRows& rows,
+                                          int used_k, int key, int column, uint32_t (&row)[kKeysOfChunk]) {
 #pragma unroll
   for (int at = 0; at < kKeysOfChunk; ++at) {  // in the order of places
     const int k = key + tile::key_at_place(at);
-    row[at] = k < used_k && column < p.head_dim_v ? *reinterpret_cast<const uint32_t*>(rows.row(k) + column) : 0u;
+    row[at] =
+        k < used_k && column < p.head_dim_v ? *reinterpret_cast<const uint32_t*>(rows.row(k) + column) : 0u;
   }
 }
 
@@ -41,7 +42,8 @@ template <int kThreads>
 __global__ void __launch_bounds__(kThreads) transpose_values(const __grid_constant__ ForwardArgs args) {
   const tile::AttentionParams& p = args.p;
   const TransposedValues& to = args.transposed_v;
-  const int n = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
+  const int n = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),
+            batch = static_cast<int>(blockIdx.z);
   const tile::SequenceSpan span = tile::cached_span(p, batch);
   if (n * to.tile >= span.used_k) return;
   const tile::KeyRows rows = tile::key_rows(p, p.v, span, batch, head, 1);

@@ -35,7 +35,8 @@ struct TransposedValues {
 
 /// A block of `columns` columns at `start`: chunks of keys follow each other, eight columns are 128 bytes side by side.
 constexpr tile::WgmmaDescriptor transposed_values_operand(uint32_t start, int columns) {
-  return {start, static_cast<uint32_t>(columns) * tile::kChunkBytes, 8 * tile::kChunkBytes, tile::SwizzleMode::kNone, 0};
+  return {start, static_cast<uint32_t>(columns) * tile::kChunkBytes, 8 * tile::kChunkBytes,
+          tile::SwizzleMode::kNone, 0};
 }
 
 }  // namespace fovea::cuda

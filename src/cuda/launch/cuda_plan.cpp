@@ -75,7 +75,8 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
   std::string text;
   for (const Kernel* kernel : kernels.before) {
     if (kernel->kind == KernelKind::kBf16x3) text += std::string(", operands as bf16x3 by ") + kernel->name;
-    if (kernel->kind == KernelKind::kTransposeValues) text += std::string(", v transposed by ") + kernel->name;
+    if (kernel->kind == KernelKind::kTransposeValues)
+      text += std::string(", v transposed by ") + kernel->name;
   }
   if (args.pack_group) {
     const int rows = kernels.main->tile_m;

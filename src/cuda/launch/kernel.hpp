@@ -115,8 +115,8 @@ struct Kernel {
   bool tma = false;  ///< copies q, k, v (and d_o) by TMA, which takes neither every stride nor empty tensors
   bool bf16x3 =
       false;  ///< reads q, k, v (and d_o) as a kBf16x3 or kBackwardBf16x3 kernel before it writes them
-  bool e4m3_keys = false;      ///< forward, append: k and v are float8_e4m3fn, with factors
-  bool e4m3_queries = false;   ///< forward: q may be float8_e4m3fn, with factors; dtype is that of o then
+  bool e4m3_keys = false;     ///< forward, append: k and v are float8_e4m3fn, with factors
+  bool e4m3_queries = false;  ///< forward: q may be float8_e4m3fn, with factors; dtype is that of o then
   /// Forward: multiplies q, k and v of 8 bits as they are, v as a kTransposeValues kernel before it writes it.
   bool e4m3_operands = false;
   bool pages = false;          ///< forward: finds keys by a table of pages, where there is one

@@ -279,7 +279,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
                      take_copy(parts, p, Role::kV, kernel.head_dim)};
   }
   if (kernel.e4m3_operands) {
-    const int64_t blocks = TransposedValues::blocks_of(p.packed_k, p.batch, p.seqlen_k, p.total_k, kernel.tile_n);
+    const int64_t blocks =
+        TransposedValues::blocks_of(p.packed_k, p.batch, p.seqlen_k, p.total_k, kernel.tile_n);
     args.transposed_v = {nullptr, blocks, kernel.tile_n, kernel.head_dim_v};
     layout.transposed_v = parts.take(saturating_product(p.heads_kv, blocks), args.transposed_v.block_bytes());
   }

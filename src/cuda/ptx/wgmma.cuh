@@ -63,20 +63,21 @@ struct Wgmma;
 #define FOVEA_O32(c, i) FOVEA_O16(c, i), FOVEA_O16(c, i + 16)
 #define FOVEA_O64(c, i) FOVEA_O32(c, i), FOVEA_O32(c, i + 32)
 
-#define FOVEA_WGMMA_ONE(k_types, n, placeholders, operands, direction, tail, ...)                        \
+#define FOVEA_WGMMA_ONE(k_types, n, placeholders, operands, direction, tail, ...)          \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #n k_types " {" placeholders "}, " tail \
-               : operands(direction)                                                                \
+               : operands(direction)                                                       \
                : __VA_ARGS__)
 // `majors`: what of the tail only 16-bit types have.
-#define FOVEA_WGMMA_TYPED(n, placeholders, operands, direction, tail, majors, ...)                 \
-  if constexpr (std::is_same_v<T, E4M3>) {                                               \
-    static_assert(kMajorB == WgmmaMajor::kK); \
-    FOVEA_WGMMA_ONE("k32.f32.e4m3.e4m3", n, placeholders, operands, direction, tail ";", __VA_ARGS__);   \
-  } else if constexpr (std::is_same_v<T, __half>) {                                               \
-    FOVEA_WGMMA_ONE("k16.f32.f16.f16", n, placeholders, operands, direction, tail majors ";", __VA_ARGS__);   \
-  } else {                                                                                 \
-    static_assert(std::is_same_v<T, __nv_bfloat16>);                                       \
-    FOVEA_WGMMA_ONE("k16.f32.bf16.bf16", n, placeholders, operands, direction, tail majors ";", __VA_ARGS__); \
+#define FOVEA_WGMMA_TYPED(n, placeholders, operands, direction, tail, majors, ...)                          \
+  if constexpr (std::is_same_v<T, E4M3>) {                                                                  \
+    static_assert(kMajorB == WgmmaMajor::kK);                                                               \
+    FOVEA_WGMMA_ONE("k32.f32.e4m3.e4m3", n, placeholders, operands, direction, tail ";", __VA_ARGS__);      \
+  } else if constexpr (std::is_same_v<T, __half>) {                                                         \
+    FOVEA_WGMMA_ONE("k16.f32.f16.f16", n, placeholders, operands, direction, tail majors ";", __VA_ARGS__); \
+  } else {                                                                                                  \
+    static_assert(std::is_same_v<T, __nv_bfloat16>);                                                        \
+    FOVEA_WGMMA_ONE("k16.f32.bf16.bf16", n, placeholders, operands, direction, tail majors ";",             \
+                    __VA_ARGS__);                                                                           \
   }
 // p0 .. p5: the numbers of the operands behind the n / 2 registers of D. In the tail: A, B, whether to
 // accumulate, signs of A and B, and which of A (from shared memory) and B are MN-major.

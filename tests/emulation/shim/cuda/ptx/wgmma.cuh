@@ -44,8 +44,8 @@ struct Wgmma {
   }
   template <class T, WgmmaStart kStart, WgmmaMajor kMajorB>
   static void rs(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b) {
-    emulation::wgmma({d, a, 0, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN,
-                      element_of<T>()});
+    emulation::wgmma(
+        {d, a, 0, b, kN, kStart == WgmmaStart::kAccumulate, kMajorB == WgmmaMajor::kMN, element_of<T>()});
   }
 };
 
