@@ -6,135 +6,53 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/expectations.hpp"
+#include "conformance/of_8_bits.hpp"
 
 namespace fovea::conformance {
 namespace {
 
 ProblemSpec keys_of_8_bits(int64_t seqlen_q, int64_t seqlen_k, int64_t group = 2) {
-  ProblemSpec s;
-  s.e4m3_keys = true;
-  s.batch = 2;
-  s.heads_kv = 2;
-  s.heads_q = 2 * group;
-  s.seqlen_q = seqlen_q;
-  s.seqlen_k = seqlen_k;
-  s.head_dim = 64;
-  s.head_dim_v = 48;
-  return s;
+  return of_8_bits(Of8Bits::kKeys, seqlen_q, seqlen_k, group);
 }
 
 TEST(KeysOf8Bits, OfEveryHeadSize) {
-  for (const int64_t size : {1, 16, 40, 64, 96, 128, 192, 256, 576}) {
-    ProblemSpec s = keys_of_8_bits(3, 150);
-    s.head_dim = s.head_dim_v = size;
-    expect_conformance_of_all_types(s);
-    s.seqlen_q = 70;
-    s.causal = true;
-    expect_conformance_of_all_types(s);
-  }
+  expect_of_every_head_size(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, WithFactorsOfEveryShape) {
-  for (const int broadcast : {-1, 0, 1, 2, 3}) {
-    for (const int64_t queries : {1, 30}) {
-      ProblemSpec s = keys_of_8_bits(queries, 90);
-      s.descale_broadcast = broadcast;
-      s.layout = broadcast == 0 ? Layout::kPadded : Layout::kHeadsFirst;
-      expect_conformance_of_all_types(s);
-    }
-  }
+  expect_with_factors_of_every_shape(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, OfEveryGroup) {
-  for (const int64_t group : {1, 4, 8, 16, 33}) {
-    ProblemSpec s = keys_of_8_bits(1, 700, group);
-    s.head_dim = s.head_dim_v = 128;
-    s.used_k = {700, 130};
-    expect_conformance_of_all_types(s);
-  }
+  expect_of_every_group(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, LongEnoughForSplits) {
-  for (const int64_t queries : {1, 4}) {
-    ProblemSpec s = keys_of_8_bits(queries, 4200, 4);
-    s.type = Type::kBF16;
-    s.head_dim = s.head_dim_v = 128;
-    s.used_k = {4200, 77};
-    s.causal = true;
-    expect_conformance(s, many_threads());
-  }
+  expect_long_enough_for_splits(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, InPages) {
-  for (const int64_t page : {1, 7, 16, 64, 256}) {
-    for (const int64_t queries : {1, 5, 70}) {
-      ProblemSpec s = keys_of_8_bits(queries, 260 / page * page, 4);
-      s.page_size = page;
-      s.caches = 2 * (260 / page) + 3;
-      s.used_k = {static_cast<int32_t>(s.seqlen_k), static_cast<int32_t>(s.seqlen_k / 3)};
-      s.leftpad_k = {0, static_cast<int32_t>(s.seqlen_k / 5)};
-      expect_conformance_of_all_types(s);
-    }
-  }
+  expect_in_pages(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, Packed) {
-  ProblemSpec s = keys_of_8_bits(50, 130);
-  s.lengths_q = {50, 0, 1};
-  s.lengths_k = {130, 7, 0};
-  s.spare_rows = 2;
-  expect_conformance_of_all_types(s);
-  s.lengths_k.clear();
-  s.used_k = {130, 0, 44};
-  expect_conformance_of_all_types(s);
+  expect_packed(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, UnderEveryTerm) {
-  ProblemSpec s = keys_of_8_bits(20, 150);
-  s.bias = s.mask = s.block_mask = s.alibi = s.sink = true;
-  s.block_q = 8;
-  s.block_k = 32;
-  s.softcap = 5;
-  s.dropout = 0.3;
-  s.layout = Layout::kPadded;
-  expect_conformance_of_all_types(s);
+  expect_under_every_term(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, UnderWindows) {
-  for (const int64_t queries : {1, 60}) {
-    ProblemSpec s = keys_of_8_bits(queries, 300, 4);
-    s.window_left = 40;
-    s.window_right = 3;
-    s.sink = true;
-    expect_conformance_of_all_types(s);
-  }
+  expect_under_windows(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, UnderListsAndExpressions) {
-  for (const int64_t queries : {1, 6}) {
-    ProblemSpec s = keys_of_8_bits(queries, 96);
-    s.list_size = 40;
-    expect_conformance(s);
-    s.list_size = -1;
-    s.sees = &known_masks().front();
-    s.score = &known_scores().front();
-    expect_conformance(s);
-  }
+  expect_under_lists_and_expressions(Of8Bits::kKeys);
 }
 
 TEST(KeysOf8Bits, ThatAreAppended) {
-  for (const int64_t page : {0, 16}) {
-    for (const bool rotates : {false, true}) {
-      ProblemSpec s = keys_of_8_bits(3, 160);
-      s.used_k = {40, 9};
-      s.lengths_new = {3, 3};
-      s.page_size = page;
-      if (page > 0) s.caches = 2 * 160 / page + 1;
-      s.rotary = rotates ? 32 : 0;
-      expect_conformance_of_all_types(s);
-    }
-  }
+  expect_beside_rows_that_are_appended(Of8Bits::kKeys);
 }
 
 /// NaN in a key that is seen reaches the rows that see it; in one that is not, none. There is no infinity.

@@ -45,7 +45,12 @@ constexpr int number(int i) {
 }
 template <class T>
 T element(int i) {
-  return static_cast<T>(static_cast<float>(number(i)));
+  const auto x = static_cast<float>(number(i));
+  if constexpr (sizeof(T) == 1) {
+    return fovea::from_float<T>(x);
+  } else {
+    return static_cast<T>(x);
+  }
 }
 
 // ---- mbarrier
@@ -445,47 +450,59 @@ TEST(PtxSm90, SetmaxnregMovesRegisters) {
 
 // ---- wgmma
 
-constexpr int kK = 32;  // two steps, so that the second accumulates
+/// k of two steps, so that the second accumulates: rows of 64 bytes.
+template <class T>
+constexpr int kK = 64 / sizeof(T);
+/// How B lies: as rows of K^T, of V, or as rows of K^T in columns of 16-byte chunks (V of 8 bits).
+enum class LayoutOfB { kKMajor, kMNMajor, kChunks };
 
-/// D = A B: A (64, kK) K-major, B (kK, N) as rows of K^T (`kMN` false: (N, kK) K-major) or of V ((kK, N) MN-major).
-template <class T, int kN, bool kMN, bool kRegisters>
+template <LayoutOfB kB, int kN>
+__device__ WgmmaDescriptor descriptor_of_b(uint32_t at, int rows) {
+  if (kB == LayoutOfB::kMNMajor) return wgmma_mn_major(at, SwizzleMode::k128, rows);
+  if (kB == LayoutOfB::kKMajor) return wgmma_k_major(at, SwizzleMode::k128);
+  return {at, kN * 16, 128, SwizzleMode::kNone, 0};
+}
+
+/// D = A B: A (64, kK) K-major, B (kK, N).
+template <class T, int kN, LayoutOfB kB, bool kRegisters>
 __global__ void multiply(const T* a, const T* b, float* d) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  constexpr int kBytes = sizeof(T), kInChunk = 16 / kBytes, kOfStep = 32 / kBytes, kDepth = kK<T>;
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t base = ptx::shared_address(memory);
   const auto put = [&](uint32_t address, T x) { *reinterpret_cast<T*>(memory + (address - base)) = x; };
-  // Strips of 64 columns (kK fills half of one), swizzled as TMA would.
+  // Strips of 128 bytes (kK fills half of one), swizzled as TMA would.
   const WgmmaDescriptor da = wgmma_k_major(base, SwizzleMode::k128);
-  const uint32_t b_at = base + 64 * 128;
-  const WgmmaDescriptor db =
-      kMN ? wgmma_mn_major(b_at, SwizzleMode::k128, kK) : wgmma_k_major(b_at, SwizzleMode::k128);
-  for (int i = thread; i < 64 * kK; i += 128)
-    put(wgmma_k_major_address(da, i / kK, i % kK / 8) + i % 8 * 2, a[i]);
-  for (int i = thread; i < kN * kK; i += 128) {  // b is (kK, N)
+  const WgmmaDescriptor db = descriptor_of_b<kB, kN>(base + 64 * 128, kDepth);
+  for (int i = thread; i < 64 * kDepth; i += 128)
+    put(wgmma_k_major_address(da, i / kDepth, i % kDepth / kInChunk) + i % kInChunk * kBytes, a[i]);
+  for (int i = thread; i < kN * kDepth; i += 128) {  // b is (kK, N)
     const int k = i / kN, n = i % kN;
-    put(kMN ? wgmma_mn_major_address(db, k, n / 8) + n % 8 * 2
-            : wgmma_k_major_address(db, n, k / 8) + k % 8 * 2,
+    put(kB == LayoutOfB::kMNMajor ? wgmma_mn_major_address(db, k, n / kInChunk) + n % kInChunk * kBytes
+                                  : wgmma_k_major_address(db, n, k / kInChunk) + k % kInChunk * kBytes,
         b[i]);
   }
   ptx::async_proxy_fence();
   __syncthreads();  // the operands are complete and visible to wgmma
-  uint32_t fragments[kK / 16][4];
-  for (int step = 0; step < kK / 16; ++step) {
+  uint32_t fragments[2][4];
+  for (int step = 0; step < 2; ++step) {
     for (int reg = 0; reg < 4; ++reg) {
-      T both[2];
-      for (int half = 0; half < 2; ++half) {
-        const Coord at = WgmmaOperandA::at(thread, reg, half);
-        both[half] = a[at.row * kK + step * 16 + at.col];
+      T together[4 / kBytes];
+      for (int i = 0; i < 4 / kBytes; ++i) {
+        const Coord at = kBytes == 1 ? WgmmaOperandA8::at(thread, reg, i) : WgmmaOperandA::at(thread, reg, i);
+        together[i] = a[at.row * kDepth + step * kOfStep + at.col];
       }
-      fragments[step][reg] = *reinterpret_cast<uint32_t*>(both);
+      memcpy(&fragments[step][reg], together, 4);
     }
   }
   float acc[kN / 2];
-  constexpr ptx::WgmmaMajor kMajor = kMN ? ptx::WgmmaMajor::kMN : ptx::WgmmaMajor::kK;
+  constexpr ptx::WgmmaMajor kMajor = kB == LayoutOfB::kMNMajor ? ptx::WgmmaMajor::kMN : ptx::WgmmaMajor::kK;
+  constexpr uint32_t kStepOfB =
+      kB == LayoutOfB::kMNMajor ? kOfStep * 128 : (kB == LayoutOfB::kKMajor ? 32 : kN * 32);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kK / 16; ++step) {
-    const uint64_t b_step = db.encode() + wgmma_start_step(kMN ? step * 16 * 128 : step * 32);
+  for (int step = 0; step < 2; ++step) {
+    const uint64_t b_step = db.encode() + wgmma_start_step(static_cast<uint32_t>(step) * kStepOfB);
     using Product = ptx::Wgmma<kN>;
     if constexpr (kRegisters) {
       if (step == 0) {
@@ -494,7 +511,7 @@ __global__ void multiply(const T* a, const T* b, float* d) {
         Product::template rs<T, ptx::WgmmaStart::kAccumulate, kMajor>(acc, fragments[step], b_step);
       }
     } else {
-      const uint64_t a_step = da.encode() + wgmma_start_step(step * 32);
+      const uint64_t a_step = da.encode() + wgmma_start_step(static_cast<uint32_t>(step) * 32);
       if (step == 0) {
         Product::template ss<T, ptx::WgmmaStart::kZero, kMajor>(acc, a_step, b_step);
       } else {
@@ -511,34 +528,42 @@ __global__ void multiply(const T* a, const T* b, float* d) {
   }
 }
 
-template <class T, int kN, bool kMN, bool kRegisters>
+template <class T, int kN, LayoutOfB kB, bool kRegisters>
 void expect_product() {
-  std::vector<T> a(64 * kK), b(kK * kN);
+  constexpr int kDepth = kK<T>;
+  std::vector<T> a(64 * kDepth), b(kDepth * kN);
   for (size_t i = 0; i < a.size(); ++i) a[i] = element<T>(static_cast<int>(i));
   for (size_t i = 0; i < b.size(); ++i) b[i] = element<T>(static_cast<int>(i) + 5000);
   const DeviceArray<T> device_a(a), device_b(b);
   DeviceArray<float> d(64 * kN);
   // An MN-major B is made of strips of 64 columns, also where the last one is not full.
-  const int bytes = 64 * 128 + (kMN ? (kN + 63) / 64 * kK * 128 : kN * 128);
-  multiply<T, kN, kMN, kRegisters><<<1, 128, bytes>>>(device_a.data(), device_b.data(), d.data());
+  const int bytes = 64 * 128 + (kB == LayoutOfB::kMNMajor ? (kN + 63) / 64 * kDepth * 128 : kN * 128);
+  multiply<T, kN, kB, kRegisters><<<1, 128, bytes>>>(device_a.data(), device_b.data(), d.data());
   const auto got = d.values();
   int wrong = 0;
   for (int m = 0; m < 64; ++m) {
     for (int n = 0; n < kN; ++n) {
       int sum = 0;
-      for (int k = 0; k < kK; ++k) sum += number(m * kK + k) * number(k * kN + n + 5000);
+      for (int k = 0; k < kDepth; ++k) sum += number(m * kDepth + k) * number(k * kN + n + 5000);
       wrong += got[static_cast<size_t>(m * kN + n)] != static_cast<float>(sum);
     }
   }
-  EXPECT_EQ(wrong, 0) << "N = " << kN << (kMN ? ", MN-major" : ", K-major")
+  EXPECT_EQ(wrong, 0) << "N = " << kN << ", layout " << static_cast<int>(kB)
                       << (kRegisters ? ", A in registers" : "");
 }
 template <int kN>
 void expect_products() {
-  expect_product<__half, kN, false, false>();
-  expect_product<__half, kN, true, true>();
-  expect_product<__nv_bfloat16, kN, false, true>();
-  expect_product<__nv_bfloat16, kN, true, false>();
+  expect_product<__half, kN, LayoutOfB::kKMajor, false>();
+  expect_product<__half, kN, LayoutOfB::kMNMajor, true>();
+  expect_product<__nv_bfloat16, kN, LayoutOfB::kKMajor, true>();
+  expect_product<__nv_bfloat16, kN, LayoutOfB::kMNMajor, false>();
+}
+/// Sums of these stay below 2^12: accumulators of products of 8 bits keep as many bits.
+template <int kN>
+void expect_products_of_8_bits() {
+  expect_product<fovea::E4M3, kN, LayoutOfB::kKMajor, false>();
+  expect_product<fovea::E4M3, kN, LayoutOfB::kChunks, false>();
+  expect_product<fovea::E4M3, kN, LayoutOfB::kChunks, true>();
 }
 
 TEST(PtxSm90, WgmmaMultiplies) {
@@ -558,6 +583,15 @@ TEST(PtxSm90, WgmmaMultiplies) {
   expect_products<176>();
   expect_products<192>();
   expect_products<256>();
+}
+
+TEST(PtxSm90, WgmmaMultiplies8Bits) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  expect_products_of_8_bits<32>();
+  expect_products_of_8_bits<64>();
+  expect_products_of_8_bits<96>();
+  expect_products_of_8_bits<128>();
+  expect_products_of_8_bits<256>();
 }
 
 }  // namespace
