@@ -346,7 +346,7 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
     tensor.box[r] = box[r];
   }
   tensor.rank = static_cast<uint8_t>(rank);
-  tensor.element_bytes = element_bytes;
+  tensor.element_bytes = static_cast<uint8_t>(element_bytes);
   tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
   std::memcpy(map, &tensor, sizeof tensor);
   return CUDA_SUCCESS;
