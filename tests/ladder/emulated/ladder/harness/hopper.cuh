@@ -48,11 +48,11 @@ template <int kTiles>
 inline void wgmma_done(float (&)[kTiles][4]) {}
 template <bool kFirst, int kTiles>
 inline void wgmma(float (&d)[kTiles][4], uint64_t a, uint64_t b) {
-  fovea::emulation::wgmma({d[0], nullptr, a, b, 8 * kTiles, !kFirst, false, false});
+  fovea::emulation::wgmma({d[0], nullptr, a, b, 8 * kTiles, !kFirst, false});
 }
 template <int kTiles>
 inline void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
-  fovea::emulation::wgmma({d[0], a, 0, b, 8 * kTiles, true, true, false});
+  fovea::emulation::wgmma({d[0], a, 0, b, 8 * kTiles, true, true});
 }
 
 }  // namespace ladder::ptx
