@@ -76,8 +76,10 @@ struct FwdDecodeWarp {
     FwdWorkTile& work = *memory.work_tile(warp);
     if (lane == 0) work = of_tile;
     __syncwarp();  // every lane sees the tile
-    const tile::KeyRows k = tile::key_rows(f.p, f.p.k, work.span, work.batch, head_kv(work), sizeof(Key)),
-                        v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_kv(work), sizeof(Key));
+    const tile::KeyRows k = tile::key_rows(f.p, f.p.k, work.span, work.batch, head_of_keys(f, work),
+                                           sizeof(Key)),
+                        v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_of_keys(f, work),
+                                           sizeof(Key));
     const int last_key = work.span.used_k - 1;
     int loaded = blocks.begin;
     if (k.paged()) look_up_page(k, loaded * kTileN + warp * kWarpKeys, last_key);
@@ -107,15 +109,11 @@ struct FwdDecodeWarp {
   }
 
  private:
-  __device__ __forceinline__ int head_kv(const FwdWorkTile& work) const {
-    return f.pack_group ? work.head : work.head / f.p.group;
-  }
-
   /// Q goes to registers or shared memory; O and the rows' statistics start empty.
   __device__ __forceinline__ void begin_tile(const FwdWorkTile& work) {
     const tile::AttentionParams& p = f.p;
     float scale = p.scale * tile::kLog2e;
-    if constexpr (kConfig.e4m3) scale *= descale_of_products(p, work.batch, head_kv(work));
+    if constexpr (kConfig.e4m3) scale *= descale_of_products(p, work.batch, head_of_keys(f, work));
 #pragma unroll
     for (int m = 0; m < kM16; ++m) {
       float factor[2];
@@ -465,7 +463,7 @@ struct FwdDecodeWarp {
     }
     const QueryRow r = query_row(f, work, row);
     float factor = finish_row(f, work, r, base, sum, lane == 0);
-    if constexpr (kConfig.e4m3) factor *= f.p.v_descale.at(work.batch, head_kv(work));
+    if constexpr (kConfig.e4m3) factor *= f.p.v_descale.at(work.batch, head_of_keys(f, work));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int column = i * kColumnsAtOnce + 4 * lane;

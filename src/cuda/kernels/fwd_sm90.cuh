@@ -23,6 +23,7 @@
 //   fwd_sm90_producers.cuh  the threads that plan tiles and load Q, K and V
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
 //   fwd_sm90_softmax.cuh    weights of a block; fwd_sm90_softmax_e4m3.cuh those of 8 bits
+//   fwd_sm90_sums.cuh       sums of O in shared memory, of operands of 8 bits
 //   fwd_sm90_epilogue.cuh   O and lse
 // Shared memory (fwd_sm90_config.cuh)
 //   Q 64 rows a consumer; K and V `stages` blocks each. All in strips of 64 columns: rows of 128 bytes,

@@ -236,12 +236,9 @@ struct FwdSm90Consumer {
   /// Factors are those of a sequence and key head.
   __device__ __forceinline__ void begin_sequence() {
     const tile::AttentionParams& p = args.f.p;
-    const int head_kv = head_of_keys();
+    const int head_kv = head_of_keys(args.f, *work);
     rows.scale_log2 = args.scale_log2 * descale_of_products(p, work->batch, head_kv);
     sums.begin();
-  }
-  __device__ __forceinline__ int head_of_keys() const {
-    return args.f.pack_group ? work->head : work->head / args.f.p.group;
   }
   __device__ __forceinline__ void begin_alibi() {
     const tile::AttentionParams& p = args.f.p;

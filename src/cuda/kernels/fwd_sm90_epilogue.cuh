@@ -120,7 +120,7 @@ struct FwdSm90Epilogue {
       for (float& x : factor) x *= f.p.dropout_keep_scale;
     }
     if constexpr (kConfig.e4m3) {
-      const int head_kv = f.pack_group ? work.head : work.head / f.p.group;
+      const int head_kv = head_of_keys(f, work);
 #pragma unroll
       for (float& x : factor) x *= f.p.v_descale.at(work.batch, head_kv);
     }

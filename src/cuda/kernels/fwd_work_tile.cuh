@@ -130,6 +130,11 @@ __device__ __forceinline__ void write_rng_state(const tile::AttentionParams& p) 
   p.rng_state[1] = static_cast<int64_t>(p.offset);
 }
 
+/// The key head of a tile.
+__device__ __forceinline__ int head_of_keys(const ForwardArgs& f, const FwdWorkTile& work) {
+  return f.pack_group ? work.head : work.head / f.p.group;
+}
+
 /// What multiplies the products of queries and keys of 8 bits.
 __device__ __forceinline__ float descale_of_products(const tile::AttentionParams& p, int batch, int head_kv) {
   return p.q_descale.at(batch, head_kv) * p.k_descale.at(batch, head_kv);
