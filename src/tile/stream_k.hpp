@@ -92,4 +92,9 @@ constexpr KvBlocks units_of(const KvBlocks& all, int begin, int end) {
   return {from, clamp(all.full_begin), clamp(all.full_end), to};
 }
 
+/// The same blocks, cut into `each` pieces.
+constexpr KvBlocks pieces_of(const KvBlocks& blocks, int each) {
+  return {blocks.begin * each, blocks.full_begin * each, blocks.full_end * each, blocks.end * each};
+}
+
 }  // namespace fovea::tile

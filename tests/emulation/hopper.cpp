@@ -300,6 +300,13 @@ void mbarrier_arrive_remote(uint32_t remote_barrier) {
   });
   interruption();
 }
+void mbarrier_complete_remote(uint32_t remote_barrier, uint32_t bytes) {
+  in_cta(static_cast<int>(remote_barrier >> kRankBit), [&] {
+    MBarrier& b = barrier_at(remote_barrier & kOwnAddress, "st.async");
+    b.bytes -= bytes;
+    complete(b);
+  });
+}
 void store_remote(uint32_t remote_to, uint32_t x) {
   interruption();
   in_cta(static_cast<int>(remote_to >> kRankBit), [&] {

@@ -22,6 +22,8 @@ void mbarrier_arrive(uint32_t barrier, uint32_t expected_bytes);
 uint32_t remote_address(uint32_t address, int rank);
 void mbarrier_arrive_remote(uint32_t remote_barrier);
 void store_remote(uint32_t remote_to, uint32_t x);
+/// Of stores that the barrier counts: so many bytes are there.
+void mbarrier_complete_remote(uint32_t remote_barrier, uint32_t bytes);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
 
 /// A tensor map as this device's cuTensorMapEncodeTiled writes it.

@@ -277,6 +277,47 @@ TEST(PtxSm90, StoresOfACtaReachTheNextOne) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], i / 4 + i % 4 + 1000) << i;
 }
 
+/// Each CTA of a cluster stores 16 and 8 bytes a thread in the next one, whose barrier counts them.
+__global__ void __cluster_dims__(2, 1, 1) store_and_count(uint4* received, uint2* received_less) {
+  __shared__ alignas(16) uint4 inbox[32];
+  __shared__ alignas(8) uint2 inbox_less[32];
+  __shared__ alignas(8) uint64_t full;
+  const int rank = ptx::cta_rank();
+  const auto thread = threadIdx.x;
+  if (thread == 0) {
+    ptx::mbarrier_init(ptx::shared_address(&full), 1);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::cluster_arrive();
+  const auto x = thread + static_cast<unsigned>(1000 * (rank + 1));
+  const uint32_t own = ptx::shared_address(&full);
+  ptx::cluster_wait();  // both barriers are initialised
+  const uint32_t there = ptx::address_in_cta(own, 1 - rank);
+  ptx::st_async_16(ptx::address_in_cta(ptx::shared_address(&inbox[thread]), 1 - rank),
+                   uint4{x, x + 1, x + 2, x + 3}, there);
+  ptx::st_async_8(ptx::address_in_cta(ptx::shared_address(&inbox_less[thread]), 1 - rank),
+                  uint2{x + 4, x + 5}, there);
+  if (thread == 0) ptx::mbarrier_arrive_expect(own, 32 * 24);
+  ptx::mbarrier_wait(own, 0);  // 24 bytes of each thread are there
+  received[32 * rank + thread] = inbox[thread];
+  received_less[32 * rank + thread] = inbox_less[thread];
+}
+
+TEST(PtxSm90, BarriersCountStoresOfOtherCtas) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<uint32_t> received(256), received_less(128);
+  store_and_count<<<2, 32>>>(reinterpret_cast<uint4*>(received.data()),
+                             reinterpret_cast<uint2*>(received_less.data()));
+  const auto got = received.values(), less = received_less.values();
+  for (size_t cta = 0; cta < 2; ++cta) {
+    for (size_t thread = 0; thread < 32; ++thread) {
+      const size_t row = 32 * cta + thread, first = thread + 1000 * (2 - cta);
+      for (size_t i = 0; i < 4; ++i) EXPECT_EQ(got[4 * row + i], first + i) << cta << " " << thread;
+      for (size_t i = 0; i < 2; ++i) EXPECT_EQ(less[2 * row + i], first + 4 + i) << cta << " " << thread;
+    }
+  }
+}
+
 // ---- parts of 16 bytes
 
 __global__ void copy_parts(const uint4* from, uint4* to) {

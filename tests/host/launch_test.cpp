@@ -534,7 +534,7 @@ TEST(KernelTable, TheSameKernelInAnyBatch) {
   for (const int64_t batch : {2, 9, 64, 500})
     EXPECT_EQ(choice(batch, {.batch_invariant = true}), choice(1, {.batch_invariant = true}));
 
-  stream.stream_k = true;
+  stream.stream_k = stream.tma = true;
   AttentionProblem p = problem(8, 1, 4096, 16, 16, 64);
   add(p, Role::kSeqUsedK);
   const auto refusal = [&](const KeySplits& splits) {
@@ -543,6 +543,54 @@ TEST(KernelTable, TheSameKernelInAnyBatch) {
   EXPECT_EQ(refusal({}), "");
   EXPECT_NE(refusal({.batch_invariant = true}).find("others of the batch move the cuts"), std::string::npos);
   EXPECT_NE(refusal({.most = 2}).find("not those of a tile into parts"), std::string::npos);
+}
+
+TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
+  Kernel cluster = kPlain64;
+  cluster.splits_in_cluster = true;
+  cluster.can_split = false;
+  cluster.tile_m = 16;
+  cluster.shared_bytes = 100 << 10;
+  const auto ctas = [&](int64_t batch, int64_t keys, int64_t heads, int64_t heads_kv, const Kernel& kernel) {
+    return ctas_of_cluster(problem(batch, 1, keys, heads, heads_kv, 64), kernel, hopper());
+  };
+  EXPECT_EQ(ctas(1, 4096, 8, 1, cluster), 16);
+  EXPECT_EQ(ctas(7, 4096, 8, 1, cluster), 16);
+  EXPECT_EQ(ctas(8, 4096, 8, 1, cluster), 8) << "15 of 16 SMs lie so that clusters of 16 fill them";
+  EXPECT_EQ(ctas(1, 4096, 16, 16, cluster), 8);
+  EXPECT_EQ(ctas(4, 4096, 32, 8, cluster), 4);
+  EXPECT_EQ(ctas(8, 4096, 32, 8, cluster), 2);
+  EXPECT_EQ(ctas(9, 4096, 32, 8, cluster), 1);
+  EXPECT_EQ(ctas(1, 100, 8, 1, cluster), 2) << "32 keys each at least";
+  EXPECT_EQ(ctas(1, 1, 8, 1, cluster), 2);
+  Kernel alone = cluster;
+  alone.shared_bytes = 200 << 10;
+  EXPECT_EQ(ctas(1, 4096, 16, 16, alone), 4) << "an SM for each CTA";
+
+  const auto refusal = [&](AttentionProblem p, const KeySplits& splits = {}) {
+    return cannot_because(cluster, KernelRequest(p, hopper(), false, nullptr, splits));
+  };
+  const auto says = [&](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  AttentionProblem p = problem(1, 1, 8192, 32, 8, 64);
+  EXPECT_EQ(refusal(p), "");
+  const ForwardLayout layout = forward_layout(p, cluster, hopper(), 2, true);
+  EXPECT_EQ(layout.args.num_splits, 8);
+  EXPECT_EQ(layout.workspace_size, 0) << "nothing goes through global memory";
+  says(refusal(p, {.most = 2}), "others of the batch");
+  says(refusal(p, {.batch_invariant = true}), "others of the batch");
+  says(refusal(problem(1, 5, 8192, 32, 8, 64)), "fit a tile of 16 rows");
+  says(refusal(problem(9, 1, 8192, 32, 8, 64)), "leave half of 132 SMs idle");
+  says(refusal(problem(1, 1, 131072, 32, 8, 64)), "elements of keys and values a CTA");
+  p = problem(1, 1, 131072, 32, 8, 64);
+  p.window_left = 1023;
+  p.window_right = 0;
+  EXPECT_EQ(refusal(p), "") << "a window has few keys";
+  p = problem(8, 1, 8192, 32, 8, 64);
+  EXPECT_EQ(refusal(p), "");
+  add(p, Role::kSeqUsedK);
+  says(refusal(p), "where the GPU alone knows the lengths");
 }
 
 TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {

@@ -31,6 +31,7 @@ struct ForwardArgs {
   ///   part_lse (num_splits, batch, heads_q, rows)                 natural logarithm, -inf without a key;
   ///   without the sink
   /// of `rows` = p.seqlen_q rows a sequence, which fwd_combine merges (and where the sink enters).
+  /// fwd_decode_cluster has them as clusters, and needs no parts.
   /// With part_rows the kernel merges, too (tile/stream_k.hpp): num_splits CTAs have equal shares of all keys, and parts are
   ///   part_o (2 num_splits, part_rows, head_dim_v), part_lse (2 num_splits, part_rows), part_flags (2 num_splits).
   int num_splits = 1;
@@ -67,6 +68,9 @@ constexpr int tma_box_keys(int tile_n, int page_rows) {
 }
 /// The swizzle of 128 bytes repeats after so many rows: smaller boxes would begin inside of it.
 inline constexpr int kTmaFewestKeys = 8;
+
+/// Most CTAs that share a tile of fwd_decode_cluster, a power of two: GPUs of compute capability 9.0 hold clusters of 16.
+inline constexpr int kMostDecodeCtas = 16;
 
 /// Most sequences of a kernel that cuts tiles into shares: their units lie in 2 KB of shared memory.
 inline constexpr int kStreamSequences = 512;

@@ -47,6 +47,7 @@ struct FwdDecodeWarp {
   using T = typename Instance::Element;
   static constexpr FwdDecodeConfig kConfig = Instance::kConfig;
   using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
+  using Operand = std::conditional_t<kConfig.e4m3, __half, T>;  ///< of products
   using Memory = FwdDecodeMemory<Instance>;
   using KeysOfK = KeyFragments<Key, kConfig.head_dim>;
   using KeysOfV = KeyFragments<Key, kConfig.head_dim_v>;
@@ -65,14 +66,26 @@ struct FwdDecodeWarp {
   OnlineRows rows[kM16];
   tile::Span32 seen[kM16][2];  ///< keys that the lane's rows see
   float scale_log2[kM16][2];   ///< takes scores of a row to exponents of 2
-  tile::PageRow page = {};     ///< of the lane's key of the next block
+  /// Where keys of the next two pieces lie, and of the two behind them: lane r knows row r of the first, lane 16 + r of the second.
+  tile::PageRow page = {}, page_behind = {};
+  bool second_piece = false;  ///< that is copied next
 
   __device__ __forceinline__ FwdDecodeWarp(const ForwardArgs& args, const Memory& memory_, int warp_,
                                            int lane_)
       : f(args), memory(memory_), warp(warp_), lane(lane_) {}
 
-  /// The CTA's part of a tile.
-  __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& blocks) {
+  /// The CTA's part of a tile, whose rows go to o or to a part in global memory.
+  __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces) {
+    sum_up(of_tile, pieces, [] {});
+#pragma unroll 1
+    for (int row = warp; row < of_tile.end_row; row += kWarps)
+      write_row(*memory.work_tile(warp), pieces, row, merge_warps(row));
+    __syncthreads();  // 2
+  }
+
+  /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn.
+  template <class Meanwhile>
+  __device__ __forceinline__ void sum_up(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces, const Meanwhile& meanwhile) {
     FwdWorkTile& work = *memory.work_tile(warp);
     if (lane == 0) work = of_tile;
     __syncwarp();  // every lane sees the tile
@@ -81,21 +94,23 @@ struct FwdDecodeWarp {
                         v = tile::key_rows(f.p, f.p.v, work.span, work.batch, head_of_keys(f, work),
                                            sizeof(Key));
     const int last_key = work.span.used_k - 1;
-    int loaded = blocks.begin;
-    if (k.paged()) look_up_page(k, loaded * kTileN + warp * kWarpKeys, last_key);
+    int loaded = pieces.begin + warp;
+    second_piece = false;
+    if (k.paged()) page = look_up_pages(k, loaded * kWarpKeys, last_key);
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) load(k, v, last_key, loaded, blocks.end, s);
+    for (int s = 0; s < kStages - 1; ++s) load(k, v, last_key, loaded, pieces.end, s);
     begin_tile(work);
+    meanwhile();
     int stage = 0;
 #pragma unroll 1
-    for (int n = blocks.begin; n < blocks.end; ++n) {
+    for (int n = pieces.begin + warp; n < pieces.end; n += kWarps) {
       ptx::cp_async_wait<kStages - 2>();
       __syncwarp();  // every lane's copies of this stage are there, and all have read the stage that is filled next
-      load(k, v, last_key, loaded, blocks.end, stage == 0 ? kStages - 1 : stage - 1);
+      load(k, v, last_key, loaded, pieces.end, stage == 0 ? kStages - 1 : stage - 1);
       const uint32_t rows_k = memory.stage(warp, stage);
       float acc_s[kM16][2][4];
       multiply_qk(acc_s, rows_k);
-      if (!blocks.is_full(n)) mask(acc_s, n);
+      if (!pieces.is_full(n)) mask(acc_s, n);
       weigh(acc_s);
       multiply_pv(acc_s, rows_k + KeysOfK::kBytes);
       stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -104,8 +119,6 @@ struct FwdDecodeWarp {
     __syncwarp();  // no copy of any lane is under way: the ring is free
     share_result();
     __syncthreads();  // 1
-    write_rows(work, blocks);
-    __syncthreads();  // 2
   }
 
  private:
@@ -117,14 +130,15 @@ struct FwdDecodeWarp {
 #pragma unroll
     for (int m = 0; m < kM16; ++m) {
       float factor[2];
+      const RowsOfQ from = rows_of_q(work, m);
       if constexpr (kConfig.q_in_shared) {
-        share_q(factor, work, m);
+        share_q(factor, from, m);
       } else {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) load_q(q[m][step], work, m, step);
+        for (int step = 0; step < kSteps; ++step) load_q(q[m][step], from, step);
         factors_of(factor, q[m]);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) to_float16(q[m][step], factor);
+        for (int step = 0; step < kSteps; ++step) to_operand(q[m][step], factor);
       }
       rows[m].start();
 #pragma unroll
@@ -139,34 +153,46 @@ struct FwdDecodeWarp {
     clear(acc_o);
   }
 
-  /// Fragment `step` of rows 16 m to 16 m + 15 of Q, as it is; zeros where there is none.
-  __device__ __forceinline__ void load_q(uint32_t (&fragment)[4], const FwdWorkTile& work, int m,
-                                         int step) const {
+  /// The lane's two rows of 16 of Q: null where there is none.
+  struct RowsOfQ {
+    const char* row[2];
+  };
+  __device__ __forceinline__ RowsOfQ rows_of_q(const FwdWorkTile& work, int m) const {
     const tile::AttentionParams& p = f.p;
+    const int bytes = kConfig.e4m3 && p.e4m3_queries ? 1 : static_cast<int>(sizeof(T));
+    RowsOfQ rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * m + lane / 4 + 8 * half;
-      const bool used = row < work.end_row;
-      const QueryRow r = query_row(f, work, used ? row : 0);
-      const int64_t offset = p.q.offset(work.batch, work.span.row_q + r.query, r.head);
+      const QueryRow r = query_row(f, work, row);
+      rows.row[half] = row < work.end_row
+                           ? p.q.data + p.q.offset(work.batch, work.span.row_q + r.query, r.head) * bytes
+                           : nullptr;
+    }
+    return rows;
+  }
+  /// Fragment `step` of these rows, as it is; zeros where there is none.
+  __device__ __forceinline__ void load_q(uint32_t (&fragment)[4], const RowsOfQ& rows, int step) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int reg = 0; reg < 2; ++reg) {
         const int column = 16 * step + tile::column_of_step(kConfig.e4m3, lane, reg, 0);
-        fragment[2 * reg + half] = used && column < p.head_dim ? two_of_q(offset + column) : 0u;
+        fragment[2 * reg + half] =
+            rows.row[half] != nullptr && column < f.p.head_dim ? two_of_q(rows.row[half], column) : 0u;
       }
     }
   }
-  /// Elements `at` and at + 1 of q.
-  __device__ __forceinline__ uint32_t two_of_q(int64_t at) const {
+  /// Elements `column` and the next of a row of Q.
+  __device__ __forceinline__ uint32_t two_of_q(const char* row, int column) const {
     if constexpr (kConfig.e4m3) {
       if (f.p.e4m3_queries) {
-        const uint32_t halves =
-            ptx::f16x2_of_e4m3x2(__ldg(reinterpret_cast<const uint16_t*>(f.p.q.data + at)));
+        const uint32_t halves = ptx::f16x2_of_e4m3x2(__ldg(reinterpret_cast<const uint16_t*>(row + column)));
         const float2 x = unpack<__half>(halves);
         return std::is_same_v<T, __half> ? halves : pack<T>(x.x, x.y);
       }
     }
-    return __ldg(reinterpret_cast<const uint32_t*>(f.p.q.data + at * int64_t{sizeof(T)}));
+    return __ldg(reinterpret_cast<const uint32_t*>(row + column * static_cast<int>(sizeof(T))));
   }
   /// What the lane's two rows of Q are multiplied by: powers of two.
   template <int kCount>
@@ -187,51 +213,58 @@ struct FwdDecodeWarp {
   }
   /// Of a row, from the largest element that this lane has; four lanes share the row.
   static __device__ __forceinline__ float factor_of(float largest) {
-    return std::is_same_v<T, __half> ? 1.0f : tile::factor_to_float16(row_maximum(largest));
+    return std::is_same_v<T, Operand> ? 1.0f : tile::factor_to_float16(row_maximum(largest));
   }
-  static __device__ __forceinline__ void to_float16(uint32_t (&fragment)[4], const float (&factor)[2]) {
-    if constexpr (!std::is_same_v<T, __half>) {
+  static __device__ __forceinline__ void to_operand(uint32_t (&fragment)[4], const float (&factor)[2]) {
+    if constexpr (!std::is_same_v<T, Operand>) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 x = unpack<T>(fragment[i]);
-        fragment[i] = pack<__half>(x.x * factor[i % 2], x.y * factor[i % 2]);
+        fragment[i] = pack<Operand>(x.x * factor[i % 2], x.y * factor[i % 2]);
       }
     }
   }
   /// Rows 16 m to 16 m + 15 of Q go to shared memory, a fragment a warp at a time. Each warp looks at all of them for the factors.
-  __device__ __forceinline__ void share_q(float (&factor)[2], const FwdWorkTile& work, int m) const {
+  __device__ __forceinline__ void share_q(float (&factor)[2], const RowsOfQ& from, int m) const {
     uint32_t fragment[4];
     float largest[2] = {0, 0};
+    if constexpr (!std::is_same_v<T, Operand>) {
 #pragma unroll 4
-    for (int step = 0; step < kSteps; ++step) {
-      load_q(fragment, work, m, step);
-      keep_largest(largest, fragment);
+      for (int step = 0; step < kSteps; ++step) {
+        load_q(fragment, from, step);
+        keep_largest(largest, fragment);
+      }
     }
     for (int half = 0; half < 2; ++half) factor[half] = factor_of(largest[half]);
 #pragma unroll 1
     for (int step = warp; step < kSteps; step += kWarps) {
-      load_q(fragment, work, m, step);
-      to_float16(fragment, factor);
+      load_q(fragment, from, step);
+      to_operand(fragment, factor);
       ptx::st_shared_16(memory.q(m, step, lane),
                         make_uint4(fragment[0], fragment[1], fragment[2], fragment[3]));
     }
   }
 
-  /// Begins to copy the warp's keys of block `n` to a stage, and moves on to the next block. Always one group of copies.
+  /// Begins to copy piece `n` to a stage, and moves on to the warp's next. Always one group of copies.
   __device__ __forceinline__ void load(const tile::KeyRows& k, const tile::KeyRows& v, int last_key, int& n,
                                        int end, int stage) {
     if (n < end) {
-      const int first = n * kTileN + warp * kWarpKeys;
+      const int first = n * kWarpKeys;
       const uint32_t to = memory.stage(warp, stage);
       if (k.paged()) {
         copy_from_pages<KeysOfK>(to, k, last_key - first, f.p.head_dim);
         copy_from_pages<KeysOfV>(to + KeysOfK::kBytes, v, last_key - first, f.p.head_dim_v);
-        look_up_page(k, first + kTileN, last_key);
+        if (second_piece) {
+          page = page_behind;
+        } else {
+          page_behind = look_up_pages(k, first + 2 * kTileN, last_key);
+        }
+        second_piece = !second_piece;
       } else {
         copy_rows<KeysOfK>(to, k, first, last_key - first, f.p.head_dim);
         copy_rows<KeysOfV>(to + KeysOfK::kBytes, v, first, last_key - first, f.p.head_dim_v);
       }
-      ++n;
+      n += kWarps;
     }
     ptx::cp_async_commit();
   }
@@ -250,21 +283,23 @@ struct FwdDecodeWarp {
       from += Rows::kRowsAtOnce * row_bytes;
     }
   }
-  /// Lanes r and r + 16 find out where key `first` + r lies. The answer is needed a block later.
-  __device__ __forceinline__ void look_up_page(const tile::KeyRows& keys, int first, int last_key) {
-    const int key = min(first + lane % kWarpKeys, last_key);
-    if (key >= 0) page = tile::page_row(f.p, keys.batch, keys.first + key);
+  /// Finds out where keys `first` + r of a piece and of the warp's next lie. The answer is needed two pieces later.
+  __device__ __forceinline__ tile::PageRow look_up_pages(const tile::KeyRows& keys, int first,
+                                                         int last_key) const {
+    const int key = min(first + lane % kWarpKeys + lane / kWarpKeys * kTileN, last_key);
+    return key >= 0 ? tile::page_row(f.p, keys.batch, keys.first + key) : tile::PageRow{};
   }
-  /// Copies 16 rows, of which lane r knows where row r lies.
+  /// Copies the 16 rows of the piece that is next.
   template <class Rows>
   __device__ __forceinline__ void copy_from_pages(uint32_t to, const tile::KeyRows& rows, int last,
                                                   int columns) const {
     const int row = lane / Rows::kChunks, chunk = lane % Rows::kChunks;
     const int end = chunk * 16 < columns * static_cast<int>(sizeof(Key)) ? last - row : -1;
+    const int knows = row + (second_piece ? kWarpKeys : 0);
 #pragma unroll
     for (int i = 0; i < Rows::kCopies; ++i) {
-      const int in_pool = __shfl_sync(kWholeWarp, page.page, row + Rows::kRowsAtOnce * i),
-                in_page = __shfl_sync(kWholeWarp, page.row, row + Rows::kRowsAtOnce * i);
+      const int in_pool = __shfl_sync(kWholeWarp, page.page, knows + Rows::kRowsAtOnce * i),
+                in_page = __shfl_sync(kWholeWarp, page.row, knows + Rows::kRowsAtOnce * i);
       const int64_t at = in_pool * rows.view.batch + in_page * rows.view.row;
       ptx::cp_async_16(Rows::copied_to(to, row, chunk, i), rows.data + at * int64_t{sizeof(Key)} + chunk * 16,
                        Rows::kRowsAtOnce * i <= end);
@@ -281,27 +316,38 @@ struct FwdDecodeWarp {
     }
   }
 
+  /// A product waits for the one before it that adds to the same sums: where nothing hides that, even and odd steps are summed apart.
   __device__ __forceinline__ void multiply_qk(float (&acc_s)[kM16][2][4], uint32_t rows_k) const {
+    constexpr bool kApart = kConfig.cluster && kM16 == 1;
+    float odd[1][2][4];
     clear(acc_s);
+    clear(odd);
 #pragma unroll
     for (int i = 0; i < KeysOfK::kLoads; ++i) {
       uint32_t b[KeysOfK::kAtOnce][2][2];
       KeysOfK::load_k(b, rows_k, i, lane);
 #pragma unroll
       for (int s = 0; s < KeysOfK::kAtOnce; ++s) {
+        const int step = i * KeysOfK::kAtOnce + s;
+#pragma unroll
         for (int m = 0; m < kM16; ++m) {
           uint32_t fragment[4];
-          read_q(fragment, m, i * KeysOfK::kAtOnce + s);
+          read_q(fragment, m, step);
 #pragma unroll
           for (int keys = 0; keys < 2; ++keys)
-            ptx::mma_m16n8k16<__half>(acc_s[m][keys], fragment, b[s][keys][0], b[s][keys][1]);
+            ptx::mma_m16n8k16<Operand>(kApart && step % 2 == 1 ? odd[0][keys] : acc_s[m][keys], fragment,
+                                       b[s][keys][0], b[s][keys][1]);
         }
       }
+    }
+    if constexpr (kApart) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) acc_s[0][i / 4][i % 4] += odd[0][i / 4][i % 4];
     }
   }
 
   __device__ __forceinline__ void mask(float (&acc_s)[kM16][2][4], int n) const {
-    const int first_key = n * kTileN + warp * kWarpKeys + 2 * (lane % 4);
+    const int first_key = n * kWarpKeys + 2 * (lane % 4);
 #pragma unroll
     for (int m = 0; m < kM16; ++m) {
 #pragma unroll
@@ -361,7 +407,7 @@ struct FwdDecodeWarp {
     for (int m = 0; m < kM16; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        weights[m][i] = pack<__half>(acc_s[m][i / 2][2 * (i % 2)], acc_s[m][i / 2][2 * (i % 2) + 1]);
+        weights[m][i] = pack<Operand>(acc_s[m][i / 2][2 * (i % 2)], acc_s[m][i / 2][2 * (i % 2) + 1]);
     }
 #pragma unroll
     for (int i = 0; i < KeysOfV::kLoads; ++i) {
@@ -373,7 +419,7 @@ struct FwdDecodeWarp {
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
           for (int m = 0; m < kM16; ++m)
-            ptx::mma_m16n8k16<__half>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m],
+            ptx::mma_m16n8k16<Operand>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m],
                                       b[pair][n][0], b[pair][n][1]);
         }
       }
@@ -418,71 +464,89 @@ struct FwdDecodeWarp {
     }
   }
 
-  /// Merges the rows of all warps and writes them, a row for each warp at a time.
-  __device__ __forceinline__ void write_rows(const FwdWorkTile& work, const tile::KvBlocks& blocks) const {
-#pragma unroll 1
-    for (int row = warp; row < work.end_row; row += kWarps) {
-      const RowState own = lane < kWarps ? memory.states(lane)[row] : RowState{-INFINITY, 0.0f};
-      float base = own.base;
-#pragma unroll
-      for (int distance = 1; distance < kWarps; distance *= 2)
-        base = fmaxf(base, __shfl_xor_sync(kWholeWarp, base, distance));
-      base = __shfl_sync(kWholeWarp, base, 0);
-      const float weight = own.base == -INFINITY ? 0.0f : ptx::ex2(own.base - base);
-      float sum = lane < kWarps ? own.sum * weight : 0.0f;
-#pragma unroll
-      for (int distance = 1; distance < kWarps; distance *= 2)
-        sum += __shfl_xor_sync(kWholeWarp, sum, distance);
-      sum = __shfl_sync(kWholeWarp, sum, 0);
-      write_row(work, blocks, row, weight, base == -INFINITY ? 0.0f : base, sum);
-    }
-  }
-  __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& blocks, int row,
-                                            float weight, float base, float sum) const {
-    constexpr int kColumnsAtOnce = 4 * 32,
-                  kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
+ public:
+  /// A row merged from its results over different keys, of which a lane has columns 128 i + 4 lane and the next three.
+  struct MergedRow {
+    static constexpr int kColumnsAtOnce = 4 * 32,
+                         kVectors = (kConfig.head_dim_v + kColumnsAtOnce - 1) / kColumnsAtOnce;
+    float base, sum;  ///< weights are relative to 2^base
     float o[kVectors][4] = {};
-    bool finite = isfinite(sum);
+
+    __device__ __forceinline__ bool is_finite() const {
+      bool finite = isfinite(sum);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int column = i * kColumnsAtOnce + 4 * lane;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float factor = __shfl_sync(kWholeWarp, weight, w);
-        if (column >= kConfig.head_dim_v) continue;
-        const float4 x = *reinterpret_cast<const float4*>(memory.o(w) + row * kConfig.head_dim_v + column);
-        o[i][0] = fmaf(factor, x.x, o[i][0]), o[i][1] = fmaf(factor, x.y, o[i][1]);
-        o[i][2] = fmaf(factor, x.z, o[i][2]), o[i][3] = fmaf(factor, x.w, o[i][3]);
-      }
-      finite = finite && (o[i][0] + o[i][1] + o[i][2] + o[i][3]) * 0.0f == 0.0f;
+      for (int i = 0; i < kVectors; ++i)
+        finite = finite && (o[i][0] + o[i][1] + o[i][2] + o[i][3]) * 0.0f == 0.0f;
+      return finite;
     }
-    if (__any_sync(kWholeWarp, !finite)) {
+    static __device__ __forceinline__ int column(int i, int lane) { return i * kColumnsAtOnce + 4 * lane; }
+  };
+  /// Merges a row of `kCount` results, at most 32: their states lie `state_step` behind each other, their rows of O `o_step` floats.
+  template <int kCount>
+  __device__ __forceinline__ MergedRow merge(const RowState* states, int state_step, const float* o, int o_step,
+                                             int count = kCount) const {
+    const RowState own = lane < count ? states[lane * state_step] : RowState{-INFINITY, 0.0f};
+    MergedRow row;
+    row.base = own.base;
+#pragma unroll
+    for (int distance = 1; distance < kCount; distance *= 2)
+      row.base = fmaxf(row.base, __shfl_xor_sync(kWholeWarp, row.base, distance));
+    row.base = __shfl_sync(kWholeWarp, row.base, 0);
+    const float weight = own.base == -INFINITY ? 0.0f : ptx::ex2(own.base - row.base);
+    row.sum = lane < count ? own.sum * weight : 0.0f;
+#pragma unroll
+    for (int distance = 1; distance < kCount; distance *= 2)
+      row.sum += __shfl_xor_sync(kWholeWarp, row.sum, distance);
+    row.sum = __shfl_sync(kWholeWarp, row.sum, 0);
+#pragma unroll
+    for (int i = 0; i < MergedRow::kVectors; ++i) {
+      const int column = MergedRow::column(i, lane);
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        const float factor = __shfl_sync(kWholeWarp, weight, n);
+        const bool there = n < count && column < kConfig.head_dim_v;
+        const float4 x = there ? *reinterpret_cast<const float4*>(o + n * o_step + column) : float4{};
+        row.o[i][0] = fmaf(factor, x.x, row.o[i][0]), row.o[i][1] = fmaf(factor, x.y, row.o[i][1]);
+        row.o[i][2] = fmaf(factor, x.z, row.o[i][2]), row.o[i][3] = fmaf(factor, x.w, row.o[i][3]);
+      }
+    }
+    return row;
+  }
+  /// Row `row` of all warps.
+  __device__ __forceinline__ MergedRow merge_warps(int row) const {
+    return merge<kWarps>(memory.states(0) + row, kConfig.tile_m, memory.o(0) + row * kConfig.head_dim_v,
+                         kConfig.ring_bytes() / 4);
+  }
+  /// Ends a row of a tile of these pieces, and writes it.
+  __device__ __forceinline__ void write_row(const FwdWorkTile& work, const tile::KvBlocks& pieces, int row,
+                                            const MergedRow& merged) const {
+    if (__any_sync(kWholeWarp, !merged.is_finite())) {
       write_exact_row<T, kConfig.head_dim_v, Key>(f, work, tile::Dropout(), row, 0, f.p.head_dim_v,
-                                                  blocks.begin * kTileN, blocks.end * kTileN);
+                                                  pieces.begin * kWarpKeys, pieces.end * kWarpKeys);
       return;
     }
     const QueryRow r = query_row(f, work, row);
-    float factor = finish_row(f, work, r, base, sum, lane == 0);
+    float factor = finish_row(f, work, r, merged.sum == 0.0f ? 0.0f : merged.base, merged.sum, lane == 0);
     if constexpr (kConfig.e4m3) factor *= f.p.v_descale.at(work.batch, head_of_keys(f, work));
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int column = i * kColumnsAtOnce + 4 * lane;
+    for (int i = 0; i < MergedRow::kVectors; ++i) {
+      const int column = MergedRow::column(i, lane);
       if (column >= f.p.head_dim_v) continue;  // a multiple of 4
       if (stores_f32(f, work)) {
         float* const to = f32_row(f, work, r) + column;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) to[e] = o[i][e] * factor;
+        for (int e = 0; e < 4; ++e) to[e] = merged.o[i][e] * factor;
       } else {
         T* const to = o_row<T>(f, work, r) + column;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) to[e] = static_cast<T>(o[i][e] * factor);
+        for (int e = 0; e < 4; ++e) to[e] = static_cast<T>(merged.o[i][e] * factor);
       }
     }
   }
 };
 
 template <class Instance>
-__global__ void __launch_bounds__(FwdDecodeConfig::threads(), 1)
+__global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     fwd_decode(const __grid_constant__ ForwardArgs args) {
   using T = typename Instance::Element;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -495,7 +559,8 @@ __global__ void __launch_bounds__(FwdDecodeConfig::threads(), 1)
   for_each_tile_of_share(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int, const tile::KvBlocks& blocks) {
-        own.attend({span, work.batch, work.head, work.split, 0, span.used_q * packed_heads(args)}, blocks);
+        own.attend({span, work.batch, work.head, work.split, 0, span.used_q * packed_heads(args)},
+                   tile::pieces_of(blocks, Instance::kConfig.warps));
       });
   if (warp == 4) clear_unused_of_share<T>(args.p);
   if (warp < 4) merge_share<T>(args, memory, thread);

@@ -17,13 +17,15 @@ struct FwdDecodeConfig {
   int head_dim, head_dim_v;  ///< padded to multiples of 32
   int tile_m;                ///< rows of queries: a multiple of 16
   int stages;                ///< of 16 keys and their values, each warp its own
+  int warps = 8;
   bool e4m3 = false;         ///< keys and values of 8 bits
   bool q_in_shared = false;  ///< fragments of Q lie in shared memory, where registers are too few
-  static constexpr int warps = 8;
+  bool cluster = false;      ///< a tile is a cluster's (fwd_decode_cluster.cuh); else CTAs have shares of all keys
+  int ctas_per_sm = 1;       ///< what registers and shared memory are kept for
 
-  static constexpr int kWarpKeys = 16;  ///< keys of a warp in a block: the k of mma
-  static constexpr int threads() { return 32 * warps; }
-  static constexpr int tile_n() { return kWarpKeys * warps; }
+  static constexpr int kWarpKeys = 16;  ///< keys of a piece: the k of mma
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int tile_n() const { return kWarpKeys * warps; }
   constexpr int key_bytes() const { return e4m3 ? 1 : 2; }
   constexpr int stage_bytes() const { return kWarpKeys * (head_dim + head_dim_v) * key_bytes(); }
   /// The ring of a warp, where its rows of O lie at the end of a tile.
@@ -34,8 +36,13 @@ struct FwdDecodeConfig {
   constexpr int q_at() const { return warps * ring_bytes(); }
   /// A fragment of 16 rows and 16 columns: 16 bytes a lane.
   constexpr int q_bytes() const { return q_in_shared ? tile_m * head_dim * 2 : 0; }
-  constexpr int units_at() const { return q_at() + q_bytes(); }
-  constexpr int states_at() const { return units_at() + (kStreamSequences + 4) * 4 + 48; }
+  /// Rows of O that other CTAs send, their states, and an mbarrier.
+  constexpr int inbox_at() const { return q_at() + q_bytes(); }
+  constexpr int inbox_row_bytes() const { return head_dim_v * 4 + 8; }
+  constexpr int inbox_bytes() const { return cluster ? tile_m * inbox_row_bytes() + 16 : 0; }
+  constexpr int units_at() const { return inbox_at() + inbox_bytes(); }
+  constexpr int units_bytes() const { return cluster ? 0 : (kStreamSequences + 4) * 4 + 48; }
+  constexpr int states_at() const { return units_at() + units_bytes(); }
   constexpr int work_tiles_at() const { return states_at() + warps * tile_m * 8; }
   constexpr int shared_bytes() const { return work_tiles_at() + warps * kWorkTileBytes; }
   static constexpr int kWorkTileBytes = 64;  ///< of FwdWorkTile
@@ -48,7 +55,7 @@ constexpr Grid fwd_decode_grid(const ForwardArgs& args) {
   return {args.num_splits};
 }
 
-/// The maximum of a row's exponents of 2 over the keys of a warp, and the sum of its weights against that.
+/// The maximum of a row's exponents of 2 over some keys, -inf without any, and the sum of its weights against that.
 struct RowState {
   float base, sum;
 };
@@ -56,7 +63,7 @@ struct RowState {
 template <class Instance>
 struct FwdDecodeMemory {
   struct Config : FwdDecodeConfig {
-    static constexpr int tile_n = FwdDecodeConfig::tile_n();
+    int tile_n = FwdDecodeConfig::tile_n();
   };
   static constexpr Config kConfig{Instance::kConfig};
   uint32_t base;
@@ -76,14 +83,36 @@ struct FwdDecodeMemory {
   __device__ __forceinline__ RowState* states(int warp) const {
     return reinterpret_cast<RowState*>(bytes + kConfig.states_at()) + warp * kConfig.tile_m;
   }
+  /// Of each warp: registers are few.
+  __device__ __forceinline__ FwdWorkTile* work_tile(int warp) const {
+    return reinterpret_cast<FwdWorkTile*>(bytes + kConfig.work_tiles_at() + warp * kConfig.kWorkTileBytes);
+  }
+
+  // --- of clusters ---
+
+  static constexpr int kInboxStates = kConfig.inbox_at() + kConfig.tile_m * kConfig.head_dim_v * 4;
+  __device__ __forceinline__ uint32_t inbox_o(int slot) const {
+    return base + kConfig.inbox_at() + slot * kConfig.head_dim_v * 4;
+  }
+  __device__ __forceinline__ uint32_t inbox_state(int slot) const {
+    return base + kInboxStates + slot * static_cast<int>(sizeof(RowState));
+  }
+  __device__ __forceinline__ const float* inbox() const {
+    return reinterpret_cast<const float*>(bytes + kConfig.inbox_at());
+  }
+  __device__ __forceinline__ const RowState* inbox_states() const {
+    return reinterpret_cast<const RowState*>(bytes + kInboxStates);
+  }
+  __device__ __forceinline__ uint32_t inbox_full() const {
+    return base + kConfig.inbox_at() + kConfig.tile_m * kConfig.inbox_row_bytes();
+  }
+
+  // --- of shares of all keys ---
+
   __device__ __forceinline__ int* units() const { return reinterpret_cast<int*>(bytes + kConfig.units_at()); }
   __device__ __forceinline__ int* all_parts() const { return units() + kStreamSequences + 1; }
   __device__ __forceinline__ StreamShare* share() const {
     return reinterpret_cast<StreamShare*>(units() + kStreamSequences + 4);
-  }
-  /// Of each warp: registers are few.
-  __device__ __forceinline__ FwdWorkTile* work_tile(int warp) const {
-    return reinterpret_cast<FwdWorkTile*>(bytes + kConfig.work_tiles_at() + warp * kConfig.kWorkTileBytes);
   }
   /// Parts are merged behind a barrier of the CTA.
   __device__ __forceinline__ void wait_for_part(int) const {}

@@ -49,11 +49,12 @@ BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const Kern
   return layout;
 }
 
-int cluster_of(const ForwardArgs&) {
-  return 0;
+/// CTAs of a cluster, where the launch says so; 0: as the kernel was compiled.
+int cluster_of(const Kernel& kernel, const ForwardArgs& args) {
+  return kernel.splits_in_cluster ? args.num_splits : 0;
 }
-int cluster_of(const BackwardArgs& args) {
-  return args.cluster;
+int cluster_of(const Kernel& kernel, const BackwardArgs& args) {
+  return kernel.chain ? args.cluster : 0;
 }
 
 Grid grid_of(const Kernel& kernel, const ForwardArgs& args) {
@@ -63,10 +64,11 @@ Grid grid_of(const Kernel& kernel, const BackwardArgs& args) {
   return kernel.backward_grid ? kernel.backward_grid(args) : default_grid(kernel, args);
 }
 
-bool takes_part(const Kernel& kernel, const ForwardArgs& args) {
-  return kernel.kind != KernelKind::kCombine || (args.num_splits > 1 && args.part_rows == 0);
+bool takes_part(const Kernel& kernel, const Kernel& main, const ForwardArgs& args) {
+  if (kernel.kind != KernelKind::kCombine) return true;
+  return args.num_splits > 1 && args.part_rows == 0 && !main.splits_in_cluster;
 }
-bool takes_part(const Kernel&, const BackwardArgs&) {
+bool takes_part(const Kernel&, const Kernel&, const BackwardArgs&) {
   return true;
 }
 
@@ -82,7 +84,9 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
     const int rows = kernels.main->tile_m;
     text += ", " + std::to_string(std::min(args.p.group, rows)) + " query heads in a tile";
   }
-  if (args.part_rows > 0) {
+  if (kernels.main->splits_in_cluster) {
+    text += ", keys shared by clusters of " + std::to_string(args.num_splits) + " CTAs";
+  } else if (args.part_rows > 0) {
     text += ", keys in " + std::to_string(args.num_splits) + " equal shares";
   } else if (args.num_splits > 1) {
     text +=
@@ -112,7 +116,7 @@ struct Launch {
   const Kernel* kernel;
   CUfunction function;
   unsigned x, y, z;
-  unsigned cluster = 0;  ///< CTAs of a cluster, where the launch says so; 0: as the kernel was compiled
+  unsigned cluster = 0;  ///< cluster_of()
 
   CUresult put_on(CUstream stream, void** parameters) const;
 };
@@ -122,7 +126,7 @@ CUresult Launch::put_on(CUstream stream, void** parameters) const {
              shared = static_cast<unsigned>(kernel->shared_bytes);
   if (cluster == 0)
     return driver().launch_kernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr);
-  ClusterLaunch launch(*kernel, x, cluster);
+  ClusterLaunch launch(*kernel, {x, y, z}, cluster);
   launch.config.hStream = stream;
   return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
 }
@@ -168,7 +172,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
   }
   const typename Layout::Args& args = launches.layout.args;
   for (const Kernel* kernel : kernels.in_order()) {
-    if (!takes_part(*kernel, args)) continue;
+    if (!takes_part(*kernel, *kernels.main, args)) continue;
     const Grid grid = grid_of(*kernel, args);
     if (std::string clause = grid_cannot_because(grid); !clause.empty()) {
       launches.clause = clause + " (" + kernel->name + ")";
@@ -182,7 +186,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
     launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
                              static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z),
-                             kernel->chain ? static_cast<unsigned>(cluster_of(args)) : 0u});
+                             static_cast<unsigned>(cluster_of(*kernel, args))});
   }
   launches.summary += details(kernels, args);
   if (p.pass == Pass::kForward && options.splits.batch_invariant)

@@ -100,6 +100,13 @@ LoadedKernel load(const Kernel& kernel, int id) {
       e != cudaSuccess) {
     return fails(e);
   }
+  if (const cudaError_t e =
+          kernel.splits_in_cluster  // of more than the 8 CTAs that every GPU with clusters takes
+              ? cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)
+              : cudaSuccess;
+      e != cudaSuccess) {
+    return fails(e);
+  }
   if (const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
           &result.ctas_per_sm, kernel.entry, kernel.threads, kernel.shared_bytes);
       e != cudaSuccess) {
@@ -195,11 +202,12 @@ const LoadedKernel& loaded(const Kernel& kernel, int id) {
   return kernels.emplace(key, load(kernel, id)).first->second;
 }
 
-ClusterLaunch::ClusterLaunch(const Kernel& kernel, unsigned ctas, unsigned cluster) {
+ClusterLaunch::ClusterLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster) {
   attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
   attribute.value.clusterDim = {cluster, 1, 1};
-  config.gridDimX = ctas;
-  config.gridDimY = config.gridDimZ = 1;
+  config.gridDimX = static_cast<unsigned>(ctas.x);
+  config.gridDimY = static_cast<unsigned>(ctas.y);
+  config.gridDimZ = static_cast<unsigned>(ctas.z);
   config.blockDimX = static_cast<unsigned>(kernel.threads);
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = static_cast<unsigned>(kernel.shared_bytes);
@@ -209,7 +217,7 @@ ClusterLaunch::ClusterLaunch(const Kernel& kernel, unsigned ctas, unsigned clust
 
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster) {
   const ContextScope scope(primary_context(id));
-  const ClusterLaunch launch(kernel, static_cast<unsigned>(cluster), static_cast<unsigned>(cluster));
+  const ClusterLaunch launch(kernel, {.x = cluster}, static_cast<unsigned>(cluster));
   int count = 0;
   if (const CUresult error = driver().active_clusters(&count, code.function, &launch.config);
       error != CUDA_SUCCESS) {

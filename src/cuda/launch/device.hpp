@@ -36,7 +36,7 @@ struct ClusterLaunch {
   CUlaunchAttribute attribute = {};
   CUlaunchConfig config = {};
 
-  ClusterLaunch(const Kernel& kernel, unsigned ctas, unsigned cluster);
+  ClusterLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster);
   ClusterLaunch(const ClusterLaunch&) = delete;
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;
 };

@@ -178,6 +178,14 @@ std::string pages_clause(const Kernel& k, const KernelRequest& r) {
          std::to_string(r.problem.cache_rows) + " allow " + std::to_string(box);
 }
 
+/// Of kernels whose tiles hold all queries of a key head.
+std::string few_rows_clause(const Kernel& k, const KernelRequest& r) {
+  const int64_t rows = r.problem.seqlen_q * (packs_group(r.problem, k) ? r.problem.group() : 1);
+  if (rows <= k.tile_m) return "";
+  return "is for queries of a key head that fit a tile of " + std::to_string(k.tile_m) +
+         " rows, this problem has " + std::to_string(rows);
+}
+
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
   if (r.splits.batch_invariant)
@@ -187,16 +195,47 @@ std::string stream_clause(const Kernel& k, const KernelRequest& r) {
     return "cuts the keys of all sequences together into equal shares, not those of a tile into parts";
   const AttentionProblem& p = r.problem;
   // Other kernels know better what to do with lengths that the host knows, but none of them reads keys of 8 bits as fast.
-  if (!k.e4m3_keys && !p.packed_k && !p.has(Role::kSeqUsedK))
+  if (k.tma && !p.packed_k && !p.has(Role::kSeqUsedK))
     return "is for keys whose number the GPU alone knows (seqused_k, cu_seqlens_k)";
-  const int64_t rows = p.seqlen_q * (packs_group(p, k) ? p.group() : 1);
-  if (rows > k.tile_m)
-    return "is for queries of a key head that fit a tile of " + std::to_string(k.tile_m) +
-           " rows, this problem has " + std::to_string(rows);
+  // Boxes of 16 rows take TMA 2 % longer than rows that warps copy (64 sequences of 8,192, H200), boxes of 64 less long.
+  constexpr int64_t kLargePages = 64;
+  const bool small_pages = p.has(Role::kPageTable) && p.cache_rows < kLargePages;
+  if (!k.tma && !k.e4m3_keys && !small_pages && !p.has(Role::kLeftPadK))
+    return "is for pages of fewer than " + std::to_string(kLargePages) + " rows, and for leftpad_k";
+  if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
   if (p.batch > kStreamSequences)
     return "is for up to " + std::to_string(kStreamSequences) + " sequences, this problem has " +
            std::to_string(p.batch);
   return "";
+}
+
+/// The GPU is half idle, and time is that of latencies: other kernels read many keys as fast, or faster.
+std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.splits_in_cluster) return "";
+  if (r.splits.batch_invariant || r.splits.most > 0)
+    return "shares keys among as many CTAs as a GPU has idle, so that others of the batch move the cuts";
+  if (std::string clause = few_rows_clause(k, r); !clause.empty()) return clause;
+  const AttentionProblem& p = r.problem;
+  const int64_t tiles = tiles_of_few_rows(p, k);
+  const int ctas = ctas_of_cluster(p, k, r.device);
+  if (ctas < 2)
+    return "is for tiles that leave half of " + std::to_string(r.device.sm_count) + " SMs idle, this problem has " +
+           std::to_string(tiles);
+  // Sequences that only the GPU knows may differ: their clusters do not help each other.
+  constexpr int64_t kShort = 4096;
+  if (p.batch > 1 && (p.packed_k || p.has(Role::kSeqUsedK)) && p.seqlen_k > kShort)
+    return "is for up to " + std::to_string(kShort) + " keys where the GPU alone knows the lengths of several sequences";
+  // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
+  // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
+  // Where keys lie in pages, a warp has half as much to do again to find them, and TMA none.
+  constexpr int64_t kMost = int64_t{1} << 20, kMostOfFew = kMost / 2, kMostInPages = kMost / 8;
+  const int64_t most = p.has(Role::kPageTable)                   ? kMostInPages
+                       : 3 * tiles * ctas < r.device.sm_count ? kMostOfFew
+                                                              : kMost;
+  const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas;
+  if (elements <= most) return "";
+  return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +
+         std::to_string(elements);
 }
 
 std::string alignment_clause(const Kernel& k, const KernelRequest& r) {
@@ -245,7 +284,7 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
 constexpr std::array kConditions = {excluded_clause,  name_clause,          capability_clause, dtype_clause,
                                     gradients_clause, length_clause,        head_size_clause,  terms_clause,
                                     key_dtype_clause, e4m3_operands_clause, keys_clause,       lists_clause,
-                                    tma_clause,       pages_clause,         stream_clause,     chain_clause,
+                                    tma_clause,       pages_clause,         stream_clause,     cluster_clause,  chain_clause,
                                     alignment_clause, shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.

@@ -135,6 +135,31 @@ int stream_lanes(int64_t heads, int64_t slots) {
   return 1;
 }
 
+int64_t tiles_of_few_rows(const AttentionProblem& p, const Kernel& kernel) {
+  return saturating_product(packs_group(p, kernel) ? p.heads_kv : p.heads_q, p.batch);
+}
+
+int64_t keys_of_tile(const AttentionProblem& p, const Kernel& kernel) {
+  const int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
+  if (p.window_left < 0 || p.window_right < 0) return keys;
+  return std::min(keys, p.window_left + p.window_right + kernel.tile_m);
+}
+
+int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+  constexpr int64_t kFewestKeys = 32;        // of a CTA: fewer take no less time
+  constexpr size_t kSharedOfSystem = 1024;   // of each CTA
+  const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
+  const bool two_an_sm = 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
+  for (int ctas = kMostDecodeCtas; ctas > 1; ctas /= 2) {
+    // A cluster lies in one part of the GPU (GPC). Where two CTAs fit an SM, clusters of 8 find room for one CTA for each SM of the
+    // GPU; else what is left of each part is lost, a tenth of an H200.
+    const bool any_place = ctas == 2 || (ctas <= 8 && two_an_sm);
+    const int64_t room = any_place ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
+    if (saturating_product(tiles, ctas) <= room && ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys)) return ctas;
+  }
+  return 1;
+}
+
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
   const int64_t bytes = saturating_product(p.seqlen_k, (p.head_dim + p.head_dim_v) * size_of(p.dtype));
   // A quarter of the cache. It is two halves, and what SMs of both sides read may lie in both; Q, O and what
@@ -202,11 +227,7 @@ int64_t ctas_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group
 /// Parts of the keys: those that are asked for, else those that end soonest on `slots` CTAs at a time.
 int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_group, int64_t slots,
                   int64_t most_bytes, const KeySplits& asked) {
-  // A window bounds the blocks that a tile visits.
-  int64_t keys = p.has(Role::kKeys) ? p.list_size : p.seqlen_k;
-  if (p.window_left >= 0 && p.window_right >= 0)
-    keys = std::min(keys, p.window_left + p.window_right + kernel.tile_m);
-  const int64_t steps = ceil_div(keys, kernel.tile_n);
+  const int64_t steps = ceil_div(keys_of_tile(p, kernel), kernel.tile_n);
   const int64_t part_bytes = saturating_product(rows_of_parts(p), (p.head_dim_v + 1) * 4);
   const int64_t largest = most_bytes / std::max<int64_t>(1, part_bytes);
   if (asked.most == 0) return best_num_splits(ctas_of(p, kernel, pack_group), steps, slots, largest);
@@ -268,7 +289,9 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.part_flags = parts.take(int64_t{2} * args.num_splits, sizeof(uint64_t));
     part_rows = int64_t{2} * args.num_splits * args.part_rows;
   }
-  if (args.num_splits > 1) {
+  if (kernel.splits_in_cluster) {
+    args.num_splits = ctas_of_cluster(p, kernel, device);
+  } else if (args.num_splits > 1) {
     layout.part_o = parts.take(part_rows, p.head_dim_v * 4);
     layout.part_lse = parts.take(part_rows, 4);
   }

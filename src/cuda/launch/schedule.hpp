@@ -43,6 +43,11 @@ int best_num_splits(int64_t ctas, int64_t steps, int64_t slots, int64_t largest)
 /// Stream-K (tile/stream_k.hpp): how many heads neighbouring CTAs read at the same keys. Heads lie side by side in memory, so
 /// memory gives whole rows then, not pieces of the size of a head. A divisor of `heads`.
 int stream_lanes(int64_t heads, int64_t slots);
+/// Tiles of a kernel whose tiles hold all queries of a (key) head, and the keys that one of them sees at most.
+int64_t tiles_of_few_rows(const AttentionProblem& problem, const Kernel& kernel);
+int64_t keys_of_tile(const AttentionProblem& problem, const Kernel& kernel);
+/// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU.
+int ctas_of_cluster(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 

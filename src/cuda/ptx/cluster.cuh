@@ -14,6 +14,15 @@ __device__ __forceinline__ void cluster_barrier() {
           : "memory");
 }
 
+/// The two halves of a barrier that says that all CTAs run, and whose memory of barriers has been initialised
+/// (mbarrier_init_fence); it says nothing of other writes. All threads of a warp together.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 /// Of this CTA in its cluster; looked up each time, so that it takes no register in between.
 __device__ __forceinline__ int cta_rank() {
   uint32_t rank;
@@ -34,6 +43,19 @@ __device__ __forceinline__ void st_cluster_16(uint32_t to, uint4 x) {
                "r"(x.w)
                : "memory");
 }
+/// Stores to another CTA, whose mbarrier counts the bytes when they are there: who waits for it sees them, without a fence.
+__device__ __forceinline__ void st_async_16(uint32_t to, uint4 x, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void st_async_8(uint32_t to, uint2 x, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "r"(x.x), "r"(x.y), "r"(barrier)
+               : "memory");
+}
+
 /// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.
 __device__ __forceinline__ void mbarrier_arrive_in_cta(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -9,6 +9,11 @@ namespace fovea::cuda::ptx {
 inline void cluster_barrier() {
   emulation::cluster_barrier();
 }
+/// The wait does both: no CTA runs ahead of what the two halves allow.
+inline void cluster_arrive() {}
+inline void cluster_wait() {
+  emulation::cluster_barrier();
+}
 inline int cta_rank() {
   return emulation::cta_rank();
 }
@@ -21,6 +26,14 @@ inline void st_cluster_4(uint32_t to, uint32_t x) {
 inline void st_cluster_16(uint32_t to, uint4 x) {
   emulation::store_remote(to, x.x), emulation::store_remote(to + 4, x.y);
   emulation::store_remote(to + 8, x.z), emulation::store_remote(to + 12, x.w);
+}
+inline void st_async_8(uint32_t to, uint2 x, uint32_t barrier) {
+  emulation::store_remote(to, x.x), emulation::store_remote(to + 4, x.y);
+  emulation::mbarrier_complete_remote(barrier, sizeof x);
+}
+inline void st_async_16(uint32_t to, uint4 x, uint32_t barrier) {
+  st_cluster_16(to, x);
+  emulation::mbarrier_complete_remote(barrier, sizeof x);
 }
 inline void mbarrier_arrive_in_cta(uint32_t barrier) {
   emulation::mbarrier_arrive_remote(barrier);

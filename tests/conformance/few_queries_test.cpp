@@ -1,0 +1,113 @@
+// Few queries of few heads over many keys: tiles whose keys several CTAs share, down to CTAs and warps without any.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "conformance/expectations.hpp"
+
+namespace fovea::conformance {
+namespace {
+
+ProblemSpec few_queries(int64_t seqlen_k, int64_t heads_kv, int64_t group) {
+  ProblemSpec s;
+  s.type = Type::kBF16;
+  s.batch = 1;
+  s.heads_kv = heads_kv;
+  s.heads_q = heads_kv * group;
+  s.seqlen_q = 1;
+  s.seqlen_k = seqlen_k;
+  s.head_dim = s.head_dim_v = 64;
+  return s;
+}
+
+TEST(FewQueries, OverAnyNumberOfKeys) {
+  for (const int64_t keys : {1, 15, 16, 17, 33, 65, 127, 300, 1025}) {
+    for (const int64_t heads : {1, 2, 3, 4}) expect_conformance(few_queries(keys, heads, 3), forward_only());
+  }
+}
+
+TEST(FewQueries, OfEveryHeadSize) {
+  constexpr std::array<std::array<int64_t, 2>, 6> kSizes = {
+      {{1, 8}, {48, 64}, {96, 72}, {128, 128}, {136, 256}, {256, 200}}};
+  for (const auto& [size, size_v] : kSizes) {
+    ProblemSpec s = few_queries(400, 1, 8);
+    s.head_dim = size;
+    s.head_dim_v = size_v;
+    expect_conformance_of_all_types(s, forward_only());
+  }
+}
+
+/// As many rows as a tile of 16 takes, fewer, and one more.
+TEST(FewQueries, OfEveryGroup) {
+  for (const int64_t group : {1, 4, 15, 16, 17}) {
+    for (const int64_t queries : {1, 2, 4}) {
+      ProblemSpec s = few_queries(200, 1, group);
+      s.seqlen_q = queries;
+      s.causal = true;
+      s.sink = queries == 2;
+      expect_conformance(s, forward_only());
+    }
+  }
+}
+
+TEST(FewQueries, InPartOfSequences) {
+  ProblemSpec s = few_queries(250, 1, 4);
+  s.batch = 3;
+  s.seqlen_q = 4;
+  s.used_q = {0, 4, 1};
+  s.used_k = {250, 0, 100};
+  expect_conformance(s, forward_only());
+  s.window_left = 20;
+  s.window_right = 3;
+  expect_conformance(s, forward_only());
+  s = few_queries(0, 1, 4);
+  s.batch = 3;
+  s.seqlen_q = 3;
+  s.seqlen_k = 70;
+  s.lengths_q = {1, 0, 3};
+  s.lengths_k = {70, 40, 0};
+  expect_conformance(s, forward_only());
+}
+
+/// Of what a row does not see nothing reaches it, whichever CTA has read it; what it sees makes the whole row so.
+TEST(FewQueries, OfNumbersThatAreNotFinite) {
+  for (const int64_t seen : {0, 1}) {
+    ProblemSpec s = few_queries(500, 1, 2);
+    s.seqlen_q = 3;
+    s.causal = true;
+    s.window_left = 300;
+    expect_conformance(s, forward_only(), [&](OwnedProblem& x) {
+      std::vector<double> values = x[Role::kV].values();
+      for (const int64_t key : {int64_t{0}, int64_t{150}, int64_t{499}, seen == 1 ? int64_t{420} : int64_t{1}})
+        values[static_cast<size_t>(x.key_row(0, key) * x.spec.head_dim_v)] =
+            key == 420 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+      x[Role::kV].assign(values);
+    });
+  }
+}
+
+/// Shares whose maxima lie far apart.
+TEST(FewQueries, OfLargeScores) {
+  for (const double logit : {30.0, 3000.0}) {
+    ProblemSpec s = few_queries(700, 1, 4);
+    s.logit = logit;
+    expect_conformance_of_all_types(s, forward_only());
+  }
+}
+
+TEST(FewQueries, OverKeysOf8Bits) {
+  for (const int64_t size : {64, 128, 256}) {
+    ProblemSpec s = few_queries(333, 2, 4);
+    s.head_dim = s.head_dim_v = size;
+    s.e4m3_keys = true;
+    expect_conformance(s, forward_only());
+    s.e4m3_queries = true;
+    expect_conformance(s, forward_only());
+  }
+}
+
+}  // namespace
+}  // namespace fovea::conformance
