@@ -66,10 +66,10 @@ struct NamedGradients {
     gradient.differentiate(d_weights, ds);
 #pragma unroll
     for (int r = 0; r < Tile::kRowsOf; ++r) {
-      const RowTerms<T> terms(p, s.span, s.batch, s.query_head, query0 + Tile::row_of(r));
+      const ScoreRow<T> scores(p, s.span, s.batch, s.query_head, query0 + Tile::row_of(r));
 #pragma unroll
       for (int c = 0; c < Tile::kColsOf; ++c) {
-        if (ds[r][c] != 0) terms.add_gradients(p, dots[r][c], key0 + Tile::col_of(c), ds[r][c]);
+        if (ds[r][c] != 0) scores.add_gradients(dots[r][c], key0 + Tile::col_of(c), ds[r][c]);
       }
     }
   }
