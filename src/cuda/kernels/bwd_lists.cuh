@@ -17,6 +17,7 @@
 
 #include "cuda/kernels/simt_lists.cuh"
 #include "cuda/ptx/red.cuh"
+#include "cuda/warp/gradient_sums.cuh"
 
 namespace fovea::cuda {
 
@@ -235,7 +236,8 @@ struct BwdLists {
       const float d_weight = s.weight[e * kRows + r] == 0 ? 0.0f : ds[0][c] * p.dropout_keep_scale;
       float d_score = weight == 0 ? 0.0f : weight * (d_weight - s.delta[r]);
       if (d_score != 0 && j >= 0) {
-        if (ScoreOf<T>::kHasGradients && slice == 0) scores.add_gradients(dots[0][c], j, d_score);
+        if (ScoreOf<T>::kHasGradients && slice == 0)
+          scores.add_gradients(dots[0][c], j, d_score, AddInAnyOrder{});
         if (has_slope) d_score *= scores.slope(dots[0][c], j);
       }
       place = ds[0][c] = d_score;

@@ -73,11 +73,12 @@ struct ScoreExpression {
                                                 float s) {
     return Terms::slope(head.terms, s) * bias_slope(head, query, key, s);
   }
-  /// Adds d_score times the derivative of the score by each element whose gradient is asked for to that gradient.
+  /// Calls add(place, x) for each element whose gradient is asked for, as Expression does.
+  template <class Add>
   __device__ __forceinline__ static void add_gradients(const Head& head, const Query& query, const Key& key,
-                                                       float s, float d_score) {
+                                                       float s, float d_score, const Add& add) {
     Expression::add_gradients(head.expression, query.expression, key.expression,
-                              Terms::score(head.terms, query.terms, key.terms, s), d_score);
+                              Terms::score(head.terms, query.terms, key.terms, s), d_score, add);
   }
 };
 
@@ -118,8 +119,9 @@ struct ScoreRow {
     return Score::bias_slope(head, query, typename Score::Key(head, j), dot * p.scale);
   }
   /// d_score times the derivatives of the score, to the gradients of named tensors.
-  __device__ __forceinline__ void add_gradients(float dot, int j, float d_score) const {
-    Score::add_gradients(head, query, typename Score::Key(head, j), dot * p.scale, d_score);
+  template <class Add>
+  __device__ __forceinline__ void add_gradients(float dot, int j, float d_score, const Add& add) const {
+    Score::add_gradients(head, query, typename Score::Key(head, j), dot * p.scale, d_score, add);
   }
 };
 
