@@ -73,7 +73,7 @@ int log2_of_named_count(const AttentionProblem& p) {
   if (p.expressions && p.expressions->score)
     expr::for_each_element(*p.expressions->score, [&](const expr::Graph&, const expr::Node&) { ++places; });
   count = saturating_product(count, places);
-  return count > 1 ? std::bit_width(static_cast<uint64_t>(count - 1)) : 0;
+  return count > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1))) : 0;
 }
 
 int64_t Parts::take(int64_t count, int64_t element_bytes) {
