@@ -111,11 +111,6 @@ constexpr Helper kHelpers[] = {{"wrapping_add", R"(
 #endif
     return pointer;
   }
-)"},
-                               {"add_to", R"(
-  __device__ __forceinline__ static void add_to(float* gradient, float x) {
-    if (x != 0.0f) atomicAdd(gradient, x);
-  }
 )"}};
 
 bool calls(const std::string& text, std::string_view name) {
@@ -280,9 +275,14 @@ class Header {
   std::string functions() const {
     constexpr std::string_view kObjects = "const Head& head, const Query& query, const Key& key";
     const auto function = [&](std::string_view type, std::string_view name, std::string_view more,
-                              const std::string& body) {
-      return "\n  __device__ __forceinline__ static " + std::string(type) + " " + std::string(name) + "(" +
-             std::string(kObjects) + std::string(more) + ") {\n" + body + "  }\n";
+                              const std::string& body, std::string_view before = "") {
+      std::string text = "\n";
+      text.append(before)
+          .append("  __device__ __forceinline__ static ")
+          .append(type)
+          .append(" ")
+          .append(name);
+      return text.append("(").append(kObjects).append(more).append(") {\n").append(body).append("  }\n");
     };
     const StepId pair = pair_ ? pair_->value : kNoStep;
     return function("float", "score", ", float s", score_body(false)) +
@@ -293,7 +293,8 @@ class Header {
            "* pair_row(const Head& head, const Query& query) {\n" + pair_row_body() + "  }\n" +
            "\n  __device__ __forceinline__ static int64_t pair_row_step(const Head& head) {\n" +
            pair_row_step_body() + "  }\n" + function("bool", "sees", "", sees_body()) +
-           function("void", "add_gradients", ", float s, float d_score", gradient_body());
+           function("void", "add_gradients", ", float s, float d_score, const Add& add", gradient_body(),
+                    "  template <class Add>\n");
   }
 
   CudaFunction pair_function(const std::vector<StepId>& roots, StepId given = kNoStep) const {
@@ -341,8 +342,8 @@ class Header {
       const std::string derivative = body.operand(x.derivative);
       const std::string inside = steps.is(x.inside, true) ? "" : " && (" + body.operand(x.inside) + ")";
       const std::string times = derivative == "1.0f" ? "" : " * (" + derivative + ")";
-      body.line("if (" + body.operand(x.wanted) + inside + ") add_to(" + body.operand(x.pointer) +
-                ", d_score" + times + ");");
+      body.line("if (" + body.operand(x.wanted) + inside + ") add(" + body.operand(x.pointer) + ", d_score" +
+                times + ");");
     }
     return body.text();
   }

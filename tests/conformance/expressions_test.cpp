@@ -471,6 +471,36 @@ TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
   }
 }
 
+/// A backend that has the gradients has them with `deterministic`, too. Tensors with an element for each head, pair or position,
+/// with one for all, and with elements that are looked up.
+TEST(NamedGradients, HaveTheSameBitsEachTime) {
+  for (const char* name :
+       {"relative_positions", "looked_up_distance", "gain_and_shift", "product_of_elements", "bias"}) {
+    for (const Type type : {Type::kF32, Type::kBF16}) {
+      ProblemSpec spec = with_score(score_named(name));
+      spec.type = type;
+      spec.seqlen_q = 150;  // several CTAs add to each of most elements
+      spec.seqlen_k = 170;
+      for (const std::string& backend : backends_under_test()) {
+        OwnedProblem x(spec);
+        ASSERT_EQ(run_pass(x, FOVEA_FORWARD, {kOracle}).failure, "");
+        RunOptions how{backend};
+        if (run_pass(x, FOVEA_BACKWARD, how).unsupported) continue;
+        how.deterministic = true;
+        std::map<Role, std::vector<unsigned char>> first;
+        for (int run = 0; run < 4; ++run) {
+          how.workspace_fill = static_cast<unsigned char>(85 * run);
+          const RunResult result = run_pass(x, FOVEA_BACKWARD, how);
+          ASSERT_FALSE(result.unsupported) << name << ", " << backend << ": " << fovea_last_error();
+          ASSERT_EQ(result.failure, "") << name << ", " << backend;
+          if (run == 0) first = output_bytes(x, FOVEA_BACKWARD);
+          EXPECT_TRUE(output_bytes(x, FOVEA_BACKWARD) == first) << name << ", " << backend;
+        }
+      }
+    }
+  }
+}
+
 TEST(NamedGradients, AsManyTensorsAsAreAllowed) {
   std::vector<KnownTensor> eight;
   for (const char* name : {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"})

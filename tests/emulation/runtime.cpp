@@ -17,6 +17,7 @@
 #include "cuda/kernels/args.hpp"
 #include "cuda/kernels/merge_args.hpp"
 #include "cuda/kernels/move_args.hpp"
+#include "cuda/kernels/named_sums_args.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "emulation/hopper.hpp"
@@ -172,6 +173,10 @@ CUresult launch_clusters(CUfunction function, unsigned grid_x, unsigned grid_y, 
     case cuda::KernelKind::kNamedZeros:
     case cuda::KernelKind::kNamedGradients:
       return run_kernel<cuda::BackwardArgs>(launch, kernel, parameters[0]);
+    case cuda::KernelKind::kNamedPeaks:
+    case cuda::KernelKind::kNamedSums:
+    case cuda::KernelKind::kNamedResults:
+      return run_kernel<cuda::NamedSumsArgs>(launch, kernel, parameters[0]);
   }
   return CUDA_ERROR_INVALID_VALUE;
 }

@@ -28,11 +28,6 @@ inline T __ldg(const T* from) {
 inline float __int_as_float(int x) {
   return std::bit_cast<float>(x);
 }
-inline float atomicAdd(float* to, float x) {
-  const float before = *to;
-  *to += x;
-  return before;
-}
 
 namespace fovea::expr {
 
@@ -65,7 +60,8 @@ struct OnHost {
   }
   static void add_gradients(const tile::ExpressionTensors& t, const Pair& pair, float d_score) {
     const Parts parts(t, pair);
-    Text::add_gradients(parts.head, parts.query, parts.key, static_cast<float>(pair.s), d_score);
+    Text::add_gradients(parts.head, parts.query, parts.key, static_cast<float>(pair.s), d_score,
+                        [](float* gradient, float x) { *gradient += x; });
   }
   static constexpr CompiledText kText = {Text::kHasScore,
                                          Text::kHasSees,

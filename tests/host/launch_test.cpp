@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <memory>
+#include <variant>
 #include <vector>
 
 #include "cuda/kernels/bf16x3.hpp"
@@ -12,6 +14,8 @@
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/params.hpp"
 #include "cuda/launch/schedule.hpp"
+#include "expr/pair_expressions.hpp"
+#include "expr/parse.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -812,6 +816,47 @@ TEST(Schedule, PartsOfABackwardDoNotMeet) {
   kernel.dk_alone = true;  // reads statistics of a whole tile from any row of a sequence on
   const BackwardLayout whole_tiles = backward_layout(p, kernel, hopper(), 1, true);
   EXPECT_GE(whole_tiles.workspace_size, whole_tiles.delta + (2 * 8 * 256 + kernel.tile_m) * 4);
+}
+
+TEST(Schedule, SumsOfGradientsThatAreToHaveTheSameBits) {
+  Kernel kernel = kPlain64;
+  kernel.kind = KernelKind::kBackward;
+  AttentionProblem p = problem(2, 200, 5000, 8, 2, 40);
+  p.pass = Pass::kBackward;
+  const std::vector<expr::TensorDeclaration> declared = {{"table", DType::kF32, 3},
+                                                         {"unread", DType::kF32, 1}};
+  expr::PairExpressions expressions;
+  expressions.score = std::get<expr::Expression>(
+      expr::parse("s + table[h, q, 3] - table[h, q, 4]", expr::Use::kScore, declared));
+  p.expressions = std::make_shared<const expr::PairExpressions>(std::move(expressions));
+  NamedTensor table;
+  table.tensor.present = true;
+  table.tensor.ndim = 3;
+  table.tensor.shape = {8, 200, 7};  // one element stands for all queries
+  table.tensor.stride = {7, 0, 1};
+  table.gradient = table.tensor;
+  NamedTensor unread;
+  unread.tensor.present = true;
+  unread.tensor.ndim = 1;
+  unread.tensor.shape = {9};
+  unread.tensor.stride = {1};
+  p.named = {table, unread};
+
+  EXPECT_TRUE(adds_to_named(p));
+  EXPECT_EQ(log2_of_named_count(p), 25) << "2 * 200 * 5,000 * 8 pairs that read two elements";
+  EXPECT_LT(backward_layout(p, kernel, hopper(), 1, false).named_sums, 0);
+  const BackwardLayout layout = backward_layout(p, kernel, hopper(), 1, true);
+  EXPECT_EQ(layout.named_elements, 8 * 7);
+  EXPECT_EQ(layout.named_log2_count, 25);
+  EXPECT_EQ(layout.named_sums % kPartAlignment, 0);
+  EXPECT_GE(layout.workspace_size, layout.named_sums + 8 * 7 * kNamedSumBytes);
+
+  p.seqlen_q = 0;
+  EXPECT_FALSE(adds_to_named(p));
+  p.seqlen_q = 200;
+  p.named[0].gradient.present = false;
+  EXPECT_FALSE(adds_to_named(p));
+  EXPECT_EQ(backward_layout(p, kernel, hopper(), 1, true).named_elements, 0);
 }
 
 TEST(Bf16x3, SixProductsOfPartsTheSmallestFirst) {

@@ -232,6 +232,7 @@ TEST(RuntimeKernel, EveryProgramNamesItsKernel) {
   for (const Kernel* kernel : kernel_table()) {
     const bool takes = kernel->kind == KernelKind::kForward || kernel->kind == KernelKind::kBackward ||
                        kernel->kind == KernelKind::kDBias || kernel->kind == KernelKind::kNamedGradients ||
+                       kernel->kind == KernelKind::kNamedPeaks || kernel->kind == KernelKind::kNamedSums ||
                        kernel->kind == KernelKind::kSeenBlocks ||
                        kernel->kind == KernelKind::kBackwardSeenBlocks;
     EXPECT_EQ(kernel->source.text != nullptr, takes) << kernel->name;
@@ -263,7 +264,7 @@ std::string text_of(const Text& text) {
   input.score = score ? &*score : nullptr;
   input.sees = sees ? &*sees : nullptr;
   input.positions = int64_t{1} << 21;
-  input.gradients.assign(tensors.size(), false);
+  input.gradients = {true, true, false, false};
   return expr::cuda_text(input);
 }
 void PrintTo(const Text& text, std::ostream* out) {
@@ -280,9 +281,10 @@ TEST_P(ExpressionKernels, FitTheRegisters) {
   for (const Kernel* kernel : kernel_table()) {
     const bool rows = kernel->entry == nullptr && kernel->dtype == fovea::DType::kBF16 &&
                       kernel->seen_blocks && kernel->head_dim != 96;
-    const bool other = kernel->kind == KernelKind::kSeenBlocks ||
-                       kernel->kind == KernelKind::kBackwardSeenBlocks ||
-                       (kernel->kind == KernelKind::kNamedGradients && kernel->dtype == fovea::DType::kBF16);
+    const bool other =
+        kernel->kind == KernelKind::kSeenBlocks || kernel->kind == KernelKind::kBackwardSeenBlocks ||
+        ((kernel->kind == KernelKind::kNamedGradients || kernel->kind == KernelKind::kNamedSums) &&
+         kernel->dtype == fovea::DType::kBF16);
     if (!rows && !other) continue;
     const std::string group = std::to_string(static_cast<int>(kernel->kind)) + "/" +
                               std::to_string(kernel->head_dim) + "/" + std::to_string(kernel->head_dim_v);

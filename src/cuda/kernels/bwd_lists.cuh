@@ -17,6 +17,7 @@
 
 #include "cuda/kernels/simt_lists.cuh"
 #include "cuda/ptx/red.cuh"
+#include "cuda/warp/gradient_sums.cuh"
 
 namespace fovea::cuda {
 
@@ -203,20 +204,19 @@ struct BwdLists {
     for (int item = static_cast<int>(threadIdx.x); item < kRows * kBlock / 4; item += kThreads) {
       const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
       const tile::Span32 seen = s.seen[r];
-      const RowTerms<T> terms(p, span, batch, head_of(row), query_of(row));
+      const ScoreRow<T> scores(p, span, batch, head_of(row), query_of(row));
+      const DropoutRow of_row(dropout, p, batch, head_of(row), query_of(row));
 #pragma unroll 1
       for (int e = c; e < c + 4; ++e) {
         const int j = s.key[e];
         float weight = 0;
         if (j == kNoSuchKey) {
           weight = NAN;
-        } else if (j >= seen.begin && j < seen.end && terms.sees(p, j)) {
-          const float score = terms.score(p, s.w[r * Tile::kStrideW + e], j);
+        } else if (j >= seen.begin && j < seen.end && scores.sees(j)) {
+          const float score = scores.score(s.w[r * Tile::kStrideW + e], j);
           if (score != -INFINITY) weight = exp_of(score - s.lse[r]);
         }
-        const bool kept =
-            dropout.threshold == 0 ||
-            dropout.keep(terms.dropout_head, static_cast<uint32_t>(terms.i), static_cast<uint32_t>(j));
+        const bool kept = dropout.threshold == 0 || of_row.keeps(j);
         s.ds[e * kRows + r] = weight;
         s.weight[e * kRows + r] = kept ? weight * p.dropout_keep_scale : 0.0f;
       }
@@ -226,8 +226,8 @@ struct BwdLists {
   /// ds = dS, from dP and from P in shared memory, which gets dS, too.
   __device__ __forceinline__ void differentiate(const Pairs& dots, Pairs& ds) {
     const int r = Tile::row_of(0), row = row0 + r;
-    const bool has_slope = Expression::kHasScore || p.softcap > 0;
-    const RowTerms<T> terms(p, span, batch, head_of(row), query_of(row));
+    const bool has_slope = ScoreOf<T>::has_slope(p);
+    const ScoreRow<T> scores(p, span, batch, head_of(row), query_of(row));
 #pragma unroll
     for (int c = 0; c < kColsOf; ++c) {
       const int e = Tile::col_of(c), j = s.key[e];
@@ -236,8 +236,9 @@ struct BwdLists {
       const float d_weight = s.weight[e * kRows + r] == 0 ? 0.0f : ds[0][c] * p.dropout_keep_scale;
       float d_score = weight == 0 ? 0.0f : weight * (d_weight - s.delta[r]);
       if (d_score != 0 && j >= 0) {
-        if (Expression::kHasGradients && slice == 0) terms.add_gradients(p, dots[0][c], j, d_score);
-        if (has_slope) d_score *= terms.product_slope(p, dots[0][c], j);
+        if (ScoreOf<T>::kHasGradients && slice == 0)
+          scores.add_gradients(dots[0][c], j, d_score, AddInAnyOrder{});
+        if (has_slope) d_score *= scores.slope(dots[0][c], j);
       }
       place = ds[0][c] = d_score;
     }

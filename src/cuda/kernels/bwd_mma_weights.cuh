@@ -9,16 +9,18 @@
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
+#include "cuda/warp/dropout.cuh"
 #include "cuda/warp/mma_tile.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "cuda/warp/shared_tile.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
 
 /// dS of 0 is taken for a pair that takes no part: a slope is not 0 while the weight is not.
+template <bool kHasSign>
 __device__ __forceinline__ float not_zero(float slope) {
-  if constexpr (!Expression::kHasScore) return fmaxf(slope, 1e-30f);
+  if constexpr (!kHasSign) return fmaxf(slope, 1e-30f);
   return fabsf(slope) < 1e-30f ? copysignf(1e-30f, slope) : slope;
 }
 
@@ -67,20 +69,20 @@ __device__ __forceinline__ void bwd_weights_general(
       const int i = i0 + column;
       const float lse = lse_log2[column];
       const bool q_is_nan = isnan(lse) && lse_log2[Instance::kConfig.tile_m + column] == INFINITY;
-      const RowTerms<T> terms(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
+      const ScoreRow<T> row(p, work.span, work.batch, head, i < pairs.used_q ? i : 0);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int j = j0 + m * 16 + h * 8 + g, e = 2 * h + c;
           float weight = 0;
-          if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && terms.sees(p, j)) {
+          if (i < pairs.used_q && lse != INFINITY && pairs.sees(i, j) && row.sees(j)) {
             const float dot = acc[m][n][e];
-            const float score = terms.score(p, dot, j);
+            const float score = row.score(dot, j);
             if (score != -INFINITY || q_is_nan)
               weight = q_is_nan ? lse : ptx::ex2(score * tile::kLog2e - lse);
             kept[m][e] = kept[m][e] == 0 ? 0.0f : kept[m][e] * weight;
-            if (weight != 0) weight *= not_zero(terms.product_slope(p, dot, j));
+            if (weight != 0) weight *= not_zero<ScoreOf<T>::kSlopeHasSign>(row.slope(dot, j));
           } else {
             kept[m][e] = 0;
           }

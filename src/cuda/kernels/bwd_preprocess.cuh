@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/elements.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {

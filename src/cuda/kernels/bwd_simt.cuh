@@ -54,7 +54,7 @@ constexpr int64_t bwd_simt_ctas(const BackwardArgs& args, int columns) {
 enum class SimtSlope : uint8_t {
   kNone,
   kOfProduct,  ///< by scale * q.k
-  kOfBias,     ///< by the bias: that of the expression alone
+  kOfBias,     ///< by the bias
 };
 
 /// Tiles of P and dS. Their rows are queries, or keys with `by_keys`.
@@ -79,7 +79,7 @@ struct SimtGradient {
         span(shared.span),
         batch(shared.batch),
         head(shared.query_head),
-        terms(has_terms(a.p)),
+        terms(has_terms<T>(a.p)),
         by_keys(keys_are_rows) {}
 
   __device__ __forceinline__ SimtRows q() const {
@@ -178,13 +178,12 @@ struct SimtGradient {
       const int next = by_keys ? Tile::kStrideW : 1;
       const int i = query0 + r;
       const tile::Span32 seen = s.seen[r];
-      const RowTerms<T> row(p, span, batch, head, i);
+      const ScoreRow<T> row(p, span, batch, head, i);
       int kept = 0xf;
       if (dropout.threshold != 0) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-          const uint32_t pair = dropout.kept_pair(row.dropout_head, static_cast<uint32_t>(i),
-                                                  static_cast<uint32_t>(key0 + c + e));
+          const uint32_t pair = DropoutRow(dropout, p, batch, head, i).kept_pair(key0 + c + e);
           kept &= ~(static_cast<int>(~pair >> 15 & 1) << e | static_cast<int>(~pair >> 31) << (e + 1));
         }
       }
@@ -192,11 +191,11 @@ struct SimtGradient {
       for (int e = 0; e < 4; ++e, w += next) {
         const int j = key0 + c + e;
         float weight = 0;
-        if (j >= seen.begin && j < seen.end && row.sees(p, j)) {
-          const float score = row.score(p, *w, j);
+        if (j >= seen.begin && j < seen.end && row.sees(j)) {
+          const float score = row.score(*w, j);
           if (score != -INFINITY) weight = fabsf(exp_of(score - s.lse[r]));
-          if (slope == SimtSlope::kOfProduct) weight *= row.product_slope(p, *w, j);
-          if (Expression::kHasScore && slope == SimtSlope::kOfBias) weight *= row.expression_slope(p, *w, j);
+          if (slope == SimtSlope::kOfProduct) weight *= row.slope(*w, j);
+          if (slope == SimtSlope::kOfBias) weight *= row.bias_slope(*w, j);
         }
         *w = marked(weight, (kept >> e & 1) != 0);
       }
@@ -235,16 +234,17 @@ struct SimtGradient {
     }
   }
 
-  /// A weight, and whether dropout kept it: by its sign, or where slopes of expressions have signs by its last bit.
+  static constexpr bool kHasSign = ScoreOf<T>::kSlopeHasSign;
+  /// A weight, and whether dropout kept it: by its sign, or where slopes have signs by its last bit.
   static __device__ __forceinline__ float marked(float weight, bool kept) {
-    if constexpr (!Expression::kHasScore) return kept ? weight : -weight;
+    if constexpr (!kHasSign) return kept ? weight : -weight;
     return __int_as_float((__float_as_int(weight) & ~1) | (kept ? 0 : 1));
   }
   static __device__ __forceinline__ bool dropped(float weight) {
-    return Expression::kHasScore ? (__float_as_int(weight) & 1) != 0 : __float_as_int(weight) < 0;
+    return kHasSign ? (__float_as_int(weight) & 1) != 0 : __float_as_int(weight) < 0;
   }
   static __device__ __forceinline__ float value_of(float weight) {
-    return Expression::kHasScore ? __int_as_float(__float_as_int(weight) & ~1) : fabsf(weight);
+    return kHasSign ? __int_as_float(__float_as_int(weight) & ~1) : fabsf(weight);
   }
 };
 
@@ -352,7 +352,7 @@ struct BwdSimt {
       gradient.set_queries(query0);
       finite = load_b(0);
     });
-    const bool has_slope = what != kDV && (Expression::kHasScore || p.softcap > 0);
+    const bool has_slope = what != kDV && ScoreOf<T>::has_slope(p);
     gradient.weigh(query0, key0, has_slope ? SimtSlope::kOfProduct : SimtSlope::kNone, weights);
     if (what == kDV) {
       gradient.drop(weights);

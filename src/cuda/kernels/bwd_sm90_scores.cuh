@@ -18,10 +18,10 @@
 #include "cuda/warp/alibi.cuh"
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
+#include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
 #include "cuda/warp/pair_elements.cuh"
-#include "cuda/warp/score_terms.cuh"
 #include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
 

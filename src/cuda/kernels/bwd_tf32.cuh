@@ -43,7 +43,7 @@
 #include "cuda/kernels/bwd_tf32_pairs.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/log2.hpp"
@@ -122,15 +122,14 @@ struct BwdTf32Weights {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = opaque(nt * 8 + 2 * cta.t + c), i = n * kTileN + column;
-          const RowTerms<float> terms = terms_of(head, i);
+          const BwdTf32Query query = query_of(dropout, head, i);
           const tile::Span32 seen = keys_of(i);
 #pragma unroll
           for (int mt = 0; mt < kMTiles; ++mt) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              weigh_pair(terms, dropout, seen, cta.row_at(mt, half), statistics[column],
-                         statistics[kTileN + column], acc_s[mt][nt][2 * half + c],
-                         acc_dp[mt][nt][2 * half + c]);
+              weigh_pair(query, seen, cta.row_at(mt, half), statistics[column], statistics[kTileN + column],
+                         acc_s[mt][nt][2 * half + c], acc_dp[mt][nt][2 * half + c]);
             }
           }
         }
@@ -141,13 +140,13 @@ struct BwdTf32Weights {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int i = opaque(cta.row_at(mt, half));
-          const RowTerms<float> terms = terms_of(head, i);
+          const BwdTf32Query query = query_of(dropout, head, i);
           const tile::Span32 seen = keys_of(i);
 #pragma unroll
           for (int nt = 0; nt < kNTiles; ++nt) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-              weigh_pair(terms, dropout, seen, n * kTileN + nt * 8 + 2 * cta.t + c, row_lse[mt][half],
+              weigh_pair(query, seen, n * kTileN + nt * 8 + 2 * cta.t + c, row_lse[mt][half],
                          row_delta[mt][half], acc_s[mt][nt][2 * half + c], acc_dp[mt][nt][2 * half + c]);
             }
           }
@@ -158,19 +157,18 @@ struct BwdTf32Weights {
 
  private:
   // Of query i; queries that take no part see nothing.
-  __device__ __forceinline__ RowTerms<float> terms_of(int head, int i) const {
+  __device__ __forceinline__ BwdTf32Query query_of(const tile::Dropout& dropout, int head, int i) const {
     const BwdTf32Place& place = cta.place;
-    return RowTerms<float>(cta.p, place.span, place.batch, head, i < place.span.used_q ? i : 0);
+    return {cta.p, place, dropout, head, i < place.span.used_q ? i : 0};
   }
   __device__ __forceinline__ tile::Span32 keys_of(int i) const {
     return i < cta.place.span.used_q ? tile::keys_of(cta.p, cta.place.span, i) : tile::Span32{};
   }
-  __device__ __forceinline__ void weigh_pair(const RowTerms<float>& terms, const tile::Dropout& dropout,
-                                             const tile::Span32& seen, int j, float lse, float delta,
-                                             float& s, float& dp) const {
+  __device__ __forceinline__ void weigh_pair(const BwdTf32Query& query, const tile::Span32& seen, int j,
+                                             float lse, float delta, float& s, float& dp) const {
     BwdTf32Pair pair;
-    if (j >= seen.begin && j < seen.end && terms.sees(cta.p, j)) {
-      pair = gradient_of_pair(cta.p, terms, dropout, j, s, dp, lse, delta);
+    if (j >= seen.begin && j < seen.end && query.scores.sees(j)) {
+      pair = query.gradient_of_pair(j, s, dp, lse, delta);
     }
     s = pair.weight;
     dp = pair.ds;

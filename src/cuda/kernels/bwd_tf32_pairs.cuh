@@ -7,7 +7,8 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/dropout.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
 
@@ -66,25 +67,33 @@ struct BwdTf32Pair {
   bool kept = false;        ///< takes part in dv, too
 };
 
-/// Of a pair that sees each other. `terms` are those of the query; `dot` = q.k, `dp` = dO.v.
-__device__ __forceinline__ BwdTf32Pair gradient_of_pair(const tile::AttentionParams& p,
-                                                        const RowTerms<float>& terms,
-                                                        const tile::Dropout& dropout, int j, float dot,
-                                                        float dp, float lse_log2, float delta) {
-  const float score = terms.score(p, dot, j);
-  if (score == -INFINITY) return {};
-  // Rounded like lse_log2: a row of one huge score has the weight 1.
-  const float weight = ptx::ex2(__fmul_rn(score, tile::kLog2e) - lse_log2);
-  float keep = 1.0f;
-  if (p.dropout_threshold != 0) {
-    const float2 pair = terms.keep_pair(dropout, j & ~1);
-    keep = (j & 1) != 0 ? pair.y : pair.x;
+/// A query with every term of its scores.
+struct BwdTf32Query {
+  ScoreRow<float> scores;
+  DropoutRow dropout;
+
+  __device__ __forceinline__ BwdTf32Query(const tile::AttentionParams& p, const BwdTf32Place& place,
+                                          const tile::Dropout& d, int head, int i)
+      : scores(p, place.span, place.batch, head, i), dropout(d, p, place.batch, head, i) {}
+
+  /// Of a key that the query sees; `dot` = q.k, `dp` = dO.v.
+  __device__ __forceinline__ BwdTf32Pair gradient_of_pair(int j, float dot, float dp, float lse_log2,
+                                                          float delta) const {
+    const float score = scores.score(dot, j);
+    if (score == -INFINITY) return {};
+    // Rounded like lse_log2: a row of one huge score has the weight 1.
+    const float weight = ptx::ex2(__fmul_rn(score, tile::kLog2e) - lse_log2);
+    float keep = 1.0f;
+    if (dropout.dropout.threshold != 0) {
+      const float2 pair = dropout.factors(j & ~1);
+      keep = (j & 1) != 0 ? pair.y : pair.x;
+    }
+    // The V of a dropped key does not reach the row.
+    const bool kept = keep != 0;
+    return {kept ? weight * keep : 0.0f, weight * ((kept ? keep * dp : 0.0f) - delta) * scores.slope(dot, j),
+            true, kept};
   }
-  // The V of a dropped key does not reach the row.
-  const bool kept = keep != 0;
-  return {kept ? weight * keep : 0.0f,
-          weight * ((kept ? keep * dp : 0.0f) - delta) * terms.product_slope(p, dot, j), true, kept};
-}
+};
 
 /// Gradients of one row, pair by pair, by one warp: lane l holds columns l, l + 32, ...
 template <bool kByKeys, int kDim>
@@ -108,9 +117,9 @@ struct ExactGradient {
 #pragma unroll 1
       for (int other = others.begin; other < others.end; ++other) {
         const int i = kByKeys ? other : row, j = kByKeys ? row : other;
-        const RowTerms<float> terms(p, span, batch, head, i);
+        const BwdTf32Query query(p, place, dropout, head, i);
         const float lse_log2 = args.lse_log2[statistics + i];
-        if (lse_log2 == INFINITY || !terms.sees(p, j)) continue;  // no part in anything
+        if (lse_log2 == INFINITY || !query.scores.sees(j)) continue;  // no part in anything
         const auto row_of = [&](const tile::RowsView& view, int64_t first, int h) {
           return reinterpret_cast<const float*>(view.data) + view.offset(batch, first, h);
         };
@@ -126,8 +135,7 @@ struct ExactGradient {
           dot += __shfl_xor_sync(0xffffffffu, dot, distance);
           dp += __shfl_xor_sync(0xffffffffu, dp, distance);
         }
-        const BwdTf32Pair pair =
-            gradient_of_pair(p, terms, dropout, j, dot, dp, lse_log2, args.delta[statistics + i]);
+        const BwdTf32Pair pair = query.gradient_of_pair(j, dot, dp, lse_log2, args.delta[statistics + i]);
 #pragma unroll
         for (int n = 0; n < kPerLane; ++n) {
           const int c = lane + 32 * n;

@@ -28,10 +28,10 @@
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/pair_bits.cuh"
 #include "cuda/warp/pair_elements.cuh"
-#include "cuda/warp/score_terms.cuh"
 #include "tile/log2.hpp"
 #include "tile/wgmma_map.hpp"
 

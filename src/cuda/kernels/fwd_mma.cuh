@@ -43,7 +43,7 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/online_rows.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "cuda/warp/shared_tile.cuh"
 #include "tile/log2.hpp"
 
@@ -366,16 +366,15 @@ struct FwdMma {
       const WorkTile& here = *shared_work;
       const QueryRow r = query_row(args, here, row);
       const tile::Span32 seen = row < here.end_row ? tile::keys_of(p, here.span, r.query) : tile::Span32{};
-      apply_terms(acc_s[mt], half, first_key(n), seen, p,
-                  RowTerms<T>(p, here.span, here.batch, r.head, r.query));
+      apply_terms(acc_s[mt], half, first_key(n), seen,
+                  ScoreRow<T>(p, here.span, here.batch, r.head, r.query));
     });
   }
   __device__ __forceinline__ void drop(AccS& acc_s, int n) const {
     for_each_row([&](int mt, int half, int row) {
       const WorkTile& here = *shared_work;
       const QueryRow r = query_row(args, here, row);
-      drop_weights(acc_s[mt], half, first_key(n), RowTerms<T>(p, here.span, here.batch, r.head, r.query),
-                   dropout);
+      drop_weights(acc_s[mt], half, first_key(n), DropoutRow(dropout, p, here.batch, r.head, r.query));
     });
   }
 

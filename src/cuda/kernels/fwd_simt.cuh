@@ -135,7 +135,7 @@ struct FwdSimt {
         tile::split_blocks(kLists ? list_blocks(p, kBlock)
                                   : tile::kv_blocks(p, span, query_of(row0), query_of(last_row) + 1, kBlock),
                            split, args.num_splits);
-    const bool terms = kLists || has_terms(p);
+    const bool terms = kLists || has_terms<T>(p);
     for (int r = static_cast<int>(threadIdx.x); r < kRows; r += kThreads) {
       const bool used = row0 + r < rows_end();
       const auto offset_in = [&](const tile::RowsView& rows) {
@@ -318,12 +318,12 @@ struct FwdSimt {
       const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
       float* w = s.w + r * Tile::kStrideW + c;
       const tile::Span32 seen = s.seen[r];
-      const RowTerms<T> terms(p, span, batch, head_of(row), query_of(row));
+      const ScoreRow<T> scores(p, span, batch, head_of(row), query_of(row));
 #pragma unroll 1
       for (int e = 0; e < 4; ++e) {
         const int j = key_of(key0, c + e);
-        const bool sees = j >= seen.begin && j < seen.end && terms.sees(p, j);
-        w[e] = sees ? terms.score(p, w[e], j) : kLists && j == kNoSuchKey ? NAN : -INFINITY;
+        const bool sees = j >= seen.begin && j < seen.end && scores.sees(j);
+        w[e] = sees ? scores.score(w[e], j) : kLists && j == kNoSuchKey ? NAN : -INFINITY;
       }
     }
   }
@@ -334,19 +334,15 @@ struct FwdSimt {
 #pragma unroll 1
     for (int item = static_cast<int>(threadIdx.x); item < kRows * kBlock / 4; item += kThreads) {
       const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
-      const auto head = static_cast<uint32_t>(batch * p.heads_q + head_of(row));
-      const auto query = static_cast<uint32_t>(query_of(row));
+      const DropoutRow kept(dropout, p, batch, head_of(row), query_of(row));
       float* w = s.w + r * Tile::kStrideW + c;
       if constexpr (kLists) {
 #pragma unroll 1
-        for (int e = 0; e < 4; ++e)
-          w[e] = dropout.keep(head, query, static_cast<uint32_t>(s.key[c + e])) ? w[e] * dropout.keep_scale
-                                                                                : 0.0f;
+        for (int e = 0; e < 4; ++e) w[e] = kept.keeps(s.key[c + e]) ? w[e] * dropout.keep_scale : 0.0f;
       } else {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-          const float2 keep =
-              keep_factors(dropout, dropout.kept_pair(head, query, static_cast<uint32_t>(key0 + c + e)));
+          const float2 keep = kept.factors(key0 + c + e);
           w[e] = keep.x == 0 ? 0.0f : w[e] * keep.x;
           w[e + 1] = keep.y == 0 ? 0.0f : w[e + 1] * keep.y;
         }

@@ -22,6 +22,7 @@
 #include "cuda/warp/alibi.cuh"
 #include "cuda/warp/dropout.cuh"
 #include "cuda/warp/expression.cuh"
+#include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/mma_tile.cuh"
 #include "cuda/warp/pair_elements.cuh"
 #include "tile/wgmma_map.hpp"

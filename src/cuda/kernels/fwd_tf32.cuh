@@ -40,7 +40,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/warp/online_rows.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "cuda/warp/tf32_product.cuh"
 #include "cuda/warp/tf32_tile.cuh"
 #include "tile/log2.hpp"
@@ -111,8 +111,8 @@ struct FwdTf32Rows {
         const QueryRow r = query_row(cta.args, work, row);
         const tile::Span32 seen =
             row < work.end_row ? tile::keys_of(cta.p, work.span, r.query) : tile::Span32{};
-        const RowTerms<float> terms(cta.p, work.span, work.batch, r.head, r.query);
-        apply_terms(acc_s[mt], half, first_key(n), seen, cta.p, terms);
+        apply_terms(acc_s[mt], half, first_key(n), seen,
+                    ScoreRow<float>(cta.p, work.span, work.batch, r.head, r.query));
       }
     }
   }
@@ -151,8 +151,8 @@ struct FwdTf32Rows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const QueryRow r = query_row(cta.args, work, cta.row_at(mt, half));
-        const RowTerms<float> terms(cta.p, work.span, work.batch, r.head, r.query);
-        drop_weights(weights[mt], half, first_key(n), terms, dropout);
+        drop_weights(weights[mt], half, first_key(n),
+                     DropoutRow(dropout, cta.p, work.batch, r.head, r.query));
       }
     }
   }

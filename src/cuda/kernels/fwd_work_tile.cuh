@@ -10,7 +10,7 @@
 #include "cuda/warp/any_query.cuh"
 #include "cuda/warp/exact_row.cuh"
 #include "cuda/warp/online_rows.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "tile/kv_blocks.hpp"
 #include "tile/log2.hpp"
 
@@ -166,8 +166,9 @@ __device__ __forceinline__ void write_exact_row(const ForwardArgs& f, const FwdW
     return tile::key_rows(p, view, work.span, work.batch, head_kv, sizeof(Key), column);
   };
   const auto add = [&](const auto& q, const auto& more) {
-    exact.template add<T, Key>(p, RowTerms<T>(p, work.span, work.batch, r.head, r.query), dropout, q,
-                               rows_of(p.k, 0), rows_of(p.v, first_column), columns,
+    exact.template add<T, Key>(p, ScoreRow<T>(p, work.span, work.batch, r.head, r.query),
+                               DropoutRow(dropout, p, work.batch, r.head, r.query), q, rows_of(p.k, 0),
+                               rows_of(p.v, first_column), columns,
                                used ? tile::keys_of(p, work.span, r.query) : tile::Span32{}, key_begin,
                                key_end, product_scale, value_scale, more);
   };

@@ -3,8 +3,12 @@
 //   dx = sum over pairs of dS * d score / dx      dS = P * (dP - delta)
 //
 // A CTA takes 64 queries of one head and walks over the keys that they see, 64 at a time. It computes dS of each pair on CUDA
-// cores in float32, and adds to the gradients in global memory: in any order, so that the last bits differ from run to run.
-// named_zeros has cleared them.
+// cores in float32, and adds to the gradients in global memory:
+//
+//   named_gradients   to the gradients themselves, which named_zeros has cleared: in any order, so that the last bits differ
+//                     from run to run
+//   named_sums        to integer sums (warp/gradient_sums.cuh), the same bits each time. Launched twice: for the peaks, and for
+//                     the sums. named_results makes gradients of them.
 //
 // Grid     named_gradients_ctas(args).
 // Block    kNamedGradientsThreads threads. Shared: static, 28 KB.
@@ -12,6 +16,8 @@
 #pragma once
 
 #include "cuda/kernels/bwd_simt.cuh"
+#include "cuda/kernels/named_sums_args.hpp"
+#include "cuda/warp/gradient_sums.cuh"
 
 namespace fovea::cuda {
 
@@ -21,7 +27,7 @@ constexpr int64_t named_gradients_ctas(const BackwardArgs& args) {
   return static_cast<int64_t>(args.p.batch) * args.p.heads_q * ((args.p.seqlen_q + 63) / 64);
 }
 
-template <class T>
+template <class T, class Add>
 struct NamedGradients {
   using Tile = SimtTile<kNamedGradientsThreads, 64>;
   using Shared = typename Tile::Shared;
@@ -31,6 +37,7 @@ struct NamedGradients {
   const BackwardArgs& args;
   const tile::AttentionParams& p;
   Shared& s;
+  const Add& add_to;
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
@@ -66,10 +73,10 @@ struct NamedGradients {
     gradient.differentiate(d_weights, ds);
 #pragma unroll
     for (int r = 0; r < Tile::kRowsOf; ++r) {
-      const RowTerms<T> terms(p, s.span, s.batch, s.query_head, query0 + Tile::row_of(r));
+      const ScoreRow<T> scores(p, s.span, s.batch, s.query_head, query0 + Tile::row_of(r));
 #pragma unroll
       for (int c = 0; c < Tile::kColsOf; ++c) {
-        if (ds[r][c] != 0) terms.add_gradients(p, dots[r][c], key0 + Tile::col_of(c), ds[r][c]);
+        if (ds[r][c] != 0) scores.add_gradients(dots[r][c], key0 + Tile::col_of(c), ds[r][c], add_to);
       }
     }
   }
@@ -79,8 +86,17 @@ struct NamedGradients {
 template <class T>
 __global__ void __launch_bounds__(kNamedGradientsThreads, 2)
     named_gradients(const __grid_constant__ BackwardArgs args) {
-  __shared__ typename NamedGradients<T>::Shared shared;
-  NamedGradients<T>{args, args.p, shared}.run();
+  using Gradients = NamedGradients<T, AddInAnyOrder>;
+  __shared__ typename Gradients::Shared shared;
+  Gradients{args, args.p, shared, AddInAnyOrder{}}.run();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kNamedGradientsThreads, 2)
+    named_sums(const __grid_constant__ NamedSumsArgs args) {
+  using Gradients = NamedGradients<T, AddFixed>;
+  __shared__ typename Gradients::Shared shared;
+  Gradients{args.b, args.b.p, shared, AddFixed{args.peaks, args.sums, args.format, args.adds}}.run();
 }
 
 }  // namespace fovea::cuda

@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/pair_bits.cuh"
-#include "cuda/warp/score_terms.cuh"
 
 namespace fovea::cuda {
 

@@ -21,7 +21,9 @@
 
 #include "cuda/kernels/args.hpp"
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/dropout.cuh"
+#include "cuda/warp/elements.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
@@ -313,11 +315,10 @@ __device__ __forceinline__ void store_four(char* data, int64_t offset, const flo
   }
 }
 
-/// Whether scores need more than the scale and the window.
+/// Whether weights need more than the scale and the window.
+template <class T>
 __device__ __forceinline__ bool has_terms(const tile::AttentionParams& p) {
-  return Expression::kHasScore || Expression::kHasSees || p.softcap > 0 || p.alibi != nullptr ||
-         p.bias.data != nullptr || p.mask.data != nullptr || p.block_mask.data != nullptr ||
-         p.dropout_threshold != 0;
+  return ScoreOf<T>::says_anything(p) || p.dropout_threshold != 0;
 }
 
 }  // namespace fovea::cuda

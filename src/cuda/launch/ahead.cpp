@@ -146,7 +146,10 @@ class AheadCode {
 };
 
 SetRequest request_of(const AheadRequest& request) {
-  return {.name_pattern = kernel_name_pattern(), .flops = request.flops, .splits = request.splits};
+  return {.name_pattern = kernel_name_pattern(),
+          .flops = request.flops,
+          .splits = request.splits,
+          .deterministic = request.deterministic};
 }
 
 /// Both sets of a plan of this family; why there is none, else "".

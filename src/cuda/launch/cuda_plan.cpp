@@ -161,6 +161,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
                       .name_pattern = name_pattern,
                       .flops = options.splits.batch_invariant ? options.flops_of_sequence : options.flops,
                       .splits = options.splits,
+                      .deterministic = options.deterministic,
                       .sm_margin = options.sm_margin});
   launches.clause = kernels.clause;
   if (!launches.clause.empty()) return launches;

@@ -66,6 +66,9 @@ enum class KernelKind : uint8_t {
   kDSink,               ///< backward: dsink
   kNamedZeros,          ///< backward: clears the gradients of named tensors
   kNamedGradients,      ///< backward: adds to them
+  kNamedPeaks,    ///< backward: the largest magnitudes that are to be added, where the order is not to count
+  kNamedSums,     ///< backward: their integer sums, behind kNamedPeaks
+  kNamedResults,  ///< backward: the gradients from these
 };
 
 /// CTAs of a launch. Any of them 0: nothing is launched.

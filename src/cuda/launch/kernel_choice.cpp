@@ -359,7 +359,8 @@ uint32_t terms_of(const AttentionProblem& p) {
 
 uint32_t terms_known_by(const Kernel& k) {
   const bool computes_scores = k.kind == KernelKind::kForward || k.kind == KernelKind::kBackward ||
-                               k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients;
+                               k.kind == KernelKind::kDBias || k.kind == KernelKind::kNamedGradients ||
+                               k.kind == KernelKind::kNamedPeaks || k.kind == KernelKind::kNamedSums;
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
   if (!computes_scores)
     return k.terms | kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |

@@ -9,8 +9,10 @@
 #include "cuda/launch/kernel_choice.hpp"
 #include "cuda/launch/kernel_table.hpp"
 #include "cuda/launch/runtime_kernel.hpp"
+#include "cuda/launch/schedule.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/problem_terms.hpp"
+#include "tile/fixed_sum.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -128,7 +130,8 @@ class Collector {
     add(set_.before, KernelKind::kPreprocess);
     const bool named = std::any_of(p().named.begin(), p().named.end(),
                                    [](const NamedTensor& t) { return occupies_memory(t.gradient); });
-    if (named) add(set_.before, KernelKind::kNamedZeros);
+    const bool adds = adds_to_named(p()), same_bits = adds && asked_.deterministic;
+    if (named && !same_bits) add(set_.before, KernelKind::kNamedZeros);
     if (p().has(Role::kKeys)) add(set_.before, KernelKind::kListZeros);
     if (set_.main->bf16x3) add(set_.before, KernelKind::kBackwardBf16x3);
     if (walks_over_seen_blocks()) add(set_.before, KernelKind::kBackwardSeenBlocks);
@@ -141,8 +144,13 @@ class Collector {
     if (occupies_memory(p()[Role::kDBias])) add(set_.after, KernelKind::kDBias);
     if (p().has(Role::kDSink)) add(set_.after, KernelKind::kDSink);
     // Main kernels for lists look at each pair once, and add to the gradients themselves.
-    if (named && p().expressions->score && !p().has(Role::kKeys))
+    if (same_bits) {
+      for (const KernelKind kind :
+           {KernelKind::kNamedPeaks, KernelKind::kNamedSums, KernelKind::kNamedResults})
+        add(set_.after, kind);
+    } else if (adds && !p().has(Role::kKeys)) {
       add(set_.after, KernelKind::kNamedGradients);
+    }
   }
 
   Family family_;
@@ -166,6 +174,8 @@ const std::string& KernelSet::text_of(const Kernel& kernel) const {
     case KernelKind::kDBias:
       return kernel.family == Family::kSm90 ? main_text : user_text;
     case KernelKind::kNamedGradients:
+    case KernelKind::kNamedPeaks:
+    case KernelKind::kNamedSums:
       return user_text;
     default:
       return kNone;
@@ -193,12 +203,13 @@ AttentionProblem with_a_sequence(const AttentionProblem& problem) {
 }
 
 std::string never_because(const AttentionProblem& problem, bool deterministic) {
-  const bool named = std::any_of(problem.named.begin(), problem.named.end(),
-                                 [](const NamedTensor& t) { return t.gradient.present; });
-  if (!deterministic) return "";
-  if (named) return "adds up gradients of named tensors in any order, not the same bits each time";
-  if (problem.has(Role::kKeys) && problem.pass == Pass::kBackward)
+  if (!deterministic || problem.pass == Pass::kForward) return "";
+  if (problem.has(Role::kKeys))
     return "adds up gradients of the keys that lists name in any order, not the same bits each time";
+  if (adds_to_named(problem) && log2_of_named_count(problem) > tile::FixedSum::kMostLog2Count) {
+    return "adds up more than 2^" + std::to_string(tile::FixedSum::kMostLog2Count) +
+           " numbers to a gradient of a named tensor in any order, not the same bits each time";
+  }
   return "";
 }
 

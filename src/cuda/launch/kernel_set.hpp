@@ -46,6 +46,7 @@ struct SetRequest {
   const char* name_pattern = nullptr;  ///< see KernelRequest
   double flops = 0;                    ///< of the problem: whether terms are worth a kernel compiled for them
   KeySplits splits = {};
+  bool deterministic = false;
   int sm_margin = 0;  ///< taken off the GPU that holds the tensors
 };
 

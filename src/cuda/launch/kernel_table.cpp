@@ -94,6 +94,12 @@ const char* name_of(KernelKind kind) {
       return "gradients of named tensors (zeros)";
     case KernelKind::kNamedGradients:
       return "gradients of named tensors";
+    case KernelKind::kNamedPeaks:
+      return "gradients of named tensors (peaks)";
+    case KernelKind::kNamedSums:
+      return "gradients of named tensors (sums)";
+    case KernelKind::kNamedResults:
+      return "gradients of named tensors (results)";
   }
   return "?";
 }

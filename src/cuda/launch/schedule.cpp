@@ -2,6 +2,7 @@
 #include "cuda/launch/schedule.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -48,7 +49,32 @@ int64_t take_copy(Parts& parts, const AttentionProblem& p, Role role, int column
                     int64_t{size_of(DType::kBF16)} * kBf16x3Parts * columns);
 }
 
+int64_t elements_of(const TensorDesc& t) {
+  int64_t count = t.present ? 1 : 0;
+  for (size_t d = 0; d < static_cast<size_t>(t.ndim); ++d)
+    if (t.stride[d] != 0)
+      count = saturating_product(count, t.shape[d]);  // 0: a dimension that stands for all
+  return count;
+}
+
 }  // namespace
+
+bool adds_to_named(const AttentionProblem& p) {
+  if (!p.expressions || !p.expressions->score || p.batch * p.heads_q == 0 || p.seqlen_q == 0) return false;
+  return std::any_of(p.named.begin(), p.named.end(),
+                     [](const NamedTensor& t) { return elements_of(t.gradient) > 0; });
+}
+
+int log2_of_named_count(const AttentionProblem& p) {
+  int64_t count =
+      saturating_product(p.packed ? p.total_q : saturating_product(p.batch, p.seqlen_q), p.heads_q);
+  count = saturating_product(count, p.seqlen_k);
+  int64_t places = 0;  // of a pair
+  if (p.expressions && p.expressions->score)
+    expr::for_each_element(*p.expressions->score, [&](const expr::Graph&, const expr::Node&) { ++places; });
+  count = saturating_product(count, places);
+  return count > 1 ? static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1))) : 0;
+}
 
 int64_t Parts::take(int64_t count, int64_t element_bytes) {
   const int64_t at = end_;
@@ -389,6 +415,11 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
   if (kernel.seen_blocks && p.expressions && p.expressions->sees && layout.dq_semaphore < 0) {
     args.seen = seen_blocks_of(p, p.heads_kv, p.seqlen_k, kernel.tile_n, p.seqlen_q, kernel.tile_m);
     take_seen_blocks(p, args.seen, parts, layout.seen);
+  }
+  if (deterministic && !p.has(Role::kKeys) && adds_to_named(p)) {
+    for (const NamedTensor& named : p.named) layout.named_elements += elements_of(named.gradient);
+    layout.named_sums = parts.take(layout.named_elements, kNamedSumBytes);
+    layout.named_log2_count = log2_of_named_count(p);
   }
   layout.workspace_size = parts.size();
   return layout;

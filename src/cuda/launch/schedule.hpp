@@ -97,10 +97,21 @@ struct BackwardLayout {
   int64_t bf16x3_do = -1;   ///< d_o likewise
   int64_t not_finite = -1;  ///< see BackwardArgs; bwd_preprocess makes it 0
   SeenBlocksParts seen;
+  /// Of all elements of gradients of named tensors that are to have the same bits each time: integer sums, and behind them
+  /// peaks (NamedSumsArgs). named_peaks clears them.
+  int64_t named_sums = -1;
+  int64_t named_elements = 0;
+  int named_log2_count = 0;  ///< each adds up at most 2^named_log2_count numbers
   int64_t workspace_size = 0;
 
   void point_into(char* workspace, Args& args) const;
 };
+/// A sum of 64 bits and a peak of 32 bits.
+inline constexpr int64_t kNamedSumBytes = 12;
+/// Whether kernels add to gradients of named tensors that have memory: else these are zeros.
+bool adds_to_named(const AttentionProblem& problem);
+/// A gradient of a named tensor adds up at most 2^this numbers.
+int log2_of_named_count(const AttentionProblem& problem);
 BackwardLayout backward_layout(const AttentionProblem& problem, const Kernel& kernel,
                                const DeviceProperties& device, int ctas_per_sm, bool deterministic);
 

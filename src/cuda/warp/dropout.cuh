@@ -21,6 +21,29 @@ __device__ __forceinline__ float2 keep_factors(const tile::Dropout& dropout, uin
   return {(kept >> 15 & 1) != 0 ? dropout.keep_scale : 0.0f, kept >> 31 != 0 ? dropout.keep_scale : 0.0f};
 }
 
+/// Dropout of the weights of a query row.
+struct DropoutRow {
+  const tile::Dropout& dropout;  ///< outlives it
+  uint32_t head;                 ///< batch index * heads_q + head
+  uint32_t row;
+
+  __device__ __forceinline__ DropoutRow(const tile::Dropout& d, const tile::AttentionParams& p, int batch,
+                                        int head_q, int query)
+      : dropout(d),
+        head(static_cast<uint32_t>(batch * p.heads_q + head_q)),
+        row(static_cast<uint32_t>(query)) {}
+
+  /// Dropout::kept() of keys j and j + 1, j even.
+  __device__ __forceinline__ uint32_t kept_pair(int j) const {
+    return dropout.kept_pair(head, row, static_cast<uint32_t>(j));
+  }
+  /// Their factors.
+  __device__ __forceinline__ float2 factors(int j) const { return keep_factors(dropout, kept_pair(j)); }
+  __device__ __forceinline__ bool keeps(int j) const {
+    return dropout.keep(head, row, static_cast<uint32_t>(j));
+  }
+};
+
 /// Which of a lane's weights are kept.
 template <int kSteps>
 struct KeptWeights : PairBits<kSteps> {

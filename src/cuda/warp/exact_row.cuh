@@ -7,7 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/dropout.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "tile/key_rows.hpp"
 
 namespace fovea::cuda {
@@ -42,14 +43,14 @@ struct ExactRow {
   /// Adds keys [begin, end) of the sequence, of which the row sees those in `seen`. `q` points to the row's first
   /// element, or is an AnyQuery. The whole warp takes part. Keys and values are T, or E4M3 with factors. `more`: see NoMoreProducts.
   template <class T, class Key = T, class More = NoMoreProducts, class Query = const T*>
-  __device__ __forceinline__ void add(const tile::AttentionParams& p, const RowTerms<T>& terms,
-                                      const tile::Dropout& dropout, const Query& q, const tile::KeyRows& k,
+  __device__ __forceinline__ void add(const tile::AttentionParams& p, const ScoreRow<T>& scores,
+                                      const DropoutRow& kept, const Query& q, const tile::KeyRows& k,
                                       const tile::KeyRows& v, int columns, tile::Span32 seen, int begin,
                                       int end, float product_scale = 1, float value_scale = 1,
                                       const More& more = {}) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int j = max(begin, seen.begin); j < min(end, seen.end); ++j) {
-      if (!terms.sees(p, j)) continue;
+      if (!scores.sees(j)) continue;
       float dot = 0;
       const Key* const key = reinterpret_cast<const Key*>(k.row(j));
       for (int c = lane; c < p.head_dim; c += 32) dot = fmaf(to_float(q[c]), to_float(key[c]), dot);
@@ -57,7 +58,7 @@ struct ExactRow {
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, distance);
       if constexpr (sizeof(Key) == 1) dot *= product_scale;
-      const float score = terms.score(p, dot, j);
+      const float score = scores.score(dot, j);
       if (score == -INFINITY) continue;
       const float now = fmaxf(maximum, score);
       const float rescale = maximum == -INFINITY ? 0.0f : expf(maximum - now);
@@ -65,7 +66,7 @@ struct ExactRow {
       maximum = now;
       sum = sum * rescale + weight;
       if (p.dropout_threshold != 0) {
-        const float2 keep = terms.keep_pair(dropout, j & ~1);
+        const float2 keep = kept.factors(j & ~1);
         weight *= (j & 1) != 0 ? keep.y : keep.x;
       }
       const Key* const value = reinterpret_cast<const Key*>(v.row(j));

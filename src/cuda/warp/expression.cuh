@@ -56,9 +56,11 @@ struct Expression {
   __device__ __forceinline__ static const PairElement* pair_row(const Head&, const Query&) { return nullptr; }
   __device__ __forceinline__ static int64_t pair_row_step(const Head&) { return 0; }
   __device__ __forceinline__ static bool sees(const Head&, const Query&, const Key&) { return true; }
-  /// Adds d_score times the derivative of the score by each element whose gradient is asked for to that gradient.
+  /// Calls add(place, x) for each element whose gradient is asked for: where that gradient is, and d_score times the derivative of
+  /// the score by the element.
+  template <class Add>
   __device__ __forceinline__ static void add_gradients(const Head&, const Query&, const Key&, float s,
-                                                       float d_score) {}
+                                                       float d_score, const Add& add) {}
 };
 
 }  // namespace fovea::cuda

@@ -10,7 +10,8 @@
 #include <cstdint>
 
 #include "cuda/ptx/special.cuh"
-#include "cuda/warp/score_terms.cuh"
+#include "cuda/warp/dropout.cuh"
+#include "cuda/warp/score_row.cuh"
 #include "tile/log2.hpp"
 
 namespace fovea::cuda {
@@ -77,32 +78,32 @@ __device__ __forceinline__ void mask_row(Acc& acc_s, int half, int first_key, ti
 /// of the score; -inf for keys that the row does not see.
 template <class T, class Acc>
 __device__ __forceinline__ void apply_terms(Acc& acc_s, int half, int first_key, tile::Span32 seen,
-                                            const tile::AttentionParams& p, const RowTerms<T>& terms) {
+                                            const ScoreRow<T>& row) {
 #pragma unroll
   for (int n = 0; n < kTilesOf<Acc>; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int j = first_key + n * 8 + e;
       float& s = element(acc_s, n, 2 * half + e);
-      s = j >= seen.begin && j < seen.end && terms.sees(p, j) ? terms.score(p, s, j) * tile::kLog2e
-                                                              : -INFINITY;
+      s = j >= seen.begin && j < seen.end && row.sees(j) ? row.score(s, j) * tile::kLog2e : -INFINITY;
     }
   }
 }
 
 /// Dropout of the weights of row `half`; `first_key` is that of a multiple of 16, plus 2 (lane % 4).
-template <class T, class Acc>
-__device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key, const RowTerms<T>& terms,
-                                             const tile::Dropout& dropout) {
+template <class Acc>
+__device__ __forceinline__ void drop_weights(Acc& acc_s, int half, int first_key, const DropoutRow& row) {
   static_assert(kTilesOf<Acc> % 2 == 0, "a cell has keys 8 apart");
-  const auto i = static_cast<uint32_t>(terms.i), key = static_cast<uint32_t>(first_key);
+  const auto key = static_cast<uint32_t>(first_key);
+  const tile::Dropout& dropout = row.dropout;
 #pragma unroll
   for (uint32_t n = 0; n < kTilesOf<Acc>; n += 2) {
-    const tile::PhiloxWords cell = dropout.cell(terms.dropout_head, tile::Dropout::row_of_cell(i),
+    const tile::PhiloxWords cell = dropout.cell(row.head, tile::Dropout::row_of_cell(row.row),
                                                 tile::Dropout::column_of_cell(key + n * 8));
 #pragma unroll
     for (uint32_t u = 0; u < 2; ++u) {
-      const float2 keep = keep_factors(dropout, dropout.kept(i % 16 < 8 ? cell[2 * u] : cell[2 * u + 1]));
+      const float2 keep =
+          keep_factors(dropout, dropout.kept(row.row % 16 < 8 ? cell[2 * u] : cell[2 * u + 1]));
       element(acc_s, n + u, 2 * half) *= keep.x;
       element(acc_s, n + u, 2 * half + 1) *= keep.y;
     }

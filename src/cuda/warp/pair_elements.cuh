@@ -7,8 +7,8 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/shared.cuh"
+#include "cuda/warp/expression_objects.cuh"
 #include "cuda/warp/mma_tile.cuh"
-#include "cuda/warp/score_terms.cuh"
 
 namespace fovea::cuda {
 

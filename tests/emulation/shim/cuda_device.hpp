@@ -130,9 +130,22 @@ inline void fovea_check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fovea::emulation::fail("a part of a warp: mask %#x is not emulated", mask);
 }
 /// CTAs run one after the other, and a thread runs until it waits, so nothing needs to be atomic.
-inline int atomicAdd(int* to, int x) {
-  const int before = *to;
+template <class T>
+inline T atomicAdd(T* to, T x) {
+  const T before = *to;
   *to += x;
+  return before;
+}
+template <class T>
+inline T atomicMax(T* to, T x) {
+  const T before = *to;
+  *to = before < x ? x : before;
+  return before;
+}
+template <class T>
+inline T atomicOr(T* to, T x) {
+  const T before = *to;
+  *to |= x;
   return before;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
