@@ -56,7 +56,7 @@ class Builder {
   static Operand compact(Operand operand, int64_t rows, int64_t heads, int64_t elements);
   static Operand compact_statistic(Operand operand, int64_t rows, int64_t heads);
   Operand callers(Place place) const;
-  /// The working tensor of queries: the caller's own where the group is one rank, else memory for its rows and `heads`.
+  /// The working tensor of queries: the caller's own where queries do not travel, else memory for the rank's rows and `heads`.
   Operand working(Place place, int64_t heads);
 
   // ---- exchanges ----
@@ -133,7 +133,7 @@ class Builder {
   ProgramOptions options_;
   Program program_;
 
-  bool grouped_;
+  bool queries_travel_;
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
   std::vector<Stage> stages_;

@@ -134,7 +134,7 @@ size_t Builder::start_gradients(int i) {
     made.arrival.add = sums_keys_;
     flows.push_back(std::move(made));
   }
-  if (grouped_ && (s_.stages_are_heads() || i + 1 == s_.stages())) flows.push_back(queries_out(kDQ, i));
+  if (queries_travel_ && (s_.stages_are_heads() || i + 1 == s_.stages())) flows.push_back(queries_out(kDQ, i));
   const size_t exchange = add_exchange(std::move(flows), kLeaving + static_cast<size_t>(i) % kBuffers);
   add(Start{exchange});
   return exchange;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "capi/run_part.hpp"
 #include "core/status.hpp"
 #include "distributed/choose.hpp"
 #include "distributed/terms.hpp"
@@ -51,7 +52,13 @@ class Execution {
  public:
   Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
             const fovea_buffers& buffers)
-      : problem_(problem), program_(program), transport_(transport), memory_(memory), at_(buffers) {
+      : problem_(problem),
+        program_(program),
+        transport_(transport),
+        memory_(memory),
+        at_(buffers),
+        seed_(buffers.seed),
+        offset_(buffers.offset) {
     memory_.begin(buffers.stream);
   }
 
@@ -80,7 +87,9 @@ class Execution {
     b.workspace = at_.workspace() + program_.attention_workspace;
     b.workspace_size = program_.attention_workspace_size;
     b.stream = memory_.stream(Lane::kCompute);
-    check_call(fovea_run(step.plan.get(), &b));
+    b.seed = seed_;
+    b.offset = offset_;
+    capi::run_part(*step.plan, b, step.dropout);
   }
   void operator()(const Merge& step) {
     if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;
@@ -170,6 +179,7 @@ class Execution {
   const Transport& transport_;
   Memory& memory_;
   Addresses at_;
+  uint64_t seed_, offset_;
 };
 
 void check_buffers(const LocalProblem& problem, const Program& program, int rank, const fovea_buffers& b) {

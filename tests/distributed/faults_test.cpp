@@ -110,9 +110,9 @@ TEST(Faults, NoneOnRightRanks) {
 
 TEST(Faults, RankThatCannotPlanTellsTheOthers) {
   const auto errors = run_ranks([](int rank, Setting& s) {
-    if (rank == 1) s.tensors.problem.dropout = 0.5;
+    if (rank == 1) s.tensors.problem.dropout = 1;
   });
-  expect_in(errors[1], {"local.dropout", "expected none"});
+  expect_in(errors[1], {"local.dropout: got 1", "a probability in [0, 1)"});
   for (const size_t rank : {size_t{0}, size_t{2}})
     expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
 }
@@ -123,6 +123,10 @@ TEST(Faults, DifferentProblems) {
   });
   for (const std::string& error : errors)
     expect_in(error, {"problem: got another one on rank", "the same sizes"});
+  const auto of_dropout = run_ranks([](int rank, Setting& s) {
+    if (rank == 2) s.tensors.problem.dropout = 0.5;
+  });
+  for (const std::string& error : of_dropout) expect_in(error, {"problem: got another one on rank"});
 }
 
 TEST(Faults, RankThatIsMissing) {
@@ -257,7 +261,9 @@ TEST(Faults, WrongTerms) {
          p.score = text.c_str();
        },
        {"local.score: got ", "characters with the numbers of a part", "at most 4096", "heads_ranks"}},
-      {"dropout", [](fovea_problem& p) { p.dropout = 0.5; }, {"local.dropout: got one, expected none"}},
+      {"rng_state",
+       [&](fovea_problem& p) { p.rng_state = &whole.tensor; },
+       {"local.rng_state: got one", "dropout by seed and offset"}},
       {"seqused", [&](fovea_problem& p) { p.seqused_k = &whole.tensor; }, {"local.seqused_k: got one"}},
   };
   for (const Case& c : cases) {

@@ -37,6 +37,18 @@ TEST(Philox, DropoutUsesTheDocumentedCounter) {
   }
 }
 
+TEST(Philox, PartsShareTheStreamOfTheWhole) {
+  const Dropout whole(0.4, 7, 9);
+  for (const auto& [query, key] : {std::pair{0u, 16u}, {16u, 0u}, {4096u, 1u << 30}}) {
+    Dropout part = whole;
+    part.begin_at(query, key);
+    for (uint32_t i = 0; i < 40; ++i) {
+      for (uint32_t j = 0; j < 40; ++j)
+        ASSERT_EQ(part.keep(3, i, j), whole.keep(3, query + i, key + j)) << i << " " << j;
+    }
+  }
+}
+
 TEST(Philox, KeepScaleKeepsTheMean) {
   EXPECT_EQ(Dropout(0.5, 1, 2).keep_scale, 2.0f);
   EXPECT_EQ(Dropout(0.75, 1, 2).keep_scale, 4.0f);

@@ -50,8 +50,8 @@ __device__ __forceinline__ void bwd_weights_general(
       for (int m = 0; m < 2; ++m) {
         // Half of it is of the next n, which finds it again: no registers are left to keep it in.
         uint32_t words[4];
-        kept_of_keys(dropout, static_cast<uint32_t>(work.batch * p.heads_q + head),
-                     static_cast<uint32_t>(i0 + n / 2 * 16), static_cast<uint32_t>(j0 + m * 16), lane, words);
+        kept_of_keys(dropout, tile::dropout_head(p, work.batch, head), static_cast<uint32_t>(i0 + n / 2 * 16),
+                     static_cast<uint32_t>(j0 + m * 16), lane, words);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const bool kept_e = (words[n % 2 * 2 + e / 2] >> (15 + 16 * (e % 2)) & 1) != 0;

@@ -334,7 +334,7 @@ struct FwdSimt {
 #pragma unroll 1
     for (int item = static_cast<int>(threadIdx.x); item < kRows * kBlock / 4; item += kThreads) {
       const int r = item / (kBlock / 4), c = item % (kBlock / 4) * 4, row = row0 + r;
-      const auto head = static_cast<uint32_t>(batch * p.heads_q + head_of(row));
+      const uint32_t head = tile::dropout_head(p, batch, head_of(row));
       const auto query = static_cast<uint32_t>(query_of(row));
       float* w = s.w + r * Tile::kStrideW + c;
       if constexpr (kLists) {

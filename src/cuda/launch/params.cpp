@@ -169,6 +169,13 @@ void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& n
   }
   a.seed = buffers.seed;
   a.offset = buffers.offset;
+  const DropoutPlace& place = buffers.dropout;
+  tile::Dropout stream;
+  stream.begin_at(place.first_query, place.first_key);
+  a.dropout_first_row = stream.first_row;
+  a.dropout_first_column = stream.first_column;
+  a.dropout_first_head = static_cast<uint32_t>(place.head_number(a.heads_q, 0, 0));
+  a.dropout_heads = static_cast<uint32_t>(place.head_number(a.heads_q, 1, 0)) - a.dropout_first_head;
   for (const auto& [role, bit] : kAlignedBits) {
     if (reinterpret_cast<uintptr_t>(buffers.data[index_of(role)]) % kVectorBytes != 0) a.aligned16 &= ~bit;
   }

@@ -48,7 +48,7 @@ struct RowTerms {
   float slope = 0;
   int diagonal = 0;  ///< key position at which the query stands: i + used_k - used_q
   int i = 0;
-  uint32_t dropout_head = 0;  ///< batch index * heads_q + head
+  uint32_t dropout_head = 0;  ///< tile::dropout_head
   Expression::Head expression;
   Expression::Query query;
 
@@ -56,7 +56,7 @@ struct RowTerms {
                                       int batch, int head, int row)
       : diagonal(row + span.used_k - span.used_q),
         i(row),
-        dropout_head(static_cast<uint32_t>(batch * p.heads_q + head)),
+        dropout_head(tile::dropout_head(p, batch, head)),
         expression(expression_head(p, span, batch, head)),
         query(expression, query_in_use(span, row)) {
     if (p.bias.data != nullptr) bias = p.bias.offset(batch, head, row, 0);
