@@ -252,8 +252,8 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
 void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
                   KeyPositions positions, uint8_t* kept) {
   int32_t heads[kPanel];
-  const auto first = static_cast<int32_t>(
-      group.buffers->dropout.head_number(group.problem->heads_q, group.batch, 0));
+  const auto first =
+      static_cast<int32_t>(group.buffers->dropout.head_number(group.problem->heads_q, group.batch, 0));
   for (int x = 0; x < kPanel; ++x) heads[x] = first + lanes.head[x];
   if (positions.list == nullptr) {
     ops.dropout_bits(terms.stream, lanes.query, heads, positions.first, n, kept);

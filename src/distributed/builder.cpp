@@ -169,7 +169,8 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   const Shape& shape = p_.shape;
   std::vector<Flow> flows;
   for (const Place place : of_queries) {
-    if (queries_travel_ && p_.has(place) && (i == 0 || s_.stages_are_heads())) flows.push_back(queries_in(place, i));
+    if (queries_travel_ && p_.has(place) && (i == 0 || s_.stages_are_heads()))
+      flows.push_back(queries_in(place, i));
   }
   const auto from = local_sides(shape.keys, shape.heads_kv), to = key_sides(i);
   flows.push_back(flow(from, to, callers(kK), stage.k, shape.head_dim));

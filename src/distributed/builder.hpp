@@ -141,8 +141,7 @@ class Builder {
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
-  fovea_dtype part_type_{};  ///< of gradients of one call
-  bool sums_keys_ = true;    ///< dk and dv are sums over stages; else those of the one stage are the result
+  bool sums_keys_ = true;  ///< dk and dv are sums over stages; else those of the one stage are the result
 
   /// The gradient of a tensor of terms: what one call gives, and the sum over all.
   struct TermGradient {

@@ -13,6 +13,9 @@
 namespace fovea::distributed {
 namespace {
 
+/// What reasons call the kinds of Step, in their order.
+constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill"};
+
 /// What each rank tells all others when a plan is made.
 struct Record {
   uint64_t fingerprint = 0;
@@ -254,9 +257,8 @@ void DistributedPlan::plan(const fovea_distributed_problem& problem,
   reason_ += "rank " + std::to_string(transport_.rank()) + ": " + std::to_string(messages()) + " messages, " +
              std::to_string(bytes()) + " bytes, steps:";
   for (const Step& step : program_.steps) {
-    constexpr std::array kNames = {"send", "receive", "attend", "merge", "move", "fill"};
     reason_ += ' ';
-    reason_ += kNames[step.index()];
+    reason_ += kStepNames[step.index()];
   }
   reason_ += '\n';
 }
@@ -295,12 +297,19 @@ void DistributedPlan::agree(uint64_t fingerprint, const std::string& failure) co
 }
 
 void DistributedPlan::run(const fovea_buffers& buffers) const {
+  size_t begun = 0;
   try {
     check_buffers(problem_, program_, transport_.rank(), buffers);
     Execution execution(problem_, program_, transport_, *memory_, buffers);
-    for (const Step& step : program_.steps) std::visit(execution, step);
+    for (const Step& step : program_.steps) {
+      ++begun;
+      std::visit(execution, step);
+    }
   } catch (const std::exception& error) {
-    transport_.stop("rank " + std::to_string(transport_.rank()) + ": " + error.what());
+    std::string where = "rank " + std::to_string(transport_.rank());
+    if (begun > 0)
+      where += ", step " + std::to_string(begun) + " (" + kStepNames[program_.steps[begun - 1].index()] + ")";
+    transport_.stop(where + ": " + error.what());
     throw;
   }
 }

@@ -342,9 +342,8 @@ uint64_t fingerprint(const LocalProblem& problem, const fovea_distributed_option
         s.window.left, s.window.right, int64_t{s.queries_everywhere}, int64_t{options.heads_ranks},
         int64_t{options.stages}, int64_t{options.ranks_per_host}, options.memory_limit})
     add(static_cast<uint64_t>(number));
-  for (const double number :
-       {problem.scale, problem.softcap, problem.dropout, options.flops_per_second,
-        options.link_bytes_per_second, options.host_link_bytes_per_second})
+  for (const double number : {problem.scale, problem.softcap, problem.dropout, options.flops_per_second,
+                              options.link_bytes_per_second, options.host_link_bytes_per_second})
     add(std::bit_cast<uint64_t>(number));
   for (const Placement* placement : {&s.queries, &s.keys}) {
     for (const Holding& holding : placement->of_rank) {

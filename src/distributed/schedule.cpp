@@ -143,8 +143,7 @@ double pairs_of(const Call& call) {
 Schedule::Schedule(const Shape& shape, Method method)
     : shape_(shape),
       method_(method),
-      queries_(
-          with_borders_at(shape.queries, shape.sequences, &Sequence::queries, shape.row_multiple)),
+      queries_(with_borders_at(shape.queries, shape.sequences, &Sequence::queries, shape.row_multiple)),
       keys_(with_borders_at(shape.keys, shape.sequences, &Sequence::keys, shape.row_multiple)),
       queries_lie_(queries_.of_rank == shape.queries.of_rank),
       keys_lie_(keys_.of_rank == shape.keys.of_rank) {}

@@ -95,8 +95,8 @@ class Schedule {
 
   Shape shape_;
   Method method_;
-  Placement queries_, keys_;       ///< where rows are computed: near where they lie
-  bool queries_lie_, keys_lie_;    ///< whether there
+  Placement queries_, keys_;     ///< where rows are computed: near where they lie
+  bool queries_lie_, keys_lie_;  ///< whether there
 };
 
 /// The placement with each border of a piece within a sequence moved to the nearest multiple of `multiple` behind the first row of the

@@ -92,11 +92,12 @@ struct AttentionParams {
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView q_descale, k_descale,
-      v_descale;                     ///< what the elements of q, k and v of 8 bits are multiplied by
-  bool e4m3_queries = false;         ///< q has 8 bits
-  RowsView qv;                       ///< queries that meet the values, with the columns of v
-  int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
-  int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
+      v_descale;                              ///< what the elements of q, k and v of 8 bits are multiplied by
+  bool e4m3_queries = false;                  ///< q has 8 bits
+  bool dq_is_f32 = false, dk_is_f32 = false;  ///< whatever the type of q; dv is as dk
+  RowsView qv;                                ///< queries that meet the values, with the columns of v
+  int seqlen_q = 0, seqlen_k = 0;             ///< longest of the batch
+  int64_t total_q = 0, total_k = 0;           ///< packed: rows of q and k
 
   int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
   int head_dim = 0, head_dim_v = 0;  ///< as asked; kernels pad to their own sizes with zeros

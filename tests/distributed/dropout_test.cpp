@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "distributed/local_ranks.hpp"
 #include "fovea/distributed.hpp"
@@ -102,48 +103,67 @@ std::vector<std::vector<fovea_piece>> placements(int64_t rows, int ranks) {
   return {contiguous_pieces(rows, ranks), zigzag_pieces(rows, ranks), anyhow};
 }
 
-void expect_weights_of_one_device(const ProblemSpec& spec, int devices) {
-  const int64_t rows = spec.packed() ? 202 : spec.seqlen_q;
+struct Case {
+  ProblemSpec spec;
+  Division division;
+};
+
+/// Every method with every placement.
+std::vector<Case> cases(const std::vector<Type>& types) {
   struct Method {
     int ranks, heads_ranks, stages;
   };
+  std::vector<Case> all;
   for (const Method m :
        {Method{1, 1, 1}, {2, 1, 1}, {2, 1, 2}, {3, 3, 1}, {4, 2, 2}, {7, 1, 7}, {7, 7, 1}, {5, 0, 0}}) {
-    for (const auto& pieces : placements(rows, m.ranks)) {
-      Division division;
-      division.ranks = m.ranks;
-      division.heads_ranks = m.heads_ranks;
-      division.stages = m.stages;
-      division.queries = division.keys = pieces;
-      for (int rank = 0; devices > 0 && rank < m.ranks; ++rank)
-        division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
-      const OwnedProblem problem(spec);
-      show_weights(problem);
-      LocalRanks ranks(problem, division);
-      ASSERT_EQ(ranks.run(FOVEA_FORWARD), "");
-      ASSERT_EQ(ranks.run(FOVEA_BACKWARD), "");
-      ASSERT_NO_FATAL_FAILURE(expect_kept(problem, true)) << describe(spec) << '\n' << ranks.reason();
+    for (const bool packed : {false, true}) {
+      for (const auto& pieces : placements(packed ? 202 : 101, m.ranks)) {
+        for (const bool causal : {false, true}) {
+          for (const Type type : types) {
+            Division division;
+            division.ranks = m.ranks;
+            division.heads_ranks = m.heads_ranks;
+            division.stages = m.stages;
+            division.queries = division.keys = pieces;
+            all.push_back({spec_of(packed, causal, type), division});
+          }
+        }
+      }
     }
   }
+  return all;
+}
+
+void expect_weights_of_one_device(const Case& c) {
+  const OwnedProblem problem(c.spec);
+  show_weights(problem);
+  LocalRanks ranks(problem, c.division);
+  for (const fovea_pass pass : {FOVEA_FORWARD, FOVEA_BACKWARD})
+    ASSERT_EQ(ranks.run(pass), "") << describe(c.spec) << '\n' << ranks.reason();
+  ASSERT_NO_FATAL_FAILURE(expect_kept(problem, true)) << describe(c.spec) << '\n' << ranks.reason();
 }
 
 TEST(DropoutOverRanks, KeepsTheWeightsOfOneDevice) {
-  for (const bool packed : {false, true}) {
-    for (const bool causal : {false, true}) {
-      ASSERT_NO_FATAL_FAILURE(expect_weights_of_one_device(spec_of(packed, causal, Type::kF32), 0));
-      ASSERT_NO_FATAL_FAILURE(expect_weights_of_one_device(spec_of(packed, causal, Type::kBF16), 0));
-    }
+  for (const Case& c : cases({Type::kF32, Type::kBF16})) {
+    expect_weights_of_one_device(c);
+    if (HasFatalFailure()) return;
   }
 }
 
+/// On the GPUs of this machine, several ranks on one. FOVEA_TEST_PROBLEMS says how many of the cases.
 TEST(CudaDropoutOverRanks, KeepsTheWeightsOfOneDevice) {
   const int devices = fovea_cuda_device_count();
   if (devices == 0) GTEST_SKIP() << "no GPU here: " << fovea_cuda();
-  for (const bool packed : {false, true}) {
-    for (const bool causal : {false, true}) {
-      for (const Type type : {Type::kF32, Type::kF16, Type::kBF16})
-        ASSERT_NO_FATAL_FAILURE(expect_weights_of_one_device(spec_of(packed, causal, type), devices));
-    }
+  const std::vector<Case> all = cases({Type::kF32, Type::kF16, Type::kBF16});
+  const char* given = std::getenv("FOVEA_TEST_PROBLEMS");
+  const size_t count =
+      given && *given ? std::min<size_t>(all.size(), std::strtoull(given, nullptr, 10)) : all.size();
+  for (size_t i = 0; i < count; ++i) {
+    Case c = all[i * all.size() / count];
+    for (int rank = 0; rank < c.division.ranks; ++rank)
+      c.division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+    expect_weights_of_one_device(c);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -187,6 +188,22 @@ TEST_F(Mpi, RankThatStopsTellsTheOthers) {
   } else {
     expect_in(exchange_with_all(transport, 8, 8), {"rank 1: out of ideas"});
   }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+/// An exception that leaves a rank's work between steps, while the others wait for its next.
+TEST_F(Mpi, RankThatThrowsTellsTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  try {
+    const MpiRank rank;
+    EXPECT_EQ(exchange_with_all(rank.transport(), 8, 8), "");
+    if (world_rank() == 1) throw std::runtime_error("out of memory");
+    error = exchange_with_all(rank.transport(), 8, 8);
+  } catch (const std::runtime_error& thrown) {
+    error = thrown.what();
+  }
+  expect_in(error, {world_rank() == 1 ? "out of memory" : "rank 1: ended by an exception"});
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 

@@ -62,8 +62,7 @@ TEST(Cut, HasThePairsThatAreSeen) {
       for (int64_t left = -1; left <= sk; ++left) {
         for (int64_t right = -1; right <= sq; ++right) {
           for (const int64_t multiple : {1, 2, 3}) {
-            ASSERT_NO_FATAL_FAILURE(
-                expect_cuts({{10, 10 + sq}, {20, 20 + sk}}, {left, right}, multiple))
+            ASSERT_NO_FATAL_FAILURE(expect_cuts({{10, 10 + sq}, {20, 20 + sk}}, {left, right}, multiple))
                 << "sq" << sq << " sk" << sk << " left" << left << " right" << right;
           }
         }

@@ -193,4 +193,29 @@ __device__ __forceinline__ void stage_gradient(const float (&acc)[2][kN8][4], ui
   }
 }
 
+/// The same in float32 to the rows of `to`, from key `first_row` on, which hold the columns of the tile.
+template <class Instance, int kN8>
+__device__ __forceinline__ void store_gradient_f32(const float (&acc)[2][kN8][4], const RowTarget& to,
+                                                   int first_row, float scale, int thread) {
+  using B = BwdMma<Instance>;
+  const typename B::Place at(thread);
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + at.warp_n * 32 + at.g + m * 16 + half * 8;
+      if (row >= to.rows) continue;
+      float* const values = reinterpret_cast<float*>(to.data + row * to.row_bytes);
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+        const int column = (2 * (at.warp_q + B::kC.warps_q * (n / 2)) + n % 2) * 8 + at.t * 2;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (column + e < to.columns) values[column + e] = acc[m][n][2 * half + e] * scale;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace fovea::cuda

@@ -112,6 +112,8 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   }
   a.e4m3_queries = p[Role::kQ].dtype == DType::kE4M3;
   a.o_type = p[Role::kO].dtype;
+  a.dq_is_f32 = p.has(Role::kDQ) && p[Role::kDQ].dtype == DType::kF32;
+  a.dk_is_f32 = p.has(Role::kDK) && p[Role::kDK].dtype == DType::kF32;
   a.bias_type = p[Role::kBias].dtype;
   a.dbias_type = p[Role::kDBias].dtype;
   a.expression = expression_of(p);
