@@ -198,6 +198,7 @@ TEST_F(Mpi, RankThatThrowsTellsTheOthers) {
   try {
     const MpiRank rank;
     EXPECT_EQ(exchange_with_all(rank.transport(), 8, 8), "");
+    MPI_Barrier(MPI_COMM_WORLD);  // all have ended the step
     if (world_rank() == 1) throw std::runtime_error("out of memory");
     error = exchange_with_all(rank.transport(), 8, 8);
   } catch (const std::runtime_error& thrown) {
