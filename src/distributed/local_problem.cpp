@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "capi/convert.hpp"
+#include "core/dropout_place.hpp"
 #include "core/status.hpp"
 #include "distributed/terms.hpp"
-#include "tile/philox.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -312,7 +312,7 @@ LocalProblem read_local_problem(const fovea_distributed_problem& problem, int ra
   local.dropout = read_dropout(p);
   Shape& shape = local.shape;
   shape.ranks = ranks;
-  if (local.dropout > 0) shape.row_multiple = tile::Dropout::kBlock;
+  if (local.dropout > 0) shape.row_multiple = DropoutPlace::kMultiple;
   read_sizes(p, packed, shape);
   if (local.scale == 0) local.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
   if (problem.queries == nullptr) {

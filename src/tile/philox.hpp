@@ -61,10 +61,7 @@ struct Dropout {
                           {0, 0});
   }
 
-  /// Queries, and keys, of a block of cells: a part of a larger problem begins at a multiple of it.
-  static constexpr int kBlock = 16;
-
-  /// Makes the stream that of a part whose first pair is this one of the whole; multiples of kBlock.
+  /// Makes the stream that of a part whose first pair is this one of the whole; multiples of 16.
   constexpr void begin_at(int64_t query, int64_t key) {
     first_row = row_of_cell(static_cast<uint32_t>(query));
     first_column = column_of_cell(static_cast<uint32_t>(key));

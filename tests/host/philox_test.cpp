@@ -6,6 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <utility>
+
+#include "core/dropout_place.hpp"
 
 namespace fovea::tile {
 namespace {
@@ -39,7 +42,8 @@ TEST(Philox, DropoutUsesTheDocumentedCounter) {
 
 TEST(Philox, PartsShareTheStreamOfTheWhole) {
   const Dropout whole(0.4, 7, 9);
-  for (const auto& [query, key] : {std::pair{0u, 16u}, {16u, 0u}, {4096u, 1u << 30}}) {
+  constexpr uint32_t kMultiple = DropoutPlace::kMultiple;
+  for (const auto& [query, key] : {std::pair{0u, kMultiple}, {kMultiple, 0u}, {4096u, 1u << 30}}) {
     Dropout part = whole;
     part.begin_at(query, key);
     for (uint32_t i = 0; i < 40; ++i) {
