@@ -283,12 +283,15 @@ Exit run_attend(const AttendOptions& options) {
     ranks->files.gradients_follow = d_o.has_value();
   }
   Results results;
-  try {
-    results = compute(options, inputs, expressions, d_o, ranks ? &*ranks : nullptr);
-  } catch (const Error& error) {
-    throw inputs.naming_file(error);
-  }
-  write_outputs(options, inputs, results, ranks ? &*ranks : nullptr);
+  const auto work = [&] {
+    try {
+      results = compute(options, inputs, expressions, d_o, ranks ? &*ranks : nullptr);
+    } catch (const Error& error) {
+      throw inputs.naming_file(error);
+    }
+    write_outputs(options, inputs, results, ranks ? &*ranks : nullptr);
+  };
+  ranks ? ranks->group.telling(work) : work();
   const bool is_written = !options.writes_shards() || results.shards > 0;
   if (ranks && (!ranks->group.has_result() || !is_written)) return Exit::ok;
   (options.json ? print_json_results : print_text_report)(options, inputs, results);

@@ -227,14 +227,15 @@ Exit run_bench(const BenchOptions& options) {
   std::optional<RankGroup> group;
   if (options.ranks.asked()) group.emplace(options.ranks, kDeadline);
   std::vector<BenchRow> rows;
-  {
+  const auto work = [&] {
     Progress progress("bench", static_cast<int64_t>(cases.size()));
     for (const BenchCase& what : cases) {
       std::optional<BenchRow> row = bench_one(what, expressions, options, group ? &*group : nullptr);
       if (row) rows.push_back(std::move(*row));
       progress.advance();
     }
-  }
+  };
+  group ? group->telling(work) : work();
   if (group && !group->has_result()) return Exit::ok;
   if (options.json) {
     print_bench_json(setting, rows);

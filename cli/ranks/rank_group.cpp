@@ -35,16 +35,25 @@ RankGroup::RankGroup(const RankOptions& options, int64_t deadline_ms) : options_
   }
 }
 
+void RankGroup::telling(const std::function<void()>& work) const {
+  if (!process_) return work();
+  const Transport own = process_->transport();
+  const std::string rank = "rank " + std::to_string(own.rank()) + ": ";
+  try {
+    work();
+  } catch (const std::exception& error) {
+    own.stop(rank + error.what());
+    throw;
+  } catch (...) {
+    own.stop(rank + "an exception of an unknown type");
+    throw;
+  }
+}
+
 void RankGroup::run(const std::function<void(const Transport&)>& work) const {
   try {
     if (!process_) return threads_->run(work);
-    const Transport own = process_->transport();
-    try {
-      work(own);
-    } catch (const std::exception& error) {
-      own.stop("rank " + std::to_string(own.rank()) + ": " + error.what());
-      throw;
-    }
+    telling([&] { work(process_->transport()); });
   } catch (const Error& error) {
     throw of_whole(error);
   }

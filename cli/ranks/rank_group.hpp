@@ -39,6 +39,8 @@ class RankGroup {
   int size() const { return size_; }
   /// Whether this process has the whole result: not the second and later ones of mpirun.
   bool has_result() const { return !process_ || process_->transport().rank() == 0; }
+  /// Calls work(), what a process does beside the ranks' steps: others, which would wait for it, end with the reason where it throws.
+  void telling(const std::function<void()>& work) const;
   /// Calls work(transport) on each rank of this process.
   void run(const std::function<void(const Transport&)>& work) const;
   /// A pass over whole tensors, which every process has, but for those that ranks read or keep.

@@ -329,6 +329,8 @@ class DistributedPlan {
       c.named[i] = b.named[i];
       c.named_gradients[i] = b.named_gradients[i];
     }
+    c.seed = b.seed;
+    c.offset = b.offset;
     c.workspace = workspace;
     c.workspace_size = workspace_size;
     c.stream = b.stream;

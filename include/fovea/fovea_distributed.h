@@ -93,12 +93,13 @@ typedef struct fovea_piece {
 /* One problem, the same on all ranks but for `local`.
  *
  * local: q, k, v, o, lse, d_o, dlse, dq, dk, dv hold this rank's rows: (B, rows, heads, size), lse and dlse (B, Hq, rows); with
- * sequences (below) B is left out. Types: float32, float16, bfloat16. Terms: scale, causal, window, softcap, sinks, ALiBi, bias, mask,
- * block mask, score and sees; others are refused by name. Terms count positions, sequences and heads of the whole problem. Their tensors
- * are whole, and the same on all ranks: sink, alibi, bias, mask, block_mask and those of `named` as fovea.h has them, with
- * Sq and Sk all rows of the axes, or with sequences the longest. dsink, dbias and gradients of named tensors are whole, too, and all
- * ranks get the same sums. `named` has room for one tensor less than FOVEA_MAX_NAMED_TENSORS, and for one less for each of alibi and
- * block_mask. max_seqlen_q and max_seqlen_k of `local` are ignored.
+ * sequences (below) B is left out. Types: float32, float16, bfloat16. Terms: scale, causal, window, softcap, dropout, sinks, ALiBi,
+ * bias, mask, block mask, score and sees; others are refused by name. Seed and offset of dropout come with a run, the same on all
+ * ranks. Terms count positions, sequences and heads of the whole problem. Their tensors are whole, and the same on all ranks: sink,
+ * alibi, bias, mask, block_mask and those of `named` as fovea.h has them, with Sq and Sk all rows of the axes, or with sequences
+ * the longest. dsink, dbias and gradients of named tensors are whole, too, and all ranks get the same sums. `named` has room for
+ * one tensor less than FOVEA_MAX_NAMED_TENSORS, and for one less for each of alibi and block_mask. max_seqlen_q and max_seqlen_k of
+ * `local` are ignored.
  * queries, keys: where the rows of each axis lie. Each row of an axis belongs to one piece; pieces may be empty, in any order, and a
  * rank may have none. `keys` may be NULL: as the queries. `queries` may be NULL beside keys: each rank holds all queries, and gets the
  * whole result (decoding over a cache that is divided; forward only).

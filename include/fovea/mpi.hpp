@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <string>
 
 #include "fovea/distributed.hpp"
 #include "fovea/fovea_mpi.h"
@@ -9,7 +11,8 @@
 namespace fovea {
 inline namespace v0 {
 
-/// This process among those of a communicator. Destroyed before MPI_Finalize.
+/// This process among those of a communicator. Destroyed before MPI_Finalize. Where an exception destroys it, the other ranks' steps
+/// fail, as after Transport::stop.
 class MpiRank {
  public:
   /// `communicator`: the address of an MPI_Comm; null: all processes, and MPI is initialised where it is not.
@@ -19,13 +22,18 @@ class MpiRank {
   }
   MpiRank(const MpiRank&) = delete;
   MpiRank& operator=(const MpiRank&) = delete;
-  ~MpiRank() { fovea_mpi_transport_close(&c_); }
+  ~MpiRank() {
+    if (std::uncaught_exceptions() > exceptions_)
+      c_.stop(c_.context, ("rank " + std::to_string(c_.rank) + ": ended by an exception").c_str());
+    fovea_mpi_transport_close(&c_);
+  }
 
   /// Valid as long as this object.
   Transport transport() const { return Transport(c_); }
 
  private:
   fovea_transport c_{};
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace v0

@@ -10,6 +10,7 @@
 #include "capi/convert.hpp"
 #include "capi/last_error.hpp"
 #include "capi/merge.hpp"
+#include "capi/run_part.hpp"
 #include "core/backend.hpp"
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
@@ -133,6 +134,13 @@ const char* made_once(Make&& make, const char* fallback) noexcept {
 }
 
 }  // namespace
+
+void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place) {
+  Buffers buffers = read_buffers(&given);
+  buffers.dropout = place;
+  run(plan, buffers);
+}
+
 }  // namespace fovea::capi
 
 static_assert(static_cast<int>(fovea::expr::Seen::kNone) == FOVEA_SEEN_NONE &&

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dropout_place.hpp"
 #include "core/dtype.hpp"
 #include "core/roles.hpp"
 
@@ -169,6 +170,7 @@ struct PlanOptions {
 struct Buffers {
   std::array<void*, kPlaceCount> data{};
   uint64_t seed = 0, offset = 0;
+  DropoutPlace dropout;
   void* workspace = nullptr;
   size_t workspace_size = 0;
   void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream

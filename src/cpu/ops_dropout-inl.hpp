@@ -221,13 +221,15 @@ HWY_INLINE void lane_bits(const tile::Dropout& dropout, const int32_t* query, co
   const auto below = largest_dropped(dropout);
   const VU bits = hn::Set(d, kRandomBits);
   const VU i = hn::BitCast(d, hn::LoadU(DI(), query + x));
-  const VU row = hn::Add(hn::ShiftLeft<3>(hn::ShiftRight<4>(i)), hn::And(i, hn::Set(d, 7u)));
+  const VU row = hn::Add(hn::Set(d, dropout.first_row),
+                         hn::Add(hn::ShiftLeft<3>(hn::ShiftRight<4>(i)), hn::And(i, hn::Set(d, 7u))));
   const auto is_far = hn::Ne(hn::And(i, hn::Set(d, 8u)), hn::Zero(d));
   const VU head_word = hn::Xor(hn::BitCast(d, hn::LoadU(DI(), head + x)), hn::Set(d, dropout.start[2]));
   for (int c = 0; c < 4; ++c) {
     const int64_t key = block + 2 * c;
     if (out.at(key, x) == nullptr && out.at(key + 8, x) == nullptr) continue;
-    VU c0 = hn::Set(d, tile::Dropout::column_of_cell(static_cast<uint32_t>(key)) ^ dropout.start[0]);
+    const uint32_t column = dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(key));
+    VU c0 = hn::Set(d, column ^ dropout.start[0]);
     VU c1 = hn::Xor(row, hn::Set(d, dropout.start[1])), c2 = head_word, c3 = hn::Set(d, dropout.start[3]);
     for (uint32_t round = 0; round < tile::Dropout::kRounds; ++round) {
       VU low0, high0, low1, high1;
@@ -268,12 +270,14 @@ void dropout_bits(const tile::Dropout& dropout, const int32_t* query, const int3
       const uint64_t head_product =
           uint64_t{tile::kPhiloxMultiplier1} * (static_cast<uint32_t>(head[x]) ^ dropout.start[2]);
       if (head[x] != head_of_columns) {
-        columns.set(dropout, head_product, tile::Dropout::column_of_cell(static_cast<uint32_t>(block)));
+        columns.set(dropout, head_product,
+                    dropout.first_column + tile::Dropout::column_of_cell(static_cast<uint32_t>(block)));
         head_of_columns = head[x];
       }
       VU64 rows[kRowVectors];
       for (int r = 0; r < kRowVectors; ++r) {
-        const auto first = tile::Dropout::row_of_cell(static_cast<uint32_t>(query[x]));
+        const uint32_t first =
+            dropout.first_row + tile::Dropout::row_of_cell(static_cast<uint32_t>(query[x]));
         rows[r] = product_of_rows(dropout, head_product, first + static_cast<uint32_t>(r * kLanes / 2));
       }
       group_bits(dropout, rows, columns, static_cast<int>((end - block + 15) / 16 * 4), block, x, out);

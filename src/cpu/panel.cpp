@@ -42,6 +42,7 @@ ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPr
       offset = static_cast<uint64_t>(state[stride]);
     }
     stream = tile::Dropout(p.dropout, seed, offset);
+    stream.begin_at(b.dropout.first_query, b.dropout.first_key);
   }
 }
 
@@ -251,7 +252,8 @@ bool panels_seen(const Group& group, int64_t first_row, int64_t panels, int64_t 
 void dropout_bits(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, int64_t n,
                   KeyPositions positions, uint8_t* kept) {
   int32_t heads[kPanel];
-  const auto first = static_cast<int32_t>(group.batch * group.problem->heads_q);
+  const auto first =
+      static_cast<int32_t>(group.buffers->dropout.head_number(group.problem->heads_q, group.batch, 0));
   for (int x = 0; x < kPanel; ++x) heads[x] = first + lanes.head[x];
   if (positions.list == nullptr) {
     ops.dropout_bits(terms.stream, lanes.query, heads, positions.first, n, kept);

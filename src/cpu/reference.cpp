@@ -151,6 +151,7 @@ class Oracle {
       }
     }
     if (p_.dropout > 0) dropout_ = tile::Dropout(p_.dropout, seed, offset);
+    dropout_.begin_at(buffers.dropout.first_query, buffers.dropout.first_key);
   }
 
   void forward() {
@@ -326,7 +327,8 @@ class Oracle {
       }
       if (key.score == -kInfinity) continue;
       if (p_.dropout > 0) {
-        const auto dropout_head = static_cast<uint32_t>(batch * p_.heads_q + head);
+        const auto dropout_head =
+            static_cast<uint32_t>(buffers_.dropout.head_number(p_.heads_q, batch, head));
         const bool kept = dropout_.keep(dropout_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j));
         key.keep = kept ? static_cast<double>(dropout_.keep_scale) : 0.0;
       }

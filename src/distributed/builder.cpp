@@ -15,7 +15,7 @@ Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank
       s_(schedule),
       rank_(rank),
       options_(options),
-      grouped_(schedule.method().heads_ranks > 1),
+      queries_travel_(schedule.queries_travel()),
       queries_(schedule.queries(rank)),
       rows_(count(queries_)),
       local_q_(count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])),
@@ -92,7 +92,7 @@ Operand Builder::callers(Place place) const {
 Operand Builder::working(Place place, int64_t heads) {
   const LocalTensor& tensor = p_[place];
   if (!tensor.present) return {};
-  if (!grouped_) return callers(place);
+  if (!queries_travel_) return callers(place);
   const bool statistic = place == kLse || place == kDLse;
   return statistic ? statistic_operand(rows_, heads)
                    : rows_operand(rows_, heads, tensor.elements, tensor.type);
@@ -169,7 +169,8 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   const Shape& shape = p_.shape;
   std::vector<Flow> flows;
   for (const Place place : of_queries) {
-    if (grouped_ && p_.has(place) && (i == 0 || s_.stages_are_heads())) flows.push_back(queries_in(place, i));
+    if (queries_travel_ && p_.has(place) && (i == 0 || s_.stages_are_heads()))
+      flows.push_back(queries_in(place, i));
   }
   const auto from = local_sides(shape.keys, shape.heads_kv), to = key_sides(i);
   flows.push_back(flow(from, to, callers(kK), stage.k, shape.head_dim));
@@ -232,7 +233,7 @@ void Builder::make_working_memory(std::span<const Place> of_queries) {
                              : compact(v[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
     stage.work = work[s_.stages_are_heads() ? i % kBuffers : 0];
     for (const Place place : of_queries) {
-      if (!grouped_ || !p_.has(place)) continue;
+      if (!queries_travel_ || !p_.has(place)) continue;
       Operand& operand = stage.work[place];
       const bool statistic = place == kLse || place == kDLse;
       operand = statistic ? compact_statistic(operand, rows_, stage.heads_q.size())

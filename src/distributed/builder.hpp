@@ -56,7 +56,7 @@ class Builder {
   static Operand compact(Operand operand, int64_t rows, int64_t heads, int64_t elements);
   static Operand compact_statistic(Operand operand, int64_t rows, int64_t heads);
   Operand callers(Place place) const;
-  /// The working tensor of queries: the caller's own where the group is one rank, else memory for its rows and `heads`.
+  /// The working tensor of queries: the caller's own where queries do not travel, else memory for the rank's rows and `heads`.
   Operand working(Place place, int64_t heads);
 
   // ---- exchanges ----
@@ -133,7 +133,7 @@ class Builder {
   ProgramOptions options_;
   Program program_;
 
-  bool grouped_;
+  bool queries_travel_;
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
   std::vector<Stage> stages_;
@@ -141,8 +141,7 @@ class Builder {
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
-  fovea_dtype part_type_{};  ///< of gradients of one call
-  bool sums_keys_ = true;    ///< dk and dv are sums over stages; else those of the one stage are the result
+  bool sums_keys_ = true;  ///< dk and dv are sums over stages; else those of the one stage are the result
 
   /// The gradient of a tensor of terms: what one call gives, and the sum over all.
   struct TermGradient {

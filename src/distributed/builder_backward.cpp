@@ -43,11 +43,10 @@ void Builder::backward() {
 /// Memory of gradients: of a call, of a stage, of this rank's rows.
 void Builder::make_gradients() {
   const Shape& shape = p_.shape;
-  part_type_ = p_.device.type == FOVEA_CPU ? kFloat32 : p_[kQ].type;
   const int64_t heads_q = stages_[0].heads_q.size();
   if (!direct_) {
     acc_dq_ = rows_operand(rows_, heads_q, shape.head_dim, kFloat32);
-    part_dq_ = rows_operand(rows_, heads_q, shape.head_dim, part_type_);
+    part_dq_ = rows_operand(rows_, heads_q, shape.head_dim, kFloat32);
     fill(acc_dq_, shape.batch * rows_ * heads_q * shape.head_dim, 0);
   }
   make_stage_gradients();
@@ -76,8 +75,8 @@ void Builder::make_stage_gradients() {
     most_rows = std::max(most_rows, stages_[i].rows);
     most_heads = std::max(most_heads, stages_[i].heads_kv.size());
   }
-  part_dk_ = rows_operand(most_rows, most_heads, shape.head_dim, part_type_);
-  part_dv_ = rows_operand(most_rows, most_heads, shape.head_dim_v, part_type_);
+  part_dk_ = rows_operand(most_rows, most_heads, shape.head_dim, kFloat32);
+  part_dv_ = rows_operand(most_rows, most_heads, shape.head_dim_v, kFloat32);
   std::array<Operand, kBuffers> dk, dv;
   for (size_t buffer = 0; buffer < kBuffers; ++buffer) {
     dk[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim, kFloat32);
@@ -87,9 +86,9 @@ void Builder::make_stage_gradients() {
     Stage& stage = stages_[i];
     stage.dk = dk[i % kBuffers];
     stage.dv = dv[i % kBuffers];
-    if (stage.direct) {
-      stage.dk.type = s_.groups() == 1 ? p_[kDK].type : part_type_;
-      stage.dv.type = s_.groups() == 1 ? p_[kDV].type : part_type_;
+    if (stage.direct && s_.groups() == 1) {  // nothing is added
+      stage.dk.type = p_[kDK].type;
+      stage.dv.type = p_[kDV].type;
     }
     stage.dk = compact(stage.dk, stage.rows, stage.heads_kv.size(), shape.head_dim);
     stage.dv = compact(stage.dv, stage.rows, stage.heads_kv.size(), shape.head_dim_v);
@@ -134,7 +133,8 @@ size_t Builder::start_gradients(int i) {
     made.arrival.add = sums_keys_;
     flows.push_back(std::move(made));
   }
-  if (grouped_ && (s_.stages_are_heads() || i + 1 == s_.stages())) flows.push_back(queries_out(kDQ, i));
+  if (queries_travel_ && (s_.stages_are_heads() || i + 1 == s_.stages()))
+    flows.push_back(queries_out(kDQ, i));
   const size_t exchange = add_exchange(std::move(flows), kLeaving + static_cast<size_t>(i) % kBuffers);
   add(Start{exchange});
   return exchange;

@@ -19,6 +19,7 @@ class Description {
     made_.pass = problem.pass;
     made_.scale = problem.scale;
     made_.softcap = problem.softcap;
+    made_.dropout = problem.dropout;
   }
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
@@ -214,6 +215,8 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& given
     }
   }
   step.operands = operands;
+  const int64_t heads = p_.shape.heads_q;
+  step.dropout = {heads, call.sequence * heads + stage.heads_q.begin, call.first_q, call.first_k};
   step.flops = flops_of(p_, call, stage.heads_q.size());
   add(std::move(step));
 }

@@ -88,7 +88,7 @@ void Builder::finish_forward(const std::vector<Merge::Part>& sums) {
 /// o and lse of a stage to the ranks whose rows they are, once they are whole.
 size_t Builder::start_results(int i) {
   const bool whole = s_.stages_are_heads() || i + 1 == s_.stages();
-  if (!grouped_ || !whole) return kNothing;
+  if (!queries_travel_ || !whole) return kNothing;
   std::vector<Flow> results;
   results.push_back(queries_out(kO, i));
   if (p_.has(kLse)) results.push_back(queries_out(kLse, i));

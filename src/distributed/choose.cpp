@@ -78,6 +78,7 @@ class RankModel {
 
  private:
   bool grouped() const { return schedule_.method().heads_ranks > 1; }
+  bool queries_travel() const { return schedule_.queries_travel(); }
   /// Some of the heads of a row are packed by their owner, or unpacked by it; all of them lie side by side.
   double touches() const { return grouped() ? 2 : 0; }
   bool last(int i) const { return schedule_.stages_are_heads() || i + 1 == schedule_.stages(); }
@@ -97,7 +98,7 @@ class RankModel {
     if (schedule_.in_place(rank_, i)) return 0;
     double seconds = volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
                                      (d() + d_v()) * batch() * heads_kv(i) * bytes(), touches());
-    if (grouped() && (i == 0 || schedule_.stages_are_heads())) {
+    if (queries_travel() && (i == 0 || schedule_.stages_are_heads())) {
       const double row = (p_.backward() ? d() + 2 * d_v() : d()) * batch() * heads_q(i) * bytes();
       seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, row, touches());
     }
@@ -105,7 +106,7 @@ class RankModel {
   }
   double leaving_of(int i) {
     double seconds = 0;
-    if (grouped() && last(i))
+    if (queries_travel() && last(i))
       seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries,
                                  result_bytes(bytes(), i), touches());
     if (p_.backward()) {

@@ -29,8 +29,14 @@ struct Cut {
   Window window;
 };
 
-/// The keys that at least one of `queries` sees, on the axis; both within the sequence.
-inline Range seen_keys(const Sequence& s, const Range& queries, const Window& window) {
+/// The last position up to `row` that lies a multiple of `multiple` behind `begin`.
+constexpr int64_t aligned_down(int64_t row, int64_t begin, int64_t multiple) {
+  return row - (row - begin) % multiple;
+}
+
+/// The keys that at least one of `queries` sees, on the axis; both within the sequence. They begin a multiple of `multiple` behind
+/// its first.
+inline Range seen_keys(const Sequence& s, const Range& queries, const Window& window, int64_t multiple = 1) {
   if (queries.empty()) return {s.keys.begin, s.keys.begin};
   // Position of a query among the keys: its diagonal.
   const int64_t first = queries.begin - s.queries.begin + s.shift() + s.keys.begin;
@@ -39,22 +45,25 @@ inline Range seen_keys(const Sequence& s, const Range& queries, const Window& wi
   if (window.left >= 0) seen.begin = std::max(seen.begin, first - window.left);
   if (window.right >= 0) seen.end = std::min(seen.end, last + window.right + 1);
   if (seen.empty()) return {s.keys.begin, s.keys.begin};
+  seen.begin = aligned_down(seen.begin, s.keys.begin, multiple);
   return seen;
 }
 
 /// What queries and keys of a sequence have in common, without rows that see none of the keys and keys that none of the queries
-/// sees; nothing where no pair is seen.
+/// sees; nothing where no pair is seen. Where `queries` and `keys` begin multiples of `multiple` behind the sequence's first, the cut
+/// does.
 inline std::optional<Cut> cut(const Sequence& s, const Range& queries, const Range& keys,
-                              const Window& window) {
+                              const Window& window, int64_t multiple = 1) {
   Range q = queries & s.queries, k = keys & s.keys;
   if (q.empty() || k.empty()) return std::nullopt;
-  k = k & seen_keys(s, q, window);
+  k = k & seen_keys(s, q, window, multiple);
   if (k.empty()) return std::nullopt;
   // A query i is at key i + diagonal.
   const int64_t diagonal = s.keys.begin + s.shift() - s.queries.begin;
   if (window.right >= 0) q.begin = std::max(q.begin, k.begin - diagonal - window.right);
   if (window.left >= 0) q.end = std::min(q.end, k.end - diagonal + window.left);
   if (q.empty()) return std::nullopt;
+  q.begin = aligned_down(q.begin, s.queries.begin, multiple);
   // The last query's diagonal lies `beyond` keys behind the last key of the cut, which aligns the cut.
   const int64_t beyond = q.end + diagonal - k.end;
   Cut made{q, k, {}};

@@ -5,12 +5,16 @@
 #include <cstring>
 #include <exception>
 
+#include "capi/run_part.hpp"
 #include "core/status.hpp"
 #include "distributed/choose.hpp"
 #include "distributed/terms.hpp"
 
 namespace fovea::distributed {
 namespace {
+
+/// What reasons call the kinds of Step, in their order.
+constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill"};
 
 /// What each rank tells all others when a plan is made.
 struct Record {
@@ -51,7 +55,13 @@ class Execution {
  public:
   Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
             const fovea_buffers& buffers)
-      : problem_(problem), program_(program), transport_(transport), memory_(memory), at_(buffers) {
+      : problem_(problem),
+        program_(program),
+        transport_(transport),
+        memory_(memory),
+        at_(buffers),
+        seed_(buffers.seed),
+        offset_(buffers.offset) {
     memory_.begin(buffers.stream);
   }
 
@@ -80,7 +90,9 @@ class Execution {
     b.workspace = at_.workspace() + program_.attention_workspace;
     b.workspace_size = program_.attention_workspace_size;
     b.stream = memory_.stream(Lane::kCompute);
-    check_call(fovea_run(step.plan.get(), &b));
+    b.seed = seed_;
+    b.offset = offset_;
+    capi::run_part(*step.plan, b, step.dropout);
   }
   void operator()(const Merge& step) {
     if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;
@@ -170,6 +182,7 @@ class Execution {
   const Transport& transport_;
   Memory& memory_;
   Addresses at_;
+  uint64_t seed_, offset_;
 };
 
 void check_buffers(const LocalProblem& problem, const Program& program, int rank, const fovea_buffers& b) {
@@ -244,9 +257,8 @@ void DistributedPlan::plan(const fovea_distributed_problem& problem,
   reason_ += "rank " + std::to_string(transport_.rank()) + ": " + std::to_string(messages()) + " messages, " +
              std::to_string(bytes()) + " bytes, steps:";
   for (const Step& step : program_.steps) {
-    constexpr std::array kNames = {"send", "receive", "attend", "merge", "move", "fill"};
     reason_ += ' ';
-    reason_ += kNames[step.index()];
+    reason_ += kStepNames[step.index()];
   }
   reason_ += '\n';
 }
@@ -285,12 +297,19 @@ void DistributedPlan::agree(uint64_t fingerprint, const std::string& failure) co
 }
 
 void DistributedPlan::run(const fovea_buffers& buffers) const {
+  size_t begun = 0;
   try {
     check_buffers(problem_, program_, transport_.rank(), buffers);
     Execution execution(problem_, program_, transport_, *memory_, buffers);
-    for (const Step& step : program_.steps) std::visit(execution, step);
+    for (const Step& step : program_.steps) {
+      ++begun;
+      std::visit(execution, step);
+    }
   } catch (const std::exception& error) {
-    transport_.stop("rank " + std::to_string(transport_.rank()) + ": " + error.what());
+    std::string where = "rank " + std::to_string(transport_.rank());
+    if (begun > 0)
+      where += ", step " + std::to_string(begun) + " (" + kStepNames[program_.steps[begun - 1].index()] + ")";
+    transport_.stop(where + ": " + error.what());
     throw;
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "capi/convert.hpp"
+#include "core/dropout_place.hpp"
 #include "core/status.hpp"
 #include "distributed/terms.hpp"
 
@@ -198,8 +199,8 @@ void refuse_other_terms(const fovea_problem& p) {
     throw RequestError(Status::kUnsupported, std::string("local.") + what,
                        std::string("local.") + what +
                            ": got one, expected none: distributed problems have scale, causal, window, "
-                           "softcap, sinks, ALiBi, "
-                           "bias, masks and expressions; compute the problem on one rank, or leave it out");
+                           "softcap, dropout by seed and offset, sinks, ALiBi, bias, masks and expressions; "
+                           "compute the problem on one rank, or leave it out");
   };
 #define FOVEA_REFUSE(field, Name, forward, backward, meaning) \
   if (p.field != nullptr && is_other(#field)) refuse(#field);
@@ -213,7 +214,13 @@ void refuse_other_terms(const fovea_problem& p) {
   };
   FOVEA_TENSORS(FOVEA_REFUSE)
 #undef FOVEA_REFUSE
-  if (p.dropout != 0) refuse("dropout");
+}
+
+double read_dropout(const fovea_problem& p) {
+  if (!(p.dropout >= 0 && p.dropout < 1))
+    throw_invalid("local.dropout", std::to_string(p.dropout), "a probability in [0, 1)",
+                  "0 drops no weights");
+  return p.dropout;
 }
 
 void read_sizes(const fovea_problem& p, bool packed, Shape& shape) {
@@ -302,8 +309,10 @@ LocalProblem read_local_problem(const fovea_distributed_problem& problem, int ra
   local.device = device;
   local.scale = p.scale;
   local.softcap = p.softcap;
+  local.dropout = read_dropout(p);
   Shape& shape = local.shape;
   shape.ranks = ranks;
+  if (local.dropout > 0) shape.row_multiple = DropoutPlace::kMultiple;
   read_sizes(p, packed, shape);
   if (local.scale == 0) local.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
   if (problem.queries == nullptr) {
@@ -333,7 +342,7 @@ uint64_t fingerprint(const LocalProblem& problem, const fovea_distributed_option
         s.window.left, s.window.right, int64_t{s.queries_everywhere}, int64_t{options.heads_ranks},
         int64_t{options.stages}, int64_t{options.ranks_per_host}, options.memory_limit})
     add(static_cast<uint64_t>(number));
-  for (const double number : {problem.scale, problem.softcap, options.flops_per_second,
+  for (const double number : {problem.scale, problem.softcap, problem.dropout, options.flops_per_second,
                               options.link_bytes_per_second, options.host_link_bytes_per_second})
     add(std::bit_cast<uint64_t>(number));
   for (const Placement* placement : {&s.queries, &s.keys}) {

@@ -85,7 +85,7 @@ struct LocalProblem {
   fovea_pass pass = FOVEA_FORWARD;
   Shape shape;
   fovea_device device{};
-  double scale = 0, softcap = 0;
+  double scale = 0, softcap = 0, dropout = 0;
   std::array<LocalTensor, kPlaces> tensors;
   std::shared_ptr<const Terms> terms;  ///< null: none
 

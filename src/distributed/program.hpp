@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/dropout_place.hpp"
 #include "core/status.hpp"
 #include "distributed/exchange.hpp"
 #include "distributed/local_problem.hpp"
@@ -44,6 +45,7 @@ struct Attend {
   std::shared_ptr<void> starts_q, starts_k;  ///< of packed sequences, where the plan reads them
   std::shared_ptr<void> numbers;             ///< of the part: the named tensor behind those of the operands
   bool reads_numbers = false;
+  DropoutPlace dropout;
   double flops = 0;
 };
 /// Parts over disjoint keys become one result.

@@ -22,6 +22,7 @@ struct Range {
 struct Held {
   Range rows;
   int64_t at = 0;
+  constexpr bool operator==(const Held&) const = default;
 };
 /// What one memory holds, in the order in which it lies there.
 using Holding = std::vector<Held>;

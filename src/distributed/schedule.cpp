@@ -67,8 +67,33 @@ double pairs_in_window(int64_t queries, int64_t keys, const Window& window) {
 
 }  // namespace
 
+Placement with_borders_at(const Placement& placement, const std::vector<Sequence>& sequences,
+                          Range Sequence::*axis, int64_t multiple) {
+  const auto moved = [&](int64_t border) {
+    const auto behind =
+        std::upper_bound(sequences.begin(), sequences.end(), border,
+                         [&](int64_t row, const Sequence& s) { return row < (s.*axis).begin; });
+    if (behind == sequences.begin()) return border;
+    const Range& rows = (*std::prev(behind)).*axis;
+    if (border >= rows.end) return border;
+    return std::min(rows.end, aligned_down(border + multiple / 2, rows.begin, multiple));
+  };
+  Placement made{placement.total, {}};
+  for (const Holding& holding : placement.of_rank) {
+    Holding& own = made.of_rank.emplace_back();
+    int64_t at = 0;
+    for (const Held& held : holding) {
+      const Range rows{moved(held.rows.begin), moved(held.rows.end)};
+      if (rows.empty()) continue;
+      own.push_back({rows, at});
+      at += rows.size();
+    }
+  }
+  return made;
+}
+
 std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window& window,
-                           const Holding& queries, const Holding& keys) {
+                           const Holding& queries, const Holding& keys, int64_t multiple) {
   std::vector<Call> calls;
   for (const Held& q : queries) {
     for (const Held& k : keys) {
@@ -82,7 +107,7 @@ std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window&
           append_sequence(calls.back(), s);
         } else if (whole) {
           calls.push_back(call_of({s.queries, s.keys, window}, s, static_cast<int64_t>(number), q, k));
-        } else if (const auto made = cut(s, q.rows, k.rows, window)) {
+        } else if (const auto made = cut(s, q.rows, k.rows, window, multiple)) {
           calls.push_back(call_of(*made, s, static_cast<int64_t>(number), q, k));
         }
         open = whole;
@@ -115,6 +140,14 @@ double pairs_of(const Call& call) {
   return pairs;
 }
 
+Schedule::Schedule(const Shape& shape, Method method)
+    : shape_(shape),
+      method_(method),
+      queries_(with_borders_at(shape.queries, shape.sequences, &Sequence::queries, shape.row_multiple)),
+      keys_(with_borders_at(shape.keys, shape.sequences, &Sequence::keys, shape.row_multiple)),
+      queries_lie_(queries_.of_rank == shape.queries.of_rank),
+      keys_lie_(keys_.of_rank == shape.keys.of_rank) {}
+
 int Schedule::stages() const {
   // Without keys there is nothing to divide.
   return shape_.queries_everywhere || (stages_are_heads() && shape_.keys.total == 0) ? 1 : method_.stages;
@@ -128,11 +161,11 @@ Range Schedule::heads_kv(int rank, int stage) const {
 }
 
 Holding Schedule::queries(int rank) const {
-  if (method_.heads_ranks == 1) return shape_.queries.of_rank[static_cast<size_t>(rank)];
+  if (method_.heads_ranks == 1) return queries_.of_rank[static_cast<size_t>(rank)];
   std::vector<Range> ranges;
   for (int member = 0; member < method_.heads_ranks; ++member) {
     const auto of = static_cast<size_t>(group_of(rank) * method_.heads_ranks + member);
-    for (const Held& held : shape_.queries.of_rank[of]) ranges.push_back(held.rows);
+    for (const Held& held : queries_.of_rank[of]) ranges.push_back(held.rows);
   }
   return held_in_order(sorted(ranges));
 }
@@ -141,19 +174,23 @@ Rows Schedule::seen(int rank) const {
   std::vector<Range> ranges;
   for (const Held& held : queries(rank)) {
     for (const Sequence& s : shape_.sequences)
-      ranges.push_back(seen_keys(s, held.rows & s.queries, shape_.window));
+      ranges.push_back(seen_keys(s, held.rows & s.queries, shape_.window, shape_.row_multiple));
   }
   return sorted(ranges);
 }
 
-bool Schedule::in_place(int rank, int stage) const {
+bool Schedule::is_own(int stage) const {
   if (shape_.queries_everywhere) return true;
-  static_cast<void>(rank);
   return method_.heads_ranks == 1 && stage == 0 && (method_.stages > 1 || groups() == 1);
 }
 
+bool Schedule::in_place(int rank, int stage) const {
+  static_cast<void>(rank);
+  return is_own(stage) && keys_lie_;
+}
+
 Holding Schedule::keys(int rank, int stage) const {
-  if (in_place(rank, stage)) return shape_.keys.of_rank[static_cast<size_t>(rank)];
+  if (is_own(stage)) return keys_.of_rank[static_cast<size_t>(rank)];
   // Stage 0 of several is the group's own; the other groups follow in the order of their distance, in shares.
   const bool all = stages() == 1 || stages_are_heads();
   const Range distances = all          ? Range{0, groups()}
@@ -165,7 +202,7 @@ Holding Schedule::keys(int rank, int stage) const {
     const auto owner = (group_of(rank) + distance) % groups();
     for (int member = 0; member < method_.heads_ranks; ++member) {
       const auto of = static_cast<size_t>(owner * method_.heads_ranks + member);
-      for (const Held& held : shape_.keys.of_rank[of]) ranges.push_back(held.rows);
+      for (const Held& held : keys_.of_rank[of]) ranges.push_back(held.rows);
     }
   }
   // Whole sequences are one call, whatever their queries see.
@@ -174,7 +211,7 @@ Holding Schedule::keys(int rank, int stage) const {
 
 std::vector<Call> Schedule::calls(int rank, int stage) const {
   if (heads_kv(rank, stage).empty()) return {};
-  return calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage));
+  return calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage), shape_.row_multiple);
 }
 
 double Schedule::pairs(int rank, int stage) const {

@@ -28,6 +28,8 @@ struct Shape {
   std::vector<Sequence> sequences;  ///< in the order of both axes, which they fill
   Placement queries, keys;
   bool queries_everywhere = false;  ///< every rank has all queries and computes over its own keys: decoding
+  /// Calls begin multiples of it behind the first rows of a sequence: what dropout decides together is not divided.
+  int64_t row_multiple = 1;
 
   int64_t group() const { return heads_q / heads_kv; }
 };
@@ -55,7 +57,7 @@ struct Call {
 
 class Schedule {
  public:
-  Schedule(const Shape& shape, Method method) : shape_(shape), method_(method) {}
+  Schedule(const Shape& shape, Method method);
 
   const Shape& shape() const { return shape_; }
   Method method() const { return method_; }
@@ -69,11 +71,12 @@ class Schedule {
   Range heads_q(int rank, int stage) const {
     return {heads_kv(rank, stage).begin * group(), heads_kv(rank, stage).end * group()};
   }
-  /// The queries that a rank computes, in the order of its working memory. Where a group is one rank, they are its own rows as
-  /// they lie.
+  /// The queries that a rank computes, in the order of its working memory. Where they do not travel, they are its own rows as they
+  /// lie.
   Holding queries(int rank) const;
+  bool queries_travel() const { return method_.heads_ranks > 1 || !queries_lie_; }
   /// The keys that come to a rank in a stage: those that one of its queries sees, or all where stages are heads. In order, but for a
-  /// stage in place.
+  /// stage of a rank's own keys.
   Holding keys(int rank, int stage) const;
   /// Whether the keys of the stage are the rank's own rows, all of them, as they lie.
   bool in_place(int rank, int stage) const;
@@ -85,17 +88,26 @@ class Schedule {
  private:
   int64_t group() const { return shape_.group(); }
   int group_of(int rank) const { return rank / method_.heads_ranks; }
+  /// Whether a stage has the rank's own keys alone, as they are computed.
+  bool is_own(int stage) const;
   /// The keys that some query of the group sees.
   Rows seen(int rank) const;
 
   Shape shape_;
   Method method_;
+  Placement queries_, keys_;     ///< where rows are computed: near where they lie
+  bool queries_lie_, keys_lie_;  ///< whether there
 };
 
+/// The placement with each border of a piece within a sequence moved to the nearest multiple of `multiple` behind the first row of the
+/// sequence. `axis` says which rows a sequence has.
+Placement with_borders_at(const Placement& placement, const std::vector<Sequence>& sequences,
+                          Range Sequence::*axis, int64_t multiple);
+
 /// The calls that together cover all pairs of these queries and keys that the window keeps. Whole sequences that lie side by side
-/// share a call.
+/// share a call. Calls begin multiples of `multiple` behind the first rows of a sequence, where pieces of rows do.
 std::vector<Call> calls_of(const std::vector<Sequence>& sequences, const Window& window,
-                           const Holding& queries, const Holding& keys);
+                           const Holding& queries, const Holding& keys, int64_t multiple = 1);
 
 /// Whether the calls write each of `rows` rows once; `at` and `size` name the members that say which rows a call has.
 bool covers_once(const std::vector<Call>& calls, int64_t Call::*at, int64_t Call::*size, int64_t rows);

@@ -92,11 +92,12 @@ struct AttentionParams {
       cache_rows = 1;  ///< with page_table pages of k and their rows, with cache_batch its sequences
   const int32_t *cache_batch = nullptr, *leftpad_k = nullptr;  ///< (batch)
   DescaleView q_descale, k_descale,
-      v_descale;                     ///< what the elements of q, k and v of 8 bits are multiplied by
-  bool e4m3_queries = false;         ///< q has 8 bits
-  RowsView qv;                       ///< queries that meet the values, with the columns of v
-  int seqlen_q = 0, seqlen_k = 0;    ///< longest of the batch
-  int64_t total_q = 0, total_k = 0;  ///< packed: rows of q and k
+      v_descale;                              ///< what the elements of q, k and v of 8 bits are multiplied by
+  bool e4m3_queries = false;                  ///< q has 8 bits
+  bool dq_is_f32 = false, dk_is_f32 = false;  ///< whatever the type of q; dv is as dk
+  RowsView qv;                                ///< queries that meet the values, with the columns of v
+  int seqlen_q = 0, seqlen_k = 0;             ///< longest of the batch
+  int64_t total_q = 0, total_k = 0;           ///< packed: rows of q and k
 
   int batch = 0, heads_q = 0, heads_kv = 0, group = 1;  ///< group = heads_q / heads_kv
   int head_dim = 0, head_dim_v = 0;  ///< as asked; kernels pad to their own sizes with zeros
@@ -109,6 +110,8 @@ struct AttentionParams {
   uint32_t dropout_threshold = 0;
   float dropout_keep_scale = 1;
   uint64_t seed = 0, offset = 0;
+  uint32_t dropout_heads = 0, dropout_first_head = 0;  ///< of the problem whose stream it is (DropoutPlace)
+  uint32_t dropout_first_row = 0, dropout_first_column = 0;  ///< Dropout::first_row, first_column
   int64_t* rng_state = nullptr;
   bool rng_state_is_input = false;
 
@@ -203,15 +206,28 @@ constexpr Span32 queries_of_any(const AttentionParams& p, const SequenceSpan& s,
           p.window_left < 0 ? s.used_q : clamp(end + p.window_left - shift)};
 }
 
-/// The dropout stream of this run. Reads rng_state on the device where it is an input.
-constexpr Dropout dropout_of(const AttentionParams& p) {
+/// The dropout stream of this run, but for its start.
+constexpr Dropout dropout_without_start(const AttentionParams& p) {
   Dropout dropout;
-  const uint64_t seed = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[0]) : p.seed;
-  const uint64_t offset = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[1]) : p.offset;
   dropout.threshold = p.dropout_threshold;
   dropout.keep_scale = p.dropout_keep_scale;
+  dropout.first_row = p.dropout_first_row;
+  dropout.first_column = p.dropout_first_column;
+  return dropout;
+}
+
+/// The dropout stream of this run. Reads rng_state on the device where it is an input.
+constexpr Dropout dropout_of(const AttentionParams& p) {
+  Dropout dropout = dropout_without_start(p);
+  const uint64_t seed = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[0]) : p.seed;
+  const uint64_t offset = p.rng_state_is_input ? static_cast<uint64_t>(p.rng_state[1]) : p.offset;
   dropout.start = Dropout::start_of(seed, offset);
   return dropout;
+}
+
+/// The number of a head in the dropout stream.
+constexpr uint32_t dropout_head(const AttentionParams& p, int batch, int head) {
+  return p.dropout_first_head + static_cast<uint32_t>(batch) * p.dropout_heads + static_cast<uint32_t>(head);
 }
 
 }  // namespace fovea::tile

@@ -45,6 +45,8 @@ struct Dropout {
   uint32_t threshold = 0;
   float keep_scale = 1;
   PhiloxWords start{};  ///< XORed into the counters
+  /// Counters of the first cell: 0, but for a part of a larger problem, whose stream it shares.
+  uint32_t first_row = 0, first_column = 0;
 
   constexpr Dropout() = default;
   constexpr Dropout(double p, uint64_t seed, uint64_t offset) : start(start_of(seed, offset)) {
@@ -59,11 +61,19 @@ struct Dropout {
                           {0, 0});
   }
 
+  /// Makes the stream that of a part whose first pair is this one of the whole; multiples of 16.
+  constexpr void begin_at(int64_t query, int64_t key) {
+    first_row = row_of_cell(static_cast<uint32_t>(query));
+    first_column = column_of_cell(static_cast<uint32_t>(key));
+  }
+
   /// The counters of a cell: one for its columns, one for its rows.
   static constexpr uint32_t column_of_cell(uint32_t j) { return j / 16 * 4 + j % 8 / 2; }
   static constexpr uint32_t row_of_cell(uint32_t i) { return i / 16 * 8 + i % 8; }
   constexpr PhiloxWords cell(uint32_t head, uint32_t row, uint32_t column) const {
-    return philox4x32<kRounds>({column ^ start[0], row ^ start[1], head ^ start[2], start[3]}, {0, 0});
+    return philox4x32<kRounds>(
+        {(first_column + column) ^ start[0], (first_row + row) ^ start[1], head ^ start[2], start[3]},
+        {0, 0});
   }
   /// Bits 15 and 31 of the result: whether the weights of the halves are kept. No carry leaves a half.
   constexpr uint32_t kept(uint32_t word) const {

@@ -409,6 +409,10 @@ class Ranks(ProgramTest):
                 self.assertEqual(step["ranks"]["count"], 3)
                 self.assertTrue(step["ranks"]["reason"].startswith("chosen: "))
 
+    def test_dropout(self):
+        path = self.save(self.qkv((2, 45, 4, 8), (2, 50, 2, 8)))
+        self.compare("--input", path, "--grad", self.save_gradient(2, 45, 4, 8), "--dropout", "0.4", "--seed", "9", "--causal")
+
     def test_terms_by_positions(self):
         path = self.save(self.qkv((2, 13, 4, 8), (2, 17, 2, 8)))
         grad = self.save_gradient(2, 13, 4, 8)
@@ -499,7 +503,7 @@ class Ranks(ProgramTest):
             self.fails(USAGE, "explain", *option, says=[option[0], "without --ranks"])
         self.fails(PROBLEM, *attend, "--ranks", "4", "--heads-ranks", "3", says=["heads_ranks", "divisor of 4"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--stages", "5", says=["stages", "5"])
-        self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "0.5", says=["dropout"])
+        self.fails(PROBLEM, *attend, "--ranks", "2", "--dropout", "1.5", says=["dropout", "[0, 1)"])
         write_npy(self.folder / "bias.npy", self.numbers(3, 9))
         self.fails(PROBLEM, *attend, "--ranks", "2", "--bias", self.folder / "bias.npy", says=["bias", "3, 9)", "(1, 4, 6, 9)", "bias.npy"])
         self.fails(PROBLEM, *attend, "--ranks", "2", "--dtype", "float64", says=["q", "float32"])
@@ -524,12 +528,26 @@ class Mpi(Ranks):
 
     def test_errors(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
-        for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--dropout", "0.5"), "dropout")):
+        for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--dropout", "1.5"), "dropout")):
             done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--mpi", "--input", str(path), "--output", str(out),
                                    *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
             self.assertNotEqual(done.returncode, OK)
             self.assertIn(says, done.stderr)
         self.assertFalse(out.exists())
+
+    def test_one_process_fails(self):
+        """Others wait for no deadline, whatever a process does when it fails."""
+        path = self.save(self.qkv((6, 4, 8), (6, 4, 8)))
+        attend = f"attend --input {path} --output {self.folder / 'o.npy'}"
+        for command in (attend, "bench --seqlen 64 --heads 2 --head-dim 16 --seconds 0.01"):
+            begin = time.monotonic()
+            program = f"exec {PROGRAM} {command} --mpi"
+            by_rank = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && {program} --backend none; {program}'
+            done = subprocess.run([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True, timeout=50)  # fmt: skip
+            self.assertNotEqual(done.returncode, OK)
+            self.assertIn('backend: got "none"', done.stderr)
+            self.assertLess(time.monotonic() - begin, 40)
 
     def test_one_process(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"

@@ -48,11 +48,39 @@ struct Setting {
   fovea_distributed_options options{};
   bool stays_away = false;  ///< makes no plan at all
   bool bad_run = false;     ///< runs without a workspace
+  bool cut_link = false;    ///< begins no messages once the plan is made
 
   Setting() {
     problem.struct_size = sizeof problem;
     options.struct_size = sizeof options;
     options.heads_ranks = 1;
+  }
+};
+
+/// A transport that begins as many steps as it is told.
+struct CutLink {
+  fovea_transport inner;
+  int steps_left;
+
+  fovea_transport transport() {
+    fovea_transport t = inner;
+    t.context = this;
+    t.start = [](void* context, const fovea_message* sends, int32_t num_sends, const fovea_message* receives,
+                 int32_t num_receives, void* stream) {
+      auto& link = *static_cast<CutLink*>(context);
+      if (link.steps_left-- <= 0) return FOVEA_INTERNAL;
+      return link.inner.start(link.inner.context, sends, num_sends, receives, num_receives, stream);
+    };
+    t.finish = [](void* context, void* stream) {
+      const fovea_transport& whole = static_cast<CutLink*>(context)->inner;
+      return whole.finish(whole.context, stream);
+    };
+    t.stop = [](void* context, const char* reason) {
+      const fovea_transport& whole = static_cast<CutLink*>(context)->inner;
+      whole.stop(whole.context, reason);
+    };
+    t.error = [](void*) { return "the link is cut"; };
+    return t;
   }
 };
 
@@ -75,6 +103,8 @@ std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Set
       s.problem.num_queries = static_cast<int64_t>(s.pieces.size());
       fovea_transport transport{};
       ASSERT_EQ(fovea_thread_transport(group, rank, &transport), FOVEA_OK);
+      CutLink link{transport, 1};
+      if (s.cut_link) transport = link.transport();
       fovea_distributed_plan* plan = nullptr;
       std::string& error = errors[static_cast<size_t>(rank)];
       if (fovea_distributed_plan_create(&transport, &s.problem, &s.options, &plan) != FOVEA_OK) {
@@ -110,9 +140,9 @@ TEST(Faults, NoneOnRightRanks) {
 
 TEST(Faults, RankThatCannotPlanTellsTheOthers) {
   const auto errors = run_ranks([](int rank, Setting& s) {
-    if (rank == 1) s.tensors.problem.dropout = 0.5;
+    if (rank == 1) s.tensors.problem.dropout = 1;
   });
-  expect_in(errors[1], {"local.dropout", "expected none"});
+  expect_in(errors[1], {"local.dropout: got 1", "a probability in [0, 1)"});
   for (const size_t rank : {size_t{0}, size_t{2}})
     expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
 }
@@ -123,6 +153,10 @@ TEST(Faults, DifferentProblems) {
   });
   for (const std::string& error : errors)
     expect_in(error, {"problem: got another one on rank", "the same sizes"});
+  const auto of_dropout = run_ranks([](int rank, Setting& s) {
+    if (rank == 2) s.tensors.problem.dropout = 0.5;
+  });
+  for (const std::string& error : of_dropout) expect_in(error, {"problem: got another one on rank"});
 }
 
 TEST(Faults, RankThatIsMissing) {
@@ -136,6 +170,13 @@ TEST(Faults, RankThatFailsInARunTellsTheOthers) {
   const auto errors = run_ranks([](int rank, Setting& s) { s.bad_run = rank == 1; });
   expect_in(errors[1], {"workspace", "fovea_distributed_plan_workspace_size"});
   for (const size_t rank : {size_t{0}, size_t{2}}) expect_in(errors[rank], {"rank 1", "workspace"});
+}
+
+TEST(Faults, RankThatFailsInAStepSaysWhich) {
+  const auto errors = run_ranks([](int rank, Setting& s) { s.cut_link = rank == 1; });
+  expect_in(errors[1], {"rank 1 could not begin a step: the link is cut"});
+  for (const size_t rank : {size_t{0}, size_t{2}})
+    expect_in(errors[rank], {"rank 1, step ", "(send): ", "the link is cut"});
 }
 
 TEST(Faults, MessageOfAnotherSize) {
@@ -257,7 +298,9 @@ TEST(Faults, WrongTerms) {
          p.score = text.c_str();
        },
        {"local.score: got ", "characters with the numbers of a part", "at most 4096", "heads_ranks"}},
-      {"dropout", [](fovea_problem& p) { p.dropout = 0.5; }, {"local.dropout: got one, expected none"}},
+      {"rng_state",
+       [&](fovea_problem& p) { p.rng_state = &whole.tensor; },
+       {"local.rng_state: got one", "dropout by seed and offset"}},
       {"seqused", [&](fovea_problem& p) { p.seqused_k = &whole.tensor; }, {"local.seqused_k: got one"}},
   };
   for (const Case& c : cases) {

@@ -249,6 +249,9 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
   rank.problem.window_left = s.window_left;
   rank.problem.window_right = s.window_right;
   rank.problem.softcap = s.softcap;
+  rank.problem.dropout = s.dropout;
+  rank.buffers.seed = s.seed;
+  rank.buffers.offset = s.offset;
 }
 
 std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport) {

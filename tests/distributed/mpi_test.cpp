@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -190,6 +191,23 @@ TEST_F(Mpi, RankThatStopsTellsTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
+/// An exception that leaves a rank's work between steps, while the others wait for its next.
+TEST_F(Mpi, RankThatThrowsTellsTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  try {
+    const MpiRank rank;
+    EXPECT_EQ(exchange_with_all(rank.transport(), 8, 8), "");
+    MPI_Barrier(MPI_COMM_WORLD);  // all have ended the step
+    if (world_rank() == 1) throw std::runtime_error("out of memory");
+    error = exchange_with_all(rank.transport(), 8, 8);
+  } catch (const std::runtime_error& thrown) {
+    error = thrown.what();
+  }
+  expect_in(error, {world_rank() == 1 ? "out of memory" : "rank 1: ended by an exception"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
 /// A stop may come from a thread of its own, whatever MPI allows.
 TEST_F(Mpi, StopFromAnotherThread) {
   const MpiRank rank;
@@ -239,7 +257,7 @@ TEST_F(Mpi, RankThatCannotPlanTellsTheOthers) {
                               .k = input,
                               .v = input,
                               .o = {o.data(), shape},
-                              .dropout = transport.rank() == 1 ? 0.5 : 0.0},
+                              .dropout = transport.rank() == 1 ? 1.0 : 0.0},
                     .queries = contiguous_pieces(int64_t{4} * transport.size(), transport.size())});
     ADD_FAILURE() << "no exception";
   } catch (const Error& error) {

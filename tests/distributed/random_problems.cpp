@@ -100,6 +100,11 @@ ProblemSpec random_spec(Random& random, bool same_axis) {
   s.dlse = random.chance(0.3);
   s.logit = random.one_of({0.5, 1.0, 2.0, 5.0});
   draw_terms(random, s);
+  if (random.chance(0.3)) {
+    s.dropout = random.one_of({0.05, 0.3, 0.9});
+    s.seed = random.bits();
+    s.offset = random.bits();
+  }
   return s;
 }
 

@@ -19,38 +19,51 @@ bool sees(const Sequence& s, const Window& window, int64_t query, int64_t key) {
          (window.right < 0 || key <= diagonal + window.right);
 }
 
-/// Every cut of a small sequence, pair by pair.
+/// A cut of a sequence, pair by pair.
+void expect_pairs(const Sequence& s, const Range& queries, const Range& keys, const Window& window,
+                  int64_t multiple) {
+  const auto made = cut(s, queries, keys, window, multiple);
+  for (int64_t i = queries.begin; i < queries.end; ++i) {
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      bool in_cut = made && i >= made->queries.begin && i < made->queries.end && j >= made->keys.begin &&
+                    j < made->keys.end;
+      if (in_cut) in_cut = sees({made->queries, made->keys}, made->window, i, j);
+      ASSERT_EQ(in_cut, sees(s, window, i, j)) << "pair " << i << "," << j;
+    }
+  }
+  if (!made) return;
+  if (window.left >= 0) {
+    ASSERT_GE(made->window.left, 0);
+  }
+  if (window.right >= 0) {
+    ASSERT_GE(made->window.right, 0);
+  }
+  ASSERT_EQ((made->queries.begin - s.queries.begin) % multiple, 0);
+  ASSERT_EQ((made->keys.begin - s.keys.begin) % multiple, 0);
+}
+
+/// Every cut of a small sequence that begins at multiples.
+void expect_cuts(const Sequence& s, const Window& window, int64_t multiple) {
+  for (int64_t a = s.queries.begin; a < s.queries.end; a += multiple) {
+    for (int64_t b = a + 1; b <= s.queries.end; ++b) {
+      for (int64_t c = s.keys.begin; c < s.keys.end; c += multiple) {
+        for (int64_t d = c + 1; d <= s.keys.end; ++d) {
+          ASSERT_NO_FATAL_FAILURE(expect_pairs(s, {a, b}, {c, d}, window, multiple))
+              << "queries " << a << ".." << b << " keys " << c << ".." << d << " multiple " << multiple;
+        }
+      }
+    }
+  }
+}
+
 TEST(Cut, HasThePairsThatAreSeen) {
   for (const int64_t sq : {1, 3, 4}) {
     for (const int64_t sk : {1, 2, 6}) {
-      const Sequence s{{10, 10 + sq}, {20, 20 + sk}};
       for (int64_t left = -1; left <= sk; ++left) {
         for (int64_t right = -1; right <= sq; ++right) {
-          const Window window{left, right};
-          for (int64_t a = 10; a < 10 + sq; ++a) {
-            for (int64_t b = a + 1; b <= 10 + sq; ++b) {
-              for (int64_t c = 20; c < 20 + sk; ++c) {
-                for (int64_t d = c + 1; d <= 20 + sk; ++d) {
-                  const auto made = cut(s, {a, b}, {c, d}, window);
-                  for (int64_t i = a; i < b; ++i) {
-                    for (int64_t j = c; j < d; ++j) {
-                      bool in_cut = made && i >= made->queries.begin && i < made->queries.end &&
-                                    j >= made->keys.begin && j < made->keys.end;
-                      if (in_cut) in_cut = sees({made->queries, made->keys}, made->window, i, j);
-                      ASSERT_EQ(in_cut, sees(s, window, i, j))
-                          << "sq" << sq << " sk" << sk << " left" << left << " right" << right << " queries "
-                          << a << ".." << b << " keys " << c << ".." << d << " pair " << i << "," << j;
-                    }
-                  }
-                  if (made && left >= 0) {
-                    ASSERT_GE(made->window.left, 0);
-                  }
-                  if (made && right >= 0) {
-                    ASSERT_GE(made->window.right, 0);
-                  }
-                }
-              }
-            }
+          for (const int64_t multiple : {1, 2, 3}) {
+            ASSERT_NO_FATAL_FAILURE(expect_cuts({{10, 10 + sq}, {20, 20 + sk}}, {left, right}, multiple))
+                << "sq" << sq << " sk" << sk << " left" << left << " right" << right;
           }
         }
       }
@@ -77,6 +90,7 @@ Placement random_placement(Random& random, int64_t total, int ranks) {
 
 Shape random_shape(Random& random) {
   Shape shape;
+  shape.row_multiple = random.chance(0.5) ? 1 : random.between(2, 5);
   shape.ranks = static_cast<int>(random.between(1, 7));
   shape.heads_kv = random.between(1, 5);
   shape.heads_q = shape.heads_kv * random.between(1, 3);
@@ -174,11 +188,14 @@ TEST(Schedule, ComputesEachPairOnce) {
   }
 }
 
-/// Rows of a call are neighbours in their sequence, and its sequences follow each other: what terms of a part stand on.
+/// Rows of a call are neighbours in their sequence, begin at a multiple there, and its sequences follow each other: what terms of a part
+/// stand on.
 void expect_positions(const Shape& shape, const Call& call, const Holding& queries, const Holding& keys) {
   const auto expect_rows = [](const Holding& held, int64_t at, const Range& rows) {
     for (int64_t i = 0; i < rows.size(); ++i) ASSERT_EQ(row_at(held, at + i), rows.begin + i);
   };
+  EXPECT_EQ(call.first_q % shape.row_multiple, 0);
+  EXPECT_EQ(call.first_k % shape.row_multiple, 0);
   for (int64_t n = 0; n < call.sequences(); ++n) {
     const Sequence& s = shape.sequences[static_cast<size_t>(call.sequence + n)];
     Range q{s.queries.begin + call.first_q, s.queries.begin + call.first_q + call.q_rows};
@@ -216,6 +233,39 @@ TEST(Schedule, CallsAreNeighbours) {
     }
     if (HasFailure()) FAIL() << "seed " << seed;
   }
+}
+
+TEST(Schedule, BordersMoveToTheNearestMultiple) {
+  const std::vector<Sequence> sequences = {{{0, 40}, {0, 0}}, {{40, 40}, {0, 0}}, {{40, 57}, {0, 0}}};
+  const Placement placement{57, {{{{0, 7}, 0}, {{23, 49}, 7}}, {{{7, 23}, 0}}, {{{49, 57}, 0}}}};
+  const Placement made = with_borders_at(placement, sequences, &Sequence::queries, 16);
+  EXPECT_EQ(made.total, 57);
+  // 7, 23 and 49 go to 0, 16 and 40 + 16.
+  EXPECT_EQ(made.of_rank[0], (Holding{{{16, 56}, 0}}));
+  EXPECT_EQ(made.of_rank[1], (Holding{{{0, 16}, 0}}));
+  EXPECT_EQ(made.of_rank[2], (Holding{{{56, 57}, 0}}));
+  EXPECT_EQ(with_borders_at(placement, sequences, &Sequence::queries, 1).of_rank, placement.of_rank);
+  // Behind the last multiple of a sequence its end is next.
+  const Placement end{30, {{{{0, 25}, 0}}, {{{25, 30}, 0}}}};
+  EXPECT_EQ(with_borders_at(end, {{{0, 30}, {0, 0}}}, &Sequence::queries, 16).of_rank,
+            (std::vector<Holding>{{{{0, 30}, 0}}, {}}));
+}
+
+/// Rows travel to where they are computed only where a border moves.
+TEST(Schedule, AlignedRowsStayWhereTheyLie) {
+  Shape shape;
+  shape.ranks = 2;
+  shape.row_multiple = 16;
+  shape.sequences = {{{0, 100}, {0, 100}}};
+  shape.queries = shape.keys = {100, {{{{0, 48}, 0}}, {{{48, 100}, 0}}}};
+  EXPECT_FALSE(Schedule(shape, {1, 2}).queries_travel());
+  EXPECT_TRUE(Schedule(shape, {1, 2}).in_place(0, 0));
+  shape.queries = shape.keys = {100, {{{{0, 50}, 0}}, {{{50, 100}, 0}}}};
+  const Schedule moved(shape, {1, 2});
+  EXPECT_TRUE(moved.queries_travel());
+  EXPECT_FALSE(moved.in_place(0, 0));
+  EXPECT_EQ(moved.queries(0), (Holding{{{0, 48}, 0}}));
+  EXPECT_EQ(moved.keys(1, 0), (Holding{{{48, 100}, 0}}));
 }
 
 TEST(Schedule, TakesEmptyRanksAndSequences) {

@@ -9,6 +9,7 @@
 
 #include "core/problem.hpp"
 #include "cpu/sequence.hpp"
+#include "cuda/launch/params.hpp"
 #include "tile/kv_range.hpp"
 
 namespace fovea {
@@ -132,6 +133,23 @@ TEST(AttentionParams, DropoutIsThatOfTheCpu) {
     for (int i = 0; i < 5; ++i) {
       for (int j = 0; j < 40; ++j) EXPECT_EQ(dropout.keep(3, i, j), expected.keep(3, i, j));
     }
+  }
+}
+
+TEST(AttentionParams, PlaceInTheDropoutOfALargerProblem) {
+  tile::AttentionParams p;
+  p.heads_q = 5;
+  Buffers buffers;
+  cuda::bind(p, buffers, {});
+  EXPECT_EQ(tile::dropout_head(p, 2, 3), 13u);
+  EXPECT_TRUE(tile::dropout_of(p).keep(13, 1, 2));
+  buffers.dropout = {.heads = 12, .first_head = 40, .first_query = 32, .first_key = 160};
+  cuda::bind(p, buffers, {});
+  EXPECT_EQ(tile::dropout_head(p, 2, 3), 67u);
+  p.dropout_threshold = tile::Dropout(0.5, 0, 0).threshold;
+  const tile::Dropout whole(0.5, 0, 0), part = tile::dropout_of(p);
+  for (uint32_t i = 0; i < 5; ++i) {
+    for (uint32_t j = 0; j < 40; ++j) EXPECT_EQ(part.keep(67, i, j), whole.keep(67, 32 + i, 160 + j));
   }
 }
 

@@ -6,6 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <utility>
+
+#include "core/dropout_place.hpp"
 
 namespace fovea::tile {
 namespace {
@@ -33,6 +36,19 @@ TEST(Philox, DropoutUsesTheDocumentedCounter) {
       const uint32_t i = 37 + 8 * far_query, j = 50 + 8 * far_key, word = cell[2 * far_key + far_query];
       EXPECT_EQ(dropout.keep(3, i, j), (word & 0x7fff) >= 0x2000) << i << " " << j;
       EXPECT_EQ(dropout.keep(3, i, j + 1), (word >> 16 & 0x7fff) >= 0x2000) << i << " " << j + 1;
+    }
+  }
+}
+
+TEST(Philox, PartsShareTheStreamOfTheWhole) {
+  const Dropout whole(0.4, 7, 9);
+  constexpr uint32_t kMultiple = DropoutPlace::kMultiple;
+  for (const auto& [query, key] : {std::pair{0u, kMultiple}, {kMultiple, 0u}, {4096u, 1u << 30}}) {
+    Dropout part = whole;
+    part.begin_at(query, key);
+    for (uint32_t i = 0; i < 40; ++i) {
+      for (uint32_t j = 0; j < 40; ++j)
+        ASSERT_EQ(part.keep(3, i, j), whole.keep(3, query + i, key + j)) << i << " " << j;
     }
   }
 }

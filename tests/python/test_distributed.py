@@ -245,6 +245,28 @@ def packed_sequences(here):
 
 
 @case
+def dropout(here):
+    """The weights that one device drops, forward and backward; the plan serves all seeds."""
+    rows = 40 * here.size + 3
+    whole = [here.random(2, rows, h, 16, seed=i) for i, h in enumerate((4, 2, 2))]
+    d_o = here.random(2, rows, 4, 16, seed=9)
+    here.ranks.plans.clear()
+    for pieces in (fd.contiguous(rows, here.size), fd.zigzag(rows, here.size)):
+        for seed in (0, 7):
+            options = {"causal": True, "dropout": 0.4, "seed": seed, "offset": 5}
+            alone = [x.clone().requires_grad_() for x in whole]
+            expected = fovea.torch.attend(*alone, **options)
+            (expected * d_o).sum().backward()
+            local = [fd.shard(x, 1, pieces, here.rank).clone().requires_grad_() for x in whole]
+            o = fd.attend(*local, group=here.ranks, pieces=pieces, **options)
+            (o * fd.shard(d_o, 1, pieces, here.rank)).sum().backward()
+            assert_close(o, fd.shard(expected, 1, pieces, here.rank))
+            for got, each in zip(local, alone):
+                assert_close(got.grad, fd.shard(each.grad, 1, pieces, here.rank), factor=3)
+    assert len(here.ranks.plans) == 4
+
+
+@case
 def queries_everywhere(here):
     """Decoding over a cache that is divided."""
     q = here.random(2, 3, 4, 16)
@@ -459,7 +481,8 @@ def what_all_pass_wrongly(here):
         "pieces[0]: got rank 9": {"pieces": [(9, 0, 4)]},
         "q: got shape": {"pieces": [(0, 0, 3)]},
         "key_pieces: got no piece with row 0": {"pieces": pieces, "key_pieces": [(0, 1, 5)]},
-        "dropout": {"dropout": 0.5, "pieces": pieces},
+        "dropout: got 0.5 without seed": {"dropout": 0.5, "pieces": pieces},
+        "dropout: got 1": {"dropout": 1.0, "seed": 0, "pieces": pieces},
         "heads_ranks": {"heads_ranks": 5, "pieces": pieces},
         "cu_seqlens_q": {"cu_seqlens_q": [0, 3], "pieces": pieces},
     }.items():

@@ -17,6 +17,7 @@
 
 #include "cuda/kernels/simt_lists.cuh"
 #include "cuda/ptx/red.cuh"
+#include "cuda/warp/gradient.cuh"
 #include "cuda/warp/gradient_sums.cuh"
 
 namespace fovea::cuda {
@@ -285,7 +286,7 @@ struct BwdLists {
       float values[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) values[e] = out[0][g][e] * p.scale;
-      store_four<T>(p.dq.data, offset + column, values, p.head_dim - column, false,
+      store_four<T>(p.dq.data, offset + column, values, p.head_dim - column, p.dq_is_f32,
                     (p.aligned16 & tile::kAlignedDQ) != 0);
     }
   }
@@ -294,13 +295,13 @@ struct BwdLists {
   __device__ __forceinline__ void clear_unused(int tile, int tiles) const {
     const int64_t rows = static_cast<int64_t>(span.length_q) * p.group, step = int64_t{tiles} * kRows;
     const int end = min(p.head_dim - slice * kColumns, kColumns);
-    T* const to = reinterpret_cast<T*>(p.dq.data);
     for (int64_t row = int64_t{tile} * kRows + Tile::ty(); row < rows; row += step) {
       if (row < rows_used()) continue;
       const int64_t query = row / p.group;
       const int64_t offset =
           p.dq.offset(batch, span.row_q + query, head * p.group + row % p.group) + slice * kColumns;
-      for (int c = Tile::tx(); c < end; c += Tile::kLanesX) to[offset + c] = T(0.0f);
+      for (int c = Tile::tx(); c < end; c += Tile::kLanesX)
+        store_gradient<T>(p.dq.data, offset + c, p.dq_is_f32, 0.0f);
     }
   }
 };

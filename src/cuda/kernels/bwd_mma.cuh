@@ -240,13 +240,20 @@ __device__ __forceinline__ void add_dq(const BwdMmaCta<Instance>& cta, const Bwd
   }
 }
 
-/// Writes dK and dV of the CTA through the tiles of K and V.
+/// Writes dK and dV of the CTA: through the tiles of K and V, but for float32.
 template <class Instance>
 __device__ __forceinline__ void store_dk_dv(const BwdMmaCta<Instance>& cta,
                                             const float (&acc_dk)[2][2 * BwdMma<Instance>::kOwnD16][4],
                                             const float (&acc_dv)[2][2 * BwdMma<Instance>::kOwnDv16][4]) {
   using B = BwdMma<Instance>;
   const tile::AttentionParams& p = cta.p;
+  if (p.dk_is_f32) {
+    store_gradient_f32<Instance>(acc_dk, cta.f32_rows(p.dk, p.head_dim, cta.slice_at(B::kD)), cta.work.j0,
+                                 p.scale, cta.index_again());
+    store_gradient_f32<Instance>(acc_dv, cta.f32_rows(p.dv, p.head_dim_v, cta.slice_at(B::kDv)), cta.work.j0,
+                                 1.0f, cta.index_again());
+    return;
+  }
   stage_gradient<Instance, typename B::TileK>(acc_dk, cta.s_k(), p.scale, cta.index_again());
   stage_gradient<Instance, typename B::TileV>(acc_dv, cta.s_v(), 1.0f, cta.index_again());
   __syncthreads();  // the tiles of dK and dV are complete

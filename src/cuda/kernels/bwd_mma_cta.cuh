@@ -108,6 +108,11 @@ struct BwdMmaCta {
                                               uint32_t bit) const {
     return rows_of(view, work.span.row_q, head, work.span.used_q, columns, bit);
   }
+  /// Rows of a gradient of float32: columns of this CTA's slice, from `first` on.
+  __device__ __forceinline__ RowTarget f32_rows(const tile::RowsView& view, int columns, int first) const {
+    return {view.data + (view.offset(work.batch, work.span.row_k, work.head_kv) + first) * 4, view.row * 4,
+            work.span.used_k, columns - first, false};
+  }
   /// Columns from `first` on: those of this CTA's slice, or a chunk that is streamed.
   static __device__ __forceinline__ RowTarget columns_from(RowTarget rows, int first) {
     rows.data += first * 2;

@@ -52,8 +52,8 @@ __device__ __forceinline__ void bwd_weights_general(
       for (int m = 0; m < 2; ++m) {
         // Half of it is of the next n, which finds it again: no registers are left to keep it in.
         uint32_t words[4];
-        kept_of_keys(dropout, static_cast<uint32_t>(work.batch * p.heads_q + head),
-                     static_cast<uint32_t>(i0 + n / 2 * 16), static_cast<uint32_t>(j0 + m * 16), lane, words);
+        kept_of_keys(dropout, tile::dropout_head(p, work.batch, head), static_cast<uint32_t>(i0 + n / 2 * 16),
+                     static_cast<uint32_t>(j0 + m * 16), lane, words);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const bool kept_e = (words[n % 2 * 2 + e / 2] >> (15 + 16 * (e % 2)) & 1) != 0;
@@ -191,6 +191,31 @@ __device__ __forceinline__ void stage_gradient(const float (&acc)[2][kN8][4], ui
       const int c = 2 * B::kC.warps_q * (n / 2) + n % 2;
       ptx::st_shared_4(Tile::moved(word, m * 16, c), pack<T>(acc[m][n][0] * scale, acc[m][n][1] * scale));
       ptx::st_shared_4(Tile::moved(word, m * 16 + 8, c), pack<T>(acc[m][n][2] * scale, acc[m][n][3] * scale));
+    }
+  }
+}
+
+/// The same in float32 to the rows of `to`, from key `first_row` on, which hold the columns of the tile.
+template <class Instance, int kN8>
+__device__ __forceinline__ void store_gradient_f32(const float (&acc)[2][kN8][4], const RowTarget& to,
+                                                   int first_row, float scale, int thread) {
+  using B = BwdMma<Instance>;
+  const typename B::Place at(thread);
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + at.warp_n * 32 + at.g + m * 16 + half * 8;
+      if (row >= to.rows) continue;
+      float* const values = reinterpret_cast<float*>(to.data + row * to.row_bytes);
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+        const int column = (2 * (at.warp_q + B::kC.warps_q * (n / 2)) + n % 2) * 8 + at.t * 2;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (column + e < to.columns) values[column + e] = acc[m][n][2 * half + e] * scale;
+        }
+      }
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/gradient.cuh"
 #include "cuda/warp/mma_tile.cuh"
 
 namespace fovea::cuda {
@@ -20,13 +21,15 @@ inline constexpr int kPostprocessThreads = 256;
 inline constexpr int kPostprocessRows = 64;
 
 /// Writes zeros to this CTA's share of the rows of dk or dv from used_k on.
-__device__ __forceinline__ void clear_unused_keys(const tile::RowsView& view, const tile::SequenceSpan& span,
-                                                  int batch, int head, int size) {
+template <class T>
+__device__ __forceinline__ void clear_unused_keys(const tile::AttentionParams& p, const tile::RowsView& view,
+                                                  const tile::SequenceSpan& span, int batch, int head,
+                                                  int size) {
   for (int row = span.used_k + static_cast<int>(blockIdx.x); row < span.length_k;
        row += static_cast<int>(gridDim.x)) {
-    auto* const to =
-        reinterpret_cast<unsigned short*>(view.data) + view.offset(batch, span.row_k + row, head);
-    for (int c = static_cast<int>(threadIdx.x); c < size; c += kPostprocessThreads) to[c] = 0;
+    const int64_t offset = view.offset(batch, span.row_k + row, head);
+    for (int c = static_cast<int>(threadIdx.x); c < size; c += kPostprocessThreads)
+      store_gradient<T>(view.data, offset + c, p.dk_is_f32, 0.0f);
   }
 }
 
@@ -59,6 +62,41 @@ __device__ __forceinline__ void write_dq(const tile::AttentionParams& p, unsigne
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       if (column + e < p.head_dim) to[e] = static_cast<unsigned short>(words[e / 2] >> (16 * (e & 1)));
+    }
+  }
+}
+
+/// Writes the columns of a lane in a fragment, of a row of dq of float32.
+__device__ __forceinline__ void write_dq_f32(const tile::AttentionParams& p, int64_t offset, int column,
+                                             float x, float y) {
+  float* const to = reinterpret_cast<float*>(p.dq.data) + offset;
+  if (column < p.head_dim) to[column] = x;
+  if (column + 1 < p.head_dim) to[column + 1] = y;
+}
+
+/// dq of 16 rows x 32 columns in float32 from its sums; zeros in rows from used_q on.
+__device__ __forceinline__ void postprocess_piece_f32(const BackwardArgs& args,
+                                                      const tile::SequenceSpan& span, const float* sums,
+                                                      int batch, int head, int row16, int column32,
+                                                      int lane) {
+  const tile::AttentionParams& p = args.p;
+  const int row = row16 * 16 + (lane >> 2);
+#pragma unroll
+  for (int f = 0; f < 4; ++f) {
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (row16 * 16 < span.used_q) {
+      const int64_t at =
+          (static_cast<int64_t>(row16) * (args.dq_columns / 8) + column32 * 4 + f) * 128 + lane * 4;
+      sum = __ldcs(reinterpret_cast<const float4*>(sums + at));
+    }
+    const int column = column32 * 32 + f * 8 + (lane & 3) * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = row + 8 * h;
+      if (at >= span.length_q) continue;
+      const bool used = at < span.used_q;
+      write_dq_f32(p, p.dq.offset(batch, span.row_q + at, head), column,
+                   used ? (h ? sum.z : sum.x) * p.scale : 0.0f, used ? (h ? sum.w : sum.y) * p.scale : 0.0f);
     }
   }
 }
@@ -105,8 +143,8 @@ __global__ void __launch_bounds__(kPostprocessThreads)
       args.dq_sum + (static_cast<int64_t>(batch) * p.heads_q + head) * args.rows * args.dq_columns;
 
   if (head < p.heads_kv) {
-    clear_unused_keys(p.dk, span, batch, head, p.head_dim);
-    clear_unused_keys(p.dv, span, batch, head, p.head_dim_v);
+    clear_unused_keys<T>(p, p.dk, span, batch, head, p.head_dim);
+    clear_unused_keys<T>(p, p.dv, span, batch, head, p.head_dim_v);
   }
   const int across = args.dq_columns / 32;
   for (int first = static_cast<int>(blockIdx.x) * kPostprocessRows; first < span.length_q;
@@ -114,8 +152,12 @@ __global__ void __launch_bounds__(kPostprocessThreads)
 #pragma unroll 2
     for (int piece = warp; piece < kPostprocessRows / 16 * across; piece += kPostprocessThreads / 32) {
       const int row16 = first / 16 + piece / across;
-      if (row16 * 16 < span.length_q)
+      if (row16 * 16 >= span.length_q) continue;
+      if (p.dq_is_f32) {
+        postprocess_piece_f32(args, span, sums, batch, head, row16, piece % across, lane);
+      } else {
         postprocess_piece<T>(args, span, sums, batch, head, row16, piece % across, lane);
+      }
     }
   }
 }

@@ -24,6 +24,7 @@
 #pragma once
 
 #include "cuda/kernels/simt_tile.cuh"
+#include "cuda/warp/gradient.cuh"
 
 namespace fovea::cuda {
 
@@ -374,6 +375,9 @@ struct BwdSimt {
   __device__ __forceinline__ const tile::RowsView& view() const {
     return what == kDQ ? p.dq : what == kDV ? p.dv : p.dk;
   }
+  __device__ __forceinline__ bool is_f32() const {
+    return what == kDQ ? p.dq_is_f32 : p.dk_is_f32;
+  }
   __device__ __forceinline__ int64_t offset_of(int row) const {
     return view().offset(batch, (what == kDQ ? span.row_q : span.row_k) + row, head);
   }
@@ -394,7 +398,7 @@ struct BwdSimt {
         float values[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) values[e] = out[r][g][e] * factor;
-        store_four<T>(view().data, offset + column, values, columns - column, false, vector);
+        store_four<T>(view().data, offset + column, values, columns - column, is_f32(), vector);
       }
     }
   }
@@ -407,13 +411,13 @@ struct BwdSimt {
               length = of_queries ? span.length_q : span.length_k;
     const int step = (of_queries ? ctas.tiles_q : ctas.tiles_k) * kRows;
     const int end = min((what == kDV ? p.head_dim_v : p.head_dim) - slice * kColumns, kColumns);
-    T* const to = reinterpret_cast<T*>(view().data);
     for (int64_t begin = row0; begin < length; begin += step) {
       for (int r = Tile::ty(); r < kRows; r += Tile::kLanesY) {
         const int64_t row = begin + r;
         if (row < used || row >= length) continue;
         const int64_t offset = offset_of(static_cast<int>(row)) + slice * kColumns;
-        for (int c = Tile::tx(); c < end; c += Tile::kLanesX) to[offset + c] = T(0.0f);
+        for (int c = Tile::tx(); c < end; c += Tile::kLanesX)
+          store_gradient<T>(view().data, offset + c, is_f32(), 0.0f);
       }
     }
   }

@@ -36,8 +36,8 @@ struct BwdSm90Route {
     kRoomAbove = 32   ///< whose sums come next to this inbox: the rank's above, else below
   };
   uint32_t flags;
-  int rows;            ///< of the block that exist
-  unsigned short* dq;  ///< its first row
+  int rows;  ///< of the block that exist
+  char* dq;  ///< its first row
 
   __device__ __forceinline__ void write(uint32_t to) const {
     const auto address = reinterpret_cast<uint64_t>(dq);
@@ -47,7 +47,7 @@ struct BwdSm90Route {
   __device__ __forceinline__ static uint32_t flags_at(uint32_t from) { return ptx::ld_shared_4(from); }
   __device__ __forceinline__ static BwdSm90Route read(uint32_t from) {
     const uint4 x = ptx::ld_shared_16(from);
-    return {x.x, static_cast<int>(x.y), reinterpret_cast<unsigned short*>(x.z | uint64_t{x.w} << 32)};
+    return {x.x, static_cast<int>(x.y), reinterpret_cast<char*>(x.z | uint64_t{x.w} << 32)};
   }
 };
 
@@ -72,8 +72,8 @@ struct BwdSm90Routes {
     const tile::RowsView& dq = b.p.dq;
     const int batch = work[BwdSm90Work::kBatch], row = step.n * tile_m;
     return {flags, work[BwdSm90Work::kUsedQ] - row,
-            reinterpret_cast<unsigned short*>(dq.data) +
-                dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head - batch * b.p.heads_q)};
+            dq.data + dq.offset(batch, work[BwdSm90Work::kRowQ] + row, step.head - batch * b.p.heads_q) *
+                          (b.p.dq_is_f32 ? 4 : 2)};
   }
 };
 

@@ -139,8 +139,7 @@ struct BwdSm90Work {
     for (size_t i = 0; i < 4; ++i) ptx::st_shared_4(at + 4 * (kDropout + static_cast<int>(i)), start[i]);
   }
   __device__ __forceinline__ tile::Dropout dropout(const tile::AttentionParams& p) const {
-    tile::Dropout dropout;
-    dropout.threshold = p.dropout_threshold;
+    tile::Dropout dropout = tile::dropout_without_start(p);
 #pragma unroll
     for (size_t i = 0; i < 4; ++i)
       dropout.start[i] = ptx::ld_shared_4(at + 4 * (kDropout + static_cast<int>(i)));

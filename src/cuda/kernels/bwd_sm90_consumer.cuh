@@ -363,20 +363,14 @@ struct BwdSm90Consumer : BwdSm90Scores<Instance, kPart> {
                                         float factor) const {
     const int row = work[BwdSm90Work::kFirstKey] + keys() * 64 + warp() * 16 + lane() / 4,
               used_k = work[BwdSm90Work::kUsedK];
-    T* const rows =
-        reinterpret_cast<T*>(view.data) +
+    const int64_t first =
         view.offset(work[BwdSm90Work::kBatch], work[BwdSm90Work::kRowK], work[BwdSm90Work::kHeadKv]);
     const bool aligned = (args.b.p.aligned16 & aligned_bit) != 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      T* const to = rows + (row + 8 * half) * view.row;
-      const int exist = row + 8 * half < used_k ? columns : 0;
-      if (aligned) {
-        store_row_vectors<kColumns>(to, exist, acc, half, factor, lane());
-      } else {
-        store_row_elements<kColumns>(to, exist, acc, half, factor, lane());
-      }
-    }
+    for (int half = 0; half < 2; ++half)
+      store_gradient_row<kColumns, T>(view.data, first + (row + 8 * half) * view.row, args.b.p.dk_is_f32,
+                                      aligned, row + 8 * half < used_k ? columns : 0, acc, half, factor,
+                                      lane());
   }
 
   __device__ __forceinline__ void write_sums(const Tile& tile, const Sums& sums) const {

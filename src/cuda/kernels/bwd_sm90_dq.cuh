@@ -107,13 +107,9 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
     const bool aligned = (args.b.p.aligned16 & tile::kAlignedDQ) != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      T* const to = reinterpret_cast<T*>(route.dq) + (row + 8 * half) * args.b.p.dq.row + column;
       const int exist = row + 8 * half < route.rows ? args.b.p.head_dim - column : 0;
-      if (aligned) {
-        store_row_vectors<kSlice>(to, exist, acc, half, args.b.p.scale, lane());
-      } else {
-        store_row_elements<kSlice>(to, exist, acc, half, args.b.p.scale, lane());
-      }
+      store_gradient_row<kSlice, T>(route.dq, (row + 8 * half) * args.b.p.dq.row + column, args.b.p.dq_is_f32,
+                                    aligned, exist, acc, half, args.b.p.scale, lane());
     }
   }
 

@@ -231,8 +231,8 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
   using Kept = KeptWeights<kConfig.dropout ? kM / 16 : 1>;
   /// Which weights of a step dropout keeps: to be found beside products.
   __device__ __forceinline__ void find_kept(Kept& kept, const Work& work, int n, int head) const {
-    const auto head_q = static_cast<uint32_t>(work[Work::kBatch] * args.b.p.heads_q +
-                                              work[Work::kHeadKv] * args.b.p.group + head);
+    const uint32_t head_q =
+        tile::dropout_head(args.b.p, work[Work::kBatch], work[Work::kHeadKv] * args.b.p.group + head);
     const auto key = static_cast<uint32_t>(work[Work::kFirstKey] + keys() * 64 + warp() * 16);
     const tile::Dropout dropout = work.dropout(args.b.p);
     kept.template set<2>([&](int i, uint32_t(&of_step)[4]) {

@@ -7,6 +7,7 @@
 #include "cuda/kernels/bwd_sm90_wide_config.cuh"
 #include "cuda/kernels/bwd_sm90_wide_scores.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/warp/gradient.cuh"
 #include "cuda/warp/row_vectors.cuh"
 #include "tile/wgmma_map.hpp"
 
@@ -126,9 +127,9 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     const float factor = kMode == Mode::kDv ? 1.0f : p.scale;
     const BwdSm90WideWork& tile = work();
     const int used = kConfig.queries_stay() ? tile.used_q : tile.used_k;
-    T* const rows = reinterpret_cast<T*>(view.data) + view.offset(tile.batch, tile.row_x, tile.head_x) +
-                    kFirst * kConfig.kStrip;
-    const bool aligned = (p.aligned16 & kAligned) != 0;
+    const int64_t first = view.offset(tile.batch, tile.row_x, tile.head_x) + kFirst * kConfig.kStrip;
+    const bool aligned = (p.aligned16 & kAligned) != 0,
+               is_f32 = kMode == Mode::kDq ? p.dq_is_f32 : p.dk_is_f32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = this->row_x(half);
@@ -136,13 +137,8 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
 #pragma unroll
         for (int i = 0; i < kColumns / 4; ++i) sums[i / 2 * 4 + 2 * half + i % 2] = 0.0f;
       }
-      T* const to = rows + row * view.row;
-      const int exist = row < tile.length_x ? columns : 0;
-      if (aligned) {
-        store_row_vectors<kColumns>(to, exist, sums, half, factor, lane());
-      } else {
-        store_row_elements<kColumns>(to, exist, sums, half, factor, lane());
-      }
+      store_gradient_row<kColumns, T>(view.data, first + row * view.row, is_f32, aligned,
+                                      row < tile.length_x ? columns : 0, sums, half, factor, lane());
     }
     // Rows behind all tiles, which the last packed sequence has.
     constexpr int kRows = kConfig.kRows * kConfig.kCluster;
@@ -151,7 +147,7 @@ struct BwdSm90WideConsumer : BwdSm90WideScores<Instance, kConsumer> {
     for (int row = tiles_end + ptx::cta_rank() * 4 + warp(); row < tile.length_x;
          row += 4 * kConfig.kCluster) {
       for (int c = lane(); c < min(columns, kColumns); c += 32)
-        rows[row * view.row + c] = static_cast<T>(0.0f);
+        store_gradient<T>(view.data, first + row * view.row + c, is_f32, 0.0f);
     }
   }
 };

@@ -440,7 +440,7 @@ struct FwdSm90Consumer {
 
   /// Which weights of block n dropout keeps.
   __device__ __forceinline__ void find_kept(Kept& kept, int n) const {
-    const auto head = static_cast<uint32_t>(work->batch * args.f.p.heads_q + work->head);
+    const uint32_t head = tile::dropout_head(args.f.p, work->batch, work->head);
     const uint32_t row = tile::Dropout::row_of_cell(
         static_cast<uint32_t>(work->first_row + 16 * warp_index() + lane_index() / 4));
     const int column = n * kTileN / 4 + lane_index() % 4;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/warp/gradient.cuh"
 
 namespace fovea::cuda {
 
@@ -24,11 +25,12 @@ Grid list_gradients_grid(const BackwardArgs& args) {
 
 /// Writes a row of `size` columns: factor times `sums`, or zeros where that is null.
 template <class T>
-__device__ __forceinline__ void write_key_row(char* data, int64_t offset, const float* sums, float factor,
-                                              int size) {
-  T* const to = reinterpret_cast<T*>(data) + offset;
-  for (int c = static_cast<int>(threadIdx.x) % 32; c < size; c += 32)
-    to[c] = T(sums != nullptr ? __ldcs(sums + c) * factor : 0.0f);
+__device__ __forceinline__ void write_key_row(char* data, int64_t offset, bool is_f32, const float* sums,
+                                              float factor, int size) {
+  for (int c = static_cast<int>(threadIdx.x) % 32; c < size; c += 32) {
+    const float value = sums != nullptr ? __ldcs(sums + c) * factor : 0.0f;
+    store_gradient<T>(data, offset + c, is_f32, value);
+  }
 }
 
 /// T: float, __half or __nv_bfloat16.
@@ -43,10 +45,10 @@ __global__ void __launch_bounds__(kListGradientsThreads)
   for (int j = static_cast<int>(blockIdx.x) * kListGradientsRows + warp; j < span.length_k; j += step) {
     const bool used = j < span.used_k;
     const int64_t row = args.key_row(span, batch, head, j);
-    write_key_row<T>(p.dk.data, p.dk.offset(batch, span.row_k + j, head), used ? args.dk_sums(row) : nullptr,
-                     p.scale, p.head_dim);
-    write_key_row<T>(p.dv.data, p.dv.offset(batch, span.row_k + j, head), used ? args.dv_sums(row) : nullptr,
-                     1.0f, p.head_dim_v);
+    write_key_row<T>(p.dk.data, p.dk.offset(batch, span.row_k + j, head), p.dk_is_f32,
+                     used ? args.dk_sums(row) : nullptr, p.scale, p.head_dim);
+    write_key_row<T>(p.dv.data, p.dv.offset(batch, span.row_k + j, head), p.dk_is_f32,
+                     used ? args.dv_sums(row) : nullptr, 1.0f, p.head_dim_v);
   }
 }
 

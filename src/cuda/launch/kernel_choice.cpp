@@ -79,16 +79,13 @@ std::string dtype_clause(const Kernel& k, const KernelRequest& r) {
          std::string(name_of(r.problem.dtype));
 }
 
-/// Kernels write each gradient in the type that they compute in.
+/// Kernels write each gradient in the type of q or in float32, dv as dk.
 std::string gradients_clause(const Kernel&, const KernelRequest& r) {
   if (r.problem.pass == Pass::kForward) return "";
-  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) {
-    const DType type = r.problem[role].dtype;
-    if (type != r.problem.dtype)
-      return std::string("writes ") + name_of(role) + " in " + std::string(name_of(r.problem.dtype)) +
-             ", this problem has " + std::string(name_of(type));
-  }
-  return "";
+  const DType dk = r.problem[Role::kDK].dtype, dv = r.problem[Role::kDV].dtype;
+  if (dk == dv) return "";
+  return "writes dv in the type of dk, " + std::string(name_of(dk)) + ", this problem has " +
+         std::string(name_of(dv));
 }
 
 std::string length_clause(const Kernel&, const KernelRequest& r) {

@@ -112,6 +112,8 @@ tile::AttentionParams params_of(const AttentionProblem& p) {
   }
   a.e4m3_queries = p[Role::kQ].dtype == DType::kE4M3;
   a.o_type = p[Role::kO].dtype;
+  a.dq_is_f32 = p.has(Role::kDQ) && p[Role::kDQ].dtype == DType::kF32;
+  a.dk_is_f32 = p.has(Role::kDK) && p[Role::kDK].dtype == DType::kF32;
   a.bias_type = p[Role::kBias].dtype;
   a.dbias_type = p[Role::kDBias].dtype;
   a.expression = expression_of(p);
@@ -169,6 +171,13 @@ void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& n
   }
   a.seed = buffers.seed;
   a.offset = buffers.offset;
+  const DropoutPlace& place = buffers.dropout;
+  tile::Dropout stream;
+  stream.begin_at(place.first_query, place.first_key);
+  a.dropout_first_row = stream.first_row;
+  a.dropout_first_column = stream.first_column;
+  a.dropout_first_head = static_cast<uint32_t>(place.head_number(a.heads_q, 0, 0));
+  a.dropout_heads = static_cast<uint32_t>(place.head_number(a.heads_q, 1, 0)) - a.dropout_first_head;
   for (const auto& [role, bit] : kAlignedBits) {
     if (reinterpret_cast<uintptr_t>(buffers.data[index_of(role)]) % kVectorBytes != 0) a.aligned16 &= ~bit;
   }

@@ -24,13 +24,13 @@ __device__ __forceinline__ float2 keep_factors(const tile::Dropout& dropout, uin
 /// Dropout of the weights of a query row.
 struct DropoutRow {
   const tile::Dropout& dropout;  ///< outlives it
-  uint32_t head;                 ///< batch index * heads_q + head
+  uint32_t head;                 ///< tile::dropout_head
   uint32_t row;
 
   __device__ __forceinline__ DropoutRow(const tile::Dropout& d, const tile::AttentionParams& p, int batch,
                                         int head_q, int query)
       : dropout(d),
-        head(static_cast<uint32_t>(batch * p.heads_q + head_q)),
+        head(tile::dropout_head(p, batch, head_q)),
         row(static_cast<uint32_t>(query)) {}
 
   /// Dropout::kept() of keys j and j + 1, j even.

@@ -38,6 +38,8 @@ class Call:
     starts_k: tuple[int, ...] | None
     method: tuple[int, int, int, int]
     numbers: dict[str, Any]
+    stream: dict[str, int]
+    """Seed and offset of dropout, which come with each run."""
     tensors: dict[str, Tensor]
     """Those beside q, k, v, the sink and the bias, for the library to take or to refuse."""
     names: tuple[str, ...]
@@ -124,7 +126,7 @@ def _run(
         planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})
     with call.ranks.telling():
         ready = {name: _as_planned(x, *planned.forms[name]) for name, x in given.items()}
-        _core.run_ranks(planned.plan, **ready, **call.tensors, **whole)
+        _core.run_ranks(planned.plan, **ready, **call.tensors, **whole, **call.stream)
 
 
 def _forward(
@@ -224,6 +226,14 @@ def _placements(
     return behind_each_other(rows_q), None if key_pieces is None and rows_q == rows_k else keys
 
 
+def _stream(options: dict[str, Any]) -> dict[str, int]:
+    """Takes seed and offset of dropout out of the options. No rank draws a seed, as all need the same."""
+    stream = {name: options.pop(name) for name in ("seed", "offset") if options.get(name) is not None}
+    if options.get("dropout") and "seed" not in stream:
+        raise ValueError(f"dropout: got {options['dropout']} without seed; expected one, the same on all ranks; pass seed")
+    return stream
+
+
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """(numbers and texts, tensors, tensors of expressions) of the options that are not their defaults."""
     if options.get("score") or options.get("sees") or options.get("tensors"):
@@ -267,8 +277,9 @@ def _attend(
             dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
             raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
         placements = _placements(ranks, q, k, pieces, key_pieces)
+        stream = _stream(options)
         numbers, tensors, named = _split(options)
-        call = Call(ranks, *placements, *starts, method, numbers, tensors, tuple(named), return_lse)
+        call = Call(ranks, *placements, *starts, method, numbers, stream, tensors, tuple(named), return_lse)
         q, k, v = (_with_rows_apart(x) for x in (q, k, v))
         bias = None if bias is None else bias.contiguous()
         needs_grad = _single.needs_grad(q, k, v, sink, bias, *named.values())
@@ -313,6 +324,7 @@ def attend(
             (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
         sink, bias, mask, alibi, block_mask, tensors: whole, and the same on all ranks; score and sees name positions of the whole
             problem, and may be functions as in fovea.torch.attend.
+        dropout: with seed (and offset), which are the same on all ranks; what is dropped is what one device drops.
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
