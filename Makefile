@@ -57,7 +57,7 @@ run: programs ## attention of a real layer over a real text, as a picture: build
 
 # Parts of the tests; tools/run_tests.py says what is in them and which rotation of them runs.
 TEST = @command -v python3 > /dev/null || tools/setup.sh build; exec python3 tools/run_tests.py
-test: ## one of three rotations of all tests (ROTATION=1, 2 or 3 chooses; else the number of commits)
+test: ## one of four rotations of all tests (ROTATION=1, 2, 3 or 4 chooses; else the number of commits)
 	$(TEST) --rotation "$(ROTATION)"
 
 test-all: ## all tests, every rotation: before a release
@@ -96,7 +96,7 @@ ROTATION ?=
 PARTS := packages get-clang get-python get-browser build tests threads sanitizers python report chips
 .PHONY: $(addprefix part-,$(PARTS))
 # Arguments of ctest that leave out the tests of other rotations; none for all of them.
-rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')
+rotating = $(if $(filter 1 2 3,$(ROTATION)),--label-exclude 'rotation_[^$(ROTATION)]')$(if $(filter 4,$(ROTATION)),--label-regex '^emulation')
 part-packages: cuda-setup
 part-get-clang: test-setup
 part-get-python:
@@ -105,8 +105,12 @@ part-get-browser:
 	tools/setup.sh report-test
 
 # The kernels take most of a build, so rotation 3 alone has them, and with them only the tests that CUDA changes. Rotation 1
-# has sanitizers in the place of an optimised build. Each tree keeps what it has from one time to the next.
-TEST_TREE := $(if $(filter 2,$(ROTATION)),test,$(if $(filter 3,$(ROTATION)),test-cuda,test-all))
+# has sanitizers in the place of an optimised build, rotation 4 emulated kernels alone. Each tree keeps what it has from one time to
+# the next.
+TREE_OF_2 := test
+TREE_OF_3 := test-cuda
+TREE_OF_4 := test-emulation
+TEST_TREE := $(or $(TREE_OF_$(ROTATION)),test-all)
 part-build:
 	$(call configure,$(TEST_TREE))
 	$(call build,$(TEST_TREE),all)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs the parts of `make test`, two at a time, and prints a table of what each took.
 
-    run_tests.py [--rotation 1|2|3|all] [PART...]     all parts without names
+    run_tests.py [--rotation 1|2|3|4|all] [PART...]     all parts without names
     run_tests.py --list
     run_tests.py --self-test
 
-All is too long for every run, so it is divided into three rotations. A run takes one of them: that of the number of commits of
-HEAD, so that three commits in a row take all. `make test-all` takes all three at once.
+All is too long for every run, so it is divided into four rotations. A run takes one of them, by the number of commits of HEAD: six
+commits in a row take all, three in a row compile the kernels for every chip. `make test-all` takes all four at once.
 
 Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
 and use no place of the two, so that they go on while compilers run. Exit status 0: every part passed.
@@ -24,7 +24,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "build" / "test-logs"
-ROTATIONS = (1, 2, 3)
+ROTATIONS = (1, 2, 3, 4)
+TURNS = (1, 2, 3, 1, 4, 3)  # rotations 1 and 3 compile kernels: each comes every three commits
 AT_A_TIME = 2
 
 
@@ -43,18 +44,18 @@ PARTS = [
     Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1,)),
     Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True, rotations=(2, 3)),
     Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True, rotations=(1,)),
-    Part("build", "libraries, programs and tests", ("packages",), rotations=(2, 3),
-         rotating=("", "all but CUDA", "CUDA kernels for sm_90, linked, and what meets CUDA")),
-    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",), rotations=(2, 3),
-         rotating=("", "emulated kernels, every suite on CPUs", "machine code for sm_90, ranks, command line")),
-    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(1,), rotating=("all of it", "", "")),
+    Part("build", "libraries, programs and tests", ("packages",), rotations=(2, 3, 4),
+         rotating=("", "all but CUDA", "CUDA kernels for sm_90, linked, and what meets CUDA", "emulated kernels")),
+    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",), rotations=(2, 3, 4),
+         rotating=("", "every suite on CPUs", "machine code for sm_90, ranks, command line", "kernels and rungs on the emulated device")),
+    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(1,), rotating=("all of it", "", "", "")),
     Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1,),
-         rotating=("all of it", "", "")),
+         rotating=("all of it", "", "", "")),
     Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build"), rotations=(2, 3),
-         rotating=("", "all but CUDA", "kernels made ahead of time")),
-    Part("report", "the page of `fovea report` in a browser", ("get-browser",), rotations=(1,), rotating=("all of it", "", "")),
+         rotating=("", "all but CUDA", "kernels made ahead of time", "")),
+    Part("report", "the page of `fovea report` in a browser", ("get-browser",), rotations=(1,), rotating=("all of it", "", "", "")),
     Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(1,),
-         rotating=("sm_75, sm_80, sm_86 and sm_89; the ladder", "", "")),
+         rotating=("sm_75, sm_80, sm_86 and sm_89; the ladder", "", "", "")),
 ]
 
 
@@ -67,8 +68,8 @@ def choose_rotation():
     """(rotation, why): from the number of commits, or from the date where there is no history to count."""
     commits = git("rev-list", "--count", "HEAD")
     if commits and git("rev-parse", "--is-shallow-repository") == "false":
-        return int(commits) % 3 + 1, f"{commits} commits"
-    return datetime.date.today().toordinal() % 3 + 1, "today's date: no full history here"
+        return TURNS[int(commits) % len(TURNS)], f"{commits} commits"
+    return TURNS[datetime.date.today().toordinal() % len(TURNS)], "today's date: no full history here"
 
 
 class Run:
@@ -146,7 +147,7 @@ def parts_of(parts, rotations):
 
 
 def rotation_lines(parts, rotations, why):
-    lines = [f"Rotation {', '.join(map(str, rotations))} of 3 ({why}; ROTATION=1|2|3|all chooses):"]
+    lines = [f"Rotation {', '.join(map(str, rotations))} of {len(ROTATIONS)} ({why}; ROTATION=1|2|3|4|all chooses):"]
     for part in parts:
         for rotation in ROTATIONS:
             if not part.rotating or not part.rotating[rotation - 1]:
@@ -165,7 +166,8 @@ def self_test():
         assert len(part.rotating) in (0, len(ROTATIONS)), part.name
         assert all(r in part.rotations for r in ROTATIONS if part.rotating and part.rotating[r - 1]), part.name
     rotation, _ = choose_rotation()
-    assert rotation in ROTATIONS
+    assert rotation in ROTATIONS and set(TURNS) == set(ROTATIONS)
+    assert all({1, 3} <= {TURNS[(first + i) % len(TURNS)] for i in range(3)} for first in range(len(TURNS)))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in names:
         assert f"\npart-{name}:" in makefile, f"the Makefile has no target part-{name}"
@@ -183,7 +185,7 @@ def self_test():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rotation", default="", help="1, 2, 3 or all; without it, from the number of commits")
+    parser.add_argument("--rotation", default="", help="1, 2, 3, 4 or all; without it, from the number of commits")
     parser.add_argument("--list", action="store_true", help="the parts and what each is")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
@@ -200,13 +202,13 @@ def main():
     parts = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
     if arguments.rotation == "all":
         rotations, why = ROTATIONS, "all, as asked"
-    elif arguments.rotation in ("1", "2", "3"):
+    elif arguments.rotation in map(str, ROTATIONS):
         rotations, why = (int(arguments.rotation),), "as asked"
     elif not arguments.rotation:
         rotation, why = choose_rotation()
         rotations = (rotation,)
     else:
-        parser.error(f"--rotation: got {arguments.rotation!r}, expected 1, 2, 3 or all")
+        parser.error(f"--rotation: got {arguments.rotation!r}, expected 1, 2, 3, 4 or all")
 
     LOGS.mkdir(parents=True, exist_ok=True)
     print("\n".join(rotation_lines(parts, rotations, why)), flush=True)
