@@ -270,6 +270,7 @@ std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transp
   }
   fovea_options attention = FOVEA_OPTIONS_INIT;
   attention.num_threads = 1;
+  attention.backend = division_.backend;
   attention.deterministic = division_.deterministic ? 1 : 0;
   fovea_distributed_options options{};
   options.struct_size = sizeof options;

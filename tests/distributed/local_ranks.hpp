@@ -20,6 +20,7 @@ struct Division {
   int64_t memory_limit = 0;
   int64_t delay_us = 0;
   bool deterministic = false;
+  const char* backend = nullptr;      ///< of the calls on each rank; nullptr: chosen
   std::vector<fovea_device> devices;  ///< of each rank; empty: the CPU
 };
 
