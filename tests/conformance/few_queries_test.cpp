@@ -81,7 +81,8 @@ TEST(FewQueries, OfNumbersThatAreNotFinite) {
     s.window_left = 300;
     expect_conformance(s, forward_only(), [&](OwnedProblem& x) {
       std::vector<double> values = x[Role::kV].values();
-      for (const int64_t key : {int64_t{0}, int64_t{150}, int64_t{499}, seen == 1 ? int64_t{420} : int64_t{1}})
+      for (const int64_t key :
+           {int64_t{0}, int64_t{150}, int64_t{499}, seen == 1 ? int64_t{420} : int64_t{1}})
         values[static_cast<size_t>(x.key_row(0, key) * x.spec.head_dim_v)] =
             key == 420 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
       x[Role::kV].assign(values);

@@ -85,7 +85,8 @@ struct FwdDecodeWarp {
 
   /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn.
   template <class Meanwhile>
-  __device__ __forceinline__ void sum_up(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces, const Meanwhile& meanwhile) {
+  __device__ __forceinline__ void sum_up(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces,
+                                         const Meanwhile& meanwhile) {
     FwdWorkTile& work = *memory.work_tile(warp);
     if (lane == 0) work = of_tile;
     __syncwarp();  // every lane sees the tile
@@ -420,7 +421,7 @@ struct FwdDecodeWarp {
 #pragma unroll
           for (int m = 0; m < kM16; ++m)
             ptx::mma_m16n8k16<Operand>(acc_o[m][2 * (i * KeysOfV::kAtOnce + pair) + n], weights[m],
-                                      b[pair][n][0], b[pair][n][1]);
+                                       b[pair][n][0], b[pair][n][1]);
         }
       }
     }
@@ -479,12 +480,14 @@ struct FwdDecodeWarp {
         finite = finite && (o[i][0] + o[i][1] + o[i][2] + o[i][3]) * 0.0f == 0.0f;
       return finite;
     }
-    static __device__ __forceinline__ int column(int i, int lane) { return i * kColumnsAtOnce + 4 * lane; }
+    static __device__ __forceinline__ int column(int i, int lane) {
+      return i * kColumnsAtOnce + 4 * lane;
+    }
   };
   /// Merges a row of `kCount` results, at most 32: their states lie `state_step` behind each other, their rows of O `o_step` floats.
   template <int kCount>
-  __device__ __forceinline__ MergedRow merge(const RowState* states, int state_step, const float* o, int o_step,
-                                             int count = kCount) const {
+  __device__ __forceinline__ MergedRow merge(const RowState* states, int state_step, const float* o,
+                                             int o_step, int count = kCount) const {
     const RowState own = lane < count ? states[lane * state_step] : RowState{-INFINITY, 0.0f};
     MergedRow row;
     row.base = own.base;

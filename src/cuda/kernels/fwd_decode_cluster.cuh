@@ -69,10 +69,10 @@ __device__ __forceinline__ void send_rows(const FwdDecodeWarp<Instance>& own, co
       const int column = Warp::MergedRow::column(i, own.lane);
       const float* const x = merged.o[i];
       if (column < Warp::kConfig.head_dim_v)
-        ptx::st_async_16(o + column * 4,
-                         uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                               __float_as_uint(x[3])},
-                         full);
+        ptx::st_async_16(
+            o + column * 4,
+            uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])},
+            full);
     }
     if (own.lane == 0)
       ptx::st_async_8(ptx::address_in_cta(memory.inbox_state(slot), owner),
@@ -91,8 +91,8 @@ __device__ __forceinline__ void write_owned_rows(const FwdDecodeWarp<Instance>& 
   for (int row = share.rank + own.warp * share.ctas(); row < share.work.end_row;
        row += Warp::kWarps * share.ctas()) {
     const int slot = share.first_slot(row);
-    const auto merged = own.template merge<kMostDecodeCtas>(memory.inbox_states() + slot, 1,
-                                                            memory.inbox() + slot * kColumns, kColumns, share.ctas());
+    const auto merged = own.template merge<kMostDecodeCtas>(
+        memory.inbox_states() + slot, 1, memory.inbox() + slot * kColumns, kColumns, share.ctas());
     own.write_row(*memory.work_tile(own.warp), share.all, row, merged);
   }
 }
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   send_rows(own, share);
   if (warp == 0 && args.p.seqlen_q != share.work.span.used_q)
     for (int h = share.rank; h < packed_heads(args); h += share.ctas())
-      clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0, 1);
+      clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
+                      1);
   if (share.rank >= share.work.end_row) return;
   if (thread == 0)
     ptx::mbarrier_arrive_expect(memory.inbox_full(),

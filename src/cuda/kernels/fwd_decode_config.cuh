@@ -20,8 +20,9 @@ struct FwdDecodeConfig {
   int warps = 8;
   bool e4m3 = false;         ///< keys and values of 8 bits
   bool q_in_shared = false;  ///< fragments of Q lie in shared memory, where registers are too few
-  bool cluster = false;      ///< a tile is a cluster's (fwd_decode_cluster.cuh); else CTAs have shares of all keys
-  int ctas_per_sm = 1;       ///< what registers and shared memory are kept for
+  bool cluster =
+      false;            ///< a tile is a cluster's (fwd_decode_cluster.cuh); else CTAs have shares of all keys
+  int ctas_per_sm = 1;  ///< what registers and shared memory are kept for
 
   static constexpr int kWarpKeys = 16;  ///< keys of a piece: the k of mma
   constexpr int threads() const { return 32 * warps; }

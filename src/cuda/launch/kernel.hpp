@@ -126,7 +126,8 @@ struct Kernel {
   bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
   bool stream_k =
       false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
-  bool splits_in_cluster = false;  ///< forward: of such tiles whose keys the CTAs of a cluster share, as many as the launch says
+  bool splits_in_cluster =
+      false;  ///< forward: of such tiles whose keys the CTAs of a cluster share, as many as the launch says
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   bool dk_alone = false;     ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others

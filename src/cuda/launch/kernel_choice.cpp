@@ -216,17 +216,18 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
   if (ctas < 2)
-    return "is for tiles that leave half of " + std::to_string(r.device.sm_count) + " SMs idle, this problem has " +
-           std::to_string(tiles);
+    return "is for tiles that leave half of " + std::to_string(r.device.sm_count) +
+           " SMs idle, this problem has " + std::to_string(tiles);
   // Sequences that only the GPU knows may differ: their clusters do not help each other.
   constexpr int64_t kShort = 4096;
   if (p.batch > 1 && (p.packed_k || p.has(Role::kSeqUsedK)) && p.seqlen_k > kShort)
-    return "is for up to " + std::to_string(kShort) + " keys where the GPU alone knows the lengths of several sequences";
+    return "is for up to " + std::to_string(kShort) +
+           " keys where the GPU alone knows the lengths of several sequences";
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
   // Where keys lie in pages, a warp has half as much to do again to find them, and TMA none.
   constexpr int64_t kMost = int64_t{1} << 20, kMostOfFew = kMost / 2, kMostInPages = kMost / 8;
-  const int64_t most = p.has(Role::kPageTable)                   ? kMostInPages
+  const int64_t most = p.has(Role::kPageTable)                ? kMostInPages
                        : 3 * tiles * ctas < r.device.sm_count ? kMostOfFew
                                                               : kMost;
   const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas;
@@ -278,11 +279,11 @@ std::string dbias_clause(const Kernel& k, const KernelRequest& r) {
   return "";
 }
 
-constexpr std::array kConditions = {excluded_clause,  name_clause,          capability_clause, dtype_clause,
-                                    gradients_clause, length_clause,        head_size_clause,  terms_clause,
-                                    key_dtype_clause, e4m3_operands_clause, keys_clause,       lists_clause,
-                                    tma_clause,       pages_clause,         stream_clause,     cluster_clause,  chain_clause,
-                                    alignment_clause, shared_memory_clause, dbias_clause};
+constexpr std::array kConditions = {
+    excluded_clause, name_clause,      capability_clause, dtype_clause,         gradients_clause,
+    length_clause,   head_size_clause, terms_clause,      key_dtype_clause,     e4m3_operands_clause,
+    keys_clause,     lists_clause,     tma_clause,        pages_clause,         stream_clause,
+    cluster_clause,  chain_clause,     alignment_clause,  shared_memory_clause, dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {

@@ -10,7 +10,9 @@ namespace fovea::cuda {
 void sort_by_preference(std::span<const Kernel*> kernels) {
   const auto any_last = [](int size) { return size == 0 ? 1 << 30 : size; };
   const auto few_rows_first = [](const Kernel* k) {
-    return k->splits_in_cluster ? std::pair(0, k->tile_m) : k->stream_k ? std::pair(1, k->tile_m) : std::pair(2, 0);
+    return k->splits_in_cluster ? std::pair(0, k->tile_m)
+           : k->stream_k        ? std::pair(1, k->tile_m)
+                                : std::pair(2, 0);
   };
   const auto rank = [&](const Kernel* k) {
     return std::tuple(k->kind, k->family, any_last(k->head_dim), any_last(k->head_dim_v), few_rows_first(k),

@@ -172,8 +172,8 @@ int64_t keys_of_tile(const AttentionProblem& p, const Kernel& kernel) {
 }
 
 int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
-  constexpr int64_t kFewestKeys = 32;        // of a CTA: fewer take no less time
-  constexpr size_t kSharedOfSystem = 1024;   // of each CTA
+  constexpr int64_t kFewestKeys = 32;       // of a CTA: fewer take no less time
+  constexpr size_t kSharedOfSystem = 1024;  // of each CTA
   const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
   const bool two_an_sm = 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
   for (int ctas = kMostDecodeCtas; ctas > 1; ctas /= 2) {
@@ -181,7 +181,8 @@ int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const Devic
     // GPU; else what is left of each part is lost, a tenth of an H200.
     const bool any_place = ctas == 2 || (ctas <= 8 && two_an_sm);
     const int64_t room = any_place ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
-    if (saturating_product(tiles, ctas) <= room && ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys)) return ctas;
+    if (saturating_product(tiles, ctas) <= room && ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys))
+      return ctas;
   }
   return 1;
 }

@@ -46,14 +46,16 @@ __device__ __forceinline__ void st_cluster_16(uint32_t to, uint4 x) {
 /// Stores to another CTA, whose mbarrier counts the bytes when they are there: who waits for it sees them, without a fence.
 __device__ __forceinline__ void st_async_16(uint32_t to, uint4 x, uint32_t barrier) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          to),
       "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void st_async_8(uint32_t to, uint2 x, uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
-               "r"(x.x), "r"(x.y), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+      "r"(x.x), "r"(x.y), "r"(barrier)
+      : "memory");
 }
 
 /// Arrives, and no more: what this thread has read may be overwritten, but what it wrote need not be seen yet.

@@ -29,9 +29,7 @@ struct DropoutRow {
 
   __device__ __forceinline__ DropoutRow(const tile::Dropout& d, const tile::AttentionParams& p, int batch,
                                         int head_q, int query)
-      : dropout(d),
-        head(tile::dropout_head(p, batch, head_q)),
-        row(static_cast<uint32_t>(query)) {}
+      : dropout(d), head(tile::dropout_head(p, batch, head_q)), row(static_cast<uint32_t>(query)) {}
 
   /// Dropout::kept() of keys j and j + 1, j even.
   __device__ __forceinline__ uint32_t kept_pair(int j) const {
