@@ -165,16 +165,18 @@ void Builder::make_exchanges() {
 
 size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   const Stage& stage = stage_at(i);
-  if (stage.in_place) return kNothing;
   const Shape& shape = p_.shape;
   std::vector<Flow> flows;
   for (const Place place : of_queries) {
     if (queries_travel_ && p_.has(place) && (i == 0 || s_.stages_are_heads()))
       flows.push_back(queries_in(place, i));
   }
-  const auto from = local_sides(shape.keys, shape.heads_kv), to = key_sides(i);
-  flows.push_back(flow(from, to, callers(kK), stage.k, shape.head_dim));
-  flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
+  if (!stage.in_place) {
+    const auto from = local_sides(shape.keys, shape.heads_kv), to = key_sides(i);
+    flows.push_back(flow(from, to, callers(kK), stage.k, shape.head_dim));
+    flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
+  }
+  if (flows.empty()) return kNothing;
   const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers);
   add(Start{exchange});
   return exchange;

@@ -95,9 +95,10 @@ class RankModel {
   }
 
   double arriving(int i) {
-    if (schedule_.in_place(rank_, i)) return 0;
-    double seconds = volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
-                                     (d() + d_v()) * batch() * heads_kv(i) * bytes(), touches());
+    double seconds = 0;
+    if (!schedule_.in_place(rank_, i))
+      seconds += volume_.arrives(rows_of(schedule_.keys(rank_, i)), p_.shape.keys,
+                                 (d() + d_v()) * batch() * heads_kv(i) * bytes(), touches());
     if (queries_travel() && (i == 0 || schedule_.stages_are_heads())) {
       const double row = (p_.backward() ? d() + 2 * d_v() : d()) * batch() * heads_q(i) * bytes();
       seconds += volume_.arrives(rows_of(schedule_.queries(rank_)), p_.shape.queries, row, touches());

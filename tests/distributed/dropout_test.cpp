@@ -150,6 +150,22 @@ TEST(DropoutOverRanks, KeepsTheWeightsOfOneDevice) {
   }
 }
 
+/// Keys stay where they lie, at multiples of 16, while queries move to those.
+TEST(DropoutOverRanks, KeepsThemWhereQueriesAloneMove) {
+  for (const int stages : {1, 2}) {
+    for (const bool causal : {false, true}) {
+      Case c{spec_of(false, causal, Type::kF32), {}};
+      c.division.ranks = 2;
+      c.division.heads_ranks = 1;
+      c.division.stages = stages;
+      c.division.queries = {{0, 100, 101}, {1, 0, 100}};
+      c.division.keys = {{1, 0, 64}, {0, 64, 101}};
+      expect_weights_of_one_device(c);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 /// On the GPUs of this machine, several ranks on one. FOVEA_TEST_PROBLEMS says how many of the cases.
 TEST(CudaDropoutOverRanks, KeepsTheWeightsOfOneDevice) {
   const int devices = fovea_cuda_device_count();
