@@ -1,14 +1,14 @@
-// The forward for few queries and many keys: decoding, on mma.sync, for keys and values of 8 bits.
+// The forward for few queries and many keys: decoding, on mma.sync, for keys and values of 8 or 16 bits.
 //
 //   S = Q K^T        P = exp2(scale log2(e) S - m)        O = P V / l        lse = m + log l
 //
-// What limits it is the read of K and V. So each warp has 16 keys of every block of 128 to itself: it copies them to a ring of its own,
-// several stages ahead, turns them into fragments of 16 bits in registers, and keeps a maximum, a sum and an O of its own. Warps meet
-// only at the end of a tile, where their results are merged. All queries of a key head are one tile of 16 or 32 rows, of which every
-// warp holds Q in registers (or reads its fragments from shared memory). CTAs have equal shares of all keys (fwd_stream_k.cuh).
+// What limits it is the read of K and V. So warps take pieces of 16 keys in turn, each for itself: a warp copies them to a ring of its
+// own, several stages ahead, makes fragments of 16 bits of them in registers, and keeps a maximum, a sum and an O of its own. Warps
+// meet only at the end of a tile, where their results are merged. A tile is all queries of a key head, 16 or 32 rows, of which every warp has
+// Q in registers (or shared memory). CTAs have equal shares of all keys (fwd_stream_k.cuh) or of a tile's (fwd_decode_cluster.cuh).
 //
-// Products are of float16, whatever type q has: float16 has every value of 8 bits, an instruction converts two, and weights lose less
-// than in bfloat16. A row of a bfloat16 q is multiplied by a power of two that brings its largest element near the end of float16;
+// With keys of 8 bits products are of float16, whatever type q has: float16 has all their values, an instruction converts two, and weights
+// lose less than in bfloat16. A row of a bfloat16 q is multiplied by a power of two that brings its largest element near the end of float16;
 // elements 2^29 times smaller than that lose bits, which no sum in float32 would have kept. A q of 8 bits, of which T has every value,
 // becomes one of T where it is loaded.
 //
@@ -19,7 +19,7 @@
 //   fwd_stream_k.cuh            shares of CTAs, and how their parts are merged
 //   warp/key_fragments.cuh      fragments of K and V
 // Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits).
-// Shared   8 rings; at the end of a tile rows of O lie over them.
+// Shared   a ring for each warp; at the end of a tile rows of O lie over them.
 // Barriers of the CTA, at the end of a tile:
 //   0  (q_in_shared) the fragments of Q are in shared memory
 //   1  the results of all warps are in shared memory
