@@ -67,7 +67,7 @@ TEST(CudaRanks, RandomProblems) {
     const bool same_axis = random.chance(0.6);
     const ProblemSpec spec = random_spec(random, same_axis);
     Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(1, 7)));
-    // Gradients of named tensors are summed in any order there.
+    // Lists aside, one device fixes that order; ranks are not asked to here.
     if (spec.score && spec.named_gradients) division.deterministic = false;
     for (int rank = 0; rank < division.ranks; ++rank)
       division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
