@@ -57,7 +57,7 @@ run: programs ## attention of a real layer over a real text, as a picture: build
 
 # Parts of the tests; tools/run_tests.py says what is in them and which rotation of them runs.
 TEST = @command -v python3 > /dev/null || tools/setup.sh build; exec python3 tools/run_tests.py
-test: ## one of four rotations of all tests (ROTATION=1, 2, 3 or 4 chooses; else the number of commits)
+test: ## one of five rotations of all tests (ROTATION=1 to 5 chooses; else the number of commits)
 	$(TEST) --rotation "$(ROTATION)"
 
 test-all: ## all tests, every rotation: before a release
@@ -70,13 +70,13 @@ test-python: ## the Python package, beside PyTorch, JAX and transformers (instal
 	$(TEST) --rotation "$(if $(ROTATION),$(ROTATION),2)" packages build get-python python
 
 test-report: ## the page of `fovea report`, in a real browser
-	$(TEST) --rotation 1 get-browser report
+	$(TEST) --rotation 5 get-browser report
 
 test-sanitizers: ## errors, ABI and conformance under ASan and UBSan; 20,000 inputs for each fuzz target
 	$(TEST) --rotation 1 get-clang sanitizers
 
 test-threads: ## one plan from many threads under ThreadSanitizer
-	$(TEST) --rotation 1 packages threads
+	$(TEST) --rotation 5 packages threads
 
 test-chips: ## the CUDA kernels compiled for sm_75, sm_80, sm_86 and sm_89
 	$(TEST) --rotation 1 packages chips
@@ -104,9 +104,8 @@ part-get-python:
 part-get-browser:
 	tools/setup.sh report-test
 
-# The kernels take most of a build, so rotation 3 alone has them, and with them only the tests that CUDA changes. Rotation 1
-# has sanitizers in the place of an optimised build, rotation 4 emulated kernels alone. Each tree keeps what it has from one time to
-# the next.
+# The kernels take most of a build, so rotation 3 alone links them, and with them only the tests that CUDA changes. Rotations 1
+# and 5 have no optimised build, rotation 4 emulated kernels alone. Each tree keeps what it has from one time to the next.
 TREE_OF_2 := test
 TREE_OF_3 := test-cuda
 TREE_OF_4 := test-emulation
@@ -140,9 +139,9 @@ part-report:
 	  build/report-test-venv/bin/python -m pytest --quiet tests/report; \
 	fi
 
-# One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
-# Checks of the sources come first: without an optimised build nothing else of this rotation has them.
+# Checks of the sources. Rotations without an optimised build have them here.
 CHECKS := ^(docs_(pages|tables|sizes|file_heads)|cuda_tools|include_order|parts_of_the_tests)
+# One build tree serves sanitized tests and fuzz targets: the vector code is compiled once for both.
 part-sanitizers:
 	if command -v clang++ > /dev/null; then \
 	  $(call configure,fuzz); \
@@ -161,6 +160,7 @@ part-sanitizers:
 part-threads:
 	$(call configure,tsan)
 	$(call build,tsan,test_threads)
+	$(call ctest,tsan) --tests-regex '$(CHECKS)'
 	$(call ctest,tsan) --tests-regex '^threads$$'
 
 # sm_90 is in part-build of rotation 3.

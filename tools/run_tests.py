@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs the parts of `make test`, two at a time, and prints a table of what each took.
 
-    run_tests.py [--rotation 1|2|3|4|all] [PART...]     all parts without names
+    run_tests.py [--rotation 1|2|3|4|5|all] [PART...]     all parts without names
     run_tests.py --list
     run_tests.py --self-test
 
-All is too long for every run, so it is divided into four rotations. A run takes one of them, by the number of commits of HEAD: six
-commits in a row take all, three in a row compile the kernels for every chip. `make test-all` takes all four at once.
+All is too long for every run, so it is divided into five rotations. A run takes one of them, by the number of commits of HEAD: six
+commits in a row take all, three in a row compile the kernels for every chip. `make test-all` takes all five at once.
 
 Each part is a target of the Makefile, `part-NAME`, and its output goes to build/test-logs/NAME.log. Downloads start at once
 and use no place of the two, so that they go on while compilers run. Exit status 0: every part passed.
@@ -14,6 +14,7 @@ and use no place of the two, so that they go on while compilers run. Exit status
 import argparse
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 import re
@@ -24,8 +25,9 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "build" / "test-logs"
-ROTATIONS = (1, 2, 3, 4)
-TURNS = (1, 2, 3, 1, 4, 3)  # rotations 1 and 3 compile kernels: each comes every three commits
+ROTATIONS = (1, 2, 3, 4, 5)
+TURNS = (1, 2, 3, 5, 4, 3)
+CHIPS = {1: (75, 80, 86, 89), 3: (90,), 5: (75, 80, 86, 89)}  # whose kernels a rotation compiles: each every three commits
 AT_A_TIME = 2
 
 
@@ -33,29 +35,28 @@ AT_A_TIME = 2
 class Part:
     name: str
     what: str
+    has: dict  # rotation -> what it has of the part
     needs: tuple = ()
     download: bool = False
-    rotations: tuple = ROTATIONS  # those that have the part
-    rotating: tuple = ()  # what each rotation has of it; empty: the part is the same in each of `rotations`
 
 
+FURTHER_CHIPS = "sm_75, sm_80, sm_86 and sm_89; the ladder"
 PARTS = [
-    Part("packages", "compiler, libraries, nvcc, disassembler", download=True),
-    Part("get-clang", "packages: clang with sanitizers and fuzzer", ("packages",), download=True, rotations=(1,)),
-    Part("get-python", "PyTorch, JAX, transformers from PyPI", ("get-clang",), download=True, rotations=(2, 3)),
-    Part("get-browser", "packages: Chromium; Selenium from PyPI", ("get-python",), download=True, rotations=(1,)),
-    Part("build", "libraries, programs and tests", ("packages",), rotations=(2, 3, 4),
-         rotating=("", "all but CUDA", "CUDA kernels for sm_90, linked, and what meets CUDA", "emulated kernels")),
-    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs", ("build",), rotations=(2, 3, 4),
-         rotating=("", "every suite on CPUs", "machine code for sm_90, ranks, command line", "kernels and rungs on the emulated device")),
-    Part("threads", "one plan from many threads, ThreadSanitizer", ("packages",), rotations=(1,), rotating=("all of it", "", "", "")),
-    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", ("get-clang",), rotations=(1,),
-         rotating=("all of it", "", "", "")),
-    Part("python", "the Python package beside PyTorch and JAX", ("get-python", "build"), rotations=(2, 3),
-         rotating=("", "all but CUDA", "kernels made ahead of time", "")),
-    Part("report", "the page of `fovea report` in a browser", ("get-browser",), rotations=(1,), rotating=("all of it", "", "", "")),
-    Part("chips", "CUDA kernels for further chips, machine code only", ("packages",), rotations=(1,),
-         rotating=("sm_75, sm_80, sm_86 and sm_89; the ladder", "", "", "")),
+    Part("packages", "compiler, libraries, nvcc, disassembler", dict.fromkeys(ROTATIONS, ""), download=True),
+    Part("get-clang", "packages: clang with sanitizers and fuzzer", {1: ""}, ("packages",), download=True),
+    Part("get-python", "PyTorch, JAX, transformers from PyPI", {2: "", 3: ""}, ("get-clang",), download=True),
+    Part("get-browser", "packages: Chromium; Selenium from PyPI", {5: ""}, ("get-python",), download=True),
+    Part("build", "libraries, programs and tests",
+         {2: "all but CUDA", 3: "CUDA kernels for sm_90, linked, and what meets CUDA", 4: "emulated kernels"}, ("packages",)),
+    Part("tests", "ctest: host, emulated kernels, conformance, command line, docs",
+         {2: "every suite on CPUs", 3: "machine code for sm_90, ranks, command line",
+          4: "kernels and rungs on the emulated device"}, ("build",)),
+    Part("sanitizers", "errors, ABI, conformance under ASan and UBSan; fuzzing", {1: "all of it"}, ("get-clang",)),
+    Part("python", "the Python package beside PyTorch and JAX", {2: "all but CUDA", 3: "kernels made ahead of time"},
+         ("get-python", "build")),
+    Part("report", "the page of `fovea report` in a browser", {5: "all of it"}, ("get-browser",)),
+    Part("threads", "one plan from many threads, ThreadSanitizer", {5: "all of it"}, ("packages",)),
+    Part("chips", "CUDA kernels for further chips, machine code only", {1: FURTHER_CHIPS, 5: FURTHER_CHIPS}, ("packages",)),
 ]
 
 
@@ -143,17 +144,16 @@ def table(runs, wall):
 
 def parts_of(parts, rotations):
     """The parts that at least one of the rotations has."""
-    return [part for part in parts if set(part.rotations) & set(rotations)]
+    return [part for part in parts if set(part.has) & set(rotations)]
 
 
 def rotation_lines(parts, rotations, why):
-    lines = [f"Rotation {', '.join(map(str, rotations))} of {len(ROTATIONS)} ({why}; ROTATION=1|2|3|4|all chooses):"]
+    lines = [f"Rotation {', '.join(map(str, rotations))} of {len(ROTATIONS)} ({why}; "
+             f"ROTATION={'|'.join(map(str, ROTATIONS))}|all chooses):"]
     for part in parts:
-        for rotation in ROTATIONS:
-            if not part.rotating or not part.rotating[rotation - 1]:
-                continue
-            verb = "runs" if rotation in rotations else "left to another run"
-            lines.append(f"  {part.name}: {part.rotating[rotation - 1]}: {verb}")
+        for what in dict.fromkeys(filter(None, part.has.values())):
+            verb = "runs" if any(part.has.get(rotation) == what for rotation in rotations) else "left to another run"
+            lines.append(f"  {part.name}: {what}: {verb}")
     return lines
 
 
@@ -163,20 +163,32 @@ def self_test():
     assert len(set(names)) == len(names)
     for index, part in enumerate(PARTS):
         assert set(part.needs) <= set(names[:index]), part.name
-        assert len(part.rotating) in (0, len(ROTATIONS)), part.name
-        assert all(r in part.rotations for r in ROTATIONS if part.rotating and part.rotating[r - 1]), part.name
+        assert part.has and set(part.has) <= set(ROTATIONS), part.name
+        # What a part needs is in the same rotation, but for the order of downloads.
+        assert part.download or all(set(part.has) <= set(PARTS[names.index(need)].has) for need in part.needs), part.name
     rotation, _ = choose_rotation()
-    assert rotation in ROTATIONS and set(TURNS) == set(ROTATIONS)
-    assert all({1, 3} <= {TURNS[(first + i) % len(TURNS)] for i in range(3)} for first in range(len(TURNS)))
+    assert rotation in ROTATIONS
+    assert set(TURNS) == set(ROTATIONS), "a cycle has every rotation, so every part"
+    for first in range(len(TURNS)):
+        chips = {chip for turn in range(first, first + 3) for chip in CHIPS.get(TURNS[turn % len(TURNS)], ())}
+        assert chips == {75, 80, 86, 89, 90}, f"the commits {first} to {first + 2} of a cycle compile {sorted(chips)}"
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in names:
         assert f"\npart-{name}:" in makefile, f"the Makefile has no target part-{name}"
+    compiled = re.search(r"^part-chips:\n.*FOVEA_CUDA_ARCHITECTURES=\"([\d;]+)\"", makefile, re.MULTILINE)[1].split(";")
+    with_chips = next(part.has for part in PARTS if part.name == "chips")
+    assert all(CHIPS[rotation] == tuple(map(int, compiled)) for rotation in with_chips)
+    presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))["configurePresets"]
+    trees = {preset["name"]: preset.get("cacheVariables", {}) for preset in presets}
+    assert trees["test-cuda"].get("FOVEA_CUDA_ARCHITECTURES", trees["test-all"]["FOVEA_CUDA_ARCHITECTURES"]) == "90"
+    assert {rotation for rotation in CHIPS if rotation not in with_chips} == {3}, "rotation 3 builds the preset test-cuda"
     run = Run(PARTS[0], (1,))
     run.state, run.seconds, run.processor = "passed", 1.6, 12.4
     lines = table([run, Run(PARTS[1], (1,))], 3)
     assert lines[1].split()[:4] == ["packages", "passed", "2", "12"] and "not run" in lines[2] and lines[3].split()[:3] == ["all", "3", "12"]
     lines = rotation_lines(PARTS, (1,), "5 commits")
     assert "  chips: sm_75, sm_80, sm_86 and sm_89; the ladder: runs" in lines and "  build: CUDA kernels for sm_90, linked, and what meets CUDA: left to another run" in lines
+    assert "  chips: sm_75, sm_80, sm_86 and sm_89; the ladder: left to another run" in rotation_lines(PARTS, (2,), "")
     assert [part.name for part in parts_of(PARTS, (3,)) if part.name in ("build", "chips")] == ["build"]
     assert parts_of(PARTS, ROTATIONS) == PARTS
     assert all(parts_of(PARTS, (rotation,)) for rotation in ROTATIONS)
@@ -185,7 +197,7 @@ def self_test():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rotation", default="", help="1, 2, 3, 4 or all; without it, from the number of commits")
+    parser.add_argument("--rotation", default="", help="1, 2, 3, 4, 5 or all; without it, from the number of commits")
     parser.add_argument("--list", action="store_true", help="the parts and what each is")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("parts", nargs="*", metavar="PART")
@@ -208,7 +220,7 @@ def main():
         rotation, why = choose_rotation()
         rotations = (rotation,)
     else:
-        parser.error(f"--rotation: got {arguments.rotation!r}, expected 1, 2, 3, 4 or all")
+        parser.error(f"--rotation: got {arguments.rotation!r}, expected 1, 2, 3, 4, 5 or all")
 
     LOGS.mkdir(parents=True, exist_ok=True)
     print("\n".join(rotation_lines(parts, rotations, why)), flush=True)
