@@ -1,10 +1,10 @@
 // One compiled kernel: what it can do, how it is launched, what its parameter is.
 //
-// Generated translation units (tools/make_instances.py) define the kernels, one unit for each family, element type
-// and head size. A unit includes the family's header from cuda/kernels and defines a function that lists its kernels:
+// Generated translation units (tools/make_instances.py) define the kernels: each a few of one family, or of several families of
+// small ones. A unit includes their headers from cuda/kernels and defines a function that lists its kernels:
 //
 //   namespace fovea::cuda {
-//   std::span<const Kernel> kernels_fwd_sm80_bf16_d128() {
+//   std::span<const Kernel> kernels_fwd_sm80_2() {
 //     static const Kernel kernels[] = {
 //         {.name = "fwd_sm80_bf16_d128",
 //          .kind = KernelKind::kForward,
