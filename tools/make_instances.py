@@ -4,7 +4,7 @@
     make_instances.py INSTANCES OUTPUT [--architectures "75;80;86;89;90"] [--device-only]
     make_instances.py --self-test
 
-OUTPUT gets .cu files of a few kernels each (a file costs two seconds before its first kernel), kernel_units.cpp with the list of
+OUTPUT gets .cu files of a few kernels each (a file costs 1.6 s before its first kernel), kernel_units.cpp with the list of
 them, units.cmake with the sources and -gencode flags of each library, and kernels.json, by which tools/resources.py tells the kernels in
 the compiler's output apart. Files whose contents stay the same are not touched, so that nothing is compiled in vain;
 files of instances that are gone are removed. The head of instances.toml says what the keys mean.
