@@ -662,7 +662,8 @@ class Shards(ProgramTest):
         self.assertEqual(set(got), set(expected))
         for name, array in expected.items():
             self.assertEqual((got[name].shape, got[name].dtype), (array.shape, array.dtype), name)
-            self.close(got[name].values, array.values, 1e-5)
+            # Tables of bfloat16 round weights against maxima of their own blocks of keys, which a cut moves: a place of the result.
+            self.close(got[name].values, array.values, 2**-7 if array.dtype == "bf16" else 1e-5)
 
     def test_rows_that_are_cut(self):
         alone, out = self.folder / "alone.safetensors", self.folder / "o.safetensors"
