@@ -19,6 +19,9 @@ namespace fovea::cpu::forward_pass {
 inline constexpr int64_t kBlockKeys = 128;
 // Panels of a tile in any table: Ops::max_panels says how many each has.
 inline constexpr int64_t kMaxPanels = 8;
+// Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
+// cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
+inline constexpr int64_t kRunBlocks = 8;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
@@ -115,12 +118,13 @@ struct ThreadScratch {
     partials = memory.take<float>(schedule.panels * Partial::size(s));
     next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
     scores = memory.take<float>(block * kPanel);
-    weights = memory.take<float>(block * kPanel / (s.ops->attend == nullptr ? 2 : 1));
+    weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
+    kept = memory.take<uint8_t>(kept_bytes(block) *
+                                (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -202,11 +206,11 @@ class SharedBlocks {
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.
 struct FiniteValues {
-  const KeyBlock& block;
+  const KeyBlock* block = nullptr;
   std::optional<bool> known;
 
   bool all(const Staging& s) {
-    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
+    if (!known) known = all_finite(block->rows, s.type, block->n, s.d_v);
     return *known;
   }
 };
