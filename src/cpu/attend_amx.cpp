@@ -539,53 +539,7 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
   pass.run<8>();
 }
 
-/// Words of 16 x 16 pairs: row c of `columns` is word w of row r of `rows`.
-FOVEA_AMX void transpose_words(const __m512i* rows, uint32_t* columns, int64_t ld) {
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  // b[4 g + c] holds, in its quarter q, column 4 q + c of rows 4 g to 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
-    const __m512i odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
-    const __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
-    const __m512i odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-    _mm512_storeu_si512(columns + c * ld, _mm512_shuffle_i32x4(even01, even23, 0x88));
-    _mm512_storeu_si512(columns + (4 + c) * ld, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
-    _mm512_storeu_si512(columns + (8 + c) * ld, _mm512_shuffle_i32x4(even01, even23, 0xdd));
-    _mm512_storeu_si512(columns + (12 + c) * ld, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
-  }
-}
-
 }  // namespace
-
-FOVEA_AMX void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
-                                uint32_t* dst) {
-  for (int64_t w = 0; w < words; w += 16) {
-    const int64_t first = 2 * w;
-    for (int64_t column = 0; column < size; column += 16) {
-      const auto mask = static_cast<__mmask16>((1u << std::min<int64_t>(16, size - column)) - 1);
-      __m512i pairs[16];
-      for (int64_t i = 0; i < 16; ++i) {
-        const int64_t row = first + 2 * i;
-        const uint16_t* at = rows + row * stride + column;
-        const __m256i low = _mm256_maskz_loadu_epi16(row < n ? mask : 0, at);
-        const __m256i high = _mm256_maskz_loadu_epi16(row + 1 < n ? mask : 0, at + stride);
-        pairs[i] =
-            _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
-      }
-      transpose_words(pairs, dst + column * words + w, words);
-    }
-  }
-}
 
 FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch) {
   _tile_loadconfig(&kTileConfig);

@@ -91,11 +91,11 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
                  float* rows) {
   const AttentionProblem& p = *group.problem;
-  // Whole vectors of four lanes: lanes past the last row are not read.
-  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
   const float scale = keep_scale(p) * group.value_scale;
+  alignas(64) float factors[kPanel] = {};
+  char* outputs[kPanel];
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
@@ -108,18 +108,25 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
       maximum = raised;
     }
     const bool empty = sum == 0.0f;
-    factor = empty ? 0.0f : scale * factor / sum;
-    float* values = rows + x * s.padded_dv;
-    if (factor == 0.0f) {
-      std::fill_n(values, s.d_v, 0.0f);
-    } else {
-      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factor;
-    }
-    s.ops->from_float(values, s.d_v, o_type, group.row_data(Role::kO, row));
+    factors[x] = empty ? 0.0f : scale * factor / sum;
+    outputs[x] = group.row_data(Role::kO, row);
     if (p.has(Role::kLse)) {
       *group.stat(Role::kLse, row) =
           empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
+  }
+  if (s.ops->write_lanes != nullptr && o_type == s.type)
+    return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
+  // Whole vectors of four lanes: lanes past the last row are not read.
+  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
+  for (int x = 0; x < lanes.count; ++x) {
+    float* values = rows + x * s.padded_dv;
+    if (factors[x] == 0.0f) {
+      std::fill_n(values, s.d_v, 0.0f);
+    } else {
+      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factors[x];
+    }
+    s.ops->from_float(values, s.d_v, o_type, outputs[x]);
   }
 }
 

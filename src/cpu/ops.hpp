@@ -156,6 +156,13 @@ struct Ops {
   void (*pair_columns)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                        uint32_t* dst);
 
+  /// Or null: the words of up to kPanel rows of `size` elements, transposed: dst[words][kPanel], zeros past `count` rows and
+  /// `size` elements. Elements of the product type of two a word.
+  void (*stage_lanes)(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
+  /// Or null: rows[x][c] = o[c][x] * factor[x] of lanes [0, count), rounded to nearest even to elements of the product type of two
+  /// a word. Where the factor is 0, so is the row.
+  void (*write_lanes)(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
   // that the next pass reads (`ahead`), so that memory is always busy.
 
@@ -179,9 +186,11 @@ const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
 const Ops* neon_ops();
 
-// Entries of amx_bf16_ops(), in attend_amx.cpp.
+// Entries of amx_bf16_ops(), in attend_amx.cpp and panels_amx.cpp.
 void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
 void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                       uint32_t* dst);
+void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
+void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 
 }  // namespace fovea::cpu
