@@ -74,6 +74,8 @@ struct Schedule {
     in_turn = splits > 1 && (full_tiles >= kWantedItems || full_tiles * splits > kMostSplitResults);
     panels = std::clamp<int64_t>(full_tiles * splits_apart() / (8 * std::max(1, options.num_threads)), 1,
                                  ops.max_panels);
+    // Steps of AMX take 32 queries at a time: two panels are three times as many.
+    if (ops.attend != nullptr) panels = round_up(panels, 2);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));

@@ -1,5 +1,6 @@
 // Panels on their way in and out, beside AMX: 16 x 16 words are transposed in registers.
 #include "cpu/ops.hpp"
+#include "cpu/scratch.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -47,12 +48,9 @@ FOVEA_BESIDE_AMX __attribute__((always_inline)) inline void transpose(__m512i* r
   }
 }
 
-/// The first `count` of 32 bits, 16 bits.
+/// The first `count` of 32 bits.
 __mmask32 first_32(int64_t count) {
   return static_cast<__mmask32>((uint64_t{1} << std::clamp<int64_t>(count, 0, 32)) - 1);
-}
-__mmask16 first_16(int64_t count) {
-  return static_cast<__mmask16>((1u << std::clamp<int64_t>(count, 0, 16)) - 1);
 }
 
 }  // namespace
@@ -60,19 +58,26 @@ __mmask16 first_16(int64_t count) {
 FOVEA_BESIDE_AMX void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size,
                                        int64_t words, uint32_t* dst) {
   for (int64_t w = 0; w < words; w += kBlock) {
-    for (int64_t column = 0; column < size; column += kBlock) {
-      const __mmask16 mask = first_16(size - column);
-      __m512i pairs[kBlock];
+    for (int64_t column = 0; column < size; column += 2 * kBlock) {
+      const __mmask32 mask = first_32(size - column);
+      // Unpacking takes four columns of each quarter: 8 q to 8 q + 3, and 8 q + 4 to 8 q + 7.
+      __m512i pairs[2][kBlock];
       for (int64_t i = 0; i < kBlock; ++i) {
         const int64_t row = 2 * (w + i);
         const uint16_t* at = rows + row * stride + column;
-        const __m256i low = _mm256_maskz_loadu_epi16(row < n ? mask : 0, at);
-        const __m256i high = _mm256_maskz_loadu_epi16(row + 1 < n ? mask : 0, at + stride);
-        pairs[i] =
-            _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+        const __m512i even = row < n ? _mm512_maskz_loadu_epi16(mask, at) : _mm512_setzero_si512();
+        const __m512i odd =
+            row + 1 < n ? _mm512_maskz_loadu_epi16(mask, at + stride) : _mm512_setzero_si512();
+        pairs[0][i] = _mm512_unpacklo_epi16(even, odd);
+        pairs[1][i] = _mm512_unpackhi_epi16(even, odd);
       }
-      transpose(pairs);
-      for (int64_t i = 0; i < kBlock; ++i) _mm512_storeu_si512(dst + (column + i) * words + w, pairs[i]);
+      for (int64_t half = 0; half < 2; ++half) {
+        transpose(pairs[half]);
+        for (int64_t i = 0; i < kBlock; ++i) {
+          const int64_t to = column + i / 4 * 8 + half * 4 + i % 4;
+          if (to < round_up(size, kBlock)) _mm512_storeu_si512(dst + to * words + w, pairs[half][i]);
+        }
+      }
     }
   }
 }
