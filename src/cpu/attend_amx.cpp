@@ -9,7 +9,7 @@
 // start (one port of two, while tiles work): neither waits for the other as long as both stand within the reach of the
 // out-of-order window.
 //
-// 32 queries are two columns of tiles: scores of two strips (8 KB), weights of two turns of 64 keys (8 KB), and Q and O (24 KB at
+// 32 queries are two columns of tiles: scores of a strip (4 KB), weights of two turns of keys (8 or 16 KB), and Q and O (24 KB at
 // head size 128) stay in a first-level cache of 48 KB. K and V come from the second-level cache by loads that do not take their place
 // (TILELOADDT1). The accumulators of a block of products are stored one by one where the next block begins with them, not all at its end:
 // a store takes 16 cycles, too.
@@ -19,6 +19,7 @@
 // takes the maximum of the turn, and the turn is weighed again.
 #include "cpu/amx_tiles.hpp"
 #include "cpu/ops.hpp"
+#include "cpu/scratch.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -39,9 +40,8 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr int64_t kStrip = 2 * kTile;  // keys: rows of a block of two by two tiles
-constexpr int64_t kTurn =
-    kAttendKeys;  // keys whose weights meet V at once: more would leave the first-level cache
+constexpr int64_t kStrip = kAttendStrip;  // keys: rows of a block of two by two tiles
+constexpr int64_t kMostTurn = kAttendKeys;
 constexpr int64_t kWidth = 2 * kTile;  // queries
 constexpr int64_t kPairsOfStrip = kStrip / 2;
 // Scores of 9 / log2(e) = 6 above m, or as much of many smaller ones: weights keep their precision at any size, and the
@@ -49,8 +49,8 @@ constexpr int64_t kPairsOfStrip = kStrip / 2;
 constexpr float kLargestSum = 512.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-static_assert(kTurn == 2 * kStrip);
-static_assert(kAttendScratch == (2 * kStrip + kTurn) * kWidth + 3 * kTile);
+static_assert(kStrip == 2 * kTile);
+static_assert(kAttendScratch == (2 * kStrip + kMostTurn) * kWidth + 3 * kTile);
 
 /// 16 queries of a panel.
 struct Column {
@@ -247,6 +247,11 @@ FOVEA_AMX void multiply_last_rows(const Product& p, const Accumulators& o) {
 #undef FOVEA_STORE
 #undef FOVEA_LOAD
 
+/// As many strips as O has blocks of rows, so that each goes beside one of them; P of two turns has to stay in the first-level cache.
+constexpr int64_t turn_of(int64_t columns) {
+  return columns > 3 * kStrip ? kMostTurn : kMostTurn / 2;
+}
+
 /// Two columns against the keys [first, end) of a run.
 ///
 /// Weights stay in registers as long as their address is known to no function that is called: those that are not inlined get copies.
@@ -257,7 +262,8 @@ class Pass {
         columns_(columns),
         scores_(scratch),
         pairs_(reinterpret_cast<uint32_t*>(scratch + 2 * kStrip * kWidth)),
-        first_(std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) / kTurn * kTurn),
+        turn_(turn_of(keys.columns)),
+        first_(std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -turn_),
         end_(std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end))) {
     for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
     set_offsets();
@@ -268,27 +274,26 @@ class Pass {
 
  private:
   FOVEA_AMX Product scores_of(int64_t key) const {
-    const Operand& rows = keys_.blocks[(key - keys_.first) / keys_.block_keys].keys;
-    return {rows.data + (key - keys_.first) % keys_.block_keys * rows.row_stride,
+    const Operand& rows = keys_.blocks[(key - keys_.first) / kAttendKeys].keys;
+    return {rows.data + (key - keys_.first) % kAttendKeys * rows.row_stride,
             rows.row_stride,
             {columns_[0].queries, columns_[1].queries},
             kPanel,
             keys_.words};
   }
   FOVEA_AMX Product values_of(int64_t turn) const {
-    const Operand& values = keys_.blocks[(turn - keys_.first) / keys_.block_keys].values;
+    const Operand& values = keys_.blocks[(turn - keys_.first) / kAttendKeys].values;
     const auto* pairs = reinterpret_cast<const float*>(pairs_of(turn));
-    return {values.data + (turn - keys_.first) % keys_.block_keys / 2,
+    return {values.data + (turn - keys_.first) % kAttendKeys / 2,
             values.row_stride,
             {pairs, pairs + kTile},
             kWidth,
             strips_of(turn) * kPairsOfStrip};
   }
-  float* strip(int64_t key) const { return scores_ + key / kStrip % 2 * kStrip * kWidth; }
   /// The weights of key and those behind it.
-  uint32_t* pairs_of(int64_t key) const { return pairs_ + key % (2 * kTurn) / 2 * kWidth; }
-  int64_t strips_of(int64_t turn) const { return end_ - turn > kStrip ? 2 : 1; }
-  Accumulators scores_at(int64_t key) const { return {{strip(key), strip(key) + kTile}, {kWidth, kWidth}}; }
+  uint32_t* pairs_of(int64_t key) const { return pairs_ + (key & (2 * turn_ - 1)) / 2 * kWidth; }
+  int64_t strips_of(int64_t turn) const { return ceil_div(std::min(turn_, end_ - turn), kStrip); }
+  static Accumulators scores_at(float* scores) { return {{scores, scores + kTile}, {kWidth, kWidth}}; }
 
   FOVEA_AMX void set_offsets();
   FOVEA_AMX void mask(int64_t key, float* scores) const;
@@ -311,6 +316,7 @@ class Pass {
   Columns& columns_;
   float* scores_;
   uint32_t* pairs_;
+  int64_t turn_;  ///< keys whose weights meet V at once, a power of two
   int64_t first_, end_;
   __m512 offset_[2];    ///< 1/2 - m
   __m512 total_[2];     ///< of the weights of whole turns
@@ -436,7 +442,7 @@ FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
 /// Brings the scores of a strip from the tiles to the weights.
 FOVEA_AMX_INLINE void Pass::begin_strip(int64_t key, Weights& w) {
   store_pending();
-  float* scores = strip(key);
+  float* scores = pending_.column[0];
   mask(key, scores);
   if (fresh_) refer(scores);
   w.scores = scores;
@@ -476,9 +482,12 @@ FOVEA_AMX_INLINE bool Pass::rose_too_far(const Weights& w) const {
 /// Adds the sums of a turn to those of the rows; weighs it again where scores rose too far above the references.
 FOVEA_AMX_INLINE void Pass::end_turn(int64_t turn, Weights& w) {
   if (rose_too_far(w)) {
-    store_pending();  // the scores of the next strip
+    if (in_tiles_) {  // scores of the next strip
+      pending_ = scores_at(scores_ + kStrip * kWidth);
+      store_pending();
+    }
     __m512 sum[2] = {w.sum[0], w.sum[1]};
-    weigh_again(turn, strip(turn + (strips_of(turn) - 1) * kStrip), sum);
+    weigh_again(turn, scores_, sum);
     std::copy_n(sum, 2, w.sum);
   }
   for (size_t x = 0; x < 2; ++x) {
@@ -493,15 +502,15 @@ FOVEA_AMX void Pass::run() {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
   multiply<0>(scores_of(first_), nullptr, nullptr, w);
-  pending_ = scores_at(first_);
+  pending_ = scores_at(scores_);
   in_tiles_ = true;
   for (int64_t key = first_; key < end_; key += kStrip) {
-    const int64_t turn = key / kTurn * kTurn, next = key + kStrip;
+    const int64_t turn = key & -turn_, next = key + kStrip;
     begin_strip(key, w);
-    if (turn > first_) add_values<kPairs>(turn - kTurn, (key - turn) / kStrip, strips_of(turn), w);
+    if (turn > first_) add_values<kPairs>(turn - turn_, (key - turn) / kStrip, strips_of(turn), w);
     if (next < end_) {
       multiply<kPairs>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
-      pending_ = scores_at(next);
+      pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
       store_pending();
@@ -510,9 +519,9 @@ FOVEA_AMX void Pass::run() {
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (next % kTurn == 0 || next >= end_) end_turn(turn, w);
+    if ((next & (turn_ - 1)) == 0 || next >= end_) end_turn(turn, w);
   }
-  add_values<kPairs>((end_ - 1) / kTurn * kTurn, 0, 1, w);
+  add_values<kPairs>((end_ - 1) & -turn_, 0, 1, w);
   store_pending();
   for (size_t x = 0; x < 2; ++x) _mm512_storeu_ps(columns_[x].row_sum, total_[x]);
 }

@@ -252,7 +252,7 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
-  if (s.ops->attend != nullptr && n % kAttendKeys != 0) {
+  if (s.ops->attend != nullptr && n % kAttendStrip != 0) {
     // Rows behind the last are read, which memory that is not ours need not have.
     s.copy_keys(keys, values, n, t.keys);
     return {{t.keys, s.score_words(), 1}, columns, values, j0, n};
@@ -317,8 +317,8 @@ void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
     }
     ++taker;
   }
-  s.ops->attend({operands.data(), kBlockKeys, first, end, s.score_words(),
-                 round_up(s.d_v, s.ops->row_multiple), terms.factor_of(group)},
+  s.ops->attend({operands.data(), first, end, s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+                 terms.factor_of(group)},
                 takers.data(), count, t.scores);
 }
 

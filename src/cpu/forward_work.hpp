@@ -16,7 +16,7 @@ namespace fovea::cpu::forward_pass {
 
 // Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
 // written, turned into weights and read again.
-inline constexpr int64_t kBlockKeys = 128;
+inline constexpr int64_t kBlockKeys = kAttendKeys;
 // Panels of a tile in any table: Ops::max_panels says how many each has.
 inline constexpr int64_t kMaxPanels = 8;
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
@@ -119,7 +119,7 @@ struct ThreadScratch {
     queries = memory.take<float>(schedule.panels * s.score_words() * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
     next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
-    scores = memory.take<float>(block * kPanel);
+    scores = memory.take<float>(std::max<int64_t>(block * kPanel, kAttendScratch));
     weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));
     values = memory.take<float>(s.columns_size(block, s.d_v));

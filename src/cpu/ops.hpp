@@ -52,17 +52,17 @@ struct AttendBlock {
   Operand keys, values;
 };
 
-/// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of 32, and whatever lies
+/// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
 /// behind `end` in them is not seen; pairs of V are zero there.
 struct AttendKeys {
-  const AttendBlock* blocks;
-  int64_t block_keys;  ///< of each but the last, a multiple of kAttendKeys
-  int64_t first, end;  ///< positions; first is a multiple of kAttendKeys
-  int64_t words;       ///< reduction words of a row of K
-  int64_t columns;     ///< of V, a multiple of row_multiple
-  float factor;        ///< score times factor is in units of log2
+  const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
+  int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
+  int64_t words;              ///< reduction words of a row of K
+  int64_t columns;            ///< of V, a multiple of row_multiple
+  float factor;               ///< score times factor is in units of log2
 };
-inline constexpr int64_t kAttendKeys = 64;
+inline constexpr int64_t kAttendKeys = 128;
+inline constexpr int64_t kAttendStrip = 32;  // rows of K are read in so many
 
 /// A panel of queries.
 struct AttendPanel {
@@ -75,7 +75,7 @@ struct AttendPanel {
   const uint8_t* kept =
       nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
 };
-inline constexpr int64_t kAttendScratch = 2 * kAttendKeys * 32 + 48;  // floats
+inline constexpr int64_t kAttendScratch = (kAttendKeys + 2 * kAttendStrip) * 32 + 48;  // floats
 
 struct Program;
 struct ProgramInputs;
