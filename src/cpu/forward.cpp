@@ -461,7 +461,6 @@ class Forward final : public Prepared {
     SeenBlocks& blocks;
     const ThreadScratch& t;
   };
-  void share_blocks(const Buffers& buffers, const SharedBlocks& shared) const;
   void attend_split(const Item& item, int64_t split, float* partials) const;
   void attend_in_turn(const Item& item) const;
   void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
@@ -477,19 +476,6 @@ class Forward final : public Prepared {
   SharedBlocks shared_;  ///< without memory
   int64_t thread_bytes_, split_offset_, shared_offset_;
 };
-
-/// Stages K and V for all tiles.
-void Forward::share_blocks(const Buffers& buffers, const SharedBlocks& shared) const {
-  WorkQueue items(schedule_.groups * shared.blocks_of_head());
-  run_threads(num_threads_, [&](int thread) {
-    const ThreadScratch t = scratch_of(static_cast<char*>(buffers.workspace), thread);
-    for (int64_t item; (item = items.next()) >= 0;) {
-      const int64_t head = item / shared.blocks_of_head();
-      const Group group(problem_, buffers, head / problem_.heads_kv, head % problem_.heads_kv);
-      shared.stage(staging_, group, item % shared.blocks_of_head() * kBlockKeys, t);
-    }
-  });
-}
 
 /// A tile against one split of the keys.
 void Forward::attend_split(const Item& item, int64_t split, float* partials) const {
@@ -527,6 +513,7 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
+  shared.wait_for(group);
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
   const Item what{tile, lanes, terms, shared, blocks, t};
@@ -562,10 +549,12 @@ void Forward::run(const Buffers& buffers) const {
                          &schedule_};
   SharedBlocks shared = shared_;
   shared.set_memory(workspace + shared_offset_);
-  if (shared.bytes() > 0) share_blocks(buffers, shared);
+  WorkQueue blocks_to_share(shared.blocks());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
+    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
+      shared.stage(problem_, buffers, staging_, block, t);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "core/backend.hpp"
 #include "cpu/panel.hpp"
@@ -47,6 +49,21 @@ inline int64_t splits_of(const AttentionProblem& p, int64_t panels_of_head, cons
                              std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
 }
 
+/// Panels of a tile where tables attend in one step (AMX): those with which the last thread ends first, if all tiles have as many.
+/// A step takes 32 queries at a time, and a tile as long as two of them for the blocks that it reads from a last-level cache.
+inline int64_t panels_beside_tiles(int64_t all_panels, int64_t groups, int64_t most, int64_t threads) {
+  int64_t best = 1, least = std::numeric_limits<int64_t>::max();
+  for (int64_t panels = 2; panels <= most; panels += 2) {
+    const int64_t tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));
+    const int64_t steps = ceil_div(ceil_div(all_panels, tiles) * kPanel, 32) + 2;
+    const int64_t time = ceil_div(groups * tiles, threads) * steps;
+    if (time > least) continue;
+    least = time;
+    best = panels;
+  }
+  return best;
+}
+
 struct Schedule {
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
@@ -72,10 +89,10 @@ struct Schedule {
     split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, wanted)), kBlockKeys);
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
     in_turn = splits > 1 && (full_tiles >= kWantedItems || full_tiles * splits > kMostSplitResults);
-    panels = std::clamp<int64_t>(full_tiles * splits_apart() / (8 * std::max(1, options.num_threads)), 1,
-                                 ops.max_panels);
-    // Steps of AMX take 32 queries at a time: two panels are three times as many.
-    if (ops.attend != nullptr) panels = round_up(panels, 2);
+    const int64_t threads = std::max(1, options.num_threads);
+    panels = ops.attend != nullptr
+                 ? panels_beside_tiles(all_panels, groups * splits_apart(), ops.max_panels, threads)
+                 : std::clamp<int64_t>(full_tiles * splits_apart() / (8 * threads), 1, ops.max_panels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
@@ -173,21 +190,33 @@ class SharedBlocks {
         key_words_(round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
         value_words_(round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
-    if (s.ops->attend != nullptr && !schedule.row_path && schedule.tiles > 1 && bytes <= kMostBytes)
-      bytes_ = bytes;
+    if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
+    bytes_ = bytes;
+    heads_ = schedule.groups;
   }
-  int64_t bytes() const { return bytes_; }
-  int64_t blocks_of_head() const { return blocks_; }
-  void set_memory(void* memory) { base_ = static_cast<float*>(memory); }
+  /// Of memory; 0 where there are no shared blocks.
+  int64_t bytes() const { return bytes_ + heads_ * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t blocks() const { return heads_ * blocks_; }
+  void set_memory(void* memory) {
+    base_ = static_cast<float*>(memory);
+    staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    std::fill_n(staged_, heads_, 0);
+  }
 
-  /// Of the block of keys from j0 on, a multiple of kBlockKeys.
-  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
-    const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
-    if (n <= 0) return;
-    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-    s.copy_keys(keys, values, n, at(group, j0));
-    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+  /// Block `item` of blocks(), those of a head one behind the other.
+  void stage(const AttentionProblem& p, const Buffers& buffers, const Staging& s, int64_t item,
+             const ThreadScratch& t) const {
+    const int64_t head = item / blocks_;
+    const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
+    stage(s, group, item % blocks_ * kBlockKeys, t);
+    // What is written above is there for a thread that reads the new count.
+    std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
+  }
+  /// Returns when all blocks of a head are staged. Those that are not are in the hands of threads that run.
+  void wait_for(const Group& group) const {
+    if (bytes_ == 0) return;
+    const std::atomic_ref staged(staged_[group.index()]);
+    while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
   }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0), s.score_words(), 1};
@@ -198,12 +227,22 @@ class SharedBlocks {
 
  private:
   static constexpr int64_t kLine = 16;  // words
+  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
+    const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
+    if (n <= 0) return;
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    s.copy_keys(keys, values, n, at(group, j0));
+    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+  }
   float* at(const Group& group, int64_t j0) const {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
   }
 
-  int64_t blocks_ = 0, key_words_ = 0, value_words_ = 0, bytes_ = 0;
+  int64_t blocks_ = 0;  ///< of a head
+  int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
+  int32_t* staged_ = nullptr;  ///< blocks of each head
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.
