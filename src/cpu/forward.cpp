@@ -115,7 +115,7 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
           empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
-  if (s.ops->write_lanes != nullptr && o_type == s.type)
+  if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
     return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
   // Whole vectors of four lanes: lanes past the last row are not read.
   s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);

@@ -157,10 +157,10 @@ struct Ops {
                        uint32_t* dst);
 
   /// Or null: the words of up to kPanel rows of `size` elements, transposed: dst[words][kPanel], zeros past `count` rows and
-  /// `size` elements. Elements of the product type of two a word.
+  /// `size` elements. Elements are bfloat16.
   void (*stage_lanes)(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
-  /// Or null: rows[x][c] = o[c][x] * factor[x] of lanes [0, count), rounded to nearest even to elements of the product type of two
-  /// a word. Where the factor is 0, so is the row.
+  /// Or null: rows[x][c] = o[c][x] * factor[x] of lanes [0, count), rounded to nearest even to bfloat16.
+  /// Where the factor is 0, so is the row.
   void (*write_lanes)(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
