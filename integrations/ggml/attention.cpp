@@ -1,6 +1,6 @@
 // A node as one problem where Fovea reads the cache in place. Where the cache is converted, as parts: with many queries
 //
-//   for each sequence, and each group of key heads whose keys as float32 fit kPanelBytes:
+//   for each sequence, and each group of key heads whose converted keys fit kPanelBytes:
 //     for each stretch of keys that fits (one, but for long caches):
 //       convert K and V, with all threads
 //       o, lse = attention, with all threads     merged with the stretches before it
@@ -31,15 +31,12 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;
 constexpr int64_t kChunkBytes = int64_t{512} << 10;
 // More chunks than this and merging them shows.
 constexpr int64_t kMostChunks = 32;
-// Rows (queries times heads of a group) for which a conversion costs about as much as its use.
-constexpr int64_t kChunkRows = 48;
-
 int64_t round_up(int64_t x, int64_t step) {
   return (x + step - 1) / step * step;
 }
 
 int64_t bytes_of_key(const Operation& a) {
-  return (a.k->ne[0] + a.v->ne[0]) * static_cast<int64_t>(sizeof(float));
+  return (a.k->ne[0] + a.v->ne[0]) * static_cast<int64_t>(ggml_type_size(computed_type(a)));
 }
 
 /// Keys that are converted: up to the last that is seen, in steps, so that plans serve many tokens of a text that grows.
@@ -253,7 +250,7 @@ bool Attention::compute(const ggml_tensor& node) {
     Worker& worker = workers_.front();
     return worker.run(work, whole(a), threads_) || failed(worker);
   }
-  return a.queries() * work.group() <= kChunkRows ? compute_chunks(work) : compute_panels(work);
+  return a.rows() <= kChunkRows ? compute_chunks(work) : compute_panels(work);
 }
 
 }  // namespace fovea_ggml

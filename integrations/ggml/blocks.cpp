@@ -1,4 +1,4 @@
-// Conversions in vectors: ggml's own functions are plain loops, and take as long as the attention of a query.
+// Conversions in vectors: ggml's own functions are plain loops, and take as long as the attention of a query, or a prompt on tiles.
 #include "blocks.hpp"
 
 // Leaves out targets that bring nothing over their neighbours here.
@@ -63,6 +63,44 @@ void q4_0(const void* blocks, float* out, int64_t count) {
   }
 }
 
+/// A float32 as bfloat16, rounded to nearest even.
+inline uint16_t rounded(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+void bf16(const float* in, uint16_t* out, int64_t count) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t x = 0;
+  for (; x + lanes <= count; x += lanes) {
+    const auto value = hn::LoadU(d, in + x);
+    const auto bits = hn::BitCast(du, value);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto half = hn::Add(odd, hn::Set(du, 0x7fff));
+    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+    const auto raised = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), quiet, hn::Add(bits, half));
+    hn::StoreU(hn::TruncateTo(hn::Rebind<uint16_t, D>(), hn::ShiftRight<16>(raised)),
+               hn::Rebind<uint16_t, D>(), out + x);
+  }
+  for (; x < count; ++x) out[x] = rounded(in[x]);
+}
+
+void f16(const void* halves, float* out, int64_t count) {
+  const D d;
+  const hn::Rebind<hwy::float16_t, D> dh;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto* in = static_cast<const uint8_t*>(halves);
+  int64_t x = 0;
+  for (; x + lanes <= count; x += lanes) {
+    const auto half = hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(in) + x);
+    hn::StoreU(hn::PromoteTo(d, half), d, out + x);
+  }
+  for (; x < count; ++x) out[x] = scale_of(in + 2 * x);
+}
+
 }  // namespace fovea_ggml::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -73,7 +111,8 @@ namespace {
 using Convert = void (*)(const void*, float*, int64_t);
 
 #if defined(__x86_64__)
-Convert best(Convert avx512, Convert avx2, Convert any) {
+template <class Function>
+Function* best(Function* avx512, Function* avx2, Function* any) {
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   return has_avx512 ? avx512 : __builtin_cpu_supports("avx2") ? avx2 : any;
@@ -93,6 +132,16 @@ void q8_0_to_float(const void* blocks, float* out, int64_t count) {
 void q4_0_to_float(const void* blocks, float* out, int64_t count) {
   static const Convert convert = FOVEA_BEST(q4_0);
   convert(blocks, out, count);
+}
+
+void f16_to_float(const void* halves, float* out, int64_t count) {
+  static const Convert convert = FOVEA_BEST(f16);
+  convert(halves, out, count);
+}
+
+void float_to_bf16(const float* in, uint16_t* out, int64_t count) {
+  static const auto convert = FOVEA_BEST(bf16);
+  convert(in, out, count);
 }
 
 }  // namespace fovea_ggml

@@ -1,4 +1,4 @@
-// Blocks of ggml's quantised types as float32, for the types that caches are usually kept in.
+// Conversions in vectors for the types that caches are usually kept in.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,10 @@ inline constexpr int64_t kBlockElements = 32, kQ8Bytes = 34, kQ4Bytes = 18;
 void q8_0_to_float(const void* blocks, float* out, int64_t count);
 /// scale * (number - 8); byte i holds element i in its low half, element i + 16 in its high half.
 void q4_0_to_float(const void* blocks, float* out, int64_t count);
+
+/// `count` float16.
+void f16_to_float(const void* halves, float* out, int64_t count);
+/// Rounds to nearest even.
+void float_to_bf16(const float* in, uint16_t* out, int64_t count);
 
 }  // namespace fovea_ggml

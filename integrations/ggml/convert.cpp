@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "blocks.hpp"
+#include "operation.hpp"
 
 namespace fovea_ggml {
 namespace {
@@ -21,6 +22,7 @@ const char* row_of(const ggml_tensor& t, int64_t row, int64_t head, int64_t batc
 ggml_to_float_t conversion_from(ggml_type type) {
   const ggml_type_traits& traits = *ggml_get_type_traits(type);
   const bool blocks = traits.blck_size == kBlockElements;
+  if (type == GGML_TYPE_F16) return f16_to_float;
   if (type == GGML_TYPE_Q8_0 && blocks && traits.type_size == kQ8Bytes) return q8_0_to_float;
   if (type == GGML_TYPE_Q4_0 && blocks && traits.type_size == kQ4Bytes) return q4_0_to_float;
   return traits.to_float;
@@ -28,8 +30,8 @@ ggml_to_float_t conversion_from(ggml_type type) {
 
 }  // namespace
 
-void to_float32(const ggml_tensor& tensor, int64_t batch, int64_t head, int64_t heads, int64_t first,
-                int64_t count, int threads, float* out) {
+void rows_as(ggml_type type, const ggml_tensor& tensor, int64_t batch, int64_t head, int64_t heads,
+             int64_t first, int64_t count, int threads, void* out) {
   const ggml_to_float_t convert = conversion_from(tensor.type);
   const int64_t size = tensor.ne[0], turns = (count + kRows - 1) / kRows;
 #pragma omp parallel for num_threads(threads) if (heads * turns > 1)
@@ -37,12 +39,15 @@ void to_float32(const ggml_tensor& tensor, int64_t batch, int64_t head, int64_t 
     const int64_t h = turn / turns, begin = turn % turns * kRows, end = std::min(begin + kRows, count);
     for (int64_t j = begin; j < end; ++j) {
       const char* row = row_of(tensor, first + j, head + h, batch);
-      float* to = out + (h * count + j) * size;
+      const int64_t at = (h * count + j) * size;
+      float between[kMostHeadSize];
+      float* to = type == GGML_TYPE_F32 ? static_cast<float*>(out) + at : between;
       if (convert == nullptr) {
         std::memcpy(to, row, static_cast<size_t>(size) * sizeof(float));
       } else {
         convert(row, to, size);
       }
+      if (type == GGML_TYPE_BF16) float_to_bf16(between, static_cast<uint16_t*>(out) + at, size);
     }
   }
 }
@@ -57,7 +62,7 @@ void queries_as(const ggml_tensor& q, ggml_type type, int threads, void* out) {
     if (type == GGML_TYPE_F16) {
       ggml_fp32_to_fp16_row(row, to, size);
     } else {
-      ggml_fp32_to_bf16_row(row, reinterpret_cast<ggml_bf16_t*>(to), size);
+      float_to_bf16(row, to, size);
     }
   }
 }

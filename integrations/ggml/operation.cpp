@@ -1,16 +1,16 @@
 // Which nodes are taken: docs/guide/llama_cpp.md has these rules as a table.
 #include "operation.hpp"
 
+#include <fovea/fovea.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
 namespace fovea_ggml {
 namespace {
-
-/// Largest head size of Fovea.
-constexpr int64_t kMostHeadSize = 576;
 
 bool multiples_of_elements(const ggml_tensor& t) {
   const size_t size = ggml_type_size(t.type);
@@ -50,7 +50,7 @@ int64_t keys_for_one_row(ggml_type type) {
 
 const char* slower_because(const Operation& a) {
   if (a.most_keys > 0) return "a mask that promises few keys: ggml goes through those alone";
-  const int64_t rows = a.queries() * (a.heads() / a.key_heads()), pairs = rows * a.keys();
+  const int64_t rows = a.rows(), pairs = rows * a.keys();
   if (a.k->type == computed_type(a) && a.v->type == computed_type(a)) {
     return pairs < kLeastPairs ? "too few queries and keys" : nullptr;
   }
@@ -79,10 +79,30 @@ float Operation::slope(int64_t head) const {
                       : std::pow(second, static_cast<float>(2 * (head - power) + 1));
 }
 
+namespace {
+
+/// Whether tiles multiply bfloat16 here (AMX), so fast that a conversion of the cache for a prompt hardly shows.
+bool tiles_multiply_bfloat16() {
+  static const bool answer = [] {
+    const char* wanted = std::getenv("FOVEA_GGML_BFLOAT16");
+    if (wanted != nullptr && std::strcmp(wanted, "0") == 0) return false;
+    for (int32_t i = 0; i < fovea_backend_count(); ++i) {
+      if (std::strcmp(fovea_backend_name(i), "cpu_amx_bf16") == 0)
+        return *fovea_backend_unavailable_because(i) == '\0';
+    }
+    return false;
+  }();
+  return answer;
+}
+
+}  // namespace
+
 ggml_type computed_type(const Operation& a) {
-  const ggml_type type = a.k->type;
-  const bool native = type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
-  return native && a.v->type == type ? type : GGML_TYPE_F32;
+  const ggml_type k = a.k->type, v = a.v->type;
+  if (a.rows() > kChunkRows && k != GGML_TYPE_F32 && v != GGML_TYPE_F32 && tiles_multiply_bfloat16())
+    return GGML_TYPE_BF16;
+  const bool native = k == GGML_TYPE_F16 || k == GGML_TYPE_BF16;
+  return native && v == k ? k : GGML_TYPE_F32;
 }
 
 const char* declined_because(const ggml_tensor& node) {

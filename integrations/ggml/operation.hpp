@@ -7,6 +7,11 @@
 
 namespace fovea_ggml {
 
+/// Largest head size of Fovea.
+inline constexpr int64_t kMostHeadSize = 576;
+/// Rows (queries times heads of a group) for which a conversion of the cache costs about as much as its use.
+inline constexpr int64_t kChunkRows = 48;
+
 /// o = softmax(softcap(scale * q k) + slope * mask, and sinks) v. Tensors of ggml name their dimensions from the last on:
 /// q (element, query, head, batch), k and v (element, key, head, batch), mask (key, query, head, batch), o (element, head,
 /// query, batch).
@@ -21,12 +26,15 @@ struct Operation {
   int64_t heads() const { return q->ne[2]; }
   int64_t key_heads() const { return k->ne[2]; }
   int64_t keys() const { return k->ne[1]; }
+  /// Of a key head: queries of all heads that share it.
+  int64_t rows() const { return queries() * (heads() / key_heads()); }
   /// ALiBi's slope of a head, as ggml defines it.
   float slope(int64_t head) const;
 };
 
-/// The type that Fovea computes in: that of a cache of float16, bfloat16 or float32; float32, converted a part at a time, of
-/// any other.
+/// The type that Fovea computes in. Many rows over a cache of at most 16 bits: bfloat16, where tiles multiply that (AMX), unless
+/// the environment has FOVEA_GGML_BFLOAT16=0. Else that of a cache of float16, bfloat16 or float32, and float32 of any other. A cache
+/// of another type is converted a part at a time.
 ggml_type computed_type(const Operation& operation);
 
 /// Why the node is left to ggml, in words; null when Fovea takes it.

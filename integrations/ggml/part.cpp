@@ -195,15 +195,17 @@ bool Worker::run(const Work& work, const Part& part, int threads) try {
 }
 
 bool Worker::run_converted(const Work& work, Part part, int threads) {
+  const ggml_type type = computed_type(work.a);
   const int64_t d = work.a.k->ne[0], d_v = work.a.v->ne[0], count = part.key_heads * part.keys;
-  auto* keys = static_cast<float*>(panel_.at_least(static_cast<size_t>(count * (d + d_v)) * sizeof(float)));
+  const auto bytes = static_cast<int64_t>(ggml_type_size(type));
+  auto* keys = static_cast<char*>(panel_.at_least(static_cast<size_t>(count * (d + d_v) * bytes)));
   if (keys == nullptr) {
     error_ = fovea_last_error();
     return false;
   }
-  float* values = keys + count * d;
-  to_float32(*work.a.k, part.batch, part.key_head, part.key_heads, part.key, part.keys, threads, keys);
-  to_float32(*work.a.v, part.batch, part.key_head, part.key_heads, part.key, part.keys, threads, values);
+  char* values = keys + count * d * bytes;
+  rows_as(type, *work.a.k, part.batch, part.key_head, part.key_heads, part.key, part.keys, threads, keys);
+  rows_as(type, *work.a.v, part.batch, part.key_head, part.key_heads, part.key, part.keys, threads, values);
   part.k = keys;
   part.v = values;
   const int64_t k_strides[3] = {0, d, part.keys * d}, v_strides[3] = {0, d_v, part.keys * d_v};

@@ -47,7 +47,7 @@ class Worker {
  public:
   /// False when Fovea refuses: error() says why.
   bool run(const Work& work, const Part& part, int threads);
-  /// Converts the keys and values of the part, which is of one sequence, to float32 and runs it on them.
+  /// Converts the keys and values of the part, which is of one sequence, to computed_type() and runs it on them.
   bool run_converted(const Work& work, Part part, int threads);
   const std::string& error() const { return error_; }
 

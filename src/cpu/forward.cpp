@@ -13,6 +13,7 @@
 #include "cpu/forward.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -90,11 +91,11 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,
                  float* rows) {
   const AttentionProblem& p = *group.problem;
-  // Whole vectors of four lanes: lanes past the last row are not read.
-  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
   const DType o_type = p[Role::kO].dtype;
   const auto* sinks = group.buffers->get<const float>(Role::kSink);
   const float scale = keep_scale(p) * group.value_scale;
+  alignas(64) float factors[kPanel] = {};
+  char* outputs[kPanel];
   for (int x = 0; x < lanes.count; ++x) {
     const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
@@ -107,18 +108,25 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
       maximum = raised;
     }
     const bool empty = sum == 0.0f;
-    factor = empty ? 0.0f : scale * factor / sum;
-    float* values = rows + x * s.padded_dv;
-    if (factor == 0.0f) {
-      std::fill_n(values, s.d_v, 0.0f);
-    } else {
-      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factor;
-    }
-    s.ops->from_float(values, s.d_v, o_type, group.row_data(Role::kO, row));
+    factors[x] = empty ? 0.0f : scale * factor / sum;
+    outputs[x] = group.row_data(Role::kO, row);
     if (p.has(Role::kLse)) {
       *group.stat(Role::kLse, row) =
           empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
+  }
+  if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
+    return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
+  // Whole vectors of four lanes: lanes past the last row are not read.
+  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
+  for (int x = 0; x < lanes.count; ++x) {
+    float* values = rows + x * s.padded_dv;
+    if (factors[x] == 0.0f) {
+      std::fill_n(values, s.d_v, 0.0f);
+    } else {
+      for (int64_t c = 0; c < s.d_v; ++c) values[c] *= factors[x];
+    }
+    s.ops->from_float(values, s.d_v, o_type, outputs[x]);
   }
 }
 
@@ -184,6 +192,24 @@ tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& bl
   return keys;
 }
 
+/// Neighbouring blocks of keys.
+struct BlockRun {
+  std::array<KeyBlock, kRunBlocks> blocks;
+  std::array<FiniteValues, kRunBlocks> finite;
+  int64_t count = 0;
+
+  void add(const KeyBlock& block) {
+    blocks[static_cast<size_t>(count)] = block;
+    finite[static_cast<size_t>(count)] = {&blocks[static_cast<size_t>(count)], {}};
+    ++count;
+  }
+  int64_t first() const { return blocks[0].j0; }
+  int64_t end() const {
+    const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
+    return last.j0 + last.n;
+  }
+};
+
 /// A tile of panels against keys of one key head.
 struct TilePass {
   const Staging& s;
@@ -200,8 +226,12 @@ struct TilePass {
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
   tile::Range begin(int64_t first_key, int64_t last_key) const;
   KeyBlock staged(int64_t j0, int64_t n) const;
-  void attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done, FiniteValues& finite) const;
-  void step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, FiniteValues& finite) const;
+  int64_t run_keys() const;
+  void attend_run(int64_t j0, int64_t end) const;
+  bool can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const;
+  bool reads_finite_values(BlockRun& run, const bool* takes) const;
+  void attend(BlockRun& run, const Seen* seen, bool* taken) const;
+  void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
 };
 
 /// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
@@ -221,54 +251,86 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-  return {s.stage_keys(keys, values, n, t.keys), s.stage_columns(values, n, s.d_v, t.values), values, j0, n};
+  const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
+  if (s.ops->attend != nullptr && n % kAttendStrip != 0) {
+    // Rows behind the last are read, which memory that is not ours need not have.
+    s.copy_keys(keys, values, n, t.keys);
+    return {{t.keys, s.score_words(), 1}, columns, values, j0, n};
+  }
+  return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
 }
 
-/// Attends in one step to the first keys of a block, for those panels that see them whole, where the table has such a step.
-/// done[x]: how many of the keys panel x has dealt with.
-void TilePass::attend_whole(const KeyBlock& block, const Seen* seen, int64_t* done,
-                            FiniteValues& finite) const {
-  std::fill_n(done, panels, 0);
-  if (s.ops->attend == nullptr || terms.any || group.key_share != 1.0f || (terms.dropout && !finite.all(s)))
-    return;
-  AttendPanel takers[kMaxPanels];
-  int64_t panel_of[kMaxPanels], count = 0;
+/// Keys that are staged at the same time, so that panels may attend to them in one step.
+int64_t TilePass::run_keys() const {
+  const bool looks = terms.programs.has_sees || terms.any;
+  return shared.bytes() > 0 && !looks ? kRunBlocks * kBlockKeys : kBlockKeys;
+}
+
+/// Whether the table has a step for panel x and the keys [j0, end), some of which it sees.
+bool TilePass::can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const {
+  return s.ops->attend != nullptr && !terms.any && group.key_share == 1.0f && seen != Seen::kNone &&
+         terms.programs.program_of(seen) == nullptr && lanes[x].any.begin < end && j0 < lanes[x].any.end;
+}
+
+/// False where a weight of 0 may meet a value that is not finite.
+bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
+  for (int64_t i = 0; i < run.count; ++i) {
+    const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
+    bool whole = !terms.dropout;
+    for (int64_t x = 0; x < panels; ++x) {
+      const tile::Range& all = lanes[x].all;
+      whole = whole && (!takes[x] || (all.begin <= block.j0 && block.j0 + block.n <= all.end));
+    }
+    if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
+  }
+  return true;
+}
+
+/// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
+void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
+  const int64_t first = run.first(), end = run.end();
+  int64_t count = 0;
   for (int64_t x = 0; x < panels; ++x) {
-    const int64_t keys = std::min(block.n, lanes[x].all.end - block.j0) / kAttendKeys * kAttendKeys;
-    if (keys <= 0 || lanes[x].all.begin > block.j0 || seen[x] == Seen::kNone ||
-        terms.programs.program_of(seen[x]) != nullptr) {
-      continue;
-    }
-    const Partial out = partial(x);
-    panel_of[count] = x;
-    takers[count] = {queries(x), out.row_max, out.row_sum, out.o, keys};
-    if (terms.dropout) {
-      uint8_t* kept = t.kept + count * kept_bytes(kBlockKeys);
-      dropout_bits(*s.ops, group, lanes[x], terms, keys, block.positions(), kept);
-      takers[count].kept = kept;
-    }
-    ++count;
+    taken[x] = can_attend(x, seen[x], first, end);
+    count += taken[x] ? 1 : 0;
   }
   if (count == 0) return;
-  const int64_t columns = round_up(s.d_v, s.ops->row_multiple);
-  const uint32_t left =
-      s.ops->attend({block.keys, block.values, s.score_words(), columns, terms.factor_of(group)}, takers,
-                    count, {t.scores, reinterpret_cast<uint32_t*>(t.weights), kBlockKeys});
-  for (int64_t i = 0; i < count; ++i) {
-    if ((left >> i & 1) == 0) done[panel_of[i]] = takers[i].keys;
+  if (!reads_finite_values(run, taken)) {
+    std::fill_n(taken, panels, false);
+    return;
   }
+  std::array<AttendBlock, kRunBlocks> operands;
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i)
+    operands[i] = {run.blocks[i].keys, run.blocks[i].values};
+  std::array<AttendPanel, kMaxPanels> takers;
+  AttendPanel* taker = takers.data();
+  for (int64_t x = 0; x < panels; ++x) {
+    if (!taken[x]) continue;
+    const Partial out = partial(x);
+    *taker = {queries(x),     out.row_max,  out.row_sum,  out.o,       lanes[x].count,
+              lanes[x].begin, lanes[x].end, lanes[x].any, lanes[x].all};
+    if (terms.dropout) {
+      uint8_t* kept = t.kept + x * kept_bytes(run_keys());
+      dropout_bits(*s.ops, group, lanes[x], terms, std::min(end, lanes[x].any.end) - first,
+                   KeyPositions(first), kept);
+      taker->kept = kept;
+    }
+    ++taker;
+  }
+  s.ops->attend({operands.data(), first, end, s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+                 terms.factor_of(group)},
+                takers.data(), count, t.scores);
 }
 
-/// Panel x against the keys of a block from the first `done` on.
-void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, FiniteValues& finite) const {
+/// Panel x against the keys of a block.
+void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
   if (lanes[x].any.end <= block.j0 || block.j0 + block.n <= lanes[x].any.begin || seen == Seen::kNone) return;
   const int64_t used =
       std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
-  tile::Range part{done, used};
-  if (part.empty()) return;
+  tile::Range part{0, used};
   if (seen == Seen::kSome) {
     part = seen_keys(group, lanes[x], block, blocks);
     part.end = std::min(part.end, used);
@@ -280,20 +342,26 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, int64_t done, F
              partial(x), t);
 }
 
+/// All panels against the keys [j0, end).
+void TilePass::attend_run(int64_t j0, int64_t end) const {
+  Seen seen[kMaxPanels];
+  if (!panels_seen(group, lanes[0].first_row, panels, j0, end - j0, blocks, seen)) return;
+  BlockRun run;
+  for (; j0 < end; j0 += kBlockKeys) run.add(staged(j0, std::min(kBlockKeys, end - j0)));
+  bool taken[kMaxPanels];
+  attend(run, seen, taken);
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
+    for (int64_t x = 0; x < panels; ++x) {
+      if (!taken[x]) step(run.blocks[i], x, seen[x], run.finite[i]);
+    }
+  }
+}
+
 /// A tile against the keys [first_key, last_key) that its panels see.
 void tile_forward(const TilePass& tile, int64_t first_key, int64_t last_key) {
   const tile::Range seen = tile.begin(first_key, last_key);
-  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += kBlockKeys) {
-    const int64_t n = std::min(kBlockKeys, last_key - j0);
-    Seen block_seen[kMaxPanels];
-    if (!panels_seen(tile.group, tile.lanes[0].first_row, tile.panels, j0, n, tile.blocks, block_seen))
-      continue;
-    const KeyBlock block = tile.staged(j0, n);
-    FiniteValues finite{block, {}};
-    int64_t done[kMaxPanels];
-    tile.attend_whole(block, block_seen, done, finite);
-    for (int64_t x = 0; x < tile.panels; ++x) tile.step(block, x, block_seen[x], done[x], finite);
-  }
+  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += tile.run_keys())
+    tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
 }
 
 /// Adds the partial result `part` to `sum`, both rescaled to the larger of their maxima.
@@ -393,7 +461,6 @@ class Forward final : public Prepared {
     SeenBlocks& blocks;
     const ThreadScratch& t;
   };
-  void share_blocks(const Buffers& buffers, const SharedBlocks& shared) const;
   void attend_split(const Item& item, int64_t split, float* partials) const;
   void attend_in_turn(const Item& item) const;
   void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
@@ -409,19 +476,6 @@ class Forward final : public Prepared {
   SharedBlocks shared_;  ///< without memory
   int64_t thread_bytes_, split_offset_, shared_offset_;
 };
-
-/// Stages K and V for all tiles.
-void Forward::share_blocks(const Buffers& buffers, const SharedBlocks& shared) const {
-  WorkQueue items(schedule_.groups * shared.blocks_of_head());
-  run_threads(num_threads_, [&](int thread) {
-    const ThreadScratch t = scratch_of(static_cast<char*>(buffers.workspace), thread);
-    for (int64_t item; (item = items.next()) >= 0;) {
-      const int64_t head = item / shared.blocks_of_head();
-      const Group group(problem_, buffers, head / problem_.heads_kv, head % problem_.heads_kv);
-      shared.stage(staging_, group, item % shared.blocks_of_head() * kBlockKeys, t);
-    }
-  });
-}
 
 /// A tile against one split of the keys.
 void Forward::attend_split(const Item& item, int64_t split, float* partials) const {
@@ -459,6 +513,7 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
+  shared.wait_for(group);
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
   const Item what{tile, lanes, terms, shared, blocks, t};
@@ -494,10 +549,12 @@ void Forward::run(const Buffers& buffers) const {
                          &schedule_};
   SharedBlocks shared = shared_;
   shared.set_memory(workspace + shared_offset_);
-  if (shared.bytes() > 0) share_blocks(buffers, shared);
+  WorkQueue blocks_to_share(shared.blocks());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
+    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
+      shared.stage(problem_, buffers, staging_, block, t);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);

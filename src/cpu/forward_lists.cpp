@@ -153,7 +153,7 @@ void ListForward::tile_forward(const Group& group, const ScoreTerms& terms, cons
                          0,
                          n,
                          t.positions};
-    FiniteValues finite{block, {}};
+    FiniteValues finite{&block, {}};
     for (int64_t x = 0; x < panels; ++x) {
       panel_step(s, group, lanes[x], terms, seen(), block, finite, t.queries + x * panel_words,
                  panel_of(t, x), t);

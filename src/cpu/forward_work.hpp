@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "core/backend.hpp"
 #include "cpu/panel.hpp"
@@ -16,9 +18,12 @@ namespace fovea::cpu::forward_pass {
 
 // Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
 // written, turned into weights and read again.
-inline constexpr int64_t kBlockKeys = 128;
+inline constexpr int64_t kBlockKeys = kAttendKeys;
 // Panels of a tile in any table: Ops::max_panels says how many each has.
 inline constexpr int64_t kMaxPanels = 8;
+// Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
+// cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
+inline constexpr int64_t kRunBlocks = 8;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
@@ -42,6 +47,21 @@ inline int64_t splits_of(const AttentionProblem& p, int64_t panels_of_head, cons
   if (tiles <= 0 || tiles >= kWantedItems) return 1;
   return std::clamp<int64_t>(ceil_div(kWantedItems, tiles), 1,
                              std::max<int64_t>(1, p.seqlen_k / kMinSplitKeys));
+}
+
+/// Panels of a tile where tables attend in one step (AMX): those with which the last thread ends first, if all tiles have as many.
+/// A step takes 32 queries at a time, and a tile as long as two of them for the blocks that it reads from a last-level cache.
+inline int64_t panels_beside_tiles(int64_t all_panels, int64_t groups, int64_t most, int64_t threads) {
+  int64_t best = 1, least = std::numeric_limits<int64_t>::max();
+  for (int64_t panels = 2; panels <= most; panels += 2) {
+    const int64_t tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));
+    const int64_t steps = ceil_div(ceil_div(all_panels, tiles) * kPanel, 32) + 2;
+    const int64_t time = ceil_div(groups * tiles, threads) * steps;
+    if (time > least) continue;
+    least = time;
+    best = panels;
+  }
+  return best;
 }
 
 struct Schedule {
@@ -69,8 +89,10 @@ struct Schedule {
     split_keys = round_up(std::max<int64_t>(1, ceil_div(p.seqlen_k, wanted)), kBlockKeys);
     splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, split_keys));
     in_turn = splits > 1 && (full_tiles >= kWantedItems || full_tiles * splits > kMostSplitResults);
-    panels = std::clamp<int64_t>(full_tiles * splits_apart() / (8 * std::max(1, options.num_threads)), 1,
-                                 ops.max_panels);
+    const int64_t threads = std::max(1, options.num_threads);
+    panels = ops.attend != nullptr
+                 ? panels_beside_tiles(all_panels, groups * splits_apart(), ops.max_panels, threads)
+                 : std::clamp<int64_t>(full_tiles * splits_apart() / (8 * threads), 1, ops.max_panels);
     panels = std::min(panels, std::max<int64_t>(1, all_panels));
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
@@ -114,13 +136,14 @@ struct ThreadScratch {
     queries = memory.take<float>(schedule.panels * s.score_words() * kPanel);
     partials = memory.take<float>(schedule.panels * Partial::size(s));
     next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
-    scores = memory.take<float>(block * kPanel);
-    weights = memory.take<float>(block * kPanel / (s.ops->attend == nullptr ? 2 : 1));
+    scores = memory.take<float>(std::max<int64_t>(block * kPanel, kAttendScratch));
+    weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));
     values = memory.take<float>(s.columns_size(block, s.d_v));
     alpha = memory.take<float>(kPanel);
     maxima = memory.take<float>(kPanel);
-    kept = memory.take<uint8_t>(kept_bytes(block) * (s.ops->attend == nullptr ? 1 : schedule.panels));
+    kept = memory.take<uint8_t>(kept_bytes(block) *
+                                (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -167,21 +190,33 @@ class SharedBlocks {
         key_words_(round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
         value_words_(round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
-    if (s.ops->attend != nullptr && !schedule.row_path && schedule.tiles > 1 && bytes <= kMostBytes)
-      bytes_ = bytes;
+    if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
+    bytes_ = bytes;
+    heads_ = schedule.groups;
   }
-  int64_t bytes() const { return bytes_; }
-  int64_t blocks_of_head() const { return blocks_; }
-  void set_memory(void* memory) { base_ = static_cast<float*>(memory); }
+  /// Of memory; 0 where there are no shared blocks.
+  int64_t bytes() const { return bytes_ + heads_ * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t blocks() const { return heads_ * blocks_; }
+  void set_memory(void* memory) {
+    base_ = static_cast<float*>(memory);
+    staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    std::fill_n(staged_, heads_, 0);
+  }
 
-  /// Of the block of keys from j0 on, a multiple of kBlockKeys.
-  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
-    const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
-    if (n <= 0) return;
-    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-    s.copy_keys(keys, values, n, at(group, j0));
-    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+  /// Block `item` of blocks(), those of a head one behind the other.
+  void stage(const AttentionProblem& p, const Buffers& buffers, const Staging& s, int64_t item,
+             const ThreadScratch& t) const {
+    const int64_t head = item / blocks_;
+    const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
+    stage(s, group, item % blocks_ * kBlockKeys, t);
+    // What is written above is there for a thread that reads the new count.
+    std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
+  }
+  /// Returns when all blocks of a head are staged. Those that are not are in the hands of threads that run.
+  void wait_for(const Group& group) const {
+    if (bytes_ == 0) return;
+    const std::atomic_ref staged(staged_[group.index()]);
+    while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
   }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0), s.score_words(), 1};
@@ -192,21 +227,31 @@ class SharedBlocks {
 
  private:
   static constexpr int64_t kLine = 16;  // words
+  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
+    const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
+    if (n <= 0) return;
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    s.copy_keys(keys, values, n, at(group, j0));
+    s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+  }
   float* at(const Group& group, int64_t j0) const {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
   }
 
-  int64_t blocks_ = 0, key_words_ = 0, value_words_ = 0, bytes_ = 0;
+  int64_t blocks_ = 0;  ///< of a head
+  int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
+  int32_t* staged_ = nullptr;  ///< blocks of each head
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.
 struct FiniteValues {
-  const KeyBlock& block;
+  const KeyBlock* block = nullptr;
   std::optional<bool> known;
 
   bool all(const Staging& s) {
-    if (!known) known = all_finite(block.rows, s.type, block.n, s.d_v);
+    if (!known) known = all_finite(block->rows, s.type, block->n, s.d_v);
     return *known;
   }
 };

@@ -1,4 +1,4 @@
-// The products on AMX tiles. The rest of the table is that of AVX512-BF16, but for the forward step of attend_amx.cpp.
+// The products on AMX tiles. The rest of the table is that of AVX512-BF16, but for the forward step of attend_amx.cpp and panels_amx.cpp.
 #include "cpu/amx_tiles.hpp"
 #include "cpu/ops.hpp"
 
@@ -98,6 +98,8 @@ const Ops* amx_bf16_ops() {
     ops.update = update;
     ops.attend = attend_amx;
     ops.pair_columns = pair_columns_amx;
+    ops.stage_lanes = stage_lanes_amx;
+    ops.write_lanes = write_lanes_amx;
     return ops;
   }();
   return &kOps;

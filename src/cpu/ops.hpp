@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "tile/kv_range.hpp"
 #include "tile/philox.hpp"
 
 namespace fovea::cpu {
@@ -46,29 +47,35 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
-/// Keys and values that panels attend to in one step, staged as left operands of scores() and accumulate().
+/// Keys and values of one block, staged as left operands of scores() and accumulate().
 struct AttendBlock {
   Operand keys, values;
-  int64_t words;    ///< reduction words of a row of K
-  int64_t columns;  ///< of V, a multiple of row_multiple
-  float factor;     ///< score times factor is in units of log2
 };
 
-/// A panel of queries that sees the first `keys` keys of a block, a multiple of kAttendKeys and not 0.
+/// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
+/// behind `end` in them is not seen; pairs of V are zero there.
+struct AttendKeys {
+  const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
+  int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
+  int64_t words;              ///< reduction words of a row of K
+  int64_t columns;            ///< of V, a multiple of row_multiple
+  float factor;               ///< score times factor is in units of log2
+};
+inline constexpr int64_t kAttendKeys = 128;
+inline constexpr int64_t kAttendStrip = 32;  // rows of K are read in so many
+
+/// A panel of queries.
 struct AttendPanel {
   const float* queries;
   float *row_max, *row_sum;  ///< as in PanelState
   float* o;
-  int64_t keys;
-  const uint8_t* kept = nullptr;  ///< their dropout_bits(), where dropout leaves weights out
+  int rows;
+  const int32_t *begin, *end;  ///< keys that each row sees
+  tile::Range any, all;        ///< keys that some, that all rows see
+  const uint8_t* kept =
+      nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
 };
-inline constexpr int64_t kAttendKeys = 32;
-
-struct AttendScratch {
-  float* scores;      ///< kAttendKeys * kPanel
-  uint32_t* pairs;    ///< most_keys * kPanel
-  int64_t most_keys;  ///< of a block
-};
+inline constexpr int64_t kAttendScratch = (kAttendKeys + 2 * kAttendStrip) * 32 + 48;  // floats
 
 struct Program;
 struct ProgramInputs;
@@ -97,10 +104,9 @@ struct Ops {
   void (*softmax)(float* s, int64_t n, float factor, const float* column_max, PanelState state,
                   uint32_t* pairs);
 
-  /// The three steps at once for several panels, or null. A row's maximum may be an earlier one, which changes no result. Bit
-  /// x of what it returns: panel x has nothing added, for scores rose too far above the maxima of its rows.
-  uint32_t (*attend)(const AttendBlock& block, const AttendPanel* panels, int64_t count,
-                     const AttendScratch& scratch);
+  /// The three steps at once for several panels and blocks, or null. A row's maximum may be an earlier one, which changes no
+  /// result. Values that some row does not see must be finite. `scratch` holds kAttendScratch floats.
+  void (*attend)(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
@@ -150,6 +156,13 @@ struct Ops {
   void (*pair_columns)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                        uint32_t* dst);
 
+  /// Or null: the words of up to kPanel rows of `size` elements, transposed: dst[words][kPanel], zeros past `count` rows and
+  /// `size` elements. Elements are bfloat16.
+  void (*stage_lanes)(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
+  /// Or null: rows[x][c] = o[c][x] * factor[x] of lanes [0, count), rounded to nearest even to bfloat16.
+  /// Where the factor is 0, so is the row.
+  void (*write_lanes)(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+
   // Few queries: the speed of memory is the limit, K and V are read once. Each pass also prefetches the rows
   // that the next pass reads (`ahead`), so that memory is always busy.
 
@@ -173,10 +186,11 @@ const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
 const Ops* neon_ops();
 
-// Entries of amx_bf16_ops(), in attend_amx.cpp.
-uint32_t attend_amx(const AttendBlock& block, const AttendPanel* panels, int64_t count,
-                    const AttendScratch& scratch);
+// Entries of amx_bf16_ops(), in attend_amx.cpp and panels_amx.cpp.
+void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
 void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                       uint32_t* dst);
+void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
+void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 
 }  // namespace fovea::cpu

@@ -380,6 +380,11 @@ Operand Staging::stage_columns(const MatrixView& rows, int64_t n, int64_t size, 
 void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int64_t size, int64_t words,
                           float* dst, float* temp) const {
   const DType from = role == Role::kQ ? query_type : type;
+  if (ops->stage_lanes != nullptr && from == DType::kBF16) {
+    const char* rows[kPanel];
+    for (int x = 0; x < lanes.count; ++x) rows[x] = group.row_data(role, lanes.first_row + x);
+    return ops->stage_lanes(rows, lanes.count, size, words, dst);
+  }
   for (int x = 0; x < kPanel; x += 4) {
     if (x >= lanes.count) {
       for (int64_t w = 0; w < words; ++w) std::fill_n(dst + w * kPanel + x, 4, 0.0f);

@@ -1,10 +1,12 @@
-// Blocks of Q8_0 and Q4_0 against the definition: scale * number, scale * (half byte - 8).
+// Blocks of Q8_0 and Q4_0 against the definition: scale * number, scale * (half byte - 8); float16 and bfloat16 by their bits.
 #include "integrations/ggml/blocks.hpp"
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace fovea_ggml {
@@ -61,6 +63,30 @@ TEST(GgmlBlocks, AScaleThatIsNoNumber) {
     EXPECT_EQ(std::isnan(out[5]), half == 0x7e00);
     EXPECT_FALSE(std::isfinite(out[5]));
   }
+}
+
+TEST(GgmlBlocks, Float16) {
+  std::vector<uint16_t> halves;
+  for (int i = 0; i < 41; ++i) halves.push_back(kScales[static_cast<size_t>(i) % std::size(kScales)].half);
+  halves[40] = 0xfc00;
+  std::vector<float> out(halves.size());
+  f16_to_float(halves.data(), out.data(), static_cast<int64_t>(out.size()));
+  for (size_t i = 0; i + 1 < out.size(); ++i) EXPECT_EQ(out[i], kScales[i % std::size(kScales)].value) << i;
+  EXPECT_EQ(out[40], -INFINITY);
+}
+
+TEST(GgmlBlocks, Bfloat16) {
+  // Ties to even, carries into the exponent, infinity, and a NaN whose payload would be cut off.
+  const std::vector<std::pair<uint32_t, uint16_t>> rounded = {
+      {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0x3f808001, 0x3f81},
+      {0x3fffffff, 0x4000}, {0xbf7fff00, 0xbf80}, {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80},
+      {0x7f800001, 0x7fc0}, {0x00000001, 0x0000}};
+  std::vector<float> in;
+  for (size_t i = 0; i < 4 * rounded.size() + 3; ++i)
+    in.push_back(std::bit_cast<float>(rounded[i % rounded.size()].first));
+  std::vector<uint16_t> out(in.size());
+  float_to_bf16(in.data(), out.data(), static_cast<int64_t>(in.size()));
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], rounded[i % rounded.size()].second) << i;
 }
 
 }  // namespace

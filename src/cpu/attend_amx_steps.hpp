@@ -1,0 +1,214 @@
+// What attend_amx.cpp is made of: products of two blocks of 16 rows with two columns of tiles, and the weights of a strip of scores
+// that are made beside them.
+#pragma once
+
+#include "cpu/amx_tiles.hpp"
+#include "cpu/ops.hpp"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#include <array>
+#include <atomic>
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns of its own intrinsics (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#define FOVEA_AMX_INLINE FOVEA_AMX __attribute__((always_inline)) inline
+
+namespace fovea::cpu::amx {
+
+inline constexpr int64_t kStrip = kAttendStrip;  // keys: rows of a block of two by two tiles
+inline constexpr int64_t kWidth = 2 * kTile;     // queries
+inline constexpr int64_t kPairsOfStrip = kStrip / 2;
+
+static_assert(kStrip == 2 * kTile);
+
+/// A block of 2 x 2 accumulators in memory.
+struct Accumulators {
+  std::array<float*, 2> column{};
+  std::array<int64_t, 2> stride{};
+};
+
+/// A product of two blocks of 16 rows with two columns.
+struct Product {
+  const float* left;
+  int64_t left_stride;
+  std::array<const float*, 2> right;
+  int64_t right_stride;
+  int64_t words;
+};
+
+/// The weights of a strip while they are made, and the sums of those of a turn.
+struct Weights {
+  const float* scores;  ///< [keys][kWidth]
+  uint32_t* pairs;      ///< [keys / 2][kWidth]
+  int64_t left;         ///< pairs of keys
+  __m512 factor;
+  __m512 offset[2];  ///< 1/2 - m
+  __m512 sum[2];
+};
+
+/// 2^(t - 1/2): 2^floor(t) times a minimax polynomial of 2^(f - 1/2) over f = t - floor(t). Relative error 1.7e-7; a degree less has
+/// 2.7e-6, which shows in lse.
+FOVEA_AMX_INLINE __m512 exp2_of(__m512 t) {
+  const __m512 f = _mm512_reduce_ps(t, 0x09);  // rounds down, raises no exception
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5c08e6p-10f), f, _mm512_set1_ps(0x1.a09316p-8f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.43616ep-5f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5bc792p-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.f5e57cp-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.6a09e4p-1f));
+  return _mm512_scalef_ps(p, t);
+}
+
+/// Pairs of bfloat16, rounded to nearest, ties away from zero. Bytes are moved, not bits: a shift would take the port of the multiply-adds.
+FOVEA_AMX_INLINE __m512i round_to_pairs(__m512 low, __m512 high) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i bits = _mm512_bsrli_epi128(_mm512_add_epi32(_mm512_castps_si512(low), half), 2);
+  return _mm512_mask_blend_epi16(0xaaaaaaaau, bits, _mm512_add_epi32(_mm512_castps_si512(high), half));
+}
+
+/// The weights of keys 2 j and 2 j + 1, for one column.
+FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
+  const float* scores = w.scores + 2 * j * kWidth + column * kTile;
+  const __m512 low = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores), w.factor, w.offset[column]));
+  const __m512 high = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores + kWidth), w.factor, w.offset[column]));
+  w.sum[column] = _mm512_add_ps(w.sum[column], _mm512_add_ps(low, high));
+  _mm512_storeu_si512(w.pairs + j * kWidth + column * kTile, round_to_pairs(low, high));
+}
+
+/// Those of the kPairs pairs of keys that go with product `i` of four.
+template <int kPairs>
+FOVEA_AMX_INLINE void weigh_beside(Weights& w, int i) {
+  for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair(w, x / 2, x % 2);
+}
+
+template <int kPairs>
+FOVEA_AMX_INLINE void advance(Weights& w) {
+  w.scores += 2 * kPairs * kWidth;
+  w.pairs += kPairs * kWidth;
+  w.left -= kPairs;
+}
+
+FOVEA_AMX_INLINE void weigh_rest(Weights& w) {
+  while (w.left > 0) {
+    weigh_pair(w, 0, 0);
+    weigh_pair(w, 0, 1);
+    advance<1>(w);
+  }
+}
+
+// Tiles: 0 to 3 accumulators (row, column), 4 and 5 rows of the left operand, 6 and 7 columns of the right one. Numbers of tiles must be
+// literals, hence the macros.
+
+#define FOVEA_STORE(t, row, x) \
+  _tile_stored(t, to.column[x] + (row)*kTile * to.stride[x], static_cast<size_t>(to.stride[x] * 4))
+#define FOVEA_LOAD(t, row, x) \
+  _tile_loadd(t, from.column[x] + (row)*kTile * from.stride[x], static_cast<size_t>(from.stride[x] * 4))
+
+FOVEA_AMX_INLINE void store(const Accumulators& to) {
+  FOVEA_STORE(0, 0, 0);
+  FOVEA_STORE(1, 0, 1);
+  FOVEA_STORE(2, 1, 0);
+  FOVEA_STORE(3, 1, 1);
+  // GCC does not know that a tile store writes memory.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+/// Each accumulator of the block before goes to `to`, or nowhere, where the new one begins: from zero, or from `from`.
+template <int kPairs>
+FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, const Accumulators* begin,
+                                 Weights& w) {
+#define FOVEA_BEGIN(t, row, x)         \
+  if (before != nullptr) {             \
+    const Accumulators& to = *before;  \
+    FOVEA_STORE(t, row, x);            \
+  }                                    \
+  if (begin != nullptr) {              \
+    const Accumulators& from = *begin; \
+    FOVEA_LOAD(t, row, x);             \
+  } else {                             \
+    _tile_zero(t);                     \
+  }
+  const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
+  _tile_stream_loadd(4, p.left, left);
+  _tile_loadd(6, p.right[0], right);
+  FOVEA_BEGIN(0, 0, 0);
+  _tile_dpbf16ps(0, 4, 6);
+  weigh_beside<kPairs>(w, 0);
+  _tile_loadd(7, p.right[1], right);
+  FOVEA_BEGIN(1, 0, 1);
+  _tile_dpbf16ps(1, 4, 7);
+  weigh_beside<kPairs>(w, 1);
+  _tile_stream_loadd(5, p.left + kTile * p.left_stride, left);
+  FOVEA_BEGIN(3, 1, 1);
+  _tile_dpbf16ps(3, 5, 7);
+  weigh_beside<kPairs>(w, 2);
+  FOVEA_BEGIN(2, 1, 0);
+  _tile_dpbf16ps(2, 5, 6);
+  weigh_beside<kPairs>(w, 3);
+  advance<kPairs>(w);
+#undef FOVEA_BEGIN
+}
+
+template <int kPairs>
+FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
+  const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
+  _tile_stream_loadd(4, p.left + word, left);
+  _tile_loadd(6, p.right[0] + word * p.right_stride, right);
+  _tile_dpbf16ps(0, 4, 6);
+  weigh_beside<kPairs>(w, 0);
+  _tile_loadd(7, p.right[1] + word * p.right_stride, right);
+  _tile_dpbf16ps(1, 4, 7);
+  weigh_beside<kPairs>(w, 1);
+  _tile_stream_loadd(5, p.left + kTile * p.left_stride + word, left);
+  _tile_dpbf16ps(3, 5, 7);
+  weigh_beside<kPairs>(w, 2);
+  _tile_dpbf16ps(2, 5, 6);
+  weigh_beside<kPairs>(w, 3);
+  advance<kPairs>(w);
+}
+
+/// The product stays in the tiles. kPairs pairs of keys are weighed beside each step, as long as there are some.
+template <int kPairs>
+FOVEA_AMX_INLINE void multiply(const Product& p, const Accumulators* before, const Accumulators* begin,
+                               Weights& w) {
+  if (w.left > 0) {
+    first_step<kPairs>(p, before, begin, w);
+  } else {
+    first_step<0>(p, before, begin, w);
+  }
+  for (int64_t word = kTile; word < p.words; word += kTile) {
+    if (w.left > 0) {
+      further_step<kPairs>(p, word, w);
+    } else {
+      further_step<0>(p, word, w);
+    }
+  }
+}
+
+/// O^T += V^T P^T for the last 16 rows of O, where they are an odd number of blocks.
+FOVEA_AMX inline void multiply_last_rows(const Product& p, const Accumulators& o) {
+  const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
+  const Accumulators &from = o, &to = o;
+  FOVEA_LOAD(0, 0, 0);
+  FOVEA_LOAD(1, 0, 1);
+  for (int64_t word = 0; word < p.words; word += kTile) {
+    _tile_stream_loadd(4, p.left + word, left);
+    _tile_loadd(6, p.right[0] + word * p.right_stride, right);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, p.right[1] + word * p.right_stride, right);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  FOVEA_STORE(0, 0, 0);
+  FOVEA_STORE(1, 0, 1);
+}
+
+#undef FOVEA_STORE
+#undef FOVEA_LOAD
+
+}  // namespace fovea::cpu::amx
+
+#endif
