@@ -98,6 +98,9 @@ const Ops* amx_bf16_ops() {
     ops.update = update;
     ops.attend = attend_amx;
     ops.pair_columns = pair_columns_amx;
+    ops.tile_queries = tile_queries_amx;
+    ops.tile_dots = tile_dots_amx;
+    ops.tile_sums = tile_sums_amx;
     return ops;
   }();
   return &kOps;
