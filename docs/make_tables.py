@@ -7,7 +7,7 @@
                                         it those tables are left as they are
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
-`bench` come from bench/results/cpu_*.json, with `gpu` from the results of bench/gpu/compare.py there, with `llama` from bench/results/llama_cpp (integrations/ggml/llama.py),
+`bench` come from bench/results/cpu_*.json and decode/, with `gpu` from the results of bench/gpu/compare.py there, with `llama` from bench/results/llama_cpp (integrations/ggml/llama.py),
 with `memory` from `fovea explain --json`.
 """
 
@@ -135,6 +135,22 @@ def bench_decode() -> str:
             )
     head = ["machine", "threads", "row", "ms", "GB/s of K and V", "plain read, GB/s", "share"]
     return table(head, rows, 3) if rows else NO_RESULTS
+
+
+def bench_caches() -> str:
+    text = ""
+    for path in sorted(ROOT.glob("bench/results/decode/cpu_*.json")):
+        result = json.loads(path.read_text())
+        groups = sorted({row["group"] for row in result["caches"]})
+        rows: dict[tuple[str, ...], dict[int, str]] = {}
+        for row in result["caches"]:
+            form = f"pages of {row['page']}" if row["page"] else row["layout"]
+            key = (row["cache_dtype"], row["dtype"], form)
+            rows.setdefault(key, {})[row["group"]] = f"{row['gb_s']:.1f}, {100 * row['share_of_read']:.0f} %"
+        head = ["K and V", "queries", "layout", *(f"group {group}" for group in groups)]
+        lines = [[*key, *(cells.get(group, "") for group in groups)] for key, cells in rows.items()]
+        text += f"{result['machine']['cpu']}, {result['threads']} threads; GB/s of K and V, and the share:\n\n" + table(head, lines, 3) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 
 # ---- bench/results of bench/gpu/compare.py
@@ -272,6 +288,7 @@ def main() -> int:
         "bench-summary": bench_summary,
         "bench-rows": bench_rows,
         "bench-decode": bench_decode,
+        "bench-caches": bench_caches,
         "gpu-summary": gpu_summary,
         "gpu-ratios": gpu_ratios,
         "llama-operations": llama_operations,

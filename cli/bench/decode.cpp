@@ -27,6 +27,14 @@ int64_t columns_of(const BenchCase& what) {
   return what.cache->page == 0 ? 0 : ceil_div(what.shape.seqlen_k, what.cache->page);
 }
 
+/// A tensor with the memory of `array`, k or v, whose second and third dimension lie in the other order where heads are outside.
+Tensor in_order(const BenchCase& what, const Tensor& array) {
+  if (!what.cache->heads_outside) return array;
+  const auto shape = array.shape();
+  const int64_t rows = shape[1], heads = shape[2], size = shape[3];
+  return {array.data(), array.dtype(), shape, std::array{heads * rows * size, size, rows * size, int64_t{1}}};
+}
+
 /// Of k or v with heads of `size`.
 std::vector<int64_t> cache_shape(const BenchCase& what, int64_t size) {
   const Shape& s = what.shape;
@@ -46,6 +54,7 @@ std::string name_of(const BenchCase& what) {
   if (s.head_dim_v != s.head_dim) name += fmt::format("_{}", s.head_dim_v);
   if (what.cache->page > 0) name += fmt::format("_page{}", what.cache->page);
   if (what.cache->of_8_bits) name += "_e4m3";
+  if (what.cache->heads_outside) name += "_bhsd";
   return name;
 }
 
@@ -79,7 +88,7 @@ std::vector<BenchCase> DecodeOptions::cases(const std::vector<Shape>& shapes, co
     for (const std::string& type : cache_type) {
       if (shape.type == ElementType::e4m3 && &type != cache_type.data()) break;  // it is the same
       for (const int64_t rows : page) {
-        BenchCase what{"", shape, Pass::forward, terms, true, CacheForm{rows, type == kE4M3}};
+        BenchCase what{"", shape, Pass::forward, terms, true, CacheForm{rows, type == kE4M3, heads_outside}};
         what.name = name_of(what);
         all.push_back(std::move(what));
       }
@@ -128,8 +137,8 @@ DecodeData::DecodeData(const BenchCase& what, Gpu* gpu) : what_(what), mirrors_(
 Problem DecodeData::described(const BenchCase& what, const Gpu* gpu) {
   Problem p = fovea::cli::described(what.shape, Pass::forward);
   what.terms.apply(p);
-  p.k = fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim));
-  p.v = fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim_v));
+  p.k = in_order(what, fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim)));
+  p.v = in_order(what, fovea::cli::described(type_of_cache(what), cache_shape(what, what.shape.head_dim_v)));
   p.seqused_k = fovea::cli::described(ElementType::i32, std::array{what.shape.batch});
   if (what.cache->page > 0)
     p.page_table = fovea::cli::described(ElementType::i32, std::array{what.shape.batch, columns_of(what)});
@@ -146,8 +155,8 @@ Problem DecodeData::problem() const {
   p.q = mirrors_.tensor(q_);
   p.o = mirrors_.tensor(o_);
   p.lse = mirrors_.tensor(lse_);
-  p.k = mirrors_.tensor(k_);
-  p.v = mirrors_.tensor(v_);
+  p.k = mirrors_.on_device(in_order(what_, mirrors_.tensor(k_)));
+  p.v = mirrors_.on_device(in_order(what_, mirrors_.tensor(v_)));
   p.seqused_k = mirrors_.tensor(used_);
   if (!pages_.shape.empty()) p.page_table = mirrors_.tensor(pages_);
   return p;
@@ -160,7 +169,7 @@ void DecodeData::download_outputs() {
 
 /// The rows of one sequence and head of keys in their order, (1, keys, 1, size) in float64.
 Array DecodeData::keys_of(const Array& cache, int64_t batch, int64_t head_kv) const {
-  const int64_t size = cache.shape[3], row = cache.shape[2] * size, rows = cache.shape[1];
+  const int64_t size = cache.shape[3], heads = cache.shape[2], rows = cache.shape[1];
   const size_t bytes = static_cast<size_t>(size) * io::element_size(cache.type);
   Array part = io::make_array(cache.name, cache.type, {1, what_.shape.seqlen_k, 1, size});
   auto to = part.bytes.begin();
@@ -168,7 +177,9 @@ Array DecodeData::keys_of(const Array& cache, int64_t batch, int64_t head_kv) co
     int64_t piece = batch;
     if (what_.cache->page > 0)
       piece = pages_.elements<int32_t>()[static_cast<size_t>(batch * columns_of(what_) + key / rows)];
-    const int64_t first = (piece * rows + key % rows) * row + head_kv * size;
+    const int64_t row = key % rows;
+    const int64_t inside = what_.cache->heads_outside ? head_kv * rows + row : row * heads + head_kv;
+    const int64_t first = (piece * rows * heads + inside) * size;
     to = std::copy_n(cache.bytes.begin() + first * static_cast<int64_t>(io::element_size(cache.type)), bytes,
                      to);
   }

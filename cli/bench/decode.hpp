@@ -13,6 +13,7 @@ namespace fovea::cli {
 struct DecodeOptions {
   std::vector<int64_t> page = {0, 64};
   std::vector<std::string> cache_type = {"q", "float8_e4m3fn"};
+  bool heads_outside = false;  ///< as CacheForm says
 
   void add_options(CLI::App& command);
   /// Whether one of these two was given.

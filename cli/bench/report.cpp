@@ -20,6 +20,7 @@ Json json_of(const BenchRow& row, bool on_gpu) {
   if (!row.what.name.empty()) entry["name"] = row.what.name;
   if (row.what.cache) {
     entry["page"] = row.what.cache->page;
+    entry["layout"] = row.what.cache->heads_outside ? "bhsd" : "bshd";
     entry["cache_dtype"] = row.what.cache->of_8_bits ? "float8_e4m3fn" : type_name(s.type);
   }
   entry.update({{"pass", pass_name(row.what.pass)},

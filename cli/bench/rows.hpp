@@ -14,6 +14,8 @@ namespace fovea::cli {
 struct CacheForm {
   int64_t page = 0;        ///< rows of a page; 0: one piece for each sequence
   bool of_8_bits = false;  ///< float8_e4m3fn; else the type of the queries
+  bool heads_outside =
+      false;  ///< the rows of a head, in its piece, side by side (bhsd); else those of all heads (bshd)
 };
 
 /// One problem to time.

@@ -52,7 +52,6 @@ std::vector<BenchCase> decode_cases(const BenchOptions& options) {
   };
   refuse(options.rows || options.list, "--rows, --list", "rows that have a name");
   refuse(options.pass != std::vector<std::string>{"fwd"}, "--pass", "another pass than fwd");
-  refuse(options.layout != "bshd", "--layout", "another order than bshd");
   refuse(options.expressions.any(), "--score, --sees, --tensor", "an expression");
   if (options.ranks.asked()) {
     throw Failure(
@@ -61,7 +60,9 @@ std::vector<BenchCase> decode_cases(const BenchOptions& options) {
   }
   ShapeOptions shapes = options.shape;
   shapes.take_defaults(default_decode_shapes());
-  return options.cache.cases(shapes.shapes(), options.terms);
+  DecodeOptions caches = options.cache;
+  caches.heads_outside = options.memory_order() == Layout::bhsd;
+  return caches.cases(shapes.shapes(), options.terms);
 }
 
 std::vector<BenchCase> cases_of(const BenchOptions& options) {
@@ -275,7 +276,9 @@ void add_bench(CLI::App& program, Action& action) {
   options->execution.add_options(*command, true);
   options->ranks.add_options(*command, true);
   add_device_option(*command, options->device);
-  command->add_option("--layout", options->layout, "Memory order: bshd (the default) or bhsd")
+  command
+      ->add_option("--layout", options->layout,
+                   "Memory order, of a cache that of its pieces: bshd (the default) or bhsd")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->type_name("NAME");
   command->add_option("--seconds,--min-time", options->seconds, "How long to repeat each row, at least (1)")

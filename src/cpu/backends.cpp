@@ -57,6 +57,8 @@ bool has_amx_bf16() {
     if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
     constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
     if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    // Every processor with tiles has VBMI, which rows_amx.cpp takes, but a virtual machine may hide it.
+    if (!__builtin_cpu_supports("avx512vbmi")) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -97,6 +99,11 @@ std::string needs_bf16(const AttentionProblem& p) {
              ? ""
              : "its products take bfloat16 only, this problem is " + std::string(name_of(p.dtype));
 }
+/// Few rows of every type are products of bfloat16 (rows_amx.cpp).
+std::string needs_bf16_or_few_rows(const AttentionProblem& p) {
+  const bool float_type = p.dtype == DType::kF16 || p.dtype == DType::kF32;
+  return float_type && few_rows_on_tiles(p, *amx_bf16_ops()) ? "" : needs_bf16(p);
+}
 std::string needs_float(const AttentionProblem& p) {
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
 }
@@ -126,7 +133,7 @@ Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options
       ""};
 }
 
-constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16>,
+constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16_or_few_rows>,
                               prepare_append};
 constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing,
                                  try_prepare<avx512_bf16_ops, needs_bf16>, prepare_append};

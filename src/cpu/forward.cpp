@@ -364,10 +364,11 @@ void tile_forward(const TilePass& tile, int64_t first_key, int64_t last_key) {
     tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
 }
 
-/// Adds the partial result `part` to `sum`, both rescaled to the larger of their maxima.
-void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
-  float keep[kPanel], add[kPanel];
-  for (int x = 0; x < kPanel; ++x) {
+/// Adds the lanes of the partial result `part` to `sum`, both rescaled to the larger of their maxima.
+template <int kLanes>
+void add_lanes(const Staging& s, const Partial& sum, const Partial& part) {
+  float keep[kLanes], add[kLanes];
+  for (int x = 0; x < kLanes; ++x) {
     const float raised = std::max(sum.row_max[x], part.row_max[x]);
     const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
     keep[x] = std::exp2(sum.row_max[x] - subtract);
@@ -376,12 +377,23 @@ void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
     sum.row_max[x] = raised;
   }
   for (int64_t c = 0; c < s.d_v; ++c) {
-    for (int x = 0; x < kPanel; ++x) {
+    for (int x = 0; x < kLanes; ++x) {
       // 0 * Inf is NaN: a part whose factor is 0 is skipped.
       const float older = keep[x] == 0 ? 0.0f : sum.o[c * kPanel + x] * keep[x];
       const float newer = add[x] == 0 ? 0.0f : part.o[c * kPanel + x] * add[x];
       sum.o[c * kPanel + x] = older + newer;
     }
+  }
+}
+
+/// The same of a panel, or of few rows, which lie on its first lanes.
+void add_partial(const Staging& s, const Schedule& schedule, const Partial& sum, const Partial& part) {
+  if (!schedule.row_path) {
+    add_lanes<kPanel>(s, sum, part);
+  } else if (schedule.rows <= 4) {
+    add_lanes<4>(s, sum, part);
+  } else {
+    add_lanes<kRowPathRows>(s, sum, part);
   }
 }
 
@@ -404,7 +416,8 @@ int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule
 
 int64_t split_bytes(const Staging& s, const Schedule& schedule) {
   if (schedule.splits_apart() == 1) return 0;
-  return round_up(schedule.items() * schedule.panels * Partial::size(s) * 4, kAlignment);
+  const int64_t results = schedule.groups * schedule.tiles * schedule.splits_apart() * schedule.panels;
+  return round_up(results * Partial::size(s) * 4, kAlignment);
 }
 
 int threads_for(const PrepareOptions& options, const Schedule& schedule) {
@@ -465,6 +478,11 @@ class Forward final : public Prepared {
   void attend_in_turn(const Item& item) const;
   void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
                     SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t, int64_t item) const;
+  void attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                   const ThreadScratch& t, int64_t first_group, int64_t split, float* partials,
+                   int64_t partial_stride) const;
+  void compute_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                   int64_t tile_index) const;
 
@@ -482,14 +500,9 @@ void Forward::attend_split(const Item& item, int64_t split, float* partials) con
   const Group& group = item.tile.group;
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
-  if (schedule_.row_path) {
-    rows_forward(staging_, group, item.terms, item.blocks, item.lanes[0], first_key, last_key, partials,
-                 item.t);
-  } else {
-    tile_forward({staging_, group, item.terms, item.shared, item.blocks, item.lanes, item.tile.panels,
-                  partials, item.t},
-                 first_key, last_key);
-  }
+  tile_forward(
+      {staging_, group, item.terms, item.shared, item.blocks, item.lanes, item.tile.panels, partials, item.t},
+      first_key, last_key);
 }
 
 /// A tile against its splits one after the other, added up as merge_tile does.
@@ -499,7 +512,7 @@ void Forward::attend_in_turn(const Item& item) const {
   for (int64_t split = 1; split < schedule_.splits_with_keys(item.tile.group.span.used_k); ++split) {
     attend_split(item, split, t.next_partials);
     for (int64_t x = 0; x < item.tile.panels; ++x)
-      add_partial(staging_, panel_of(t.partials, x), panel_of(t.next_partials, x));
+      add_partial(staging_, schedule_, panel_of(t.partials, x), panel_of(t.next_partials, x));
   }
 }
 
@@ -507,6 +520,7 @@ void Forward::attend_in_turn(const Item& item) const {
 void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
                            SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t,
                            int64_t item) const {
+  if (schedule_.row_path) return compute_rows(buffers, terms, blocks, store, t, item);
   const int64_t split = item % schedule_.splits_apart(), tile_index = item / schedule_.splits_apart();
   const int64_t index = tile_of(tile_index);
   const Tile tile = tile_at(buffers, tile_index, index);
@@ -527,6 +541,51 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
     write_panel(staging_, group, lanes[x], panel_of(t.partials, x), t.rows);
 }
 
+/// Few rows of the key heads from `first_group` on against one split of the keys; their results lie `partial_stride` floats apart.
+void Forward::attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                          const ThreadScratch& t, int64_t first_group, int64_t split, float* partials,
+                          int64_t partial_stride) const {
+  std::optional<RowHead> heads[kMostRowHeads];
+  for (int64_t x = 0; x < schedule_.heads; ++x) {
+    const Group group = tile_at(buffers, first_group + x, 0).group;
+    heads[x].emplace(RowHead{group, Lanes(group, 0), Partial(partials + x * partial_stride, staging_)});
+  }
+  const int64_t first_key = split * schedule_.split_keys;
+  const int64_t last_key = std::min(first_key + schedule_.split_keys, heads[0]->group.span.used_k);
+  rows_forward(staging_, terms, blocks, {heads, static_cast<size_t>(schedule_.heads)}, first_key, last_key,
+               t);
+}
+
+/// Few rows of some key heads against one split of the keys, or all.
+void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
+                           const SplitStore& store, const ThreadScratch& t, int64_t item) const {
+  const int64_t split = item % schedule_.splits_apart();
+  const int64_t first_group = item / schedule_.splits_apart() * schedule_.heads;
+  const Group group = tile_at(buffers, first_group, 0).group;
+  for (int64_t x = 0; x < schedule_.heads && split == 0; ++x)
+    write_unused_rows(tile_at(buffers, first_group + x, 0).group);
+  if (group.rows() == 0) return;
+  const int64_t splits = schedule_.splits_with_keys(group.span.used_k);
+  if (schedule_.splits_apart() > 1) {
+    if (split < splits)
+      attend_rows(buffers, terms, blocks, t, first_group, split, store.at(first_group, split),
+                  store.at(first_group + 1, split) - store.at(first_group, split));
+    return;
+  }
+  // As attend_in_turn().
+  const int64_t size = Partial::size(staging_);
+  attend_rows(buffers, terms, blocks, t, first_group, 0, t.partials, size);
+  for (int64_t turn = 1; turn < splits; ++turn) {
+    attend_rows(buffers, terms, blocks, t, first_group, turn, t.next_partials, size);
+    for (int64_t x = 0; x < schedule_.heads; ++x)
+      add_partial(staging_, schedule_, panel_of(t.partials, x), panel_of(t.next_partials, x));
+  }
+  for (int64_t x = 0; x < schedule_.heads; ++x) {
+    const Group head = tile_at(buffers, first_group + x, 0).group;
+    write_panel(staging_, head, Lanes(head, 0), panel_of(t.partials, x), t.rows);
+  }
+}
+
 /// Merges the splits of one tile in their order.
 void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const ThreadScratch& t,
                          int64_t tile_index) const {
@@ -534,7 +593,7 @@ void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const 
   for (int64_t x = 0; x < panels; ++x) {
     const Partial sum = panel_of(store.at(tile_index, 0), x);
     for (int64_t split = 1; split < schedule_.splits_with_keys(group.span.used_k); ++split) {
-      add_partial(staging_, sum, panel_of(store.at(tile_index, split), x));
+      add_partial(staging_, schedule_, sum, panel_of(store.at(tile_index, split), x));
     }
     write_panel(staging_, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
   }

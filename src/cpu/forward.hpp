@@ -16,6 +16,9 @@ std::unique_ptr<const Prepared> prepare_forward(const AttentionProblem& problem,
 std::unique_ptr<const Prepared> prepare_forward_of_lists(const AttentionProblem& problem, const Ops& ops,
                                                          const PrepareOptions& options);
 
+/// Whether tiles multiply the few query rows of a forward, whatever its type.
+bool few_rows_on_tiles(const AttentionProblem& problem, const Ops& ops);
+
 /// The workspace grows with the query rows (float32 dQ).
 std::unique_ptr<const Prepared> prepare_backward(const AttentionProblem& problem, const Ops& ops,
                                                  const PrepareOptions& options);

@@ -37,6 +37,7 @@ struct ListSchedule : Schedule {
     head_tiles = ceil_div(all_panels, panels);
     tiles = std::max<int64_t>(1, p.seqlen_q) * head_tiles;  // the first of a head also clears unused rows
     row_path = takes_rows(p, s);
+    heads = 1;
   }
 };
 

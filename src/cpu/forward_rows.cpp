@@ -1,9 +1,17 @@
-// Few query rows: dot products along the head size, at the speed of memory.
+// Few query rows, at the speed of memory: each element of K and V is read once.
+//
+//   for each step of keys, for each key head that goes through the keys with others
+//     S = Q K^T           while the values of the step are on their way from memory
+//     P = exp2(factor * S - m)
+//     O = O * alpha + P V   while the keys of the next step are
+//
+// Few instructions a key let it be: dot products along the head size where rows are few for their type, else products of tiles, where
+// the table has them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
+#include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
 
 namespace fovea::cpu::forward_pass {
@@ -11,8 +19,8 @@ namespace fovea::cpu::forward_pass {
 // All rows are one strip of a program, and its registers hold a strip of a panel.
 static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kStripRows * kPanel);
 
-// Scores of two blocks, and products of one with the values.
-static_assert(3 * kRowPathRows <= kPanel);
+// Scores of a block, and products with the values.
+static_assert(2 * kRowPathRows <= kPanel);
 
 RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory)
     : q(memory),
@@ -59,7 +67,7 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
     const float factor = a.terms.factor_of(a.group);
     const float raised = std::max(a.out.row_max[r], ops.row_max(row, n) * factor);
     const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-    const float alpha = std::exp2(a.out.row_max[r] - subtract);
+    const float alpha = raised == a.out.row_max[r] ? 1.0f : std::exp2(a.out.row_max[r] - subtract);
     a.out.row_sum[r] = a.out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
     a.out.row_max[r] = raised;
     if (alpha != 1.0f) {
@@ -84,6 +92,21 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type,
 
 namespace {
 
+// From so many rows on products of tiles take less time than dot products. Those grow with the rows: a row and key of 128 elements take
+// 4 ns, 19 the first where the elements have 8 bits. Tiles multiply 16 rows at once, and take 12 to 28 ns.
+int64_t least_tile_rows(DType type, DType key_type) {
+  switch (key_type) {
+    case DType::kE4M3:
+      return type == DType::kF32 ? 2 : 1;
+    case DType::kBF16:
+      return 3;
+    case DType::kF16:
+      return 7;
+    default:
+      return kRowPathRows + 1;  // a float32 is three parts
+  }
+}
+
 bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s) {
   bool finite = true;
   values.for_each_run(keys.begin, keys.size(), [&](int64_t, const MatrixView& run, int64_t n) {
@@ -92,130 +115,233 @@ bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s
   return finite;
 }
 
-/// A few rows against the keys that they see. Reads K and V once, at the speed of memory.
-struct RowPass {
-  const RowProblem& a;
-  const RowQueries& queries;
-  SeenBlocks& blocks;
-  KeyRows keys, values;
-  tile::Range seen;
+/// Where n rows from row j on lie.
+struct RowAddresses {
+  const char* rows[kBlockKeys];
+  int64_t n;
 
-  bool meets_values() const { return queries.qv != nullptr; }
-  int64_t rows() const { return a.lanes.count; }
-  int64_t bytes() const { return size_of(a.s.key_type); }
-  RowBlock block_from(int64_t j) const;
-  void dots(const tile::Range& block, int64_t from, int64_t to, float* row_scores) const;
-  void value_dots(const tile::Range& block, int64_t from, int64_t to, float* row_scores) const;
-  void sums(int64_t from, int64_t count, const float* weights, int64_t ahead) const;
-  bool weigh(const RowBlock& block, float* row_scores) const;
+  RowAddresses(const KeyRows& keys, const tile::Range& range) : n(range.size()) {
+    keys.for_each_run(range.begin, n, [&](int64_t x, const MatrixView& run, int64_t count) {
+      const int64_t bytes = run.stride * size_of(keys.type());
+      for (int64_t i = 0; i < count; ++i) rows[x + i] = run.data + i * bytes;
+    });
+  }
 };
 
-/// The block of key j, or the first behind it of which some pair is seen.
-RowBlock RowPass::block_from(int64_t j) const {
+/// A block of keys of one head.
+struct RowStep {
   RowBlock block;
-  do {
-    block.keys = {j, std::min((j / kBlockKeys + 1) * kBlockKeys, seen.end)};
-    if (block.keys.empty()) break;
-    block.seen = seen_of(a.group, a.lanes.first_row, rows(), block.keys.begin, block.keys.size(), blocks);
-    j = block.keys.end;
-  } while (block.seen == Seen::kNone);
-  return block;
-}
+  int64_t head;
+};
 
-/// Scores of keys [from, to) of a block; prefetches the rows of V of the same keys.
-void RowPass::dots(const tile::Range& block, int64_t from, int64_t to, float* row_scores) const {
-  const Staging& s = a.s;
-  const auto visit = [&](int64_t x, const MatrixView& run, int64_t n) {
-    s.ops->row_dots(
-        queries.q, queries.ld_q, rows(), run.data, s.key_type, run.stride, n, s.d,
-        row_scores + (from - block.begin + x), kBlockKeys,
-        {values.row(from + x), values.stride() * bytes(), values.run(from + x, n), s.d_v * bytes()});
+/// Few rows of some key heads against the keys that they see.
+class RowPass {
+ public:
+  RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
+          const tile::Range& split, const ThreadScratch& scratch);
+
+  bool ends(const RowStep& step) const { return step.block.keys.empty(); }
+  RowStep first() const { return step_from(seen_.begin, 0); }
+  RowStep behind(const RowStep& step) const;
+  void dots(const RowStep& step) const;
+  bool weigh(const RowStep& step) const;
+  void sums(const RowStep& step, const RowStep& next) const;
+  void write() const;
+
+ private:
+  /// Of one head.
+  struct Work {
+    RowProblem problem;
+    RowQueries queries;
+    KeyRows keys, values;
+    uint32_t *tiles, *value_tiles;  ///< queries that tiles multiply with k and v; null where none do
   };
-  keys.for_each_part(from, to - from, s.d, a.t.key_rows, visit);
-  if (meets_values()) value_dots(block, from, to, row_scores);
-}
+  const Work& at(const RowStep& step) const { return *work_[step.head]; }
+  int64_t rows() const { return heads_[0]->lanes.count; }
+  int64_t bytes() const { return size_of(s_.key_type); }
+  RowStep step_from(int64_t j, int64_t head) const;
+  void dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles, bool with_values,
+               float* scores) const;
 
-/// Adds the products with the values to the scores of keys [from, to) of a block.
-void RowPass::value_dots(const tile::Range& block, int64_t from, int64_t to, float* row_scores) const {
-  const Staging& s = a.s;
-  float* products = a.t.scores + 2 * kRowPathRows * kBlockKeys;
-  values.for_each_part(from, to - from, s.d_v, a.t.value_rows,
-                       [&](int64_t x, const MatrixView& run, int64_t n) {
-                         s.ops->row_dots(queries.qv, queries.ld_qv, rows(), run.data, s.key_type, run.stride,
-                                         n, s.d_v, products + x, kBlockKeys, {});
-                       });
-  add_value_products(a, to - from, row_scores + (from - block.begin), products);
-}
+  const Staging& s_;
+  SeenBlocks& blocks_;
+  RowHeads heads_;
+  const ThreadScratch& t_;
+  int64_t step_keys_;
+  tile::Range seen_;
+  std::optional<Work> work_[kMostRowHeads];
+};
 
-/// Adds the values of `count` keys from `from` on; prefetches as many rows of K from `ahead` on.
-void RowPass::sums(int64_t from, int64_t count, const float* weights, int64_t ahead) const {
-  const Staging& s = a.s;
-  values.for_each_part(from, count, s.d_v, a.t.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
-    const int64_t left = std::clamp<int64_t>(seen.end - ahead - x, 0, n);
-    Ahead next;
-    if (left > 0) {
-      next = {keys.row(ahead + x), keys.stride() * bytes(), keys.run(ahead + x, left), s.d * bytes()};
+RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
+                 const tile::Range& split, const ThreadScratch& scratch)
+    : s_(staging), blocks_(blocks), heads_(heads), t_(scratch) {
+  const AttentionProblem& p = *heads[0]->group.problem;
+  const int64_t head_size = row_head_size(s_, p.seqlen_q * p.group());
+  step_keys_ = row_step_keys(p);
+  const tile::Range& any = heads[0]->lanes.any;  // that of all heads
+  seen_ = {std::max(split.begin, any.begin), std::min(split.end, any.end)};
+  const bool on_tiles = tiles_take_rows(p, *s_.ops);
+  for (size_t x = 0; x < heads.size(); ++x) {
+    const RowHead& head = *heads[x];
+    float* memory = t_.row_heads + static_cast<int64_t>(x) * head_size;
+    float* o = memory + rows() * RowQueries::size(s_);
+    auto* tiles = reinterpret_cast<uint32_t*>(o + rows() * s_.padded_dv);
+    std::fill_n(o, rows() * s_.padded_dv, 0.0f);
+    head.out.reset(s_);
+    work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, s_.padded_dv},
+                          RowQueries(s_, head.group, head.lanes, memory),
+                          head.group.key_rows(Role::kK),
+                          head.group.key_rows(Role::kV),
+                          nullptr,
+                          nullptr});
+    if (!on_tiles) continue;
+    Work& work = *work_[x];
+    const RowQueries& q = work.queries;
+    uint32_t* value_tiles = tiles + tile_query_words(s_.d);
+    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.query_type, s_.key_type, tiles))
+      work.tiles = tiles;
+    if (q.qv != nullptr &&
+        s_.ops->tile_queries(q.qv, q.ld_qv, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
+      work.value_tiles = value_tiles;
     }
-    s.ops->row_sums(weights + x, kBlockKeys, rows(), run.data, s.key_type, run.stride, n, s.d_v, a.o, a.ld_o,
-                    next);
-  });
+  }
 }
 
-/// Turns the scores of a block into weights. True where its values are added, too: one by one, as some are not finite and some
+/// The step of key j and a head, or the first behind it of which some pair is seen.
+RowStep RowPass::step_from(int64_t j, int64_t head) const {
+  RowStep step{{}, head};
+  for (;;) {
+    step.block.keys = {j, std::min((j / step_keys_ + 1) * step_keys_, seen_.end)};
+    if (ends(step)) return step;
+    const RowHead& of = *heads_[static_cast<size_t>(step.head)];
+    step.block.seen = seen_of(of.group, of.lanes.first_row, rows(), j, step.block.keys.size(), blocks_);
+    if (step.block.seen != Seen::kNone) return step;
+    if (++step.head == static_cast<int64_t>(heads_.size())) {
+      step.head = 0;
+      j = step.block.keys.end;
+    }
+  }
+}
+
+RowStep RowPass::behind(const RowStep& step) const {
+  const bool last = step.head + 1 == static_cast<int64_t>(heads_.size());
+  return last ? step_from(step.block.keys.end, 0) : step_from(step.block.keys.begin, step.head + 1);
+}
+
+/// Products of queries with k, or with v, of a step; those with k prefetch v.
+void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles,
+                      bool with_values, float* scores) const {
+  const Work& work = at(step);
+  const tile::Range& range = step.block.keys;
+  const KeyRows& rows_of = with_values ? work.values : work.keys;
+  const int64_t size = with_values ? s_.d_v : s_.d;
+  if (tiles != nullptr) {
+    const RowAddresses keys(rows_of, range), values(work.values, range);
+    const FetchRows ahead{values.rows, with_values ? 0 : values.n, s_.d_v * bytes()};
+    if (s_.ops->tile_dots(tiles, rows(), with_values ? s_.type : s_.query_type,
+                          {keys.rows, keys.n, size, s_.key_type}, scores, kBlockKeys, ahead)) {
+      return;
+    }
+  }
+  rows_of.for_each_part(range.begin, range.size(), size, with_values ? t_.value_rows : t_.key_rows,
+                        [&](int64_t x, const MatrixView& run, int64_t n) {
+                          Ahead ahead;
+                          if (!with_values) {
+                            const int64_t j = range.begin + x;
+                            ahead = {work.values.row(j), work.values.stride() * bytes(),
+                                     work.values.run(j, n), s_.d_v * bytes()};
+                          }
+                          s_.ops->row_dots(q, ld_q, rows(), run.data, s_.key_type, run.stride, n, size,
+                                           scores + x, kBlockKeys, ahead);
+                        });
+}
+
+/// The scores of a step.
+void RowPass::dots(const RowStep& step) const {
+  const Work& work = at(step);
+  const RowQueries& queries = work.queries;
+  dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
+  if (queries.qv == nullptr) return;
+  float* products = t_.scores + kRowPathRows * kBlockKeys;
+  dots_of(step, queries.qv, queries.ld_qv, work.value_tiles, true, products);
+  add_value_products(work.problem, step.block.keys.size(), t_.scores, products);
+}
+
+/// Turns the scores of a step into weights. True where its values are added, too: one by one, as some are not finite and some
 /// weights may be 0.
-bool RowPass::weigh(const RowBlock& block, float* row_scores) const {
-  const bool masked = weigh_rows(a, block, row_scores);
-  if (!masked || all_finite(values, block.keys, a.s)) return false;
-  values.for_each_run(block.keys.begin, block.keys.size(),
-                      [&](int64_t x, const MatrixView& run, int64_t count) {
-                        add_rows_exactly(a, run, a.s.key_type, count, row_scores + x);
-                      });
+bool RowPass::weigh(const RowStep& step) const {
+  const Work& work = at(step);
+  const tile::Range& keys = step.block.keys;
+  const bool masked = weigh_rows(work.problem, step.block, t_.scores);
+  if (!masked || all_finite(work.values, keys, s_)) return false;
+  work.values.for_each_run(keys.begin, keys.size(), [&](int64_t x, const MatrixView& run, int64_t count) {
+    add_rows_exactly(work.problem, run, s_.key_type, count, t_.scores + x);
+  });
   return true;
+}
+
+/// Adds the values of a step; prefetches the keys of the next.
+void RowPass::sums(const RowStep& step, const RowStep& next) const {
+  const Work& work = at(step);
+  const tile::Range &range = step.block.keys, &behind = next.block.keys;
+  const KeyRows& next_keys = at(next).keys;
+  float* o = work.problem.o;
+  int64_t done = 0;  // columns
+  if (work.tiles != nullptr) {
+    const RowAddresses values(work.values, range), ahead(next_keys, behind);
+    done = s_.ops->tile_sums(t_.scores, kBlockKeys, rows(), s_.type,
+                             {values.rows, values.n, s_.d_v, s_.key_type}, o, s_.padded_dv,
+                             {ahead.rows, ahead.n, s_.d * bytes()});
+    if (done == s_.d_v) return;
+  }
+  work.values.for_each_part(
+      range.begin, range.size(), s_.d_v, t_.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
+        Ahead ahead;
+        if (const int64_t left = std::min(behind.size() - x, n); left > 0) {
+          const int64_t j = behind.begin + x;
+          ahead = {next_keys.row(j), next_keys.stride() * bytes(), next_keys.run(j, left), s_.d * bytes()};
+        }
+        s_.ops->row_sums(t_.scores + x, kBlockKeys, rows(), run.data + done * bytes(), s_.key_type,
+                         run.stride, n, s_.d_v - done, o + done, s_.padded_dv, ahead);
+      });
+}
+
+/// Hands the sums over as lanes.
+void RowPass::write() const {
+  for (size_t x = 0; x < heads_.size(); ++x) {
+    const float* o = work_[x]->problem.o;
+    for (int64_t r = 0; r < rows(); ++r) {
+      for (int64_t c = 0; c < s_.d_v; ++c) heads_[x]->out.o[c * kPanel + r] = o[r * s_.padded_dv + c];
+    }
+  }
 }
 
 }  // namespace
 
-void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
-                  const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
-                  const ThreadScratch& t) {
-  const Partial out(partials, s);
-  out.reset(s);
-  const int64_t rows = lanes.count, ld_o = s.padded_dv;
-  float* o = t.rows + rows * RowQueries::size(s);
-  std::fill_n(o, rows * ld_o, 0.0f);
-  const RowQueries queries(s, group, lanes, t.rows);
-  const RowProblem a{s, group, terms, lanes, out, t, o, ld_o};
-  const RowPass pass{a,
-                     queries,
-                     blocks,
-                     group.key_rows(Role::kK),
-                     group.key_rows(Role::kV),
-                     {std::max(first_key, lanes.any.begin), std::min(last_key, lanes.any.end)}};
-  float* row_scores = t.scores;
-  float* next_scores = t.scores + kRowPathRows * kBlockKeys;
-  RowBlock block = pass.block_from(pass.seen.begin);
-  pass.dots(block.keys, block.keys.begin, block.keys.end, row_scores);
-  while (!block.keys.empty()) {
-    const int64_t n = block.keys.size();
-    const bool added = pass.weigh(block, row_scores);
-    // Alternates the values of this block with the keys of the next: two streams keep memory busier than one
-    // after the other (41 against 35 GB/s on one core). Where queries meet values, those of this block lie in the second-level
-    // cache since its scores.
-    const RowBlock next = pass.block_from(block.keys.end);
-    for (int64_t x = 0; x < kBlockKeys; x += kTurnKeys) {
-      if (!added && x < n) {
-        pass.sums(block.keys.begin + x, std::min(kTurnKeys, n - x), row_scores + x,
-                  next.keys.begin + x + kTurnKeys);
-      }
-      pass.dots(next.keys, next.keys.begin + x, std::min(next.keys.begin + x + kTurnKeys, next.keys.end),
-                next_scores);
-    }
-    std::swap(row_scores, next_scores);
-    block = next;
+bool tiles_take_rows(const AttentionProblem& p, const Ops& ops) {
+  return ops.tile_dots != nullptr && p.seqlen_q * p.group() >= least_tile_rows(p.dtype, p[Role::kK].dtype);
+}
+
+void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
+                  int64_t first_key, int64_t last_key, const ThreadScratch& t) {
+  const RowPass pass(s, terms, blocks, heads, {first_key, last_key}, t);
+  for (RowStep step = pass.first(); !pass.ends(step);) {
+    pass.dots(step);
+    const bool added = pass.weigh(step);
+    const RowStep next = pass.behind(step);
+    if (!added) pass.sums(step, next);
+    step = next;
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < s.d_v; ++c) out.o[c * kPanel + r] = o[r * ld_o + c];
-  }
+  pass.write();
 }
 
 }  // namespace fovea::cpu::forward_pass
+
+namespace fovea::cpu {
+
+bool few_rows_on_tiles(const AttentionProblem& p, const Ops& ops) {
+  return p.pass == Pass::kForward && !p.has(Role::kKeys) && forward_pass::Schedule(p, ops, {}).row_path &&
+         forward_pass::tiles_take_rows(p, ops);
+}
+
+}  // namespace fovea::cpu

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -31,12 +32,17 @@ inline constexpr int64_t kMinSplitKeys = 1024;
 // Results of splits that are kept at a time: 25 KB each at head size 128. Where there would be more, a tile goes through its splits
 // itself.
 inline constexpr int64_t kMostSplitResults = 1024;
-// Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48; and
-// where tiles multiply (AMX). Programs of expressions hold four rows of a block.
+// Up to this many rows, dot products along the head size are faster than lanes along the queries, of which a panel has 48.
+// Programs of expressions hold four rows of a block.
 inline constexpr int64_t kRowPathRows = 16;
-inline constexpr int64_t kRowPathRowsBesideTiles = 8;
 inline constexpr int64_t kProgramRows = 4;
-inline constexpr int64_t kTurnKeys = 32;
+// A step of few rows reads so many bytes of K and as many of V: with the next step's, on their way, they fit a first-level cache of
+// 48 KB, and the step's other costs are spread over 32 keys or more.
+inline constexpr int64_t kRowStepBytes = 16 << 10;
+inline constexpr int64_t kLeastRowStepKeys = 32;
+// Few rows of so many key heads at most go through the keys together: each has 30 KB of queries and results.
+inline constexpr int64_t kMostRowHeads = 16;
+static_assert(kRowPathRows <= kTileQueries);
 // Where `sees` leaves a part of a block, its ends are left out in steps of whole reduction steps of AMX.
 inline constexpr int64_t kSeenStep = 32;
 
@@ -64,7 +70,16 @@ inline int64_t panels_beside_tiles(int64_t all_panels, int64_t groups, int64_t m
   return best;
 }
 
+/// Keys of a step of few rows: a power of two, so that steps divide blocks.
+inline int64_t row_step_keys(const AttentionProblem& p) {
+  int64_t keys = kBlockKeys;
+  while (keys > kLeastRowStepKeys && keys * p.head_dim * size_of(p[Role::kK].dtype) > kRowStepBytes)
+    keys /= 2;
+  return keys;
+}
+
 struct Schedule {
+  int64_t rows;        ///< of the longest sequence of one key head
   int64_t panels;      ///< panels a tile
   int64_t tiles;       ///< tiles of the longest sequence of one key head
   int64_t splits;      ///< splits of the keys
@@ -72,9 +87,10 @@ struct Schedule {
   int64_t groups;      ///< batch * heads_kv
   bool in_turn;        ///< a tile goes through its splits itself, one after the other; the bits are the same
   bool row_path;
+  int64_t heads = 1;  ///< key heads of an item of few rows, a divisor of heads_kv
   /// Splits that are work items of their own.
   int64_t splits_apart() const { return in_turn ? 1 : splits; }
-  int64_t items() const { return groups * tiles * splits_apart(); }
+  int64_t items() const { return groups / heads * tiles * splits_apart(); }
   /// Those of a sequence that have keys, at least one.
   int64_t splits_with_keys(int64_t used_k) const {
     return std::clamp<int64_t>(ceil_div(used_k, split_keys), 1, splits);
@@ -82,7 +98,7 @@ struct Schedule {
 
   Schedule(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options) {
     groups = p.batch * p.heads_kv;
-    const int64_t rows = p.seqlen_q * p.group();
+    rows = p.seqlen_q * p.group();
     const int64_t all_panels = ceil_div(rows, kPanel), full_tiles = groups * all_panels;
     const int64_t wanted = std::min(splits_of(p, all_panels, options.splits),
                                     std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys)));
@@ -97,12 +113,26 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    const int64_t few = p.expressions           ? kProgramRows
-                        : ops.attend != nullptr ? kRowPathRowsBesideTiles
-                                                : kRowPathRows;
-    row_path = rows <= few && (p.scale > 0 || scales) &&
+    row_path = rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) &&
                !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
                  p.has(Role::kMask) || p.has(Role::kBlockMask));
+    if (row_path) heads = heads_together(p, options.num_threads);
+  }
+
+ private:
+  /// Where rows of several heads lie between those of one, the heads go through the keys together, so that memory is read in its order;
+  /// as long as there are items enough for all threads. No result depends on it.
+  int64_t heads_together(const AttentionProblem& p, int num_threads) const {
+    constexpr int64_t kItemsOfThread = 4;
+    const auto& stride = p[Role::kK].stride;
+    if (stride[2] >= stride[1]) return 1;
+    for (int64_t together = std::min(kMostRowHeads, p.heads_kv); together > 1; --together) {
+      if (p.heads_kv % together == 0 &&
+          groups / together * splits_apart() >= kItemsOfThread * std::max(1, num_threads)) {
+        return together;
+      }
+    }
+    return 1;
   }
 };
 
@@ -122,9 +152,17 @@ struct Partial {
   }
 };
 
+/// Floats of one key head of a few rows: queries, also as tiles, and results.
+inline int64_t row_head_size(const Staging& s, int64_t rows) {
+  const int64_t values = s.has_qv() ? s.d_v : 0;
+  const int64_t tiles = s.ops->tile_queries == nullptr ? 0 : tile_query_words(s.d) + tile_query_words(values);
+  return std::min(kRowPathRows, rows) * (s.padded_d + round_up(values, 16) + s.padded_dv) + tiles;
+}
+
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
+  float* row_heads;             ///< of few rows: queries and results of each key head
   float* next_partials;         ///< of a further split, where a tile goes through its splits itself
   uint8_t* kept;                ///< by dropout
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
@@ -134,8 +172,9 @@ struct ThreadScratch {
                 const PairPrograms& programs) {
     const int64_t block = round_up(kBlockKeys, 32);
     queries = memory.take<float>(schedule.panels * s.score_words() * kPanel);
-    partials = memory.take<float>(schedule.panels * Partial::size(s));
-    next_partials = memory.take<float>(schedule.in_turn ? schedule.panels * Partial::size(s) : 0);
+    partials = memory.take<float>(schedule.panels * schedule.heads * Partial::size(s));
+    next_partials =
+        memory.take<float>(schedule.in_turn ? schedule.panels * schedule.heads * Partial::size(s) : 0);
     scores = memory.take<float>(std::max<int64_t>(block * kPanel, kAttendScratch));
     weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));
@@ -148,10 +187,9 @@ struct ThreadScratch {
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
     value_rows = memory.take<char>(gathered * s.d_v);
-    // Rows on their way into a panel or out of one; of few rows the queries and the results.
-    const int64_t row_size = s.padded_d + s.padded_dv * (s.has_qv() ? 2 : 1);
-    rows = memory.take<float>(
-        std::max({kPanel * s.padded_dv, 4 * (s.words_d + 16), 4 * s.words_qv, kRowPathRows * row_size}));
+    // Rows on their way into a panel or out of one.
+    rows = memory.take<float>(std::max({kPanel * s.padded_dv, 4 * (s.words_d + 16), 4 * s.words_qv}));
+    row_heads = memory.take<float>(schedule.row_path ? schedule.heads * row_head_size(s, schedule.rows) : 0);
     pairs = PairScratch(memory, p, programs, block * kPanel, schedule.row_path ? 1 : p.heads_kv);
   }
 };
@@ -314,10 +352,19 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
 void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
                       const float* row_scores);
 
-/// A few rows against keys [first_key, last_key): dot products along the head size. Reads K and V once, at
-/// the speed of memory.
-void rows_forward(const Staging& s, const Group& group, const ScoreTerms& terms, SeenBlocks& blocks,
-                  const Lanes& lanes, int64_t first_key, int64_t last_key, float* partials,
-                  const ThreadScratch& t);
+/// Few rows of one key head, and where their result goes.
+struct RowHead {
+  Group group;
+  Lanes lanes;
+  Partial out;
+};
+using RowHeads = std::span<const std::optional<RowHead>>;
+
+/// A few rows of some key heads against keys [first_key, last_key). Reads K and V once, at the speed of memory.
+void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
+                  int64_t first_key, int64_t last_key, const ThreadScratch& t);
+
+/// Whether tiles multiply the few rows of a problem, whatever its type.
+bool tiles_take_rows(const AttentionProblem& p, const Ops& ops);
 
 }  // namespace fovea::cpu::forward_pass

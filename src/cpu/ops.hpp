@@ -47,6 +47,25 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
+/// n rows of `size` elements of K or V, wherever they lie.
+struct TileRows {
+  const char* const* rows;
+  int64_t n;
+  int64_t size;
+  DType type;
+};
+/// n rows of `bytes` that will be read soon.
+struct FetchRows {
+  const char* const* rows = nullptr;
+  int64_t n = 0;
+  int64_t bytes = 0;
+};
+inline constexpr int64_t kTileQueries = 16;
+/// Words of `size` elements of kTileQueries queries for tile_dots(), whatever their type.
+constexpr int64_t tile_query_words(int64_t size) {
+  return (size + 63) / 64 * 64 * kTileQueries / 2 * 3;
+}
+
 /// Keys and values of one block, staged as left operands of scores() and accumulate().
 struct AttendBlock {
   Operand keys, values;
@@ -173,6 +192,22 @@ struct Ops {
   /// o[q][c] += sum_j p[q][j] * v[j][c].
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
+
+  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values of
+  // 16 or 8 bits.
+
+  /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
+  /// such products.
+  bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
+                       DType key_type, uint32_t* staged);
+  /// row_dots() of up to 128 keys; writes scores up to the next multiple of 32. False where some are NaN that row_dots() may know
+  /// better.
+  bool (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
+                    int64_t lds, const FetchRows& ahead);
+  /// row_sums() of up to 128 keys. Returns how many columns it added to: all but where values are not finite.
+  int64_t (*tile_sums)(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
+                       float* o, int64_t ldo, const FetchRows& ahead);
+
   float (*row_max)(const float* s, int64_t n);
   /// s[j] = exp2(factor * s[j] - max2) for one row; returns the sum.
   float (*row_exp2)(float* s, int64_t n, float factor, float max2);
@@ -192,5 +227,12 @@ void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t s
                       uint32_t* dst);
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+// In rows_amx.cpp.
+bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
+                      DType key_type, uint32_t* staged);
+bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
+                   int64_t lds, const FetchRows& ahead);
+int64_t tile_sums_amx(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
+                      float* o, int64_t ldo, const FetchRows& ahead);
 
 }  // namespace fovea::cpu

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/ops_tiles-inl.hpp"
 #include "cpu/ops_vectors-inl.hpp"
@@ -19,11 +20,18 @@ namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
 /// Prefetches row r of `ahead`, in cache lines of 64 bytes.
-/// Contiguous rows are left to the hardware's own prefetchers.
+constexpr int64_t kLine = 64;
 HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
-  if (r >= ahead.rows || ahead.stride_bytes == ahead.row_bytes) return;
+  if (r >= ahead.rows) return;
   const char* row = ahead.data + r * ahead.stride_bytes;
-  for (int64_t byte = 0; byte < ahead.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  for (int64_t byte = 0; byte < ahead.row_bytes; byte += kLine) __builtin_prefetch(row + byte, 0, 2);
+}
+
+/// The lines of each row that pass `pass` of so many fetches: memory is to be busy in all of them.
+HWY_INLINE Ahead part_of(const Ahead& ahead, int64_t pass, int64_t passes) {
+  const int64_t lines = (ahead.row_bytes + kLine - 1) / kLine;
+  const int64_t begin = lines * pass / passes * kLine, end = lines * (pass + 1) / passes * kLine;
+  return {ahead.data + begin, ahead.stride_bytes, begin < end ? ahead.rows : 0, end - begin};
 }
 
 /// Two vectors of a row as float32. 32 bfloat16 come as (even, odd) elements: one shift and one mask, no
@@ -31,6 +39,7 @@ HWY_INLINE void fetch(const Ahead& ahead, int64_t r) {
 /// let the out-of-order window reach over the next page, which keeps memory busy.
 template <class T>
 struct TwoVectors {
+  static constexpr float kFactor = 1;  ///< what values() are to be multiplied by
   static HWY_INLINE void values(const T* p, V& a, V& b) {
     a = load_as_float(p);
     b = load_as_float(p + kLanes);
@@ -45,17 +54,56 @@ struct TwoVectors {
   }
 };
 #if HWY_TARGET != HWY_SCALAR
+/// Vectors of even and of odd elements.
+struct EvenAndOdd {
+  static constexpr float kFactor = 1;
+  static HWY_INLINE void load(const float* p, V& a, V& b) { hn::LoadInterleaved2(D(), p, a, b); }
+  static HWY_INLINE void store(V a, V b, float* p) { hn::StoreInterleaved2(a, b, D(), p); }
+};
 template <>
-struct TwoVectors<Bf16> {
+struct TwoVectors<Bf16> : EvenAndOdd {
   static HWY_INLINE void values(const Bf16* p, V& a, V& b) {
     const auto words =
         hn::BitCast(DU(), hn::LoadU(hn::Repartition<uint8_t, D>(), reinterpret_cast<const uint8_t*>(p)));
     a = hn::BitCast(D(), hn::ShiftLeft<16>(words));
     b = hn::BitCast(D(), hn::And(words, hn::Set(DU(), 0xffff0000u)));
   }
-  static HWY_INLINE void load(const float* p, V& a, V& b) { hn::LoadInterleaved2(D(), p, a, b); }
-  static HWY_INLINE void store(V a, V b, float* p) { hn::StoreInterleaved2(a, b, D(), p); }
 };
+#endif
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+/// A float8_e4m3fn that is a number: its bits, moved, are the float16 that is 256 times smaller.
+struct E4M3Number : E4M3 {};
+template <>
+struct TwoVectors<E4M3Number> : EvenAndOdd {
+  static constexpr float kFactor = 256;
+  static HWY_INLINE void values(const E4M3Number* p, V& a, V& b) {
+    const hn::Rebind<int16_t, D> pairs;
+    const auto both = hn::LoadU(pairs, reinterpret_cast<const int16_t*>(p));
+    const auto half = [&](auto high) HWY_ATTR {
+      const auto bits = hn::And(hn::ShiftRight<1>(high), hn::Set(pairs, static_cast<int16_t>(0xbf80)));
+      return hn::PromoteTo(D(), hn::BitCast(DH(), bits));
+    };
+    a = half(hn::ShiftLeft<8>(both));
+    b = half(both);
+  }
+};
+
+/// Whether some of n rows of d float8_e4m3fn is NaN.
+bool any_nan(const E4M3* rows, int64_t ld, int64_t n, int64_t d) {
+  const hn::ScalableTag<uint8_t> bytes;
+  const auto size = hn::Set(bytes, 0x7f);
+  auto largest = hn::Zero(bytes);
+  constexpr auto kBytes = static_cast<int64_t>(hn::MaxLanes(bytes));
+  bool nan = false;
+  for (int64_t j = 0; j < n; ++j) {
+    const auto* row = reinterpret_cast<const uint8_t*>(rows + j * ld);
+    int64_t c = 0;
+    for (; c + kBytes <= d; c += kBytes) largest = hn::Max(largest, hn::And(hn::LoadU(bytes, row + c), size));
+    for (; c < d; ++c) nan = nan || (row[c] & 0x7f) == 0x7f;
+  }
+  return nan || !hn::AllFalse(bytes, hn::Eq(largest, size));
+}
 #endif
 
 /// s[r][j] (+)= dot(q[r], k[j]) over P pairs of vectors, q in registers.
@@ -89,7 +137,7 @@ HWY_INLINE void dots_strip(const float* q, int64_t ldq, const T* k, int64_t ldk,
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const float dot = hn::GetLane(hn::SumOfLanes(d, hn::Add(even[r], odd[r])));
+      const float dot = hn::GetLane(hn::SumOfLanes(d, hn::Add(even[r], odd[r]))) * TwoVectors<T>::kFactor;
       s[r * lds + j] = first ? dot : s[r * lds + j] + dot;
     }
   }
@@ -107,8 +155,8 @@ HWY_INLINE auto sum_of_blocks(DV, Vec v) {
   }
 }
 
-/// The sums of the lanes of four vectors, side by side.
-HWY_INLINE void sums_of_four(const V* v, bool first, float* out) {
+/// The sums of the lanes of four vectors, times `factor`, side by side.
+HWY_INLINE void sums_of_four(const V* v, float factor, bool first, float* out) {
   const D d;
   const hn::Repartition<double, D> pairs;
   const auto fold = [&](V a, V b) {
@@ -120,6 +168,7 @@ HWY_INLINE void sums_of_four(const V* v, bool first, float* out) {
                           hn::BitCast(d, hn::InterleaveUpper(pairs, low, high)));
   const hn::Full128<float> four;
   auto sums = sum_of_blocks(d, parts);
+  if (factor != 1.0f) sums = hn::Mul(sums, hn::Set(four, factor));
   if (!first) sums = hn::Add(sums, hn::LoadU(four, out));
   hn::StoreU(sums, four, out);
 }
@@ -153,7 +202,7 @@ void dots_of_four(const float* q, const T* k, int64_t ldk, int64_t n, int64_t pa
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < kDotRows; ++r) sums_of_four(sum[r], first, s + r * lds + j);
+    for (int r = 0; r < kDotRows; ++r) sums_of_four(sum[r], TwoVectors<T>::kFactor, first, s + r * lds + j);
   }
 }
 
@@ -229,7 +278,7 @@ HWY_INLINE void sums_strip(const float* p, int64_t ldp, const T* v, int64_t ldv,
       TwoVectors<T>::values(v + j * ldv + 2 * x * kLanes, a, b);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const V weight = hn::Set(d, p[r * ldp + j]);
+        const V weight = hn::Set(d, p[r * ldp + j] * TwoVectors<T>::kFactor);
         acc[r][2 * x] = hn::MulAdd(a, weight, acc[r][2 * x]);
         acc[r][2 * x + 1] = hn::MulAdd(b, weight, acc[r][2 * x + 1]);
       }
@@ -264,36 +313,40 @@ void sums(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t n, int64
   }
 }
 
+/// Calls pass(rows, first, ahead) for the rows of q four at a time, then two, then one; `rows` is a constant.
+template <class Pass>
+HWY_INLINE void for_each_rows(int64_t num_q, const Ahead& ahead, Pass&& pass) {
+  const int64_t passes = num_q / 4 + (num_q % 4 + 1) / 2;
+  int64_t r = 0, i = 0;
+  for (; r + 4 <= num_q; r += 4) pass(std::integral_constant<int, 4>(), r, part_of(ahead, i++, passes));
+  for (; r + 2 <= num_q; r += 2) pass(std::integral_constant<int, 2>(), r, part_of(ahead, i++, passes));
+  for (; r < num_q; ++r) pass(std::integral_constant<int, 1>(), r, part_of(ahead, i++, passes));
+}
+
 template <class T>
 void dots_rows(const float* q, int64_t ldq, int64_t num_q, const void* k, int64_t ldk, int64_t n, int64_t d,
-               float* s, int64_t lds, Ahead ahead) {
-  const T* keys = static_cast<const T*>(k);
-  int64_t r = 0;
-  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
-    dots<T, 4>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
-  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
-    dots<T, 2>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
-  for (; r < num_q; ++r, ahead.rows = 0)
-    dots<T, 1>(q + r * ldq, ldq, keys, ldk, n, d, s + r * lds, lds, ahead);
+               float* s, int64_t lds, const Ahead& ahead) {
+  for_each_rows(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) {
+    dots<T, rows()>(q + r * ldq, ldq, static_cast<const T*>(k), ldk, n, d, s + r * lds, lds, part);
+  });
 }
 
 template <class T>
 void sums_rows(const float* p, int64_t ldp, int64_t num_q, const void* v, int64_t ldv, int64_t n, int64_t d,
-               float* o, int64_t ldo, Ahead ahead) {
-  const T* values = static_cast<const T*>(v);
-  int64_t r = 0;
-  for (; r + 4 <= num_q; r += 4, ahead.rows = 0)
-    sums<T, 4>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
-  for (; r + 2 <= num_q; r += 2, ahead.rows = 0)
-    sums<T, 2>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
-  for (; r < num_q; ++r, ahead.rows = 0)
-    sums<T, 1>(p + r * ldp, ldp, values, ldv, n, d, o + r * ldo, ldo, ahead);
+               float* o, int64_t ldo, const Ahead& ahead) {
+  for_each_rows(num_q, ahead, [&](auto rows, int64_t r, const Ahead& part) {
+    sums<T, rows()>(p + r * ldp, ldp, static_cast<const T*>(v), ldv, n, d, o + r * ldo, ldo, part);
+  });
 }
 
 void row_dots(const float* q, int64_t ldq, int64_t num_q, const void* k, DType type, int64_t ldk, int64_t n,
               int64_t d, float* s, int64_t lds, Ahead ahead) {
   if (type == DType::kF16) return dots_rows<F16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   if (type == DType::kBF16) return dots_rows<Bf16>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(k), ldk, n, d))
+    return dots_rows<E4M3Number>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
+#endif
   if (type == DType::kE4M3) return dots_rows<E4M3>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
   return dots_rows<float>(q, ldq, num_q, k, ldk, n, d, s, lds, ahead);
 }
@@ -302,6 +355,10 @@ void row_sums(const float* p, int64_t ldp, int64_t num_q, const void* v, DType t
               int64_t d, float* o, int64_t ldo, Ahead ahead) {
   if (type == DType::kF16) return sums_rows<F16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   if (type == DType::kBF16) return sums_rows<Bf16>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  if (type == DType::kE4M3 && !any_nan(static_cast<const E4M3*>(v), ldv, n, d))
+    return sums_rows<E4M3Number>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
+#endif
   if (type == DType::kE4M3) return sums_rows<E4M3>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
   return sums_rows<float>(p, ldp, num_q, v, ldv, n, d, o, ldo, ahead);
 }

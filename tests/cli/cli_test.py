@@ -1311,6 +1311,8 @@ class Bench(ProgramTest):
         names = [row["name"] for row in told["rows"]]
         self.assertEqual(len(names), len(set(names)))
         self.assertEqual(names[1], "decode_float32_b2_q3_k300_h4_2_d32_page16")
+        told = self.json("bench", "--decode", *sizes, "--page", "0,16", "--cache-dtype", "q", "--layout", "bhsd")
+        self.assertEqual([(row["name"].endswith("_bhsd"), row["layout"], row["right"]) for row in told["rows"]], [(True, "bhsd", True)] * 2)
         text = self.ok("bench", "--decode", *sizes, "--page", "16", "--cache-dtype", "q", "--causal", "--window", "200,0",
                        "--num-splits", "2")
         self.assertIn("decode_bfloat16_b2_q3_k300_h4_2_d32_page16", text)
@@ -1336,7 +1338,6 @@ class Bench(ProgramTest):
         self.fails(USAGE, "bench", "--decode", "--cache-dtype", "int8", says=["--cache-dtype", "int8", "float8_e4m3fn"])
         self.fails(USAGE, "bench", "--decode", "--rows", "decode", says=["--rows", "--decode"])
         self.fails(USAGE, "bench", "--decode", "--pass", "bwd", says=["--pass", "fwd", "--decode"])
-        self.fails(USAGE, "bench", "--decode", "--layout", "bhsd", says=["--layout", "--decode"])
         self.fails(USAGE, "bench", "--decode", "--sees", "k <= q", says=["--sees", "--decode"])
         self.fails(PROBLEM, "bench", "--decode", "--heads", "6", "--heads-kv", "4", says=["heads"])
 

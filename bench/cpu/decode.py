@@ -1,0 +1,161 @@
+"""Few queries over key-value caches on this machine's processor cores, beside a plain read of the caches in the same run.
+
+    python3 bench/cpu/decode.py                one query of 8 to 128 heads over 8 key heads of 16,384 keys
+    python3 bench/cpu/decode.py --json auto    and writes bench/results/decode/cpu_<machine>.json
+    python3 bench/cpu/decode.py --rows page16,float16 --groups 8   only some
+
+Needs the program fovea; finds it as compare.py does. Each row is timed by `fovea bench --decode`, in turns with the plain read: the same
+bytes, as many threads, in the fastest of the ways that read_memory.cpp knows. A row is right, or the run ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from compare import QUIET, ROOT, SOURCES, Others, cpu_fields, find, quietest, write
+from sources import sources_hash
+
+HEADS_KV, HEAD_DIM, KEYS = 8, 128, 16384
+GROUPS = (1, 4, 8, 16)
+# Caches of the type of the queries, and of 8 bits under queries of either.
+TYPES = (("float32", "q"), ("float16", "q"), ("bfloat16", "q"), ("float16", "float8_e4m3fn"), ("bfloat16", "float8_e4m3fn"))
+# Whole caches in both orders, and pages.
+FORMS = (("bhsd", 0), ("bshd", 0), ("bshd", 16), ("bshd", 256))
+TARGET = 0.9
+
+
+@dataclass(frozen=True)
+class Row:
+    dtype: str
+    cache: str  # q or float8_e4m3fn
+    layout: str
+    page: int
+    group: int
+
+    @property
+    def name(self) -> str:
+        types = self.dtype if self.cache == "q" else f"{self.cache}_under_{self.dtype}"
+        return f"{types}_{self.layout}" + (f"_page{self.page}" if self.page else "") + f"_group{self.group}"
+
+    def command(self, program: Path, args: argparse.Namespace) -> list[str]:
+        sizes = {"batch": 1, "seqlen": 1, "seqlen-k": KEYS, "heads": HEADS_KV * self.group, "heads-kv": HEADS_KV, "head-dim": HEAD_DIM}
+        what = {"dtype": self.dtype, "cache-dtype": self.cache, "page": self.page, "layout": self.layout, "seconds": args.min_time}
+        command = [str(program), "bench", "--decode", "--json"]
+        for option, value in (sizes | what).items():
+            command += [f"--{option}", str(value)]
+        command += ["--threads", str(args.threads)] if args.threads else []
+        return command + (["--backend", args.backend] if args.backend else [])
+
+
+def measure(row: Row, program: Path, args: argparse.Namespace) -> dict[str, Any]:
+    others = Others()
+    done = subprocess.run(row.command(program, args), check=True, stdout=subprocess.PIPE, text=True)
+    share = others.share()
+    told = json.loads(done.stdout)
+    (timed,) = told["rows"]
+    read = timed["read"]
+    return {
+        "name": row.name,
+        "dtype": row.dtype,
+        "cache_dtype": timed["cache_dtype"],
+        "layout": row.layout,
+        "page": row.page,
+        "group": row.group,
+        "backend": timed["backend"],
+        "threads": told["threads"],
+        "ms": round(1e3 * timed["median_seconds"], 5),
+        "spread": round(timed["spread"], 4),
+        "runs": timed["runs"],
+        "gb_s": round(timed["key_gb_s"], 2),
+        "read_ms": round(1e3 * read["median_seconds"], 5),
+        "read_spread": round(read["spread"], 4),
+        "read_gb_s": round(read["gb_s"], 2),
+        "read_way": read["way"],
+        "share_of_read": round(read["share"], 4),
+        "error": float(f"{timed['relative_error']:.3g}"),
+        "others": share,
+    }
+
+
+def machine() -> dict[str, Any]:
+    fields = cpu_fields()
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    sets = ("avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+    return {
+        "cpu": fields.get("model name", platform.processor() or platform.machine()),
+        **{key: fields[key] for key in ("cpu family", "model", "stepping") if key in fields},
+        "isa": [name for name in sets if name in flags],
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose name contains TEXT (or TEXT,TEXT)")
+    parser.add_argument("--groups", default=",".join(map(str, GROUPS)), help="query heads of a key head (1,4,8,16)")
+    parser.add_argument("--min-time", type=float, default=0.5, metavar="S", help="seconds a row, both sides (0.5)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of both sides (all cores)")
+    parser.add_argument("--backend", help="this backend of ours and not the first that can")
+    parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/decode")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of an existing file, of the same machine and sources")
+    parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_arguments()
+    program = find("fovea", args.fovea)
+    if program is None:
+        sys.exit("decode.py: no program fovea here; build the target fovea_cli, or give --fovea")
+    groups = [int(text) for text in args.groups.split(",")]
+    grid = [Row(dtype, cache, layout, page, group) for dtype, cache in TYPES for layout, page in FORMS for group in groups]
+    rows = []
+    for row in grid:
+        if not any(text in row.name for text in args.rows.split(",")):
+            continue
+        result = quietest(lambda: measure(row, program, args))  # noqa: B023
+        rows.append(result)
+        disturbed = "  disturbed by others" if result["others"] > QUIET else ""
+        print(f"{row.name:52} {result['backend']:16} {result['ms']:8.3f} ms  {result['gb_s']:5.1f} GB/s, "
+              f"{result['share_of_read']:4.0%} of a plain read at {result['read_gb_s']:5.1f}{disturbed}", flush=True)  # fmt: skip
+    below = [row["name"] for row in rows if row["share_of_read"] < TARGET]
+    print(f"{len(rows) - len(below)} of {len(rows)} rows reach {TARGET:.0%} of a plain read")
+    if not args.json:
+        return 0
+    about = machine()
+    results: dict[str, Any] = {
+        "machine": about,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "software": {"os": f"{platform.system()} {platform.release()}"},
+        "sources_sha256": sources_hash(ROOT, SOURCES),
+        "threads": rows[0]["threads"] if rows else args.threads,
+        "problem": f"one query of {HEADS_KV} * group heads of {HEAD_DIM} over {HEADS_KV} key heads of {KEYS} keys",
+        "share_of_read": "rate of K and V over that of the fastest plain read of them, medians of alternating turns",
+        "caches": rows,
+    }
+    kind = "_amx" if "amx_bf16" in about["isa"] else "_avx512bf16" if "avx512_bf16" in about["isa"] else ""
+    vendor = next((name for name in ("xeon", "epyc") if name in about["cpu"].lower()), "other")
+    target = ROOT / "bench" / "results" / "decode" / f"cpu_{vendor}{kind}_{results['threads']}core.json"
+    target = target if args.json == "auto" else Path(args.json)
+    if args.merge and target.exists():
+        old = json.loads(target.read_text())
+        if any(old[key] != results[key] for key in ("machine", "sources_sha256", "threads")):
+            sys.exit("decode.py: --merge: the file is of another machine, sources or threads")
+        known = {row["name"]: row for row in old["caches"]} | {row["name"]: row for row in rows}
+        all_rows = [Row(d, c, form[0], form[1], g).name for d, c in TYPES for form in FORMS for g in GROUPS]
+        results["caches"] = [known[name] for name in all_rows if name in known]
+    write(target, results)
+    print(f"wrote {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+// Few query rows on CPUs: groups on both sides of where tiles take over from dot products, key heads that go through the keys together, and
+// numbers that are no sums of parts.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "conformance/expectations.hpp"
+
+namespace fovea::conformance {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Rows of three key heads lie side by side, and there are items enough for the heads to go together.
+ProblemSpec few_rows(int64_t seqlen_k, int64_t group) {
+  ProblemSpec s;
+  s.batch = 4;
+  s.heads_kv = 3;
+  s.heads_q = 3 * group;
+  s.seqlen_q = 1;
+  s.seqlen_k = seqlen_k;
+  s.head_dim = s.head_dim_v = 64;
+  return s;
+}
+
+/// Of 8 bits under every type, and of the type of the queries.
+void expect_of_all_caches(ProblemSpec s, const CheckOptions& options = forward_only()) {
+  expect_conformance_of_all_types(s, options);
+  s.e4m3_keys = true;
+  expect_conformance_of_all_types(s, options);
+}
+
+TEST(FewRows, OfEveryGroup) {
+  for (int64_t group = 1; group <= 17; ++group) expect_of_all_caches(few_rows(150, group));
+}
+
+/// Steps are of 32 keys, tiles of 16.
+TEST(FewRows, OverAnyNumberOfKeys) {
+  for (const int64_t keys : {1, 15, 17, 31, 32, 33, 64, 127, 129, 260}) {
+    for (const int64_t group : {4, 16}) expect_of_all_caches(few_rows(keys, group));
+  }
+}
+
+/// Tiles take 64 elements at a time.
+TEST(FewRows, OfEveryHeadSize) {
+  constexpr std::array<std::array<int64_t, 2>, 7> kSizes = {
+      {{1, 8}, {24, 40}, {63, 65}, {72, 136}, {128, 128}, {192, 80}, {256, 256}}};
+  for (const auto& [size, size_v] : kSizes) {
+    ProblemSpec s = few_rows(70, 9);
+    s.head_dim = size;
+    s.head_dim_v = size_v;
+    expect_of_all_caches(s);
+  }
+}
+
+TEST(FewRows, InSplitsByAnyNumberOfThreads) {
+  for (const int64_t group : {1, 8, 16}) {
+    ProblemSpec s = few_rows(2300, group);
+    s.batch = 2;
+    s.used_k = {2300, 700};
+    expect_of_all_caches(s, [] {
+      CheckOptions options = many_threads();
+      options.backward = false;
+      return options;
+    }());
+  }
+}
+
+/// So many sequences that an item goes through its splits itself.
+TEST(FewRows, InSplitsInTurn) {
+  ProblemSpec s = few_rows(300, 8);
+  s.batch = 22;
+  CheckOptions options = many_threads();
+  options.backward = false;
+  options.num_splits = 2;
+  expect_of_all_caches(s, options);
+}
+
+TEST(FewRows, ThatSeePartOfTheKeys) {
+  for (const int64_t queries : {2, 5}) {
+    ProblemSpec s = few_rows(200, 3);
+    s.seqlen_q = queries;
+    s.causal = true;
+    s.sink = true;
+    expect_of_all_caches(s);
+    s.window_left = 40;
+    s.used_k = {200, 0, 3, 77};
+    expect_of_all_caches(s);
+  }
+}
+
+TEST(FewRows, InPages) {
+  for (const int64_t page : {1, 7, 16, 256}) {
+    for (const int64_t group : {1, 4, 8, 16}) {
+      ProblemSpec s = few_rows(page * (300 / page + 1), group);
+      s.page_size = page;
+      s.caches = 4 * (300 / page + 1) + 2;
+      s.used_k = {static_cast<int32_t>(s.seqlen_k), 100, 1, 0};
+      expect_of_all_caches(s);
+    }
+  }
+}
+
+TEST(FewRows, ThatMeetValues) {
+  for (const int64_t group : {2, 7, 16}) {
+    ProblemSpec s = few_rows(140, group);
+    s.qv = true;
+    s.head_dim_v = 136;
+    expect_of_all_caches(s);
+  }
+}
+
+/// Infinities of queries, keys and values, in what some rows see and others do not.
+TEST(FewRows, OfNumbersThatAreNotFinite) {
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
+    for (const double number : {kInfinity, -kInfinity, kNan}) {
+      ProblemSpec s = few_rows(100, 4);
+      s.seqlen_q = 3;
+      s.causal = true;
+      expect_conformance_of_all_types(s, forward_only(), [&](OwnedProblem& x) {
+        std::vector<double> values = x[role].values();
+        const int64_t size = role == Role::kV ? x.spec.head_dim_v : x.spec.head_dim;
+        // The last key, which the last query alone sees, or that query.
+        const int64_t row = role == Role::kQ ? 2 * x.spec.heads_q : x.key_row(0, 99);
+        values[static_cast<size_t>(row * size + 5)] = number;
+        x[role].assign(values);
+      });
+    }
+  }
+}
+
+/// Elements whose parts are of every size: the smallest float16 and the largest.
+TEST(FewRows, OfSmallAndOfLargeElements) {
+  for (const double factor : {0x1p-22, 0x1p-15, 0x1p6}) {
+    ProblemSpec s = few_rows(100, 8);
+    expect_conformance_of_all_types(s, forward_only(), [&](OwnedProblem& x) {
+      for (const Role role : {Role::kK, Role::kV}) {
+        std::vector<double> values = x[role].values();
+        for (double& value : values) value *= factor;
+        x[role].assign(values);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fovea::conformance
