@@ -607,7 +607,7 @@ void Forward::run(const Buffers& buffers) const {
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
                          &schedule_};
   SharedBlocks shared = shared_;
-  shared.set_memory(workspace + shared_offset_);
+  shared.set_memory(buffers, workspace + shared_offset_);
   WorkQueue blocks_to_share(shared.blocks());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {

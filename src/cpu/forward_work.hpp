@@ -217,7 +217,8 @@ struct KeyBlock {
 
 /// K and V of all key heads as the products read them, staged once for all tiles; empty where each tile stages blocks for itself.
 /// Worth it where products are so fast that staging for each tile shows (those of AMX), and as long as rows of other heads
-/// stay in a last-level cache until their turn comes.
+/// stay in a last-level cache until their turn comes. K is not copied where its rows lie one behind the other and on lines of a cache,
+/// as staged ones do.
 class SharedBlocks {
  public:
   static constexpr int64_t kMostBytes = 128 << 20;
@@ -231,11 +232,19 @@ class SharedBlocks {
     if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
     bytes_ = bytes;
     heads_ = schedule.groups;
+    const TensorDesc& k = p[Role::kK];
+    rows_of_keys_ = !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
+                    !p.has(Role::kPageTable) && s.key_type == s.type && !s.has_qv() &&
+                    p.seqlen_k % kAttendStrip == 0 && s.d == s.words_d * s.ops->word_elements &&
+                    k.stride[1] == s.d && k.stride[0] % kLineElements == 0 &&
+                    k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
   int64_t bytes() const { return bytes_ + heads_ * static_cast<int64_t>(sizeof(int32_t)); }
   int64_t blocks() const { return heads_ * blocks_; }
-  void set_memory(void* memory) {
+  void set_memory(const Buffers& buffers, void* memory) {
+    keys_in_place_ =
+        rows_of_keys_ && reinterpret_cast<uintptr_t>(buffers.get<const char>(Role::kK)) % 64 == 0;
     base_ = static_cast<float*>(memory);
     staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
     std::fill_n(staged_, heads_, 0);
@@ -257,6 +266,8 @@ class SharedBlocks {
     while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
   }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
+    if (keys_in_place_)
+      return {reinterpret_cast<const float*>(group.key_rows(Role::kK).row(j0)), s.score_words(), 1};
     return {at(group, j0), s.score_words(), 1};
   }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
@@ -265,19 +276,24 @@ class SharedBlocks {
 
  private:
   static constexpr int64_t kLine = 16;  // words
+  static constexpr int64_t kLineElements = 2 * kLine;
   void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
-    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-    s.copy_keys(keys, values, n, at(group, j0));
+    if (!keys_in_place_) {
+      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      s.copy_keys(keys, values, n, at(group, j0));
+    }
     s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
   }
   float* at(const Group& group, int64_t j0) const {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
   }
 
-  int64_t blocks_ = 0;  ///< of a head
+  int64_t blocks_ = 0;         ///< of a head
+  bool rows_of_keys_ = false;  ///< K lies as staged rows do, if it begins at a line of a cache
+  bool keys_in_place_ = false;
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
   int32_t* staged_ = nullptr;  ///< blocks of each head
