@@ -87,7 +87,7 @@ __device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memor
                                          int all) {
   int index = 0;
   if (kTaker == Taker::kThread || threadIdx.x % 32 == 0) {
-    index = all + atomicAdd(args.tile_counter, 1);
+    index = all + atomicAdd(args.f.tile_counter, 1);
     publish_next(memory, turn, index);
   }
   return kTaker == Taker::kThread ? index : __shfl_sync(0xffffffffu, index, 0);
@@ -95,8 +95,8 @@ __device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memor
 
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
-/// from a counter, one when it has loaded the one before.
-template <Taker kTaker, class Memory, class Visit>
+/// from a counter, one when it has loaded the one before. kVisitTakes: visit gets the turn as well, and takes that tile.
+template <Taker kTaker, bool kVisitTakes = false, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
   if constexpr (Memory::kConfig.stream_k) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
   const int all = static_cast<int>(gridDim.x / kCluster);
   const auto next = [&](uint32_t turn) {
-    if (args.tile_counter == nullptr) {
+    if (f.tile_counter == nullptr) {
       // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
       return tile::snake(static_cast<int>(turn) + 1, own, all);
     }
@@ -124,8 +124,18 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
     if (work.valid) {
       const tile::SequenceSpan span = tile::cached_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
-      visit(work, span, first_row,
-            tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits));
+      const tile::KvBlocks blocks =
+          tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits);
+      if constexpr (kVisitTakes) {
+        visit(work, span, first_row, blocks, turn);
+        if (f.tile_counter != nullptr) {
+          __syncwarp();  // lane 0 has published it
+          index = static_cast<int>(ptx::ld_shared_4(memory.next(turn)));
+          continue;
+        }
+      } else {
+        visit(work, span, first_row, blocks);
+      }
     }
     index = next(turn);
   }
@@ -191,15 +201,25 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   }
   constexpr bool kPages = Memory::kConfig.pages();
   const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
+  constexpr Taker kTaker = kPages ? Taker::kWarp : Taker::kThread;
   StageRing<Memory::kConfig.ring()> ring;
-  for_each_tile<kPages ? Taker::kWarp : Taker::kThread>(
+  constexpr bool kTakesAhead = Expression::kHasSees;
+  for_each_tile<kTaker, kTakesAhead>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
-          const tile::KvBlocks& loads) {
+          const tile::KvBlocks& loads, uint32_t turn = 0) {
+        const auto take = [&] {
+          if (args.f.tile_counter != nullptr)
+            take_next<kTaker>(args, memory, turn, static_cast<int>(gridDim.x));
+        };
         const TmaKeys keys(args, work, span);
-        BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
+        const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
+        const int first_block = blocks.first(loads.begin, loads.end);
 #pragma unroll 1
-        for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
+        for (int n = blocks.before(loads.end, first_block); n >= first_block;
+             n = blocks.before(n, first_block)) {
+          // Planners look at the next tile while the last block of this one waits for a place.
+          if (kTakesAhead && n == first_block) take();
           tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
           if (kPages && first < kTileN) at = keys.box(n * kTileN, first);
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
@@ -223,6 +243,7 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
           }
           ring.advance();
         }
+        if (kTakesAhead && first_block == loads.end) take();
       });
 }
 
@@ -239,31 +260,36 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           const tile::KvBlocks& loads) {
 #pragma unroll 1
         for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
-          ptx::mbarrier_wait(memory.empty_q(w),
-                             (tile_count & 1) ^ 1);  // Q is free, and the work tile of two tiles ago
+          // Until Q is free. Without plans_ahead() that frees the place of the work tile, too.
+          const auto wait_for_q = [&] { ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1); };
+          if constexpr (!Memory::kConfig.plans_ahead()) wait_for_q();
           const int row = first_row + (cta_rank<Memory>() * Memory::kConfig.row_groups() + w) * kRows;
+          FwdSm90WorkTile& tile = *memory.work_tile(w, tile_count);
+          static_cast<FwdWorkTile&>(tile) = {span,       work.batch, work.head,
+                                             work.split, row,        min(row + kRows, span.length_q * group)};
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
-          blocks.begin = max(blocks.begin, loads.begin);
-          blocks.end = min(blocks.end, loads.end);
+          tile.load_begin = loads.begin;
+          tile.load_end = loads.end;
+          tile.last = 0;
           if constexpr (Expression::kHasSees) {
-            const tile::SeenBlocks seen = f.seen.at(work.batch, work.head, row / tile::kSeenQueries);
-            if (row < span.used_q) {
-              blocks.end = max(seen.before(blocks.end, blocks.begin) + 1, blocks.begin);
-              blocks.begin = seen.from(blocks.begin, blocks.end);
-            }
+            tile.blocks.full_begin = blocks.full_begin;
+            tile.blocks.full_end = blocks.full_end;
+            const TileBlocks<Memory::kConfig.row_groups()> all(f, work.batch, work.head, first_row);
+            tile.seen = all.tile_of(w, loads.begin, loads.end, tile.blocks.begin, tile.blocks.end);
+          } else {
+            tile.blocks = {max(blocks.begin, loads.begin), blocks.full_begin, blocks.full_end,
+                           min(blocks.end, loads.end)};
           }
-          *memory.work_tile(w, tile_count) = {
-              {span, work.batch, work.head, work.split, row, min(row + kRows, span.length_q * group)},
-              blocks,
-              loads.begin,
-              loads.end,
-              0};
+          if constexpr (Memory::kConfig.plans_ahead()) wait_for_q();
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
-          const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
+          // Of the tile in shared memory: a planner has few registers.
+          const int query = query_of_row(f, tile.first_row),
+                    batch = f.p.cu_seqlens_q != nullptr ? 0 : tile.batch;
           for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
             const TmaStrip strip = score_strip<Memory>(args, args.q, args.qv, s);
             ptx::tma_load(memory.q(w) + s * kStripBytes, strip.map, memory.full_q(w), strip.column,
-                          row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+                          tile.first_row - query * group, static_cast<int>(tile.span.row_q) + query,
+                          tile.head, batch);
           }
         }
         ++tile_count;
