@@ -290,7 +290,8 @@ struct TileBlocks {
 
   __device__ __forceinline__ TileBlocks(const ForwardArgs& f, int batch, int head, int row) {
     if constexpr (Expression::kHasSees) {
-      const int first = row / tile::kSeenQueries;
+      // Of rows behind the longest sequence, which see nothing, the last words that there are.
+      const int first = min(row / tile::kSeenQueries, f.seen.tiles - 1);
       const tile::SeenBlocks blocks = f.seen.at(batch, head, first);
       any = blocks.any;
       some = blocks.some;
@@ -310,43 +311,19 @@ struct TileBlocks {
   __device__ __forceinline__ SeenWords words_of(int w, int at) const {
     return {at, loaded(at), some[min(w, consumers - 1) * words + at]};
   }
-  /// What consumer w has of the loaded ones of blocks [begin, end): its own are [own_begin, own_end). One pass, since each word comes
-  /// from memory.
+  /// What consumer w has of the loaded ones of blocks [begin, end): its own are [own_begin, own_end).
   __device__ __forceinline__ SeenTile tile_of(int w, int begin, int end, int& own_begin, int& own_end) const {
-    int first = begin, last = begin - 1, before = 0, after = 0;
-#pragma unroll 1
-    for (int n = end; n > begin;) {
-      const int at = (n - 1) / 32, base = 32 * at;
-      const uint32_t in_range = ~uint32_t{0} << max(begin - base, 0) & ~uint32_t{0} >> (32 - (n - base));
-      const uint32_t own = w < consumers ? any[w * words + at] & in_range : 0;
-      uint32_t others = loaded(at) & in_range;  // behind its first block, as far as that is known
-      if (own != 0) {
-        if (last < begin) {
-          last = base + tile::highest_bit(own);
-          before += __popc(others >> (last - base)) - 1;
-        }
-        first = base + tile::lowest_bit(own);
-        others &= (uint32_t{1} << (first - base)) - 1;
-        after = 0;
-      }
-      const int count = __popc(others);
-      before += last < begin ? count : 0;
-      after += last < begin ? 0 : count;
-      n = base;
-    }
-    own_begin = first;
-    own_end = last + 1;
-    return {words_of(w, max(last, 0) / 32), before, after};
+    const tile::OwnBlocks own = tile::own_blocks(
+        begin, end, [&](int at) { return loaded(at); },
+        [&](int at) { return w < consumers ? any[w * words + at] : 0; });
+    own_begin = own.begin;
+    own_end = own.end;
+    return {words_of(w, max(own.end - 1, 0) / 32), own.before, own.after};
   }
   /// The first one of [begin, end) that any consumer sees; `end` where there is none.
   __device__ __forceinline__ int first(int begin, int end) const {
     if constexpr (!Expression::kHasSees) return begin;
-#pragma unroll 1
-    for (int n = begin; n < end; n = (n / 32 + 1) * 32) {
-      const uint32_t bits = loaded(n / 32) >> n % 32;
-      if (bits != 0) return min(n + tile::lowest_bit(bits), end);
-    }
-    return end;
+    return tile::first_block(begin, end, [&](int at) { return loaded(at); });
   }
   /// The last one before n that any consumer sees; begin - 1 where there is none.
   __device__ __forceinline__ int before(int n, int begin) const {
