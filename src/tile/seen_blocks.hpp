@@ -41,16 +41,6 @@ constexpr int block_before(int n, int begin, Word&& word) {
   return begin - 1;
 }
 
-/// The first of blocks [begin, end) whose bit is set; `end` where there is none.
-template <class Word>
-constexpr int first_block(int begin, int end, Word&& word) {
-  for (int n = begin; n < end; n = (n / 32 + 1) * 32) {
-    const uint32_t bits = word(n / 32) >> n % 32;
-    if (bits != 0) return n + lowest_bit(bits) < end ? n + lowest_bit(bits) : end;
-  }
-  return end;
-}
-
 /// What one of those that share blocks has to do with them, the last first.
 struct OwnBlocks {
   int begin, end;     ///< from its first to its last one; begin == end: it has none

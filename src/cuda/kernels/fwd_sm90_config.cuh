@@ -320,11 +320,6 @@ struct TileBlocks {
     own_end = own.end;
     return {words_of(w, max(own.end - 1, 0) / 32), own.before, own.after};
   }
-  /// The first one of [begin, end) that any consumer sees; `end` where there is none.
-  __device__ __forceinline__ int first(int begin, int end) const {
-    if constexpr (!Expression::kHasSees) return begin;
-    return tile::first_block(begin, end, [&](int at) { return loaded(at); });
-  }
   /// The last one before n that any consumer sees; begin - 1 where there is none.
   __device__ __forceinline__ int before(int n, int begin) const {
     if constexpr (!Expression::kHasSees) return n - 1;

@@ -95,8 +95,8 @@ __device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memor
 
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
-/// from a counter, one when it has loaded the one before. kVisitTakes: visit gets the turn as well, and takes that tile.
-template <Taker kTaker, bool kVisitTakes = false, class Memory, class Visit>
+/// from a counter, one when it has loaded the one before.
+template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const Memory& memory,
                                               Visit&& visit) {
   if constexpr (Memory::kConfig.stream_k) {
@@ -124,18 +124,8 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
     if (work.valid) {
       const tile::SequenceSpan span = tile::cached_span(f.p, work.batch);
       const int first_row = work.block * kTileM;
-      const tile::KvBlocks blocks =
-          tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits);
-      if constexpr (kVisitTakes) {
-        visit(work, span, first_row, blocks, turn);
-        if (f.tile_counter != nullptr) {
-          __syncwarp();  // lane 0 has published it
-          index = static_cast<int>(ptx::ld_shared_4(memory.next(turn)));
-          continue;
-        }
-      } else {
-        visit(work, span, first_row, blocks);
-      }
+      visit(work, span, first_row,
+            tile::split_blocks(blocks_of_rows<kTileN>(f, span, first_row, kTileM), work.split, f.num_splits));
     }
     index = next(turn);
   }
@@ -201,25 +191,16 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
   }
   constexpr bool kPages = Memory::kConfig.pages();
   const int first = kPages ? lane * args.box_keys : 0;  // key of the lane's box in the block
-  constexpr Taker kTaker = kPages ? Taker::kWarp : Taker::kThread;
   StageRing<Memory::kConfig.ring()> ring;
-  constexpr bool kTakesAhead = Expression::kHasSees;
-  for_each_tile<kTaker, kTakesAhead>(
+  for_each_tile<kPages ? Taker::kWarp : Taker::kThread>(
       args, memory,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
-          const tile::KvBlocks& loads, uint32_t turn = 0) {
-        const auto take = [&] {
-          if (args.f.tile_counter != nullptr)
-            take_next<kTaker>(args, memory, turn, static_cast<int>(gridDim.x));
-        };
+          const tile::KvBlocks& loads) {
         const TmaKeys keys(args, work, span);
         const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
-        const int first_block = blocks.first(loads.begin, loads.end);
 #pragma unroll 1
-        for (int n = blocks.before(loads.end, first_block); n >= first_block;
-             n = blocks.before(n, first_block)) {
-          // Planners look at the next tile while the last block of this one waits for a place.
-          if (kTakesAhead && n == first_block) take();
+        for (int n = blocks.before(loads.end, loads.begin); n >= loads.begin;
+             n = blocks.before(n, loads.begin)) {
           tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
           if (kPages && first < kTileN) at = keys.box(n * kTileN, first);
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
@@ -243,7 +224,6 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
           }
           ring.advance();
         }
-        if (kTakesAhead && first_block == loads.end) take();
       });
 }
 
