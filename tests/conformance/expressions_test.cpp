@@ -210,9 +210,9 @@ INSTANTIATE_TEST_SUITE_P(Known, Expressions, testing::ValuesIn(all_known()),
 /// Problems of many blocks, in which consumers of a tile need different ones: most of them hold no pair that is seen, many no other.
 TEST(SeenBlocks, OfLongSequences) {
   const KnownExpression documents = {.name = "documents",
-                                     .text = "q / 150 == k / 200",
+                                     .text = "q / 90 == k / 900",
                                      .sees = [](NamedValues&,
-                                                const Pair&p) { return p.q / 150 == p.k / 200; }},
+                                                const Pair&p) { return p.q / 90 == p.k / 900; }},
                         far_apart = {.name = "far_apart",
                                      .text = "q / 64 % 3 == 0 && (k < 70 || k > 600) || k / 64 == 6",
                                      .sees =
@@ -230,7 +230,7 @@ TEST(SeenBlocks, OfLongSequences) {
     spec.batch = 1;
     spec.heads_q = 2;
     spec.heads_kv = 1;
-    spec.seqlen_q = 550;
+    spec.seqlen_q = 230;
     spec.seqlen_k = 2200;
     spec.head_dim = spec.head_dim_v = 64;
     spec.type = Type::kBF16;
@@ -241,7 +241,7 @@ TEST(SeenBlocks, OfLongSequences) {
     spec.window_right = 40;
     expect_conformance(spec, without_repetitions());
     spec.window_left = spec.window_right = -1;
-    spec.lengths_q = {300, 5, 460};
+    spec.lengths_q = {100, 5, 210};
     spec.lengths_k = {700, 90, 800};
     spec.batch = 3;
     expect_conformance(spec, without_repetitions());

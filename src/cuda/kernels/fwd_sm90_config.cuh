@@ -152,7 +152,7 @@ struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
   tile::KvBlocks blocks;     ///< that its rows see
   int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
   int last;                  ///< 1: the consumer has no further tile
-  [[no_unique_address]] std::conditional_t<Expression::kHasSees, SeenTile, WholeTile> seen;
+  std::conditional_t<Expression::kHasSees, SeenTile, WholeTile> seen;
 };
 
 /// CTAs of a launch: at most as many as the GPU holds at a time, in whole clusters.

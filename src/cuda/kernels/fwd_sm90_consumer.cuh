@@ -127,7 +127,7 @@ struct FwdSm90Consumer {
         __syncwarp();  // every lane has seen the phase of full_q
         release_q();
       }
-      end_tile();
+      end_tile(blocks);
       if constexpr (kConfig.stream_k) {
         if (args.f.num_splits > 1 && work->split >= 0) {
           __syncwarp();  // the warp's rows are written
@@ -140,9 +140,9 @@ struct FwdSm90Consumer {
 
  private:
   /// Indices of blocks of keys, warp-uniform. Those outside of [full_begin, full_end) need a mask. Of the blocks that are
-  /// loaded this consumer needs those of [begin, end), and passes over `before` that come first.
+  /// loaded this consumer needs those of [begin, end), and passes over `before` that come first, and `after`.
   struct KeyBlocks {
-    int begin, end, full_begin, full_end, before;
+    int begin, end, full_begin, full_end, before, after;
     SeenWords seen;  ///< that were looked up last
     __device__ __forceinline__ bool window_cuts(int n) const { return n < full_begin || n >= full_end; }
   };
@@ -205,17 +205,22 @@ struct FwdSm90Consumer {
               full_begin = uniform(work->blocks.full_begin), full_end = uniform(work->blocks.full_end);
     if constexpr (Expression::kHasSees) {
       const SeenTile seen = work->seen;
-      return {begin, end, full_begin, full_end, uniform(seen.before), seen.words};
+      return {begin, end, full_begin, full_end, uniform(seen.before), 0, seen.words};
     } else {
       const int load_begin = uniform(work->load_begin), load_end = uniform(work->load_end);
-      return {begin, end, full_begin, full_end, load_end - max(end, load_begin), {}};
+      return {begin,
+              end,
+              full_begin,
+              full_end,
+              load_end - max(end, load_begin),
+              min(begin, load_end) - load_begin,
+              {}};
     }
   }
-  /// Blocks that are loaded for others behind the consumer's first one.
-  __device__ __forceinline__ int blocks_after() const {
+  /// Blocks that are loaded for others after the consumer's first one. Where an expression says what is seen, registers are short.
+  __device__ __forceinline__ int blocks_after(const KeyBlocks& blocks) const {
     if constexpr (Expression::kHasSees) return uniform(SeenTile(work->seen).after);
-    const int load_begin = uniform(work->load_begin);
-    return min(uniform(work->blocks.begin), uniform(work->load_end)) - load_begin;
+    return blocks.after;
   }
 
   __device__ __forceinline__ SeenWords words_at(int at) const {
@@ -302,14 +307,14 @@ struct FwdSm90Consumer {
   /// Writes O and lse, and skips the blocks behind the consumer's last one. Writing comes first, beside the
   /// other consumers' products, as the loader has stages left meanwhile; with bf16x3 that would take
   /// registers that are not there.
-  __device__ __forceinline__ void end_tile() {
-    if (kConfig.bf16x3) skip_blocks(blocks_after());
+  __device__ __forceinline__ void end_tile(const KeyBlocks& blocks) {
+    if (kConfig.bf16x3) skip_blocks(blocks_after(blocks));
     if constexpr (kConfig.e4m3) sums.add_to(acc_o);
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {
       ptx::wgmma_fence();  // .aligned, as in begin_tile: the stage is to stay in uniform registers
-      skip_blocks(blocks_after());
+      skip_blocks(blocks_after(blocks));
     }
   }
 
@@ -433,8 +438,10 @@ struct FwdSm90Consumer {
     BlockTerms block;
     block.window_cuts = blocks.window_cuts(at.n);
     block.expression_cuts = at.expression_cuts;
-    block.seen = seen;
-    if (next.n >= blocks.begin) seen = seen_of(next, terms);
+    if constexpr (Expression::kHasSees) {
+      block.seen = seen;
+      if (next.n >= blocks.begin) seen = seen_of(next, terms);
+    }
     if constexpr (kConfig.dropout) find_kept(block.kept, at.n);
     if constexpr (kConfig.stages_pairs()) {
       copy_pairs(blocks, next.n, terms);

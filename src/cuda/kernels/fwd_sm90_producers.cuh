@@ -240,9 +240,10 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           const tile::KvBlocks& loads) {
 #pragma unroll 1
         for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
+          constexpr bool kAhead = Memory::kConfig.plans_ahead();
           // Until Q is free. Without plans_ahead() that frees the place of the work tile, too.
           const auto wait_for_q = [&] { ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1); };
-          if constexpr (!Memory::kConfig.plans_ahead()) wait_for_q();
+          if constexpr (!kAhead) wait_for_q();
           const int row = first_row + (cta_rank<Memory>() * Memory::kConfig.row_groups() + w) * kRows;
           FwdSm90WorkTile& tile = *memory.work_tile(w, tile_count);
           static_cast<FwdWorkTile&>(tile) = {span,       work.batch, work.head,
@@ -260,16 +261,18 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
             tile.blocks = {max(blocks.begin, loads.begin), blocks.full_begin, blocks.full_end,
                            min(blocks.end, loads.end)};
           }
-          if constexpr (Memory::kConfig.plans_ahead()) wait_for_q();
+          if constexpr (kAhead) wait_for_q();
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
-          // Of the tile in shared memory: a planner has few registers.
-          const int query = query_of_row(f, tile.first_row),
-                    batch = f.p.cu_seqlens_q != nullptr ? 0 : tile.batch;
+          // With plans_ahead() read again from shared memory: a planner has few registers.
+          const FwdWorkTile& of_q = tile;
+          const int row_of_q = kAhead ? of_q.first_row : row, head = kAhead ? of_q.head : work.head,
+                    sequence = kAhead ? of_q.batch : work.batch,
+                    first_of_q = static_cast<int>(kAhead ? of_q.span.row_q : span.row_q);
+          const int query = query_of_row(f, row_of_q), batch = f.p.cu_seqlens_q != nullptr ? 0 : sequence;
           for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
             const TmaStrip strip = score_strip<Memory>(args, args.q, args.qv, s);
             ptx::tma_load(memory.q(w) + s * kStripBytes, strip.map, memory.full_q(w), strip.column,
-                          tile.first_row - query * group, static_cast<int>(tile.span.row_q) + query,
-                          tile.head, batch);
+                          row_of_q - query * group, first_of_q + query, head, batch);
           }
         }
         ++tile_count;
