@@ -269,7 +269,34 @@ class Header {
       text.append("  ").append(lines.substr(0, end));
       lines.remove_prefix(end);
     }
-    return text + "    }\n  };\n";
+    text += "    }\n";
+    if (place != Place::kHead) text += alike(place, name, members);
+    return text + "  };\n";
+  }
+
+  /// Whether all members that sees reads have the same bits.
+  std::string alike(Place place, const std::string& name, const std::vector<StepId>& members) const {
+    const Steps& steps = lowering_.steps();
+    const std::string sees = sees_body(), object = place == Place::kQuery ? "query." : "key.";
+    const auto reads = [&](const std::string& member) {
+      for (size_t at = sees.find(object + member); at != std::string::npos;
+           at = sees.find(object + member, at + 1)) {
+        const size_t end = at + object.size() + member.size();
+        if (end == sees.size() || sees[end] < '0' || sees[end] > '9') return true;
+      }
+      return false;
+    };
+    std::string all;
+    for (const StepId id : members) {
+      const std::string member = member_name(steps, id);
+      if (!reads(member)) continue;
+      const auto bits = [&](const std::string& x) {
+        return steps[id].type == "float" ? "__builtin_bit_cast(unsigned, " + x + ")" : x;
+      };
+      all += (all.empty() ? "" : " && ") + bits(member) + " == " + bits("other." + member);
+    }
+    return "    __device__ __forceinline__ bool alike(const " + name + "& other) const { return " +
+           (all.empty() ? "true" : all) + "; }\n";
   }
 
   std::string functions() const {

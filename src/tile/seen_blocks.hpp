@@ -3,6 +3,7 @@
 // them in (kernels/seen_blocks.cuh).
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 namespace fovea::tile {
@@ -19,6 +20,14 @@ constexpr int lowest_bit(uint32_t x) {
   return highest_bit(x & (0u - x));
 }
 
+constexpr int count_bits(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return __popc(x);
+#else
+  return std::popcount(x);
+#endif
+}
+
 /// The last block before `n` whose bit is set, from `begin` on; begin - 1 where there is none. word(i) gives the bits of blocks
 /// from 32 i on.
 template <class Word>
@@ -30,6 +39,41 @@ constexpr int block_before(int n, int begin, Word&& word) {
     if (bits != 0) return n < begin ? begin - 1 : n;
   }
   return begin - 1;
+}
+
+/// What one of those that share blocks has to do with them, the last first.
+struct OwnBlocks {
+  int begin, end;     ///< from its first to its last one; begin == end: it has none
+  int before, after;  ///< how many of all come before its last one, and after its first
+};
+/// Of blocks [begin, end): word(i) gives the bits of all, own(i) those of one. Each is asked for once, since it comes from memory.
+template <class Word, class Own>
+constexpr OwnBlocks own_blocks(int begin, int end, Word&& word, Own&& own) {
+  int first = begin, last = begin - 1, before = 0, after = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+  for (int n = end; n > begin;) {
+    const int at = (n - 1) / 32, base = 32 * at;
+    const uint32_t from_begin = ~uint32_t{0} << (begin > base ? begin - base : 0),
+                   in_range = from_begin & ~uint32_t{0} >> (32 - (n - base));
+    const uint32_t of_own = own(at) & in_range;
+    uint32_t others = word(at) & in_range;  // after its first one, as far as that is known
+    if (of_own != 0) {
+      if (last < begin) {
+        last = base + highest_bit(of_own);
+        before += count_bits(others >> (last - base)) - 1;
+      }
+      first = base + lowest_bit(of_own);
+      others &= (uint32_t{1} << (first - base)) - 1;
+      after = 0;
+    }
+    const int count = count_bits(others);
+    before += last < begin ? count : 0;
+    after += last < begin ? 0 : count;
+    n = base;
+  }
+  return {first, last + 1, before, after};
 }
 
 /// The blocks of one tile. Null pointers: all blocks, pair by pair.

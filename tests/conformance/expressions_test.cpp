@@ -205,6 +205,49 @@ TEST_P(Expressions, PlainAgreesWithTheOracle) {
 INSTANTIATE_TEST_SUITE_P(Known, Expressions, testing::ValuesIn(all_known()),
                          [](const auto& parameter) { return std::string(parameter.param.expression->name); });
 
+// --- blocks ---
+
+/// Problems of many blocks, in which consumers of a tile need different ones: most of them hold no pair that is seen, many no other.
+TEST(SeenBlocks, OfLongSequences) {
+  const KnownExpression documents = {.name = "documents",
+                                     .text = "q / 90 == k / 900",
+                                     .sees = [](NamedValues&,
+                                                const Pair&p) { return p.q / 90 == p.k / 900; }},
+                        far_apart = {.name = "far_apart",
+                                     .text = "q / 64 % 3 == 0 && (k < 70 || k > 600) || k / 64 == 6",
+                                     .sees =
+                                         [](NamedValues&, const Pair&p) {
+                                           return (p.q / 64 % 3 == 0 && (p.k < 70 || p.k > 600)) ||
+                                                  p.k / 64 == 6;
+                                         }},
+                        of_heads = {.name = "of_heads",
+                                    .text = "h * 100 <= k && k < h * 100 + 300 && q % 200 > 5",
+                                    .sees = [](NamedValues&, const Pair&p) {
+                                      return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
+                                    }};
+  for (const KnownExpression* sees : {&documents, &far_apart, &of_heads}) {
+    ProblemSpec spec = with_mask(*sees);
+    spec.batch = 1;
+    spec.heads_q = 2;
+    spec.heads_kv = 1;
+    spec.seqlen_q = 230;
+    spec.seqlen_k = 2200;
+    spec.head_dim = spec.head_dim_v = 64;
+    spec.type = Type::kBF16;
+    expect_conformance(spec, without_repetitions());
+    spec.head_dim = spec.head_dim_v = 128;
+    expect_conformance(spec, without_repetitions());
+    spec.window_left = 1700;
+    spec.window_right = 40;
+    expect_conformance(spec, without_repetitions());
+    spec.window_left = spec.window_right = -1;
+    spec.lengths_q = {100, 5, 210};
+    spec.lengths_k = {700, 90, 800};
+    spec.batch = 3;
+    expect_conformance(spec, without_repetitions());
+  }
+}
+
 // --- the same as an argument ---
 
 /// A tensor of one problem and the one that is the same in the other.

@@ -49,12 +49,14 @@ TEST(CudaTextGolden, AlibiKeepsASlopeAndThePositionsAsFloats) {
             "float q_15;\n"
             "__device__ __forceinline__ Query(const Head& head, int q) {\n"
             "q_15 = __int_as_float((q + head.h_11) + 0x4b400000);\n"
-            "}\n");
+            "}\n"
+            "__device__ __forceinline__ bool alike(const Query& other) const { return true; }\n");
   EXPECT_EQ(block(text, "struct Key"),
             "float k_16;\n"
             "__device__ __forceinline__ Key(const Head& head, int k) {\n"
             "k_16 = __int_as_float(k + 0x4b400000);\n"
-            "}\n");
+            "}\n"
+            "__device__ __forceinline__ bool alike(const Key& other) const { return true; }\n");
   EXPECT_NE(text.find("return s - (head.h_6 * fabsf(query.q_15 - key.k_16));"), std::string::npos) << text;
   EXPECT_NE(text.find("kSlopeIsOne = true"), std::string::npos);
 }
@@ -97,6 +99,27 @@ TEST(CudaTextGolden, OnlyWhatIsNeeded) {
   EXPECT_NE(text.find("return 30.0f * tanhf(s * 0.033333335f);"), std::string::npos) << text;
   EXPECT_NE(text.find("kReadsByKey = true"), std::string::npos);
   EXPECT_EQ(text_of("", "").find("static_cast"), std::string::npos);
+}
+
+/// The score's members do not count, nor do positions that sees does not read. Numbers are compared by their bits.
+TEST(CudaTextGolden, AlikeIsWhatSeesCannotTellApart) {
+  const auto returned = [](const std::string& sees, const std::string& object) {
+    const std::string text = block(text_of("s - slope[h] * abs(q - k)", sees), "struct " + object);
+    const size_t at = text.find("return ", text.find(" alike("));
+    return text.substr(at, text.find(';', at) - at);
+  };
+  const auto compares = [&](const std::string& sees, const std::string& object) {
+    const std::string text = returned(sees, object);
+    return text.find("==") == std::string::npos ? 0 : text.find("&&") == std::string::npos ? 1 : 2;
+  };
+  EXPECT_EQ(returned("", "Query"), "return true");
+  EXPECT_EQ(compares("doc[b, q] == doc[b, k]", "Query"), 1);
+  EXPECT_EQ(compares("doc[b, q] == doc[b, k]", "Key"), 1);
+  EXPECT_EQ(compares("doc[b, q] == doc[b, k] && k <= q", "Query"), 2);
+  EXPECT_EQ(compares("doc[b, 0] > 0", "Key"), 0);
+  EXPECT_NE(returned("float(q) < 0.5 * float(k)", "Query").find("__builtin_bit_cast(unsigned, "),
+            std::string::npos)
+      << returned("float(q) < 0.5 * float(k)", "Query");
 }
 
 TEST(CudaTextGolden, EqualFactsGiveEqualTexts) {

@@ -46,6 +46,44 @@ TEST(SeenBlocks, WalksFindTheBlocksOfAnyRange) {
   }
 }
 
+/// Of those who share blocks, each knows which are its own, and passes over the others before and after these.
+TEST(SeenBlocks, OwnAmongThoseOfAll) {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 4000; ++trial) {
+    const int total = 1 + static_cast<int>(random() % 130);
+    const int density = static_cast<int>(random() % 8), of_own = static_cast<int>(random() % 6);
+    std::vector<uint32_t> any((static_cast<size_t>(total) + 31) / 32), own(any.size());
+    for (int n = 0; n < total; ++n) {
+      if (static_cast<int>(random() % 8) >= density) continue;
+      any[static_cast<size_t>(n) / 32] |= 1u << (n % 32);
+      if (static_cast<int>(random() % 6) < of_own) own[static_cast<size_t>(n) / 32] |= 1u << (n % 32);
+    }
+    const auto is_set = [](const std::vector<uint32_t>& words, int n) {
+      return (words[static_cast<size_t>(n) / 32] >> (n % 32) & 1) != 0;
+    };
+    const int begin = static_cast<int>(random() % static_cast<unsigned>(total + 1));
+    const int end = begin + static_cast<int>(random() % static_cast<unsigned>(total + 1 - begin));
+    int first_own = -1, last_own = -1, before = 0, after = 0;
+    for (int n = begin; n < end; ++n) {
+      if (is_set(own, n)) last_own = n;
+      if (is_set(own, n) && first_own < 0) first_own = n;
+    }
+    for (int n = begin; n < end; ++n) {
+      if (!is_set(any, n)) continue;
+      if (first_own < 0 || n > last_own) ++before;
+      if (n < first_own) ++after;
+    }
+    const auto word_of = [](const std::vector<uint32_t>& words) {
+      return [&words](int at) { return words[static_cast<size_t>(at)]; };
+    };
+    const OwnBlocks found = own_blocks(begin, end, word_of(any), word_of(own));
+    EXPECT_EQ(found.end - found.begin, first_own < 0 ? 0 : last_own + 1 - first_own);
+    EXPECT_EQ(found.begin, first_own < 0 ? begin : first_own);
+    EXPECT_EQ(found.before, before);
+    EXPECT_EQ(found.after, after);
+  }
+}
+
 TEST(SeenBlocks, EveryTileHasWordsOfItsOwn) {
   SeenBlocksView view;
   view.batches = 4, view.heads = 3, view.tiles = 5, view.blocks = 40;

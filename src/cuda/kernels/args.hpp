@@ -48,6 +48,9 @@ struct ForwardArgs {
   int bf16x3_columns = 0;
   TransposedValues transposed_v;  ///< for kernels that multiply operands of 8 bits
   int slots = 0;  ///< CTAs, or clusters, that the GPU holds at a time: as many as kernels that stay need
+  /// Of a kernel that stays: tiles given out so far, 0 at first, or null: then CTAs take tiles in turn (tile::snake). For
+  /// tiles of unequal work.
+  int* tile_counter = nullptr;
   tile::SeenBlocksView seen;  ///< of tiles of queries, where an expression says which keys they see
 };
 

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     fwd_sm90(const __grid_constant__ TmaForwardArgs args) {
   using Consumer = FwdSm90Consumer<Instance>;
   constexpr FwdSm90Config kConfig = Instance::kConfig;
-  static_assert(sizeof(FwdSm90WorkTile) <= kConfig.kWorkTileBytes);
+  static_assert(sizeof(FwdSm90WorkTile) <= kConfig.work_tile_bytes());
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 
   extern __shared__ __align__(1024) unsigned char shared[];

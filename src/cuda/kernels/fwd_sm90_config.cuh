@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/bf16x3.hpp"
 #include "cuda/kernels/fwd_stream_k.cuh"
@@ -89,15 +90,19 @@ struct FwdSm90Config {
   /// One more strip of V, of ones.
   constexpr int ones_bytes() const { return row_sum_in_mma ? tile_n * kRowBytes : 0; }
   constexpr int v_stage_bytes() const { return v_bytes() + ones_bytes(); }
-  constexpr int k_at() const { return consumers * q_bytes(); }
   /// Of the kernel as it is compiled.
   constexpr bool stages_pairs() const { return Expression::kReadsPairs && stages_beside_pairs > 0; }
+  constexpr int k_at() const { return consumers * q_bytes(); }
   constexpr int ring() const { return stages_pairs() ? stages_beside_pairs : stages; }
   constexpr int v_at() const { return k_at() + ring() * k_bytes(); }
   constexpr int barriers_at() const { return v_at() + ring() * v_stage_bytes(); }
   constexpr int barriers() const { return 2 * consumers + 4 * ring() + 4 + (stream_k ? 2 : 0); }
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
-  constexpr int next_at() const { return work_tiles_at() + 2 * consumers * kWorkTileBytes; }
+  /// Whether planners look at a tile before its Q has a place: where an expression says what it sees, which takes time.
+  constexpr bool plans_ahead() const { return expression; }
+  /// Of a consumer: the one that it ends, the next, whose Q has a place, and with plans_ahead() the one behind that.
+  constexpr int work_tiles() const { return plans_ahead() ? 4 : 2; }
+  constexpr int next_at() const { return work_tiles_at() + work_tiles() * consumers * work_tile_bytes(); }
   constexpr int units_at() const { return next_at() + 16; }
   constexpr int units_bytes() const { return stream_k ? (kStreamSequences + 4) * 4 + kShareBytes : 0; }
   /// Two blocks of elements for each warp's 16 rows; 16 bytes more a row, so that eight rows begin in different banks.
@@ -118,9 +123,27 @@ struct FwdSm90Config {
         stages_beside_pairs > 0 ? up_to_pairs(stages_beside_pairs) + all_pairs_bytes() : 0;
     return beside_pairs > up_to_pairs(stages) ? beside_pairs : up_to_pairs(stages);
   }
-  static constexpr int kWorkTileBytes = 96;  ///< of FwdSm90WorkTile
-  static constexpr int kShareBytes = 48;     ///< of StreamShare
+  constexpr int work_tile_bytes() const { return expression ? 112 : 96; }  ///< of FwdSm90WorkTile
+  static constexpr int kShareBytes = 48;                                   ///< of StreamShare
   static_assert(sizeof(StreamShare) <= kShareBytes);
+};
+
+/// 32 blocks of keys, those from 32 `at` on, as bits (tile/seen_blocks.hpp).
+struct SeenWords {
+  int at = 0;
+  uint32_t any = 0;   ///< that are loaded: those that any of a tile's consumers sees
+  uint32_t some = 0;  ///< in which some of this consumer's pairs are not seen
+};
+/// What an expression leaves of a consumer's tile.
+struct SeenTile {
+  SeenWords words;    ///< around the consumer's last block
+  int before, after;  ///< blocks that are loaded before its last one, and after its first, for others
+};
+/// In its place in kernels without one.
+struct WholeTile {
+  WholeTile() = default;
+  __device__ __forceinline__ WholeTile(const SeenTile&) {}
+  __device__ __forceinline__ operator SeenTile() const { return {}; }
 };
 
 /// What a consumer does with a tile: its 64 rows, and blocks of keys. The planner writes it before it signals
@@ -129,6 +152,7 @@ struct alignas(16) FwdSm90WorkTile : FwdWorkTile {
   tile::KvBlocks blocks;     ///< that its rows see
   int load_begin, load_end;  ///< blocks that the producer loads: those of all consumers
   int last;                  ///< 1: the consumer has no further tile
+  std::conditional_t<Expression::kHasSees, SeenTile, WholeTile> seen;
 };
 
 /// CTAs of a launch: at most as many as the GPU holds at a time, in whole clusters.
@@ -232,9 +256,10 @@ struct FwdSm90Memory {
     ptx::async_proxy_fence();
   }
 
-  /// Tile number `tile` of consumer w, which the planner overwrites two tiles later.
+  /// Tile number `tile` of consumer w, which the planner overwrites work_tiles() tiles later.
   __device__ __forceinline__ FwdSm90WorkTile* work_tile(int w, uint32_t tile) const {
-    return reinterpret_cast<FwdSm90WorkTile*>(bytes + kConfig.work_tiles_at()) + 2 * w + (tile & 1);
+    return reinterpret_cast<FwdSm90WorkTile*>(bytes + kConfig.work_tiles_at()) + kConfig.work_tiles() * w +
+           tile % kConfig.work_tiles();
   }
 
  private:
@@ -256,41 +281,50 @@ struct StageRing {
   }
 };
 
-/// The blocks of keys of a tile, from the last to the first: all, or those that an expression lets any of its consumers see.
-struct BlockWalk {
-  const uint32_t* any = nullptr;  ///< of the first consumer's rows; null: all blocks
-  int tiles = 0, words = 0;       ///< consumers that have rows; words of each
-  int at = -1;                    ///< the word whose bits are known
-  uint32_t bits = 0;
+/// The blocks of keys that an expression lets the consumers of a tile see, or all: of the tile whose first row is `row`. `head` is
+/// that of the queries: heads are not packed where there is an expression.
+template <int kConsumers>
+struct TileBlocks {
+  const uint32_t *any = nullptr, *some = nullptr;  ///< of the first consumer's rows
+  int consumers = 0, words = 0;                    ///< that have rows; words of each
 
-  /// The block that comes before block n; begin - 1 where there is none.
-  __device__ __forceinline__ int before(int n, int begin) {
-    if (!Expression::kHasSees || any == nullptr) return n - 1;
-    return tile::block_before(n, begin, [&](int word) {
-      if (word != at) look(word);
-      return bits;
-    });
+  __device__ __forceinline__ TileBlocks(const ForwardArgs& f, int batch, int head, int row) {
+    if constexpr (Expression::kHasSees) {
+      // Of rows behind the longest sequence, which see nothing, the last words that there are.
+      const int first = min(row / tile::kSeenQueries, f.seen.tiles - 1);
+      const tile::SeenBlocks blocks = f.seen.at(batch, head, first);
+      any = blocks.any;
+      some = blocks.some;
+      consumers = min(kConsumers, f.seen.tiles - first);
+      words = f.seen.words();
+    }
   }
 
- private:
-  __device__ __forceinline__ void look(int word) {
-    at = word;
-    bits = 0;
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i) bits |= any[i * words + word];
+  /// Blocks from 32 `at` on that any consumer sees.
+  __device__ __forceinline__ uint32_t loaded(int at) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int w = 0; w < kConsumers; ++w) bits |= any[min(w, consumers - 1) * words + at];
+    return bits;
+  }
+  /// What consumer w knows of them.
+  __device__ __forceinline__ SeenWords words_of(int w, int at) const {
+    return {at, loaded(at), some[min(w, consumers - 1) * words + at]};
+  }
+  /// What consumer w has of the loaded ones of blocks [begin, end): its own are [own_begin, own_end).
+  __device__ __forceinline__ SeenTile tile_of(int w, int begin, int end, int& own_begin, int& own_end) const {
+    const tile::OwnBlocks own = tile::own_blocks(
+        begin, end, [&](int at) { return loaded(at); },
+        [&](int at) { return w < consumers ? any[w * words + at] : 0; });
+    own_begin = own.begin;
+    own_end = own.end;
+    return {words_of(w, max(own.end - 1, 0) / 32), own.before, own.after};
+  }
+  /// The last one before n that any consumer sees; begin - 1 where there is none.
+  __device__ __forceinline__ int before(int n, int begin) const {
+    if constexpr (!Expression::kHasSees) return n - 1;
+    return tile::block_before(n, begin, [&](int at) { return loaded(at); });
   }
 };
-/// Of the tile whose first row is `row`. `head` is that of the queries: heads are not packed where there is an expression.
-__device__ __forceinline__ BlockWalk fwd_sm90_walk(const ForwardArgs& f, int batch, int head, int row,
-                                                   int consumers) {
-  BlockWalk walk;
-  if constexpr (Expression::kHasSees) {
-    const int first = row / tile::kSeenQueries;
-    walk.any = f.seen.at(batch, head, first).any;
-    walk.tiles = min(consumers, f.seen.tiles - first);
-    walk.words = f.seen.words();
-  }
-  return walk;
-}
 
 }  // namespace fovea::cuda

@@ -56,6 +56,8 @@ struct FwdSm90Consumer {
   static constexpr bool kAccumulatorPerBlock = kConfig.bf16x3;
   /// Without Q in registers the last Q K^T of the tile frees sQ.
   static constexpr bool kQInShared = !kConfig.q_in_registers;
+  /// Where tiles have few blocks, as soon as it is done; else with the softmax of its block.
+  static constexpr bool kReleasesQAhead = kQInShared && Expression::kHasSees;
   static constexpr uint32_t kWholeWarp = 0xffffffffu;
   static constexpr bool kHasExpression = Expression::kHasScore || Expression::kHasSees;
   static_assert(kConfig.expression == kHasExpression);
@@ -114,8 +116,8 @@ struct FwdSm90Consumer {
       KeyBlocks blocks = key_blocks();
       const PairTerms terms = pair_terms();
       clear();
-      skip_blocks(blocks, blocks.load_end, max(blocks.end, blocks.load_begin));
-      if (blocks.before(blocks.end) >= blocks.begin) {
+      skip_blocks(blocks.before);
+      if (blocks.begin < blocks.end) {
         if constexpr (kConfig.intra_warpgroup_overlap) {
           mainloop_overlapped(blocks, terms);
         } else {
@@ -123,7 +125,7 @@ struct FwdSm90Consumer {
         }
       } else if (kQInShared) {
         __syncwarp();  // every lane has seen the phase of full_q
-        release(memory.empty_q(w));
+        release_q();
       }
       end_tile(blocks);
       if constexpr (kConfig.stream_k) {
@@ -137,21 +139,17 @@ struct FwdSm90Consumer {
   }
 
  private:
-  /// Indices of blocks of keys, warp-uniform. Those outside of [full_begin, full_end) need a mask; the producer
-  /// loads [load_begin, load_end), of which this consumer needs [begin, end).
+  /// Indices of blocks of keys, warp-uniform. Those outside of [full_begin, full_end) need a mask. Of the blocks that are
+  /// loaded this consumer needs those of [begin, end), and passes over `before` that come first, and `after`.
   struct KeyBlocks {
-    int begin, end, full_begin, full_end, load_begin, load_end;
-    tile::SeenBlocks own;  ///< of this consumer's rows
-    BlockWalk walk;        ///< of the tile
+    int begin, end, full_begin, full_end, before, after;
+    SeenWords seen;  ///< that were looked up last
     __device__ __forceinline__ bool window_cuts(int n) const { return n < full_begin || n >= full_end; }
-    __device__ __forceinline__ bool expression_cuts(int n) const {
-      return Expression::kHasSees && uniform(static_cast<int>(own.is_partial(n))) != 0;
-    }
-    /// The block to do before block n; less than `begin` where there is none.
-    __device__ __forceinline__ int before(int n) { return before(n, begin); }
-    __device__ __forceinline__ int before(int n, int from) {
-      return Expression::kHasSees ? uniform(walk.before(n, from)) : n - 1;
-    }
+  };
+  /// A block, and whether the expression keeps some of its pairs from seeing each other.
+  struct Block {
+    int n;
+    bool expression_cuts;
   };
 
   /// The expression's share of this lane's two rows.
@@ -182,6 +180,8 @@ struct FwdSm90Consumer {
   __device__ __forceinline__ void release(uint32_t barrier) const {
     if (leader) ptx::mbarrier_arrive(barrier);
   }
+  /// Nothing reads the tile's Q in shared memory any more.
+  __device__ __forceinline__ void release_q() const { release(memory.empty_q(w)); }
   /// Ping-pong: waits until the consumer before has passed the tensor cores on.
   __device__ __forceinline__ void wait_for_turn() const {
     if constexpr (kConfig.ping_pong) ptx::barrier_wait(1 + w, 256);
@@ -201,16 +201,47 @@ struct FwdSm90Consumer {
   }
 
   __device__ __forceinline__ KeyBlocks key_blocks() const {
-    return {uniform(work->blocks.begin),
-            uniform(work->blocks.end),
-            uniform(work->blocks.full_begin),
-            uniform(work->blocks.full_end),
-            uniform(work->load_begin),
-            uniform(work->load_end),
-            Expression::kHasSees
-                ? args.f.seen.at(work->batch, work->head, work->first_row / tile::kSeenQueries)
-                : tile::SeenBlocks(),
-            fwd_sm90_walk(args.f, work->batch, work->head, work->first_row - w * kRows, kConsumers)};
+    const int begin = uniform(work->blocks.begin), end = uniform(work->blocks.end),
+              full_begin = uniform(work->blocks.full_begin), full_end = uniform(work->blocks.full_end);
+    if constexpr (Expression::kHasSees) {
+      const SeenTile seen = work->seen;
+      return {begin, end, full_begin, full_end, uniform(seen.before), 0, seen.words};
+    } else {
+      const int load_begin = uniform(work->load_begin), load_end = uniform(work->load_end);
+      return {begin,
+              end,
+              full_begin,
+              full_end,
+              load_end - max(end, load_begin),
+              min(begin, load_end) - load_begin,
+              {}};
+    }
+  }
+  /// Blocks that are loaded for others after the consumer's first one. Where an expression says what is seen, registers are short.
+  __device__ __forceinline__ int blocks_after(const KeyBlocks& blocks) const {
+    if constexpr (Expression::kHasSees) return uniform(SeenTile(work->seen).after);
+    return blocks.after;
+  }
+
+  __device__ __forceinline__ SeenWords words_at(int at) const {
+    // Found again: with w here the compiler would keep it, and all that follows from it, out of uniform registers.
+    const int own = uniform(static_cast<int>(ptx::thread_index() / 128) - 1);
+    return TileBlocks<kConsumers>(args.f, work->batch, work->head, work->first_row - own * kRows)
+        .words_of(own, at);
+  }
+  /// Block n of those that were looked up.
+  __device__ __forceinline__ static Block block_at(const KeyBlocks& blocks, int n) {
+    return {uniform(n),
+            Expression::kHasSees && uniform(static_cast<int>(blocks.seen.some >> (n & 31) & 1)) != 0};
+  }
+  /// The last block before n that is loaded; less than `begin` where there is none.
+  __device__ __forceinline__ Block block_before(KeyBlocks& blocks, int n) const {
+    if constexpr (!Expression::kHasSees) return {n - 1, false};
+    n = tile::block_before(n, blocks.begin, [&](int at) {
+      if (at != blocks.seen.at) blocks.seen = words_at(at);
+      return blocks.seen.any;
+    });
+    return block_at(blocks, n);
   }
 
   /// Q goes to registers where the configuration says so; O and the rows' statistics start empty.
@@ -222,7 +253,7 @@ struct FwdSm90Consumer {
         ptx::ldmatrix_x4(q_fragments[step],
                          memory.q(w) + step / 4 * kRows * kRowBytes + r * kRowBytes + (chunk ^ r % 8) * 16);
       }
-      release(memory.empty_q(w));
+      release_q();
     }
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
@@ -257,11 +288,11 @@ struct FwdSm90Consumer {
     steep = __any_sync(kWholeWarp, !(slope * kTileN <= kMostGrowth));
   }
 
-  /// Passes over blocks [begin, end), which other consumers need, the last first. It waits for each: an arrival
-  /// before the block is there could count for the stage's earlier block.
-  __device__ __forceinline__ void skip_blocks(KeyBlocks& blocks, int end, int begin) {
+  /// Passes over blocks that other consumers need. It waits for each: an arrival before the block is there could count
+  /// for the stage's earlier block.
+  __device__ __forceinline__ void skip_blocks(int count) {
 #pragma unroll 1
-    for (int n = blocks.before(end, begin); n >= begin; n = blocks.before(n, begin)) {
+    for (; count > 0; --count) {
       wait_for_turn();
       pass_turn();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
@@ -276,15 +307,14 @@ struct FwdSm90Consumer {
   /// Writes O and lse, and skips the blocks behind the consumer's last one. Writing comes first, beside the
   /// other consumers' products, as the loader has stages left meanwhile; with bf16x3 that would take
   /// registers that are not there.
-  __device__ __forceinline__ void end_tile(KeyBlocks& blocks) {
-    const int end = min(blocks.begin, blocks.load_end);
-    if (kConfig.bf16x3) skip_blocks(blocks, end, blocks.load_begin);
+  __device__ __forceinline__ void end_tile(const KeyBlocks& blocks) {
+    if (kConfig.bf16x3) skip_blocks(blocks_after(blocks));
     if constexpr (kConfig.e4m3) sums.add_to(acc_o);
     FwdSm90Epilogue<Instance>(args, *work)
         .write(acc_o, rows);  // the planner overwrites *work two tiles later
     if (!kConfig.bf16x3) {
       ptx::wgmma_fence();  // .aligned, as in begin_tile: the stage is to stay in uniform registers
-      skip_blocks(blocks, end, blocks.load_begin);
+      skip_blocks(blocks_after(blocks));
     }
   }
 
@@ -401,20 +431,31 @@ struct FwdSm90Consumer {
     Seen seen;                          ///< pairs that the expression lets see, where it cuts
     Kept kept;                          ///< weights that dropout keeps
   };
-  /// Of block n: to be called beside products.
-  __device__ __forceinline__ BlockTerms block_terms(KeyBlocks& blocks, int n, const PairTerms& terms) {
+  /// Of block `at`, whose pairs `seen` are known, and which become those of `next`, the one to do behind it: they come from
+  /// memory. To be called beside products.
+  __device__ __forceinline__ BlockTerms block_terms(const KeyBlocks& blocks, const Block& at,
+                                                    const Block& next, Seen& seen, const PairTerms& terms) {
     BlockTerms block;
-    block.window_cuts = blocks.window_cuts(n);
-    block.expression_cuts = blocks.expression_cuts(n);
-    if constexpr (Expression::kHasSees)
-      if (block.expression_cuts) find_seen(block.seen, n, terms);
-    if constexpr (kConfig.dropout) find_kept(block.kept, n);
+    block.window_cuts = blocks.window_cuts(at.n);
+    block.expression_cuts = at.expression_cuts;
+    if constexpr (Expression::kHasSees) {
+      block.seen = seen;
+      if (next.n >= blocks.begin) seen = seen_of(next, terms);
+    }
+    if constexpr (kConfig.dropout) find_kept(block.kept, at.n);
     if constexpr (kConfig.stages_pairs()) {
-      copy_pairs(blocks, blocks.before(n), terms);
+      copy_pairs(blocks, next.n, terms);
       ptx::cp_async_wait<1>();
       __syncwarp();  // every lane's part of this block is there
     }
     return block;
+  }
+  /// The pairs of a block that the expression lets see each other, where it cuts.
+  __device__ __forceinline__ Seen seen_of(const Block& at, const PairTerms& terms) const {
+    Seen seen;
+    if constexpr (Expression::kHasSees)
+      if (at.expression_cuts) find_seen(seen, at.n, terms);
+    return seen;
   }
   /// Begins to copy the elements of a tensor of pairs of block n, if there is one.
   __device__ __forceinline__ void copy_pairs(const KeyBlocks& blocks, int n, const PairTerms& terms) {
@@ -530,24 +571,25 @@ struct FwdSm90Consumer {
 
   /// Blocks end - 1 to begin: Q K(n) is queued behind P V(n + 1), and the softmax waits for both.
   __device__ __forceinline__ void mainloop_queued(KeyBlocks& blocks, const PairTerms& terms) {
-    const int first_block = blocks.before(blocks.end);
-    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first_block, terms);
-    for (int n = first_block, next = 0; n >= blocks.begin; n = next) {
+    const Block first = block_at(blocks, blocks.end - 1);
+    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first.n, terms);
+    Seen seen = seen_of(first, terms);
+    for (Block at = first, next; at.n >= blocks.begin; at = next) {
       AccS acc_s;
-      const bool first = n == first_block;
-      next = blocks.before(n);
+      const bool is_first = at.n == first.n;
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
       ptx::wgmma_fence();
       issue_qk(acc_s, ring.stage);
-      const BlockTerms block = block_terms(blocks, n, terms);
+      next = block_before(blocks, at.n);
+      const BlockTerms block = block_terms(blocks, at, next, seen, terms);
       ptx::wgmma_wait<0>();  // Q K^T of this block, and P V of the one before
-      if (!first) pass_turn();
+      if (!is_first) pass_turn();
       ptx::wgmma_done(acc_s);
       finish_pv();
       release(memory.empty_k(ring.stage));
-      if (!first) release(memory.empty_v(ring.before()));
-      if (kQInShared && next < blocks.begin) release(memory.empty_q(w));
-      softmax(acc_s, n, first, block, terms);
+      if (!is_first) release(memory.empty_v(ring.before()));
+      if (kQInShared && next.n < blocks.begin) release_q();
+      softmax(acc_s, at.n, is_first, block, terms);
       if constexpr (kConfig.dropout) drop(block.kept);
       ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
       wait_for_turn();
@@ -564,20 +606,24 @@ struct FwdSm90Consumer {
   /// The same, but softmax(n) runs while this consumer's own P V(n + 1) does.
   __device__ __forceinline__ void mainloop_overlapped(KeyBlocks& blocks, const PairTerms& terms) {
     AccS acc_s;
-    const int first = blocks.before(blocks.end);
-    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first, terms);
+    const Block first = block_at(blocks, blocks.end - 1);
+    if constexpr (kConfig.stages_pairs()) copy_pairs(blocks, first.n, terms);
+    Seen seen = seen_of(first, terms);
     ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
     wait_for_turn();
     ptx::wgmma_fence();
     issue_qk(acc_s, ring.stage);
     pass_turn();
-    const BlockTerms of_first = block_terms(blocks, first, terms);
+    Block next = block_before(blocks, first.n);
+    const BlockTerms of_first = block_terms(blocks, first, next, seen, terms);
     ptx::wgmma_wait<0>();
     ptx::wgmma_done(acc_s);
     release(memory.empty_k(ring.stage));
-    softmax(acc_s, first, true, of_first, terms);
+    if (kReleasesQAhead && next.n < blocks.begin) release_q();
+    softmax(acc_s, first.n, true, of_first, terms);
     if constexpr (kConfig.dropout) drop(of_first.kept);
-    for (int n = blocks.before(first); n >= blocks.begin; n = blocks.before(n)) {
+    while (next.n >= blocks.begin) {
+      const Block at = next;
       const StageRing<kStages> before = ring;
       ring.advance();
       ptx::mbarrier_wait(memory.full_k(ring.stage), ring.phase);
@@ -587,11 +633,13 @@ struct FwdSm90Consumer {
       issue_qk(acc_s, ring.stage);
       issue_pv(before.stage);
       pass_turn();
-      const BlockTerms block = block_terms(blocks, n, terms);
+      next = block_before(blocks, at.n);
+      const BlockTerms block = block_terms(blocks, at, next, seen, terms);
       ptx::wgmma_wait<1>();  // Q K^T of this block
       ptx::wgmma_done(acc_s);
       release(memory.empty_k(ring.stage));
-      const bool raised = softmax_in_place(acc_s, n, block, terms);
+      if (kReleasesQAhead && next.n < blocks.begin) release_q();
+      const bool raised = softmax_in_place(acc_s, at.n, block, terms);
       ptx::wgmma_wait<0>();  // P V of the block before
       finish_pv();
       release(memory.empty_v(before.stage));
@@ -599,7 +647,7 @@ struct FwdSm90Consumer {
       rows.pack_weights(acc_s, weights);  // only now: P V has read the registers of P
       if constexpr (kConfig.dropout) drop(block.kept);
     }
-    if (kQInShared) release(memory.empty_q(w));
+    if (kQInShared && !kReleasesQAhead) release_q();
     ptx::mbarrier_wait(memory.full_v(ring.stage), ring.phase);
     ptx::wgmma_fence();
     issue_pv(ring.stage);

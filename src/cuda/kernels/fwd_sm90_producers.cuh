@@ -87,7 +87,7 @@ __device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memor
                                          int all) {
   int index = 0;
   if (kTaker == Taker::kThread || threadIdx.x % 32 == 0) {
-    index = all + atomicAdd(args.tile_counter, 1);
+    index = all + atomicAdd(args.f.tile_counter, 1);
     publish_next(memory, turn, index);
   }
   return kTaker == Taker::kThread ? index : __shfl_sync(0xffffffffu, index, 0);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
   const int all = static_cast<int>(gridDim.x / kCluster);
   const auto next = [&](uint32_t turn) {
-    if (args.tile_counter == nullptr) {
+    if (f.tile_counter == nullptr) {
       // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
       return tile::snake(static_cast<int>(turn) + 1, own, all);
     }
@@ -197,9 +197,10 @@ __device__ __forceinline__ void fwd_sm90_load_keys(const TmaForwardArgs& args,
       [&](const tile::WorkTile& work, const tile::SequenceSpan& span, int first_row,
           const tile::KvBlocks& loads) {
         const TmaKeys keys(args, work, span);
-        BlockWalk walk = fwd_sm90_walk(args.f, work.batch, work.head, first_row, Memory::kConfig.consumers);
+        const TileBlocks<Memory::kConfig.consumers> blocks(args.f, work.batch, work.head, first_row);
 #pragma unroll 1
-        for (int n = walk.before(loads.end, loads.begin); n >= loads.begin; n = walk.before(n, loads.begin)) {
+        for (int n = blocks.before(loads.end, loads.begin); n >= loads.begin;
+             n = blocks.before(n, loads.begin)) {
           tile::PageRow at = {keys.sequence, keys.first_row + n * kTileN};
           if (kPages && first < kTileN) at = keys.box(n * kTileN, first);
           const auto load = [&](const CUtensorMap& map, uint32_t to, int bytes, uint32_t full,
@@ -239,31 +240,39 @@ __device__ __forceinline__ void fwd_sm90_plan(const TmaForwardArgs& args, const 
           const tile::KvBlocks& loads) {
 #pragma unroll 1
         for (int w = first; w < Memory::kConfig.row_groups(); w += Memory::kConfig.planners()) {
-          ptx::mbarrier_wait(memory.empty_q(w),
-                             (tile_count & 1) ^ 1);  // Q is free, and the work tile of two tiles ago
+          constexpr bool kAhead = Memory::kConfig.plans_ahead();
+          // Until Q is free. Without plans_ahead() that frees the place of the work tile, too.
+          const auto wait_for_q = [&] { ptx::mbarrier_wait(memory.empty_q(w), (tile_count & 1) ^ 1); };
+          if constexpr (!kAhead) wait_for_q();
           const int row = first_row + (cta_rank<Memory>() * Memory::kConfig.row_groups() + w) * kRows;
+          FwdSm90WorkTile& tile = *memory.work_tile(w, tile_count);
+          static_cast<FwdWorkTile&>(tile) = {span,       work.batch, work.head,
+                                             work.split, row,        min(row + kRows, span.length_q * group)};
           tile::KvBlocks blocks = blocks_of_rows<Memory::kConfig.tile_n>(f, span, row, kRows);
-          blocks.begin = max(blocks.begin, loads.begin);
-          blocks.end = min(blocks.end, loads.end);
+          tile.load_begin = loads.begin;
+          tile.load_end = loads.end;
+          tile.last = 0;
           if constexpr (Expression::kHasSees) {
-            const tile::SeenBlocks seen = f.seen.at(work.batch, work.head, row / tile::kSeenQueries);
-            if (row < span.used_q) {
-              blocks.end = max(seen.before(blocks.end, blocks.begin) + 1, blocks.begin);
-              blocks.begin = seen.from(blocks.begin, blocks.end);
-            }
+            tile.blocks.full_begin = blocks.full_begin;
+            tile.blocks.full_end = blocks.full_end;
+            const TileBlocks<Memory::kConfig.row_groups()> all(f, work.batch, work.head, first_row);
+            tile.seen = all.tile_of(w, loads.begin, loads.end, tile.blocks.begin, tile.blocks.end);
+          } else {
+            tile.blocks = {max(blocks.begin, loads.begin), blocks.full_begin, blocks.full_end,
+                           min(blocks.end, loads.end)};
           }
-          *memory.work_tile(w, tile_count) = {
-              {span, work.batch, work.head, work.split, row, min(row + kRows, span.length_q * group)},
-              blocks,
-              loads.begin,
-              loads.end,
-              0};
+          if constexpr (kAhead) wait_for_q();
           ptx::mbarrier_arrive_expect(memory.full_q(w), Memory::kConfig.q_bytes());
-          const int query = query_of_row(f, row), batch = f.p.cu_seqlens_q != nullptr ? 0 : work.batch;
+          // With plans_ahead() read again from shared memory: a planner has few registers.
+          const FwdWorkTile& of_q = tile;
+          const int row_of_q = kAhead ? of_q.first_row : row, head = kAhead ? of_q.head : work.head,
+                    sequence = kAhead ? of_q.batch : work.batch,
+                    first_of_q = static_cast<int>(kAhead ? of_q.span.row_q : span.row_q);
+          const int query = query_of_row(f, row_of_q), batch = f.p.cu_seqlens_q != nullptr ? 0 : sequence;
           for (int s = 0; s * kStripBytes < Memory::kConfig.q_bytes(); ++s) {
             const TmaStrip strip = score_strip<Memory>(args, args.q, args.qv, s);
             ptx::tma_load(memory.q(w) + s * kStripBytes, strip.map, memory.full_q(w), strip.column,
-                          row - query * group, static_cast<int>(span.row_q) + query, work.head, batch);
+                          row_of_q - query * group, first_of_q + query, head, batch);
           }
         }
         ++tile_count;

@@ -56,7 +56,7 @@ __global__ void __cluster_dims__(Instance::kConfig.cluster, 1, 1)
     __launch_bounds__(Instance::kConfig.threads(), 1)
         fwd_sm90_wide(const __grid_constant__ TmaForwardArgs args) {
   constexpr FwdSm90WideConfig kConfig = Instance::kConfig;
-  static_assert(sizeof(FwdSm90WorkTile) <= kConfig.kWorkTileBytes);
+  static_assert(sizeof(FwdSm90WorkTile) <= kConfig.work_tile_bytes());
   static_assert(kConfig.shared_bytes() <= kConfig.kMostShared);
 
   extern __shared__ __align__(1024) unsigned char shared[];

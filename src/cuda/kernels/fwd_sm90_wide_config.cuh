@@ -28,10 +28,11 @@ struct FwdSm90WideConfig {
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
   static constexpr int kPieceStrips = 2;                  ///< what one barrier of K stands for
   static constexpr int kMostShared = FwdSm90Config::kMostShared;
-  static constexpr int kWorkTileBytes = FwdSm90Config::kWorkTileBytes;
+  static constexpr int work_tile_bytes() { return 96; }  ///< of FwdSm90WorkTile
   // Of the pieces shared with fwd_sm90.
   static constexpr bool dropout = false, row_sum_in_mma = false, e4m3 = false;
   static constexpr int row_groups() { return 1; }
+  static constexpr bool plans_ahead() { return false; }
   constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }
   static constexpr int kProducers = kConsumers + 2;  ///< threads: for K, for each half of V, and the planner
@@ -60,7 +61,7 @@ struct FwdSm90WideConfig {
   constexpr int barriers_at() const { return statistics_at() + kConsumers * kRows * 8; }
   constexpr int barriers() const { return 2 + 2 * kConsumers * (pieces_k() + 1) + 2 * kConsumers + 4; }
   constexpr int work_tiles_at() const { return barriers_at() + (barriers() * 8 + 15) / 16 * 16; }
-  constexpr int next_at() const { return work_tiles_at() + 2 * kWorkTileBytes; }
+  constexpr int next_at() const { return work_tiles_at() + 2 * work_tile_bytes(); }
   constexpr int shared_bytes() const { return next_at() + 2 * 4; }
 };
 

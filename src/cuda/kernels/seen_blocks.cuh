@@ -1,7 +1,9 @@
 // Looks at every pair once, for the main kernel: which blocks of a tile hold a pair that the expression lets see each other,
 // and which hold one that it does not (tile/seen_blocks.hpp). Only pairs that the window leaves count. So any expression
 // is answered exactly, whatever its tensors hold; it costs a few instructions a pair, and heads and sequences share them where
-// the expression is the same for all. Where there is memory for them, it keeps the answers, a bit each.
+// the expression is the same for all. Where all queries or all keys of a block are the same to the expression (of one document,
+// say), one of them answers for all. Where there is memory for them, it keeps the answers of blocks that are seen in part, a bit
+// each.
 //
 // Grid     seen_blocks_grid: a word, of 32 blocks of a tile, a CTA.
 // Block    kSeenBlocksThreads threads, whose warps take a block each, in squares of 32 queries and 32 keys: a lane's key
@@ -56,6 +58,50 @@ __device__ __forceinline__ X of_lane(const X& x, int lane) {
   }
 }
 
+/// Whether the expression cannot tell make(i), a Query or a Key, of a range apart.
+template <class Make>
+__device__ __forceinline__ bool all_alike(const SeenRange& range, Make&& make) {
+  const auto first = make(range.begin);
+  bool alike = true;
+#pragma unroll 2
+  for (int i = range.begin + static_cast<int>(threadIdx.x) % 32; i < range.end; i += 32)
+    alike &= make(i).alike(first);
+  return __all_sync(0xffffffffu, alike);
+}
+__device__ __forceinline__ bool queries_alike(const Expression::Head& head, const SeenRange& queries) {
+  return all_alike(queries, [&](int q) { return Expression::Query(head, q); });
+}
+__device__ __forceinline__ bool keys_alike(const Expression::Head& head, const SeenRange& keys) {
+  return all_alike(keys, [&](int k) { return Expression::Key(head, k); });
+}
+
+/// A block whose queries, or else whose keys, are all the same: asks for one of them. False where some of its pairs are seen and
+/// others are not.
+__device__ __forceinline__ bool look_at_one(const tile::AttentionParams& p, const tile::SequenceSpan& span,
+                                            const Expression::Head& head, const SeenRange& queries,
+                                            const SeenRange& keys, bool one_query, SeenPairs& pairs) {
+  const SeenRange others = {one_query ? keys.begin : queries.begin, one_query ? keys.end : queries.end};
+  SeenPairs found;
+#pragma unroll 2
+  for (int i = others.begin + static_cast<int>(threadIdx.x) % 32; i < others.end; i += 32) {
+    const int q = one_query ? queries.begin : i, k = one_query ? i : keys.begin;
+    bool counts = true;  // whether the window leaves any pair
+    if (p.window_left >= 0 || p.window_right >= 0) {
+      const tile::Span32 window =
+          one_query ? tile::queries_of_any(p, span, k, k + 1) : tile::keys_of(p, span, q);
+      counts = max(window.begin, one_query ? queries.begin : keys.begin) <
+               min(window.end, one_query ? queries.end : keys.end);
+    }
+    const bool seen = Expression::sees(head, Expression::Query(head, q), Expression::Key(head, k));
+    found.any |= counts && seen;
+    found.some |= counts && !seen;
+  }
+  if (found.decided()) return false;
+  pairs.any |= found.any;
+  pairs.some |= found.some;
+  return true;
+}
+
 /// Bit i: whether query `first` + i sees the lane's key k; both exist, or the last one answers for them. Each lane knows one
 /// query, and tells the others.
 __device__ __forceinline__ uint32_t look_at_square(const tile::AttentionParams& p,
@@ -66,13 +112,19 @@ __device__ __forceinline__ uint32_t look_at_square(const tile::AttentionParams& 
   const Expression::Key key(head, min(k, span.used_k - 1));
   const Expression::Query query(head, min(first + lane, queries.end - 1));
   uint32_t seen = 0;
+  if (__all_sync(0xffffffffu, query.alike(of_lane(query, 0)))) {
+    seen = Expression::sees(head, query, key) ? ~0u : 0u;
+  } else if (__all_sync(0xffffffffu, key.alike(of_lane(key, 0)))) {
+    seen = __ballot_sync(0xffffffffu, Expression::sees(head, query, key));
+  } else {
 #pragma unroll 1
-  for (int first_of_four = 0; first_of_four < kSquare; first_of_four += 4) {
-    uint32_t four = 0;
+    for (int first_of_four = 0; first_of_four < kSquare; first_of_four += 4) {
+      uint32_t four = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (Expression::sees(head, of_lane(query, first_of_four + i), key)) four |= 1u << i;
-    seen |= four << first_of_four;
+      for (int i = 0; i < 4; ++i)
+        if (Expression::sees(head, of_lane(query, first_of_four + i), key)) four |= 1u << i;
+      seen |= four << first_of_four;
+    }
   }
   uint32_t counts = exists ? bits_below(queries.end - first) : 0u;
   if (p.window_left >= 0 || p.window_right >= 0) {
@@ -158,6 +210,13 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   // Where heads differ, those of a group share a tile of keys.
   const bool shares = kKeys && view.pair_heads > 1;
   const int head0 = shares ? h * p.group : h, head1 = shares ? head0 + p.group : head0 + 1;
+  // The answers of heads that share a tile are kept if any of them sees a block in part.
+  const bool keeps_all = shares && view.pairs != nullptr;
+  bool one_row = false;
+  if (!shares && rows.begin < rows.end) {
+    const Expression::Head head = expression_head(p, span, b, head0);
+    one_row = kKeys ? keys_alike(head, rows) : queries_alike(head, rows);
+  }
 #pragma unroll 1
   for (int i = warp; i < 32; i += kSeenBlocksThreads / 32) {
     const int n = word * 32 + i;
@@ -169,7 +228,12 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
       uint32_t* const to = view.pairs == nullptr ? nullptr
                                                  : view.pairs + view.pairs_offset(b, head, tile) +
                                                        int64_t{n} * view.words_of_block();
-      look_at_block<kKeys>(p, span, expression_head(p, span, b, head), view, rows, columns, to, pairs);
+      const Expression::Head of_head = expression_head(p, span, b, head);
+      const bool one_column =
+          !keeps_all && !one_row && (kKeys ? queries_alike(of_head, columns) : keys_alike(of_head, columns));
+      const SeenRange &queries = kKeys ? columns : rows, &keys = kKeys ? rows : columns;
+      if ((!one_row && !one_column) || !look_at_one(p, span, of_head, queries, keys, kKeys != one_row, pairs))
+        look_at_block<kKeys>(p, span, of_head, view, rows, columns, to, pairs);
       if (to == nullptr && pairs.decided()) break;
     }
     const bool is_any = __any_sync(0xffffffffu, pairs.any), is_some = __any_sync(0xffffffffu, pairs.some);
@@ -186,9 +250,12 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   }
 }
 
-/// Args: ForwardArgs, or BackwardArgs, whose tiles are of keys.
+/// Args: ForwardArgs, or BackwardArgs, whose tiles are of keys. The forward's counter of tiles starts at 0.
 template <class Args>
 __global__ void __launch_bounds__(kSeenBlocksThreads) seen_blocks(const __grid_constant__ Args args) {
+  if constexpr (std::is_same_v<Args, ForwardArgs>) {
+    if (args.tile_counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *args.tile_counter = 0;
+  }
   seen_blocks_of_tile<std::is_same_v<Args, BackwardArgs>>(args.p, args.seen);
 }
 

@@ -25,9 +25,6 @@ struct TmaForwardArgs {
   /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
   /// each instruction that needs it, and takes no register.
   float scale_log2 = 0;
-  /// Tiles given out so far, 0 at the start, or null: then CTAs take tiles in turn (tile::snake). For tiles
-  /// of unequal work.
-  int* tile_counter = nullptr;
   bool o_in_vectors = false;  ///< o is of the type of q, and may be written in vectors of up to 16 bytes
 };
 

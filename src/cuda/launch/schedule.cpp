@@ -439,6 +439,7 @@ void ForwardLayout::point_into(char* workspace, ForwardArgs& a) const {
   if (bf16x3.k >= 0) a.bf16x3_k = workspace + bf16x3.k;
   if (bf16x3.v >= 0) a.bf16x3_v = workspace + bf16x3.v;
   if (transposed_v >= 0) a.transposed_v.data = workspace + transposed_v;
+  if (tile_counter >= 0) a.tile_counter = reinterpret_cast<int*>(workspace + tile_counter);
   seen.point_into(workspace, a.seen);
 }
 

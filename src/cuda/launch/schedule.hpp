@@ -71,7 +71,8 @@ struct ForwardLayout {
   int64_t part_o = -1, part_lse = -1, part_flags = -1;  ///< results of splits
   Bf16x3Copies bf16x3;
   int64_t transposed_v = -1;
-  int64_t tile_counter = -1;  ///< of a persistent kernel; zeroed before each launch
+  int64_t tile_counter =
+      -1;  ///< of a persistent kernel; seen_blocks makes it 0, or a memset before the launch
   SeenBlocksParts seen;
   int64_t workspace_size = 0;
 

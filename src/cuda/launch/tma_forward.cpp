@@ -1,4 +1,4 @@
-// The parameter of forward kernels that copy by TMA (TmaForwardArgs): tensor maps of q, k and v, and the tile counter.
+// The parameter of forward kernels that copy by TMA (TmaForwardArgs): tensor maps of q, k and v.
 #include <limits>
 #include <new>
 
@@ -50,10 +50,9 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   all.o_in_vectors =
       (args.num_splits == 1 || args.part_rows > 0) && !p.o_is_f32() && (p.aligned16 & tile::kAlignedO) != 0;
   all.scale_log2 = p.softcap > 0 || p.expression.has_score ? tile::kLog2e : p.scale * tile::kLog2e;
-  if (launch.layout.tile_counter >= 0) {
-    all.tile_counter = reinterpret_cast<int*>(launch.workspace + launch.layout.tile_counter);
-    set_words(all.tile_counter, 0, 1, launch.stream);
-  }
+  // seen_blocks makes it 0 where it comes before.
+  if (args.tile_counter != nullptr && args.seen.data == nullptr)
+    set_words(args.tile_counter, 0, 1, launch.stream);
 }
 
 }  // namespace

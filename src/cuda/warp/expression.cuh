@@ -30,10 +30,13 @@ struct Expression {
   /// What depends on the query, and not on the key.
   struct Query {
     __device__ __forceinline__ Query(const Head& head, int q) {}
+    /// Whether sees cannot tell it from the other.
+    __device__ __forceinline__ bool alike(const Query& other) const { return true; }
   };
   /// What depends on the key, and not on the query.
   struct Key {
     __device__ __forceinline__ Key(const Head& head, int k) {}
+    __device__ __forceinline__ bool alike(const Key& other) const { return true; }
   };
 
   __device__ __forceinline__ static float score(const Head&, const Query&, const Key&, float s) { return s; }
