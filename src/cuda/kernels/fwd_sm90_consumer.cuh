@@ -452,10 +452,13 @@ struct FwdSm90Consumer {
   }
   /// The pairs of a block that the expression lets see each other, where it cuts.
   __device__ __forceinline__ Seen seen_of(const Block& at, const PairTerms& terms) const {
-    Seen seen;
-    if constexpr (Expression::kHasSees)
+    if constexpr (Expression::kHasSees) {
+      Seen seen;
       if (at.expression_cuts) find_seen(seen, at.n, terms);
-    return seen;
+      return seen;
+    } else {
+      return {};
+    }
   }
   /// Begins to copy the elements of a tensor of pairs of block n, if there is one.
   __device__ __forceinline__ void copy_pairs(const KeyBlocks& blocks, int n, const PairTerms& terms) {
