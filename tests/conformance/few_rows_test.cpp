@@ -13,8 +13,8 @@
 namespace fovea::conformance {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 /// Rows of three key heads lie side by side, and there are items enough for the heads to go together.
 ProblemSpec few_rows(int64_t seqlen_k, int64_t group) {
@@ -118,7 +118,7 @@ TEST(FewRows, ThatMeetValues) {
 /// Infinities of queries, keys and values, in what some rows see and others do not.
 TEST(FewRows, OfNumbersThatAreNotFinite) {
   for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
-    for (const double number : {kInfinity, -kInfinity, kNan}) {
+    for (const double number : {kUnbounded, -kUnbounded, kNotANumber}) {
       ProblemSpec s = few_rows(100, 4);
       s.seqlen_q = 3;
       s.causal = true;
