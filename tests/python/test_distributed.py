@@ -481,7 +481,6 @@ def what_all_pass_wrongly(here):
         "pieces[0]: got rank 9": {"pieces": [(9, 0, 4)]},
         "q: got shape": {"pieces": [(0, 0, 3)]},
         "key_pieces: got no piece with row 0": {"pieces": pieces, "key_pieces": [(0, 1, 5)]},
-        "dropout: got 0.5 without seed": {"dropout": 0.5, "pieces": pieces},
         "dropout: got 1": {"dropout": 1.0, "seed": 0, "pieces": pieces},
         "heads_ranks": {"heads_ranks": 5, "pieces": pieces},
         "cu_seqlens_q": {"cu_seqlens_q": [0, 3], "pieces": pieces},
@@ -549,6 +548,16 @@ def one_rank_that_raises_before_the_call(here):
     text = error_of(lambda: fd.attend(q, q, q, group=ranks), TypeError if here.rank == 0 else RuntimeError)
     assert "q: got str" in text and (here.rank == 0 or "rank 0: " in text), text
     assert time.monotonic() - begin < DEADLINE / 2
+
+
+@case
+def one_rank_without_a_seed(here):
+    ranks = fd.Ranks(deadline=DEADLINE)
+    q = here.random(1, 6, 2, 8)
+    seed = {} if here.rank == 0 else {"seed": 3}
+    call = lambda: fd.attend(q, q, q, group=ranks, pieces=fd.contiguous(6 * here.size, here.size), dropout=0.5, **seed)  # noqa: E731
+    text = error_of(call, ValueError if here.rank == 0 else RuntimeError)
+    assert "dropout: got 0.5 without seed" in text and (here.rank == 0 or "rank 0: " in text), text
 
 
 @case
