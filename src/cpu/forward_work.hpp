@@ -1,4 +1,4 @@
-// What forward.cpp (tiles) and forward_rows.cpp (few rows) share: the schedule, partial results, and the scratch of a
+// What forward.cpp, forward_tiles.cpp and forward_rows.cpp (few rows) share: the schedule, partial results, and the scratch of a
 // thread.
 #pragma once
 
@@ -314,6 +314,22 @@ struct FiniteValues {
 void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                 const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
                 const ThreadScratch& t);
+
+/// What a tile of panels works on, with keys of one key head.
+struct TileProblem {
+  const Staging& s;
+  const Group& group;
+  const ScoreTerms& terms;
+  const SharedBlocks& shared;
+  SeenBlocks& blocks;
+  const Lanes* lanes;
+  int64_t panels;
+  float* partials;
+  const ThreadScratch& t;
+};
+
+/// A tile against the keys [first_key, last_key) that its panels see.
+void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_key);
 
 /// Normalises one panel, adds the sink, writes o and lse.
 void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const Partial& result,

@@ -1,0 +1,253 @@
+// A tile of query rows against keys: what forward.cpp says of a block, and the same of a run of blocks in one step, where the table of
+// operations has that (AMX).
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "cpu/forward_work.hpp"
+#include "cpu/panel.hpp"
+
+namespace fovea::cpu::forward_pass {
+namespace {
+
+/// O^T = O^T * alpha + V^T P^T, skipping zero weights, so that NaN and Inf in V of a masked or dropped key do not
+/// spread.
+void accumulate_exactly(const Staging& s, const MatrixView& values, int64_t n, const float* weights,
+                        const float* alpha, float* o) {
+  for (int64_t c = 0; c < s.d_v; ++c) {
+    for (int x = 0; x < kPanel; ++x) o[c * kPanel + x] *= alpha[x];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    const char* row = values.data + j * values.stride * size_of(s.type);
+    for (int64_t c = 0; c < s.d_v; ++c) {
+      const float value = load_element(row, s.type, c);
+      for (int x = 0; x < kPanel; ++x) {
+        const float weight = weights[j * kPanel + x];
+        if (weight != 0) o[c * kPanel + x] += weight * value;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
+                const KeyBlock& block, FiniteValues& finite, const float* queries, const Partial& out,
+                const ThreadScratch& t) {
+  const Ops& ops = *s.ops;
+  const int64_t n = block.n;
+  const int64_t key_rows = round_up(n, ops.row_multiple);
+  std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
+  const bool masked = panel_scores(ops, group, lanes, terms, seen, s.score_operands(block.keys, queries),
+                                   key_rows, n, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
+  const bool zeros = masked || terms.any || terms.dropout;
+  const bool exact = zeros && !finite.all(s);
+  const bool pairs = s.ops->word_elements == 2 && !exact;
+  auto* pair_weights = reinterpret_cast<uint32_t*>(t.weights);
+  ops.softmax(t.scores, n, terms.factor_of(group), t.maxima, {out.row_max, out.row_sum, t.alpha},
+              pairs ? pair_weights : nullptr);
+  if (terms.dropout) {
+    dropout_bits(ops, group, lanes, terms, n, block.positions(), t.kept);
+    // The factor of what is kept waits for the last step, as that of the softmax does.
+    if (pairs) {
+      ops.keep_pairs(pair_weights, t.kept, n);
+    } else {
+      ops.multiply_kept(t.scores, t.kept, 1.0f, n);
+    }
+  }
+  if (exact) {
+    accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
+    return;
+  }
+  const int64_t words = s.words_of(n);
+  const float* right = pairs ? t.weights : t.scores;
+  if (pairs) {
+    const int64_t filled = ceil_div(n, 2);
+    std::fill(t.weights + filled * kPanel, t.weights + words * kPanel, 0.0f);
+  }
+  ops.accumulate(block.values, right, round_up(s.d_v, ops.row_multiple), words, out.o, t.alpha);
+}
+
+namespace {
+
+/// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
+tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
+  const auto none = [&](int64_t begin, int64_t end) {
+    return seen_of(group, lanes.first_row, kPanel, block.j0 + begin, end - begin, blocks) == Seen::kNone;
+  };
+  tile::Range keys{0, block.n};
+  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
+    keys.begin += kSeenStep;
+  while (!keys.empty()) {
+    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
+    if (!none(last, keys.end)) break;
+    keys.end = last;
+  }
+  return keys;
+}
+
+/// Neighbouring blocks of keys.
+struct BlockRun {
+  std::array<KeyBlock, kRunBlocks> blocks;
+  std::array<FiniteValues, kRunBlocks> finite;
+  int64_t count = 0;
+
+  void add(const KeyBlock& block) {
+    blocks[static_cast<size_t>(count)] = block;
+    finite[static_cast<size_t>(count)] = {&blocks[static_cast<size_t>(count)], {}};
+    ++count;
+  }
+  int64_t first() const { return blocks[0].j0; }
+  int64_t end() const {
+    const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
+    return last.j0 + last.n;
+  }
+};
+
+/// A tile against runs of blocks.
+struct TilePass : TileProblem {
+  float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
+  Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
+  tile::Range begin(int64_t first_key, int64_t last_key) const;
+  KeyBlock staged(int64_t j0, int64_t n) const;
+  int64_t run_keys() const;
+  void attend_run(int64_t j0, int64_t end) const;
+  bool can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const;
+  bool reads_finite_values(BlockRun& run, const bool* takes) const;
+  void attend(BlockRun& run, const Seen* seen, bool* taken) const;
+  void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
+};
+
+/// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
+tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
+  tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
+  for (int64_t x = 0; x < panels; ++x) {
+    s.stage_queries(group, lanes[x], queries(x), t.rows);
+    partial(x).reset(s);
+    const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
+    if (keys.empty()) continue;
+    seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+  }
+  return seen;
+}
+
+KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+  const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
+  if (s.ops->attend != nullptr && n % kAttendStrip != 0) {
+    // Rows behind the last are read, which memory that is not ours need not have.
+    s.copy_keys(keys, values, n, t.keys);
+    return {{t.keys, s.score_words(), 1}, columns, values, j0, n};
+  }
+  return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
+}
+
+/// Keys that are staged at the same time, so that panels may attend to them in one step.
+int64_t TilePass::run_keys() const {
+  const bool looks = terms.programs.has_sees || terms.any;
+  return shared.bytes() > 0 && !looks ? kRunBlocks * kBlockKeys : kBlockKeys;
+}
+
+/// Whether the table has a step for panel x and the keys [j0, end), some of which it sees.
+bool TilePass::can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const {
+  return s.ops->attend != nullptr && !terms.any && group.key_share == 1.0f && seen != Seen::kNone &&
+         terms.programs.program_of(seen) == nullptr && lanes[x].any.begin < end && j0 < lanes[x].any.end;
+}
+
+/// False where a weight of 0 may meet a value that is not finite.
+bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
+  for (int64_t i = 0; i < run.count; ++i) {
+    const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
+    bool whole = !terms.dropout;
+    for (int64_t x = 0; x < panels; ++x) {
+      const tile::Range& all = lanes[x].all;
+      whole = whole && (!takes[x] || (all.begin <= block.j0 && block.j0 + block.n <= all.end));
+    }
+    if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
+  }
+  return true;
+}
+
+/// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
+void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
+  const int64_t first = run.first(), end = run.end();
+  int64_t count = 0;
+  for (int64_t x = 0; x < panels; ++x) {
+    taken[x] = can_attend(x, seen[x], first, end);
+    count += taken[x] ? 1 : 0;
+  }
+  if (count == 0) return;
+  if (!reads_finite_values(run, taken)) {
+    std::fill_n(taken, panels, false);
+    return;
+  }
+  std::array<AttendBlock, kRunBlocks> operands;
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i)
+    operands[i] = {run.blocks[i].keys, run.blocks[i].values};
+  std::array<AttendPanel, kMaxPanels> takers;
+  AttendPanel* taker = takers.data();
+  for (int64_t x = 0; x < panels; ++x) {
+    if (!taken[x]) continue;
+    const Partial out = partial(x);
+    *taker = {queries(x),     out.row_max,  out.row_sum,  out.o,       lanes[x].count,
+              lanes[x].begin, lanes[x].end, lanes[x].any, lanes[x].all};
+    if (terms.dropout) {
+      uint8_t* kept = t.kept + x * kept_bytes(run_keys());
+      dropout_bits(*s.ops, group, lanes[x], terms, std::min(end, lanes[x].any.end) - first,
+                   KeyPositions(first), kept);
+      taker->kept = kept;
+    }
+    ++taker;
+  }
+  s.ops->attend({operands.data(), first, end, s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+                 terms.factor_of(group)},
+                takers.data(), count, t.scores);
+}
+
+/// Panel x against the keys of a block.
+void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
+  // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
+  // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
+  // reach beyond the keys that the mask and the check for NaN cover.
+  if (lanes[x].any.end <= block.j0 || block.j0 + block.n <= lanes[x].any.begin || seen == Seen::kNone) return;
+  const int64_t used =
+      std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
+  tile::Range part{0, used};
+  if (seen == Seen::kSome) {
+    part = seen_keys(group, lanes[x], block, blocks);
+    part.end = std::min(part.end, used);
+    if (part.empty()) return;
+    if (part.size() < used)
+      seen = seen_of(group, lanes[x].first_row, kPanel, block.j0 + part.begin, part.size(), blocks);
+  }
+  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), finite, queries(x),
+             partial(x), t);
+}
+
+/// All panels against the keys [j0, end).
+void TilePass::attend_run(int64_t j0, int64_t end) const {
+  Seen seen[kMaxPanels];
+  if (!panels_seen(group, lanes[0].first_row, panels, j0, end - j0, blocks, seen)) return;
+  BlockRun run;
+  for (; j0 < end; j0 += kBlockKeys) run.add(staged(j0, std::min(kBlockKeys, end - j0)));
+  bool taken[kMaxPanels];
+  attend(run, seen, taken);
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
+    for (int64_t x = 0; x < panels; ++x) {
+      if (!taken[x]) step(run.blocks[i], x, seen[x], run.finite[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_key) {
+  const TilePass tile{problem};
+  const tile::Range seen = tile.begin(first_key, last_key);
+  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += tile.run_keys())
+    tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
+}
+
+}  // namespace fovea::cpu::forward_pass
