@@ -41,6 +41,8 @@ void RankGroup::telling(const std::function<void()>& work) const {
   const std::string rank = "rank " + std::to_string(own.rank()) + ": ";
   try {
     work();
+  } catch (const AgreedFailure&) {
+    throw;
   } catch (const std::exception& error) {
     own.stop(rank + error.what());
     throw;

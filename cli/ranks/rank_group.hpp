@@ -10,6 +10,7 @@
 #include "cli/options/rank_options.hpp"
 #include "cli/ranks/division.hpp"
 #include "cli/ranks/mpi_library.hpp"
+#include "cli/terminal/failure.hpp"
 
 namespace fovea::cli {
 
@@ -28,6 +29,11 @@ struct RankFiles {
   bool gradients_follow = false;                   ///< results of the forward are inputs of the backward
   Division division{};                             ///< of the results that are kept
   std::vector<std::unique_ptr<RankPart>> parts{};  ///< by rank, those of this process
+};
+
+/// A failure that all ranks know of: they end by themselves, and together.
+struct AgreedFailure : Failure {
+  using Failure::Failure;
 };
 
 class RankGroup {

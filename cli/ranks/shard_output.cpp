@@ -210,7 +210,7 @@ size_t write_shards(const std::filesystem::path& index, std::span<const Array> o
   try {
     if (failure) std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    throw Failure(Exit::output, error.what());
+    throw AgreedFailure(Exit::output, error.what());
   }
   return well ? layout.size() : 0;
 }

@@ -33,6 +33,42 @@ def fovea(*arguments, **options):
                           timeout=250, **options)
 
 
+def has_living_children(process):
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
+        except OSError:  # it ended meanwhile
+            continue
+        if int(parent) == process and state != "Z":
+            return True
+    return False
+
+
+def launched(command, timeout=100, alone=10):
+    """Runs the program, which mpiexec may start. When a process failed, Open MPI 4.1's mpiexec can hang after all processes are gone (in
+    PMIx_server_finalize; once in 54 runs): a launcher that stays alone for `alone` seconds is killed, and has failed."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([*map(str, command)], stdout=out, stderr=err)
+        begin = seen = time.monotonic()
+        while True:
+            try:
+                process.wait(timeout=1)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                seen = now if command[0] == PROGRAM or has_living_children(process.pid) else seen
+                if now - begin < timeout and now - seen < alone:
+                    continue
+                process.kill()
+                process.wait()
+                if now - seen < alone:
+                    raise
+                break
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
+
+
 class ProgramTest(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="fovea_cli_"))
@@ -385,8 +421,7 @@ class Ranks(ProgramTest):
         """All outputs over ranks beside those of one; what the program printed with --json."""
         alone, together = self.folder / "alone.safetensors", self.folder / "together.safetensors"
         self.ok("attend", *options, *one, "--output", alone)
-        done = subprocess.run([*command, "attend", *map(str, options), *many, "--output", str(together), "--json"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=250)
+        done = launched([*command, "attend", *options, *many, "--output", together, "--json"], timeout=250)
         self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
         expected, got = read_safetensors(alone), read_safetensors(together)
         self.assertEqual(list(got), list(expected))
@@ -529,8 +564,7 @@ class Mpi(Ranks):
     def test_errors(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
         for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--dropout", "1.5"), "dropout")):
-            done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--mpi", "--input", str(path), "--output", str(out),
-                                   *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            done = launched([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--mpi", "--input", path, "--output", out, *options])
             self.assertNotEqual(done.returncode, OK)
             self.assertIn(says, done.stderr)
         self.assertFalse(out.exists())
@@ -543,8 +577,7 @@ class Mpi(Ranks):
             begin = time.monotonic()
             program = f"exec {PROGRAM} {command} --mpi"
             by_rank = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && {program} --backend none; {program}'
-            done = subprocess.run([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  text=True, timeout=50)  # fmt: skip
+            done = launched([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], timeout=50)
             self.assertNotEqual(done.returncode, OK)
             self.assertIn('backend: got "none"', done.stderr)
             self.assertLess(time.monotonic() - begin, 40)
@@ -558,7 +591,7 @@ class Mpi(Ranks):
         command = (*self.MPIEXEC, "-n", "2", PROGRAM, "bench", "--seqlen", "300,200", "--heads", "4", "--head-dim", "16", "--causal",
                    "--seconds", "0.02", "--threads", "2")  # fmt: skip
         for options in (("--json", "--pass", "fwd,bwd"), ("--json", "--pass", "fwd,bwd", "--mpi", "--layout", "bhsd")):
-            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            done = launched([*command, *options])
             self.assertEqual(done.returncode, OK, done.stderr + done.stdout)
             rows = json.loads(done.stdout)["rows"]  # the first process prints alone
             self.assertEqual(len(rows), 4)
@@ -566,7 +599,7 @@ class Mpi(Ranks):
                 self.assertTrue(row["right"])
                 self.assertEqual(row["ranks"]["count"], 2)
         for options, says in ((("--ranks", "3"), "got 3, expected 2"), (("--decode",), "--no-mpi"), (("--heads-ranks", "3"), "heads_ranks")):
-            done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+            done = launched([*command, *options])
             self.assertNotEqual(done.returncode, OK)
             self.assertIn(says, done.stderr)
 
@@ -578,8 +611,8 @@ class Mpi(Ranks):
 
     def test_processes_that_compute_alone(self):
         path, out = self.save(self.qkv((13, 4, 8), (13, 4, 8))), self.folder / "o.npy"
-        done = subprocess.run([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--input", str(path), "--output", str(out), "--no-mpi",
-                               "--ranks", "3", "--threads", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+        done = launched([*self.MPIEXEC, "-n", "2", PROGRAM, "attend", "--input", path, "--output", out, "--no-mpi", "--ranks", "3",
+                         "--threads", "3"])  # fmt: skip
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertEqual(done.stdout.count("3 ranks of 1 threads"), 2)
 
@@ -622,8 +655,7 @@ class Shards(ProgramTest):
     LAUNCH, MANY = (), ("--ranks", "3")
 
     def run_many(self, *options):
-        return subprocess.run([*self.LAUNCH, PROGRAM, "attend", *map(str, options), *self.MANY], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=100)  # fmt: skip
+        return launched([*self.LAUNCH, PROGRAM, "attend", *options, *self.MANY])
 
     def many(self, *options):
         done = self.run_many(*options)
