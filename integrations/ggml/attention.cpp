@@ -18,6 +18,7 @@
 #include <atomic>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "convert.hpp"
@@ -31,6 +32,12 @@ constexpr int64_t kPanelBytes = int64_t{16} << 20;
 constexpr int64_t kChunkBytes = int64_t{512} << 10;
 // More chunks than this and merging them shows.
 constexpr int64_t kMostChunks = 32;
+// Rows of so many heads make a stretch of memory that the processor reads ahead: 544 bytes of Q8_0 at head size 128.
+constexpr int64_t kMostChunkHeads = 4;
+constexpr int64_t kChunkKeys = 128;
+// Threads that end early take what others have not begun.
+constexpr int64_t kChunksOfThread = 4;
+
 int64_t round_up(int64_t x, int64_t step) {
   return (x + step - 1) / step * step;
 }
@@ -163,35 +170,57 @@ bool Attention::compute_panels(const Work& work) {
 
 /// How the keys of a node are divided among threads.
 struct Attention::Chunks {
-  int64_t keys, count;  ///< of a chunk, of chunks a head
-  Partials first;       ///< results of the first head; those of the next lie behind them
+  int64_t heads, keys;  ///< key heads and keys of a chunk
+  int64_t groups;       ///< of key heads, counted over all sequences
+  int64_t count;        ///< chunks of a group
+  Partials first;       ///< results of the first group; those of the next lie behind them
 
-  Partials partials_of(int64_t head) const {
+  Partials partials_of(int64_t group) const {
     Partials partials = first;
-    partials.o += head * count * first.o_size();
-    partials.lse += head * count * first.lse_size();
+    partials.o += group * count * first.o_size();
+    partials.lse += group * count * first.lse_size();
     return partials;
+  }
+  /// All keys of a group, with its place in the node's result.
+  Part part_of(const Work& work, int64_t group) const {
+    const int64_t first_head = group * heads;
+    Part part;
+    part.batch = first_head / work.a.key_heads();
+    part.key_head = first_head % work.a.key_heads();
+    part.key_heads = heads;
+    place_result(work, part);
+    return part;
   }
 };
 
-/// Chunk number item % chunks.count of key head item / chunks.count, counted over all sequences.
+/// Chunk number item % chunks.count of group item / chunks.count.
 bool Attention::compute_chunk(const Work& work, const Chunks& chunks, int64_t item, Worker& worker) const {
-  const int64_t chunk = item % chunks.count, head = item / chunks.count;
-  Part part;
-  part.batch = head / work.a.key_heads();
-  part.key_head = head % work.a.key_heads();
+  const int64_t chunk = item % chunks.count, group = item / chunks.count;
+  Part part = chunks.part_of(work, group);
   part.key = work.first_key(part.batch) / kMaskKeys * kMaskKeys + chunk * chunks.keys;
   part.keys = std::min(chunks.keys, converted_keys(work, part.batch) - part.key);
   part.sinks = chunk == 0;
-  const Partials partials = chunks.partials_of(head);
-  if (chunks.count > 1) {
-    partials.place(chunk, part);
-  } else {
-    place_result(work, part);
-  }
+  const Partials partials = chunks.partials_of(group);
+  if (chunks.count > 1) partials.place(chunk, part);
   if (part.keys > 0 || chunk == 0) return worker.run_converted(work, part, 1);
   std::fill_n(part.lse, partials.lse_size(), -std::numeric_limits<float>::infinity());
   return true;
+}
+
+/// Heads whose rows lie side by side in the cache are converted together, as long as every thread has chunks.
+Attention::Chunks Attention::chunks_of(const Operation& a, int64_t most_keys) const {
+  const auto of_heads = [&](int64_t heads) {
+    const int64_t wanted = std::max(kChunkBytes / (bytes_of_key(a) * heads), most_keys / kMostChunks);
+    const int64_t keys = round_up(wanted, kChunkKeys);
+    return Chunks{heads,
+                  keys,
+                  a.batches() * a.key_heads() / heads,
+                  (most_keys + keys - 1) / keys,
+                  {{1, a.queries(), heads * (a.heads() / a.key_heads()), a.v->ne[0]}, nullptr, nullptr}};
+  };
+  int64_t heads = std::gcd(a.key_heads(), kMostChunkHeads);
+  while (heads > 1 && of_heads(heads).groups * of_heads(heads).count < kChunksOfThread * threads_) heads /= 2;
+  return of_heads(heads);
 }
 
 bool Attention::compute_chunks(const Work& work) {
@@ -200,13 +229,9 @@ bool Attention::compute_chunks(const Work& work) {
   for (int64_t batch = 0; batch < a.batches(); ++batch) {
     most = std::max(most, converted_keys(work, batch) - work.first_key(batch) / kMaskKeys * kMaskKeys);
   }
-  const int64_t heads = a.batches() * a.key_heads();
-  Chunks chunks{round_up(std::max(kChunkBytes / bytes_of_key(a), most / kMostChunks), 128),
-                0,
-                {{1, a.queries(), work.group(), a.v->ne[0]}, nullptr, nullptr}};
-  chunks.count = (most + chunks.keys - 1) / chunks.keys;
+  Chunks chunks = chunks_of(a, most);
   Partials& first = chunks.first;
-  const int64_t results = heads * chunks.count;
+  const int64_t results = chunks.groups * chunks.count;
   first.o = static_cast<float*>(
       partial_.at_least(static_cast<size_t>(results * (first.o_size() + first.lse_size())) * sizeof(float)));
   if (first.o == nullptr) return failed();
@@ -221,12 +246,8 @@ bool Attention::compute_chunks(const Work& work) {
   if (chunks.count == 1) return true;
   bool merged = true;
 #pragma omp parallel for num_threads(threads_) reduction(&& : merged)
-  for (int64_t head = 0; head < heads; ++head) {
-    Part out;
-    out.batch = head / a.key_heads();
-    out.key_head = head % a.key_heads();
-    place_result(work, out);
-    merged = merged && chunks.partials_of(head).merge(chunks.count, out);
+  for (int64_t group = 0; group < chunks.groups; ++group) {
+    merged = merged && chunks.partials_of(group).merge(chunks.count, chunks.part_of(work, group));
   }
   if (!merged) error_ = "the parts of the result could not be merged";
   return merged;

@@ -70,8 +70,9 @@ inline uint16_t rounded(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-void bf16(const float* in, uint16_t* out, int64_t count) {
+void bf16(const void* floats, uint16_t* out, int64_t count) {
   const D d;
+  const auto* in = static_cast<const float*>(floats);
   const hn::RebindToUnsigned<D> du;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t x = 0;
@@ -105,12 +106,64 @@ void f16(const void* halves, float* out, int64_t count) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace fovea_ggml {
 namespace {
 
-using Convert = void (*)(const void*, float*, int64_t);
-
 #if defined(__x86_64__)
+
+// Instructions that Highway's targets here lack. They take subnormal numbers for zeros.
+#define FOVEA_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+FOVEA_BFLOAT16 void bf16_by_instruction(const void* floats, uint16_t* out, int64_t count) {
+  const auto* in = static_cast<const float*>(floats);
+  for (int64_t x = 0; x < count; x += 32) {
+    const int64_t left = count - x;
+    const __mmask32 there = left >= 32 ? 0xffffffffu : (1u << left) - 1;
+    const auto low = static_cast<__mmask16>(there), high = static_cast<__mmask16>(there >> 16);
+    const __m512 a = _mm512_maskz_loadu_ps(low, in + x), b = _mm512_maskz_loadu_ps(high, in + x + 16);
+    _mm512_mask_storeu_epi16(out + x, there, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
+  }
+}
+
+/// scale * numbers of a block, whose first two bytes are the scale.
+FOVEA_BFLOAT16 inline void store_block(const uint8_t* block, __m512i first, __m512i second, uint16_t* out) {
+  uint16_t half;
+  std::memcpy(&half, block, sizeof(half));
+  const __m512 scale = _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(half)));
+  const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(first), scale);
+  const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(second), scale);
+  _mm512_storeu_si512(out, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
+}
+
+FOVEA_BFLOAT16 inline __m128i load16(const uint8_t* bytes) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+}
+
+FOVEA_BFLOAT16 void bf16_of_q8_0(const void* blocks, uint16_t* out, int64_t count) {
+  const auto* block = static_cast<const uint8_t*>(blocks);
+  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ8Bytes) {
+    const uint8_t* numbers = block + sizeof(uint16_t);
+    store_block(block, _mm512_cvtepi8_epi32(load16(numbers)), _mm512_cvtepi8_epi32(load16(numbers + 16)),
+                out + i);
+  }
+}
+
+FOVEA_BFLOAT16 void bf16_of_q4_0(const void* blocks, uint16_t* out, int64_t count) {
+  const auto* block = static_cast<const uint8_t*>(blocks);
+  const __m512i low = _mm512_set1_epi32(15), middle = _mm512_set1_epi32(8);
+  for (int64_t i = 0; i < count; i += kBlockElements, block += kQ4Bytes) {
+    const __m512i both = _mm512_cvtepu8_epi32(load16(block + sizeof(uint16_t)));
+    store_block(block, _mm512_sub_epi32(_mm512_and_si512(both, low), middle),
+                _mm512_sub_epi32(_mm512_srli_epi32(both, 4), middle), out + i);
+  }
+}
+
+#undef FOVEA_BFLOAT16
+
 template <class Function>
 Function* best(Function* avx512, Function* avx2, Function* any) {
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -118,30 +171,29 @@ Function* best(Function* avx512, Function* avx2, Function* any) {
   return has_avx512 ? avx512 : __builtin_cpu_supports("avx2") ? avx2 : any;
 }
 #define FOVEA_BEST(function) best(N_AVX3::function, N_AVX2::function, HWY_STATIC_DISPATCH(function))
+
 #else
 #define FOVEA_BEST(function) HWY_STATIC_DISPATCH(function)
 #endif
 
+Conversions best_conversions() {
+  Conversions c{FOVEA_BEST(f16), FOVEA_BEST(q8_0), FOVEA_BEST(q4_0), FOVEA_BEST(bf16), nullptr, nullptr};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
+    c.from_float = bf16_by_instruction;
+    c.bf16_of_q8_0 = bf16_of_q8_0;
+    c.bf16_of_q4_0 = bf16_of_q4_0;
+  }
+#endif
+  return c;
+}
+
 }  // namespace
 
-void q8_0_to_float(const void* blocks, float* out, int64_t count) {
-  static const Convert convert = FOVEA_BEST(q8_0);
-  convert(blocks, out, count);
-}
-
-void q4_0_to_float(const void* blocks, float* out, int64_t count) {
-  static const Convert convert = FOVEA_BEST(q4_0);
-  convert(blocks, out, count);
-}
-
-void f16_to_float(const void* halves, float* out, int64_t count) {
-  static const Convert convert = FOVEA_BEST(f16);
-  convert(halves, out, count);
-}
-
-void float_to_bf16(const float* in, uint16_t* out, int64_t count) {
-  static const auto convert = FOVEA_BEST(bf16);
-  convert(in, out, count);
+const Conversions& conversions() {
+  static const Conversions best = best_conversions();
+  return best;
 }
 
 }  // namespace fovea_ggml

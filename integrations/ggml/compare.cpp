@@ -2,7 +2,7 @@
 // turn. It prints a line of JSON for each case; exit status 1 when a result differs by more than ggml's own tests allow.
 //
 //   ggml_compare check                  small cases: masks, types, chunks of a long cache
-//   ggml_compare time [ROUNDS [NAME]]   the sizes that the guide quotes, or those of one name
+//   ggml_compare time [ROUNDS [NAME [TYPE]]]   the sizes that the guide quotes, or those of one name and type
 //   ggml_compare least [ROUNDS]         small problems, which show where the backend begins to pay
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
@@ -283,6 +283,7 @@ int main(int argc, char** argv) {
   const bool timed = mode != "check";
   for (const Case& c : mode == "time" ? timed_cases() : mode == "least" ? least_cases() : small_cases()) {
     if (argc > 3 && c.name != std::string(argv[3])) continue;
+    if (argc > 4 && ggml_type_name(c.type) != std::string(argv[4])) continue;
     same = compare(c, ggml.get(), fovea.get(), timed ? rounds : 0) && same;
   }
   return same ? 0 : 1;

@@ -12,42 +12,80 @@ namespace {
 
 // Rows that a thread converts at a time.
 constexpr int64_t kRows = 64;
+// Rows of other heads lie between those of one, where the processor foresees nothing: 2 KB of Q8_0 rows of 128 are on their way from memory.
+constexpr int64_t kRowsAhead = 8;
+constexpr size_t kCacheLine = 64;
 
 const char* row_of(const ggml_tensor& t, int64_t row, int64_t head, int64_t batch) {
   return static_cast<const char*>(t.data) + static_cast<size_t>(row) * t.nb[1] +
          static_cast<size_t>(head) * t.nb[2] + static_cast<size_t>(batch) * t.nb[3];
 }
 
-/// ggml's own function, or one in vectors where the blocks are what that knows.
-ggml_to_float_t conversion_from(ggml_type type) {
-  const ggml_type_traits& traits = *ggml_get_type_traits(type);
-  const bool blocks = traits.blck_size == kBlockElements;
-  if (type == GGML_TYPE_F16) return f16_to_float;
-  if (type == GGML_TYPE_Q8_0 && blocks && traits.type_size == kQ8Bytes) return q8_0_to_float;
-  if (type == GGML_TYPE_Q4_0 && blocks && traits.type_size == kQ4Bytes) return q4_0_to_float;
-  return traits.to_float;
+void fetch_ahead(const char* row, size_t bytes) {
+  for (size_t x = 0; x < bytes; x += kCacheLine) __builtin_prefetch(row + x);
+  __builtin_prefetch(row + bytes - 1);
+}
+
+/// How rows of a type become those of another: in vectors where the blocks are what those know, else by ggml's own function.
+struct RowConversion {
+  RowConversion(ggml_type from, ggml_type to);
+  void operator()(const char* row, void* out, int64_t size) const;
+
+ private:
+  ggml_type to_;
+  ToFloat to_float_;              ///< null: rows are float32
+  ToBfloat16 to_bf16_ = nullptr;  ///< in one step
+};
+
+RowConversion::RowConversion(ggml_type from, ggml_type to)
+    : to_(to), to_float_(ggml_get_type_traits(from)->to_float) {
+  const ggml_type_traits& traits = *ggml_get_type_traits(from);
+  const auto has_blocks_of = [&](int64_t bytes) {
+    return traits.blck_size == kBlockElements && static_cast<int64_t>(traits.type_size) == bytes;
+  };
+  const Conversions& best = conversions();
+  if (from == GGML_TYPE_F16) to_float_ = best.f16;
+  if (from == GGML_TYPE_Q8_0 && has_blocks_of(kQ8Bytes)) {
+    to_float_ = best.q8_0;
+    to_bf16_ = best.bf16_of_q8_0;
+  }
+  if (from == GGML_TYPE_Q4_0 && has_blocks_of(kQ4Bytes)) {
+    to_float_ = best.q4_0;
+    to_bf16_ = best.bf16_of_q4_0;
+  }
+  if (from == GGML_TYPE_F32) to_bf16_ = best.from_float;
+}
+
+void RowConversion::operator()(const char* row, void* out, int64_t size) const {
+  const bool rounds = to_ == GGML_TYPE_BF16;
+  if (rounds && to_bf16_ != nullptr) return to_bf16_(row, static_cast<uint16_t*>(out), size);
+  float between[kMostHeadSize];
+  float* to = rounds ? between : static_cast<float*>(out);
+  if (to_float_ == nullptr) {
+    std::memcpy(to, row, static_cast<size_t>(size) * sizeof(float));
+  } else {
+    to_float_(row, to, size);
+  }
+  if (rounds) conversions().from_float(between, static_cast<uint16_t*>(out), size);
 }
 
 }  // namespace
 
 void rows_as(ggml_type type, const ggml_tensor& tensor, int64_t batch, int64_t head, int64_t heads,
              int64_t first, int64_t count, int threads, void* out) {
-  const ggml_to_float_t convert = conversion_from(tensor.type);
+  const RowConversion convert(tensor.type, type);
+  const size_t row_bytes = ggml_row_size(tensor.type, tensor.ne[0]);
+  const size_t element_bytes = ggml_type_size(type);
   const int64_t size = tensor.ne[0], turns = (count + kRows - 1) / kRows;
-#pragma omp parallel for num_threads(threads) if (heads * turns > 1)
-  for (int64_t turn = 0; turn < heads * turns; ++turn) {
-    const int64_t h = turn / turns, begin = turn % turns * kRows, end = std::min(begin + kRows, count);
-    for (int64_t j = begin; j < end; ++j) {
+#pragma omp parallel for num_threads(threads) if (turns > 1)
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    const int64_t begin = turn * kRows, end = std::min(begin + kRows, count);
+    for (int64_t x = begin * heads; x < end * heads; ++x) {
+      const int64_t j = x / heads, h = x % heads, at = (h * count + j) * size;
       const char* row = row_of(tensor, first + j, head + h, batch);
-      const int64_t at = (h * count + j) * size;
-      float between[kMostHeadSize];
-      float* to = type == GGML_TYPE_F32 ? static_cast<float*>(out) + at : between;
-      if (convert == nullptr) {
-        std::memcpy(to, row, static_cast<size_t>(size) * sizeof(float));
-      } else {
-        convert(row, to, size);
-      }
-      if (type == GGML_TYPE_BF16) float_to_bf16(between, static_cast<uint16_t*>(out) + at, size);
+      if (j + kRowsAhead < count)
+        fetch_ahead(row + static_cast<size_t>(kRowsAhead) * tensor.nb[1], row_bytes);
+      convert(row, static_cast<char*>(out) + static_cast<size_t>(at) * element_bytes, size);
     }
   }
 }
@@ -62,7 +100,7 @@ void queries_as(const ggml_tensor& q, ggml_type type, int threads, void* out) {
     if (type == GGML_TYPE_F16) {
       ggml_fp32_to_fp16_row(row, to, size);
     } else {
-      float_to_bf16(row, to, size);
+      conversions().from_float(row, to, size);
     }
   }
 }

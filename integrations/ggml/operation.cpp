@@ -99,8 +99,9 @@ bool tiles_multiply_bfloat16() {
 
 ggml_type computed_type(const Operation& a) {
   const ggml_type k = a.k->type, v = a.v->type;
-  if (a.rows() > kChunkRows && k != GGML_TYPE_F32 && v != GGML_TYPE_F32 && tiles_multiply_bfloat16())
-    return GGML_TYPE_BF16;
+  const bool converts_for_few = ggml_is_quantized(k) && ggml_is_quantized(v);
+  const bool converts_for_many = a.rows() > kChunkRows && k != GGML_TYPE_F32 && v != GGML_TYPE_F32;
+  if ((converts_for_few || converts_for_many) && tiles_multiply_bfloat16()) return GGML_TYPE_BF16;
   const bool native = k == GGML_TYPE_F16 || k == GGML_TYPE_BF16;
   return native && v == k ? k : GGML_TYPE_F32;
 }

@@ -34,7 +34,7 @@ std::vector<uint8_t> blocks_with(int64_t bytes) {
 TEST(GgmlBlocks, Q8) {
   const std::vector<uint8_t> blocks = blocks_with(kQ8Bytes);
   std::vector<float> out(std::size(kScales) * kBlockElements);
-  q8_0_to_float(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
+  conversions().q8_0(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
   for (size_t i = 0; i < out.size(); ++i) {
     const size_t block = i / kBlockElements, place = i % kBlockElements;
     const auto number = static_cast<int8_t>(blocks[block * kQ8Bytes + 2 + place]);
@@ -45,7 +45,7 @@ TEST(GgmlBlocks, Q8) {
 TEST(GgmlBlocks, Q4) {
   const std::vector<uint8_t> blocks = blocks_with(kQ4Bytes);
   std::vector<float> out(std::size(kScales) * kBlockElements);
-  q4_0_to_float(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
+  conversions().q4_0(blocks.data(), out.data(), static_cast<int64_t>(out.size()));
   for (size_t i = 0; i < out.size(); ++i) {
     const size_t block = i / kBlockElements, place = i % kBlockElements;
     const uint8_t pair = blocks[block * kQ4Bytes + 2 + place % 16];
@@ -59,7 +59,7 @@ TEST(GgmlBlocks, AScaleThatIsNoNumber) {
   std::vector<float> out(kBlockElements);
   for (const uint16_t half : {uint16_t{0x7c00}, uint16_t{0x7e00}}) {
     std::memcpy(block.data(), &half, sizeof(half));
-    q8_0_to_float(block.data(), out.data(), kBlockElements);
+    conversions().q8_0(block.data(), out.data(), kBlockElements);
     EXPECT_EQ(std::isnan(out[5]), half == 0x7e00);
     EXPECT_FALSE(std::isfinite(out[5]));
   }
@@ -70,7 +70,7 @@ TEST(GgmlBlocks, Float16) {
   for (int i = 0; i < 41; ++i) halves.push_back(kScales[static_cast<size_t>(i) % std::size(kScales)].half);
   halves[40] = 0xfc00;
   std::vector<float> out(halves.size());
-  f16_to_float(halves.data(), out.data(), static_cast<int64_t>(out.size()));
+  conversions().f16(halves.data(), out.data(), static_cast<int64_t>(out.size()));
   for (size_t i = 0; i + 1 < out.size(); ++i) EXPECT_EQ(out[i], kScales[i % std::size(kScales)].value) << i;
   EXPECT_EQ(out[40], -INFINITY);
 }
@@ -85,8 +85,28 @@ TEST(GgmlBlocks, Bfloat16) {
   for (size_t i = 0; i < 4 * rounded.size() + 3; ++i)
     in.push_back(std::bit_cast<float>(rounded[i % rounded.size()].first));
   std::vector<uint16_t> out(in.size());
-  float_to_bf16(in.data(), out.data(), static_cast<int64_t>(in.size()));
+  conversions().from_float(in.data(), out.data(), static_cast<int64_t>(in.size()));
   for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], rounded[i % rounded.size()].second) << i;
+}
+
+void expect_one_rounding(int64_t bytes, ToFloat to_float, ToBfloat16 to_bf16) {
+  if (to_bf16 == nullptr) GTEST_SKIP() << "this processor has no instructions for bfloat16";
+  const std::vector<uint8_t> blocks = blocks_with(bytes);
+  std::vector<float> between(std::size(kScales) * kBlockElements);
+  std::vector<uint16_t> expected(between.size()), out(between.size());
+  const auto count = static_cast<int64_t>(out.size());
+  to_float(blocks.data(), between.data(), count);
+  conversions().from_float(between.data(), expected.data(), count);
+  to_bf16(blocks.data(), out.data(), count);
+  EXPECT_EQ(out, expected);
+}
+
+TEST(GgmlBlocks, Q8AsBfloat16) {
+  expect_one_rounding(kQ8Bytes, conversions().q8_0, conversions().bf16_of_q8_0);
+}
+
+TEST(GgmlBlocks, Q4AsBfloat16) {
+  expect_one_rounding(kQ4Bytes, conversions().q4_0, conversions().bf16_of_q4_0);
 }
 
 }  // namespace
