@@ -42,8 +42,8 @@ int64_t round_up(int64_t x, int64_t step) {
   return (x + step - 1) / step * step;
 }
 
-int64_t bytes_of_key(const Operation& a) {
-  return (a.k->ne[0] + a.v->ne[0]) * static_cast<int64_t>(ggml_type_size(computed_type(a)));
+int64_t bytes_of_key(const Work& work) {
+  return (work.a.k->ne[0] + work.a.v->ne[0]) * static_cast<int64_t>(ggml_type_size(work.type));
 }
 
 /// Keys that are converted: up to the last that is seen, in steps, so that plans serve many tokens of a text that grows.
@@ -124,7 +124,7 @@ bool Attention::failed(const Worker& worker) {
 bool Attention::compute_panel(const Work& work, int64_t batch, int64_t key_head, int64_t key_heads) {
   const Operation& a = work.a;
   const int64_t end = converted_keys(work, batch), first = work.first_key(batch) / kMaskKeys * kMaskKeys;
-  const int64_t most = std::max(kMaskKeys, kPanelBytes / bytes_of_key(a) / kMaskKeys * kMaskKeys);
+  const int64_t most = std::max(kMaskKeys, kPanelBytes / bytes_of_key(work) / kMaskKeys * kMaskKeys);
   Part result;
   result.batch = batch;
   result.key_head = key_head;
@@ -159,7 +159,7 @@ bool Attention::compute_panel(const Work& work, int64_t batch, int64_t key_head,
 bool Attention::compute_panels(const Work& work) {
   const Operation& a = work.a;
   for (int64_t batch = 0; batch < a.batches(); ++batch) {
-    const int64_t head_bytes = bytes_of_key(a) * std::max<int64_t>(1, converted_keys(work, batch));
+    const int64_t head_bytes = bytes_of_key(work) * std::max<int64_t>(1, converted_keys(work, batch));
     const int64_t heads = std::clamp<int64_t>(kPanelBytes / head_bytes, 1, a.key_heads());
     for (int64_t head = 0; head < a.key_heads(); head += heads) {
       if (!compute_panel(work, batch, head, std::min(heads, a.key_heads() - head))) return false;
@@ -208,9 +208,10 @@ bool Attention::compute_chunk(const Work& work, const Chunks& chunks, int64_t it
 }
 
 /// Heads whose rows lie side by side in the cache are converted together, as long as every thread has chunks.
-Attention::Chunks Attention::chunks_of(const Operation& a, int64_t most_keys) const {
+Attention::Chunks Attention::chunks_of(const Work& work, int64_t most_keys) const {
+  const Operation& a = work.a;
   const auto of_heads = [&](int64_t heads) {
-    const int64_t wanted = std::max(kChunkBytes / (bytes_of_key(a) * heads), most_keys / kMostChunks);
+    const int64_t wanted = std::max(kChunkBytes / (bytes_of_key(work) * heads), most_keys / kMostChunks);
     const int64_t keys = round_up(wanted, kChunkKeys);
     return Chunks{heads,
                   keys,
@@ -229,7 +230,7 @@ bool Attention::compute_chunks(const Work& work) {
   for (int64_t batch = 0; batch < a.batches(); ++batch) {
     most = std::max(most, converted_keys(work, batch) - work.first_key(batch) / kMaskKeys * kMaskKeys);
   }
-  Chunks chunks = chunks_of(a, most);
+  Chunks chunks = chunks_of(work, most);
   Partials& first = chunks.first;
   const int64_t results = chunks.groups * chunks.count;
   first.o = static_cast<float*>(
@@ -255,12 +256,13 @@ bool Attention::compute_chunks(const Work& work) {
 
 bool Attention::compute(const ggml_tensor& node) {
   const Operation a(node);
-  Work work{a, view_of(a), {}, {}, nullptr};
+  Work work{a, view_of(a), {}, {}, GGML_TYPE_F32, nullptr};
   work.mask = summarise(work.view, threads_);
   if (a.max_bias > 0) {
     for (int64_t h = 0; h < a.heads(); ++h) work.slopes.push_back(a.slope(h));
   }
-  const ggml_type type = computed_type(a);
+  const bool is_band = work.mask.kind == MaskKind::kNone || work.mask.kind == MaskKind::kBand;
+  const ggml_type type = work.type = computed_type(a, !is_band || a.softcap > 0);
   if (type != GGML_TYPE_F32) {
     void* queries = queries_.at_least(static_cast<size_t>(ggml_nelements(a.q)) * sizeof(uint16_t));
     if (queries == nullptr) return failed();

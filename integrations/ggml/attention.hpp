@@ -20,7 +20,7 @@ class Attention {
   struct Chunks;
   bool compute_panels(const Work& work);
   bool compute_panel(const Work& work, int64_t batch, int64_t key_head, int64_t key_heads);
-  Chunks chunks_of(const Operation& a, int64_t most_keys) const;
+  Chunks chunks_of(const Work& work, int64_t most_keys) const;
   bool compute_chunks(const Work& work);
   bool compute_chunk(const Work& work, const Chunks& chunks, int64_t item, Worker& worker) const;
   bool failed();

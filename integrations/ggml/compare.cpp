@@ -77,6 +77,7 @@ std::vector<Case> timed_cases() {
     cases.push_back({"decode", d, d, 32, 8, 1, 16384, GGML_TYPE_F16, "alibi"});
     cases.push_back({"decode", d, d, 32, 8, 4, 16384, GGML_TYPE_F16, "sequences"});
     cases.push_back({"decode", d, d, 32, 4, 1, 16384, GGML_TYPE_F16, "causal"});
+    cases.push_back({"decode", d, d, 32, 8, 8, 16384, GGML_TYPE_F16, "causal"});
   }
   return cases;
 }

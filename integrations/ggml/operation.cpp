@@ -51,7 +51,8 @@ int64_t keys_for_one_row(ggml_type type) {
 const char* slower_because(const Operation& a) {
   if (a.most_keys > 0) return "a mask that promises few keys: ggml goes through those alone";
   const int64_t rows = a.rows(), pairs = rows * a.keys();
-  if (a.k->type == computed_type(a) && a.v->type == computed_type(a)) {
+  const ggml_type type = computed_type(a, false);
+  if (a.k->type == type && a.v->type == type) {
     return pairs < kLeastPairs ? "too few queries and keys" : nullptr;
   }
   if (rows == 1 && a.keys() < std::max(keys_for_one_row(a.k->type), keys_for_one_row(a.v->type))) {
@@ -97,11 +98,12 @@ bool tiles_multiply_bfloat16() {
 
 }  // namespace
 
-ggml_type computed_type(const Operation& a) {
+ggml_type computed_type(const Operation& a, bool has_expressions) {
   const ggml_type k = a.k->type, v = a.v->type;
-  const bool converts_for_few = ggml_is_quantized(k) && ggml_is_quantized(v);
-  const bool converts_for_many = a.rows() > kChunkRows && k != GGML_TYPE_F32 && v != GGML_TYPE_F32;
-  if ((converts_for_few || converts_for_many) && tiles_multiply_bfloat16()) return GGML_TYPE_BF16;
+  const bool is_quantised = ggml_is_quantized(k) && ggml_is_quantized(v);
+  const bool is_short = k != GGML_TYPE_F32 && v != GGML_TYPE_F32;
+  const int64_t few = has_expressions ? kFewRowsOfExpressions : kFewRows;
+  if ((is_quantised || (is_short && a.rows() > few)) && tiles_multiply_bfloat16()) return GGML_TYPE_BF16;
   const bool native = k == GGML_TYPE_F16 || k == GGML_TYPE_BF16;
   return native && v == k ? k : GGML_TYPE_F32;
 }

@@ -73,7 +73,7 @@ void Worker::add_queries(const Work& work, const Part& part, Request& request) c
   }
   request.buffers.q = static_cast<const char*>(queries) +
                       static_cast<size_t>(part.batch * strides[0] + first * strides[2]) * bytes;
-  request.tensor(&fovea_problem::q, dtype_of(computed_type(a)),
+  request.tensor(&fovea_problem::q, dtype_of(work.type),
                  {part.batches, a.queries(), part.key_heads * work.group(), size},
                  {strides[0], strides[1], strides[2], 1});
 }
@@ -136,11 +136,10 @@ std::string Worker::add_numbers(const Work& work, const Part& part, Request& req
 
 void Worker::add_mask(const Work& work, const Part& part, Request& request) {
   // So few rows go without tiles, which softcap as a number of the problem needs.
-  constexpr int64_t kFewRows = 4;
   const Operation& a = work.a;
   const MaskKind kind = work.mask.kind;
   std::string score(1, 's');
-  if (a.softcap > 0 && a.queries() * work.group() <= kFewRows) {
+  if (a.softcap > 0 && a.rows() <= kFewRowsOfExpressions) {
     score = number(a.softcap) + " * tanh(s / " + number(a.softcap) + ")";
   } else {
     request.problem.softcap = a.softcap;
@@ -163,7 +162,7 @@ void Worker::add_mask(const Work& work, const Part& part, Request& request) {
 
 bool Worker::run(const Work& work, const Part& part, int threads) try {
   const Operation& a = work.a;
-  const fovea_dtype type = dtype_of(computed_type(a));
+  const fovea_dtype type = dtype_of(work.type);
   const int64_t heads = part.key_heads * work.group(), queries = a.queries();
   Request request;
   request.problem.scale = a.scale;
@@ -195,7 +194,7 @@ bool Worker::run(const Work& work, const Part& part, int threads) try {
 }
 
 bool Worker::run_converted(const Work& work, Part part, int threads) {
-  const ggml_type type = computed_type(work.a);
+  const ggml_type type = work.type;
   const int64_t d = work.a.k->ne[0], d_v = work.a.v->ne[0], count = part.key_heads * part.keys;
   const auto bytes = static_cast<int64_t>(ggml_type_size(type));
   auto* keys = static_cast<char*>(panel_.at_least(static_cast<size_t>(count * (d + d_v) * bytes)));

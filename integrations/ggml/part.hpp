@@ -16,7 +16,8 @@ struct Work {
   MaskView view;
   MaskSummary mask;
   std::vector<float> slopes;  ///< a query head; empty without ALiBi
-  const void* queries;        ///< converted to computed_type(); null where that is float32
+  ggml_type type;             ///< computed_type()
+  const void* queries;        ///< converted to it; null where that is float32
 
   int64_t group() const { return a.heads() / a.key_heads(); }
   /// Keys from this one on are seen by no query of the sequence.
@@ -47,7 +48,7 @@ class Worker {
  public:
   /// False when Fovea refuses: error() says why.
   bool run(const Work& work, const Part& part, int threads);
-  /// Converts the keys and values of the part, which is of one sequence, to computed_type() and runs it on them.
+  /// Converts the keys and values of the part, which is of one sequence, to the work's type and runs it on them.
   bool run_converted(const Work& work, Part part, int threads);
   const std::string& error() const { return error_; }
 
