@@ -23,6 +23,9 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
 
 /// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
 double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
+/// Bytes that a call of `heads` query heads reads and writes beside that, whatever its heads: on CPUs a backward sums dq over ranges
+/// of keys, of which there are so many that all cores of a machine have work.
+double sums_of(const LocalProblem& problem, const Call& call, int64_t heads);
 
 /// Seconds of a run by the model, those of the slowest rank.
 struct Estimate {

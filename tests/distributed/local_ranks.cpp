@@ -250,8 +250,10 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
   rank.problem.window_right = s.window_right;
   rank.problem.softcap = s.softcap;
   rank.problem.dropout = s.dropout;
-  rank.buffers.seed = s.seed;
-  rank.buffers.offset = s.offset;
+  // A backward with rng_state does not look at these.
+  const bool from_state = pass == FOVEA_BACKWARD && s.rng_state;
+  rank.buffers.seed = from_state ? ~s.seed : s.seed;
+  rank.buffers.offset = from_state ? ~s.offset : s.offset;
 }
 
 std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport) {

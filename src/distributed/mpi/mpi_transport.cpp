@@ -15,7 +15,9 @@ constexpr size_t kLongestReason = 1000;
 constexpr size_t kBlock = size_t{1} << 30;
 /// Polls that only give way to other threads, before those that sleep: about what an answer of a rank takes that is at work.
 constexpr int kEagerPolls = 2000;
-constexpr std::chrono::microseconds kSleep{50};
+/// Naps grow with the time that was waited for, to a 32nd of it: a rank that waits long leaves its core to others.
+constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
+constexpr int kShareOfWaiting = 32;
 
 void check(int code, const std::string& what) {
   if (code == MPI_SUCCESS) return;
@@ -68,13 +70,16 @@ class Pause {
     if (++polls_ < kEagerPolls) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kSleep);
+      std::this_thread::sleep_for(nap_);
+      napped_ += nap_;
+      nap_ = std::clamp(napped_ / kShareOfWaiting, kShortestNap, kLongestNap);
     }
   }
-  void reset() { polls_ = 0; }
+  void reset() { *this = {}; }
 
  private:
   int polls_ = 0;
+  std::chrono::microseconds napped_{0}, nap_ = kShortestNap;
 };
 
 bool is_initialised() {
