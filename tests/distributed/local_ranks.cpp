@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -39,6 +40,15 @@ bool same_values(const OwnedTensor& a, const OwnedTensor& b) {
   return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](double left, double right) {
     return left == right || (std::isnan(left) && std::isnan(right));
   });
+}
+
+/// All elements. Integers of 64 bits are no doubles.
+void copy(const OwnedTensor& from, OwnedTensor& to) {
+  if (from.type() == Type::kI64) {
+    std::memcpy(to.data(), from.data(), static_cast<size_t>(from.count()) * sizeof(int64_t));
+  } else {
+    to.assign(from.values());
+  }
 }
 
 /// The axis of rows of a tensor.
@@ -222,7 +232,7 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
     tensor = std::make_unique<OwnedTensor>(x_[role].type(), x_[role].shape(), x_[role].strides(),
                                            placement_on(rank.number));
     tensor->poison();
-    if (!OwnedProblem::is_output(role, pass)) tensor->assign(x_[role].values());
+    if (!OwnedProblem::is_output(role, pass)) copy(x_[role], *tensor);
   }
   for (const auto& [role, tensor] : rank.tensors) {
     const auto place = static_cast<size_t>(role);
@@ -345,7 +355,7 @@ std::string LocalRanks::run_one(fovea_pass pass, const fovea_transport& transpor
     const bool everywhere = is_whole(role) || division_.queries_everywhere;
     if (!rank.failure.empty() || (everywhere && rank.number > 0)) continue;
     if (is_whole(role)) {
-      x_[role].assign(rank.tensors.at(role)->values());
+      copy(*rank.tensors.at(role), x_[role]);
     } else {
       collect(rank, role);
     }
@@ -398,7 +408,7 @@ std::string LocalRanks::run(fovea_pass pass) {
       if (is_whole(role)) {
         if (rank.number > 0 && !same_values(*rank.tensors.at(role), *ranks[0].tensors.at(role)))
           return std::string(name_of(role)) + " is not the same on all ranks";
-        x_[role].assign(rank.tensors.at(role)->values());
+        copy(*rank.tensors.at(role), x_[role]);
       } else {
         collect(rank, role);
       }

@@ -43,6 +43,11 @@ class Mpi : public testing::Test {
 /// The tensors of all processes added up, which makes parts one whole.
 void add_up(const OwnedProblem& problem, const std::vector<Role>& outputs) {
   for (const Role role : outputs) {
+    if (problem[role].type() == Type::kI64) {  // no doubles
+      MPI_Allreduce(MPI_IN_PLACE, problem[role].data(), static_cast<int>(problem[role].count()), MPI_INT64_T,
+                    MPI_SUM, MPI_COMM_WORLD);
+      continue;
+    }
     std::vector<double> values = problem[role].values();
     MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_SUM,
                   MPI_COMM_WORLD);
