@@ -136,15 +136,15 @@ class RankModel {
   }
   double computing_of(int i) {
     const std::vector<Call>& calls = calls_[static_cast<size_t>(i)];
-    double flops = 0, sums = 0, queries = 0, keys = 0;
+    double flops = 0, copies = 0, queries = 0, keys = 0;
     for (const Call& call : calls) {
       flops += flops_of(p_, call, schedule_.heads_q(rank_, i).size());
-      sums += sums_of(p_, call, schedule_.heads_q(rank_, i).size());
+      copies += copies_of(p_, call, schedule_.heads_q(rank_, i).size());
       queries += static_cast<double>(call.q_rows);
       keys += static_cast<double>(call.k_rows);
     }
     count_sums(i, queries, keys);
-    return flops / machine_.flops + sums / machine_.memory +
+    return flops / machine_.flops + copies / machine_.memory +
            machine_.call * static_cast<double>(calls.size());
   }
   /// What a call adds to a sum of several is written, read, and added: four times float32. Where each query is in one call, as in packed
@@ -231,14 +231,16 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .memory = 2.5e12,
                        .step = 30e-6,
                        .call = 60e-6,
-                       .overlaps = false};
+                       .overlaps = false,
+                       .receiver_copies = false};
   const Machine cpu = {.flops = problem[kQ].type.code == FOVEA_CODE_BFLOAT ? 400e9 : 150e9,
                        .link = 8e9,
                        .host_link = 1e9,
                        .memory = 10e9,
                        .step = 50e-6,
                        .call = 20e-6,
-                       .overlaps = false};
+                       .overlaps = false,
+                       .receiver_copies = true};
   Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
@@ -268,17 +270,21 @@ double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
   return pairs_of(call) * per_pair * static_cast<double>(heads * batch);
 }
 
-double sums_of(const LocalProblem& p, const Call& call, int64_t heads) {
-  if (!p.backward() || p.device.type != FOVEA_CPU) return 0;
+double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
+  if (p.device.type != FOVEA_CPU) return 0;
+  const bool packed = !call.starts_q.empty();
+  const int64_t batch = packed ? 1 : p.shape.batch, heads_kv = heads * p.shape.heads_kv / p.shape.heads_q;
+  const int64_t key = heads_kv * (p.shape.head_dim + p.shape.head_dim_v) * bytes_of(p[kQ].type);
+  const auto staged = static_cast<double>(2 * batch * call.k_rows * key);
+  if (!p.backward()) return staged;
   // kWantedItems and kBlockKeys of src/cpu/backward_work.hpp: a copy of dq for each range is cleared, added to, and added up.
   constexpr int64_t kItems = 32, kBlock = 128, kTouches = 3;
-  const bool packed = !call.starts_q.empty();
-  const auto sequences = packed ? static_cast<int64_t>(call.starts_q.size()) - 1 : p.shape.batch;
+  const auto sequences = packed ? static_cast<int64_t>(call.starts_q.size()) - 1 : batch;
   const int64_t keys = packed ? call.longest_k : call.k_rows;
-  const int64_t groups = std::max<int64_t>(1, sequences * heads * p.shape.heads_kv / p.shape.heads_q);
+  const int64_t groups = std::max<int64_t>(1, sequences * heads_kv);
   const int64_t ranges = std::min((kItems + groups - 1) / groups, (keys + kBlock - 1) / kBlock);
-  const int64_t rows = packed ? call.q_rows : call.q_rows * p.shape.batch;
-  return static_cast<double>(kTouches * ranges * rows * heads * p.shape.head_dim) * sizeof(float);
+  const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
+  return staged + static_cast<double>(kTouches * ranges * batch * call.q_rows * row);
 }
 
 namespace {

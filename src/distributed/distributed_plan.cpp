@@ -339,6 +339,15 @@ void DistributedPlan::agree_on(const DropoutStream& own) const {
   }
 }
 
+/// "rank 1, step 3 (attend)".
+std::string DistributedPlan::place_in_run(size_t steps_begun) const {
+  std::string place = "rank " + std::to_string(transport_.rank());
+  if (steps_begun > 0)
+    place += ", step " + std::to_string(steps_begun) + " (" +
+             kStepNames[program_.steps[steps_begun - 1].index()] + ")";
+  return place;
+}
+
 void DistributedPlan::run(const fovea_buffers& buffers) const {
   size_t begun = 0;
   try {
@@ -353,11 +362,13 @@ void DistributedPlan::run(const fovea_buffers& buffers) const {
     }
   } catch (const Disagreement&) {
     throw;  // on all ranks
-  } catch (const std::exception& error) {
-    std::string where = "rank " + std::to_string(transport_.rank());
-    if (begun > 0)
-      where += ", step " + std::to_string(begun) + " (" + kStepNames[program_.steps[begun - 1].index()] + ")";
+  } catch (const RequestError& error) {
+    const std::string where = place_in_run(begun);
     transport_.stop(where + ": " + error.what());
+    if (begun == 0) throw;
+    throw RequestError(error.status(), error.argument(), std::string(error.what()) + ", in " + where);
+  } catch (const std::exception& error) {
+    transport_.stop(place_in_run(begun) + ": " + error.what());
     throw;
   }
 }

@@ -42,6 +42,7 @@ class DistributedPlan {
   /// Whether each run begins with messages that say what drops weights. On GPUs the host would wait for the stream.
   bool agrees_on_dropout() const;
   void agree_on(const DropoutStream& own) const;
+  std::string place_in_run(size_t steps_begun) const;
 
   Transport transport_;
   std::unique_ptr<Memory> memory_;

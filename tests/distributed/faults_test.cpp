@@ -244,9 +244,35 @@ TEST(Faults, RankThatFailsInARunTellsTheOthers) {
 
 TEST(Faults, RankThatFailsInAStepSaysWhich) {
   const auto errors = run_ranks([](int rank, Setting& s) { s.cut_link = rank == 1; });
-  expect_in(errors[1], {"rank 1 could not begin a step: the link is cut"});
+  expect_in(errors[1], {"rank 1 could not begin a step: the link is cut", ", in rank 1, step 1 (send)"});
   for (const size_t rank : {size_t{0}, size_t{2}})
     expect_in(errors[rank], {"rank 1, step ", "(send): ", "the link is cut"});
+}
+
+/// Rank 0 waits for rank 1, and takes nothing of rank 2 meanwhile: both name rank 1.
+TEST(Faults, RankThatIsSilentIsNamedByAll) {
+  fovea_thread_options options{};
+  options.struct_size = sizeof options;
+  options.deadline_ms = 400;
+  fovea_thread_group* group = nullptr;
+  ASSERT_EQ(fovea_thread_group_create(kRanks, nullptr, &options, &group), FOVEA_OK);
+  std::array<std::string, kRanks> errors;
+  const auto work = [&](int rank) {
+    fovea_transport t{};
+    fovea_thread_transport(group, rank, &t);
+    std::array<char, 16> memory{};
+    const fovea_message from_second{1, memory.data(), 8}, to_first{0, memory.data() + 8, 8};
+    const bool first = rank == 0;
+    t.start(t.context, &to_first, first ? 0 : 1, &from_second, first ? 1 : 0, nullptr);
+    if (t.finish(t.context, nullptr) == FOVEA_OK) return;
+    errors[static_cast<size_t>(rank)] = t.error(t.context);
+    t.stop(t.context, errors[static_cast<size_t>(rank)].c_str());
+  };
+  std::thread last(work, 2);
+  work(0);
+  last.join();
+  fovea_thread_group_destroy(group);
+  for (const size_t rank : {size_t{0}, size_t{2}}) expect_in(errors[rank], {"rank 1 sent nothing to rank 0"});
 }
 
 TEST(Faults, MessageOfAnotherSize) {

@@ -221,6 +221,25 @@ TEST_F(Mpi, StopFromAnotherThread) {
   expect_in(exchange_with_all(transport, 8, 8), {"rank 1: a watchman stops"});
 }
 
+/// Rank 0 waits for rank 1, and takes nothing of the others meanwhile: all name rank 1.
+TEST_F(Mpi, RankThatIsSilentIsNamedByAll) {
+  const MpiRank rank(nullptr, 1000);
+  const Transport transport = rank.transport();
+  std::vector<char> memory(3'000'000);
+  const fovea_message to_first{0, memory.data(), memory.size()}, from_second{1, memory.data(), 8};
+  std::string error = "rank 1 sent nothing to rank 0";
+  try {
+    if (transport.rank() == 0) transport.exchange({}, {&from_second, 1});
+    if (transport.rank() > 1) transport.exchange({&to_first, 1}, {});
+  } catch (const Error& late) {
+    error = late.what();
+    transport.stop("rank " + std::to_string(transport.rank()) + ": " + error);
+  }
+  expect_in(error, {"rank 1 sent nothing to rank 0"});
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (transport.rank() == 1) expect_in(exchange_with_all(transport, 8, 8), {"rank 1 sent nothing to rank 0"});
+}
+
 TEST_F(Mpi, RankThatIsLate) {
   const MpiRank rank(nullptr, 1000);
   const Transport transport = rank.transport();

@@ -5,6 +5,8 @@
 #include <climits>
 #include <memory>
 
+#include "distributed/grace.hpp"
+
 namespace fovea::distributed {
 namespace {
 
@@ -304,6 +306,12 @@ MpiTransport::Progress MpiTransport::poll(Step& step) {
   return progress;
 }
 
+bool MpiTransport::waits_for_takers(const Step& step) {
+  return std::all_of(step.receives.begin(), step.receives.end(), [](const Expected& expected) {
+    return expected.is_matched && expected.request == MPI_REQUEST_NULL;
+  });
+}
+
 void MpiTransport::throw_late(const Step& step) const {
   const std::string within = " within " + std::to_string(deadline_.count()) + " ms";
   const std::string own = "rank " + std::to_string(rank_);
@@ -333,7 +341,8 @@ void MpiTransport::finish() {
     if (progress.some) {
       end = Clock::now() + deadline_;
       pause.reset();
-    } else if (Clock::now() > end) {
+    } else if (Clock::now() >
+               end + (waits_for_takers(step) ? grace_of(deadline_) : std::chrono::milliseconds{0})) {
       throw_late(step);
     }
     pause();
