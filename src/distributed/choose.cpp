@@ -224,23 +224,21 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
 
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options) {
   // An H100, and two of one host by NCCL; a core with AVX-512, and AMX for bfloat16 (docs/distributed.md). Attention takes all SMs of
-  // a GPU, and kernels that pack and unpack wait for them; ranks on CPUs copy their messages themselves.
+  // a GPU, and kernels that pack and unpack wait for them; ranks on CPUs pack and unpack themselves.
   const Machine gpu = {.flops = problem.backward() ? 600e12 : 720e12,
                        .link = 250e9,
                        .host_link = 40e9,
                        .memory = 2.5e12,
                        .step = 30e-6,
                        .call = 60e-6,
-                       .overlaps = false,
-                       .receiver_copies = false};
+                       .overlaps = false};
   const Machine cpu = {.flops = problem[kQ].type.code == FOVEA_CODE_BFLOAT ? 400e9 : 150e9,
                        .link = 8e9,
                        .host_link = 1e9,
                        .memory = 10e9,
                        .step = 50e-6,
                        .call = 20e-6,
-                       .overlaps = false,
-                       .receiver_copies = true};
+                       .overlaps = false};
   Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;

@@ -17,7 +17,6 @@ struct Machine {
   double step = 0;               ///< seconds of a step of messages, however small
   double call = 0;               ///< seconds of a call of attention, however small
   bool overlaps = true;          ///< messages travel while attention computes
-  bool receiver_copies = false;  ///< a message is work of the rank that it comes to, as other copies are
   int ranks_per_host = 0;        ///< 0: all ranks are on one
 };
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options);

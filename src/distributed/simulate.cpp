@@ -87,7 +87,7 @@ class Simulation {
     rank.out = std::max(rank.out, rank.link);
     for (const Exchange::Message& message : exchange.sends) {
       const auto peer = static_cast<size_t>(message.peer);
-      if (!machine_.receiver_copies) rank.out += static_cast<double>(message.bytes) / rate(number, peer);
+      rank.out += static_cast<double>(message.bytes) / rate(number, peer);
       mail(number, peer).push_back(rank.out);
     }
   }
@@ -98,18 +98,17 @@ class Simulation {
       if (mail(peer, number).size() < ++wanted[peer]) return false;
     }
     Rank& rank = ranks_[number];
-    double arrived = rank.link, copying = 0;
+    double arrived = rank.link;
     for (const Exchange::Message& message : exchange.receives) {
       const auto peer = static_cast<size_t>(message.peer);
       const double seconds = static_cast<double>(message.bytes) / rate(peer, number);
-      if (machine_.receiver_copies) copying += seconds;
-      rank.in = std::max(mail(peer, number).front(), machine_.receiver_copies ? 0 : rank.in + seconds);
+      rank.in = std::max(mail(peer, number).front(), rank.in + seconds);
       mail(peer, number).pop_front();
       arrived = std::max(arrived, rank.in);
     }
     const bool some = !exchange.receives.empty() || !exchange.sends.empty();
     rank.link = arrived;
-    work(rank, &Rank::link, (some ? machine_.step : 0) + copying + moving(touched_by(exchange.unpack)));
+    work(rank, &Rank::link, (some ? machine_.step : 0) + moving(touched_by(exchange.unpack)));
     return true;
   }
 

@@ -592,7 +592,7 @@ class Mpi(Ranks):
             program = f"exec {PROGRAM} attend --mpi --input {path} --backend reference --output {out / output}"
             by_rank = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && (sleep 1; kill -9 $$) & {program}'
             begin = time.monotonic()
-            done = launched([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], timeout=90)
+            done = launched([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], timeout=90, alone=3)
             self.assertNotEqual(done.returncode, OK)
             self.assertLess(time.monotonic() - begin, 80)
             self.assertEqual(list(out.iterdir()), [])
