@@ -2,7 +2,7 @@
 
     python3 bench/cpu/ranks.py                 ranks that are threads, and processes of MPI where mpirun is
     python3 bench/cpu/ranks.py --json auto     and writes bench/results/ranks/cpu_<machine>.json
-    python3 bench/cpu/ranks.py --ranks 4 --seqlen 8192,32768 --heads 16
+    python3 bench/cpu/ranks.py --ranks 4 --seqlen 8192,32768 --heads 16 --types bfloat16
 
 Needs the program fovea; finds it as compare.py does. `fovea bench` verifies each row, then times both sides in turns; share: the rate
 of all ranks together over that of the one process.
@@ -42,6 +42,11 @@ def command(program: Path, transport: str, row: dict[str, Any], args: argparse.N
     return ["mpirun", *as_root, "-n", str(args.ranks), "--bind-to", "none", *made]
 
 
+def place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Of a row among all."""
+    return row["dtype"], PASSES.index(row["pass"]), row["seqlen"], row["transport"]
+
+
 def measure(program: Path, transport: str, row: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     others = Others()
     done = subprocess.run(command(program, transport, row, args), check=True, stdout=subprocess.PIPE, text=True)
@@ -68,6 +73,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks of one thread, and threads of the one process (2)")
     parser.add_argument("--seqlen", default="4096,8192,16384", metavar="N,...", help="tokens (4096,8192,16384)")
     parser.add_argument("--heads", type=int, default=8, metavar="N", help="heads (8)")
+    parser.add_argument("--types", default=",".join(TYPES), metavar="T,...", help="types (float32,bfloat16)")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of an existing file, of the same machine and sources")
     parser.add_argument("--min-time", type=float, default=1.5, metavar="S", help="seconds a row, both sides (1.5)")
     parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/ranks")
     parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
@@ -80,7 +87,7 @@ def main() -> int:
     if program is None:
         sys.exit("ranks.py: no program fovea here; build the target fovea_cli, or give --fovea")
     transports = ["threads", "mpi"] if shutil.which("mpirun") else ["threads"]
-    grid = [{"dtype": t, "pass": p, "seqlen": int(n)} for t in TYPES for p in PASSES for n in args.seqlen.split(",")]
+    grid = [{"dtype": t, "pass": p, "seqlen": int(n)} for t in args.types.split(",") for p in PASSES for n in args.seqlen.split(",")]
     rows = []
     for row in grid:
         for transport in transports:
@@ -107,6 +114,12 @@ def main() -> int:
     vendor = next((name for name in ("xeon", "epyc") if name in about["cpu"].lower()), "other")
     target = ROOT / "bench" / "results" / "ranks" / f"cpu_{vendor}{kind}_{args.ranks}core.json"
     target = target if args.json == "auto" else Path(args.json)
+    if args.merge and target.exists():
+        old = json.loads(target.read_text())
+        if any(old[key] != results[key] for key in ("machine", "sources_sha256", "ranks", "problem")):
+            sys.exit("ranks.py: --merge: the file is of another machine, other sources, ranks or heads")
+        known = {place(row): row for row in (*old["rows"], *rows)}
+        results["rows"] = [known[key] for key in sorted(known)]
     write(target, results)
     print(f"wrote {target}")
     return 0

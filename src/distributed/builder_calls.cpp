@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "capi/run_part.hpp"
 #include "core/status.hpp"
 #include "distributed/builder.hpp"
 #include "distributed/choose.hpp"
@@ -192,11 +193,9 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   problem.window_left = call.window.left;
   problem.window_right = call.window.right;
   if (part) d.terms(*p_.terms, *part);
-  fovea_plan* made = nullptr;
-  check_call(fovea_plan_create(&problem, options_.attention, &made));
-  attend.plan = std::shared_ptr<fovea_plan>(made, [](fovea_plan* p) { fovea_plan_destroy(p); });
+  attend.plan = capi::plan_part(problem, options_.attention);
   attend.reads_numbers = d.reads_numbers();
-  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(made));
+  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(attend.plan.get()));
   return attend;
 }
 

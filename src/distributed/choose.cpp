@@ -236,7 +236,7 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .link = 8e9,
                        .host_link = 1e9,
                        .memory = 10e9,
-                       .step = 50e-6,
+                       .step = 20e-6,
                        .call = 20e-6,
                        .overlaps = false};
   Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
@@ -275,14 +275,10 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
   const int64_t key = heads_kv * (p.shape.head_dim + p.shape.head_dim_v) * bytes_of(p[kQ].type);
   const auto staged = static_cast<double>(2 * batch * call.k_rows * key);
   if (!p.backward()) return staged;
-  // kWantedItems and kBlockKeys of src/cpu/backward_work.hpp: a copy of dq for each range is cleared, added to, and added up.
-  constexpr int64_t kItems = 32, kBlock = 128, kTouches = 3;
-  const auto sequences = packed ? static_cast<int64_t>(call.starts_q.size()) - 1 : batch;
-  const int64_t keys = packed ? call.longest_k : call.k_rows;
-  const int64_t groups = std::max<int64_t>(1, sequences * heads_kv);
-  const int64_t ranges = std::min((kItems + groups - 1) / groups, (keys + kBlock - 1) / kBlock);
+  // dq in float32 is cleared, added to, and converted.
+  constexpr int64_t kTouches = 3;
   const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
-  return staged + static_cast<double>(kTouches * ranges * batch * call.q_rows * row);
+  return staged + static_cast<double>(kTouches * batch * call.q_rows * row);
 }
 
 namespace {

@@ -10,21 +10,20 @@ namespace fovea::distributed {
 
 /// What the model counts with; docs/distributed.md says where the usual numbers come from.
 struct Machine {
-  double flops = 0;              ///< a second, of attention on one rank
-  double link = 0;               ///< bytes a second that a rank sends and receives, to ranks of its host
-  double host_link = 0;          ///< to ranks of other hosts
-  double memory = 0;             ///< bytes a second that moves of boxes read and write
-  double step = 0;               ///< seconds of a step of messages, however small
-  double call = 0;               ///< seconds of a call of attention, however small
-  bool overlaps = true;          ///< messages travel while attention computes
-  int ranks_per_host = 0;        ///< 0: all ranks are on one
+  double flops = 0;        ///< a second, of attention on one rank
+  double link = 0;         ///< bytes a second that a rank sends and receives, to ranks of its host
+  double host_link = 0;    ///< to ranks of other hosts
+  double memory = 0;       ///< bytes a second that moves of boxes read and write
+  double step = 0;         ///< seconds of a step of messages, however small
+  double call = 0;         ///< seconds of a call of attention, however small
+  bool overlaps = true;    ///< messages travel while attention computes
+  int ranks_per_host = 0;  ///< 0: all ranks are on one
 };
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
 double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
-/// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq over ranges of keys, of which
-/// there are so many, however few its heads are, that all cores of a machine have work.
+/// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
 double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
 
 /// Seconds of a run by the model, those of the slowest rank.
