@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seqlen", default="4096,8192,16384", metavar="N,...", help="tokens (4096,8192,16384)")
     parser.add_argument("--heads", type=int, default=8, metavar="N", help="heads (8)")
     parser.add_argument("--types", default=",".join(TYPES), metavar="T,...", help="types (float32,bfloat16)")
-    parser.add_argument("--merge", action="store_true", help="keep the other rows of an existing file, of the same machine and sources")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of a file of the same machine and sources")
     parser.add_argument("--min-time", type=float, default=1.5, metavar="S", help="seconds a row, both sides (1.5)")
     parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/ranks")
     parser.add_argument("--fovea", type=Path, metavar="PATH", help="the program fovea")
@@ -87,7 +87,8 @@ def main() -> int:
     if program is None:
         sys.exit("ranks.py: no program fovea here; build the target fovea_cli, or give --fovea")
     transports = ["threads", "mpi"] if shutil.which("mpirun") else ["threads"]
-    grid = [{"dtype": t, "pass": p, "seqlen": int(n)} for t in args.types.split(",") for p in PASSES for n in args.seqlen.split(",")]
+    types, tokens = args.types.split(","), [int(n) for n in args.seqlen.split(",")]
+    grid = [{"dtype": t, "pass": p, "seqlen": n} for t in types for p in PASSES for n in tokens]
     rows = []
     for row in grid:
         for transport in transports:

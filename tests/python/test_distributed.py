@@ -324,7 +324,8 @@ def gradients_without_autograd(here):
     local = [fd.shard(here.random(1, n, heads, 16, seed=i), 1, pieces, here.rank).requires_grad_() for i in range(3)]
     learned = [here.random(heads, dtype=torch.float32), here.random(1, heads, n, n, seed=3), here.random(heads, seed=5)]
     sink, bias, factor = (x.requires_grad_() for x in learned)
-    given = {"group": here.ranks, "pieces": pieces, "sink": sink, "bias": bias, "score": "s * factor[h]", "tensors": {"factor": factor}}
+    given = {"group": here.ranks, "pieces": pieces, "sink": sink, "bias": bias}
+    given |= {"score": "s * factor[h]", "tensors": {"factor": factor}}
     o, lse = fd.attend(*local, **given, return_lse=True)
     d_o = fd.shard(here.random(1, n, heads, 16, seed=9), 1, pieces, here.rank)
     expected = torch.autograd.grad(o, [*local, bias, sink, factor], d_o)

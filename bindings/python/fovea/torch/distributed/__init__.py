@@ -13,6 +13,6 @@ from ._pieces import Piece, contiguous, shard, unshard, zigzag
 from ._ranks import Ranks
 
 __all__ = [
-    "EVERYWHERE", "Piece", "Ranks", "attend", "attend_backward", "context_parallel", "context_parallel_unshard", "contiguous", "shard", "unshard",
-    "zigzag",
+    "EVERYWHERE", "Piece", "Ranks", "attend", "attend_backward", "context_parallel", "context_parallel_unshard", "contiguous",
+    "shard", "unshard", "zigzag",
 ]  # fmt: skip

@@ -71,7 +71,8 @@ class _Key(NamedTuple):
         places = zip(("pieces", "key_pieces", "cu_seqlens_q", "cu_seqlens_k", "q's rows"), self.where, strict=True)
         return [
             ("backward", self.backward), ("shapes of q, k, v without rows", self.qkv), *options, *places,
-            ("heads_ranks, stages, ranks_per_host, memory_limit", self.method), ("tensors", (self.forms, self.others, self.whole)),
+            ("heads_ranks, stages, ranks_per_host, memory_limit", self.method),
+            ("tensors", (self.forms, self.others, self.whole)),
         ]  # fmt: skip
 
 
@@ -155,7 +156,8 @@ def _run(
             raise
         if len(plans) >= _MOST_PLANS:
             plans.clear()
-        planned = plans[key] = _Planned(plan, call.ranks.next_number(), {name: (x.shape, _strides(x)) for name, x in given.items()})
+        forms = {name: (x.shape, _strides(x)) for name, x in given.items()}
+        planned = plans[key] = _Planned(plan, call.ranks.next_number(), forms)
     with call.ranks.telling():
         ready = {name: _as_planned(x, *planned.forms[name]) for name, x in given.items()}
     try:
@@ -211,9 +213,14 @@ class _Attend(torch.autograd.Function):
 
 
 def _backward(
-    call: Call, arrays: dict[str, Tensor | None], named: dict[str, Tensor], need_dsink: bool, need_dbias: bool, wanted: tuple[str, ...]
+    call: Call,
+    arrays: dict[str, Tensor | None],
+    named: dict[str, Tensor],
+    need_dsink: bool,
+    need_dbias: bool,
+    wanted: tuple[str, ...],
 ) -> Gradients:
-    """Those of this rank's rows, and its share of those of tensors that all ranks have whole. `wanted`: of the named tensors."""
+    """Those of this rank's rows, and its share of those of tensors that all ranks have. `wanted`: of the named tensors."""
     with call.ranks.telling():
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, numbers={**call.numbers, "deterministic": True})
@@ -223,7 +230,7 @@ def _backward(
         dbias = torch.empty_like(bias) if need_dbias else None
         gradients = _gradients_of(call, named, wanted)
     _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias}, named, gradients)
-    # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
+    # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as a weight's is.
     dsink, dbias = (None if x is None else x / call.ranks.size for x in (dsink, dbias))
     shares = {name: (x / call.ranks.size).to(named[name].dtype) for name, x in gradients.items()}
     return Gradients(dq, dk, dv, dbias, dsink, shares if call.numbers.get("score") else None)
@@ -297,7 +304,7 @@ def _stream(options: dict[str, Any], rng_state: Tensor | None, is_backward: bool
             raise ValueError(f"rng_state: got one beside {' and '.join(given)}; expected one of the two; leave the numbers out")
         if not isinstance(rng_state, Tensor) or rng_state.numel() != 2 or rng_state.dtype not in (torch.int64, torch.uint64):
             got = rng_state.dtype if isinstance(rng_state, Tensor) else type(rng_state).__name__
-            raise ValueError(f"rng_state: got {got}; expected (2,) int64 or uint64, seed and offset; give what the forward returned")
+            raise ValueError(f"rng_state: got {got}; expected (2,) int64 or uint64; give what the forward returned")
         given = dict(zip(("seed", "offset"), rng_state.tolist(), strict=True))
     if not options.get("dropout"):
         return {}
@@ -433,9 +440,9 @@ def attend(
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
-    Returns o, or a tuple of o, lse with return_lse and rng_state with return_rng_state, for this rank's queries. Differentiable where one call of backward reaches it on all
-    ranks: d_o is that of the sum of all ranks' losses. The gradients of sink, bias and tensors of a score are to be summed over
-    the ranks, as those of any parameter that all of them hold.
+    Returns o, or a tuple of o, lse with return_lse and rng_state with return_rng_state, for this rank's queries. Differentiable
+    where one call of backward reaches it on all ranks: d_o is that of the sum of all ranks' losses. The gradients of sink, bias
+    and tensors of a score are to be summed over the ranks, as those of any parameter that all of them hold.
 
     Raises ValueError or TypeError naming the argument, on the rank with the fault, and RuntimeError with the reason on the
     others; RuntimeError for a rank that is gone or late. On GPUs Ranks.check tells of the latter.
@@ -491,7 +498,7 @@ def attend_backward(
             tensors = {"d_o": d_o, "o": o, "lse": lse} | ({} if dlse is None else {"dlse": dlse})
             _check_tensors(q, k, v, tensors)
             if isinstance(pieces, str):
-                raise ValueError(f"pieces: got {pieces!r}; expected pieces: there are no gradients of queries on every rank; pass them")
+                raise ValueError(f"pieces: got {pieces!r}; expected pieces, as the forward alone has queries on every rank; pass them")
             given = _inputs(ranks, (q, k, v), (pieces, key_pieces), dlse is not None, method, dict(options), rng_state, True)
             call, q, k, v, sink, bias, named = given
             arrays = {name: x.contiguous() for name, x in tensors.items()} | {"q": q, "k": k, "v": v, "sink": sink, "bias": bias}

@@ -89,7 +89,7 @@ class Channel:
     def _stop_different_calls(self, peer: int, came: list[int], expected: tuple[int, int]) -> None:
         difference = self.difference(peer, came[1]) if came[1] != expected[1] else ""
         if not difference:
-            difference = f"rank {peer} sent {came[0]} bytes where {expected[0]} are expected; make the same calls in the same order"
+            difference = f"rank {peer} sent {came[0]} bytes where {expected[0]} are expected; make the same calls on all ranks"
         self.stop(f"rank {self.rank}: the ranks make different calls: {difference}")
         raise RuntimeError(self.failure)
 
