@@ -369,6 +369,8 @@ def strides_and_kept_plans(here):
     for tensors in others if here.rank == 0 else [others[0]] * 2:
         assert all(torch.equal(got, expected) for got, expected in zip(compute(*tensors), first))
     assert len(here.ranks.plans) == 2 == len(here.ranks.reasons())
+    fd.attend(q, k, v, deterministic=True, causal=True, pieces=pieces, group=here.ranks)  # arguments in another order
+    assert len(here.ranks.plans) == 2
     assert here.ranks.reasons()[0].startswith("chosen: ")
     here.ranks.plans.clear()
     one_key_head = k[:, :, :1].expand_as(k)

@@ -124,7 +124,7 @@ def _key(call: Call, backward: bool, given: dict[str, Tensor], whole: dict[str, 
     bias = {"bias": given["bias"]} if "bias" in given else {}
     others = [tuple((name, x.dtype, x.device, x.shape) for name, x in some.items()) for some in (bias, call.tensors, *whole.values())]
     where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
-    return _Key(backward, qkv, forms, tuple(others), tuple(whole), where, call.method, tuple(call.numbers.items()))
+    return _Key(backward, qkv, forms, tuple(others), tuple(whole), where, call.method, tuple(sorted(call.numbers.items())))
 
 
 def _run(

@@ -148,7 +148,8 @@ class Ranks:
         if own is None or other is None:
             who = f"rank {self.rank if own is None else peer}"
             return f"{who} makes a plan, as its arguments are new, where others run one that is kept; pass the same on all ranks"
-        (name, mine), (_, theirs) = next((a, b) for a, b in zip(own.named(), other.named(), strict=True) if a != b)
+        parts = zip(own.named(), other.named(), strict=True)
+        name, mine, theirs = next(((a[0], a[1], b[1]) for a, b in parts if a != b), ("calls", "one", "another"))
         return (
             f"{name}: got {mine} on rank {self.rank} and {theirs} on rank {peer}, expected the same on all ranks; pass one value on "
             "every rank"
