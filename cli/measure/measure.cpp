@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 #include <utility>
 
 namespace fovea::cli {
@@ -24,7 +25,7 @@ Timing measure(const std::function<void()>& run, double seconds, int least_runs)
 }
 
 std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs, double seconds,
-                                     int least_rounds) {
+                                     int least_rounds, double pause) {
   using Clock = std::chrono::steady_clock;
   constexpr int kMostRounds = 10'000;
   const auto since = [](Clock::time_point start) {
@@ -35,6 +36,11 @@ std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs
   const Clock::time_point begin = Clock::now();
   for (int round = 0; round < kMostRounds && (round < least_rounds || since(begin) < seconds); ++round) {
     for (size_t i = 0; i < runs.size(); ++i) {
+      if (pause > 0) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+        // Threads that fell asleep take a while to come.
+        if (times[i].empty() || times[i].back() < pause) runs[i]();
+      }
       const Clock::time_point start = Clock::now();
       runs[i]();
       times[i].push_back(since(start));

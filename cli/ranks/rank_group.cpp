@@ -66,7 +66,7 @@ std::optional<Transport> RankGroup::transport() const {
 }
 
 void RankGroup::gather(const Problem& whole, const Division& division, RankPart& own,
-                       const Transport& transport) const {
+                       const Transport& transport) const try {
   if (transport.rank() > 0) {
     for (const std::span<std::byte> output : own.outputs()) {
       const fovea_message message{0, output.data(), output.size()};
@@ -86,6 +86,9 @@ void RankGroup::gather(const Problem& whole, const Division& division, RankPart&
     transport.exchange({}, receives);
   }
   for (const RankPart& other : others) other.collect(whole);
+} catch (const Error& error) {
+  throw Error(error.status(), error.argument(),
+              std::string(error.what()) + ", while rank 0 gathers the results");
 }
 
 RankedRun RankGroup::attend(const Problem& whole, const Execution& execution, RankFiles& files) const {

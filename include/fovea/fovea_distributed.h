@@ -95,7 +95,7 @@ typedef struct fovea_piece {
  * local: q, k, v, o, lse, d_o, dlse, dq, dk, dv hold this rank's rows: (B, rows, heads, size), lse and dlse (B, Hq, rows); with
  * sequences (below) B is left out. Types: float32, float16, bfloat16. Terms: scale, causal, window, softcap, dropout, sinks, ALiBi,
  * bias, mask, block mask, score and sees; others are refused by name. Seed and offset of dropout come with a run, the same on all
- * ranks. Terms count positions, sequences and heads of the whole problem. Their tensors are whole, and the same on all ranks: sink,
+ * ranks: on CPUs a run compares them. rng_state is a rank's own: the forward writes it, the backward reads it. Terms count positions, sequences and heads of the whole problem. Their tensors are whole, and the same on all ranks: sink,
  * alibi, bias, mask, block_mask and those of `named` as fovea.h has them, with Sq and Sk all rows of the axes, or with sequences
  * the longest. dsink, dbias and gradients of named tensors are whole, too, and all ranks get the same sums. `named` has room for
  * one tensor less than FOVEA_MAX_NAMED_TENSORS, and for one less for each of alibi and block_mask. max_seqlen_q and max_seqlen_k of
@@ -132,8 +132,8 @@ typedef struct fovea_distributed_options {
 
 typedef struct fovea_distributed_plan fovea_distributed_plan;
 
-/* All ranks call it, with the same problem but for `local`, the same pieces and options; what differs is an error on all. `transport`
- * is used until the plan is destroyed. */
+/* All ranks call it, with the same problem but for `local`, the same pieces and options; what differs is an error on all, which names
+ * it and says what each rank passed. `transport` is used until the plan is destroyed. */
 FOVEA_API fovea_status fovea_distributed_plan_create(const fovea_transport* transport,
                                                      const fovea_distributed_problem* problem,
                                                      const fovea_distributed_options* options,

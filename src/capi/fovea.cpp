@@ -135,6 +135,14 @@ const char* made_once(Make&& make, const char* fallback) noexcept {
 
 }  // namespace
 
+std::unique_ptr<fovea_plan, void (*)(fovea_plan*)> plan_part(const fovea_problem& problem,
+                                                             const fovea_options* given) {
+  PlanOptions options = to_plan_options(read_options(given));
+  options.is_part = true;
+  return {new fovea_plan(plan::make_plan(to_description(read_problem(&problem)), options)),
+          [](fovea_plan* plan) { delete plan; }};
+}
+
 void run_part(const fovea_plan& plan, const fovea_buffers& given, const DropoutPlace& place) {
   Buffers buffers = read_buffers(&given);
   buffers.dropout = place;

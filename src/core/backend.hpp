@@ -33,6 +33,7 @@ struct PrepareOptions {
   KeySplits splits = {};
   double flops_of_sequence = 0;  ///< of one sequence as long as the longest: the same in any batch
   int sm_margin = 0;             ///< CUDA: multiprocessors left to others
+  bool is_part = false;          ///< see PlanOptions
 };
 
 /// The prepared problem, or the clause that fails ("computes float16, this problem is float32").

@@ -164,6 +164,9 @@ struct PlanOptions {
   bool deterministic = false;
   KeySplits splits = {};
   int sm_margin = 0;  ///< CUDA: multiprocessors left to others
+  /// CPU: the problem is a part of one over several ranks. A backward is then divided for the threads that it has, not so that its bits
+  /// are the same for any number of them.
+  bool is_part = false;
 };
 
 /// Pointers of one run, by place.

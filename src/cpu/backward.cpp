@@ -197,12 +197,13 @@ ItemIndex items_of(const AttentionProblem& p, const Schedule& schedule) {
 
 /// Where chains of work items take whole groups together, keys are divided into more ranges, so that enough threads
 /// have work.
-Schedule schedule_of(const AttentionProblem& p, const Staging& s) {
-  const Schedule schedule(p, s);
+Schedule schedule_of(const AttentionProblem& p, const Staging& s, const PrepareOptions& options) {
+  const int64_t wanted = wanted_items(options.num_threads, options.is_part);
+  const Schedule schedule(p, s, wanted);
   const TensorGradients gradients(p, items_of(p, schedule));
   const int64_t one_thread =
       (gradients.chains(kItemBatch) ? p.batch : 1) * (gradients.chains(kItemHead) ? p.heads_kv : 1);
-  return Schedule(p, s, std::max<int64_t>(1, one_thread));
+  return Schedule(p, s, wanted, std::max<int64_t>(1, one_thread));
 }
 
 int threads_for(const PrepareOptions& options, const Schedule& schedule) {
@@ -217,7 +218,7 @@ class Backward final : public Prepared {
   Backward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
       : problem_(p),
         staging_(p, ops),
-        schedule_(schedule_of(p, staging_)),
+        schedule_(schedule_of(p, staging_, options)),
         gradients_(problem_, items_of(p, schedule_)),
         programs_(p, false, gradients_.layouts()),
         num_threads_(threads_for(options, schedule_)),

@@ -32,7 +32,8 @@ struct ListSchedule : Schedule {
   int64_t range_queries;
   bool rows;  ///< dot products along the head size
 
-  ListSchedule(const AttentionProblem& p, const Staging& s, int64_t one_thread = 1) : Schedule(p, s) {
+  ListSchedule(const AttentionProblem& p, const Staging& s, int64_t one_thread = 1)
+      : Schedule(p, s, kWantedItems) {
     const int64_t copy = std::max<int64_t>(1, groups * p.seqlen_k * (s.padded_d + s.padded_dv) * 4);
     const double rows_a_key = static_cast<double>(p.seqlen_q) * static_cast<double>(p.list_size) *
                               static_cast<double>(std::max(p.group(), kLeastRows)) /

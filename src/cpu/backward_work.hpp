@@ -19,8 +19,12 @@ inline constexpr int64_t kPanels = 4;
 // them; their accumulators (512 KB at head size 128) still fit in a second-level cache.
 inline constexpr int64_t kStagedKeys = 512;
 // Work items wanted, so that 16 and more cores have work. Heads are divided into ranges of keys until there
-// are that many; each range costs a copy of dQ.
-inline constexpr int64_t kWantedItems = 32;
+// are that many; each range costs a copy of dQ. A part of a problem over ranks has as many as its own threads want.
+inline constexpr int64_t kWantedItems = 32, kWantedItemsPerThread = 4;
+constexpr int64_t wanted_items(int threads, bool is_part) {
+  if (!is_part) return kWantedItems;
+  return threads <= 1 ? 1 : std::min(kWantedItems, threads * kWantedItemsPerThread);
+}
 inline constexpr int64_t kMaxQueryGradientBytes = int64_t{1} << 30;
 
 struct Schedule {
@@ -30,13 +34,13 @@ struct Schedule {
   int64_t dq_panel;  ///< floats of one panel of dQ^T
 
   /// `one_thread` groups of work items are done by one thread, one after the other.
-  Schedule(const AttentionProblem& p, const Staging& s, int64_t one_thread = 1) {
+  Schedule(const AttentionProblem& p, const Staging& s, int64_t wanted, int64_t one_thread = 1) {
     groups = p.batch * p.heads_kv;
     panels = ceil_div(p.seqlen_q * p.group(), kPanel);
     dq_panel = round_up(s.d, 16) * kPanel;
     const int64_t blocks = std::max<int64_t>(1, ceil_div(p.seqlen_k, kBlockKeys));
     const int64_t dq_bytes = std::max<int64_t>(1, groups * panels * dq_panel * 4);
-    ranges = std::clamp<int64_t>(ceil_div(kWantedItems, std::max<int64_t>(1, groups / one_thread)), 1,
+    ranges = std::clamp<int64_t>(ceil_div(wanted, std::max<int64_t>(1, groups / one_thread)), 1,
                                  std::max<int64_t>(1, kMaxQueryGradientBytes / dq_bytes));
     range_keys = ceil_div(blocks, std::min(ranges, blocks)) * kBlockKeys;
     ranges = std::max<int64_t>(1, ceil_div(p.seqlen_k, range_keys));

@@ -100,6 +100,7 @@ Builder::Operands Builder::backward_operands(const Call& call, const Stage& stag
   for (const Place place : kArrive) {
     if (p_.has(place)) operands[place] = at(stage.work[place], call.q_at);
   }
+  operands[kRngState] = callers(kRngState);
   return operands;
 }
 

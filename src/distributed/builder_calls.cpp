@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "capi/run_part.hpp"
 #include "core/status.hpp"
 #include "distributed/builder.hpp"
 #include "distributed/choose.hpp"
@@ -9,7 +10,7 @@
 namespace fovea::distributed {
 namespace {
 
-constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1};
+constexpr fovea_dtype kInt32{FOVEA_CODE_INT, 32, 1}, kInt64{FOVEA_CODE_INT, 64, 1};
 
 /// A call as its plan is told of it.
 class Description {
@@ -179,6 +180,7 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
     if (o[kDSink].present) problem.dsink = d.array(nullptr, kFloat32, hq);
   }
   if (o[kSink].present) problem.sink = d.array(nullptr, kFloat32, hq);
+  if (o[kRngState].present) problem.rng_state = d.array(nullptr, kInt64, kRngStateSize);
   if (packed) {
     const auto starts = static_cast<int64_t>(call.starts_q.size());
     attend.starts_q = options_.memory->keep(call.starts_q.data(), call.starts_q.size() * sizeof(int32_t));
@@ -191,11 +193,9 @@ Attend Builder::plan_of(const Call& call, const Stage& stage, const Operands& o,
   problem.window_left = call.window.left;
   problem.window_right = call.window.right;
   if (part) d.terms(*p_.terms, *part);
-  fovea_plan* made = nullptr;
-  check_call(fovea_plan_create(&problem, options_.attention, &made));
-  attend.plan = std::shared_ptr<fovea_plan>(made, [](fovea_plan* p) { fovea_plan_destroy(p); });
+  attend.plan = capi::plan_part(problem, options_.attention);
   attend.reads_numbers = d.reads_numbers();
-  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(made));
+  attention_workspace_ = std::max(attention_workspace_, fovea_plan_workspace_size(attend.plan.get()));
   return attend;
 }
 
@@ -218,6 +218,7 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& given
   const int64_t heads = p_.shape.heads_q;
   step.dropout = {heads, call.sequence * heads + stage.heads_q.begin, call.first_q, call.first_k};
   step.flops = flops_of(p_, call, stage.heads_q.size());
+  step.copies = copies_of(p_, call, stage.heads_q.size());
   add(std::move(step));
 }
 

@@ -136,14 +136,16 @@ class RankModel {
   }
   double computing_of(int i) {
     const std::vector<Call>& calls = calls_[static_cast<size_t>(i)];
-    double flops = 0, queries = 0, keys = 0;
+    double flops = 0, copies = 0, queries = 0, keys = 0;
     for (const Call& call : calls) {
       flops += flops_of(p_, call, schedule_.heads_q(rank_, i).size());
+      copies += copies_of(p_, call, schedule_.heads_q(rank_, i).size());
       queries += static_cast<double>(call.q_rows);
       keys += static_cast<double>(call.k_rows);
     }
     count_sums(i, queries, keys);
-    return flops / machine_.flops + machine_.call * static_cast<double>(calls.size());
+    return flops / machine_.flops + copies / machine_.memory +
+           machine_.call * static_cast<double>(calls.size());
   }
   /// What a call adds to a sum of several is written, read, and added: four times float32. Where each query is in one call, as in packed
   /// sequences that no cut divides, nothing is added. Sums over groups are cleared, added to and converted.
@@ -221,8 +223,8 @@ void check_options(const Shape& shape, const fovea_distributed_options& o) {
 }  // namespace
 
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options) {
-  // An H100, and two of one host by NCCL; two cores with AVX-512 (docs/distributed.md). Attention takes all SMs of a GPU, and
-  // kernels that pack and unpack wait for them.
+  // An H100, and two of one host by NCCL; a core with AVX-512, and AMX for bfloat16 (docs/distributed.md). Attention takes all SMs of
+  // a GPU, and kernels that pack and unpack wait for them; ranks on CPUs pack and unpack themselves.
   const Machine gpu = {.flops = problem.backward() ? 600e12 : 720e12,
                        .link = 250e9,
                        .host_link = 40e9,
@@ -230,13 +232,13 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .step = 30e-6,
                        .call = 60e-6,
                        .overlaps = false};
-  const Machine cpu = {.flops = 150e9,
-                       .link = 5e9,
+  const Machine cpu = {.flops = problem[kQ].type.code == FOVEA_CODE_BFLOAT ? 400e9 : 150e9,
+                       .link = 8e9,
                        .host_link = 1e9,
-                       .memory = 5e9,
+                       .memory = 10e9,
                        .step = 20e-6,
                        .call = 20e-6,
-                       .overlaps = true};
+                       .overlaps = false};
   Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
@@ -264,6 +266,19 @@ double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
   const double per_pair = p.backward() ? 6 * d + 4 * d_v : 2 * (d + d_v);
   const int64_t batch = call.starts_q.empty() ? p.shape.batch : 1;
   return pairs_of(call) * per_pair * static_cast<double>(heads * batch);
+}
+
+double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
+  if (p.device.type != FOVEA_CPU) return 0;
+  const bool packed = !call.starts_q.empty();
+  const int64_t batch = packed ? 1 : p.shape.batch, heads_kv = heads * p.shape.heads_kv / p.shape.heads_q;
+  const int64_t key = heads_kv * (p.shape.head_dim + p.shape.head_dim_v) * bytes_of(p[kQ].type);
+  const auto staged = static_cast<double>(2 * batch * call.k_rows * key);
+  if (!p.backward()) return staged;
+  // dq in float32 is cleared, added to, and converted.
+  constexpr int64_t kTouches = 3;
+  const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
+  return staged + static_cast<double>(kTouches * batch * call.q_rows * row);
 }
 
 namespace {

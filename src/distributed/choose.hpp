@@ -23,6 +23,8 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
 
 /// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
 double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
+/// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
+double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
 
 /// Seconds of a run by the model, those of the slowest rank.
 struct Estimate {

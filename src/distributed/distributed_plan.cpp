@@ -7,6 +7,7 @@
 
 #include "capi/run_part.hpp"
 #include "core/status.hpp"
+#include "distributed/agreement.hpp"
 #include "distributed/choose.hpp"
 #include "distributed/terms.hpp"
 
@@ -18,8 +19,13 @@ constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move",
 
 /// What each rank tells all others when a plan is made.
 struct Record {
-  uint64_t fingerprint = 0;
+  std::array<uint64_t, kSharedArguments> fingerprints{};
   char failure[248] = "";  ///< "": none
+};
+
+/// A part of a text, with zeros behind its end.
+struct Chunk {
+  std::array<char, 1024> text{};
 };
 
 /// Addresses of one run.
@@ -54,15 +60,14 @@ class Addresses {
 class Execution {
  public:
   Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
-            const fovea_buffers& buffers)
+            const fovea_buffers& buffers, const DropoutStream& dropout)
       : problem_(problem),
         program_(program),
         transport_(transport),
         memory_(memory),
         at_(buffers),
-        seed_(buffers.seed),
-        offset_(buffers.offset) {
-    memory_.begin(buffers.stream);
+        dropout_(dropout) {
+    if (!problem.backward() && problem.has(kRngState)) write_rng_state();
   }
 
   void operator()(const Start& step) {
@@ -90,8 +95,8 @@ class Execution {
     b.workspace = at_.workspace() + program_.attention_workspace;
     b.workspace_size = program_.attention_workspace_size;
     b.stream = memory_.stream(Lane::kCompute);
-    b.seed = seed_;
-    b.offset = offset_;
+    b.seed = dropout_.seed;
+    b.offset = dropout_.offset;
     capi::run_part(*step.plan, b, step.dropout);
   }
   void operator()(const Merge& step) {
@@ -117,6 +122,17 @@ class Execution {
   }
 
  private:
+  /// Seed and offset, by the rank itself, which may have nothing to compute.
+  void write_rng_state() const {
+    int64_t words = 0;
+    for (const uint64_t number : {dropout_.seed, dropout_.offset}) {
+      for (const int shift : {0, 32}) {
+        View view = problem_[kRngState].view;
+        view.offset += int64_t{sizeof(uint32_t)} * words++;
+        memory_.set_words(at_.of(view), static_cast<uint32_t>(number >> shift), 1, Lane::kCompute);
+      }
+    }
+  }
   void set_named(const Attend& step, fovea_buffers& b) const {
     size_t count = 0;
     for (size_t i = 0; i < FOVEA_MAX_NAMED_TENSORS; ++i) {
@@ -182,7 +198,7 @@ class Execution {
   const Transport& transport_;
   Memory& memory_;
   Addresses at_;
-  uint64_t seed_, offset_;
+  DropoutStream dropout_;
 };
 
 void check_buffers(const LocalProblem& problem, const Program& program, int rank, const fovea_buffers& b) {
@@ -193,7 +209,7 @@ void check_buffers(const LocalProblem& problem, const Program& program, int rank
   for (int i = 0; i < kPlaces; ++i) {
     const auto place = static_cast<Place>(i);
     const bool keys = place == kK || place == kV || place == kDK || place == kDV;
-    const bool heads = place == kSink || place == kDSink;
+    const bool heads = place == kSink || place == kDSink || place == kRngState;
     const bool term = place >= kAlibi;
     const int64_t rows = term    ? problem[place].elements
                          : heads ? 1
@@ -222,22 +238,23 @@ DistributedPlan::DistributedPlan(const Transport& transport, const fovea_distrib
     : transport_(transport), memory_(open_memory(transport.device())) {
   std::exception_ptr failure;
   std::string why;
+  SharedArguments shared;
   try {
-    plan(problem, options);
+    shared = plan(problem, options);
   } catch (const std::exception& error) {
     failure = std::current_exception();
     why = error.what();
   }
   try {
-    agree(fingerprint_, why);
+    agree(shared, why);
   } catch (const std::exception&) {
     if (!failure) throw;
   }
   if (failure) std::rethrow_exception(failure);
 }
 
-void DistributedPlan::plan(const fovea_distributed_problem& problem,
-                           const fovea_distributed_options& options) {
+SharedArguments DistributedPlan::plan(const fovea_distributed_problem& problem,
+                                      const fovea_distributed_options& options) {
   problem_ = read_local_problem(problem, transport_.rank(), transport_.size(), transport_.device());
   const std::vector<Estimate> weighed = weigh(problem_, options);
   const Schedule schedule(problem_.shape, weighed.front().method);
@@ -245,7 +262,6 @@ void DistributedPlan::plan(const fovea_distributed_problem& problem,
   how.attention = options.attention;
   how.memory = memory_.get();
   program_ = make_program(problem_, schedule, transport_.rank(), how);
-  fingerprint_ = fingerprint(problem_, options);
   for (size_t i = 0; i < weighed.size(); ++i) {
     reason_ += i == 0 ? "chosen: " : "passed over: ";
     reason_ += describe(weighed[i], problem_.shape);
@@ -261,66 +277,110 @@ void DistributedPlan::plan(const fovea_distributed_problem& problem,
     reason_ += kStepNames[step.index()];
   }
   reason_ += '\n';
+  return shared_arguments(problem_, options, schedule.method());
 }
 
-void DistributedPlan::agree(uint64_t fingerprint, const std::string& failure) const {
-  const int ranks = transport_.size(), rank = transport_.rank();
-  std::vector<Record> records(static_cast<size_t>(ranks));
-  Record& own = records[static_cast<size_t>(rank)];
-  own.fingerprint = fingerprint;
+void DistributedPlan::agree(const SharedArguments& shared, const std::string& failure) const {
+  Record own;
+  for (size_t i = 0; i < kSharedArguments; ++i) own.fingerprints[i] = fingerprint(shared[i].value);
   std::strncpy(own.failure, failure.c_str(), sizeof own.failure - 1);
   memory_->begin(nullptr);
-  const std::shared_ptr<void> memory = memory_->keep(records.data(), records.size() * sizeof(Record));
-  std::vector<fovea_message> sends, receives;
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer == rank) continue;
-    sends.push_back({peer, static_cast<Record*>(memory.get()) + rank, sizeof(Record)});
-    receives.push_back({peer, static_cast<Record*>(memory.get()) + peer, sizeof(Record)});
-  }
-  void* const stream = memory_->stream(Lane::kLink);
-  transport_.start(sends, receives, stream);
-  transport_.finish(stream);
-  memory_->copy_and_wait(records.data(), memory.get(), records.size() * sizeof(Record));
-  for (int peer = 0; peer < ranks; ++peer) {
-    const Record& record = records[static_cast<size_t>(peer)];
-    if (peer != rank && record.failure[0] != '\0')
+  const std::vector<Record> records = told_by_all(transport_, *memory_, own);
+  for (size_t peer = 0; peer < records.size(); ++peer) {
+    if (records[peer].failure[0] != '\0' && peer != static_cast<size_t>(transport_.rank()))
       throw RequestError(Status::kInvalidArgument, "transport",
-                         "rank " + std::to_string(peer) + " could not plan: " + record.failure);
+                         "rank " + std::to_string(peer) + " could not plan: " + records[peer].failure);
   }
-  for (int peer = 0; peer < ranks && failure.empty(); ++peer) {
-    if (records[static_cast<size_t>(peer)].fingerprint != fingerprint)
-      throw_invalid("problem",
-                    "another one on rank " + std::to_string(peer) + " than on rank " + std::to_string(rank),
-                    "the same sizes, types, terms, pieces, sequences and options on all ranks",
-                    "compare what the ranks pass");
+  if (!failure.empty()) return;
+  for (size_t i = 0; i < kSharedArguments; ++i) {
+    const auto same = [&](const Record& r) { return r.fingerprints[i] == records[0].fingerprints[i]; };
+    if (!std::all_of(records.begin(), records.end(), same)) tell_difference(shared[i]);
   }
+}
+
+/// All ranks call it for the same argument, and show each other what they have as far as the first difference.
+void DistributedPlan::tell_difference(const SharedArgument& argument) const {
+  std::vector<std::string> values(static_cast<size_t>(transport_.size()));
+  for (size_t at = 0;; at += sizeof(Chunk)) {
+    Chunk own;
+    if (at < argument.value.size()) argument.value.copy(own.text.data(), sizeof own, at);
+    const std::vector<Chunk> chunks = told_by_all(transport_, *memory_, own);
+    bool differ = false;
+    for (size_t rank = 0; rank < chunks.size(); ++rank) {
+      const char* text = chunks[rank].text.data();
+      values[rank].append(text, strnlen(text, sizeof(Chunk)));
+      differ = differ || chunks[rank].text != chunks[0].text;
+    }
+    if (differ) throw_disagreement(argument.name, values, "pass one value on every rank");
+  }
+}
+
+bool DistributedPlan::agrees_on_dropout() const {
+  return problem_.dropout > 0 && problem_.device.type == FOVEA_CPU && transport_.size() > 1;
+}
+
+/// What drops weights in a run. A backward of CPUs reads rng_state, as its calls do.
+DropoutStream DistributedPlan::dropout_of(const fovea_buffers& buffers) const {
+  DropoutStream stream{buffers.seed, buffers.offset};
+  if (problem_.backward() && problem_.has(kRngState) && problem_.device.type == FOVEA_CPU)
+    std::memcpy(&stream, buffers.rng_state, sizeof stream);
+  return stream;
+}
+
+void DistributedPlan::agree_on(const DropoutStream& own) const {
+  if (!agrees_on_dropout()) return;
+  const std::vector<DropoutStream> all = told_by_all(transport_, *memory_, own);
+  for (const auto& [name, number] :
+       {std::pair{"seed", &DropoutStream::seed}, {"offset", &DropoutStream::offset}}) {
+    std::vector<std::string> values;
+    for (const DropoutStream& stream : all) values.push_back(std::to_string(stream.*number));
+    if (std::any_of(values.begin(), values.end(), [&](const std::string& v) { return v != values[0]; }))
+      throw_disagreement(name, values, "pass one value on every rank");
+  }
+}
+
+/// "rank 1, step 3 (attend)".
+std::string DistributedPlan::place_in_run(size_t steps_begun) const {
+  std::string place = "rank " + std::to_string(transport_.rank());
+  if (steps_begun > 0)
+    place += ", step " + std::to_string(steps_begun) + " (" +
+             kStepNames[program_.steps[steps_begun - 1].index()] + ")";
+  return place;
 }
 
 void DistributedPlan::run(const fovea_buffers& buffers) const {
   size_t begun = 0;
   try {
     check_buffers(problem_, program_, transport_.rank(), buffers);
-    Execution execution(problem_, program_, transport_, *memory_, buffers);
+    memory_->begin(buffers.stream);
+    const DropoutStream dropout = dropout_of(buffers);
+    agree_on(dropout);
+    Execution execution(problem_, program_, transport_, *memory_, buffers, dropout);
     for (const Step& step : program_.steps) {
       ++begun;
       std::visit(execution, step);
     }
-  } catch (const std::exception& error) {
-    std::string where = "rank " + std::to_string(transport_.rank());
-    if (begun > 0)
-      where += ", step " + std::to_string(begun) + " (" + kStepNames[program_.steps[begun - 1].index()] + ")";
+  } catch (const Disagreement&) {
+    throw;  // on all ranks
+  } catch (const RequestError& error) {
+    const std::string where = place_in_run(begun);
     transport_.stop(where + ": " + error.what());
+    if (begun == 0) throw;
+    throw RequestError(error.status(), error.argument(), std::string(error.what()) + ", in " + where);
+  } catch (const std::exception& error) {
+    transport_.stop(place_in_run(begun) + ": " + error.what());
     throw;
   }
 }
 
 int64_t DistributedPlan::messages() const {
-  int64_t sum = 0;
+  int64_t sum = agrees_on_dropout() ? transport_.size() - 1 : 0;
   for (const Exchange& exchange : program_.exchanges) sum += static_cast<int64_t>(exchange.sends.size());
   return sum;
 }
 int64_t DistributedPlan::bytes() const {
-  int64_t sum = 0;
+  int64_t sum =
+      agrees_on_dropout() ? (transport_.size() - 1) * static_cast<int64_t>(sizeof(DropoutStream)) : 0;
   for (const Exchange& exchange : program_.exchanges) sum += exchange.bytes_sent();
   return sum;
 }

@@ -1,15 +1,23 @@
 // A planned distributed problem of one rank: made with the other ranks, and run with them.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 
+#include "distributed/agreement.hpp"
 #include "distributed/local_problem.hpp"
 #include "distributed/memory.hpp"
 #include "distributed/program.hpp"
 #include "distributed/transport.hpp"
 
 namespace fovea::distributed {
+
+/// Says which weights dropout drops.
+struct DropoutStream {
+  uint64_t seed = 0, offset = 0;
+};
 
 class DistributedPlan {
  public:
@@ -26,16 +34,21 @@ class DistributedPlan {
   int64_t bytes() const;
 
  private:
-  void plan(const fovea_distributed_problem& problem, const fovea_distributed_options& options);
+  SharedArguments plan(const fovea_distributed_problem& problem, const fovea_distributed_options& options);
   /// Tells the others that this rank is ready, or why not, and learns the same of them.
-  void agree(uint64_t fingerprint, const std::string& failure) const;
+  void agree(const SharedArguments& shared, const std::string& failure) const;
+  [[noreturn]] void tell_difference(const SharedArgument& argument) const;
+  DropoutStream dropout_of(const fovea_buffers& buffers) const;
+  /// Whether each run begins with messages that say what drops weights. On GPUs the host would wait for the stream.
+  bool agrees_on_dropout() const;
+  void agree_on(const DropoutStream& own) const;
+  std::string place_in_run(size_t steps_begun) const;
 
   Transport transport_;
   std::unique_ptr<Memory> memory_;
   LocalProblem problem_;
   Program program_;
   std::string reason_;
-  uint64_t fingerprint_ = 0;
 };
 
 }  // namespace fovea::distributed

@@ -2,7 +2,6 @@
 #include "distributed/local_problem.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -112,7 +111,7 @@ std::vector<Sequence> read_sequences(const fovea_distributed_problem& p, const S
 
 // ---- tensors ----
 
-/// What a tensor of rows, of statistics or of heads looks like.
+/// What a tensor of rows, of statistics or of heads (or other single numbers) looks like.
 enum class Form : uint8_t { kRows, kStatistic, kHeads };
 
 class TensorReader {
@@ -127,8 +126,10 @@ class TensorReader {
     const std::vector<int64_t> expected = shape_of(form, rows_heads_size);
     const std::span<const int64_t> shape(given->shape, static_cast<size_t>(std::max(given->ndim, 0)));
     if (!std::equal(shape.begin(), shape.end(), expected.begin(), expected.end()))
-      throw_invalid(name, join("shape ", shape),
-                    join(std::span<const int64_t>(expected), ", this rank's rows"), "check the pieces");
+      throw_invalid(
+          name, join("shape ", shape),
+          join(std::span<const int64_t>(expected), form == Form::kHeads ? "" : ", this rank's rows"),
+          form == Form::kHeads ? "give that many" : "check the pieces");
     if (given->device.type != local_.device.type || given->device.id != local_.device.id)
       throw_invalid(name, "memory of another device", "memory of the transport's device", "copy the tensor");
     const auto same = [&](const fovea_dtype& t) {
@@ -137,7 +138,7 @@ class TensorReader {
     if (std::none_of(types.begin(), types.end(), same))
       throw_invalid(
           name, join("type code ", int64_t{given->dtype.code}, " of ", int64_t{given->dtype.bits}, " bits"),
-          "a type that goes with q's", "convert the tensor");
+          place == kRngState ? "int64" : "a type that goes with q's", "convert the tensor");
     LocalTensor t{true, given->dtype, {}, form == Form::kRows ? rows_heads_size[2] : 1};
     t.view = view_of(name, *given, form, expected);
     t.view.place = place;
@@ -182,7 +183,7 @@ class TensorReader {
   bool packed_;
 };
 
-constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1};
+constexpr fovea_dtype kFloat32{FOVEA_CODE_FLOAT, 32, 1}, kInt64{FOVEA_CODE_INT, 64, 1};
 
 fovea_dtype type_of_q(const fovea_tensor& q) {
   const fovea_dtype t = q.dtype;
@@ -199,7 +200,7 @@ void refuse_other_terms(const fovea_problem& p) {
     throw RequestError(Status::kUnsupported, std::string("local.") + what,
                        std::string("local.") + what +
                            ": got one, expected none: distributed problems have scale, causal, window, "
-                           "softcap, dropout by seed and offset, sinks, ALiBi, bias, masks and expressions; "
+                           "softcap, dropout, sinks, ALiBi, bias, masks and expressions; "
                            "compute the problem on one rank, or leave it out");
   };
 #define FOVEA_REFUSE(field, Name, forward, backward, meaning) \
@@ -246,7 +247,7 @@ void read_sizes(const fovea_problem& p, bool packed, Shape& shape) {
 
 void read_tensors(const fovea_problem& p, int rank, bool packed, LocalProblem& local) {
   const fovea_dtype type = type_of_q(*p.q);
-  const std::array own{type}, single{kFloat32};
+  const std::array own{type}, single{kFloat32}, integers{kInt64};
   const std::array either{type, kFloat32};
   const TensorReader reader(local, packed);
   const Shape& s = local.shape;
@@ -261,6 +262,7 @@ void read_tensors(const fovea_problem& p, int rank, bool packed, LocalProblem& l
   t[kO] = reader.read(kO, p.o, Form::kRows, o_size, either);
   t[kLse] = reader.read(kLse, p.lse, Form::kStatistic, o_size, single);
   t[kSink] = reader.read(kSink, p.sink, Form::kHeads, o_size, single);
+  t[kRngState] = reader.read(kRngState, p.rng_state, Form::kHeads, {0, kRngStateSize, 0}, integers);
   if (local.backward()) {
     t[kDO] = reader.read(kDO, p.d_o, Form::kRows, o_size, own);
     t[kDLse] = reader.read(kDLse, p.dlse, Form::kStatistic, o_size, single);
@@ -329,43 +331,6 @@ LocalProblem read_local_problem(const fovea_distributed_problem& problem, int ra
   local.terms = read_terms(p, local, packed);
   read_tensors(p, rank, packed, local);
   return local;
-}
-
-uint64_t fingerprint(const LocalProblem& problem, const fovea_distributed_options& options) {
-  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  const auto add = [&](uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> 8 * byte & 0xff)) * 0x100000001b3u;
-  };
-  const Shape& s = problem.shape;
-  for (const int64_t number :
-       {int64_t{problem.pass}, int64_t{s.ranks}, s.batch, s.heads_q, s.heads_kv, s.head_dim, s.head_dim_v,
-        s.window.left, s.window.right, int64_t{s.queries_everywhere}, int64_t{options.heads_ranks},
-        int64_t{options.stages}, int64_t{options.ranks_per_host}, options.memory_limit})
-    add(static_cast<uint64_t>(number));
-  for (const double number : {problem.scale, problem.softcap, problem.dropout, options.flops_per_second,
-                              options.link_bytes_per_second, options.host_link_bytes_per_second})
-    add(std::bit_cast<uint64_t>(number));
-  for (const Placement* placement : {&s.queries, &s.keys}) {
-    for (const Holding& holding : placement->of_rank) {
-      add(holding.size());
-      for (const Held& held : holding) {
-        add(static_cast<uint64_t>(held.rows.begin));
-        add(static_cast<uint64_t>(held.rows.end));
-      }
-    }
-  }
-  for (const Sequence& sequence : s.sequences) {
-    add(static_cast<uint64_t>(sequence.queries.end));
-    add(static_cast<uint64_t>(sequence.keys.end));
-  }
-  for (const LocalTensor& tensor : problem.tensors) {
-    add(tensor.present ? 1 : 0);
-    add(static_cast<uint64_t>(tensor.type.code) << 8 | tensor.type.bits);
-  }
-  if (problem.terms) {
-    for (const char byte : problem.terms->text) add(static_cast<uint64_t>(byte));
-  }
-  return hash;
 }
 
 }  // namespace fovea::distributed

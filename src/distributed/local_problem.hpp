@@ -28,6 +28,7 @@ enum Place : uint8_t {
   kDV,
   kSink,
   kDSink,
+  kRngState,
   kAlibi,
   kBias,
   kMask,
@@ -58,11 +59,15 @@ constexpr Place named_gradient_place(size_t i) {
   X(kDV, dv)                         \
   X(kSink, sink)                     \
   X(kDSink, dsink)                   \
+  X(kRngState, rng_state)            \
   X(kAlibi, alibi)                   \
   X(kBias, bias)                     \
   X(kMask, mask)                     \
   X(kBlockMask, block_mask)          \
   X(kDBias, dbias)
+
+/// Numbers in rng_state: seed and offset.
+inline constexpr int64_t kRngStateSize = 2;
 
 /// Of those that are fields.
 constexpr const char* name_of(Place place) {
@@ -99,8 +104,5 @@ struct LocalProblem {
 /// Throws RequestError(kInvalidArgument or kUnsupported) with the argument, what came, what was expected and the remedy.
 LocalProblem read_local_problem(const fovea_distributed_problem& problem, int rank, int ranks,
                                 fovea_device device);
-
-/// What has to be the same on all ranks, as one number.
-uint64_t fingerprint(const LocalProblem& problem, const fovea_distributed_options& options);
 
 }  // namespace fovea::distributed

@@ -46,7 +46,7 @@ struct Attend {
   std::shared_ptr<void> numbers;             ///< of the part: the named tensor behind those of the operands
   bool reads_numbers = false;
   DropoutPlace dropout;
-  double flops = 0;
+  double flops = 0, copies = 0;  ///< see choose.hpp
 };
 /// Parts over disjoint keys become one result.
 struct Merge {

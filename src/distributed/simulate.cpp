@@ -114,7 +114,7 @@ class Simulation {
 
   double seconds_of(const Step& step) const {
     if (const auto* attend = std::get_if<Attend>(&step))
-      return machine_.call + attend->flops / machine_.flops;
+      return machine_.call + attend->flops / machine_.flops + moving(attend->copies);
     if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(touched_by({move->move}));
     if (const auto* fill = std::get_if<Fill>(&step))
       return moving(sizeof(uint32_t) * static_cast<double>(fill->words));

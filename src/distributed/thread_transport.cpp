@@ -138,8 +138,9 @@ void ThreadGroup::start(Rank& rank, const fovea_message* sends, int num_sends, c
 }
 
 template <class Done>
-void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done&& done) {
-  const bool came = changed_.wait_for(lock, deadline_, [&] { return done() || !stopped_.empty(); });
+void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done&& done,
+                       std::chrono::milliseconds grace) {
+  const bool came = changed_.wait_for(lock, deadline_ + grace, [&] { return done() || !stopped_.empty(); });
   if (done()) return;
   if (came) throw RequestError(Status::kInternal, "", stopped_);
   throw RequestError(Status::kInternal, "", what + " within " + std::to_string(deadline_.count()) + " ms");
@@ -199,8 +200,9 @@ void ThreadGroup::finish(Rank& rank, void* stream) {
   for (const std::shared_ptr<Posted>& message : step.sends) {
     {
       std::unique_lock lock(mutex_);
-      wait(lock, "nobody took a message of rank " + std::to_string(rank.number),
-           [&] { return message->is_taken; });
+      wait(
+          lock, "nobody took a message of rank " + std::to_string(rank.number),
+          [&] { return message->is_taken; }, grace_of(deadline_));
     }
     if (message->taken != nullptr) message->taken->wait_on(stream);
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "distributed/grace.hpp"
 #include "distributed/memory_cuda.hpp"
 #include "fovea/fovea_distributed.h"
 
@@ -60,7 +61,8 @@ class ThreadGroup {
   }
   /// Waits until `done` or the deadline. Throws RequestError where a rank has stopped, or nothing came.
   template <class Done>
-  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done&& done);
+  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Done&& done,
+            std::chrono::milliseconds grace = {});
   template <class Body>
   static fovea_status guarded(void* context, Body&& body);
 

@@ -155,7 +155,8 @@ PrepareOptions prepare_options(const PlanOptions& options, const AttentionProble
           .flops = count_flops(problem, known),
           .splits = options.splits,
           .flops_of_sequence = count_flops(problem.of_one_sequence(), {}),
-          .sm_margin = options.sm_margin};
+          .sm_margin = options.sm_margin,
+          .is_part = options.is_part};
 }
 
 /// Refuses numbers that mean nothing, and lengths that would come from the batch where nothing may.

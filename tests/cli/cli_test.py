@@ -582,6 +582,31 @@ class Mpi(Ranks):
             self.assertIn('backend: got "none"', done.stderr)
             self.assertLess(time.monotonic() - begin, 40)
 
+    def test_processes_that_differ(self):
+        path, out = self.save(self.qkv((6, 4, 8), (6, 4, 8))), self.folder / "o.npy"
+        for option, says in (("--scale 0.$OMPI_COMM_WORLD_RANK", "scale: got 0.35355339059327373 on rank 0 and 0.1 on rank 1 and 0.2 on rank 2"),
+                             ("--dropout 0.5 --seed $OMPI_COMM_WORLD_RANK", "seed: got 0 on rank 0 and 1 on rank 1 and 2 on rank 2")):  # fmt: skip
+            program = f"exec {PROGRAM} attend --mpi --input {path} --output {out} {option}"
+            done = launched([*self.MPIEXEC, "-n", "3", "sh", "-c", program], alone=3)
+            self.assertNotEqual(done.returncode, OK)
+            self.assertIn(f"{says}, expected the same on all ranks; pass one value on every rank", done.stderr)
+        self.assertFalse(out.exists())
+
+    def test_one_process_is_killed(self):
+        """In the middle of its work: the launcher ends the others, or they end by themselves, and no file is left."""
+        path, out = self.folder / "qkv.safetensors", self.folder / "out"
+        out.mkdir()
+        values = Array([0.25, -0.5] * (4096 * 64), (4096, 2, 64))
+        write_safetensors(path, dict.fromkeys("qkv", values))  # seconds of work
+        for output in ("o.npy", "o.safetensors.index.json"):
+            program = f"exec {PROGRAM} attend --mpi --input {path} --backend reference --output {out / output}"
+            by_rank = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && (sleep 1; kill -9 $$) & {program}'
+            begin = time.monotonic()
+            done = launched([*self.MPIEXEC, "-n", "3", "sh", "-c", by_rank], timeout=90, alone=3)
+            self.assertNotEqual(done.returncode, OK)
+            self.assertLess(time.monotonic() - begin, 80)
+            self.assertEqual(list(out.iterdir()), [])
+
     def test_one_process(self):
         path, out = self.save(self.qkv((6, 4, 8), (9, 4, 8))), self.folder / "o.npy"
         self.ok("attend", "--mpi", "--input", path, "--output", out)

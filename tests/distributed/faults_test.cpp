@@ -48,7 +48,8 @@ struct Setting {
   fovea_distributed_options options{};
   bool stays_away = false;  ///< makes no plan at all
   bool bad_run = false;     ///< runs without a workspace
-  bool cut_link = false;    ///< begins no messages once the plan is made
+  uint64_t seed = 0, offset = 0;
+  bool cut_link = false;  ///< begins no messages once the plan is made
 
   Setting() {
     problem.struct_size = sizeof problem;
@@ -118,6 +119,8 @@ std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Set
       b.k = s.tensors.k.data();
       b.v = s.tensors.v.data();
       b.o = s.tensors.o.data();
+      b.seed = s.seed;
+      b.offset = s.offset;
       b.workspace = memory.data() + 256 - reinterpret_cast<uintptr_t>(memory.data()) % 256;
       b.workspace_size = s.bad_run ? 0 : size;
       if (fovea_distributed_run(plan, &b) != FOVEA_OK) error = fovea_last_error();
@@ -147,16 +150,83 @@ TEST(Faults, RankThatCannotPlanTellsTheOthers) {
     expect_in(errors[rank], {"rank 1 could not plan", "local.dropout"});
 }
 
+/// What one rank passes otherwise than the others, and what all of them are told.
+struct Difference {
+  std::function<void(Setting&)> change;
+  std::vector<std::string> error;
+};
+
 TEST(Faults, DifferentProblems) {
-  const auto errors = run_ranks([](int rank, Setting& s) {
-    if (rank == 2) s.tensors.problem.causal = 1;
-  });
-  for (const std::string& error : errors)
-    expect_in(error, {"problem: got another one on rank", "the same sizes"});
-  const auto of_dropout = run_ranks([](int rank, Setting& s) {
-    if (rank == 2) s.tensors.problem.dropout = 0.5;
-  });
-  for (const std::string& error : of_dropout) expect_in(error, {"problem: got another one on rank"});
+  const std::array<int64_t, 4> thin{1, kRows, kHeads, kSize / 2};
+  const std::vector<Difference> differences = {
+      {[](Setting& s) { s.tensors.problem.causal = 1; },
+       {"local.window: got (-1, -1) on ranks 0, 1 and (-1, 0), which is causal on rank 2"}},
+      {[](Setting& s) { s.tensors.problem.window_left = 3; }, {"local.window: got", "(3, -1) on rank 2"}},
+      {[](Setting& s) { s.tensors.problem.scale = 0.25; },
+       {"local.scale: got 0.35355339059327373 on ranks 0, 1 and 0.25 on rank 2"}},
+      {[](Setting& s) { s.tensors.problem.softcap = 30; },
+       {"local.softcap: got 0 on ranks 0, 1 and 30 on rank 2"}},
+      {[](Setting& s) { s.tensors.problem.dropout = 0.5; },
+       {"local.dropout: got 0 on ranks 0, 1 and 0.5 on rank 2"}},
+      {[&](Setting& s) {
+         s.tensors.shape = thin;
+         s.options.stages = 1;
+       },
+       {"local.q: got a batch of 1, 2 heads of 8 on ranks 0, 1 and a batch of 1, 2 heads of 4 on rank 2"}},
+      {[](Setting& s) {
+         s.pieces = {{0, 0, 3}, {1, 3, kRows + 4}, {2, kRows + 4, kAll}};
+         s.pieces[1] = {1, 4, 8};
+         s.pieces.push_back({0, 3, 4});
+       },
+       {"queries: got 12 rows, [0, 4) on rank 0,", "on ranks 0, 1 and 12 rows, [0, 3) on rank 0, [3, 4)"}},
+      {[](Setting& s) { s.options.memory_limit = 1; }, {"memory_limit: got 0 on ranks 0, 1 and 1 on rank 2"}},
+      {[](Setting& s) { s.options.stages = 3; },
+       {"heads_ranks, stages, ranks_per_host: got 1, 0, 0 on ranks 0, 1 and 1, 3, 0 on rank 2"}},
+  };
+  for (const Difference& difference : differences) {
+    const auto errors = run_ranks([&](int rank, Setting& s) {
+      if (rank == 2) difference.change(s);
+    });
+    for (const std::string& error : errors) {
+      expect_in(error, difference.error);
+      expect_in(error, {"expected the same on all ranks; pass one value on every rank"});
+    }
+  }
+}
+
+/// Texts differ far behind their beginnings, and on every rank.
+TEST(Faults, DifferentTextsOfManyCharacters) {
+  std::string same = "s";
+  for (int i = 0; i < 300; ++i) same += " + 0.5";
+  std::array<std::string, kRanks> scores;
+  for (int rank = 0; rank < kRanks; ++rank)
+    scores[static_cast<size_t>(rank)] = same + " + " + std::to_string(rank + 1);
+  const auto errors = run_ranks(
+      [&](int rank, Setting& s) { s.tensors.problem.score = scores[static_cast<size_t>(rank)].c_str(); });
+  for (const std::string& error : errors) {
+    expect_in(error, {"terms: got ...", "on rank 0 and ...", "on rank 1 and ...", "on rank 2, expected"});
+    EXPECT_LT(error.size(), 800u);
+  }
+}
+
+/// Each rank is told, and the connections stay: the next run is right.
+TEST(Faults, DifferentSeeds) {
+  for (const bool offset : {false, true}) {
+    const auto errors = run_ranks([&](int rank, Setting& s) {
+      s.tensors.problem.dropout = 0.5;
+      s.seed = offset ? 7 : static_cast<uint64_t>(rank / 2);
+      s.offset = offset ? static_cast<uint64_t>(rank) : 0;
+    });
+    for (const std::string& error : errors) {
+      if (offset) {
+        expect_in(error, {"offset: got 0 on rank 0 and 1 on rank 1 and 2 on rank 2, expected the same"});
+      } else {
+        expect_in(error, {"seed: got 0 on ranks 0, 1 and 1 on rank 2, expected the same on all ranks;"});
+      }
+    }
+  }
+  const auto unused = run_ranks([](int rank, Setting& s) { s.seed = static_cast<uint64_t>(rank); });
+  for (const std::string& error : unused) EXPECT_EQ(error, "") << "without dropout a seed is nothing";
 }
 
 TEST(Faults, RankThatIsMissing) {
@@ -174,9 +244,35 @@ TEST(Faults, RankThatFailsInARunTellsTheOthers) {
 
 TEST(Faults, RankThatFailsInAStepSaysWhich) {
   const auto errors = run_ranks([](int rank, Setting& s) { s.cut_link = rank == 1; });
-  expect_in(errors[1], {"rank 1 could not begin a step: the link is cut"});
+  expect_in(errors[1], {"rank 1 could not begin a step: the link is cut", ", in rank 1, step 1 (send)"});
   for (const size_t rank : {size_t{0}, size_t{2}})
     expect_in(errors[rank], {"rank 1, step ", "(send): ", "the link is cut"});
+}
+
+/// Rank 0 waits for rank 1, and takes nothing of rank 2 meanwhile: both name rank 1.
+TEST(Faults, RankThatIsSilentIsNamedByAll) {
+  fovea_thread_options options{};
+  options.struct_size = sizeof options;
+  options.deadline_ms = 400;
+  fovea_thread_group* group = nullptr;
+  ASSERT_EQ(fovea_thread_group_create(kRanks, nullptr, &options, &group), FOVEA_OK);
+  std::array<std::string, kRanks> errors;
+  const auto work = [&](int rank) {
+    fovea_transport t{};
+    fovea_thread_transport(group, rank, &t);
+    std::array<char, 16> memory{};
+    const fovea_message from_second{1, memory.data(), 8}, to_first{0, memory.data() + 8, 8};
+    const bool first = rank == 0;
+    t.start(t.context, &to_first, first ? 0 : 1, &from_second, first ? 1 : 0, nullptr);
+    if (t.finish(t.context, nullptr) == FOVEA_OK) return;
+    errors[static_cast<size_t>(rank)] = t.error(t.context);
+    t.stop(t.context, errors[static_cast<size_t>(rank)].c_str());
+  };
+  std::thread last(work, 2);
+  work(0);
+  last.join();
+  fovea_thread_group_destroy(group);
+  for (const size_t rank : {size_t{0}, size_t{2}}) expect_in(errors[rank], {"rank 1 sent nothing to rank 0"});
 }
 
 TEST(Faults, MessageOfAnotherSize) {
@@ -241,7 +337,7 @@ TEST(Faults, OtherTermsOnARank) {
       [&](int rank, Setting& s) { s.tensors.problem.bias = &wide[static_cast<size_t>(rank)].tensor; });
   for (const auto* errors : {&text, &sees, &shapes}) {
     for (const std::string& error : *errors)
-      expect_in(error, {"problem: got another one on rank", "terms", "compare what the ranks pass"});
+      expect_in(error, {"terms: got ", "on ranks ", "on rank ", "expected the same on all ranks"});
   }
 }
 
@@ -300,7 +396,7 @@ TEST(Faults, WrongTerms) {
        {"local.score: got ", "characters with the numbers of a part", "at most 4096", "heads_ranks"}},
       {"rng_state",
        [&](fovea_problem& p) { p.rng_state = &whole.tensor; },
-       {"local.rng_state: got one", "dropout by seed and offset"}},
+       {"local.rng_state: got shape (1, 2, 12, 12), expected (2)"}},
       {"seqused", [&](fovea_problem& p) { p.seqused_k = &whole.tensor; }, {"local.seqused_k: got one"}},
   };
   for (const Case& c : cases) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -39,6 +40,15 @@ bool same_values(const OwnedTensor& a, const OwnedTensor& b) {
   return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](double left, double right) {
     return left == right || (std::isnan(left) && std::isnan(right));
   });
+}
+
+/// All elements. Integers of 64 bits are no doubles.
+void copy(const OwnedTensor& from, OwnedTensor& to) {
+  if (from.type() == Type::kI64) {
+    std::memcpy(to.data(), from.data(), static_cast<size_t>(from.count()) * sizeof(int64_t));
+  } else {
+    to.assign(from.values());
+  }
 }
 
 /// The axis of rows of a tensor.
@@ -222,7 +232,7 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
     tensor = std::make_unique<OwnedTensor>(x_[role].type(), x_[role].shape(), x_[role].strides(),
                                            placement_on(rank.number));
     tensor->poison();
-    if (!OwnedProblem::is_output(role, pass)) tensor->assign(x_[role].values());
+    if (!OwnedProblem::is_output(role, pass)) copy(x_[role], *tensor);
   }
   for (const auto& [role, tensor] : rank.tensors) {
     const auto place = static_cast<size_t>(role);
@@ -250,8 +260,10 @@ void LocalRanks::describe(Rank& rank, fovea_pass pass) {
   rank.problem.window_right = s.window_right;
   rank.problem.softcap = s.softcap;
   rank.problem.dropout = s.dropout;
-  rank.buffers.seed = s.seed;
-  rank.buffers.offset = s.offset;
+  // A backward with rng_state does not look at these.
+  const bool from_state = pass == FOVEA_BACKWARD && s.rng_state;
+  rank.buffers.seed = from_state ? ~s.seed : s.seed;
+  rank.buffers.offset = from_state ? ~s.offset : s.offset;
 }
 
 std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transport& transport) {
@@ -269,7 +281,8 @@ std::string LocalRanks::run_rank(Rank& rank, fovea_pass pass, const fovea_transp
     problem.cu_seqlens_k = starts_k_.data();
   }
   fovea_options attention = FOVEA_OPTIONS_INIT;
-  attention.num_threads = 1;
+  // Calls are divided for the threads of their rank.
+  attention.num_threads = rank.number == 2 && x_.spec.data_seed % 4 == 0 ? 2 : 1;
   attention.backend = division_.backend;
   attention.deterministic = division_.deterministic ? 1 : 0;
   fovea_distributed_options options{};
@@ -343,7 +356,7 @@ std::string LocalRanks::run_one(fovea_pass pass, const fovea_transport& transpor
     const bool everywhere = is_whole(role) || division_.queries_everywhere;
     if (!rank.failure.empty() || (everywhere && rank.number > 0)) continue;
     if (is_whole(role)) {
-      x_[role].assign(rank.tensors.at(role)->values());
+      copy(*rank.tensors.at(role), x_[role]);
     } else {
       collect(rank, role);
     }
@@ -396,7 +409,7 @@ std::string LocalRanks::run(fovea_pass pass) {
       if (is_whole(role)) {
         if (rank.number > 0 && !same_values(*rank.tensors.at(role), *ranks[0].tensors.at(role)))
           return std::string(name_of(role)) + " is not the same on all ranks";
-        x_[role].assign(rank.tensors.at(role)->values());
+        copy(*rank.tensors.at(role), x_[role]);
       } else {
         collect(rank, role);
       }

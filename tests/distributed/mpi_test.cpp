@@ -43,6 +43,11 @@ class Mpi : public testing::Test {
 /// The tensors of all processes added up, which makes parts one whole.
 void add_up(const OwnedProblem& problem, const std::vector<Role>& outputs) {
   for (const Role role : outputs) {
+    if (problem[role].type() == Type::kI64) {  // no doubles
+      MPI_Allreduce(MPI_IN_PLACE, problem[role].data(), static_cast<int>(problem[role].count()), MPI_INT64_T,
+                    MPI_SUM, MPI_COMM_WORLD);
+      continue;
+    }
     std::vector<double> values = problem[role].values();
     MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_SUM,
                   MPI_COMM_WORLD);
@@ -214,6 +219,25 @@ TEST_F(Mpi, StopFromAnotherThread) {
   const Transport transport = rank.transport();
   if (transport.rank() == 1) std::thread([&] { transport.stop("rank 1: a watchman stops"); }).join();
   expect_in(exchange_with_all(transport, 8, 8), {"rank 1: a watchman stops"});
+}
+
+/// Rank 0 waits for rank 1, and takes nothing of the others meanwhile: all name rank 1.
+TEST_F(Mpi, RankThatIsSilentIsNamedByAll) {
+  const MpiRank rank(nullptr, 1000);
+  const Transport transport = rank.transport();
+  std::vector<char> memory(3'000'000);
+  const fovea_message to_first{0, memory.data(), memory.size()}, from_second{1, memory.data(), 8};
+  std::string error = "rank 1 sent nothing to rank 0";
+  try {
+    if (transport.rank() == 0) transport.exchange({}, {&from_second, 1});
+    if (transport.rank() > 1) transport.exchange({&to_first, 1}, {});
+  } catch (const Error& late) {
+    error = late.what();
+    transport.stop("rank " + std::to_string(transport.rank()) + ": " + error);
+  }
+  expect_in(error, {"rank 1 sent nothing to rank 0"});
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (transport.rank() == 1) expect_in(exchange_with_all(transport, 8, 8), {"rank 1 sent nothing to rank 0"});
 }
 
 TEST_F(Mpi, RankThatIsLate) {

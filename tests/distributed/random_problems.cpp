@@ -104,6 +104,7 @@ ProblemSpec random_spec(Random& random, bool same_axis) {
     s.dropout = random.one_of({0.05, 0.3, 0.9});
     s.seed = random.bits();
     s.offset = random.bits();
+    s.rng_state = random.chance(0.5);
   }
   return s;
 }

@@ -267,6 +267,74 @@ def dropout(here):
 
 
 @case
+def seeds_from_generators(here):
+    """Without a seed all ranks draw the same from generators in the same state, as one device does."""
+    pieces = fd.zigzag(50, here.size)
+    whole = [here.random(1, 50, 2, 8, seed=i) for i in range(3)]
+    local = [fd.shard(x, 1, pieces, here.rank) for x in whole]
+    found = []
+    for seed in (4, 4, 5):
+        torch.manual_seed(seed)
+        expected = fovea.torch.attend(*whole, causal=True, dropout=0.4)
+        torch.manual_seed(seed)
+        found.append(fd.attend(*local, group=here.ranks, pieces=pieces, causal=True, dropout=0.4))
+        assert_close(found[-1], fd.shard(expected, 1, pieces, here.rank))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+@case
+def states_of_dropout(here):
+    """What the forward returns, as flash_attn has it and as PyTorch has it, drops the same weights in the backward."""
+    pieces = fd.zigzag(50, here.size)
+    whole = [here.random(1, 50, 2, 8, seed=i).requires_grad_() for i in range(3)]
+    d_o, dlse = here.random(1, 50, 2, 8, seed=9), here.random(1, 2, 50, dtype=torch.float32)
+    given = {"group": here.ranks, "pieces": pieces, "causal": True, "dropout": 0.4}
+    local = [fd.shard(x.detach(), 1, pieces, here.rank) for x in whole]
+    torch.manual_seed(11)
+    o, lse, state = fd.attend(*local, **given, return_lse=True, return_rng_state=True)
+    assert state.dtype == torch.int64 and state.shape == (2,) and state[1] == 0
+    torch.manual_seed(11)
+    expected, expected_lse = fovea.torch.attend(*whole, causal=True, dropout=0.4, return_lse=True)
+    ((expected * d_o).float().sum() + (expected_lse * dlse).sum()).backward()
+    assert_close(o, fd.shard(expected, 1, pieces, here.rank))
+    upstream = fd.shard(d_o, 1, pieces, here.rank), *local, o, lse
+    stream = {"seed": int(state[0]), "offset": 0}
+    for how in ({"rng_state": state}, {"rng_state": state.view(torch.uint64)}, stream):
+        found = fd.attend_backward(*upstream, dlse=fd.shard(dlse, 2, pieces, here.rank), **given, **how)
+        assert found.dbias is None and found.dtensors is None
+        for got, x in zip(found[:3], whole):
+            assert_close(got, fd.shard(x.grad, 1, pieces, here.rank), factor=3)
+    assert fd.attend(*local, **given | {"dropout": 0.0}, return_rng_state=True)[1].tolist() == [0, 0]
+    for text, wrong in {
+        "rng_state: got one beside seed": {"rng_state": state, "seed": 3},
+        "rng_state: got torch.float32": {"rng_state": state.float()},
+        "rng_state: got None beside dropout": {},
+        "pieces: got 'everywhere'": {"pieces": fd.EVERYWHERE, "rng_state": state},
+    }.items():
+        others = fd.Ranks(deadline=DEADLINE)
+        given["group"] = others
+        assert text in error_of(lambda: fd.attend_backward(*upstream, **given | wrong), ValueError)  # noqa: B023
+
+
+@case
+def gradients_without_autograd(here):
+    """Those that autograd gives, of sinks, a bias and the tensors of a score as well."""
+    n, heads = 33, 4
+    pieces = fd.zigzag(n, here.size)
+    local = [fd.shard(here.random(1, n, heads, 16, seed=i), 1, pieces, here.rank).requires_grad_() for i in range(3)]
+    learned = [here.random(heads, dtype=torch.float32), here.random(1, heads, n, n, seed=3), here.random(heads, seed=5)]
+    sink, bias, factor = (x.requires_grad_() for x in learned)
+    given = {"group": here.ranks, "pieces": pieces, "sink": sink, "bias": bias}
+    given |= {"score": "s * factor[h]", "tensors": {"factor": factor}}
+    o, lse = fd.attend(*local, **given, return_lse=True)
+    d_o = fd.shard(here.random(1, n, heads, 16, seed=9), 1, pieces, here.rank)
+    expected = torch.autograd.grad(o, [*local, bias, sink, factor], d_o)
+    found = fd.attend_backward(d_o, *local, o, lse, **given)
+    for got, x in zip((*found[:5], found.dtensors["factor"]), expected):
+        assert torch.equal(got, x)
+
+
+@case
 def queries_everywhere(here):
     """Decoding over a cache that is divided."""
     q = here.random(2, 3, 4, 16)
@@ -301,6 +369,8 @@ def strides_and_kept_plans(here):
     for tensors in others if here.rank == 0 else [others[0]] * 2:
         assert all(torch.equal(got, expected) for got, expected in zip(compute(*tensors), first))
     assert len(here.ranks.plans) == 2 == len(here.ranks.reasons())
+    fd.attend(q, k, v, deterministic=True, causal=True, pieces=pieces, group=here.ranks)  # arguments in another order
+    assert len(here.ranks.plans) == 2
     assert here.ranks.reasons()[0].startswith("chosen: ")
     here.ranks.plans.clear()
     one_key_head = k[:, :, :1].expand_as(k)
@@ -414,12 +484,38 @@ def context_parallel_calls(here):
 
 
 @case
+def context_parallel_drops(here):
+    """The weights that one device drops, and those again that a checkpoint recomputes."""
+    from torch.utils.checkpoint import checkpoint
+
+    pieces = fd.zigzag(26, here.size)
+    whole = [here.random(1, 2, 26, 16, seed=i).requires_grad_() for i in range(3)]
+    torch.manual_seed(3)
+    expected = fovea.torch.scaled_dot_product_attention(*whole, is_causal=True, dropout_p=0.3)
+    expected.sum().backward()
+    local = [fd.shard(x, 2, pieces, here.rank).detach().requires_grad_() for x in whole]
+    attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.3)  # noqa: E731
+    with fd.context_parallel(here.ranks):
+        torch.manual_seed(3)
+        o = checkpoint(attend, *local, use_reentrant=False)
+        o.sum().backward()
+        torch.manual_seed(here.rank)
+        text = error_of(lambda: attend(*local), ValueError)
+        assert "dropout_p: got the seeds " in text and "on rank 0 and " in text and "call torch.manual_seed" in text, text
+        torch.manual_seed(3)
+        assert torch.equal(attend(*local), o)  # the connections are open
+    assert_close(o, fd.shard(expected, 2, pieces, here.rank))
+    for got, each in zip(local, whole):
+        assert_close(got.grad, fd.shard(each.grad, 2, pieces, here.rank), factor=3)
+
+
+@case
 def context_parallel_refuses(here):
     ranks = fd.Ranks(deadline=DEADLINE)
     q = here.random(1, 2, 4, 8)
     with fd.context_parallel(ranks):
-        text = error_of(lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), ValueError)
-    assert "dropout_p: got 0.5" in text and "outside of the block" in text
+        text = error_of(lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=q[0, 0]), ValueError)
+    assert "attn_mask: got one" in text and "outside of the block" in text
     buffers = [here.random(4, 3), here.random(5, 3)]
     with pytest.raises(ValueError, match=r"buffers: got sequences of \[4, 5\]"):
         with fd.context_parallel(here.ranks, buffers=buffers, buffer_seq_dims=[0, 0]):
@@ -504,10 +600,64 @@ def one_rank_that_cannot_plan(here):
 
 @case
 def one_rank_with_another_problem(here):
-    q = here.random(1, 5, 2, 8)
-    pieces = fd.contiguous(5 * here.size, here.size)
-    text = error_of(lambda: fd.attend(q, q, q, group=here.ranks, pieces=pieces, softcap=1.0 + here.rank), ValueError)
-    assert "another one on rank" in text and "compare what the ranks pass" in text
+    """All are told the argument and what each rank has, and go on."""
+    q, mine = here.random(1, 6, 2, 8), here.rank == 1
+    others = "rank 0" if here.size == 2 else "ranks 0, 2"
+    pieces, other_pieces = fd.contiguous(6 * here.size, here.size), fd.zigzag(6 * here.size, here.size)
+    for text, wrong in {
+        f"softcap: got 0 on {others} and 2 on rank 1, expected": {"softcap": 2.0},
+        f"scale: got 0.25 on {others} and 0.5 on rank 1, expected": {"scale": 0.5},
+        f"window: got (-1, -1) on {others} and (-1, 0), which is causal on rank 1": {"causal": True},
+        "window: got (-1, -1) on ": {"window": (3, 0)},
+        f"pieces: got {6 * here.size} rows, [0, 6) on rank 0, ": {"pieces": other_pieces},
+        f"dropout: got 0 on {others} and 0.5 on rank 1": {"dropout": 0.5, "seed": 1},
+        f"cu_seqlens_q: got 0, {6 * here.size} on ": {"cu_seqlens_q": [0, 2, 6 * here.size]},
+        f"terms: got none on {others} and score s * 2": {"score": "s * 2"},
+        f"tensors and their types: got q {'bfloat16' if here.device.type == 'cuda' else 'float32'}": {"sink": torch.zeros(2)},
+        f"heads_ranks, stages, ranks_per_host: got 0, 0, 0 on {others} and 1, 1, 0 on rank 1": {"heads_ranks": 1, "stages": 1},
+    }.items():
+        right = {"pieces": pieces} | ({"scale": 0.25} if "scale" in wrong else {})
+        right |= {"cu_seqlens_q": [0, 6 * here.size]} if "cu_seqlens_q" in wrong else {}
+        wrong = {name: x.to(here.device) if isinstance(x, torch.Tensor) else x for name, x in wrong.items()}
+        x = q[0] if "cu_seqlens_q" in wrong else q
+        call = lambda: fd.attend(x, x, x, group=here.ranks, **(right | wrong if mine else right))  # noqa: B023, E731
+        found = error_of(call, ValueError)
+        assert text in found and "pass one value on every rank" in found, found
+
+
+@case
+def one_rank_with_another_seed(here):
+    """By seeds, by offsets, by generators: each rank has the error, and all go on."""
+    q, pieces = here.random(1, 6, 2, 8), fd.contiguous(6 * here.size, here.size)
+    call = lambda **options: fd.attend(q, q, q, group=here.ranks, pieces=pieces, dropout=0.5, **options)  # noqa: E731
+    text = error_of(lambda: call(seed=3 if here.rank else 8), ValueError)
+    assert text.startswith("seed: got 8 on rank 0 and 3 on rank") and "pass one seed on every rank" in text, text
+    assert "offset: got 0 on " in error_of(lambda: call(seed=3, offset=here.rank // (here.size - 1)), ValueError)
+    torch.manual_seed(here.rank)
+    text = error_of(call, ValueError)
+    assert text.startswith("seed: got ") and "the same torch.manual_seed" in text, text
+    torch.manual_seed(0)
+    assert "seed: got " in error_of(lambda: call(**{"seed": 5} if here.rank else {}), ValueError)
+    here.ranks.check()
+    expected = call(seed=3)
+    assert torch.equal(call(seed=3 + 2**64), expected)
+    o, lse = fd.attend(q, q, q, group=here.ranks, pieces=pieces, return_lse=True)
+    wrong = {"rng_state": torch.tensor([here.rank, 0]), "dropout": 0.5, "group": here.ranks, "pieces": pieces}
+    assert "seed: got 0 on rank 0 and 1 on rank 1" in error_of(lambda: fd.attend_backward(q, q, q, q, o, lse, **wrong), ValueError)
+
+
+@case
+def one_rank_with_another_known_problem(here):
+    """All ranks have plans for both, whose messages are of the same sizes."""
+    if here.device.type == "cuda":
+        return  # NCCL compares nothing
+    q, pieces = here.random(1, 6, 2, 8), fd.contiguous(6 * here.size, here.size)
+    for name, one, other in (("scale", 0.5, 0.25), ("causal", False, True), ("pieces", pieces, pieces[::-1])):
+        ranks = fd.Ranks(deadline=DEADLINE)
+        call = lambda value: fd.attend(q, q, q, **{"group": ranks, "pieces": pieces} | {name: value})  # noqa: B023, E731
+        call(one), call(other)
+        text = error_of(lambda: call(one if here.rank == 0 else other), RuntimeError)  # noqa: B023
+        assert "different calls" in text and f"{name}: got " in text and "on rank 0" in text, text
 
 
 @case
@@ -548,16 +698,6 @@ def one_rank_that_raises_before_the_call(here):
     text = error_of(lambda: fd.attend(q, q, q, group=ranks), TypeError if here.rank == 0 else RuntimeError)
     assert "q: got str" in text and (here.rank == 0 or "rank 0: " in text), text
     assert time.monotonic() - begin < DEADLINE / 2
-
-
-@case
-def one_rank_without_a_seed(here):
-    ranks = fd.Ranks(deadline=DEADLINE)
-    q = here.random(1, 6, 2, 8)
-    seed = {} if here.rank == 0 else {"seed": 3}
-    call = lambda: fd.attend(q, q, q, group=ranks, pieces=fd.contiguous(6 * here.size, here.size), dropout=0.5, **seed)  # noqa: E731
-    text = error_of(call, ValueError if here.rank == 0 else RuntimeError)
-    assert "dropout: got 0.5 without seed" in text and (here.rank == 0 or "rank 0: " in text), text
 
 
 @case

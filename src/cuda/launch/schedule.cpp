@@ -261,17 +261,10 @@ int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_gro
   return static_cast<int>(std::max<int64_t>(1, std::min({int64_t{asked.most}, steps, kMostSplits, largest})));
 }
 
-}  // namespace
-
-ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
-                             int ctas_per_sm, bool may_split, const KeySplits& splits) {
-  ForwardLayout layout;
-  ForwardArgs& args = layout.args;
-  args.p = params_of(p);
-  args.pack_group = packs_group(p, kernel);
-  if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
+/// Which tiles a forward computes side by side. `args` has the packing of groups and the slots.
+void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
+                 ForwardArgs& args) {
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
-  args.slots = device.sm_count * ctas_per_sm / kernel.cluster;
   if (kernel.persistent && !tiles_differ(p)) {
     // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
     // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
@@ -295,16 +288,13 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
         static_cast<int>(std::max<int64_t>(args.heads_at_once, std::min(last, std::max<int64_t>(planes, 1))));
   }
   args.whole_sections = tile::whole_sections(planes, args.heads_at_once, last);
-  if (may_split && kernel.can_split && kernel.tile_n > 0) {
-    args.num_splits =
-        splits.batch_invariant
-            ? num_splits_of(p.of_one_sequence(), kernel, args.pack_group,
-                            kInvariantSms * ctas_per_sm / kernel.cluster, kMaxPartBytesOfSequence, splits)
-            : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
-  }
-  Parts parts;
-  const int64_t rows = rows_of_parts(p), ctas = ctas_of(p, kernel, args.pack_group);
-  int64_t part_rows = saturating_product(args.num_splits, rows);
+}
+
+/// Memory for the results of splits, whose number is known where the kernel does not decide it.
+void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
+                      Parts& parts, ForwardLayout& layout) {
+  ForwardArgs& args = layout.args;
+  int64_t part_rows = saturating_product(args.num_splits, rows_of_parts(p));
   if (kernel.stream_k) {
     const int64_t heads = args.pack_group ? p.heads_kv : p.heads_q, slots = std::max(1, args.slots);
     args.part_lanes = stream_lanes(heads, slots);
@@ -322,6 +312,28 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
     layout.part_o = parts.take(part_rows, p.head_dim_v * 4);
     layout.part_lse = parts.take(part_rows, 4);
   }
+}
+
+}  // namespace
+
+ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
+                             int ctas_per_sm, bool may_split, const KeySplits& splits) {
+  ForwardLayout layout;
+  ForwardArgs& args = layout.args;
+  args.p = params_of(p);
+  args.pack_group = packs_group(p, kernel);
+  if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
+  args.slots = device.sm_count * ctas_per_sm / kernel.cluster;
+  order_tiles(p, kernel, device, args);
+  if (may_split && kernel.can_split && kernel.tile_n > 0) {
+    args.num_splits =
+        splits.batch_invariant
+            ? num_splits_of(p.of_one_sequence(), kernel, args.pack_group,
+                            kInvariantSms * ctas_per_sm / kernel.cluster, kMaxPartBytesOfSequence, splits)
+            : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
+  }
+  Parts parts;
+  take_split_parts(p, kernel, device, parts, layout);
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
     layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
@@ -337,8 +349,8 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   // A counter is set to 0 by a launch of its own, of 2 us. Two tiles a CTA, longest first, are even without it (one sequence of
   // 1,024 tokens, 16 heads of 128, causal: 17.3 us for 19.0; where there are more, it is worth 10 to 40 %).
   constexpr int64_t kWavesInTurn = 2;
-  if (kernel.persistent && !kernel.stream_k && ctas * args.num_splits > kWavesInTurn * args.slots &&
-      tiles_differ(p))
+  const int64_t ctas = ctas_of(p, kernel, args.pack_group) * args.num_splits;
+  if (kernel.persistent && !kernel.stream_k && ctas > kWavesInTurn * args.slots && tiles_differ(p))
     layout.tile_counter = parts.take(1, 4);
   if (kernel.seen_blocks && p.expressions && p.expressions->sees) {
     args.seen = seen_blocks_of(p, p.heads_q, p.seqlen_q, tile::kSeenQueries, p.seqlen_k, kernel.tile_n);

@@ -5,6 +5,8 @@
 #include <climits>
 #include <memory>
 
+#include "distributed/grace.hpp"
+
 namespace fovea::distributed {
 namespace {
 
@@ -15,7 +17,9 @@ constexpr size_t kLongestReason = 1000;
 constexpr size_t kBlock = size_t{1} << 30;
 /// Polls that only give way to other threads, before those that sleep: about what an answer of a rank takes that is at work.
 constexpr int kEagerPolls = 2000;
-constexpr std::chrono::microseconds kSleep{50};
+/// Naps grow with the time that was waited for, to a 32nd of it: a rank that waits long leaves its core to others.
+constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
+constexpr int kShareOfWaiting = 32;
 
 void check(int code, const std::string& what) {
   if (code == MPI_SUCCESS) return;
@@ -68,13 +72,16 @@ class Pause {
     if (++polls_ < kEagerPolls) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kSleep);
+      std::this_thread::sleep_for(nap_);
+      napped_ += nap_;
+      nap_ = std::clamp(napped_ / kShareOfWaiting, kShortestNap, kLongestNap);
     }
   }
-  void reset() { polls_ = 0; }
+  void reset() { *this = {}; }
 
  private:
   int polls_ = 0;
+  std::chrono::microseconds napped_{0}, nap_ = kShortestNap;
 };
 
 bool is_initialised() {
@@ -299,6 +306,12 @@ MpiTransport::Progress MpiTransport::poll(Step& step) {
   return progress;
 }
 
+bool MpiTransport::waits_for_takers(const Step& step) {
+  return std::all_of(step.receives.begin(), step.receives.end(), [](const Expected& expected) {
+    return expected.is_matched && expected.request == MPI_REQUEST_NULL;
+  });
+}
+
 void MpiTransport::throw_late(const Step& step) const {
   const std::string within = " within " + std::to_string(deadline_.count()) + " ms";
   const std::string own = "rank " + std::to_string(rank_);
@@ -328,7 +341,8 @@ void MpiTransport::finish() {
     if (progress.some) {
       end = Clock::now() + deadline_;
       pause.reset();
-    } else if (Clock::now() > end) {
+    } else if (Clock::now() >
+               end + (waits_for_takers(step) ? grace_of(deadline_) : std::chrono::milliseconds{0})) {
       throw_late(step);
     }
     pause();

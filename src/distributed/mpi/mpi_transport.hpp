@@ -80,6 +80,8 @@ class MpiTransport {
     bool some = false, all = true;
   };
   Progress poll(Step& step);
+  /// All that had to come has come.
+  static bool waits_for_takers(const Step& step);
   bool match(Expected& expected);
   /// Throws where another rank has stopped, or this one.
   void check_stopped();

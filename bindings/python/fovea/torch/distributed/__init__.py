@@ -7,12 +7,12 @@ with fovea.torch.distributed.context_parallel(mesh, buffers=[x], buffer_seq_dims
 All ranks of the group make the same calls in the same order.
 """
 
-from ._attend import EVERYWHERE, attend
+from ._attend import EVERYWHERE, attend, attend_backward
 from ._context import context_parallel, context_parallel_unshard
 from ._pieces import Piece, contiguous, shard, unshard, zigzag
 from ._ranks import Ranks
 
 __all__ = [
-    "EVERYWHERE", "Piece", "Ranks", "attend", "context_parallel", "context_parallel_unshard", "contiguous", "shard", "unshard",
-    "zigzag",
+    "EVERYWHERE", "Piece", "Ranks", "attend", "attend_backward", "context_parallel", "context_parallel_unshard", "contiguous",
+    "shard", "unshard", "zigzag",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ... import _core
-from ..._arguments import DEFAULTS, PAIRS, TENSORS, Options, pair, takes_options
+from ..._arguments import DEFAULTS, NUMBERS, PAIRS, TENSORS, Options, pair, takes_options
+from ..._attend import Gradients
 from ...expressions import float_tensors, traced
 from .. import _attend as _single
-from .._ops import contiguous_rows
+from .._ops import contiguous_rows, draw_seed
 from ._pieces import Pieces, behind_each_other
 from ._ranks import Ranks, ranks_of
 
@@ -47,8 +49,37 @@ class Call:
     return_lse: bool
 
 
+class _Key(NamedTuple):
+    """What a plan is kept by: the same on all ranks, so that all have a plan, or all make it. It is without the rows of this rank,
+    which the pieces tell; where there are none, all queries are everywhere."""
+
+    backward: bool
+    qkv: tuple[Any, ...]
+    """Of each, the sizes beside the rows."""
+    forms: tuple[Any, ...]
+    others: tuple[Any, ...]
+    whole: tuple[str, ...]
+    where: tuple[Any, ...]
+    method: tuple[int, int, int, int]
+    numbers: tuple[tuple[str, Any], ...]
+
+    def named(self) -> list[tuple[str, Any]]:
+        """Every part under the name that attend has for it."""
+        numbers = dict(self.numbers)
+        given = {name: DEFAULTS[name] if number == DEFAULTS[name] else number for name, number in numbers.items()}
+        options = [(name, given.get(name, DEFAULTS[name])) for name in (*NUMBERS, "score", "sees")]
+        places = zip(("pieces", "key_pieces", "cu_seqlens_q", "cu_seqlens_k", "q's rows"), self.where, strict=True)
+        return [
+            ("backward", self.backward), ("shapes of q, k, v without rows", self.qkv), *options, *places,
+            ("heads_ranks, stages, ranks_per_host, memory_limit", self.method),
+            ("tensors", (self.forms, self.others, self.whole)),
+        ]  # fmt: skip
+
+
 class _Planned(NamedTuple):
     plan: Any
+    number: int
+    """The same on all ranks, which make their plans together: how many were made before."""
     forms: dict[str, tuple[torch.Size, tuple[int, ...]]]
     """Shape and strides of each tensor of this rank."""
 
@@ -79,19 +110,21 @@ def _as_planned(x: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tenso
 def _with_names_of_attend(message: str) -> str:
     """The C ABI's error, which may be another rank's, with arguments as they are called here."""
     message = message.replace("local.", "")
+    if message.startswith("seed: got"):
+        message = message.replace(
+            "pass one value on every rank", "pass one seed on every rank, or none behind the same torch.manual_seed"
+        )
     return re.sub(r"\b(queries|keys)((\[\d+\])?: got)", lambda found: _NAMES[found[1]] + found[2], message)
 
 
-def _key(call: Call, backward: bool, given: dict[str, Tensor], whole: dict[str, dict[str, Tensor]]) -> tuple[Any, ...]:
-    """What a plan is kept by: the same on all ranks, so that all have a plan, or all make it. It is without the rows of this rank,
-    which the pieces tell; where there are none, all queries are everywhere."""
+def _key(call: Call, backward: bool, given: dict[str, Tensor], whole: dict[str, dict[str, Tensor]]) -> _Key:
     qkv = tuple((x.shape[:-3], x.shape[-2:]) for x in (given["q"], given["k"], given["v"]))
     queries = given["q"].shape[-3] if call.pieces is None else None
     forms = tuple((name, x.dtype, x.device) for name, x in given.items())
     bias = {"bias": given["bias"]} if "bias" in given else {}
     others = [tuple((name, x.dtype, x.device, x.shape) for name, x in some.items()) for some in (bias, call.tensors, *whole.values())]
     where = (call.pieces, call.key_pieces, call.starts_q, call.starts_k, queries)
-    return (backward, qkv, forms, tuple(others), tuple(whole), where, call.method, tuple(call.numbers.items()))
+    return _Key(backward, qkv, forms, tuple(others), tuple(whole), where, call.method, tuple(sorted(call.numbers.items())))
 
 
 def _run(
@@ -123,10 +156,20 @@ def _run(
             raise
         if len(plans) >= _MOST_PLANS:
             plans.clear()
-        planned = plans[key] = _Planned(plan, {name: (x.shape, _strides(x)) for name, x in given.items()})
+        forms = {name: (x.shape, _strides(x)) for name, x in given.items()}
+        planned = plans[key] = _Planned(plan, call.ranks.next_number(), forms)
     with call.ranks.telling():
         ready = {name: _as_planned(x, *planned.forms[name]) for name, x in given.items()}
-        _core.run_ranks(planned.plan, **ready, **call.tensors, **whole, **call.stream)
+    try:
+        if given["q"].device.type == "cuda" and call.numbers.get("dropout"):
+            call.ranks.require_same(call.stream)  # on CPUs the library does it
+        with call.ranks.calling(planned.number):
+            _core.run_ranks(planned.plan, **ready, **call.tensors, **whole, **call.stream)
+    except ValueError as error:  # all ranks have it, or the library has told them
+        raise ValueError(_with_names_of_attend(str(error))) from None
+    except Exception as error:
+        call.ranks.stop(str(error))
+        raise
 
 
 def _forward(
@@ -158,31 +201,48 @@ class _Attend(torch.autograd.Function):
         q, k, v, sink, bias, o, lse, *tensors = ctx.saved_tensors
         call: Call = ctx.call
         named = dict(zip(call.names, tensors, strict=True))
-        if torch.are_deterministic_algorithms_enabled():
-            call = replace(call, numbers={**call.numbers, "deterministic": True})
         # Whether a rank's loss depends on o or on lse, it makes the plan that all make.
         d_o = torch.zeros_like(o) if d_o is None else d_o.contiguous()
         if call.return_lse:
             dlse = torch.zeros_like(lse) if dlse is None else dlse.contiguous()
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        dsink = torch.empty_like(sink) if ctx.needs_input_grad[3] else None
-        dbias = torch.empty_like(bias) if ctx.needs_input_grad[4] else None
         arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "dlse": dlse, "sink": sink, "bias": bias}
-        gradients = _gradients_of(call, named, ctx.needs_input_grad[6:])
-        _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias}, named, gradients)
-        # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as that of a weight is.
-        dsink, dbias = (None if x is None else x / call.ranks.size for x in (dsink, dbias))
-        others = ((gradients[name] / call.ranks.size).to(x.dtype) if name in gradients else None for name, x in named.items())
-        return dq, dk, dv, dsink, dbias, None, *others
+        wanted = tuple(name for name, need in zip(named, ctx.needs_input_grad[6:], strict=True) if need)
+        found = _backward(call, arrays, named, ctx.needs_input_grad[3], ctx.needs_input_grad[4], wanted)
+        tensor_gradients = found.dtensors or {}
+        return found.dq, found.dk, found.dv, found.dsink, found.dbias, None, *(tensor_gradients.get(name) for name in named)
 
 
-def _gradients_of(call: Call, named: dict[str, Tensor], needed: tuple[bool, ...]) -> dict[str, Tensor]:
+def _backward(
+    call: Call,
+    arrays: dict[str, Tensor | None],
+    named: dict[str, Tensor],
+    need_dsink: bool,
+    need_dbias: bool,
+    wanted: tuple[str, ...],
+) -> Gradients:
+    """Those of this rank's rows, and its share of those of tensors that all ranks have. `wanted`: of the named tensors."""
+    with call.ranks.telling():
+        if torch.are_deterministic_algorithms_enabled():
+            call = replace(call, numbers={**call.numbers, "deterministic": True})
+        q, k, v, sink, bias = (arrays[name] for name in ("q", "k", "v", "sink", "bias"))
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dsink = torch.empty_like(sink) if need_dsink else None
+        dbias = torch.empty_like(bias) if need_dbias else None
+        gradients = _gradients_of(call, named, wanted)
+    _run(call, True, {**arrays, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink, "dbias": dbias}, named, gradients)
+    # Each rank has the whole of these. The gradient of a parameter that all hold is summed over the ranks, as a weight's is.
+    dsink, dbias = (None if x is None else x / call.ranks.size for x in (dsink, dbias))
+    shares = {name: (x / call.ranks.size).to(named[name].dtype) for name, x in gradients.items()}
+    return Gradients(dq, dk, dv, dbias, dsink, shares if call.numbers.get("score") else None)
+
+
+def _gradients_of(call: Call, named: dict[str, Tensor], wanted: tuple[str, ...]) -> dict[str, Tensor]:
     """Memory for the gradients of tensors of expressions."""
     readable = float_tensors({"score": call.numbers.get("score"), "tensors": named})
     return {
         name: torch.empty(named[name].shape, dtype=torch.float32, device=named[name].device)
-        for name, need in zip(named, needed, strict=True)
-        if need and name in readable
+        for name in wanted
+        if name in readable
     }
 
 
@@ -226,12 +286,33 @@ def _placements(
     return behind_each_other(rows_q), None if key_pieces is None and rows_q == rows_k else keys
 
 
-def _stream(options: dict[str, Any]) -> dict[str, int]:
-    """Takes seed and offset of dropout out of the options. No rank draws a seed, as all need the same."""
-    stream = {name: options.pop(name) for name in ("seed", "offset") if options.get(name) is not None}
-    if options.get("dropout") and "seed" not in stream:
-        raise ValueError(f"dropout: got {options['dropout']} without seed; expected one, the same on all ranks; pass seed")
-    return stream
+def _number(name: str, value: Any) -> int:
+    """The low 64 bits of an integer, as numbers of torch.int64."""
+    try:
+        word = operator.index(value) % 2**64
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}; expected an integer; convert it") from None
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _stream(options: dict[str, Any], rng_state: Tensor | None, is_backward: bool) -> dict[str, int]:
+    """Takes seed and offset of dropout out of the options. A forward without a seed draws one, as fovea.torch.attend does: ranks
+    whose generators are in different states find out when they run."""
+    given = {name: options.pop(name) for name in ("seed", "offset") if options.get(name) is not None}
+    if rng_state is not None:
+        if given:
+            raise ValueError(f"rng_state: got one beside {' and '.join(given)}; expected one of the two; leave the numbers out")
+        if not isinstance(rng_state, Tensor) or rng_state.numel() != 2 or rng_state.dtype not in (torch.int64, torch.uint64):
+            got = rng_state.dtype if isinstance(rng_state, Tensor) else type(rng_state).__name__
+            raise ValueError(f"rng_state: got {got}; expected (2,) int64 or uint64; give what the forward returned")
+        given = dict(zip(("seed", "offset"), rng_state.tolist(), strict=True))
+    if not options.get("dropout"):
+        return {}
+    if "seed" not in given:
+        if is_backward:
+            raise ValueError("rng_state: got None beside dropout; expected what the forward returned; give it, or its seed")
+        given["seed"] = draw_seed()
+    return {name: _number(name, given.get(name, 0)) for name in ("seed", "offset")}
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
@@ -254,41 +335,69 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor], 
     return given, tensors, {name: x.contiguous() for name, x in named.items()}
 
 
-@torch.compiler.disable
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: Any,
-    pieces: Any,
-    key_pieces: Pieces | None,
+class _Inputs(NamedTuple):
+    call: Call
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    bias: Tensor | None
+    named: dict[str, Tensor]
+
+
+def _inputs(
+    ranks: Ranks,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    where: tuple[Any, Pieces | None],
     return_lse: bool,
     method: tuple[int, int, int, int],
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+    rng_state: Tensor | None = None,
+    is_backward: bool = False,
+) -> _Inputs:
+    """What a call is given, checked. `where`: pieces and key_pieces."""
+    q, k, v = qkv
+    sink, bias = options.pop("sink", None), options.pop("bias", None)
+    starts = [_starts(options.pop(name, None)) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    _check_tensors(q, k, v, {name: x for name, x in (("sink", sink), ("bias", bias)) if x is not None})
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if min(q.ndim, k.ndim, v.ndim) < 3:
+        dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
+        raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
+    placements = _placements(ranks, q, k, *where)
+    stream = _stream(options, rng_state, is_backward)
+    numbers, tensors, named = _split(options)
+    call = Call(ranks, *placements, *starts, method, numbers, stream, tensors, tuple(named), return_lse)
+    q, k, v = (_with_rows_apart(x) for x in (q, k, v))
+    return _Inputs(call, q, k, v, sink, None if bias is None else bias.contiguous(), named)
+
+
+_EVERYWHERE_FORWARD = "pieces: got EVERYWHERE; expected pieces where gradients are wanted; call it under torch.no_grad()"
+
+
+@torch.compiler.disable
+def _attend(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    group: Any,
+    where: tuple[Any, Pieces | None],
+    return_lse: bool,
+    method: tuple[int, int, int, int],
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """(o, lse, the seed and offset of dropout)."""
     ranks = ranks_of(group)
     with ranks.telling():
-        sink, bias = options.pop("sink", None), options.pop("bias", None)
-        starts = [_starts(options.pop(name, None)) for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        _check_tensors(q, k, v, {name: x for name, x in (("sink", sink), ("bias", bias)) if x is not None})
-        if torch.is_autocast_enabled(q.device.type):
-            q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-        if min(q.ndim, k.ndim, v.ndim) < 3:
-            dimensions = f"{q.ndim}, {k.ndim} and {v.ndim} dimensions"
-            raise ValueError(f"q, k, v: got {dimensions}; expected 4, or 3 with cu_seqlens_q; reshape them")
-        placements = _placements(ranks, q, k, pieces, key_pieces)
-        stream = _stream(options)
-        numbers, tensors, named = _split(options)
-        call = Call(ranks, *placements, *starts, method, numbers, stream, tensors, tuple(named), return_lse)
-        q, k, v = (_with_rows_apart(x) for x in (q, k, v))
-        bias = None if bias is None else bias.contiguous()
+        given = _inputs(ranks, qkv, where, return_lse, method, options)
+        call, q, k, v, sink, bias, named = given
         needs_grad = _single.needs_grad(q, k, v, sink, bias, *named.values())
         if call.pieces is None and needs_grad:
-            raise ValueError("pieces: got EVERYWHERE; expected pieces where gradients are wanted; call it under torch.no_grad()")
+            raise ValueError(_EVERYWHERE_FORWARD)
     if needs_grad:
         o, lse = _Attend.apply(q, k, v, sink, bias, call, *named.values())
-        return o, lse
-    return _forward(call, q, k, v, sink, bias, named)
+    else:
+        o, lse = _forward(call, q, k, v, sink, bias, named)
+    return o, lse, call.stream
 
 
 @takes_options
@@ -301,6 +410,7 @@ def attend(
     pieces: Pieces | str | None = None,
     key_pieces: Pieces | None = None,
     return_lse: bool = False,
+    return_rng_state: bool = False,
     heads_ranks: int = 0,
     stages: int = 0,
     ranks_per_host: int = 0,
@@ -324,17 +434,72 @@ def attend(
             (0: all do) and that the workspace of a rank has memory_limit bytes (0: any).
         sink, bias, mask, alibi, block_mask, tensors: whole, and the same on all ranks; score and sees name positions of the whole
             problem, and may be functions as in fovea.torch.attend.
-        dropout: with seed (and offset), which are the same on all ranks; what is dropped is what one device drops.
+        dropout: what is dropped is what one device drops with the same seed and offset. Without seed each rank draws it from
+            PyTorch's generator of the CPU; where seeds or offsets differ, all ranks raise ValueError, which says who got what.
+        return_rng_state: returns the seed and offset of dropout, too: (2,) int64 on the CPU, for attend_backward.
         num_threads: on CPUs; 0 is torch.get_num_threads() of the first call of its kind.
         Other options as in fovea.torch.attend, where docs/distributed.md has them; others are refused by name.
 
-    Returns o, or (o, lse) with return_lse, for this rank's queries. Differentiable where one call of backward reaches it on all
-    ranks: d_o is that of the sum of all ranks' losses. The gradients of sink, bias and tensors of a score are to be summed over
-    the ranks, as those of any parameter that all of them hold.
+    Returns o, or a tuple of o, lse with return_lse and rng_state with return_rng_state, for this rank's queries. Differentiable
+    where one call of backward reaches it on all ranks: d_o is that of the sum of all ranks' losses. The gradients of sink, bias
+    and tensors of a score are to be summed over the ranks, as those of any parameter that all of them hold.
 
     Raises ValueError or TypeError naming the argument, on the rank with the fault, and RuntimeError with the reason on the
     others; RuntimeError for a rank that is gone or late. On GPUs Ranks.check tells of the latter.
     """
     method = (heads_ranks, stages, ranks_per_host, memory_limit)
-    o, lse = _attend(q, k, v, group, pieces, key_pieces, return_lse, method, dict(options))
-    return (o, lse) if return_lse else o
+    o, lse, stream = _attend((q, k, v), group, (pieces, key_pieces), return_lse, method, dict(options))
+    results = [o]
+    if return_lse:
+        results.append(lse)
+    if return_rng_state:
+        results.append(torch.tensor([stream.get("seed", 0), stream.get("offset", 0)]))
+    return tuple(results) if len(results) > 1 else o
+
+
+@takes_options
+def attend_backward(
+    d_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    rng_state: Tensor | None = None,
+    group: Any = None,
+    pieces: Pieces | None = None,
+    key_pieces: Pieces | None = None,
+    heads_ranks: int = 0,
+    stages: int = 0,
+    ranks_per_host: int = 0,
+    memory_limit: int = 0,
+    **options: Unpack[Options],
+) -> Gradients:
+    """Gradients of attend without autograd, for programs that have their own; all ranks call it.
+
+    Arguments:
+        d_o: as o: the gradient that arrives at this rank's rows.
+        q, k, v, and all that is not named here: as they were given to attend.
+        o, lse: what attend returned with return_lse.
+        dlse: as lse: the gradient that arrives at lse; None is 0, on all ranks or on none.
+        rng_state: of a forward with dropout, what attend returned with return_rng_state, or a state of PyTorch or flash_attn that
+            has seed and offset: (2,) int64 or uint64; one on a GPU is waited for. Instead of it seed and offset may be given.
+
+    Returns fovea.Gradients for this rank's rows; dbias, dsink and dtensors are to be summed over the ranks.
+
+    Raises as attend does.
+    """
+    ranks = ranks_of(group)
+    method = (heads_ranks, stages, ranks_per_host, memory_limit)
+    with torch.no_grad():
+        with ranks.telling():
+            tensors = {"d_o": d_o, "o": o, "lse": lse} | ({} if dlse is None else {"dlse": dlse})
+            _check_tensors(q, k, v, tensors)
+            if isinstance(pieces, str):
+                raise ValueError(f"pieces: got {pieces!r}; expected pieces, as the forward alone has queries on every rank; pass them")
+            given = _inputs(ranks, (q, k, v), (pieces, key_pieces), dlse is not None, method, dict(options), rng_state, True)
+            call, q, k, v, sink, bias, named = given
+            arrays = {name: x.contiguous() for name, x in tensors.items()} | {"q": q, "k": k, "v": v, "sink": sink, "bias": bias}
+        return _backward(call, arrays, named, sink is not None, bias is not None, tuple(named))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ class _Message(NamedTuple):
     peer: int
     memory: Tensor
     request: Any
-    announced: int | None
-    """Where the memory gets the size of the next message: that size."""
+    announced: tuple[int, int] | None
+    """Where the memory gets the size of the next message, and the number of the peer's call: what they are here."""
 
 
 class Channel:
@@ -47,6 +48,10 @@ class Channel:
     def __init__(self, store: Any, rank: int, size: int, deadline: float) -> None:
         """All ranks make it, with a store that is theirs alone."""
         self.rank, self.size, self.failure = rank, size, ""
+        self.call = 0
+        """What this rank is in: a number that is the same for the same call on all ranks."""
+        self.difference: Callable[[int, int], str] = lambda peer, call: ""
+        """Says how the call of a peer differs from this rank's."""
         self._store = store
         self._counts: Counter[tuple[str, int]] = Counter()
         self._steps: deque[deque[_Message]] = deque()
@@ -77,13 +82,16 @@ class Channel:
                 verb, peer = message.verb, message.peer
                 del message  # before the memory of messages goes back to the caller
                 raise self._failed(verb, peer, error) from None
-            if message.announced is not None and int(message.memory) != message.announced:
+            if message.announced is not None and tuple(message.memory.tolist()) != message.announced:
                 step.clear()
-                self.stop(
-                    f"rank {self.rank}: rank {message.peer} sent {int(message.memory)} bytes where {message.announced} are "
-                    "expected: the ranks make different calls"
-                )
-                raise RuntimeError(self.failure)
+                self._stop_different_calls(message.peer, message.memory.tolist(), message.announced)
+
+    def _stop_different_calls(self, peer: int, came: list[int], expected: tuple[int, int]) -> None:
+        difference = self.difference(peer, came[1]) if came[1] != expected[1] else ""
+        if not difference:
+            difference = f"rank {peer} sent {came[0]} bytes where {expected[0]} are expected; make the same calls on all ranks"
+        self.stop(f"rank {self.rank}: the ranks make different calls: {difference}")
+        raise RuntimeError(self.failure)
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """The integers of every rank; all give as many."""
@@ -120,16 +128,16 @@ class Channel:
             raise RuntimeError("group: its connections are closed; expected them open; make new Ranks")
         step: deque[_Message] = deque()
         self._steps.append(step)
-        # Sizes go ahead of the messages, so that ranks which mean different ones find out at once.
+        # Sizes and calls go ahead of the messages, so that ranks which mean different ones find out at once.
         for peer, memory in receives:
-            self._post(step, "send", peer, torch.empty((), dtype=torch.int64), len(memory))
+            self._post(step, "send", peer, torch.empty(2, dtype=torch.int64), (len(memory), self.call))
         for peer, memory in sends:
-            self._post(step, "take", peer, torch.tensor(len(memory)))
+            self._post(step, "take", peer, torch.tensor((len(memory), self.call)))
         for verb, messages in (("send", receives), ("take", sends)):
             for peer, memory in messages:
                 self._post(step, verb, peer, memory)
 
-    def _post(self, step: deque[_Message], verb: str, peer: int, memory: Tensor, announced: int | None = None) -> None:
+    def _post(self, step: deque[_Message], verb: str, peer: int, memory: Tensor, announced: tuple[int, int] | None = None) -> None:
         request = self._gloo.recv if verb == "send" else self._gloo.send
         try:
             step.append(_Message(verb, peer, memory, request([memory], peer, self._tag(verb, peer, memory)), announced))

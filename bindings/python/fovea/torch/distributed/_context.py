@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from ._pieces import Pieces, rows_of, shard, unshard, zigzag
 from ._ranks import Ranks, ranks_of
 
 Placement = Callable[[int, int], Pieces]
+
+_SEEDS = r"dropout_p: got the seeds \1; call torch.manual_seed with one number on every rank"
 
 
 def _total_of(buffers: list[Tensor], dims: list[int]) -> int | None:
@@ -73,9 +76,8 @@ def _sdpa(
 ) -> Tensor:
     """scaled_dot_product_attention of this rank's rows, (batch, heads, rows, size) or without the batch."""
     with ranks.telling():
-        if attn_mask is not None or dropout_p > 0:
-            name, got = ("attn_mask", "one") if attn_mask is not None else ("dropout_p", dropout_p)
-            raise ValueError(f"{name}: got {got} in context_parallel; expected none; call attention with it outside of the block")
+        if attn_mask is not None:
+            raise ValueError("attn_mask: got one in context_parallel; expected none; call attention with it outside of the block")
         if query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
             raise ValueError(
                 f"query: got shape {tuple(query.shape)}; expected (batch, heads, rows, size), as key and value; reshape them"
@@ -94,7 +96,10 @@ def _sdpa(
                     f"{ranks.rank}; compute attention to other rows outside of the block"
                 )
     q, k, v = (x.transpose(-2, -3) if x.ndim == 4 else x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    o = attend(q, k, v, group=ranks, pieces=pieces, causal=is_causal, scale=scale, **method)
+    try:
+        o = attend(q, k, v, group=ranks, pieces=pieces, causal=is_causal, scale=scale, dropout=dropout_p, **method)
+    except ValueError as error:
+        raise ValueError(re.sub(r"^seed: got (.*);.*", _SEEDS, str(error))) from None
     return o.transpose(1, 2) if query.ndim == 4 else o[0].transpose(0, 1)
 
 
@@ -122,8 +127,9 @@ def context_parallel(
         placement: (length, ranks) -> pieces; zigzag gives the rows that PyTorch's own gives where 2 * ranks divides the length.
         heads_ranks, stages: as in attend.
 
-    scaled_dot_product_attention takes query, key and value of the sequence, is_causal, scale and enable_gqa there; attn_mask
-    and dropout_p raise ValueError, on all ranks. Without buffers the ranks ask each other for their rows in each call.
+    scaled_dot_product_attention takes query, key and value of the sequence, is_causal, scale, enable_gqa and dropout_p there;
+    attn_mask raises ValueError, on all ranks. The seed of dropout_p comes from PyTorch's generators, which are in the same state on
+    all ranks; else all raise ValueError. What is dropped is what one device drops. Without buffers the ranks ask each other for their rows in each call.
     """
     buffers, dims, kept = list(buffers or ()), list(buffer_seq_dims or ()), tuple(no_restore_buffers or ())
     total = _total_of(buffers, dims)

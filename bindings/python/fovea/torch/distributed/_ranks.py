@@ -52,6 +52,8 @@ class Ranks:
         self._transports: dict[torch.device, Any] = {}
         self._communicators: dict[torch.device, Communicator] = {}
         self.plans: dict[Any, Any] = {}
+        self._plans_made = 0
+        self._channel.difference = self._difference
 
     def process_group(self) -> Any:
         return self._group()
@@ -68,6 +70,29 @@ class Ranks:
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """The integers of every rank; all give as many."""
         return self._channel.gather(numbers)
+
+    @contextlib.contextmanager
+    def calling(self, number: int) -> Iterator[None]:
+        """Messages inside are those of a plan, which has this number on all ranks."""
+        self._channel.call = number
+        try:
+            yield
+        finally:
+            self._channel.call = 0
+
+    def next_number(self) -> int:
+        """Of a plan that all ranks have made."""
+        self._plans_made += 1
+        return self._plans_made
+
+    def require_same(self, numbers: dict[str, int]) -> None:
+        """ValueError on all ranks where one gives other numbers than the others."""
+        every = self.gather(list(numbers.values()))
+        for i, name in enumerate(numbers):
+            values = [each[i] for each in every]
+            if len(set(values)) > 1:
+                got = " and ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                raise ValueError(f"{name}: got {got}, expected the same on all ranks; pass one value on every rank")
 
     def check(self) -> None:
         """Raises RuntimeError where a rank failed or was late. On GPUs, where calls return before their work is done, ask once
@@ -115,6 +140,20 @@ class Ranks:
                 communicator.destroy()
         self._transports.clear()
         self._channel.close()
+
+    def _difference(self, peer: int, call: int) -> str:
+        """How the plan that a peer runs differs from that of this rank; both are kept here, as all ranks made them."""
+        keys = {planned.number: key for key, planned in self.plans.items()}
+        own, other = keys.get(self._channel.call), keys.get(call)
+        if own is None or other is None:
+            who = f"rank {self.rank if own is None else peer}"
+            return f"{who} makes a plan, as its arguments are new, where others run one that is kept; pass the same on all ranks"
+        parts = zip(own.named(), other.named(), strict=True)
+        name, mine, theirs = next(((a[0], a[1], b[1]) for a, b in parts if a != b), ("calls", "one", "another"))
+        return (
+            f"{name}: got {mine} on rank {self.rank} and {theirs} on rank {peer}, expected the same on all ranks; pass one value on "
+            "every rank"
+        )
 
     def _open(self, device: torch.device) -> Any:
         if device.type == "cpu":
