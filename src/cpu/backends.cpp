@@ -21,6 +21,7 @@
 #include "cpu/forward.hpp"
 #include "cpu/ops.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/terms_in_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -123,14 +124,11 @@ template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionPro
 Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
   if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
   if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
-  if (p.has(Role::kKeys)) {
-    return {p.pass == Pass::kForward ? prepare_forward_of_lists(p, *kOps(), options)
-                                     : prepare_backward_of_lists(p, *kOps(), options),
-            ""};
-  }
-  return {
-      p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
-      ""};
+  const AttentionProblem terms = with_terms_in_expressions(p);
+  const bool forward = p.pass == Pass::kForward, lists = p.has(Role::kKeys);
+  const auto prepare = lists ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
+                             : forward ? prepare_forward : prepare_backward;
+  return {prepare(terms, *kOps(), options), ""};
 }
 
 constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16_or_few_rows>,

@@ -51,7 +51,7 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
     ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.positions(), n);
     in.tiles = {row_scores, nullptr, nullptr};
     in.scratch = a.t.pairs.registers;
-    for (int64_t r = 0; a.terms.programs.scales && r < a.lanes.count; ++r)
+    for (int64_t r = 0; a.terms.any && r < a.lanes.count; ++r)
       scale_products(a.group, row_scores + r * kBlockKeys, n);
     ops.run_program(*program, in);
   }

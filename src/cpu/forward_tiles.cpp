@@ -39,7 +39,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
   const bool masked = panel_scores(ops, group, lanes, terms, seen, s.score_operands(block.keys, queries),
-                                   key_rows, n, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
+                                   key_rows, n, block.positions(), t.scores, t.maxima, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;

@@ -114,8 +114,7 @@ struct Schedule {
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
     row_path = rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) &&
-               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-                 p.has(Role::kMask) || p.has(Role::kBlockMask));
+               p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
   }
 

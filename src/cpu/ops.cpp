@@ -40,7 +40,6 @@ constexpr Ops make_ops(const char* name) {
   ops.multiply_gradients = multiply_gradients;
   ops.mask_range = mask_range;
   ops.column_max = column_max;
-  ops.softcap = softcap;
   ops.dropout_bits = dropout_bits;
   ops.multiply_kept = multiply_kept;
   ops.keep_pairs = keep_pairs;

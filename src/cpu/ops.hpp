@@ -146,8 +146,6 @@ struct Ops {
   void (*mask_range)(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end);
   /// column_max[lane] = max(column_max[lane], s[j][lane]).
   void (*column_max)(const float* s, int64_t n, float* column_max);
-  /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
-  void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
 
   /// Which weights dropout keeps, keys from j0 on, j0 even: bit 2 x + e of row j of kKeptBytes is that of lane x for the key
   /// j0 + 2 j + e. Lane x is query[x] of a sequence; head[x] is batch index * heads_q + query head.

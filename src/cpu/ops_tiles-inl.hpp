@@ -59,17 +59,6 @@ HWY_INLINE V tanh_fast(V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(magnitude, x), x);
 }
 
-void softcap(float* s, int64_t count, float scale, float cap, float* derivative) {
-  const D d;
-  const V factor = hn::Set(d, scale / cap);
-  const V limit = hn::Set(d, cap);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const V t = tanh_fast(hn::Mul(hn::LoadU(d, s + i), factor));
-    hn::StoreU(hn::Mul(t, limit), d, s + i);
-    if (derivative != nullptr) hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, derivative + i);
-  }
-}
-
 void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst) {
   int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR

@@ -28,10 +28,10 @@ bool is_number(const expr::Graph& graph, expr::NodeId id, double value) {
   return graph[id].op == expr::Op::kFloat && graph[id].as_float() == value;
 }
 
-/// The name s: the products times the scale, or the scores that other terms have made of them.
-ValueId s_of(const AttentionProblem& p, bool scales, Values& values) {
+/// The name s: the products times the scale.
+ValueId s_of(const AttentionProblem& p, Values& values) {
   const ValueId tile = values.tile(kScoreTile);
-  if (!scales || p.scale == 1) return tile;
+  if (p.scale == 1) return tile;
   return values.make(Code::kMultiply, Kind::kFloat, {tile, values.number(static_cast<float>(p.scale))});
 }
 
@@ -60,13 +60,13 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   return values.add(node);
 }
 
-Program gradient_program(const AttentionProblem& p, bool scales, std::span<const GradientLayout> layouts) {
+Program gradient_program(const AttentionProblem& p, std::span<const GradientLayout> layouts) {
   expr::Expression score = *p.expressions->score;
   std::vector<std::vector<expr::ElementDerivative>> derivatives;
   for (const GradientLayout& layout : layouts)
     derivatives.push_back(expr::differentiate_by_elements(score, layout.tensor));
   Values values;
-  Lowering lowering(p, score, false, s_of(p, scales, values), values);
+  Lowering lowering(p, score, false, s_of(p, values), values);
   std::vector<ValueId> additions;
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (const expr::ElementDerivative& d : derivatives[i]) {
@@ -94,10 +94,9 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
   const std::optional<expr::Expression>& sees = p.expressions->sees;
   has_score = score.has_value();
   has_sees = sees.has_value();
-  scales = has_score && !(p.softcap > 0 || p.has(Role::kAlibi) || p.has(Role::kBias));
   const bool backward = p.pass == Pass::kBackward;
   Values values;
-  const ValueId s = has_score ? s_of(p, scales, values) : values.tile(kScoreTile);
+  const ValueId s = has_score ? s_of(p, values) : values.tile(kScoreTile);
   std::vector<ProgramOutput> outputs;
   ValueId result = s;
   if (has_score) {
@@ -125,7 +124,7 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     }
   }
   if (has_score && !gradient_layouts.empty()) {
-    gradients = gradient_program(p, scales, gradient_layouts);
+    gradients = gradient_program(p, gradient_layouts);
     gradients_read_score = reads_tile(gradients, kScoreTile);
   }
 }

@@ -31,7 +31,6 @@ struct PairPrograms {
   bool sees_by_head = false;      ///< whether `sees` depends on the query head
   bool sees_by_key_head = false;  ///< or on the key head
   bool has_slope = false;         ///< the slope tile holds d score / d s; else that is 1
-  bool scales = false;            ///< takes products, and multiplies them by the scale itself
   bool gradients_read_score = false;
   Program all, some;  ///< of blocks that are seen in all of their pairs, and in some
   Program gradients;  ///< reads the scores before the expression, and their gradients

@@ -26,11 +26,8 @@ Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) 
 
 ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs)
     : programs(pair_programs) {
-  softcap = p.softcap > 0;
-  masks = p.has(Role::kMask) || p.has(Role::kBlockMask);
-  // With a negative scale the largest product is the smallest score, so such a scale goes through apply_terms().
-  any = softcap || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || masks || programs.has_score;
-  for (size_t i = 0; i < p.named.size(); ++i) tensors[i] = static_cast<const char*>(b.named(i));
+  any = programs.has_score;
+  for (size_t i = 0; i < p.named.size(); ++i) tensors[i] = static_cast<const char*>(b.of(p.named[i]));
   factor = any ? kLog2e : static_cast<float>(p.scale * 1.4426950408889634);
   dropout = p.dropout > 0;
   if (dropout) {
@@ -73,10 +70,6 @@ bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
   return true;
 }
 
-const char* at(const MatrixView& m, int64_t i, int64_t j, DType type) {
-  return m.data + (i * m.stride + j * m.column_stride) * size_of(type);
-}
-
 }  // namespace
 
 bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
@@ -96,64 +89,6 @@ void scale_products(const Group& group, float* s, int64_t count) {
   if (group.product_scale == 1.0f) return;
   for (int64_t i = 0; i < count; ++i) s[i] *= group.product_scale;
 }
-
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
-                 KeyPositions positions, float* derivative) {
-  const AttentionProblem& p = *group.problem;
-  const Buffers& b = *group.buffers;
-  const auto scale = static_cast<float>(p.scale) * group.product_scale;
-  if (p.softcap > 0) {
-    ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
-  } else {
-    for (int64_t i = 0; i < n * kPanel; ++i) s[i] *= scale;
-  }
-  const bool alibi = p.has(Role::kAlibi), bias = p.has(Role::kBias);
-  if (!(alibi || bias)) return;
-  const DType bias_type = p[Role::kBias].dtype;
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
-    if (alibi) {
-      const float slope = alibi_slope(p, b, group.batch, head);
-      const int64_t diagonal = group.window.diagonal(i);
-      for (int64_t j = 0; j < n; ++j) {
-        s[j * kPanel + x] -= slope * static_cast<float>(std::abs(diagonal - positions[j]));
-      }
-    }
-    if (bias) {
-      const MatrixView view = pairs_of(p, b, Role::kBias, group.batch, head);
-      for (int64_t j = 0; j < n; ++j)
-        s[j * kPanel + x] += load_element(at(view, i, positions[j], bias_type), bias_type, 0);
-    }
-  }
-}
-
-namespace {
-
-/// Mask and block mask.
-void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, KeyPositions positions) {
-  const AttentionProblem& p = *group.problem;
-  const Buffers& b = *group.buffers;
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
-    if (p.has(Role::kMask)) {
-      const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
-      for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i, positions[j], DType::kU8) == 0)
-          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    if (p.has(Role::kBlockMask)) {
-      const MatrixView view = pairs_of(p, b, Role::kBlockMask, group.batch, head);
-      for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i / p.block_q, positions[j] / p.block_k, DType::kU8) == 0) {
-          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
 
 ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions,
                                     int64_t n) const {
@@ -201,7 +136,7 @@ void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_
 
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch) {
+                  float* s, float* maxima, const PairScratch& scratch) {
   const int64_t j0 = positions.first;
   const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
@@ -210,20 +145,15 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     return false;
   }
   multiply(ops, group, operands, key_rows, s, nullptr);
-  if (terms.any && terms.programs.scales) {
-    scale_products(group, s, n * kPanel);
-  } else if (terms.any) {
-    apply_terms(ops, group, lanes, s, n, positions, derivative);
-  }
+  if (terms.any) scale_products(group, s, n * kPanel);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
     ProgramInputs in = terms.inputs_of(group, lanes, positions, n);
     in.tiles = {s, scratch.slope, nullptr};
     in.scratch = scratch.registers;
-    if (inside && !terms.masks) in.maxima = std::exchange(maxima, nullptr);
+    if (inside) in.maxima = std::exchange(maxima, nullptr);
     ops.run_program(*program, in);
   }
-  if (terms.masks) apply_masks(group, lanes, s, n, positions);
   if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
   if (maxima != nullptr) ops.column_max(s, n, maxima);
   return !inside || seen == Seen::kSome;

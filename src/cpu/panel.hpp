@@ -90,16 +90,14 @@ struct KeyPositions {
   int64_t operator[](int64_t j) const { return list == nullptr ? first + j : list[j]; }
 };
 
-/// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, expressions, masks.
+/// What makes scores and weights of products, beside the band (causal and window): scale, expressions, dropout.
 struct ScoreTerms {
-  bool any;      ///< the scores are in natural units; else products
-  bool softcap;  ///< scores have a derivative by scale * product
-  bool masks;    ///< mask or block mask
+  bool any;  ///< an expression makes the scores, in natural units; else they are products
   bool dropout;
   float factor;  ///< stored score times factor is in units of log2, where q, k and v have no factors
   tile::Dropout stream;
   const PairPrograms& programs;
-  std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
+  std::array<const char*, kMaxTermTensors> tensors{};  ///< those that the programs read
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
 
@@ -126,11 +124,6 @@ struct PairScratch {
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);
 
-/// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
-/// null) gets d score / d (scale * product), with softcap alone.
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
-                 KeyPositions positions, float* derivative);
-
 /// The operands of the products of a panel: rows of `words` words. The last `value_words` of them are of v and qv.
 struct ScoreOperands {
   Operand keys;
@@ -143,7 +136,7 @@ struct ScoreOperands {
 /// when the band or `sees` masks some of the n x lanes pairs.
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch);
+                  float* s, float* maxima, const PairScratch& scratch);
 
 /// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
 Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);

@@ -28,6 +28,21 @@ bool covers(const expr::Graph& graph, const std::vector<expr::ElementDerivative>
   return false;
 }
 
+/// Element `offset` of the gradient of a tensor.
+void store_element(const Buffers& buffers, const NamedTensor& named, int64_t offset, float value) {
+  void* output = buffers.gradient_of(named);
+  switch (named.gradient.dtype) {
+    case DType::kF16:
+      static_cast<F16*>(output)[offset] = from_float<F16>(value);
+      break;
+    case DType::kBF16:
+      static_cast<Bf16*>(output)[offset] = from_float<Bf16>(value);
+      break;
+    default:
+      static_cast<float*>(output)[offset] = value;
+  }
+}
+
 }  // namespace
 
 TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemIndex& items,
@@ -59,7 +74,9 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
     const bool by_pairs =
         covers(score.graph, elements, t, {Variable::kQ}) && covers(score.graph, elements, t, {Variable::kK});
     // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
-    g.direct = elements.empty() || (by_pairs && g.copies == 1);
+    // Those of 16 bits are rounded once, so each of them has to be that of one pair and head.
+    const bool alone = elements.size() == 1 && (problem.heads_q == 1 || covers(score.graph, elements, t, {Variable::kH}));
+    g.direct = elements.empty() || (by_pairs && g.copies == 1 && (t.dtype == DType::kF32 || alone));
     if (g.direct) {
       layout.layout = t;
       g.copies = 0;
@@ -107,10 +124,9 @@ void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pie
         item -= count;
         continue;
       }
-      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
       for_piece(g, item, [&](int64_t element, int64_t offset) {
         for (int64_t copy = 0; copy < g.copies; ++copy) sums[g.first + copy * g.size + element] = 0;
-        output[offset] = 0;
+        store_element(buffers, p_.named[g.tensor], offset, 0);
       });
       break;
     }
@@ -118,11 +134,11 @@ void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pie
 }
 
 void TensorGradients::targets_of(const Buffers& buffers, double* sums, const ItemIndex& item,
-                                 std::array<GradientTarget, kMaxNamedTensors>& targets) const {
+                                 std::array<GradientTarget, kMaxTermTensors>& targets) const {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const Gradient& g = gradients_[i];
     if (g.direct) {
-      targets[i] = {nullptr, static_cast<float*>(buffers.gradient(g.tensor))};
+      targets[i] = {nullptr, buffers.gradient_of(p_.named[g.tensor]), p_.named[g.tensor].gradient.dtype};
       continue;
     }
     int64_t copy = 0;
@@ -142,11 +158,10 @@ void TensorGradients::write(const Buffers& buffers, const double* sums, WorkQueu
         continue;
       }
       if (g.direct) break;
-      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
       for_piece(g, item, [&](int64_t element, int64_t offset) {
         double sum = 0;
         for (int64_t copy = 0; copy < g.copies; ++copy) sum += sums[g.first + copy * g.size + element];
-        output[offset] = static_cast<float>(sum);
+        store_element(buffers, p_.named[g.tensor], offset, static_cast<float>(sum));
       });
       break;
     }
