@@ -17,8 +17,14 @@
 // The reference m is an earlier maximum of the row, not the present one: the scores need no pass of their own to find it,
 // and O is not rescaled. Weights are then above 1 where scores rise; where their sum over a turn says that they rise too far, the row
 // takes the maximum of the turn, and the turn is weighed again.
+//
+// Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
+// tested. Strips that none of the 32 queries sees are left out. Programs of expressions run over a strip between tiles and softmax.
+#include "cpu/program.hpp"  // before a constant of the name of one of its enumerators
+
 #include "cpu/attend_amx_steps.hpp"
 #include "cpu/scratch.hpp"
+#include "tile/log2.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -40,7 +46,8 @@ constexpr int64_t kMostTurn = kAttendKeys;
 constexpr float kLargestSum = 512.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-static_assert(kAttendScratch == (2 * kStrip + kMostTurn) * kWidth + 3 * kTile);
+static_assert(kAttendScratch == (3 * kStrip + kMostTurn) * kWidth + 3 * kTile);
+static_assert(kSeenKeys == kStrip);
 
 /// 16 queries of a panel.
 struct Column {
@@ -51,6 +58,12 @@ struct Column {
   const int32_t *begin, *end;
   tile::Range any, all;
   const uint8_t* kept;
+  const int32_t *query, *head;
+  const float* distance;
+  int64_t step;
+  const void* const* elements;
+  DType dtype;
+  const uint32_t* seen;  ///< at row stride kPanel
 };
 using Columns = std::array<Column, 2>;
 
@@ -59,19 +72,21 @@ constexpr int64_t turn_of(int64_t columns) {
   return columns > 3 * kStrip ? kMostTurn : kMostTurn / 2;
 }
 
-/// Two columns against the keys [first, end) of a run.
+/// Two columns against neighbouring strips of a run, all of whose keys are in the range.
 ///
 /// Weights stay in registers as long as their address is known to no function that is called: those that are not inlined get copies.
+template <int kForm>
 class Pass {
  public:
-  FOVEA_AMX Pass(const AttendKeys& keys, Columns& columns, float* scratch)
+  FOVEA_AMX Pass(const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range)
       : keys_(keys),
         columns_(columns),
         scores_(scratch),
-        pairs_(reinterpret_cast<uint32_t*>(scratch + 2 * kStrip * kWidth)),
+        added_(scratch + 2 * kStrip * kWidth),
+        pairs_(reinterpret_cast<uint32_t*>(added_ + kStrip * kWidth)),
         turn_(turn_of(keys.columns)),
-        first_(std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -turn_),
-        end_(std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end))) {
+        first_(range.begin),
+        end_(range.end) {
     for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
     set_offsets();
   }
@@ -89,9 +104,10 @@ class Pass {
             keys_.words};
   }
   FOVEA_AMX Product values_of(int64_t turn) const {
-    const Operand& values = keys_.blocks[(turn - keys_.first) / kAttendKeys].values;
-    const auto* pairs = reinterpret_cast<const float*>(pairs_of(turn));
-    return {values.data + (turn - keys_.first) % kAttendKeys / 2,
+    const int64_t begin = begin_of(turn);
+    const Operand& values = keys_.blocks[(begin - keys_.first) / kAttendKeys].values;
+    const auto* pairs = reinterpret_cast<const float*>(pairs_of(begin));
+    return {values.data + (begin - keys_.first) % kAttendKeys / 2,
             values.row_stride,
             {pairs, pairs + kTile},
             kWidth,
@@ -99,16 +115,24 @@ class Pass {
   }
   /// The weights of key and those behind it.
   uint32_t* pairs_of(int64_t key) const { return pairs_ + (key & (2 * turn_ - 1)) / 2 * kWidth; }
-  int64_t strips_of(int64_t turn) const { return ceil_div(std::min(turn_, end_ - turn), kStrip); }
+  /// Turns begin at multiples of their keys; the first may lack some.
+  int64_t begin_of(int64_t turn) const { return std::max(turn, first_); }
+  int64_t strips_of(int64_t turn) const {
+    return ceil_div(std::min(turn + turn_, end_) - begin_of(turn), kStrip);
+  }
   static Accumulators scores_at(float* scores) { return {{scores, scores + kTile}, {kWidth, kWidth}}; }
 
   FOVEA_AMX void set_offsets();
   FOVEA_AMX void mask(int64_t key, float* scores) const;
-  FOVEA_AMX __m512 largest(const float* scores, size_t x) const;
-  FOVEA_AMX void refer(const float* scores);
+  FOVEA_AMX void run_program(int64_t key, float* scores) const;
+  FOVEA_AMX void add_elements(int64_t key) const;
+  FOVEA_AMX void add_where_seen(int64_t key, Weights& w) const;
+  FOVEA_AMX void set_terms(int64_t key, float* scores, Weights& w) const;
+  FOVEA_AMX __m512 largest(const Weights& w, int x) const;
+  FOVEA_AMX void refer(const Weights& w);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;
-  FOVEA_AMX float* score_again(int64_t key, float* scores) const;
+  FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w) const;
   FOVEA_AMX void weigh_again(int64_t turn, float* scores, __m512* sum);
   FOVEA_AMX void begin_strip(int64_t key, Weights& w);
   template <int kPairs>
@@ -122,6 +146,7 @@ class Pass {
   const AttendKeys& keys_;
   Columns& columns_;
   float* scores_;
+  float* added_;  ///< [keys of a strip][kWidth], where they are not read as they lie
   uint32_t* pairs_;
   int64_t turn_;  ///< keys whose weights meet V at once, a power of two
   int64_t first_, end_;
@@ -133,7 +158,8 @@ class Pass {
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
-FOVEA_AMX void Pass::set_offsets() {
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::set_offsets() {
   fresh_ = false;
   for (size_t x = 0; x < 2; ++x) {
     const __m512 reference = _mm512_loadu_ps(columns_[x].row_max);
@@ -145,7 +171,8 @@ FOVEA_AMX void Pass::set_offsets() {
 }
 
 /// The scores of keys that a row does not see become -inf.
-FOVEA_AMX void Pass::mask(int64_t key, float* scores) const {
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::mask(int64_t key, float* scores) const {
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
     if (column.all.begin <= key && key + kStrip <= column.all.end) continue;
@@ -160,29 +187,132 @@ FOVEA_AMX void Pass::mask(int64_t key, float* scores) const {
   }
 }
 
+/// Makes scores of the products of a strip.
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::run_program(int64_t key, float* scores) const {
+  const AttendProgram& program = *keys_.program;
+  if (program.product_scale != 1.0f) {
+    for (int64_t i = 0; i < kStrip * kWidth; ++i) scores[i] *= program.product_scale;
+  }
+  alignas(64) int32_t query[kWidth], head[kWidth];
+  for (size_t x = 0; x < 2; ++x) {
+    std::copy_n(columns_[x].query, kTile, query + x * kTile);
+    std::copy_n(columns_[x].head, kTile, head + x * kTile);
+  }
+  ProgramInputs inputs = *program.inputs;
+  inputs.query = query;
+  inputs.head = head;
+  inputs.lanes = kWidth;
+  inputs.first_key = key;
+  inputs.keys = std::min(kStrip, keys_.end - key);
+  inputs.tiles[kScoreTile] = scores;
+  program.run(*program.program, inputs);
+}
+
+/// What elements and distances add to a strip, in units of log2. Keys that do not exist have 0.
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
+  const int64_t n = std::min(kStrip, keys_.end - key);
+  const void* rows[kWidth];
+  for (int64_t x = 0; x < kWidth; ++x) {
+    const Column& column = columns_[static_cast<size_t>(x / kTile)];
+    rows[x] = static_cast<const char*>(column.elements[x % kTile]) + (key - keys_.first) * size_of(column.dtype);
+  }
+  keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
+  std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
+  for (size_t x = 0; x < 2; ++x) {
+    const Column& column = columns_[x];
+    if (column.distance == nullptr) continue;
+    for (int64_t j = 0; j < n; ++j) {
+      float* to = added_ + j * kWidth + static_cast<int64_t>(x) * kTile;
+      const float* from = column.distance - (key - keys_.first + j) * column.step;
+      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_loadu_ps(from)));
+    }
+  }
+}
+
+/// Where a band hides keys, what is added to their scores is 0: -inf and +inf are no number.
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::add_where_seen(int64_t key, Weights& w) const {
+  for (size_t x = 0; x < 2; ++x) {
+    const Column& column = columns_[x];
+    const bool inside = column.all.begin <= key && key + kStrip <= column.all.end;
+    const __m512i begin = _mm512_loadu_si512(column.begin), end = _mm512_loadu_si512(column.end);
+    for (int64_t j = 0; j < kStrip; ++j) {
+      const __m512i position = _mm512_set1_epi32(static_cast<int>(key + j));
+      const __mmask16 sees = _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
+      const __m512 added = _mm512_loadu_ps(w.added[x] + j * w.step);
+      _mm512_storeu_ps(added_ + j * kWidth + static_cast<int64_t>(x) * kTile,
+                       inside ? added : _mm512_maskz_mov_ps(sees, added));
+    }
+    w.added[x] = added_ + x * kTile;
+  }
+  w.step = kWidth;
+}
+
+/// Terms of the scores of a strip: those in memory, and those that come beside the softmax.
+template <int kForm>
+FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights& w) const {
+  if (keys_.program != nullptr) run_program(key, scores);
+  mask(key, scores);
+  w.scores = scores;
+  w.pairs = pairs_of(key);
+  w.left = kPairsOfStrip;
+  const int64_t at = key - keys_.first;
+  if constexpr ((kForm & kAdded) != 0) {
+    if (columns_[0].elements != nullptr) {
+      add_elements(key);
+      for (size_t x = 0; x < 2; ++x) w.added[x] = added_ + x * kTile;
+      w.step = kWidth;
+    } else {
+      for (size_t x = 0; x < 2; ++x) w.added[x] = columns_[x].distance - at * columns_[x].step;
+      w.step = -columns_[0].step;
+    }
+    const auto inside = [&](const Column& column) {
+      return column.all.begin <= key && key + kStrip <= column.all.end;
+    };
+    if (!inside(columns_[0]) || !inside(columns_[1])) add_where_seen(key, w);
+  }
+  if constexpr ((kForm & kMasked) != 0) {
+    w.bit = kBits.bit;
+    for (size_t x = 0; x < 2; ++x) {
+      const uint32_t* seen = columns_[x].seen;
+      w.seen[x] = seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
+    }
+  }
+}
+
 /// The largest score of a strip, in units of log2, by row.
-FOVEA_AMX __m512 Pass::largest(const float* scores, size_t x) const {
-  const __m512 factor = _mm512_set1_ps(keys_.factor);
-  __m512 top = _mm512_set1_ps(-kInfinity);
-  for (int64_t j = 0; j < kStrip; ++j)
-    top = _mm512_max_ps(
-        top, _mm512_mul_ps(_mm512_loadu_ps(scores + j * kWidth + static_cast<int64_t>(x) * kTile), factor));
+template <int kForm>
+FOVEA_AMX __m512 Pass<kForm>::largest(const Weights& w, int x) const {
+  const __m512 lowest = _mm512_set1_ps(-kInfinity);
+  __m512 top = lowest;
+  for (int64_t j = 0; j < kStrip; ++j) {
+    __m512 score = _mm512_mul_ps(_mm512_loadu_ps(w.scores + j * kWidth + x * kTile), w.factor);
+    if constexpr ((kForm & kAdded) != 0)
+      score = _mm512_add_ps(score, _mm512_loadu_ps(w.added[x] + j * w.step));
+    if constexpr ((kForm & kMasked) != 0)
+      score = _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
+    top = _mm512_max_ps(top, score);
+  }
   return top;
 }
 
 /// Rows that have seen no key yet take the largest score of the strip as their reference.
-FOVEA_AMX void Pass::refer(const float* scores) {
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::refer(const Weights& w) {
   for (size_t x = 0; x < 2; ++x) {
     float* row_max = columns_[x].row_max;
     const __m512 reference = _mm512_loadu_ps(row_max);
     const __mmask16 unseen = _mm512_cmp_ps_mask(reference, _mm512_set1_ps(-kInfinity), _CMP_EQ_OQ);
-    _mm512_storeu_ps(row_max, _mm512_mask_mov_ps(reference, unseen, largest(scores, x)));
+    _mm512_storeu_ps(row_max, _mm512_mask_mov_ps(reference, unseen, largest(w, static_cast<int>(x))));
   }
   set_offsets();
 }
 
 /// Clears the weights of a strip that dropout leaves out.
-FOVEA_AMX void Pass::drop(int64_t key) const {
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::drop(int64_t key) const {
   for (size_t x = 0; x < 2; ++x) {
     if (columns_[x].kept == nullptr) continue;
     uint32_t* pairs = pairs_of(key) + static_cast<int64_t>(x) * kTile;
@@ -196,22 +326,25 @@ FOVEA_AMX void Pass::drop(int64_t key) const {
 }
 
 /// Scores of a strip once more.
-FOVEA_AMX float* Pass::score_again(int64_t key, float* scores) const {
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::score_again(int64_t key, float* scores, Weights& w) const {
   Weights none{};
-  multiply<0>(scores_of(key), nullptr, nullptr, none);
+  multiply<0, kPlain>(scores_of(key), nullptr, nullptr, none);
   store({{scores, scores + kTile}, {kWidth, kWidth}});
-  mask(key, scores);
-  return scores;
+  set_terms(key, scores, w);
 }
 
 /// Rows whose weights rose too far take the largest score of the turn as their reference; then the turn is weighed again, into
 /// `sum`. `scores`: memory of a strip.
-FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
-  const int64_t end = turn + strips_of(turn) * kStrip;
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum) {
+  const int64_t begin = begin_of(turn), end = begin + strips_of(turn) * kStrip;
   __m512 top[2] = {_mm512_set1_ps(-kInfinity), _mm512_set1_ps(-kInfinity)};
-  for (int64_t key = turn; key < end; key += kStrip) {
-    score_again(key, scores);
-    for (size_t x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(scores, x));
+  Weights w{};
+  w.factor = _mm512_set1_ps(keys_.factor);
+  for (int64_t key = begin; key < end; key += kStrip) {
+    score_again(key, scores, w);
+    for (int x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(w, x));
   }
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
@@ -229,17 +362,10 @@ FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
     }
   }
   set_offsets();
-  Weights w{scores,
-            nullptr,
-            0,
-            _mm512_set1_ps(keys_.factor),
-            {offset_[0], offset_[1]},
-            {_mm512_setzero_ps(), _mm512_setzero_ps()}};
-  for (int64_t key = turn; key < end; key += kStrip) {
-    w.scores = score_again(key, scores);
-    w.pairs = pairs_of(key);
-    w.left = kPairsOfStrip;
-    weigh_rest(w);
+  std::copy_n(offset_, 2, w.offset);
+  for (int64_t key = begin; key < end; key += kStrip) {
+    score_again(key, scores, w);
+    weigh_rest<kForm>(w);
     drop(key);
   }
   std::copy_n(w.sum, 2, sum);
@@ -247,20 +373,18 @@ FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
 }
 
 /// Brings the scores of a strip from the tiles to the weights.
-FOVEA_AMX_INLINE void Pass::begin_strip(int64_t key, Weights& w) {
+template <int kForm>
+FOVEA_AMX_INLINE void Pass<kForm>::begin_strip(int64_t key, Weights& w) {
   store_pending();
-  float* scores = pending_.column[0];
-  mask(key, scores);
-  if (fresh_) refer(scores);
-  w.scores = scores;
-  w.pairs = pairs_of(key);
-  w.left = kPairsOfStrip;
+  set_terms(key, pending_.column[0], w);
+  if (fresh_) refer(w);
   std::copy_n(offset_, 2, w.offset);
 }
 
 /// Part `part` of `parts` of the rows of O, against the values of a turn.
+template <int kForm>
 template <int kPairs>
-FOVEA_AMX_INLINE void Pass::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
+FOVEA_AMX_INLINE void Pass<kForm>::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
   const int64_t blocks = (keys_.columns + kStrip - 1) / kStrip;
   Product product = values_of(turn);
   const float* values = product.left;
@@ -270,7 +394,7 @@ FOVEA_AMX_INLINE void Pass::add_values(int64_t turn, int64_t part, int64_t parts
     const Accumulators o{{a.o + row * a.o_stride, b.o + row * b.o_stride}, {a.o_stride, b.o_stride}};
     product.left = values + row * product.left_stride;
     if (row + kTile < keys_.columns) {
-      multiply<kPairs>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
+      multiply<kPairs, kForm>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
       pending_ = o;
       in_tiles_ = true;
     } else {
@@ -280,14 +404,16 @@ FOVEA_AMX_INLINE void Pass::add_values(int64_t turn, int64_t part, int64_t parts
   }
 }
 
-FOVEA_AMX_INLINE bool Pass::rose_too_far(const Weights& w) const {
+template <int kForm>
+FOVEA_AMX_INLINE bool Pass<kForm>::rose_too_far(const Weights& w) const {
   const __m512 most = _mm512_set1_ps(kLargestSum);
   return (_mm512_cmp_ps_mask(w.sum[0], most, _CMP_GT_OQ) | _mm512_cmp_ps_mask(w.sum[1], most, _CMP_GT_OQ)) !=
          0;
 }
 
 /// Adds the sums of a turn to those of the rows; weighs it again where scores rose too far above the references.
-FOVEA_AMX_INLINE void Pass::end_turn(int64_t turn, Weights& w) {
+template <int kForm>
+FOVEA_AMX_INLINE void Pass<kForm>::end_turn(int64_t turn, Weights& w) {
   if (rose_too_far(w)) {
     if (in_tiles_) {  // scores of the next strip
       pending_ = scores_at(scores_ + kStrip * kWidth);
@@ -303,26 +429,26 @@ FOVEA_AMX_INLINE void Pass::end_turn(int64_t turn, Weights& w) {
   }
 }
 
+template <int kForm>
 template <int kPairs>
-FOVEA_AMX void Pass::run() {
-  if (first_ >= end_) return;
+FOVEA_AMX void Pass<kForm>::run() {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  multiply<0>(scores_of(first_), nullptr, nullptr, w);
+  multiply<0, kForm>(scores_of(first_), nullptr, nullptr, w);
   pending_ = scores_at(scores_);
   in_tiles_ = true;
   for (int64_t key = first_; key < end_; key += kStrip) {
     const int64_t turn = key & -turn_, next = key + kStrip;
     begin_strip(key, w);
-    if (turn > first_) add_values<kPairs>(turn - turn_, (key - turn) / kStrip, strips_of(turn), w);
+    if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
     if (next < end_) {
-      multiply<kPairs>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
+      multiply<kPairs, kForm>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
       pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
       store_pending();
     }
-    weigh_rest(w);
+    weigh_rest<kForm>(w);
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -346,14 +472,48 @@ Column shadow_of(const Column& column, float* scratch) {
   return shadow;
 }
 
-FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
+template <int kForm>
+FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range) {
   // Steps of tiles beside which the weights of a strip are made: its scores, and half of the values of a turn.
   const int64_t steps = keys.words / kTile + keys.columns / kStrip;
-  Pass pass(keys, columns, scratch);
-  if (steps >= kPairsOfStrip) return pass.run<1>();
-  if (steps >= kPairsOfStrip / 2) return pass.run<2>();
-  if (steps >= kPairsOfStrip / 4) return pass.run<4>();
-  pass.run<8>();
+  Pass<kForm> pass(keys, columns, scratch, range);
+  if (steps >= kPairsOfStrip) return pass.template run<1>();
+  if (steps >= kPairsOfStrip / 2) return pass.template run<2>();
+  if (steps >= kPairsOfStrip / 4) return pass.template run<4>();
+  pass.template run<8>();
+}
+
+/// Whether a row of either column sees a key of the strip.
+FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
+  __m512i any = _mm512_setzero_si512();
+  for (const Column& column : columns) {
+    if (column.seen == nullptr) return true;
+    any = _mm512_or_si512(any, _mm512_loadu_si512(column.seen + strip * kPanel));
+  }
+  return _mm512_test_epi32_mask(any, any) != 0;
+}
+
+FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
+  using Attend = void (*)(const AttendKeys&, Columns&, float*, tile::Range);
+  static constexpr Attend kAttend[] = {attend_strips<kPlain>, attend_strips<kAdded>, attend_strips<kMasked>,
+                                       attend_strips<kAdded | kMasked>};
+  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
+  const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
+  const Attend attend = kAttend[(added ? kAdded : kPlain) | (masked ? kMasked : kPlain)];
+  const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
+  int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
+  while (key < end) {
+    const auto sees = [&](int64_t at) { return !masked || sees_some(columns, (at - keys.first) / kStrip); };
+    if (!sees(key)) {
+      key += kStrip;
+      continue;
+    }
+    // A strip without a key that is seen takes less time than to end and begin again.
+    int64_t last = key + kStrip, skipped = 0;
+    for (; last < end && skipped < 2; last += kStrip) skipped = sees(last) ? 0 : skipped + 1;
+    attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
+    key = last;
+  }
 }
 
 }  // namespace
@@ -374,7 +534,14 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.end + v,
                             panel.any,
                             panel.all,
-                            panel.kept == nullptr ? nullptr : panel.kept + v / 4};
+                            panel.kept == nullptr ? nullptr : panel.kept + v / 4,
+                            panel.query + v,
+                            panel.head + v,
+                            panel.distance == nullptr ? nullptr : panel.distance + v,
+                            panel.step,
+                            panel.elements == nullptr ? nullptr : panel.elements + v,
+                            panel.dtype,
+                            panel.seen == nullptr ? nullptr : panel.seen + v};
       if (waiting == 2) attend_columns(keys, columns, scratch);
       waiting %= 2;
     }

@@ -41,6 +41,9 @@ struct Product {
   int64_t words;
 };
 
+/// What there is beside products: something added to scores, and keys that are not seen.
+enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2 };
+
 /// The weights of a strip while they are made, and the sums of those of a turn.
 struct Weights {
   const float* scores;  ///< [keys][kWidth]
@@ -49,18 +52,33 @@ struct Weights {
   __m512 factor;
   __m512 offset[2];  ///< 1/2 - m
   __m512 sum[2];
+  const float* added[2];  ///< to the next key of a column; the key behind it has it `step` floats further on
+  int64_t step;
+  __m512i seen[2];     ///< keys of the strip, a bit for each
+  const int32_t* bit;  ///< of the next key
 };
+
+/// The bits of a word.
+struct alignas(64) Bits {
+  int32_t bit[32];
+};
+inline constexpr Bits kBits = [] {
+  Bits bits{};
+  for (int i = 0; i < 32; ++i) bits.bit[i] = static_cast<int32_t>(uint32_t{1} << i);
+  return bits;
+}();
 
 /// 2^(t - 1/2): 2^floor(t) times a minimax polynomial of 2^(f - 1/2) over f = t - floor(t). Relative error 1.7e-7; a degree less has
 /// 2.7e-6, which shows in lse.
-FOVEA_AMX_INLINE __m512 exp2_of(__m512 t) {
+/// Elements that `kept` leaves out are 0.
+FOVEA_AMX_INLINE __m512 exp2_of(__m512 t, __mmask16 kept = 0xffff) {
   const __m512 f = _mm512_reduce_ps(t, 0x09);  // rounds down, raises no exception
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5c08e6p-10f), f, _mm512_set1_ps(0x1.a09316p-8f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.43616ep-5f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5bc792p-3f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.f5e57cp-2f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.6a09e4p-1f));
-  return _mm512_scalef_ps(p, t);
+  return _mm512_maskz_scalef_ps(kept, p, t);
 }
 
 /// Pairs of bfloat16, rounded to nearest, ties away from zero. Bytes are moved, not bits: a shift would take the port of the multiply-adds.
@@ -70,33 +88,48 @@ FOVEA_AMX_INLINE __m512i round_to_pairs(__m512 low, __m512 high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, bits, _mm512_add_epi32(_mm512_castps_si512(high), half));
 }
 
+/// The weight of key j, for one column.
+template <int kForm>
+FOVEA_AMX_INLINE __m512 weigh(const Weights& w, int64_t j, int column) {
+  const __m512 score = _mm512_loadu_ps(w.scores + j * kWidth + column * kTile);
+  __m512 t = _mm512_fmadd_ps(score, w.factor, w.offset[column]);
+  if constexpr ((kForm & kAdded) != 0) t = _mm512_add_ps(t, _mm512_loadu_ps(w.added[column] + j * w.step));
+  if constexpr ((kForm & kMasked) == 0) return exp2_of(t);
+  return exp2_of(t, _mm512_test_epi32_mask(w.seen[column], _mm512_set1_epi32(w.bit[j])));
+}
+
 /// The weights of keys 2 j and 2 j + 1, for one column.
+template <int kForm>
 FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
-  const float* scores = w.scores + 2 * j * kWidth + column * kTile;
-  const __m512 low = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores), w.factor, w.offset[column]));
-  const __m512 high = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores + kWidth), w.factor, w.offset[column]));
+  const __m512 low = weigh<kForm>(w, 2 * j, column), high = weigh<kForm>(w, 2 * j + 1, column);
   w.sum[column] = _mm512_add_ps(w.sum[column], _mm512_add_ps(low, high));
   _mm512_storeu_si512(w.pairs + j * kWidth + column * kTile, round_to_pairs(low, high));
 }
 
 /// Those of the kPairs pairs of keys that go with product `i` of four.
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void weigh_beside(Weights& w, int i) {
-  for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair(w, x / 2, x % 2);
+  for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair<kForm>(w, x / 2, x % 2);
 }
 
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void advance(Weights& w) {
+  if constexpr ((kForm & kAdded) != 0) {
+    w.added[0] += 2 * kPairs * w.step;
+    w.added[1] += 2 * kPairs * w.step;
+  }
+  if constexpr ((kForm & kMasked) != 0) w.bit += 2 * kPairs;
   w.scores += 2 * kPairs * kWidth;
   w.pairs += kPairs * kWidth;
   w.left -= kPairs;
 }
 
+template <int kForm>
 FOVEA_AMX_INLINE void weigh_rest(Weights& w) {
   while (w.left > 0) {
-    weigh_pair(w, 0, 0);
-    weigh_pair(w, 0, 1);
-    advance<1>(w);
+    weigh_pair<kForm>(w, 0, 0);
+    weigh_pair<kForm>(w, 0, 1);
+    advance<1, kForm>(w);
   }
 }
 
@@ -118,7 +151,7 @@ FOVEA_AMX_INLINE void store(const Accumulators& to) {
 }
 
 /// Each accumulator of the block before goes to `to`, or nowhere, where the new one begins: from zero, or from `from`.
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, const Accumulators* begin,
                                  Weights& w) {
 #define FOVEA_BEGIN(t, row, x)         \
@@ -137,54 +170,54 @@ FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, c
   _tile_loadd(6, p.right[0], right);
   FOVEA_BEGIN(0, 0, 0);
   _tile_dpbf16ps(0, 4, 6);
-  weigh_beside<kPairs>(w, 0);
+  weigh_beside<kPairs, kForm>(w, 0);
   _tile_loadd(7, p.right[1], right);
   FOVEA_BEGIN(1, 0, 1);
   _tile_dpbf16ps(1, 4, 7);
-  weigh_beside<kPairs>(w, 1);
+  weigh_beside<kPairs, kForm>(w, 1);
   _tile_stream_loadd(5, p.left + kTile * p.left_stride, left);
   FOVEA_BEGIN(3, 1, 1);
   _tile_dpbf16ps(3, 5, 7);
-  weigh_beside<kPairs>(w, 2);
+  weigh_beside<kPairs, kForm>(w, 2);
   FOVEA_BEGIN(2, 1, 0);
   _tile_dpbf16ps(2, 5, 6);
-  weigh_beside<kPairs>(w, 3);
-  advance<kPairs>(w);
+  weigh_beside<kPairs, kForm>(w, 3);
+  advance<kPairs, kForm>(w);
 #undef FOVEA_BEGIN
 }
 
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
   _tile_stream_loadd(4, p.left + word, left);
   _tile_loadd(6, p.right[0] + word * p.right_stride, right);
   _tile_dpbf16ps(0, 4, 6);
-  weigh_beside<kPairs>(w, 0);
+  weigh_beside<kPairs, kForm>(w, 0);
   _tile_loadd(7, p.right[1] + word * p.right_stride, right);
   _tile_dpbf16ps(1, 4, 7);
-  weigh_beside<kPairs>(w, 1);
+  weigh_beside<kPairs, kForm>(w, 1);
   _tile_stream_loadd(5, p.left + kTile * p.left_stride + word, left);
   _tile_dpbf16ps(3, 5, 7);
-  weigh_beside<kPairs>(w, 2);
+  weigh_beside<kPairs, kForm>(w, 2);
   _tile_dpbf16ps(2, 5, 6);
-  weigh_beside<kPairs>(w, 3);
-  advance<kPairs>(w);
+  weigh_beside<kPairs, kForm>(w, 3);
+  advance<kPairs, kForm>(w);
 }
 
 /// The product stays in the tiles. kPairs pairs of keys are weighed beside each step, as long as there are some.
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void multiply(const Product& p, const Accumulators* before, const Accumulators* begin,
                                Weights& w) {
   if (w.left > 0) {
-    first_step<kPairs>(p, before, begin, w);
+    first_step<kPairs, kForm>(p, before, begin, w);
   } else {
-    first_step<0>(p, before, begin, w);
+    first_step<0, kForm>(p, before, begin, w);
   }
   for (int64_t word = kTile; word < p.words; word += kTile) {
     if (w.left > 0) {
-      further_step<kPairs>(p, word, w);
+      further_step<kPairs, kForm>(p, word, w);
     } else {
-      further_step<0>(p, word, w);
+      further_step<0, kForm>(p, word, w);
     }
   }
 }

@@ -90,6 +90,7 @@ tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& bl
 struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
   std::array<FiniteValues, kRunBlocks> finite;
+  Seen seen[kRunBlocks][kMaxPanels];  ///< by each panel
   int64_t count = 0;
 
   void add(const KeyBlock& block) {
@@ -102,6 +103,17 @@ struct BlockRun {
     const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
     return last.j0 + last.n;
   }
+  /// How much panel x sees of all blocks.
+  Seen seen_by(int64_t x) const {
+    for (int64_t i = 1; i < count; ++i)
+      if (seen[i][x] != seen[0][x]) return Seen::kSome;
+    return seen[0][x];
+  }
+};
+
+/// What the terms of a panel's scores are read from.
+struct PanelTerms {
+  const void* elements[kPanel];
 };
 
 /// A tile against runs of blocks.
@@ -112,9 +124,13 @@ struct TilePass : TileProblem {
   KeyBlock staged(int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
-  bool can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const;
+  bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
-  void attend(BlockRun& run, const Seen* seen, bool* taken) const;
+  DistanceValues distances(const BlockRun& run) const;
+  const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
+  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values, PanelTerms& panel_terms) const;
+  float attend_factor() const;
+  void attend(BlockRun& run, bool* taken) const;
   void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
 };
 
@@ -146,36 +162,104 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
 
 /// Keys that are staged at the same time, so that panels may attend to them in one step.
 int64_t TilePass::run_keys() const {
-  const bool looks = terms.programs.has_sees || terms.any;
-  return shared.bytes() > 0 && !looks ? kRunBlocks * kBlockKeys : kBlockKeys;
+  return shared.bytes() > 0 ? kRunBlocks * kBlockKeys : kBlockKeys;
 }
 
-/// Whether the table has a step for panel x and the keys [j0, end), some of which it sees.
-bool TilePass::can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const {
-  return s.ops->attend != nullptr && !terms.any && group.key_share == 1.0f && seen != Seen::kNone &&
-         terms.programs.program_of(seen) == nullptr && lanes[x].any.begin < end && j0 < lanes[x].any.end;
+/// Whether the table has a step for panel x and the keys of a run, some of which it sees.
+bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
+  return s.ops->attend != nullptr && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
+         lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
 /// False where a weight of 0 may meet a value that is not finite.
 bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
   for (int64_t i = 0; i < run.count; ++i) {
     const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
-    bool whole = !terms.dropout;
+    bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
       const tile::Range& all = lanes[x].all;
-      whole = whole && (!takes[x] || (all.begin <= block.j0 && block.j0 + block.n <= all.end));
+      whole = whole && (!takes[x] || (run.seen[i][x] == Seen::kAll && all.begin <= block.j0 &&
+                                      block.j0 + block.n <= all.end));
     }
     if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
   }
   return true;
 }
 
+/// f of the score's form for all rows of the tile. Keys and rows that do not exist have 0.
+DistanceValues TilePass::distances(const BlockRun& run) const {
+  const Lanes& last = lanes[panels - 1];
+  const int64_t rows = last.first_row + last.count - lanes[0].first_row, pad = kAttendStrip * group.size();
+  const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
+  std::fill_n(t.distances, size, 0.0f);
+  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(), kLog2e,
+                         t.pairs.registers, t.distances + pad);
+}
+
+/// Which pairs of a panel are seen, or null where all are.
+const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
+  if (run.seen_by(x) == Seen::kAll) return nullptr;
+  uint32_t* words = t.seen_pairs + x * kSeenWords;
+  constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
+  const PairPrograms& programs = terms.programs;
+  for (int64_t i = 0; i < run.count; ++i) {
+    const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
+    uint32_t* to = words + i * kBlockWords;
+    if (run.seen[i][x] != Seen::kSome) {
+      std::fill_n(to, kBlockWords, run.seen[i][x] == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
+    } else if (programs.mask) {
+      const void* rows[kPanel];
+      element_rows(group, lanes[x], terms, *programs.mask, block.j0, rows);
+      s.ops->seen_of_bytes(rows, block.n, to);
+    } else {
+      ProgramInputs in = terms.inputs_of(group, lanes[x], block.positions(), block.n);
+      in.tiles = {t.scores, nullptr, nullptr};
+      in.scratch = t.pairs.registers;
+      s.ops->run_program(programs.shown, in);
+      s.ops->seen_of_scores(t.scores, block.n, to);
+    }
+  }
+  return words;
+}
+
+/// Panel x as the step takes it.
+AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues& values,
+                            PanelTerms& panel_terms) const {
+  const Partial out = partial(x);
+  const Lanes& rows = lanes[x];
+  AttendPanel panel{queries(x), out.row_max, out.row_sum, out.o, rows.count, rows.begin, rows.end, rows.any, rows.all};
+  panel.query = rows.query;
+  panel.head = rows.head;
+  panel.seen = seen_pairs(run, x);
+  if (terms.dropout) {
+    uint8_t* kept = t.kept + x * kept_bytes(run_keys());
+    dropout_bits(*s.ops, group, rows, terms, std::min(run.end(), rows.any.end) - run.first(),
+                 KeyPositions(run.first()), kept);
+    panel.kept = kept;
+  }
+  if (values.data != nullptr) {
+    panel.distance = values.of(rows.first_row, run.first(), group.size());
+    panel.step = group.size();
+  }
+  if (const auto& elements = terms.programs.elements) {
+    element_rows(group, rows, terms, *elements, run.first(), panel_terms.elements);
+    panel.elements = panel_terms.elements;
+    panel.dtype = elements->dtype;
+  }
+  return panel;
+}
+
+/// The factor of scores in units of log2: of products, but where a program makes scores of them before.
+float TilePass::attend_factor() const {
+  if (!terms.programs.has_form) return terms.factor_of(group);
+  return static_cast<float>(group.problem->scale) * group.product_scale * kLog2e;
+}
+
 /// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
-void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
-  const int64_t first = run.first(), end = run.end();
+void TilePass::attend(BlockRun& run, bool* taken) const {
   int64_t count = 0;
   for (int64_t x = 0; x < panels; ++x) {
-    taken[x] = can_attend(x, seen[x], first, end);
+    taken[x] = can_attend(x, run);
     count += taken[x] ? 1 : 0;
   }
   if (count == 0) return;
@@ -186,24 +270,22 @@ void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
   std::array<AttendBlock, kRunBlocks> operands;
   for (size_t i = 0; i < static_cast<size_t>(run.count); ++i)
     operands[i] = {run.blocks[i].keys, run.blocks[i].values};
+  const PairPrograms& programs = terms.programs;
+  const DistanceValues values = programs.of_distance.empty() ? DistanceValues{} : distances(run);
   std::array<AttendPanel, kMaxPanels> takers;
-  AttendPanel* taker = takers.data();
+  std::array<PanelTerms, kMaxPanels> panel_terms;
+  AttendPanel* next = takers.data();
   for (int64_t x = 0; x < panels; ++x) {
-    if (!taken[x]) continue;
-    const Partial out = partial(x);
-    *taker = {queries(x),     out.row_max,  out.row_sum,  out.o,       lanes[x].count,
-              lanes[x].begin, lanes[x].end, lanes[x].any, lanes[x].all};
-    if (terms.dropout) {
-      uint8_t* kept = t.kept + x * kept_bytes(run_keys());
-      dropout_bits(*s.ops, group, lanes[x], terms, std::min(end, lanes[x].any.end) - first,
-                   KeyPositions(first), kept);
-      taker->kept = kept;
-    }
-    ++taker;
+    if (taken[x]) *next++ = taker(run, x, values, panel_terms[static_cast<size_t>(x)]);
   }
-  s.ops->attend({operands.data(), first, end, s.score_words(), round_up(s.d_v, s.ops->row_multiple),
-                 terms.factor_of(group)},
-                takers.data(), count, t.scores);
+  AttendKeys keys{operands.data(), run.first(), run.end(), s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+                  attend_factor()};
+  keys.key_elements = s.ops->key_elements;
+  ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
+  inputs.scratch = t.pairs.registers;
+  const AttendProgram program{&programs.strip, &inputs, group.product_scale, s.ops->run_program};
+  if (!programs.strip.empty()) keys.program = &program;
+  s.ops->attend(keys, takers.data(), count, t.scores);
 }
 
 /// Panel x against the keys of a block.
@@ -228,15 +310,20 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& f
 
 /// All panels against the keys [j0, end).
 void TilePass::attend_run(int64_t j0, int64_t end) const {
-  Seen seen[kMaxPanels];
-  if (!panels_seen(group, lanes[0].first_row, panels, j0, end - j0, blocks, seen)) return;
   BlockRun run;
-  for (; j0 < end; j0 += kBlockKeys) run.add(staged(j0, std::min(kBlockKeys, end - j0)));
+  bool any = false;
+  for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
+    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks, run.seen[i]);
+  if (!any) return;
+  for (; j0 < end; j0 += kBlockKeys) {
+    run.add(staged(j0, std::min(kBlockKeys, end - j0)));
+    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
+  }
   bool taken[kMaxPanels];
-  attend(run, seen, taken);
+  attend(run, taken);
   for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
     for (int64_t x = 0; x < panels; ++x) {
-      if (!taken[x]) step(run.blocks[i], x, seen[x], run.finite[i]);
+      if (!taken[x]) step(run.blocks[i], x, run.seen[i][x], run.finite[i]);
     }
   }
 }

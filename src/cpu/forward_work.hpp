@@ -25,6 +25,8 @@ inline constexpr int64_t kMaxPanels = 8;
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
 // cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
 inline constexpr int64_t kRunBlocks = 8;
+// Words of kSeenKeys keys of a panel and a run.
+inline constexpr int64_t kSeenWords = kRunBlocks * kBlockKeys / kSeenKeys * kPanel;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
@@ -164,6 +166,8 @@ struct ThreadScratch {
   float* row_heads;             ///< of few rows: queries and results of each key head
   float* next_partials;         ///< of a further split, where a tile goes through its splits itself
   uint8_t* kept;                ///< by dropout
+  float* distances;             ///< f of a score's form, of a tile and a run of blocks
+  uint32_t* seen_pairs;         ///< by panel, of a run of blocks
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
@@ -182,6 +186,12 @@ struct ThreadScratch {
     maxima = memory.take<float>(kPanel);
     kept = memory.take<uint8_t>(kept_bytes(block) *
                                 (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
+    const bool attends = s.ops->attend != nullptr;
+    distances = memory.take<float>(
+        attends && !programs.of_distance.empty()
+            ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) + kAttendStrip * p.group()
+            : 0);
+    seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -231,6 +241,7 @@ class SharedBlocks {
     if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
     bytes_ = bytes;
     heads_ = schedule.groups;
+    looks_ = p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
     const TensorDesc& k = p[Role::kK];
     rows_of_keys_ = !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
                     !p.has(Role::kPageTable) && s.key_type == s.type && !s.has_qv() &&
@@ -239,13 +250,14 @@ class SharedBlocks {
                     k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
-  int64_t bytes() const { return bytes_ + heads_ * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t bytes() const { return bytes_ + (heads_ + blocks()) * static_cast<int64_t>(sizeof(int32_t)); }
   int64_t blocks() const { return heads_ * blocks_; }
   void set_memory(const Buffers& buffers, void* memory) {
     keys_in_place_ =
         rows_of_keys_ && reinterpret_cast<uintptr_t>(buffers.get<const char>(Role::kK)) % 64 == 0;
     base_ = static_cast<float*>(memory);
     staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    finite_ = staged_ + heads_;
     std::fill_n(staged_, heads_, 0);
   }
 
@@ -254,7 +266,7 @@ class SharedBlocks {
              const ThreadScratch& t) const {
     const int64_t head = item / blocks_;
     const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
-    stage(s, group, item % blocks_ * kBlockKeys, t);
+    stage(s, group, item % blocks_ * kBlockKeys, finite_[item], t);
     // What is written above is there for a thread that reads the new count.
     std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
   }
@@ -264,6 +276,11 @@ class SharedBlocks {
     const std::atomic_ref staged(staged_[group.index()]);
     while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
   }
+  /// Whether the values of a block are finite. Nobody has looked where no weight may be 0.
+  bool finite(const Group& group, int64_t j0) const {
+    return finite_[group.index() * blocks_ + j0 / kBlockKeys] != 0;
+  }
+  bool looks() const { return bytes_ > 0 && looks_; }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     if (keys_in_place_)
       return {reinterpret_cast<const float*>(group.key_rows(Role::kK).row(j0)), s.score_words(), 1};
@@ -276,10 +293,11 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    finite = looks_ && all_finite(values, s.type, n, s.d_v) ? 1 : 0;
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
@@ -296,6 +314,8 @@ class SharedBlocks {
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
   int32_t* staged_ = nullptr;  ///< blocks of each head
+  int32_t* finite_ = nullptr;  ///< of each block, whether its values are
+  bool looks_ = false;
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.

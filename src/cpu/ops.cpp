@@ -14,6 +14,7 @@
 #include "cpu/ops_program-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
 #include "cpu/ops_softmax-inl.hpp"
+#include "cpu/ops_terms-inl.hpp"
 #include "cpu/ops_tiles-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,6 +45,10 @@ constexpr Ops make_ops(const char* name) {
   ops.multiply_kept = multiply_kept;
   ops.keep_pairs = keep_pairs;
   ops.run_program = run_program;
+  ops.key_elements = key_elements;
+  ops.seen_of_bytes = seen_of_bytes;
+  ops.seen_of_scores = seen_of_scores;
+  ops.add_terms = add_terms;
   ops.transpose = transpose;
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;

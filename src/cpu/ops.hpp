@@ -71,6 +71,17 @@ struct AttendBlock {
   Operand keys, values;
 };
 
+struct Program;
+struct ProgramInputs;
+
+/// A program that makes scores of the products of a strip. Lanes, keys and the tile of `inputs` are left out.
+struct AttendProgram {
+  const Program* program;
+  const ProgramInputs* inputs;
+  float product_scale;  ///< before the program
+  void (*run)(const Program& program, const ProgramInputs& inputs);
+};
+
 /// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
 /// behind `end` in them is not seen; pairs of V are zero there.
 struct AttendKeys {
@@ -79,9 +90,13 @@ struct AttendKeys {
   int64_t words;              ///< reduction words of a row of K
   int64_t columns;            ///< of V, a multiple of row_multiple
   float factor;               ///< score times factor is in units of log2
+  const AttendProgram* program = nullptr;
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
+                       int64_t ld) = nullptr;  ///< Ops::key_elements
 };
 inline constexpr int64_t kAttendKeys = 128;
 inline constexpr int64_t kAttendStrip = 32;  // rows of K are read in so many
+inline constexpr int64_t kAttendLanes = 32;  // and queries taken
 
 /// A panel of queries.
 struct AttendPanel {
@@ -93,11 +108,29 @@ struct AttendPanel {
   tile::Range any, all;        ///< keys that some, that all rows see
   const uint8_t* kept =
       nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
+  const int32_t *query = nullptr, *head = nullptr;  ///< by lane
+  /// Added to scores, in units of log2: of lane x and key first + j at distance[x - j * step].
+  const float* distance = nullptr;
+  int64_t step = 1;
+  /// Added, too, in natural units: of lane x and key first + j element j of elements[x].
+  const void* const* elements = nullptr;
+  DType dtype = DType::kF32;
+  const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
-inline constexpr int64_t kAttendScratch = (kAttendKeys + 2 * kAttendStrip) * 32 + 48;  // floats
+inline constexpr int64_t kAttendScratch = (kAttendKeys + 3 * kAttendStrip) * 32 + 48;  // floats
 
-struct Program;
-struct ProgramInputs;
+// Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
+inline constexpr int64_t kSeenKeys = 32;
+
+/// What is added to the scores of one panel.
+struct ScoreAddends {
+  float scale = 1;                    ///< of the scores as they come
+  const float* distance = nullptr;    ///< of lane x and key j at distance[x - j * step]
+  int64_t step = 1;
+  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
+  DType dtype = DType::kF32;
+  const uint32_t* seen = nullptr;     ///< scores that are not seen become -inf
+};
 
 struct Ops {
   const char* name;
@@ -158,6 +191,17 @@ struct Ops {
 
   /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
   void (*run_program)(const Program& program, const ProgramInputs& inputs);
+
+  // Expressions that need no program for each pair (score_form.hpp).
+  /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
+                       int64_t ld);
+  /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
+  void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
+  /// Keys whose score s[n][kPanel] is not -inf.
+  void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
+  /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
+  void (*add_terms)(float* s, int64_t n, const ScoreAddends& addends, float* maxima);
 
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);

@@ -77,6 +77,14 @@ Program gradient_program(const AttentionProblem& p, std::span<const GradientLayo
   return compile(std::move(values), {}, additions, false, kPanel);
 }
 
+Program distance_program(const AttentionProblem& p, const expr::Expression& of_distance) {
+  Values values;
+  Lowering lowering(p, of_distance, false, kNoValue, values);
+  const ValueId value = score_of(values, lowering.of(of_distance.root));
+  const ProgramOutput output{value, kScoreTile};
+  return compile(std::move(values), {&output, 1}, {}, false, kPanel);
+}
+
 bool reads_tile(const Program& program, ProgramTile tile) {
   return std::any_of(program.pairs.begin(), program.pairs.end(), [&](const Instruction& i) {
     return std::any_of(i.operand.begin(), i.operand.end(), [&](const Place& place) {
@@ -107,14 +115,21 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     if (has_slope) outputs.push_back({score_of(values, lowering.of(tree.by_s)), kSlopeTile});
   }
   const int64_t width = keys_on_columns ? kProgramWidth : kPanel;
+  if (!keys_on_columns) add_forms(p);
   outputs.push_back({result, kScoreTile});
   if (has_score) all = compile(values, outputs, {}, keys_on_columns, width);
+  if (has_score && !has_form && !keys_on_columns && !backward)
+    strip = compile(values, outputs, {}, false, kAttendLanes);
   if (has_sees) {
     Lowering lowering(p, *sees, keys_on_columns, s, values);
-    const Lowered seen = lowering.of(sees->root);
+    const Lowered seen_pairs = lowering.of(sees->root);
     const ValueId lowest = values.number(-std::numeric_limits<float>::infinity());
-    outputs.back().value = values.select(Kind::kFloat, values.both(seen.valid, seen.value), result, lowest);
+    outputs.back().value = values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
     some = compile(values, outputs, {}, keys_on_columns, width);
+    const ValueId zero = values.number(0);
+    const ProgramOutput output{values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
+                              kScoreTile};
+    if (!keys_on_columns) shown = compile(values, {&output, 1}, {}, false, width);
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {
       const expr::Node& node = sees->graph[id];
@@ -129,8 +144,21 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
   }
 }
 
+/// What blocks need where they need no program for each pair.
+void PairPrograms::add_forms(const AttentionProblem& p) {
+  if (has_score && p.group() <= kPanel) {
+    if (const auto form = form_of_score(p, *p.expressions->score)) {
+      has_form = true;
+      elements = form->elements;
+      if (form->of_distance) of_distance = distance_program(p, *form->of_distance);
+    }
+  }
+  if (has_sees) mask = form_of_sees(p, *p.expressions->sees);
+}
+
 int64_t PairPrograms::scratch_bytes() const {
-  return std::max({all.scratch_bytes(), some.scratch_bytes(), gradients.scratch_bytes()});
+  return std::max({all.scratch_bytes(), some.scratch_bytes(), gradients.scratch_bytes(),
+                   of_distance.scratch_bytes(), strip.scratch_bytes(), shown.scratch_bytes()});
 }
 
 std::string PairPrograms::summary() const {

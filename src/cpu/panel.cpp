@@ -92,13 +92,19 @@ void scale_products(const Group& group, float* s, int64_t count) {
 
 ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions,
                                     int64_t n) const {
-  ProgramInputs in;
-  in.query = lanes.query;
-  in.head = lanes.head;
+  ProgramInputs in = inputs_of(group, lanes.query, lanes.head, positions);
   in.lanes = lanes.count;
+  in.keys = n;
+  return in;
+}
+
+ProgramInputs ScoreTerms::inputs_of(const Group& group, const int32_t* query, const int32_t* head,
+                                    KeyPositions positions) const {
+  ProgramInputs in;
+  in.query = query;
+  in.head = head;
   in.first_key = positions.first;
   in.list = positions.list;
-  in.keys = n;
   in.b = static_cast<int32_t>(group.batch);
   in.hk = static_cast<int32_t>(group.head_kv);
   in.nq = static_cast<int32_t>(group.span.used_q);
@@ -107,11 +113,57 @@ ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyP
   return in;
 }
 
+DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTerms& terms, int64_t first_row,
+                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers,
+                               float* memory) {
+  constexpr int64_t kKeys = kStripRows;
+  const int64_t heads = group.size(), first_query = group.query(first_row);
+  // Distances of queries and keys that exist, each once; a key of a program gives `step` of them.
+  const int64_t count = group.query(first_row + rows - 1) - first_query + n;
+  const int64_t step = std::min<int64_t>(kPanel / heads, count);
+  const int64_t first_distance = first_query - (j0 + n - 1);
+  alignas(64) int32_t query[kPanel], head[kPanel], keys[kKeys];
+  alignas(64) float values[kKeys * kPanel];
+  for (int64_t x = 0; x < kPanel; ++x) {
+    query[x] = static_cast<int32_t>(std::min(x / heads, step - 1));
+    head[x] = static_cast<int32_t>(group.head_kv * heads + x % heads);
+  }
+  ProgramInputs in = terms.inputs_of(group, query, head, KeyPositions(keys));
+  in.tiles = {values, nullptr, nullptr};
+  in.scratch = registers;
+  const int64_t all_keys = ceil_div(count, step);
+  for (int64_t first = 0; first < all_keys; first += kKeys) {
+    in.keys = std::min(kKeys, all_keys - first);
+    const auto start = [&](int64_t key) { return std::min((first + key) * step, count - step); };
+    // The query 0 stands for all: what counts is its distance.
+    for (int64_t key = 0; key < in.keys; ++key)
+      keys[key] = static_cast<int32_t>(-(first_distance + start(key)));
+    ops.run_program(terms.programs.of_distance, in);
+    for (int64_t key = 0; key < in.keys; ++key) {
+      float* to = memory + start(key) * heads;
+      for (int64_t x = 0; x < step * heads; ++x) to[x] = values[key * kPanel + x] * factor;
+    }
+  }
+  return {memory - first_query * heads + (j0 + n - 1) * heads};
+}
+
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms, const KeyElements& elements,
+                  int64_t j0, const void** rows) {
+  const char* base = terms.tensors[elements.tensor] + j0 * size_of(elements.dtype);
+  for (int x = 0; x < kPanel; ++x) {
+    const int64_t row = elements.row(group.batch, lanes.head[x], group.head_kv, lanes.query[x]);
+    rows[x] = base + row * size_of(elements.dtype);
+  }
+}
+
 PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
                          int64_t tile_size, int64_t heads) {
   registers = memory.take<char>(programs.scratch_bytes());
   if (programs.has_slope) slope = memory.take<float>(tile_size);
   if (programs.gradients_read_score) before = memory.take<float>(tile_size);
+  if (!programs.of_distance.empty())
+    distances = memory.take<float>(DistanceValues::size(p, kPanel, tile_size / kPanel));
+  if (programs.mask) seen_pairs = memory.take<uint32_t>(ceil_div(tile_size, kSeenKeys));
   const int64_t nodes = SeenBlocks::Memory::ranges_of(p);
   const int64_t known = nodes > 0 && heads > 1 ? SeenBlocks::kKnownBlocks : 0;
   seen.ranges = {memory.take<expr::Range>(nodes), static_cast<size_t>(nodes)};
@@ -134,6 +186,36 @@ void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_
 
 }  // namespace
 
+namespace {
+
+/// Makes scores of products without a program.
+void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
+              int64_t n, int64_t j0, float* s, float* maxima, const PairScratch& scratch) {
+  const PairPrograms& programs = terms.programs;
+  ScoreAddends addends;
+  const void *rows[kPanel], *masks[kPanel];
+  if (programs.has_score) addends.scale = static_cast<float>(group.problem->scale) * group.product_scale;
+  if (!programs.of_distance.empty()) {
+    const DistanceValues values = distance_values(ops, group, terms, lanes.first_row, lanes.count, j0, n, 1.0f,
+                                                  scratch.registers, scratch.distances);
+    addends.distance = values.of(lanes.first_row, j0, group.size());
+    addends.step = group.size();
+  }
+  if (programs.elements) {
+    element_rows(group, lanes, terms, *programs.elements, j0, rows);
+    addends.rows = rows;
+    addends.dtype = programs.elements->dtype;
+  }
+  if (programs.has_sees && seen == Seen::kSome) {
+    element_rows(group, lanes, terms, *programs.mask, j0, masks);
+    ops.seen_of_bytes(masks, n, scratch.seen_pairs);
+    addends.seen = scratch.seen_pairs;
+  }
+  ops.add_terms(s, n, addends, maxima);
+}
+
+}  // namespace
+
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
                   float* s, float* maxima, const PairScratch& scratch) {
@@ -145,6 +227,12 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     return false;
   }
   multiply(ops, group, operands, key_rows, s, nullptr);
+  if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {
+    add_form(ops, group, lanes, terms, seen, n, j0, s, inside ? std::exchange(maxima, nullptr) : nullptr, scratch);
+    if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
+    if (maxima != nullptr) ops.column_max(s, n, maxima);
+    return !inside || seen == Seen::kSome;
+  }
   if (terms.any) scale_products(group, s, n * kPanel);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);

@@ -106,11 +106,27 @@ struct ScoreTerms {
 
   /// The pairs of all rows of a panel with n keys, for a program; tiles are left out.
   ProgramInputs inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions, int64_t n) const;
+  /// The same without their numbers.
+  ProgramInputs inputs_of(const Group& group, const int32_t* query, const int32_t* head,
+                          KeyPositions positions) const;
+};
+
+/// Values of f of a score's form: of row r and key j at data[r - j * group size].
+struct DistanceValues {
+  const float* data = nullptr;
+
+  const float* of(int64_t row, int64_t key, int64_t group_size) const { return data + row - key * group_size; }
+  /// Floats of those of so many rows and keys.
+  static int64_t size(const AttentionProblem& p, int64_t rows, int64_t keys) {
+    return (rows / p.group() + 2 + keys) * p.group() + 2 * kPanel;
+  }
 };
 
 /// What the programs of expressions need of a thread, by tile.
 struct PairScratch {
   char* registers = nullptr;
+  float* distances = nullptr;  ///< of the rows of a panel and the keys of a block
+  uint32_t* seen_pairs = nullptr;
   float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
   float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
   SeenBlocks::Memory seen;
@@ -120,6 +136,14 @@ struct PairScratch {
   PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs, int64_t tile_size,
               int64_t heads);
 };
+
+/// f of a score's form for rows [first_row, first_row + rows) and n keys from j0 on, times `factor`, into
+/// DistanceValues::size() floats.
+DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTerms& terms, int64_t first_row,
+                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers, float* memory);
+/// Elements of key j0 by lane.
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms, const KeyElements& elements,
+                  int64_t j0, const void** rows);
 
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);
