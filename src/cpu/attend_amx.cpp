@@ -46,7 +46,8 @@ constexpr int64_t kMostTurn = kAttendKeys;
 constexpr float kLargestSum = 512.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-static_assert(kAttendScratch == (3 * kStrip + kMostTurn) * kWidth + 3 * kTile);
+static_assert(kAttendScratch == (3 * kStrip + kMostTurn / 2 * kAttendParts) * kWidth + 3 * kTile);
+static_assert(kMostTurn <= kMostTurn / 2 * kAttendParts);
 static_assert(kSeenKeys == kStrip);
 
 /// 16 queries of a panel.
@@ -68,14 +69,14 @@ struct Column {
 using Columns = std::array<Column, 2>;
 
 /// As many strips as O has blocks of rows, so that each goes beside one of them; P of two turns has to stay in the first-level cache.
-constexpr int64_t turn_of(int64_t columns) {
-  return columns > 3 * kStrip ? kMostTurn : kMostTurn / 2;
+constexpr int64_t turn_of(int64_t columns, int parts) {
+  return columns > 3 * kStrip && parts == 1 ? kMostTurn : kMostTurn / 2;
 }
 
 /// Two columns against neighbouring strips of a run, all of whose keys are in the range.
 ///
 /// Weights stay in registers as long as their address is known to no function that is called: those that are not inlined get copies.
-template <int kForm>
+template <int kForm, int kParts>
 class Pass {
  public:
   FOVEA_AMX Pass(const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range)
@@ -84,7 +85,7 @@ class Pass {
         scores_(scratch),
         added_(scratch + 2 * kStrip * kWidth),
         pairs_(reinterpret_cast<uint32_t*>(added_ + kStrip * kWidth)),
-        turn_(turn_of(keys.columns)),
+        turn_(turn_of(keys.columns, kParts)),
         first_(range.begin),
         end_(range.end) {
     for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
@@ -101,7 +102,9 @@ class Pass {
             rows.row_stride,
             {columns_[0].queries, columns_[1].queries},
             kPanel,
-            keys_.words};
+            keys_.words,
+            keys_.key_part,
+            keys_.query_part};
   }
   FOVEA_AMX Product values_of(int64_t turn) const {
     const int64_t begin = begin_of(turn);
@@ -111,7 +114,9 @@ class Pass {
             values.row_stride,
             {pairs, pairs + kTile},
             kWidth,
-            strips_of(turn) * kPairsOfStrip};
+            strips_of(turn) * kPairsOfStrip,
+            keys_.value_part,
+            turn_ * kWidth};
   }
   /// The weights of key and those behind it.
   uint32_t* pairs_of(int64_t key) const { return pairs_ + (key & (2 * turn_ - 1)) / 2 * kWidth; }
@@ -158,8 +163,8 @@ class Pass {
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::set_offsets() {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::set_offsets() {
   fresh_ = false;
   for (size_t x = 0; x < 2; ++x) {
     const __m512 reference = _mm512_loadu_ps(columns_[x].row_max);
@@ -171,8 +176,8 @@ FOVEA_AMX void Pass<kForm>::set_offsets() {
 }
 
 /// The scores of keys that a row does not see become -inf.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::mask(int64_t key, float* scores) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::mask(int64_t key, float* scores) const {
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
     if (column.all.begin <= key && key + kStrip <= column.all.end) continue;
@@ -188,8 +193,8 @@ FOVEA_AMX void Pass<kForm>::mask(int64_t key, float* scores) const {
 }
 
 /// Makes scores of the products of a strip.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::run_program(int64_t key, float* scores) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::run_program(int64_t key, float* scores) const {
   const AttendProgram& program = *keys_.program;
   if (program.product_scale != 1.0f) {
     for (int64_t i = 0; i < kStrip * kWidth; ++i) scores[i] *= program.product_scale;
@@ -210,8 +215,8 @@ FOVEA_AMX void Pass<kForm>::run_program(int64_t key, float* scores) const {
 }
 
 /// What elements and distances add to a strip, in units of log2. Keys that do not exist have 0.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const int64_t n = std::min(kStrip, keys_.end - key);
   const void* rows[kWidth];
   for (int64_t x = 0; x < kWidth; ++x) {
@@ -232,8 +237,8 @@ FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
 }
 
 /// Where a band hides keys, what is added to their scores is 0: -inf and +inf are no number.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::add_where_seen(int64_t key, Weights& w) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::add_where_seen(int64_t key, Weights& w) const {
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
     const bool inside = column.all.begin <= key && key + kStrip <= column.all.end;
@@ -251,12 +256,13 @@ FOVEA_AMX void Pass<kForm>::add_where_seen(int64_t key, Weights& w) const {
 }
 
 /// Terms of the scores of a strip: those in memory, and those that come beside the softmax.
-template <int kForm>
-FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights& w) const {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores, Weights& w) const {
   if (keys_.program != nullptr) run_program(key, scores);
   mask(key, scores);
   w.scores = scores;
   w.pairs = pairs_of(key);
+  w.part = turn_ * kWidth;
   w.left = kPairsOfStrip;
   const int64_t at = key - keys_.first;
   if constexpr ((kForm & kAdded) != 0) {
@@ -283,8 +289,8 @@ FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights
 }
 
 /// The largest score of a strip, in units of log2, by row.
-template <int kForm>
-FOVEA_AMX __m512 Pass<kForm>::largest(const Weights& w, int x) const {
+template <int kForm, int kParts>
+FOVEA_AMX __m512 Pass<kForm, kParts>::largest(const Weights& w, int x) const {
   const __m512 lowest = _mm512_set1_ps(-kInfinity);
   __m512 top = lowest;
   for (int64_t j = 0; j < kStrip; ++j) {
@@ -295,12 +301,14 @@ FOVEA_AMX __m512 Pass<kForm>::largest(const Weights& w, int x) const {
       score = _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
     top = _mm512_max_ps(top, score);
   }
+  // 1/2 - m is exact then, so that every weight has the same reference.
+  if constexpr (kParts > 1) top = _mm512_roundscale_ps(top, 8 << 4);
   return top;
 }
 
 /// Rows that have seen no key yet take the largest score of the strip as their reference.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::refer(const Weights& w) {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::refer(const Weights& w) {
   for (size_t x = 0; x < 2; ++x) {
     float* row_max = columns_[x].row_max;
     const __m512 reference = _mm512_loadu_ps(row_max);
@@ -311,33 +319,35 @@ FOVEA_AMX void Pass<kForm>::refer(const Weights& w) {
 }
 
 /// Clears the weights of a strip that dropout leaves out.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::drop(int64_t key) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::drop(int64_t key) const {
   for (size_t x = 0; x < 2; ++x) {
     if (columns_[x].kept == nullptr) continue;
-    uint32_t* pairs = pairs_of(key) + static_cast<int64_t>(x) * kTile;
-    const uint8_t* kept = columns_[x].kept + (key - keys_.first) / 2 * kKeptBytes;
-    for (int64_t j = 0; j < kPairsOfStrip; ++j, pairs += kWidth, kept += kKeptBytes) {
-      __mmask32 keeps;
-      std::memcpy(&keeps, kept, sizeof keeps);
-      _mm512_storeu_si512(pairs, _mm512_maskz_mov_epi16(keeps, _mm512_loadu_si512(pairs)));
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t* pairs = pairs_of(key) + part * turn_ * kWidth + static_cast<int64_t>(x) * kTile;
+      const uint8_t* kept = columns_[x].kept + (key - keys_.first) / 2 * kKeptBytes;
+      for (int64_t j = 0; j < kPairsOfStrip; ++j, pairs += kWidth, kept += kKeptBytes) {
+        __mmask32 keeps;
+        std::memcpy(&keeps, kept, sizeof keeps);
+        _mm512_storeu_si512(pairs, _mm512_maskz_mov_epi16(keeps, _mm512_loadu_si512(pairs)));
+      }
     }
   }
 }
 
 /// Scores of a strip once more.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::score_again(int64_t key, float* scores, Weights& w) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weights& w) const {
   Weights none{};
-  multiply<0, kPlain>(scores_of(key), nullptr, nullptr, none);
+  multiply<0, kPlain, kParts, Of::kScores>(scores_of(key), nullptr, nullptr, none);
   store({{scores, scores + kTile}, {kWidth, kWidth}});
   set_terms(key, scores, w);
 }
 
 /// Rows whose weights rose too far take the largest score of the turn as their reference; then the turn is weighed again, into
 /// `sum`. `scores`: memory of a strip.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum) {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m512* sum) {
   const int64_t begin = begin_of(turn), end = begin + strips_of(turn) * kStrip;
   __m512 top[2] = {_mm512_set1_ps(-kInfinity), _mm512_set1_ps(-kInfinity)};
   Weights w{};
@@ -354,7 +364,7 @@ FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum
     _mm512_storeu_ps(column.row_max, reference);
     const __m512 half = _mm512_set1_ps(0.5f);
     const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), rose,
-                                            exp2_of(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
+                                            exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
     total_[x] = _mm512_mul_ps(total_[x], alpha);
     for (int64_t row = 0; row < keys_.columns; ++row) {
       float* o = column.o + row * column.o_stride;
@@ -365,7 +375,7 @@ FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum
   std::copy_n(offset_, 2, w.offset);
   for (int64_t key = begin; key < end; key += kStrip) {
     score_again(key, scores, w);
-    weigh_rest<kForm>(w);
+    weigh_rest<kForm, kParts>(w);
     drop(key);
   }
   std::copy_n(w.sum, 2, sum);
@@ -373,8 +383,8 @@ FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum
 }
 
 /// Brings the scores of a strip from the tiles to the weights.
-template <int kForm>
-FOVEA_AMX_INLINE void Pass<kForm>::begin_strip(int64_t key, Weights& w) {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::begin_strip(int64_t key, Weights& w) {
   store_pending();
   set_terms(key, pending_.column[0], w);
   if (fresh_) refer(w);
@@ -382,9 +392,9 @@ FOVEA_AMX_INLINE void Pass<kForm>::begin_strip(int64_t key, Weights& w) {
 }
 
 /// Part `part` of `parts` of the rows of O, against the values of a turn.
-template <int kForm>
+template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX_INLINE void Pass<kForm>::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
   const int64_t blocks = (keys_.columns + kStrip - 1) / kStrip;
   Product product = values_of(turn);
   const float* values = product.left;
@@ -394,26 +404,26 @@ FOVEA_AMX_INLINE void Pass<kForm>::add_values(int64_t turn, int64_t part, int64_
     const Accumulators o{{a.o + row * a.o_stride, b.o + row * b.o_stride}, {a.o_stride, b.o_stride}};
     product.left = values + row * product.left_stride;
     if (row + kTile < keys_.columns) {
-      multiply<kPairs, kForm>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
+      multiply<kPairs, kForm, kParts, Of::kValues>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
       pending_ = o;
       in_tiles_ = true;
     } else {
       store_pending();
-      multiply_last_rows(product, o);
+      multiply_last_rows<kParts>(product, o);
     }
   }
 }
 
-template <int kForm>
-FOVEA_AMX_INLINE bool Pass<kForm>::rose_too_far(const Weights& w) const {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE bool Pass<kForm, kParts>::rose_too_far(const Weights& w) const {
   const __m512 most = _mm512_set1_ps(kLargestSum);
   return (_mm512_cmp_ps_mask(w.sum[0], most, _CMP_GT_OQ) | _mm512_cmp_ps_mask(w.sum[1], most, _CMP_GT_OQ)) !=
          0;
 }
 
 /// Adds the sums of a turn to those of the rows; weighs it again where scores rose too far above the references.
-template <int kForm>
-FOVEA_AMX_INLINE void Pass<kForm>::end_turn(int64_t turn, Weights& w) {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
   if (rose_too_far(w)) {
     if (in_tiles_) {  // scores of the next strip
       pending_ = scores_at(scores_ + kStrip * kWidth);
@@ -429,12 +439,12 @@ FOVEA_AMX_INLINE void Pass<kForm>::end_turn(int64_t turn, Weights& w) {
   }
 }
 
-template <int kForm>
+template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX void Pass<kForm>::run() {
+FOVEA_AMX void Pass<kForm, kParts>::run() {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  multiply<0, kForm>(scores_of(first_), nullptr, nullptr, w);
+  multiply<0, kForm, kParts, Of::kScores>(scores_of(first_), nullptr, nullptr, w);
   pending_ = scores_at(scores_);
   in_tiles_ = true;
   for (int64_t key = first_; key < end_; key += kStrip) {
@@ -442,13 +452,13 @@ FOVEA_AMX void Pass<kForm>::run() {
     begin_strip(key, w);
     if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
     if (next < end_) {
-      multiply<kPairs, kForm>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
+      multiply<kPairs, kForm, kParts, Of::kScores>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
       pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
       store_pending();
     }
-    weigh_rest<kForm>(w);
+    weigh_rest<kForm, kParts>(w);
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -472,15 +482,30 @@ Column shadow_of(const Column& column, float* scratch) {
   return shadow;
 }
 
-template <int kForm>
+template <int kForm, int kParts>
 FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range) {
   // Steps of tiles beside which the weights of a strip are made: its scores, and half of the values of a turn.
   const int64_t steps = keys.words / kTile + keys.columns / kStrip;
-  Pass<kForm> pass(keys, columns, scratch, range);
+  Pass<kForm, kParts> pass(keys, columns, scratch, range);
+  if constexpr (kParts > 1) return pass.template run<1>();
   if (steps >= kPairsOfStrip) return pass.template run<1>();
   if (steps >= kPairsOfStrip / 2) return pass.template run<2>();
   if (steps >= kPairsOfStrip / 4) return pass.template run<4>();
   pass.template run<8>();
+}
+
+template <int kParts>
+FOVEA_AMX void attend_form(int form, const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range) {
+  switch (form) {
+    case kAdded:
+      return attend_strips<kAdded, kParts>(keys, columns, scratch, range);
+    case kMasked:
+      return attend_strips<kMasked, kParts>(keys, columns, scratch, range);
+    case kAdded | kMasked:
+      return attend_strips<kAdded | kMasked, kParts>(keys, columns, scratch, range);
+    default:
+      return attend_strips<kPlain, kParts>(keys, columns, scratch, range);
+  }
 }
 
 /// Whether a row of either column sees a key of the strip.
@@ -494,12 +519,12 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
 }
 
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
-  using Attend = void (*)(const AttendKeys&, Columns&, float*, tile::Range);
-  static constexpr Attend kAttend[] = {attend_strips<kPlain>, attend_strips<kAdded>, attend_strips<kMasked>,
-                                       attend_strips<kAdded | kMasked>};
+  using Attend = void (*)(int, const AttendKeys&, Columns&, float*, tile::Range);
+  static constexpr Attend kAttend[] = {attend_form<1>, attend_form<2>, attend_form<3>};
   const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const Attend attend = kAttend[(added ? kAdded : kPlain) | (masked ? kMasked : kPlain)];
+  const int form = (added ? kAdded : kPlain) | (masked ? kMasked : kPlain);
+  const Attend attend = kAttend[keys.parts - 1];
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
   while (key < end) {
@@ -511,7 +536,7 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
     // A strip without a key that is seen takes less time than to end and begin again.
     int64_t last = key + kStrip, skipped = 0;
     for (; last < end && skipped < 2; last += kStrip) skipped = sees(last) ? 0 : skipped + 1;
-    attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
+    attend(form, keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
     key = last;
   }
 }

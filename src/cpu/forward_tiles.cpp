@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 
+#include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
 
@@ -90,10 +91,13 @@ tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& bl
 struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
   std::array<FiniteValues, kRunBlocks> finite;
+  std::array<AttendBlock, kRunBlocks> operands;
   Seen seen[kRunBlocks][kMaxPanels];  ///< by each panel
+  bool finite_parts = true;
   int64_t count = 0;
 
-  void add(const KeyBlock& block) {
+  void add(const KeyBlock& block, const AttendBlock& operand) {
+    operands[static_cast<size_t>(count)] = operand;
     blocks[static_cast<size_t>(count)] = block;
     finite[static_cast<size_t>(count)] = {&blocks[static_cast<size_t>(count)], {}};
     ++count;
@@ -118,10 +122,16 @@ struct PanelTerms {
 
 /// A tile against runs of blocks.
 struct TilePass : TileProblem {
+  PartBlocks parts;
+  std::array<bool, kMaxPanels> finite_queries{};  ///< of each panel, where there are parts
+
+  explicit TilePass(const TileProblem& problem) : TileProblem(problem), parts(problem.s) {}
+  float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
-  tile::Range begin(int64_t first_key, int64_t last_key) const;
+  tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
+  void add(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
@@ -131,14 +141,19 @@ struct TilePass : TileProblem {
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values, PanelTerms& panel_terms) const;
   float attend_factor() const;
   void attend(BlockRun& run, bool* taken) const;
+  bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
   void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
+  void step_blocks(BlockRun& run, const bool* taken) const;
 };
 
 /// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
-tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
+tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
     s.stage_queries(group, lanes[x], queries(x), t.rows);
+    if (parts.parts > 0)
+      finite_queries[static_cast<size_t>(x)] = s.ops->split_lanes(
+          queries(x), s.d, parts.parts, reinterpret_cast<uint32_t*>(part_queries(x)), parts.query_part());
     partial(x).reset(s);
     const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
     if (keys.empty()) continue;
@@ -149,10 +164,10 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  if (shared.bytes() > 0 && parts.parts == 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
-  if (s.ops->attend != nullptr && n % kAttendStrip != 0) {
+  if (s.ops->attend != nullptr && parts.parts == 0 && n % kAttendStrip != 0) {
     // Rows behind the last are read, which memory that is not ours need not have.
     s.copy_keys(keys, values, n, t.keys);
     return {{t.keys, s.score_words(), 1}, columns, values, j0, n};
@@ -160,19 +175,41 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
 }
 
+/// A block for the step of the table; of parts, whatever else reads it is staged where something does.
+void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
+  const bool is_shared = shared.bytes() > 0;
+  if (parts.parts == 0) {
+    const KeyBlock block = staged(j0, n);
+    run.add(block, {block.keys, block.values});
+    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
+    return;
+  }
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
+  if (is_shared) {
+    run.finite_parts = run.finite_parts && shared.finite(group, j0);
+  } else {
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
+  }
+}
+
 /// Keys that are staged at the same time, so that panels may attend to them in one step.
 int64_t TilePass::run_keys() const {
-  return shared.bytes() > 0 ? kRunBlocks * kBlockKeys : kBlockKeys;
+  if (shared.bytes() == 0) return kBlockKeys;
+  return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
 }
 
 /// Whether the table has a step for panel x and the keys of a run, some of which it sees.
 bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
-  return s.ops->attend != nullptr && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
+  const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
+  return s.ops->attend != nullptr && has_parts && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
          lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
 /// False where a weight of 0 may meet a value that is not finite.
 bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
+  if (parts.parts > 0) return true;  // all are
   for (int64_t i = 0; i < run.count; ++i) {
     const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
     bool whole = !terms.dropout && !terms.any;
@@ -227,7 +264,7 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                             PanelTerms& panel_terms) const {
   const Partial out = partial(x);
   const Lanes& rows = lanes[x];
-  AttendPanel panel{queries(x), out.row_max, out.row_sum, out.o, rows.count, rows.begin, rows.end, rows.any, rows.all};
+  AttendPanel panel{parts.parts > 0 ? part_queries(x) : queries(x), out.row_max, out.row_sum, out.o, rows.count, rows.begin, rows.end, rows.any, rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
   panel.seen = seen_pairs(run, x);
@@ -267,9 +304,6 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
     std::fill_n(taken, panels, false);
     return;
   }
-  std::array<AttendBlock, kRunBlocks> operands;
-  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i)
-    operands[i] = {run.blocks[i].keys, run.blocks[i].values};
   const PairPrograms& programs = terms.programs;
   const DistanceValues values = programs.of_distance.empty() ? DistanceValues{} : distances(run);
   std::array<AttendPanel, kMaxPanels> takers;
@@ -278,8 +312,19 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
   for (int64_t x = 0; x < panels; ++x) {
     if (taken[x]) *next++ = taker(run, x, values, panel_terms[static_cast<size_t>(x)]);
   }
-  AttendKeys keys{operands.data(), run.first(), run.end(), s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+  const bool has_parts = parts.parts > 0;
+  AttendKeys keys{run.operands.data(),
+                  run.first(),
+                  run.end(),
+                  has_parts ? parts.words : s.score_words(),
+                  has_parts ? parts.columns : round_up(s.d_v, s.ops->row_multiple),
                   attend_factor()};
+  if (has_parts) {
+    keys.parts = parts.parts;
+    keys.query_part = parts.query_part();
+    keys.key_part = parts.key_part();
+    keys.value_part = parts.value_part();
+  }
   keys.key_elements = s.ops->key_elements;
   ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
   inputs.scratch = t.pairs.registers;
@@ -288,12 +333,15 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
   s.ops->attend(keys, takers.data(), count, t.scores);
 }
 
-/// Panel x against the keys of a block.
+bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
+  return lanes[x].any.end > block.j0 && block.j0 + block.n > lanes[x].any.begin && seen != Seen::kNone;
+}
+
+/// Panel x against the keys of a block, of which it sees some.
 void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
-  if (lanes[x].any.end <= block.j0 || block.j0 + block.n <= lanes[x].any.begin || seen == Seen::kNone) return;
   const int64_t used =
       std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
   tile::Range part{0, used};
@@ -308,6 +356,21 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& f
              partial(x), t);
 }
 
+/// Panels that have not attended in one step.
+void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
+  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
+    KeyBlock& block = run.blocks[i];
+    bool is_ready = false;
+    for (int64_t x = 0; x < panels; ++x) {
+      if (taken[x] || !sees_some(block, x, run.seen[i][x])) continue;
+      // Rows that are gathered take the place of those of other blocks.
+      if (!is_ready) block = staged(block.j0, block.n);
+      is_ready = true;
+      step(block, x, run.seen[i][x], run.finite[i]);
+    }
+  }
+}
+
 /// All panels against the keys [j0, end).
 void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
@@ -315,26 +378,30 @@ void TilePass::attend_run(int64_t j0, int64_t end) const {
   for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
     any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks, run.seen[i]);
   if (!any) return;
-  for (; j0 < end; j0 += kBlockKeys) {
-    run.add(staged(j0, std::min(kBlockKeys, end - j0)));
-    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
-  }
+  for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
   attend(run, taken);
-  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
-    for (int64_t x = 0; x < panels; ++x) {
-      if (!taken[x]) step(run.blocks[i], x, run.seen[i][x], run.finite[i]);
-    }
-  }
+  step_blocks(run, taken);
 }
 
 }  // namespace
 
 void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_key) {
-  const TilePass tile{problem};
+  TilePass tile(problem);
   const tile::Range seen = tile.begin(first_key, last_key);
   for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += tile.run_keys())
     tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
 }
 
 }  // namespace fovea::cpu::forward_pass
+
+namespace fovea::cpu {
+
+bool many_rows_as_parts(const AttentionProblem& p) {
+  // Taking keys and values apart pays from so many rows on.
+  constexpr int64_t kLeastRows = 96;
+  return p.pass == Pass::kForward && !p.has(Role::kKeys) && !p.has(Role::kQV) && p[Role::kQ].dtype == p.dtype &&
+         p[Role::kK].dtype == p.dtype && p.seqlen_q * p.group() >= kLeastRows;
+}
+
+}  // namespace fovea::cpu

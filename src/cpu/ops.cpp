@@ -28,6 +28,7 @@ constexpr Ops make_ops(const char* name) {
   ops.word_elements = kPairs ? 2 : 1;
   ops.row_multiple = 1;
   ops.k_multiple = 1;
+  ops.attend_parts = 1;
   ops.max_panels =
       4;  // Q and O of 192 rows are 192 KB at head size 128 in float32: a second-level cache has 1 MB
   ops.scores = scores<Words>;
@@ -117,6 +118,12 @@ const Ops* avx512_bf16_ops() {
   return nullptr;
 }
 const Ops* amx_bf16_ops() {
+  return nullptr;
+}
+const Ops* amx_f16_ops() {
+  return nullptr;
+}
+const Ops* amx_f32_ops() {
   return nullptr;
 }
 #if HWY_ARCH_ARM

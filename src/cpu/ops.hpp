@@ -87,9 +87,11 @@ struct AttendProgram {
 struct AttendKeys {
   const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
   int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
-  int64_t words;              ///< reduction words of a row of K
+  int64_t words;              ///< reduction words of a row of K, of one part
   int64_t columns;            ///< of V, a multiple of row_multiple
   float factor;               ///< score times factor is in units of log2
+  int parts = 1;              ///< bfloat16 parts of each operand
+  int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
   void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
                        int64_t ld) = nullptr;  ///< Ops::key_elements
@@ -117,7 +119,8 @@ struct AttendPanel {
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
-inline constexpr int64_t kAttendScratch = (kAttendKeys + 3 * kAttendStrip) * 32 + 48;  // floats
+inline constexpr int kAttendParts = 3;  // of a float32
+inline constexpr int64_t kAttendScratch = (kAttendKeys / 2 * kAttendParts + 3 * kAttendStrip) * 32 + 48;  // floats
 
 // Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
 inline constexpr int64_t kSeenKeys = 32;
@@ -130,6 +133,13 @@ struct ScoreAddends {
   const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;     ///< scores that are not seen become -inf
+};
+
+/// n rows of `size` float16 or float32.
+struct PartRows {
+  const char* data;
+  int64_t stride_bytes, n, size;
+  DType type;
 };
 
 struct Ops {
@@ -159,6 +169,14 @@ struct Ops {
   /// The three steps at once for several panels and blocks, or null. A row's maximum may be an earlier one, which changes no
   /// result. Values that some row does not see must be finite. `scratch` holds kAttendScratch floats.
   void (*attend)(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
+  /// Bfloat16 parts that add up to an element in attend(). More than one: its operands are not those of the other products, and all of
+  /// them must be finite.
+  int attend_parts;
+  /// Part i of element c of row j goes to dst[i * part_size + j * row_size + c], zeros behind the last; row_size is a multiple of 32. False
+  /// where an element is not finite, or one of its parts.
+  bool (*split_rows)(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
+  /// The same of a panel src[size][kPanel]: parts of elements 2 w and 2 w + 1 are word w of dst[parts][part_words / kPanel][kPanel].
+  bool (*split_lanes)(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
@@ -261,6 +279,9 @@ const Ops* avx2_ops();
 const Ops* avx512_ops();
 const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
+/// Float words, but for the forward of many rows and of few, which are products of bfloat16 parts.
+const Ops* amx_f16_ops();
+const Ops* amx_f32_ops();
 const Ops* neon_ops();
 
 // Entries of amx_bf16_ops(), in attend_amx.cpp and panels_amx.cpp.
@@ -269,6 +290,9 @@ void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t s
                       uint32_t* dst);
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+// In parts_amx.cpp.
+bool split_rows_amx(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
+bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);
 // In rows_amx.cpp.
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
