@@ -221,7 +221,8 @@ FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const void* rows[kWidth];
   for (int64_t x = 0; x < kWidth; ++x) {
     const Column& column = columns_[static_cast<size_t>(x / kTile)];
-    rows[x] = static_cast<const char*>(column.elements[x % kTile]) + (key - keys_.first) * size_of(column.dtype);
+    rows[x] =
+        static_cast<const char*>(column.elements[x % kTile]) + (key - keys_.first) * size_of(column.dtype);
   }
   keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
@@ -245,7 +246,8 @@ FOVEA_AMX void Pass<kForm, kParts>::add_where_seen(int64_t key, Weights& w) cons
     const __m512i begin = _mm512_loadu_si512(column.begin), end = _mm512_loadu_si512(column.end);
     for (int64_t j = 0; j < kStrip; ++j) {
       const __m512i position = _mm512_set1_epi32(static_cast<int>(key + j));
-      const __mmask16 sees = _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
+      const __mmask16 sees =
+          _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
       const __m512 added = _mm512_loadu_ps(w.added[x] + j * w.step);
       _mm512_storeu_ps(added_ + j * kWidth + static_cast<int64_t>(x) * kTile,
                        inside ? added : _mm512_maskz_mov_ps(sees, added));
@@ -283,7 +285,8 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
     w.bit = kBits.bit;
     for (size_t x = 0; x < 2; ++x) {
       const uint32_t* seen = columns_[x].seen;
-      w.seen[x] = seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
+      w.seen[x] =
+          seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
     }
   }
 }
@@ -298,7 +301,8 @@ FOVEA_AMX __m512 Pass<kForm, kParts>::largest(const Weights& w, int x) const {
     if constexpr ((kForm & kAdded) != 0)
       score = _mm512_add_ps(score, _mm512_loadu_ps(w.added[x] + j * w.step));
     if constexpr ((kForm & kMasked) != 0)
-      score = _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
+      score =
+          _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
     top = _mm512_max_ps(top, score);
   }
   // 1/2 - m is exact then, so that every weight has the same reference.
@@ -363,8 +367,8 @@ FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m
     const __m512 reference = _mm512_mask_mov_ps(before, rose, top[x]);
     _mm512_storeu_ps(column.row_max, reference);
     const __m512 half = _mm512_set1_ps(0.5f);
-    const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), rose,
-                                            exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
+    const __m512 alpha = _mm512_mask_mov_ps(
+        _mm512_set1_ps(1.0f), rose, exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
     total_[x] = _mm512_mul_ps(total_[x], alpha);
     for (int64_t row = 0; row < keys_.columns; ++row) {
       float* o = column.o + row * column.o_stride;
@@ -452,7 +456,8 @@ FOVEA_AMX void Pass<kForm, kParts>::run() {
     begin_strip(key, w);
     if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
     if (next < end_) {
-      multiply<kPairs, kForm, kParts, Of::kScores>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
+      multiply<kPairs, kForm, kParts, Of::kScores>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr,
+                                                   w);
       pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
@@ -495,7 +500,8 @@ FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* sc
 }
 
 template <int kParts>
-FOVEA_AMX void attend_form(int form, const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range) {
+FOVEA_AMX void attend_form(int form, const AttendKeys& keys, Columns& columns, float* scratch,
+                           tile::Range range) {
   switch (form) {
     case kAdded:
       return attend_strips<kAdded, kParts>(keys, columns, scratch, range);

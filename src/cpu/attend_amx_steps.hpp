@@ -106,7 +106,8 @@ FOVEA_AMX_INLINE __m512 exp2_by_degree_6(__m512 f) {
 template <int kParts>
 FOVEA_AMX_INLINE __m512 exp2_of(__m512 t, __mmask16 kept = 0xffff) {
   const __m512 f = _mm512_reduce_ps(t, 0x09);  // rounds down, raises no exception
-  if constexpr (kParts == 3) return _mm512_maskz_scalef_ps(kept, exp2_by_degree_6(_mm512_sub_ps(f, _mm512_set1_ps(0.5f))), t);
+  if constexpr (kParts == 3)
+    return _mm512_maskz_scalef_ps(kept, exp2_by_degree_6(_mm512_sub_ps(f, _mm512_set1_ps(0.5f))), t);
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5c08e6p-10f), f, _mm512_set1_ps(0x1.a09316p-8f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.43616ep-5f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5bc792p-3f));
@@ -135,14 +136,16 @@ FOVEA_AMX_INLINE __m512 weigh(const Weights& w, int64_t j, int column) {
 /// The weights of keys 2 j and 2 j + 1, for one column.
 template <int kForm, int kParts>
 FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
-  const __m512 low = weigh<kForm, kParts>(w, 2 * j, column), high = weigh<kForm, kParts>(w, 2 * j + 1, column);
+  const __m512 low = weigh<kForm, kParts>(w, 2 * j, column),
+               high = weigh<kForm, kParts>(w, 2 * j + 1, column);
   w.sum[column] = _mm512_add_ps(w.sum[column], _mm512_add_ps(low, high));
   uint32_t* pairs = w.pairs + j * kWidth + column * kTile;
   if constexpr (kParts == 1) {
     _mm512_storeu_si512(pairs, round_to_pairs(low, high));
   } else {
-    Parts a(low), b(high);
-    for (int part = 0; part < kParts; ++part) _mm512_storeu_si512(pairs + part * w.part, pair_of(a.next(), b.next()));
+    CutParts a(low), b(high);
+    for (int part = 0; part < kParts; ++part)
+      _mm512_storeu_si512(pairs + part * w.part, pair_of(a.next(), b.next()));
   }
 }
 

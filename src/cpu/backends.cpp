@@ -127,8 +127,9 @@ Preparation prepare_with(const Ops& ops, const AttentionProblem& p, const Prepar
   if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
   const AttentionProblem terms = with_terms_in_expressions(p);
   const bool forward = p.pass == Pass::kForward, lists = p.has(Role::kKeys);
-  const auto prepare = lists ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
-                             : forward ? prepare_forward : prepare_backward;
+  const auto prepare = lists     ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
+                       : forward ? prepare_forward
+                                 : prepare_backward;
   return {prepare(terms, ops, options), ""};
 }
 

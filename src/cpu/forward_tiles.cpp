@@ -138,7 +138,8 @@ struct TilePass : TileProblem {
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
   const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
-  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values, PanelTerms& panel_terms) const;
+  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
+                    PanelTerms& panel_terms) const;
   float attend_factor() const;
   void attend(BlockRun& run, bool* taken) const;
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
@@ -164,7 +165,8 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  if (shared.bytes() > 0 && parts.parts == 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  if (shared.bytes() > 0 && parts.parts == 0)
+    return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
   if (s.ops->attend != nullptr && parts.parts == 0 && n % kAttendStrip != 0) {
@@ -229,8 +231,8 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
   const int64_t rows = last.first_row + last.count - lanes[0].first_row, pad = kAttendStrip * group.size();
   const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
   std::fill_n(t.distances, size, 0.0f);
-  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(), kLog2e,
-                         t.pairs.registers, t.distances + pad);
+  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
+                         kLog2e, t.pairs.registers, t.distances + pad);
 }
 
 /// Which pairs of a panel are seen, or null where all are.
@@ -264,7 +266,15 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                             PanelTerms& panel_terms) const {
   const Partial out = partial(x);
   const Lanes& rows = lanes[x];
-  AttendPanel panel{parts.parts > 0 ? part_queries(x) : queries(x), out.row_max, out.row_sum, out.o, rows.count, rows.begin, rows.end, rows.any, rows.all};
+  AttendPanel panel{parts.parts > 0 ? part_queries(x) : queries(x),
+                    out.row_max,
+                    out.row_sum,
+                    out.o,
+                    rows.count,
+                    rows.begin,
+                    rows.end,
+                    rows.any,
+                    rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
   panel.seen = seen_pairs(run, x);
@@ -376,7 +386,8 @@ void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
   bool any = false;
   for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
-    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks, run.seen[i]);
+    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks,
+                       run.seen[i]);
   if (!any) return;
   for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
@@ -398,10 +409,11 @@ void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_ke
 namespace fovea::cpu {
 
 bool many_rows_as_parts(const AttentionProblem& p) {
-  // Taking keys and values apart pays from so many rows on.
-  constexpr int64_t kLeastRows = 96;
-  return p.pass == Pass::kForward && !p.has(Role::kKeys) && !p.has(Role::kQV) && p[Role::kQ].dtype == p.dtype &&
-         p[Role::kK].dtype == p.dtype && p.seqlen_q * p.group() >= kLeastRows;
+  // Keys and values are taken apart for each tile; from so many rows on that pays, and where heads are not much shorter than a tile.
+  const int64_t least_rows = p.dtype == DType::kF16 ? 64 : 160, least_size = p.dtype == DType::kF16 ? 16 : 32;
+  const bool same_type = p[Role::kQ].dtype == p.dtype && p[Role::kK].dtype == p.dtype;
+  return p.pass == Pass::kForward && !p.has(Role::kKeys) && !p.has(Role::kQV) && same_type &&
+         p.seqlen_q * p.group() >= least_rows && p.head_dim >= least_size;
 }
 
 }  // namespace fovea::cpu

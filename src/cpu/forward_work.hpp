@@ -117,8 +117,8 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) &&
-               p.dropout == 0;
+    row_path =
+        rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) && p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
   }
 
@@ -164,10 +164,10 @@ inline int64_t row_head_size(const Staging& s, int64_t rows) {
 
 /// Blocks of keys and values as bfloat16 parts, where a table attends to such.
 struct PartBlocks {
-  int parts = 0;          ///< 0: it does not
-  int64_t words = 0;      ///< of a row of a part of Q or K
-  int64_t columns = 0;    ///< of V
-  int64_t value_size = 0; ///< elements of a row of V on its way
+  int parts = 0;           ///< 0: it does not
+  int64_t words = 0;       ///< of a row of a part of Q or K
+  int64_t columns = 0;     ///< of V
+  int64_t value_size = 0;  ///< elements of a row of V on its way
 
   explicit PartBlocks(const Staging& s) {
     if (s.ops->attend == nullptr || s.ops->attend_parts == 1) return;
@@ -193,7 +193,8 @@ struct PartBlocks {
     auto* key_rows = reinterpret_cast<uint16_t*>(block);
     auto* value_rows = reinterpret_cast<uint16_t*>(rows);
     const int64_t value_rows_part = kBlockKeys * value_size;
-    const bool finite_keys = s.ops->split_rows(part_rows(keys, s.d), parts, key_rows, 2 * words, 2 * key_part());
+    const bool finite_keys =
+        s.ops->split_rows(part_rows(keys, s.d), parts, key_rows, 2 * words, 2 * key_part());
     const bool finite_values =
         s.ops->split_rows(part_rows(values, s.d_v), parts, value_rows, value_size, value_rows_part);
     for (int64_t part = 0; part < parts; ++part) {
@@ -209,12 +210,13 @@ struct PartBlocks {
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
-  float* row_heads;             ///< of few rows: queries and results of each key head
-  float* next_partials;         ///< of a further split, where a tile goes through its splits itself
-  uint8_t* kept;                ///< by dropout
-  float* distances;             ///< f of a score's form, of a tile and a run of blocks
-  uint32_t* seen_pairs;         ///< by panel, of a run of blocks
-  float *part_queries, *part_block, *part_rows;  ///< of parts: of each panel, of a block, and rows of V on their way
+  float* row_heads;      ///< of few rows: queries and results of each key head
+  float* next_partials;  ///< of a further split, where a tile goes through its splits itself
+  uint8_t* kept;         ///< by dropout
+  float* distances;      ///< f of a score's form, of a tile and a run of blocks
+  uint32_t* seen_pairs;  ///< by panel, of a run of blocks
+  float *part_queries, *part_block,
+      *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
@@ -234,10 +236,11 @@ struct ThreadScratch {
     kept = memory.take<uint8_t>(kept_bytes(block) *
                                 (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
     const bool attends = s.ops->attend != nullptr;
-    distances = memory.take<float>(
-        attends && !programs.of_distance.empty()
-            ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) + kAttendStrip * p.group()
-            : 0);
+    distances =
+        memory.take<float>(attends && !programs.of_distance.empty()
+                               ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) +
+                                     kAttendStrip * p.group()
+                               : 0);
     seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
     const PartBlocks parts(s);
     part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
@@ -286,7 +289,8 @@ class SharedBlocks {
   SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
       : parts_(s),
         blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
-        key_words_(parts_.parts > 0 ? parts_.block_words() : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
+        key_words_(parts_.parts > 0 ? parts_.block_words()
+                                    : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
         value_words_(parts_.parts > 0 ? 0 : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
     if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
@@ -345,7 +349,8 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite, const ThreadScratch& t) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite,
+             const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);

@@ -85,15 +85,16 @@ struct AttendProgram {
 /// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
 /// behind `end` in them is not seen; pairs of V are zero there.
 struct AttendKeys {
-  const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
-  int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
-  int64_t words;              ///< reduction words of a row of K, of one part
-  int64_t columns;            ///< of V, a multiple of row_multiple
-  float factor;               ///< score times factor is in units of log2
-  int parts = 1;              ///< bfloat16 parts of each operand
+  const AttendBlock* blocks;                             ///< of kAttendKeys keys each, but the last
+  int64_t first, end;                                    ///< positions; first is a multiple of kAttendKeys
+  int64_t words;                                         ///< reduction words of a row of K, of one part
+  int64_t columns;                                       ///< of V, a multiple of row_multiple
+  float factor;                                          ///< score times factor is in units of log2
+  int parts = 1;                                         ///< bfloat16 parts of each operand
   int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst,
                        int64_t ld) = nullptr;  ///< Ops::key_elements
 };
 inline constexpr int64_t kAttendKeys = 128;
@@ -120,19 +121,20 @@ struct AttendPanel {
   const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
 inline constexpr int kAttendParts = 3;  // of a float32
-inline constexpr int64_t kAttendScratch = (kAttendKeys / 2 * kAttendParts + 3 * kAttendStrip) * 32 + 48;  // floats
+inline constexpr int64_t kAttendScratch =
+    (kAttendKeys / 2 * kAttendParts + 3 * kAttendStrip) * 32 + 48;  // floats
 
 // Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
 inline constexpr int64_t kSeenKeys = 32;
 
 /// What is added to the scores of one panel.
 struct ScoreAddends {
-  float scale = 1;                    ///< of the scores as they come
-  const float* distance = nullptr;    ///< of lane x and key j at distance[x - j * step]
+  float scale = 1;                  ///< of the scores as they come
+  const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
   int64_t step = 1;
   const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
   DType dtype = DType::kF32;
-  const uint32_t* seen = nullptr;     ///< scores that are not seen become -inf
+  const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
 };
 
 /// n rows of `size` float16 or float32.
@@ -212,8 +214,8 @@ struct Ops {
 
   // Expressions that need no program for each pair (score_form.hpp).
   /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
-                       int64_t ld);
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst, int64_t ld);
   /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
   void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.

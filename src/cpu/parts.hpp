@@ -29,6 +29,22 @@ class Parts {
   __m512 rest_;
 };
 
+/// The same by cutting off: three operations less. The lower halves of the last part are not 0.
+class CutParts {
+ public:
+  FOVEA_PARTS explicit CutParts(__m512 x) : rest_(x) {}
+  FOVEA_PARTS __m512 next() {
+    const __m512 before = rest_;
+    rest_ = _mm512_sub_ps(
+        before, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(before),
+                                                     _mm512_set1_epi32(static_cast<int>(0xffff0000u)))));
+    return before;
+  }
+
+ private:
+  __m512 rest_;
+};
+
 /// Pairs of bfloat16 from parts: low in the lower halves. Bytes are moved, not bits: a shift would take the port of the multiply-adds.
 FOVEA_PARTS __m512i pair_of(__m512 low, __m512 high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_bsrli_epi128(_mm512_castps_si512(low), 2),

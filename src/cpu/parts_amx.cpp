@@ -28,7 +28,8 @@ FOVEA_PARTS __m512i upper_halves(__m512 a, __m512 b) {
     for (size_t i = 0; i < 32; ++i) odd[i] = static_cast<uint16_t>(2 * i + 1);
     return odd;
   }();
-  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kOdd.data()), _mm512_castps_si512(b));
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), _mm512_load_si512(kOdd.data()),
+                                   _mm512_castps_si512(b));
 }
 
 /// Elements [0, count) of 16; 0 behind them.
@@ -47,8 +48,7 @@ FOVEA_BESIDE_TILES bool split_rows_amx(const PartRows& from, int parts, uint16_t
     const char* row = from.data + j * from.stride_bytes;
     for (int64_t c = 0; c < row_size; c += 2 * kLanes) {
       const __m512 first = load(row + c * size_of(from.type), from.type, from.size - c);
-      const __m512 second =
-          load(row + (c + kLanes) * size_of(from.type), from.type, from.size - c - kLanes);
+      const __m512 second = load(row + (c + kLanes) * size_of(from.type), from.type, from.size - c - kLanes);
       all = add_lasting(all, first, second);
       Parts a(first), b(second);
       for (int part = 0; part < parts; ++part) {
@@ -61,7 +61,8 @@ FOVEA_BESIDE_TILES bool split_rows_amx(const PartRows& from, int parts, uint16_t
   return is_finite(all);
 }
 
-FOVEA_BESIDE_TILES bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words) {
+FOVEA_BESIDE_TILES bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst,
+                                        int64_t part_words) {
   __m512 all = _mm512_setzero_ps();
   for (int64_t w = 0; w < part_words / kPanel; ++w) {
     for (int64_t x = 0; x < kPanel; x += kLanes) {
