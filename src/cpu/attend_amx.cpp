@@ -16,7 +16,8 @@
 //
 // The reference m is an earlier maximum of the row, not the present one: the scores need no pass of their own to find it,
 // and O is not rescaled. Weights are then above 1 where scores rise; where their sum over a turn says that they rise too far, the row
-// takes the maximum of the turn, and the turn is weighed again.
+// takes the maximum of the turn, and the turn is weighed again. Where terms of the distance (ALiBi) make scores rise strip by strip, rows
+// look at the strip to which the most is added before they begin.
 //
 // Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
 // tested. Strips that none of the 32 queries sees are left out. Programs of expressions run over a strip between tiles and softmax.
@@ -44,6 +45,8 @@ constexpr int64_t kMostTurn = kAttendKeys;
 // Scores of 9 / log2(e) = 6 above m, or as much of many smaller ones: weights keep their precision at any size, and the
 // sums of float32 have room for 2^100 more.
 constexpr float kLargestSum = 512.0f;
+// Where so much more is added to a strip, in units of log2, weights would rise too far on the way to it.
+constexpr float kSteep = 6.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 static_assert(kAttendScratch == (3 * kStrip + kMostTurn / 2 * kAttendParts) * kWidth + 3 * kTile);
@@ -135,6 +138,9 @@ class Pass {
   FOVEA_AMX void set_terms(int64_t key, float* scores, Weights& w) const;
   FOVEA_AMX __m512 largest(const Weights& w, int x) const;
   FOVEA_AMX void refer(const Weights& w);
+  FOVEA_AMX int64_t steepest_strip() const;
+  FOVEA_AMX void look_ahead();
+  FOVEA_AMX void raise(const __m512* top, const __mmask16* rose);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;
   FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w) const;
@@ -215,14 +221,18 @@ FOVEA_AMX void Pass<kForm, kParts>::run_program(int64_t key, float* scores) cons
 }
 
 /// What elements and distances add to a strip, in units of log2. Keys that do not exist have 0.
-template <int kForm, int kParts>
-FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
-  const int64_t n = std::min(kStrip, keys_.end - key);
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
+  const int64_t n = std::min(kStrip, keys_.end - key), bytes = size_of(columns_[0].dtype);
+  const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
-  for (int64_t x = 0; x < kWidth; ++x) {
-    const Column& column = columns_[static_cast<size_t>(x / kTile)];
-    rows[x] =
-        static_cast<const char*>(column.elements[x % kTile]) + (key - keys_.first) * size_of(column.dtype);
+  for (int64_t x = 0; x < kTile; ++x) {
+    rows[x] = static_cast<const char*>(columns_[0].elements[x]) + offset;
+    rows[kTile + x] = static_cast<const char*>(columns_[1].elements[x]) + offset;
+  }
+  // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
+  for (int64_t ahead = 4 * kStrip * bytes; ahead < 5 * kStrip * bytes; ahead += 64) {
+    for (const void* row : rows) __builtin_prefetch(static_cast<const char*>(row) + ahead, 0, 2);
   }
   keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
@@ -348,6 +358,66 @@ FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weig
   set_terms(key, scores, w);
 }
 
+/// The strip to which the most is added, judged by a pair in its middle; -1 where that is not much more than what the first strip has.
+template <int kForm>
+FOVEA_AMX int64_t Pass<kForm>::steepest_strip() const {
+  int64_t best = -1;
+  float least_rise = kSteep;
+  for (const Column& column : columns_) {
+    if (column.distance == nullptr) return -1;
+    const auto added = [&](int64_t key) {
+      return column.distance[kTile / 2 - (key - keys_.first + kStrip / 2) * column.step];
+    };
+    for (int64_t key = first_ + kStrip; key < end_; key += kStrip) {
+      if (const float rise = added(key) - added(first_); rise > least_rise) {
+        least_rise = rise;
+        best = key;
+      }
+    }
+  }
+  return best;
+}
+
+/// Rows that will meet far larger scores take one of them as their reference.
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::look_ahead() {
+  const int64_t strip = steepest_strip();
+  if (strip < 0) return;
+  Weights w{};
+  w.factor = _mm512_set1_ps(keys_.factor);
+  score_again(strip, scores_, w);
+  __m512 top[2];
+  __mmask16 rose[2];
+  for (size_t x = 0; x < 2; ++x) {
+    top[x] = largest(w, static_cast<int>(x));
+    const __m512 before = _mm512_loadu_ps(columns_[x].row_max);
+    rose[x] = _mm512_cmp_ps_mask(top[x], _mm512_add_ps(before, _mm512_set1_ps(kSteep)), _CMP_GT_OQ);
+  }
+  if ((rose[0] | rose[1]) != 0) raise(top, rose);
+}
+
+/// Those rows of each column that rose take a new reference.
+template <int kForm>
+FOVEA_AMX void Pass<kForm>::raise(const __m512* top, const __mmask16* rose) {
+  for (size_t x = 0; x < 2; ++x) {
+    const Column& column = columns_[x];
+    const __m512 before = _mm512_loadu_ps(column.row_max);
+    const __m512 reference = _mm512_mask_mov_ps(before, rose[x], top[x]);
+    _mm512_storeu_ps(column.row_max, reference);
+    // Rows that have seen no key have nothing to bring along.
+    const __mmask16 old = _mm512_mask_cmp_ps_mask(rose[x], before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
+    const __m512 half = _mm512_set1_ps(0.5f);
+    const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), old,
+                                            exp2_of(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
+    total_[x] = _mm512_mul_ps(total_[x], alpha);
+    for (int64_t row = 0; row < keys_.columns; ++row) {
+      float* o = column.o + row * column.o_stride;
+      _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), alpha));
+    }
+  }
+  set_offsets();
+}
+
 /// Rows whose weights rose too far take the largest score of the turn as their reference; then the turn is weighed again, into
 /// `sum`. `scores`: memory of a strip.
 template <int kForm, int kParts>
@@ -360,22 +430,9 @@ FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m
     score_again(key, scores, w);
     for (int x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(w, x));
   }
-  for (size_t x = 0; x < 2; ++x) {
-    const Column& column = columns_[x];
-    const __mmask16 rose = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
-    const __m512 before = _mm512_loadu_ps(column.row_max);
-    const __m512 reference = _mm512_mask_mov_ps(before, rose, top[x]);
-    _mm512_storeu_ps(column.row_max, reference);
-    const __m512 half = _mm512_set1_ps(0.5f);
-    const __m512 alpha = _mm512_mask_mov_ps(
-        _mm512_set1_ps(1.0f), rose, exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
-    total_[x] = _mm512_mul_ps(total_[x], alpha);
-    for (int64_t row = 0; row < keys_.columns; ++row) {
-      float* o = column.o + row * column.o_stride;
-      _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), alpha));
-    }
-  }
-  set_offsets();
+  __mmask16 rose[2];
+  for (size_t x = 0; x < 2; ++x) rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
+  raise(top, rose);
   std::copy_n(offset_, 2, w.offset);
   for (int64_t key = begin; key < end; key += kStrip) {
     score_again(key, scores, w);
@@ -445,7 +502,8 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
 
 template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX void Pass<kForm, kParts>::run() {
+FOVEA_AMX void Pass<kForm>::run() {
+  if constexpr ((kForm & kAdded) != 0) look_ahead();
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
   multiply<0, kForm, kParts, Of::kScores>(scores_of(first_), nullptr, nullptr, w);
@@ -547,10 +605,24 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
   }
 }
 
+/// Results below 2^-126 are 0 while it lives: those that are subnormal take a hundred times as long, and steep terms make many.
+class WithoutSubnormals {
+ public:
+  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero); }
+  ~WithoutSubnormals() { _mm_setcsr(before_); }
+  WithoutSubnormals(const WithoutSubnormals&) = delete;
+  WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZero = 0x8000;
+  unsigned before_;
+};
+
 }  // namespace
 
 FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch) {
   _tile_loadconfig(&kTileConfig);
+  const WithoutSubnormals mode;
   Columns columns;
   size_t waiting = 0;
   for (int64_t x = 0; x < count; ++x) {

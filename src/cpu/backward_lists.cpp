@@ -257,7 +257,7 @@ void ListBackward::stage_block(const Group& group, const ListScratch& t, int64_t
   std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
   std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
   block.key_rows = keys;
-  block.keys_finite = all_finite(keys, s.type, n, s.d);
+  block.keys_finite = all_finite(*s.ops, keys, s.type, n, s.d);
   block.list = t.positions;
 }
 

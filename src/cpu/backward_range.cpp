@@ -64,8 +64,8 @@ void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role 
 
 bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes) {
   for (int x = 0; x < lanes.count; ++x) {
-    if (!all_finite({group.row_data(Role::kQ, lanes.first_row + x)}, s.type, 1, s.d) ||
-        !all_finite({group.row_data(Role::kDO, lanes.first_row + x)}, s.type, 1, s.d_v)) {
+    if (!all_finite(*s.ops, {group.row_data(Role::kQ, lanes.first_row + x)}, s.type, 1, s.d) ||
+        !all_finite(*s.ops, {group.row_data(Role::kDO, lanes.first_row + x)}, s.type, 1, s.d_v)) {
       return false;
     }
   }
@@ -282,7 +282,7 @@ int64_t stage_keys(const Staging& s, const Group& group, const ThreadScratch& t,
     std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
     std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
     block.key_rows = key_rows;
-    block.keys_finite = all_finite(key_rows, s.type, block.n, s.d);
+    block.keys_finite = all_finite(*s.ops, key_rows, s.type, block.n, s.d);
   }
   return count;
 }

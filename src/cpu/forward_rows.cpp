@@ -110,7 +110,7 @@ int64_t least_tile_rows(DType type, DType key_type) {
 bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s) {
   bool finite = true;
   values.for_each_run(keys.begin, keys.size(), [&](int64_t, const MatrixView& run, int64_t n) {
-    finite = finite && cpu::all_finite(run, s.key_type, n, s.d_v);
+    finite = finite && cpu::all_finite(*s.ops, run, s.key_type, n, s.d_v);
   });
   return finite;
 }

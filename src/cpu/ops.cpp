@@ -51,6 +51,7 @@ constexpr Ops make_ops(const char* name) {
   ops.seen_of_scores = seen_of_scores;
   ops.add_terms = add_terms;
   ops.transpose = transpose;
+  ops.finite = finite;
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;
   ops.interleave = interleave;

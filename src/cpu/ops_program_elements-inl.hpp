@@ -116,7 +116,7 @@ void load_blocks(const T* data, const ElementOffsets<Offset>& offsets, const Str
   alignas(64) float block[kBlock][kBlock];
   for (int64_t x = 0; x < s.width; x += kBlock) {
     for (int64_t lane = 0; lane < kBlock; ++lane) copy_elements(data + offsets.at(0, x + lane), block[lane]);
-    transpose(block[0], kBlock, kBlock, kBlock, reinterpret_cast<float*>(to.data) + x, to.stride);
+    transpose_block(block[0], kBlock, reinterpret_cast<float*>(to.data) + x, to.stride);
   }
 }
 
@@ -219,7 +219,7 @@ void add_values_at(const Instruction& i, const Strip& s, T* out) {
   if (i.everywhere && offsets.rows_are_contiguous(s)) {
     alignas(64) float block[kBlock][kBlock];
     for (int64_t x = 0; x < s.width; x += kBlock) {
-      transpose(value.data + x, value.stride, kBlock, kBlock, block[0], kBlock);
+      transpose_block(value.data + x, value.stride, block[0], kBlock);
       const int64_t lanes = std::min(kBlock, s.in->lanes - x);  // those past the last repeat its row
       for (int64_t lane = 0; lane < lanes; ++lane) add_block_row(block[lane], out + offsets.at(0, x + lane));
     }

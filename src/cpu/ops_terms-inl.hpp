@@ -18,32 +18,6 @@ namespace fovea::cpu {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3
-/// Word c of r[i] becomes word i of r[c].
-HWY_INLINE void transpose_words(__m512i* r) {
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  // b[4 g + c] holds, in its quarter q, column 4 q + c of rows 4 g to 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
-    const __m512i odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
-    const __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
-    const __m512i odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-    r[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
-    r[4 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
-    r[8 + c] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
-    r[12 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
-  }
-}
-
 /// 32 keys of 16 lanes: two bfloat16 are a word.
 HWY_INLINE void pairs_of_elements(const Bf16* const* rows, int64_t j, V factor, float* dst, int64_t ld) {
   __m512i r[16];
@@ -114,24 +88,28 @@ void key_elements(const void* const* rows, DType type, int64_t lanes, int64_t n,
   }
 }
 
-/// A strip of 32 keys of one lane: bit j says whether byte j is not 0. `n` of them are read.
-HWY_INLINE uint32_t set_bits(const uint8_t* bytes, int64_t n) {
+/// 64 keys of one lane: bit j says whether byte j is not 0. `n` of them are read.
+HWY_INLINE uint64_t set_bits(const uint8_t* bytes, int64_t n) {
 #if HWY_TARGET == HWY_AVX3
-  const __mmask32 there = static_cast<__mmask32>((uint64_t{1} << n) - 1);
-  const __m256i loaded = _mm256_maskz_loadu_epi8(there, bytes);
-  return _mm256_test_epi8_mask(loaded, loaded);
+  const __mmask64 there = ~uint64_t{0} >> (64 - n);
+  const __m512i loaded = _mm512_maskz_loadu_epi8(there, bytes);
+  return _mm512_test_epi8_mask(loaded, loaded);
 #else
-  uint32_t bits = 0;
-  for (int64_t j = 0; j < n; ++j) bits |= static_cast<uint32_t>(bytes[j] != 0) << j;
+  uint64_t bits = 0;
+  for (int64_t j = 0; j < n; ++j) bits |= static_cast<uint64_t>(bytes[j] != 0) << j;
   return bits;
 #endif
 }
 
 void seen_of_bytes(const void* const* rows, int64_t n, uint32_t* seen) {
-  for (int64_t j = 0; j < n; j += kSeenKeys) {
-    for (int64_t lane = 0; lane < kPanel; ++lane)
-      seen[j / kSeenKeys * kPanel + lane] =
-          set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kSeenKeys, n - j));
+  constexpr int64_t kKeys = 2 * kSeenKeys;
+  for (int64_t j = 0; j < n; j += kKeys) {
+    uint32_t* to = seen + j / kSeenKeys * kPanel;
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      const uint64_t bits = set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kKeys, n - j));
+      to[lane] = static_cast<uint32_t>(bits);
+      if (j + kSeenKeys < n) to[kPanel + lane] = static_cast<uint32_t>(bits >> kSeenKeys);
+    }
   }
 }
 
@@ -185,14 +163,19 @@ HWY_INLINE void add_block(float* HWY_RESTRICT s, int64_t rows, int64_t j0, const
 template <bool kDistance, bool kElements, bool kSeen>
 void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
   alignas(64) float elements[kElements ? kBlock * kPanel * 2 : 1];
-  constexpr int64_t kRows = 2 * kBlock;
+  constexpr int64_t kRows = 2 * kBlock, kAheadKeys = 4 * kRows;
   static_assert(kRows == kSeenKeys);
   for (int64_t j = 0; j < n; j += kRows) {
     const int64_t rows = std::min(kRows, n - j);
     if constexpr (kElements) {
+      // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
+      const int64_t bytes = a.dtype == DType::kF32 ? 4 : 2;
       const void* at[kPanel];
-      for (int x = 0; x < kPanel; ++x)
-        at[x] = static_cast<const char*>(a.rows[x]) + j * (a.dtype == DType::kF32 ? 4 : 2);
+      for (int x = 0; x < kPanel; ++x) {
+        const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
+        at[x] = row;
+        for (int64_t byte = 0; byte < kRows * bytes; byte += 64) __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
+      }
       key_elements(at, a.dtype, kPanel, rows, 1.0f, elements, kPanel);
     }
     add_block<kDistance, kElements, kSeen>(s + j * kPanel, rows, j, a, elements, maxima);

@@ -146,7 +146,8 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
 
 /// What blocks need where they need no program for each pair.
 void PairPrograms::add_forms(const AttentionProblem& p) {
-  if (has_score && p.group() <= kPanel) {
+  // Products that are not seen are -inf, and have to be scores of -inf.
+  if (has_score && p.scale > 0 && p.group() <= kPanel) {
     if (const auto form = form_of_score(p, *p.expressions->score)) {
       has_form = true;
       elements = form->elements;

@@ -56,33 +56,12 @@ float load_element(const char* row, DType type, int64_t c) {
   }
 }
 
-namespace {
 
-template <class T, uint32_t kExponent>
-bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
-  for (int64_t j = 0; j < n; ++j) {
-    const T* row = rows.row<const T>(j);
-    T special = 0;  // as wide as the elements: the loop becomes vectors of them
-    for (int64_t c = 0; c < d; ++c)
-      special = static_cast<T>(special | ((row[c] & kExponent) == kExponent ? T{1} : T{0}));
-    if (special != 0) return false;
-  }
+bool all_finite(const Ops& ops, const MatrixView& rows, DType type, int64_t n, int64_t d) {
+  if (rows.stride == d) return ops.finite(rows.data, type, n * d);
+  for (int64_t j = 0; j < n; ++j)
+    if (!ops.finite(rows.data + j * rows.stride * size_of(type), type, d)) return false;
   return true;
-}
-
-}  // namespace
-
-bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
-  switch (type) {
-    case DType::kF16:
-      return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
-    case DType::kBF16:
-      return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
-    case DType::kE4M3:
-      return rows_finite<uint8_t, 0x7fu>(rows, n, d);
-    default:
-      return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
-  }
 }
 
 void scale_products(const Group& group, float* s, int64_t count) {

@@ -178,7 +178,7 @@ float keep_scale(const AttentionProblem& p);
 float load_element(const char* row, DType type, int64_t c);
 
 /// True when all elements of rows [0, n) are finite.
-bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
+bool all_finite(const Ops& ops, const MatrixView& rows, DType type, int64_t n, int64_t d);
 
 /// Copies operands of one problem into the layouts that the products read.
 struct Staging {
