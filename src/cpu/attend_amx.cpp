@@ -221,8 +221,8 @@ FOVEA_AMX void Pass<kForm, kParts>::run_program(int64_t key, float* scores) cons
 }
 
 /// What elements and distances add to a strip, in units of log2. Keys that do not exist have 0.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const int64_t n = std::min(kStrip, keys_.end - key), bytes = size_of(columns_[0].dtype);
   const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
@@ -359,8 +359,8 @@ FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weig
 }
 
 /// The strip to which the most is added, judged by a pair in its middle; -1 where that is not much more than what the first strip has.
-template <int kForm>
-FOVEA_AMX int64_t Pass<kForm>::steepest_strip() const {
+template <int kForm, int kParts>
+FOVEA_AMX int64_t Pass<kForm, kParts>::steepest_strip() const {
   int64_t best = -1;
   float least_rise = kSteep;
   for (const Column& column : columns_) {
@@ -379,8 +379,8 @@ FOVEA_AMX int64_t Pass<kForm>::steepest_strip() const {
 }
 
 /// Rows that will meet far larger scores take one of them as their reference.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::look_ahead() {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::look_ahead() {
   const int64_t strip = steepest_strip();
   if (strip < 0) return;
   Weights w{};
@@ -397,8 +397,8 @@ FOVEA_AMX void Pass<kForm>::look_ahead() {
 }
 
 /// Those rows of each column that rose take a new reference.
-template <int kForm>
-FOVEA_AMX void Pass<kForm>::raise(const __m512* top, const __mmask16* rose) {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::raise(const __m512* top, const __mmask16* rose) {
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
     const __m512 before = _mm512_loadu_ps(column.row_max);
@@ -408,7 +408,7 @@ FOVEA_AMX void Pass<kForm>::raise(const __m512* top, const __mmask16* rose) {
     const __mmask16 old = _mm512_mask_cmp_ps_mask(rose[x], before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
     const __m512 half = _mm512_set1_ps(0.5f);
     const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), old,
-                                            exp2_of(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
+                                            exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
     total_[x] = _mm512_mul_ps(total_[x], alpha);
     for (int64_t row = 0; row < keys_.columns; ++row) {
       float* o = column.o + row * column.o_stride;
@@ -502,7 +502,7 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
 
 template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX void Pass<kForm>::run() {
+FOVEA_AMX void Pass<kForm, kParts>::run() {
   if constexpr ((kForm & kAdded) != 0) look_ahead();
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
