@@ -354,6 +354,11 @@ class SharedBlocks {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    if (parts_.parts > 0) {
+      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      finite = parts_.stage(s, keys, values, n, at(group, j0), t.part_rows) ? 1 : 0;
+      return;
+    }
     finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v) ? 1 : 0;
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
