@@ -45,6 +45,8 @@ constexpr int64_t kMostTurn = kAttendKeys;
 // Scores of 9 / log2(e) = 6 above m, or as much of many smaller ones: weights keep their precision at any size, and the
 // sums of float32 have room for 2^100 more.
 constexpr float kLargestSum = 512.0f;
+// Rows of elements are fetched so far ahead: memory takes as long as half a strip, under load as two.
+constexpr int64_t kFetchedStrips = 4;
 // Where so much more is added to a strip, in units of log2, weights would rise too far on the way to it.
 constexpr float kSteep = 6.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -90,7 +92,10 @@ class Pass {
         turn_(turn_of(keys.columns)),
         first_(range.begin),
         end_(range.end) {
-    for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
+    for (size_t x = 0; x < 2; ++x) {
+      total_[x] = _mm512_loadu_ps(columns[x].row_sum);
+      if constexpr ((kForm & kFetched) != 0) std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+    }
     set_offsets();
   }
 
@@ -161,6 +166,7 @@ class Pass {
   bool fresh_ = false;  ///< some row has seen no key yet
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
+  const void* elements_[kWidth];
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
@@ -221,14 +227,7 @@ FOVEA_AMX void Pass<kForm>::add_elements(int64_t key) const {
   const int64_t n = std::min(kStrip, keys_.end - key), bytes = size_of(columns_[0].dtype);
   const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
-  for (int64_t x = 0; x < kTile; ++x) {
-    rows[x] = static_cast<const char*>(columns_[0].elements[x]) + offset;
-    rows[kTile + x] = static_cast<const char*>(columns_[1].elements[x]) + offset;
-  }
-  // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
-  for (int64_t ahead = 4 * kStrip * bytes; ahead < 5 * kStrip * bytes; ahead += 64) {
-    for (const void* row : rows) __builtin_prefetch(static_cast<const char*>(row) + ahead, 0, 2);
-  }
+  for (int64_t x = 0; x < kWidth; ++x) rows[x] = static_cast<const char*>(elements_[x]) + offset;
   keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
   for (size_t x = 0; x < 2; ++x) {
@@ -271,10 +270,17 @@ FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights
   w.left = kPairsOfStrip;
   const int64_t at = key - keys_.first;
   if constexpr ((kForm & kAdded) != 0) {
-    if (columns_[0].elements != nullptr) {
+    if constexpr ((kForm & kFetched) != 0) {
       add_elements(key);
       for (size_t x = 0; x < 2; ++x) w.added[x] = added_ + x * kTile;
       w.step = kWidth;
+      // No prefetcher follows so many rows, and all lines at once would wait for the 16 buffers of a core. Rows a page apart meet in one
+      // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
+      const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip, all = keys_.end - keys_.first;
+      const int64_t next_rows = static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
+      w.ahead = elements_;
+      w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
+      w.next_line = kStrip * bytes - 64;
     } else {
       for (size_t x = 0; x < 2; ++x) w.added[x] = columns_[x].distance - at * columns_[x].step;
       w.step = -columns_[0].step;
@@ -554,11 +560,11 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
 
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
   using Attend = void (*)(const AttendKeys&, Columns&, float*, tile::Range);
-  static constexpr Attend kAttend[] = {attend_strips<kPlain>, attend_strips<kAdded>, attend_strips<kMasked>,
-                                       attend_strips<kAdded | kMasked>};
-  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
+  static constexpr Attend kAttend[2][3] = {
+      {attend_strips<kPlain>, attend_strips<kAdded>, attend_strips<kAdded | kFetched>},
+      {attend_strips<kMasked>, attend_strips<kAdded | kMasked>, attend_strips<kAdded | kFetched | kMasked>}};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const Attend attend = kAttend[(added ? kAdded : kPlain) | (masked ? kMasked : kPlain)];
+  const Attend attend = kAttend[masked][columns[0].elements != nullptr ? 2 : columns[0].distance != nullptr ? 1 : 0];
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
   while (key < end) {

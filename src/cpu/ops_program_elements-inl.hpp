@@ -217,11 +217,17 @@ void add_values_at(const Instruction& i, const Strip& s, T* out) {
     return;
   }
   if (i.everywhere && offsets.rows_are_contiguous(s)) {
+    // Rows that no prefetcher follows, as they are too many.
+    constexpr int64_t kAhead = 4 * kBlock;
     alignas(64) float block[kBlock][kBlock];
     for (int64_t x = 0; x < s.width; x += kBlock) {
       transpose_block(value.data + x, value.stride, block[0], kBlock);
       const int64_t lanes = std::min(kBlock, s.in->lanes - x);  // those past the last repeat its row
-      for (int64_t lane = 0; lane < lanes; ++lane) add_block_row(block[lane], out + offsets.at(0, x + lane));
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        T* to = out + offsets.at(0, x + lane);
+        __builtin_prefetch(to + kAhead, 1, 2);
+        add_block_row(block[lane], to);
+      }
     }
     return;
   }

@@ -103,12 +103,12 @@ HWY_INLINE uint64_t set_bits(const uint8_t* bytes, int64_t n) {
 
 void seen_of_bytes(const void* const* rows, int64_t n, uint32_t* seen) {
   constexpr int64_t kKeys = 2 * kSeenKeys;
-  for (int64_t j = 0; j < n; j += kKeys) {
-    uint32_t* to = seen + j / kSeenKeys * kPanel;
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    uint32_t* to = seen + lane;
+    for (int64_t j = 0; j < n; j += kKeys, to += 2 * kPanel) {
       const uint64_t bits = set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kKeys, n - j));
-      to[lane] = static_cast<uint32_t>(bits);
-      if (j + kSeenKeys < n) to[kPanel + lane] = static_cast<uint32_t>(bits >> kSeenKeys);
+      to[0] = static_cast<uint32_t>(bits);
+      if (j + kSeenKeys < n) to[kPanel] = static_cast<uint32_t>(bits >> kSeenKeys);
     }
   }
 }

@@ -42,21 +42,21 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   const Offsets offsets = lowering.offsets_of(d.element, layout);
   const ValueId d_score = values.tile(kGradientTile);
   // What nothing is added to stays as it is, even where the other factor is infinite.
-  ValueId added = not_equal_zero(values, d_score), value = d_score;
+  ValueId added = kNoValue, value = d_score;
   if (!is_number(graph, d.derivative, 1)) {
     const ValueId derivative = score_of(values, lowering.of(d.derivative));
-    added = values.both(added, not_equal_zero(values, derivative));
+    added = values.both(not_equal_zero(values, d_score), not_equal_zero(values, derivative));
     value = values.make(Code::kMultiply, Kind::kFloat, {value, derivative});
   }
   added = values.both(added, offsets.valid);
+  if (added != kNoValue) value = values.select(Kind::kFloat, added, value, values.number(0));
   ValueNode node{Code::kAddTo, Kind::kFloat, Kind::kFloat};
   node.wide_offsets = offsets.wide;
   node.everywhere = offsets.valid == kNoValue;
   // Two elements that are one where a dimension stands for all are added twice, so their additions must differ.
   node.payload = static_cast<int64_t>(target) | static_cast<int64_t>(d.element) << kGradientBits;
   node.shape = kByPair;
-  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2],
-                  values.select(Kind::kFloat, added, value, values.number(0))};
+  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2], value};
   return values.add(node);
 }
 

@@ -82,6 +82,8 @@ class SeenBlocks {
 
   /// Of all heads of the group, where `sees` tells heads apart.
   Seen of(const expr::Block& block);
+  /// Whether answers serve several heads, so that blocks of a strip are worth asking for.
+  bool remembers() const { return !known_.empty(); }
 
  private:
   Seen computed(expr::Block block);
