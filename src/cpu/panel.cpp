@@ -123,6 +123,8 @@ DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTe
       for (int64_t x = 0; x < step * heads; ++x) to[x] = values[key * kPanel + x] * factor;
     }
   }
+  // Lanes past the last row read on: no weight of theirs may be NaN.
+  std::fill_n(memory + count * heads, kPanel, 0.0f);
   return {memory - first_query * heads + (j0 + n - 1) * heads};
 }
 
