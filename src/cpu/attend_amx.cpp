@@ -250,7 +250,8 @@ FOVEA_AMX void Pass<kForm>::add_where_seen(int64_t key, Weights& w) const {
     const __m512i begin = _mm512_loadu_si512(column.begin), end = _mm512_loadu_si512(column.end);
     for (int64_t j = 0; j < kStrip; ++j) {
       const __m512i position = _mm512_set1_epi32(static_cast<int>(key + j));
-      const __mmask16 sees = _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
+      const __mmask16 sees =
+          _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
       const __m512 added = _mm512_loadu_ps(w.added[x] + j * w.step);
       _mm512_storeu_ps(added_ + j * kWidth + static_cast<int64_t>(x) * kTile,
                        inside ? added : _mm512_maskz_mov_ps(sees, added));
@@ -276,8 +277,10 @@ FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights
       w.step = kWidth;
       // No prefetcher follows so many rows, and all lines at once would wait for the 16 buffers of a core. Rows a page apart meet in one
       // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
-      const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip, all = keys_.end - keys_.first;
-      const int64_t next_rows = static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
+      const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip,
+                    all = keys_.end - keys_.first;
+      const int64_t next_rows =
+          static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
       w.ahead = elements_;
       w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
       w.next_line = kStrip * bytes - 64;
@@ -294,7 +297,8 @@ FOVEA_AMX_INLINE void Pass<kForm>::set_terms(int64_t key, float* scores, Weights
     w.bit = kBits.bit;
     for (size_t x = 0; x < 2; ++x) {
       const uint32_t* seen = columns_[x].seen;
-      w.seen[x] = seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
+      w.seen[x] =
+          seen == nullptr ? _mm512_set1_epi32(-1) : _mm512_loadu_si512(seen + at / kSeenKeys * kPanel);
     }
   }
 }
@@ -309,7 +313,8 @@ FOVEA_AMX __m512 Pass<kForm>::largest(const Weights& w, int x) const {
     if constexpr ((kForm & kAdded) != 0)
       score = _mm512_add_ps(score, _mm512_loadu_ps(w.added[x] + j * w.step));
     if constexpr ((kForm & kMasked) != 0)
-      score = _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
+      score =
+          _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);
     top = _mm512_max_ps(top, score);
   }
   return top;
@@ -424,7 +429,8 @@ FOVEA_AMX void Pass<kForm>::weigh_again(int64_t turn, float* scores, __m512* sum
     for (int x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(w, x));
   }
   __mmask16 rose[2];
-  for (size_t x = 0; x < 2; ++x) rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
+  for (size_t x = 0; x < 2; ++x)
+    rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
   raise(top, rose);
   std::copy_n(offset_, 2, w.offset);
   for (int64_t key = begin; key < end; key += kStrip) {
@@ -564,7 +570,9 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
       {attend_strips<kPlain>, attend_strips<kAdded>, attend_strips<kAdded | kFetched>},
       {attend_strips<kMasked>, attend_strips<kAdded | kMasked>, attend_strips<kAdded | kFetched | kMasked>}};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const Attend attend = kAttend[masked][columns[0].elements != nullptr ? 2 : columns[0].distance != nullptr ? 1 : 0];
+  const Attend attend = kAttend[masked][columns[0].elements != nullptr   ? 2
+                                        : columns[0].distance != nullptr ? 1
+                                                                         : 0];
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
   while (key < end) {

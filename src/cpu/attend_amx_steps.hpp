@@ -56,7 +56,8 @@ struct Weights {
   int64_t step;
   __m512i seen[2];     ///< keys of the strip, a bit for each
   const int32_t* bit;  ///< of the next key
-  const void* const* ahead;  ///< lines to fetch, one beside each pair of keys of a column, in bytes from there
+  const void* const*
+      ahead;  ///< lines to fetch, one beside each pair of keys of a column, in bytes from there
   int64_t ahead_bytes, next_line;
 };
 

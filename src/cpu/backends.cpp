@@ -126,8 +126,9 @@ Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options
   if (std::string clause = kCannotBecause(terms); !clause.empty()) return {nullptr, std::move(clause)};
   if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
   const bool forward = p.pass == Pass::kForward, lists = p.has(Role::kKeys);
-  const auto prepare = lists ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
-                             : forward ? prepare_forward : prepare_backward;
+  const auto prepare = lists     ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
+                       : forward ? prepare_forward
+                                 : prepare_backward;
   return {prepare(terms, *kOps(), options), ""};
 }
 

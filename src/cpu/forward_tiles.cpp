@@ -130,7 +130,8 @@ struct TilePass : TileProblem {
   void seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const;
   void seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const;
   const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
-  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values, PanelTerms& panel_terms) const;
+  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
+                    PanelTerms& panel_terms) const;
   float attend_factor() const;
   void attend(BlockRun& run, bool* taken) const;
   void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
@@ -194,8 +195,8 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
   const int64_t rows = last.first_row + last.count - lanes[0].first_row, pad = kAttendStrip * group.size();
   const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
   std::fill_n(t.distances, size, 0.0f);
-  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(), kLog2e,
-                         t.pairs.registers, t.distances + pad);
+  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
+                         kLog2e, t.pairs.registers, t.distances + pad);
 }
 
 /// Which pairs of panel x with n keys from j0 on are seen, by the program.
@@ -248,7 +249,8 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                             PanelTerms& panel_terms) const {
   const Partial out = partial(x);
   const Lanes& rows = lanes[x];
-  AttendPanel panel{queries(x), out.row_max, out.row_sum, out.o, rows.count, rows.begin, rows.end, rows.any, rows.all};
+  AttendPanel panel{queries(x), out.row_max, out.row_sum, out.o,   rows.count,
+                    rows.begin, rows.end,    rows.any,    rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
   panel.seen = seen_pairs(run, x);
@@ -299,8 +301,9 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
   for (int64_t x = 0; x < panels; ++x) {
     if (taken[x]) *next++ = taker(run, x, values, panel_terms[static_cast<size_t>(x)]);
   }
-  AttendKeys keys{operands.data(), run.first(), run.end(), s.score_words(), round_up(s.d_v, s.ops->row_multiple),
-                  attend_factor()};
+  AttendKeys keys{
+      operands.data(), run.first(), run.end(), s.score_words(), round_up(s.d_v, s.ops->row_multiple),
+      attend_factor()};
   keys.key_elements = s.ops->key_elements;
   ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
   inputs.scratch = t.pairs.registers;
@@ -334,7 +337,8 @@ void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
   bool any = false;
   for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
-    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks, run.seen[i]);
+    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks,
+                       run.seen[i]);
   if (!any) return;
   for (; j0 < end; j0 += kBlockKeys) {
     run.add(staged(j0, std::min(kBlockKeys, end - j0)));

@@ -115,8 +115,8 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) &&
-               p.dropout == 0;
+    row_path =
+        rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) && p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
   }
 
@@ -187,10 +187,11 @@ struct ThreadScratch {
     kept = memory.take<uint8_t>(kept_bytes(block) *
                                 (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
     const bool attends = s.ops->attend != nullptr;
-    distances = memory.take<float>(
-        attends && !programs.of_distance.empty()
-            ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) + kAttendStrip * p.group()
-            : 0);
+    distances =
+        memory.take<float>(attends && !programs.of_distance.empty()
+                               ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) +
+                                     kAttendStrip * p.group()
+                               : 0);
     seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
@@ -293,7 +294,8 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite, const ThreadScratch& t) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite,
+             const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);

@@ -91,7 +91,8 @@ struct AttendKeys {
   int64_t columns;            ///< of V, a multiple of row_multiple
   float factor;               ///< score times factor is in units of log2
   const AttendProgram* program = nullptr;
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst,
                        int64_t ld) = nullptr;  ///< Ops::key_elements
 };
 inline constexpr int64_t kAttendKeys = 128;
@@ -124,12 +125,12 @@ inline constexpr int64_t kSeenKeys = 32;
 
 /// What is added to the scores of one panel.
 struct ScoreAddends {
-  float scale = 1;                    ///< of the scores as they come
-  const float* distance = nullptr;    ///< of lane x and key j at distance[x - j * step]
+  float scale = 1;                  ///< of the scores as they come
+  const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
   int64_t step = 1;
   const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
   DType dtype = DType::kF32;
-  const uint32_t* seen = nullptr;     ///< scores that are not seen become -inf
+  const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
 };
 
 struct Ops {
@@ -194,8 +195,8 @@ struct Ops {
 
   // Expressions that need no program for each pair (score_form.hpp).
   /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
-                       int64_t ld);
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst, int64_t ld);
   /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
   void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.

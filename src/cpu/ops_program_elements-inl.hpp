@@ -190,7 +190,8 @@ HWY_INLINE void add_block_row(const float* from, double* to) {
   for (int64_t r = 0; r < kBlock; ++r) to[r] += static_cast<double>(from[r]);
 }
 HWY_INLINE void add_block_row(const float* from, float* to) {
-  for (int64_t r = 0; r < kBlock; r += kLanes) hn::StoreU(hn::Add(hn::LoadU(D(), to + r), hn::LoadU(D(), from + r)), D(), to + r);
+  for (int64_t r = 0; r < kBlock; r += kLanes)
+    hn::StoreU(hn::Add(hn::LoadU(D(), to + r), hn::LoadU(D(), from + r)), D(), to + r);
 }
 HWY_INLINE void add_block_row(const float* from, F16* to) {
   from_float_any(from, kBlock, DType::kF16, to);

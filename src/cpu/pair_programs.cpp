@@ -124,11 +124,13 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     Lowering lowering(p, *sees, keys_on_columns, s, values);
     const Lowered seen_pairs = lowering.of(sees->root);
     const ValueId lowest = values.number(-std::numeric_limits<float>::infinity());
-    outputs.back().value = values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
+    outputs.back().value =
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
     some = compile(values, outputs, {}, keys_on_columns, width);
     const ValueId zero = values.number(0);
-    const ProgramOutput output{values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
-                              kScoreTile};
+    const ProgramOutput output{
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
+        kScoreTile};
     if (!keys_on_columns) shown = compile(values, {&output, 1}, {}, false, width);
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {

@@ -76,7 +76,8 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
         covers(score.graph, elements, t, {Variable::kQ}) && covers(score.graph, elements, t, {Variable::kK});
     // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
     // Those of 16 bits are rounded once, so each of them has to be that of one pair and head.
-    const bool alone = elements.size() == 1 && (problem.heads_q == 1 || covers(score.graph, elements, t, {Variable::kH}));
+    const bool alone =
+        elements.size() == 1 && (problem.heads_q == 1 || covers(score.graph, elements, t, {Variable::kH}));
     g.direct = elements.empty() || (by_pairs && g.copies == 1 && (t.dtype == DType::kF32 || alone));
     if (g.direct) {
       layout.layout = t;
@@ -128,10 +129,12 @@ void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pie
       }
       const NamedTensor& named = p_.named[g.tensor];
       for_piece(g, item, [&](int64_t element, int64_t n, int64_t offset, int64_t stride) {
-        for (int64_t copy = 0; copy < g.copies; ++copy) std::fill_n(sums + g.first + copy * g.size + element, n, 0.0);
+        for (int64_t copy = 0; copy < g.copies; ++copy)
+          std::fill_n(sums + g.first + copy * g.size + element, n, 0.0);
         if (stride == 1) {
           const int64_t bytes = size_of(named.gradient.dtype);
-          std::memset(static_cast<char*>(buffers.gradient_of(named)) + offset * bytes, 0, static_cast<size_t>(n * bytes));
+          std::memset(static_cast<char*>(buffers.gradient_of(named)) + offset * bytes, 0,
+                      static_cast<size_t>(n * bytes));
         } else {
           for (int64_t i = 0; i < n; ++i) store_element(buffers, named, offset + i * stride, 0);
         }
