@@ -1,7 +1,7 @@
 """Terms of the score, dropout and expressions on this machine's processor cores, as a share of our own rate without any of them.
 
     python3 bench/cpu/expressions.py                all rows
-    python3 bench/cpu/expressions.py --json auto    and writes bench/results/cpu_expressions_<machine>.json
+    python3 bench/cpu/expressions.py --json auto    and writes bench/results/expressions/cpu_<machine>.json
     python3 bench/cpu/expressions.py --rows bfloat16_fwd_alibi,mask   only some
     python3 bench/cpu/expressions.py --before OLD/libfovea.so   an earlier build of ours in the place of the plain problem
 
@@ -269,7 +269,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="threads (all cores)")
     parser.add_argument("--backend", help="this backend and not the first that can")
     parser.add_argument("--also", default="", metavar="NAME", help="bfloat16 rows of this backend, too (or NAME,NAME)")
-    parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")
+    parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/expressions")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
     parser.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so: its time of the row in the place of the plain one")
     return parser.parse_args()
@@ -316,8 +316,7 @@ def main() -> int:
         "quiet": QUIET,
         "rows": rows,
     }
-    name = default_json(about).name.replace("cpu_", "cpu_expressions_", 1)
-    target = ROOT / "bench" / "results" / name if args.json == "auto" else Path(args.json)
+    target = ROOT / "bench" / "results" / "expressions" / default_json(about).name if args.json == "auto" else Path(args.json)
     write(target, results)
     print(f"wrote {target}")
     return 0

@@ -45,6 +45,8 @@ constexpr int64_t kMostTurn = kAttendKeys;
 // Scores of 9 / log2(e) = 6 above m, or as much of many smaller ones: weights keep their precision at any size, and the
 // sums of float32 have room for 2^100 more.
 constexpr float kLargestSum = 512.0f;
+// Rows of elements are fetched so far ahead: memory takes as long as half a strip, under load as two.
+constexpr int64_t kFetchedStrips = 4;
 // Where so much more is added to a strip, in units of log2, weights would rise too far on the way to it.
 constexpr float kSteep = 6.0f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -91,7 +93,10 @@ class Pass {
         turn_(turn_of(keys.columns, kParts)),
         first_(range.begin),
         end_(range.end) {
-    for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
+    for (size_t x = 0; x < 2; ++x) {
+      total_[x] = _mm512_loadu_ps(columns[x].row_sum);
+      if constexpr ((kForm & kFetched) != 0) std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+    }
     set_offsets();
   }
 
@@ -166,6 +171,7 @@ class Pass {
   bool fresh_ = false;  ///< some row has seen no key yet
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
+  const void* elements_[kWidth];
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
@@ -226,14 +232,7 @@ FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const int64_t n = std::min(kStrip, keys_.end - key), bytes = size_of(columns_[0].dtype);
   const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
-  for (int64_t x = 0; x < kTile; ++x) {
-    rows[x] = static_cast<const char*>(columns_[0].elements[x]) + offset;
-    rows[kTile + x] = static_cast<const char*>(columns_[1].elements[x]) + offset;
-  }
-  // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
-  for (int64_t ahead = 4 * kStrip * bytes; ahead < 5 * kStrip * bytes; ahead += 64) {
-    for (const void* row : rows) __builtin_prefetch(static_cast<const char*>(row) + ahead, 0, 2);
-  }
+  for (int64_t x = 0; x < kWidth; ++x) rows[x] = static_cast<const char*>(elements_[x]) + offset;
   keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
   for (size_t x = 0; x < 2; ++x) {
@@ -278,10 +277,19 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
   w.left = kPairsOfStrip;
   const int64_t at = key - keys_.first;
   if constexpr ((kForm & kAdded) != 0) {
-    if (columns_[0].elements != nullptr) {
+    if constexpr ((kForm & kFetched) != 0) {
       add_elements(key);
       for (size_t x = 0; x < 2; ++x) w.added[x] = added_ + x * kTile;
       w.step = kWidth;
+      // No prefetcher follows so many rows, and all lines at once would wait for the 16 buffers of a core. Rows a page apart meet in one
+      // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
+      const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip,
+                    all = keys_.end - keys_.first;
+      const int64_t next_rows =
+          static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
+      w.ahead = elements_;
+      w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
+      w.next_line = kStrip * bytes - 64;
     } else {
       for (size_t x = 0; x < 2; ++x) w.added[x] = columns_[x].distance - at * columns_[x].step;
       w.step = -columns_[0].step;
@@ -431,7 +439,8 @@ FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m
     for (int x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(w, x));
   }
   __mmask16 rose[2];
-  for (size_t x = 0; x < 2; ++x) rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
+  for (size_t x = 0; x < 2; ++x)
+    rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
   raise(top, rose);
   std::copy_n(offset_, 2, w.offset);
   for (int64_t key = begin; key < end; key += kStrip) {
@@ -567,6 +576,10 @@ FOVEA_AMX void attend_form(int form, const AttendKeys& keys, Columns& columns, f
       return attend_strips<kMasked, kParts>(keys, columns, scratch, range);
     case kAdded | kMasked:
       return attend_strips<kAdded | kMasked, kParts>(keys, columns, scratch, range);
+    case kAdded | kFetched:
+      return attend_strips<kAdded | kFetched, kParts>(keys, columns, scratch, range);
+    case kAdded | kFetched | kMasked:
+      return attend_strips<kAdded | kFetched | kMasked, kParts>(keys, columns, scratch, range);
     default:
       return attend_strips<kPlain, kParts>(keys, columns, scratch, range);
   }
@@ -585,9 +598,11 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
   using Attend = void (*)(int, const AttendKeys&, Columns&, float*, tile::Range);
   static constexpr Attend kAttend[] = {attend_form<1>, attend_form<2>, attend_form<3>};
-  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const int form = (added ? kAdded : kPlain) | (masked ? kMasked : kPlain);
+  const int added = columns[0].elements != nullptr   ? kAdded | kFetched
+                    : columns[0].distance != nullptr ? kAdded
+                                                     : kPlain;
+  const int form = added | (masked ? kMasked : kPlain);
   const Attend attend = kAttend[keys.parts - 1];
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;

@@ -62,8 +62,8 @@ constexpr auto part_pairs() {
   }
 }
 
-/// What there is beside products: something added to scores, and keys that are not seen.
-enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2 };
+/// What there is beside products: something added to scores, keys that are not seen, and rows of elements that are fetched ahead.
+enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2, kFetched = 4 };
 
 /// The weights of a strip while they are made, and the sums of those of a turn.
 struct Weights {
@@ -78,6 +78,9 @@ struct Weights {
   int64_t step;
   __m512i seen[2];     ///< keys of the strip, a bit for each
   const int32_t* bit;  ///< of the next key
+  const void* const*
+      ahead;  ///< lines to fetch, one beside each pair of keys of a column, in bytes from there
+  int64_t ahead_bytes, next_line;
 };
 
 /// The bits of a word.
@@ -136,6 +139,11 @@ FOVEA_AMX_INLINE __m512 weigh(const Weights& w, int64_t j, int column) {
 /// The weights of keys 2 j and 2 j + 1, for one column.
 template <int kForm, int kParts>
 FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
+  if constexpr ((kForm & kFetched) != 0) {
+    const char* line = static_cast<const char*>(w.ahead[2 * j + column]) + w.ahead_bytes;
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + w.next_line, 0, 2);
+  }
   const __m512 low = weigh<kForm, kParts>(w, 2 * j, column),
                high = weigh<kForm, kParts>(w, 2 * j + 1, column);
   w.sum[column] = _mm512_add_ps(w.sum[column], _mm512_add_ps(low, high));
@@ -162,6 +170,7 @@ FOVEA_AMX_INLINE void advance(Weights& w) {
     w.added[1] += 2 * kPairs * w.step;
   }
   if constexpr ((kForm & kMasked) != 0) w.bit += 2 * kPairs;
+  if constexpr ((kForm & kFetched) != 0) w.ahead += 2 * kPairs;
   w.scores += 2 * kPairs * kWidth;
   w.pairs += kPairs * kWidth;
   w.left -= kPairs;

@@ -123,9 +123,10 @@ std::string cannot_list_because(const AttentionProblem& p) {
              : "has no memory for float32 sums of dk and dv as large as these";
 }
 
-Preparation prepare_with(const Ops& ops, const AttentionProblem& p, const PrepareOptions& options) {
+/// `terms`: the problem as it is computed.
+Preparation prepare_with(const Ops& ops, const AttentionProblem& p, const AttentionProblem& terms,
+                         const PrepareOptions& options) {
   if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
-  const AttentionProblem terms = with_terms_in_expressions(p);
   const bool forward = p.pass == Pass::kForward, lists = p.has(Role::kKeys);
   const auto prepare = lists     ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
                        : forward ? prepare_forward
@@ -135,12 +136,14 @@ Preparation prepare_with(const Ops& ops, const AttentionProblem& p, const Prepar
 
 template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
 Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
-  if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
-  return prepare_with(*kOps(), p, options);
+  const AttentionProblem terms = with_terms_in_expressions(p);
+  if (std::string clause = kCannotBecause(terms); !clause.empty()) return {nullptr, std::move(clause)};
+  return prepare_with(*kOps(), p, terms, options);
 }
 Preparation try_prepare_amx(const AttentionProblem& p, const PrepareOptions& options) {
-  const Ops* const ops = tiles_for(p);
-  return ops != nullptr ? prepare_with(*ops, p, options) : Preparation{nullptr, needs_bf16(p)};
+  const AttentionProblem terms = with_terms_in_expressions(p);
+  const Ops* const ops = tiles_for(terms);
+  return ops != nullptr ? prepare_with(*ops, p, terms, options) : Preparation{nullptr, needs_bf16(p)};
 }
 
 constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare_amx, prepare_append};

@@ -53,8 +53,7 @@ struct Shared {
   double* sums;
   const Schedule* schedule;
 
-  Shared(Scratch& memory, const Schedule& plan, const TensorGradients& gradients)
-      : schedule(&plan) {
+  Shared(Scratch& memory, const Schedule& plan, const TensorGradients& gradients) : schedule(&plan) {
     dq = memory.take<float>(plan.dq_size());
     lse2 = memory.take<float>(plan.row_stats());
     delta = memory.take<float>(plan.row_stats());

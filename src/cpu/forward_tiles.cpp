@@ -137,6 +137,8 @@ struct TilePass : TileProblem {
   bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
+  void seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const;
+  void seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const;
   const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
                     PanelTerms& panel_terms) const;
@@ -235,27 +237,46 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
                          kLog2e, t.pairs.registers, t.distances + pad);
 }
 
+/// Which pairs of panel x with n keys from j0 on are seen, by the program.
+void TilePass::seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const {
+  ProgramInputs in = terms.inputs_of(group, lanes[x], KeyPositions(j0), n);
+  in.tiles = {t.scores, nullptr, nullptr};
+  in.scratch = t.pairs.registers;
+  s.ops->run_program(terms.programs.shown, in);
+  s.ops->seen_of_scores(t.scores, n, words);
+}
+
+/// The same of a block, of which some are seen. Most strips are seen in all of their pairs or in none.
+void TilePass::seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const {
+  if (!blocks.remembers()) return seen_by_program(x, block.j0, block.n, words);
+  for (int64_t j = 0; j < block.n; j += kSeenStep, words += kPanel) {
+    const int64_t n = std::min(kSeenStep, block.n - j);
+    const Seen strip = seen_of(group, lanes[x].first_row, kPanel, block.j0 + j, n, blocks);
+    if (strip == Seen::kSome) {
+      seen_by_program(x, block.j0 + j, n, words);
+    } else {
+      std::fill_n(words, kPanel, strip == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
+    }
+  }
+}
+
 /// Which pairs of a panel are seen, or null where all are.
 const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
   if (run.seen_by(x) == Seen::kAll) return nullptr;
   uint32_t* words = t.seen_pairs + x * kSeenWords;
+  if (const auto& mask = terms.programs.mask) {
+    const void* rows[kPanel];
+    element_rows(group, lanes[x], terms, *mask, run.first(), rows);
+    s.ops->seen_of_bytes(rows, run.end() - run.first(), words);
+    return words;
+  }
   constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
-  const PairPrograms& programs = terms.programs;
   for (int64_t i = 0; i < run.count; ++i) {
-    const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
-    uint32_t* to = words + i * kBlockWords;
-    if (run.seen[i][x] != Seen::kSome) {
-      std::fill_n(to, kBlockWords, run.seen[i][x] == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
-    } else if (programs.mask) {
-      const void* rows[kPanel];
-      element_rows(group, lanes[x], terms, *programs.mask, block.j0, rows);
-      s.ops->seen_of_bytes(rows, block.n, to);
+    const Seen seen = run.seen[i][x];
+    if (seen == Seen::kSome) {
+      seen_in_block(x, run.blocks[static_cast<size_t>(i)], words + i * kBlockWords);
     } else {
-      ProgramInputs in = terms.inputs_of(group, lanes[x], block.positions(), block.n);
-      in.tiles = {t.scores, nullptr, nullptr};
-      in.scratch = t.pairs.registers;
-      s.ops->run_program(programs.shown, in);
-      s.ops->seen_of_scores(t.scores, block.n, to);
+      std::fill_n(words + i * kBlockWords, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
     }
   }
   return words;

@@ -190,7 +190,8 @@ HWY_INLINE void add_block_row(const float* from, double* to) {
   for (int64_t r = 0; r < kBlock; ++r) to[r] += static_cast<double>(from[r]);
 }
 HWY_INLINE void add_block_row(const float* from, float* to) {
-  for (int64_t r = 0; r < kBlock; r += kLanes) hn::StoreU(hn::Add(hn::LoadU(D(), to + r), hn::LoadU(D(), from + r)), D(), to + r);
+  for (int64_t r = 0; r < kBlock; r += kLanes)
+    hn::StoreU(hn::Add(hn::LoadU(D(), to + r), hn::LoadU(D(), from + r)), D(), to + r);
 }
 HWY_INLINE void add_block_row(const float* from, F16* to) {
   from_float_any(from, kBlock, DType::kF16, to);
@@ -217,11 +218,17 @@ void add_values_at(const Instruction& i, const Strip& s, T* out) {
     return;
   }
   if (i.everywhere && offsets.rows_are_contiguous(s)) {
+    // Rows that no prefetcher follows, as they are too many.
+    constexpr int64_t kAhead = 4 * kBlock;
     alignas(64) float block[kBlock][kBlock];
     for (int64_t x = 0; x < s.width; x += kBlock) {
       transpose_block(value.data + x, value.stride, block[0], kBlock);
       const int64_t lanes = std::min(kBlock, s.in->lanes - x);  // those past the last repeat its row
-      for (int64_t lane = 0; lane < lanes; ++lane) add_block_row(block[lane], out + offsets.at(0, x + lane));
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        T* to = out + offsets.at(0, x + lane);
+        __builtin_prefetch(to + kAhead, 1, 2);
+        add_block_row(block[lane], to);
+      }
     }
     return;
   }

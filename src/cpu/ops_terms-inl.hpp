@@ -71,7 +71,8 @@ void elements_of(const T* const* rows, int64_t lanes, int64_t n, float factor, f
 #endif
     for (; j + kBlock <= n; j += kBlock) block_of_elements(block, j, scale, dst + x, ld);
     for (; j < n; ++j) {
-      for (int64_t lane = 0; lane < kBlock; ++lane) dst[j * ld + x + lane] = as_element(block[lane][j]) * factor;
+      for (int64_t lane = 0; lane < kBlock; ++lane)
+        dst[j * ld + x + lane] = as_element(block[lane][j]) * factor;
     }
   }
 }
@@ -103,12 +104,12 @@ HWY_INLINE uint64_t set_bits(const uint8_t* bytes, int64_t n) {
 
 void seen_of_bytes(const void* const* rows, int64_t n, uint32_t* seen) {
   constexpr int64_t kKeys = 2 * kSeenKeys;
-  for (int64_t j = 0; j < n; j += kKeys) {
-    uint32_t* to = seen + j / kSeenKeys * kPanel;
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    uint32_t* to = seen + lane;
+    for (int64_t j = 0; j < n; j += kKeys, to += 2 * kPanel) {
       const uint64_t bits = set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kKeys, n - j));
-      to[lane] = static_cast<uint32_t>(bits);
-      if (j + kSeenKeys < n) to[kPanel + lane] = static_cast<uint32_t>(bits >> kSeenKeys);
+      to[0] = static_cast<uint32_t>(bits);
+      if (j + kSeenKeys < n) to[kPanel] = static_cast<uint32_t>(bits >> kSeenKeys);
     }
   }
 }
@@ -138,8 +139,9 @@ HWY_INLINE void add_block(float* HWY_RESTRICT s, int64_t rows, int64_t j0, const
   for (int64_t x = 0; x < kPanel; x += kLanes) {
     V top = maxima != nullptr ? hn::LoadU(d, maxima + x) : lowest;
     const float* distance = kDistance ? a.distance + x - j0 * a.step : nullptr;
-    const VI seen = kSeen ? hn::LoadU(di, reinterpret_cast<const int32_t*>(a.seen + j0 / kSeenKeys * kPanel + x))
-                          : hn::Zero(di);
+    const VI seen =
+        kSeen ? hn::LoadU(di, reinterpret_cast<const int32_t*>(a.seen + j0 / kSeenKeys * kPanel + x))
+              : hn::Zero(di);
 #pragma GCC unroll 4
     for (int64_t j = 0; j < rows; ++j) {
       V score = hn::LoadU(d, s + j * kPanel + x);
@@ -174,7 +176,8 @@ void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
       for (int x = 0; x < kPanel; ++x) {
         const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
         at[x] = row;
-        for (int64_t byte = 0; byte < kRows * bytes; byte += 64) __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
+        for (int64_t byte = 0; byte < kRows * bytes; byte += 64)
+          __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
       }
       key_elements(at, a.dtype, kPanel, rows, 1.0f, elements, kPanel);
     }
@@ -188,7 +191,8 @@ void add_terms(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
                                   add_blocks<false, true, false>,  add_blocks<true, true, false>,
                                   add_blocks<false, false, true>,  add_blocks<true, false, true>,
                                   add_blocks<false, true, true>,   add_blocks<true, true, true>};
-  kAdd[(a.distance != nullptr ? 1 : 0) + (a.rows != nullptr ? 2 : 0) + (a.seen != nullptr ? 4 : 0)](s, n, a, maxima);
+  kAdd[(a.distance != nullptr ? 1 : 0) + (a.rows != nullptr ? 2 : 0) + (a.seen != nullptr ? 4 : 0)](s, n, a,
+                                                                                                    maxima);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -42,21 +42,21 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   const Offsets offsets = lowering.offsets_of(d.element, layout);
   const ValueId d_score = values.tile(kGradientTile);
   // What nothing is added to stays as it is, even where the other factor is infinite.
-  ValueId added = not_equal_zero(values, d_score), value = d_score;
+  ValueId added = kNoValue, value = d_score;
   if (!is_number(graph, d.derivative, 1)) {
     const ValueId derivative = score_of(values, lowering.of(d.derivative));
-    added = values.both(added, not_equal_zero(values, derivative));
+    added = values.both(not_equal_zero(values, d_score), not_equal_zero(values, derivative));
     value = values.make(Code::kMultiply, Kind::kFloat, {value, derivative});
   }
   added = values.both(added, offsets.valid);
+  if (added != kNoValue) value = values.select(Kind::kFloat, added, value, values.number(0));
   ValueNode node{Code::kAddTo, Kind::kFloat, Kind::kFloat};
   node.wide_offsets = offsets.wide;
   node.everywhere = offsets.valid == kNoValue;
   // Two elements that are one where a dimension stands for all are added twice, so their additions must differ.
   node.payload = static_cast<int64_t>(target) | static_cast<int64_t>(d.element) << kGradientBits;
   node.shape = kByPair;
-  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2],
-                  values.select(Kind::kFloat, added, value, values.number(0))};
+  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2], value};
   return values.add(node);
 }
 
@@ -124,11 +124,13 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     Lowering lowering(p, *sees, keys_on_columns, s, values);
     const Lowered seen_pairs = lowering.of(sees->root);
     const ValueId lowest = values.number(-std::numeric_limits<float>::infinity());
-    outputs.back().value = values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
+    outputs.back().value =
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
     some = compile(values, outputs, {}, keys_on_columns, width);
     const ValueId zero = values.number(0);
-    const ProgramOutput output{values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
-                              kScoreTile};
+    const ProgramOutput output{
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
+        kScoreTile};
     if (!keys_on_columns) shown = compile(values, {&output, 1}, {}, false, width);
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {

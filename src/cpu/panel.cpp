@@ -56,7 +56,6 @@ float load_element(const char* row, DType type, int64_t c) {
   }
 }
 
-
 bool all_finite(const Ops& ops, const MatrixView& rows, DType type, int64_t n, int64_t d) {
   if (rows.stride == d) return ops.finite(rows.data, type, n * d);
   for (int64_t j = 0; j < n; ++j)
@@ -123,11 +122,13 @@ DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTe
       for (int64_t x = 0; x < step * heads; ++x) to[x] = values[key * kPanel + x] * factor;
     }
   }
+  // Lanes past the last row read on: no weight of theirs may be NaN.
+  std::fill_n(memory + count * heads, kPanel, 0.0f);
   return {memory - first_query * heads + (j0 + n - 1) * heads};
 }
 
-void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms, const KeyElements& elements,
-                  int64_t j0, const void** rows) {
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  const KeyElements& elements, int64_t j0, const void** rows) {
   const char* base = terms.tensors[elements.tensor] + j0 * size_of(elements.dtype);
   for (int x = 0; x < kPanel; ++x) {
     const int64_t row = elements.row(group.batch, lanes.head[x], group.head_kv, lanes.query[x]);
@@ -175,8 +176,8 @@ void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const Scor
   const void *rows[kPanel], *masks[kPanel];
   if (programs.has_score) addends.scale = static_cast<float>(group.problem->scale) * group.product_scale;
   if (!programs.of_distance.empty()) {
-    const DistanceValues values = distance_values(ops, group, terms, lanes.first_row, lanes.count, j0, n, 1.0f,
-                                                  scratch.registers, scratch.distances);
+    const DistanceValues values = distance_values(ops, group, terms, lanes.first_row, lanes.count, j0, n,
+                                                  1.0f, scratch.registers, scratch.distances);
     addends.distance = values.of(lanes.first_row, j0, group.size());
     addends.step = group.size();
   }
@@ -207,7 +208,8 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
   }
   multiply(ops, group, operands, key_rows, s, nullptr);
   if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {
-    add_form(ops, group, lanes, terms, seen, n, j0, s, inside ? std::exchange(maxima, nullptr) : nullptr, scratch);
+    add_form(ops, group, lanes, terms, seen, n, j0, s, inside ? std::exchange(maxima, nullptr) : nullptr,
+             scratch);
     if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
     if (maxima != nullptr) ops.column_max(s, n, maxima);
     return !inside || seen == Seen::kSome;

@@ -115,7 +115,9 @@ struct ScoreTerms {
 struct DistanceValues {
   const float* data = nullptr;
 
-  const float* of(int64_t row, int64_t key, int64_t group_size) const { return data + row - key * group_size; }
+  const float* of(int64_t row, int64_t key, int64_t group_size) const {
+    return data + row - key * group_size;
+  }
   /// Floats of those of so many rows and keys.
   static int64_t size(const AttentionProblem& p, int64_t rows, int64_t keys) {
     return (rows / p.group() + 2 + keys) * p.group() + 2 * kPanel;
@@ -140,10 +142,11 @@ struct PairScratch {
 /// f of a score's form for rows [first_row, first_row + rows) and n keys from j0 on, times `factor`, into
 /// DistanceValues::size() floats.
 DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTerms& terms, int64_t first_row,
-                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers, float* memory);
+                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers,
+                               float* memory);
 /// Elements of key j0 by lane.
-void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms, const KeyElements& elements,
-                  int64_t j0, const void** rows);
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  const KeyElements& elements, int64_t j0, const void** rows);
 
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);

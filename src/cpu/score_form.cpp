@@ -19,7 +19,8 @@ bool is_name(const Node& node, Variable name) {
 
 /// By how much an int grows when q and k both grow by 1; nothing where that differs from pair to pair. What is no int, or no sum, either
 /// stays as it is or is not known.
-std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id, const std::vector<std::optional<int64_t>>& known) {
+std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id,
+                                 const std::vector<std::optional<int64_t>>& known) {
   const Node& node = graph[id];
   if (node.op == Op::kVariable) {
     if (node.variable() == Variable::kS) return std::nullopt;
@@ -35,7 +36,8 @@ std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id, const std:
 }
 
 /// Elements that k alone indexes in one dimension, one behind the other, and other names or constants in the others; all of them exist.
-std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph, const Node& node) {
+std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph,
+                                       const Node& node) {
   if (node.op != Op::kTensor) return std::nullopt;
   const TensorDesc& t = p.named[node.tensor()].tensor;
   KeyElements found{node.tensor(), t.dtype};
@@ -122,7 +124,8 @@ class Parts {
     return true;
   }
   bool take_elements(const Node& node) {
-    if (elements_ || node.op != Op::kTensor || !expr::is_float(p_.named[node.tensor()].tensor.dtype)) return false;
+    if (elements_ || node.op != Op::kTensor || !expr::is_float(p_.named[node.tensor()].tensor.dtype))
+      return false;
     elements_ = elements_of(p_, rest_.graph, node);
     return elements_.has_value();
   }

@@ -19,7 +19,7 @@ namespace fovea::cpu {
 struct KeyElements {
   size_t tensor = 0;
   DType dtype = DType::kF32;
-  int64_t offset = 0;            ///< elements, of indices that are constants
+  int64_t offset = 0;                   ///< elements, of indices that are constants
   int64_t b = 0, h = 0, hk = 0, q = 0;  ///< elements from one to the next
 
   /// The element of key 0, from the first of the tensor.

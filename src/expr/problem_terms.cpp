@@ -106,7 +106,8 @@ NodeId add_sees_terms(Builder& to, const AttentionProblem& p, std::optional<size
 
 }  // namespace
 
-std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem, size_t most_tensors) {
+std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
+                                                          size_t most_tensors) {
   AttentionProblem p = problem;
   const auto add = [&](Role role) -> std::optional<size_t> {
     if (!p.has(role)) return std::nullopt;
