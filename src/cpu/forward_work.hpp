@@ -155,8 +155,9 @@ struct Partial {
 /// Floats of one key head of a few rows: queries, also as tiles, and results.
 inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const int64_t values = s.has_qv() ? s.d_v : 0;
-  const int64_t tiles = s.ops->tile_queries == nullptr ? 0 : tile_query_words(s.d) + tile_query_words(values);
-  return std::min(kRowPathRows, rows) * (s.padded_d + round_up(values, 16) + s.padded_dv) + tiles;
+  const bool on_tiles = s.ops->tile_queries != nullptr;
+  const int64_t most = std::min(kRowPathRows, rows), tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
+  return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
 }
 
 /// What one thread works in.

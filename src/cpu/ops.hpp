@@ -193,9 +193,12 @@ struct Ops {
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
 
-  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values of
-  // 16 or 8 bits.
+  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types.
 
+  /// Before the first and behind the last tile_dots() and tile_sums() of a thread: the tiles get their shape, which takes as long as
+  /// 10 keys.
+  void (*tile_start)();
+  void (*tile_stop)();
   /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
   /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
@@ -204,7 +207,7 @@ struct Ops {
   /// better.
   bool (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
                     int64_t lds, const FetchRows& ahead);
-  /// row_sums() of up to 128 keys. Returns how many columns it added to: all but where values are not finite.
+  /// row_sums() of up to 128 keys; o has kTileQueries rows. Returns how many columns it added to: all but where values are not finite.
   int64_t (*tile_sums)(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, const FetchRows& ahead);
 
@@ -228,6 +231,8 @@ void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t s
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 // In rows_amx.cpp.
+void tile_start_amx();
+void tile_stop_amx();
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
