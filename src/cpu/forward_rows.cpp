@@ -42,7 +42,7 @@ void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const
   }
 }
 
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles) {
   const Ops& ops = *a.s.ops;
   const int64_t n = block.keys.size();
   const Program* program = a.terms.programs.program_of(block.seen);
@@ -57,6 +57,7 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
   }
   for (int64_t r = 0; r < a.lanes.count; ++r) {
     float* row = row_scores + r * kBlockKeys;
+    if (on_tiles) ops.tile_awake();
     if (block.list == nullptr && (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r])) {
       for (int64_t j = 0; j < n; ++j) {
         const int64_t key = block.keys.begin + j;
@@ -197,7 +198,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
   const tile::Range& any = heads[0]->lanes.any;  // that of all heads
   seen_ = {std::max(split.begin, any.begin), std::min(split.end, any.end)};
   if (tiles_take_rows(p, *s_.ops)) tiles_.emplace(*s_.ops);
-  step_keys_ = tiles_ ? kBlockKeys : row_step_keys(p);  // tiles read a row once, dot products in each pass
+  step_keys_ = row_step_keys(p);
   const int64_t result_rows = tiles_ ? kTileQueries : rows();
   for (size_t x = 0; x < heads.size(); ++x) {
     const RowHead& head = *heads[x];
@@ -249,7 +250,10 @@ RowStep RowPass::behind(const RowStep& step) {
 
 /// Where the keys of a step lie, for tiles.
 RowStep RowPass::find_keys(const RowStep& step) {
-  if (tiles_) keys_.find(at(step).keys, step.block.keys);
+  if (tiles_) {
+    s_.ops->tile_awake();
+    keys_.find(at(step).keys, step.block.keys);
+  }
   return step;
 }
 
@@ -285,7 +289,10 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
 void RowPass::dots(const RowStep& step) {
   const Work& work = at(step);
   const RowQueries& queries = work.queries;
-  if (tiles_) values_.find(work.values, step.block.keys);
+  if (tiles_) {
+    values_.find(work.values, step.block.keys);
+    s_.ops->tile_awake();
+  }
   dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
   if (queries.qv == nullptr) return;
   float* products = t_.scores + kRowPathRows * kBlockKeys;
@@ -298,7 +305,7 @@ void RowPass::dots(const RowStep& step) {
 bool RowPass::weigh(const RowStep& step) const {
   const Work& work = at(step);
   const tile::Range& keys = step.block.keys;
-  const bool masked = weigh_rows(work.problem, step.block, t_.scores);
+  const bool masked = weigh_rows(work.problem, step.block, t_.scores, tiles_.has_value());
   if (!masked || all_finite(work.values, keys, s_)) return false;
   work.values.for_each_run(keys.begin, keys.size(), [&](int64_t x, const MatrixView& run, int64_t count) {
     add_rows_exactly(work.problem, run, s_.key_type, count, t_.scores + x);

@@ -379,8 +379,9 @@ struct RowQueries {
 /// row_scores[r][j] = row_scores[r][j] * key_share + products[r][j] for n keys: products with k, and with v.
 void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products);
 
-/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
+/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0. Between rows it calls
+/// tile_awake() where tiles multiply them.
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles = false);
 /// O += P V of a block of elements of `type`, skipping zero weights.
 void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
                       const float* row_scores);

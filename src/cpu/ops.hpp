@@ -199,6 +199,8 @@ struct Ops {
   /// 10 keys.
   void (*tile_start)();
   void (*tile_stop)();
+  /// Between the two, every 200 ns where there are no products: else the unit that multiplies tiles falls asleep.
+  void (*tile_awake)();
   /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
   /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
@@ -232,6 +234,7 @@ void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 // In rows_amx.cpp.
 void tile_start_amx();
+void tile_awake_amx();
 void tile_stop_amx();
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);

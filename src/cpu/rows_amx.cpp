@@ -16,6 +16,9 @@
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
 // while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
 //
+// The unit that multiplies tiles sleeps 250 to 500 ns after its last product, and takes 600 ns to wake up. So it gets a product of nothing
+// wherever there are none for long: stay_awake().
+//
 // An infinity is no sum of parts: such rows are left to row_dots and row_sums.
 #include "cpu/rows_amx_elements.hpp"
 
@@ -29,6 +32,11 @@ namespace fovea::cpu {
 namespace {
 
 constexpr int64_t kMostKeys = 128;  // of a call
+
+/// A product that nobody reads. Only where tiles 2, 3 and 7 are free.
+FOVEA_AMX_ROWS_INLINE void stay_awake() {
+  _tile_dpbf16ps(3, 2, 7);
+}
 
 /// Whether part a of V, of so many, is multiplied with part b of P.
 constexpr bool takes(int a, int b, int parts) {
@@ -149,7 +157,10 @@ FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRo
   alignas(64) float scores[2 * kTileWords];
   RowUnit<kType> next{k, ahead};
   next.look();
-  for (int64_t i = 0; i < kKeys; i += kKeys / 4) put_keys(next, i, buffers[0]);
+  for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
+    put_keys(next, i, buffers[0]);
+    stay_awake();
+  }
   bool bad = false;
   _tile_zero(0);
   _tile_zero(1);
@@ -227,7 +238,10 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
   RowUnit<kType> next{v, ahead};
   next.look();
   __m512 left = _mm512_setzero_ps();
-  for (int64_t i = 0; i < kTile; i += kTile / 4) put_values(next, i, buffers[0], left);
+  for (int64_t i = 0; i < kTile; i += kTile / 4) {
+    put_values(next, i, buffers[0], left);
+    stay_awake();
+  }
   for (int64_t j = 0, g = 0, now = 0; g < next.steps; now ^= 1) {
     const int64_t count = v.size - g * kElements;
     float* sums = o + g * kElements;
@@ -279,6 +293,9 @@ FOVEA_AMX_ROWS int64_t weighted_sums(const float* p, int64_t ldp, int64_t num_p,
 
 FOVEA_AMX_ROWS void tile_start_amx() {
   _tile_loadconfig(&kTileConfig);
+}
+FOVEA_AMX_ROWS void tile_awake_amx() {
+  stay_awake();
 }
 FOVEA_AMX_ROWS void tile_stop_amx() {
   _tile_release();
