@@ -156,7 +156,8 @@ struct Partial {
 inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const int64_t values = s.has_qv() ? s.d_v : 0;
   const bool on_tiles = s.ops->tile_queries != nullptr;
-  const int64_t most = std::min(kRowPathRows, rows), tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
+  const int64_t most = std::min(kRowPathRows, rows),
+                tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
   return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
 }
 

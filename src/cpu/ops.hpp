@@ -193,7 +193,8 @@ struct Ops {
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
 
-  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types.
+  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values
+  // of 16 or 8 bits.
 
   /// Before the first and behind the last tile_dots() and tile_sums() of a thread: the tiles get their shape, which takes as long as
   /// 10 keys.

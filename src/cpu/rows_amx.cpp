@@ -4,14 +4,13 @@
 //   O[16 queries][columns]   += P parts . V parts   P is the left operand, pairs of keys of V the right one
 //
 // A bfloat16 and a float8_e4m3fn are one part, a float16 is two, a float32 three, each with the next 8 bits of the significand: no
-// bit is lost. Scores are as precise as those of float32; P has as many parts as V, and products below the last bits of the result are
-// left out: of second parts, 2^-14, in the values of float16, as results have 11 bits, and those below 2^-24 in float32.
+// bit is lost. Scores are as precise as those of float32; P has two parts where V has them, and the product of the second ones, below
+// 2^-14, is left out: float16 results have 11 bits.
 //
 //   K and V    Q and P    products with K, with V
 //   bfloat16   bfloat16   1, 1
 //   e4m3       any        as many as Q and P have parts
 //   float16    float16    4, 3
-//   float32    float32    6, 6
 //
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
 // while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
@@ -49,14 +48,12 @@ struct KeyProduct {
 };
 template <DType kType, int kQueryParts>
 constexpr auto kKeyProducts = [] {
-  constexpr int kParts = parts_of(kType), kLeast = kType == DType::kF32 ? 3 : kParts + kQueryParts;
-  constexpr int kCount = kType == DType::kF32 ? 24 : 4 * kParts * kQueryParts;
-  std::array<KeyProduct, kCount> products{};
-  int count = 0;
+  std::array<KeyProduct, size_t{4} * parts_of(kType) * kQueryParts> products{};
+  size_t count = 0;
   for (int h = 0; h < 2; ++h)
     for (int b = 0; b < kQueryParts; ++b)
-      for (int a = 0; a < kParts; ++a)
-        for (int t = 0; t < 2 && a + b < kLeast; ++t) products[count++] = {h, a, b, t};
+      for (int a = 0; a < parts_of(kType); ++a)
+        for (int t = 0; t < 2; ++t) products[count++] = {h, a, b, t};
   return products;
 }();
 
@@ -66,7 +63,8 @@ FOVEA_AMX_ROWS_INLINE void multiply_keys(const uint32_t* keys, const uint32_t* q
   if constexpr (kFirst < kLast) {
     constexpr KeyProduct kThis = kKeyProducts<kType, kQueryParts>[kFirst];
     const uint32_t* left = keys + ((2 * kThis.a + kThis.h) * kKeys + kThis.t * kTile) * kTile;
-    if constexpr (kThis.a == 0 && kThis.t == 0) _tile_loadd(6, queries + (2 * kThis.b + kThis.h) * kTileWords, 64);
+    if constexpr (kThis.a == 0 && kThis.t == 0)
+      _tile_loadd(6, queries + (2 * kThis.b + kThis.h) * kTileWords, 64);
     if constexpr (kThis.t == 0) {
       _tile_loadd(4, left, 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -129,7 +127,8 @@ FOVEA_AMX_ROWS inline bool put_four_columns(const __m512* a, int64_t rows, float
 FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s, int64_t lds) {
   __m512 a[kTile];
   if (num_q == 1) {
-    const __m512i rows = _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
+    const __m512i rows =
+        _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
     a[0] = _mm512_i32gather_ps(rows, tile, 4);
     _mm512_storeu_ps(s, a[0]);
     return _mm512_cmp_ps_mask(a[0], a[0], _CMP_UNORD_Q) != 0;
@@ -137,7 +136,8 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
   if (num_q <= 4) {
     for (int64_t i = 0; i < 4; ++i) {
       const float* at = tile + 4 * i * kTile;
-      const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(at)), _mm_load_ps(at + kTile), 1);
+      const __m256 low =
+          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(at)), _mm_load_ps(at + kTile), 1);
       const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(at + 2 * kTile)),
                                                _mm_load_ps(at + 3 * kTile), 1);
       a[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
@@ -205,9 +205,10 @@ FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int6
     uint32_t* words = weights + kParts * x * kTileWords;
     for (int64_t r = 0; r < num_p; ++r) {
       const float* row = p + r * ldp + x * kKeys;
-      put_pairs<kParts, kParts != kMostParts>(_mm512_maskz_loadu_ps(below<__mmask16>(count), row),
-                                              _mm512_maskz_loadu_ps(below<__mmask16>(count - kTile), row + kTile),
-                                              words + r * kTile, kTileWords, left);
+      put_pairs<kParts, kParts != kMostParts>(
+          _mm512_maskz_loadu_ps(below<__mmask16>(count), row),
+          _mm512_maskz_loadu_ps(below<__mmask16>(count - kTile), row + kTile), words + r * kTile, kTileWords,
+          left);
     }
     for (int64_t b = 0; b < kParts; ++b)
       std::fill(words + b * kTileWords + num_p * kTile, words + (b + 1) * kTileWords, 0u);
@@ -215,17 +216,17 @@ FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int6
 }
 
 /// Products of the weights with one tile of 16 columns, all parts. Tile numbers must be literals.
-#define FOVEA_COLUMNS(t)                                                    \
-  for (int a = 0; a < kParts; ++a) {                                        \
-    _tile_loadd(7, values + (4 * a + (t)) * kTileWords, 64);                \
-    _tile_dpbf16ps(t, 4, 7);                                                \
-    if (kWeightParts > 1 && takes(a, 1, kParts)) _tile_dpbf16ps(t, 5, 7);   \
-    if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7);   \
+#define FOVEA_COLUMNS(t)                                                  \
+  for (int a = 0; a < kParts; ++a) {                                      \
+    _tile_loadd(7, values + (4 * a + (t)) * kTileWords, 64);              \
+    _tile_dpbf16ps(t, 4, 7);                                              \
+    if (kWeightParts > 1 && takes(a, 1, kParts)) _tile_dpbf16ps(t, 5, 7); \
+    if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
 /// Applies what(tile, sums) to the tiles of the columns that exist.
-#define FOVEA_SUMS(what)                               \
-  what(0, sums, bytes);                                \
-  if (count > kTile) what(1, sums + kTile, bytes);     \
+#define FOVEA_SUMS(what)                                   \
+  what(0, sums, bytes);                                    \
+  if (count > kTile) what(1, sums + kTile, bytes);         \
   if (count > 2 * kTile) what(2, sums + 2 * kTile, bytes); \
   if (count > 3 * kTile) what(3, sums + 3 * kTile, bytes);
 
@@ -331,7 +332,6 @@ FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q,
 
 FOVEA_AMX_ROWS bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
                                   float* s, int64_t lds, const FetchRows& ahead) {
-  if (k.type == DType::kF32) return dots_of<DType::kF32, 3>(queries, num_q, k, s, lds, ahead);
   if (k.type == DType::kF16) return dots_of<DType::kF16, 2>(queries, num_q, k, s, lds, ahead);
   if (k.type == DType::kBF16) return dots_of<DType::kBF16, 1>(queries, num_q, k, s, lds, ahead);
   const int parts = parts_of(query_type);
@@ -342,7 +342,6 @@ FOVEA_AMX_ROWS bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType 
 
 FOVEA_AMX_ROWS int64_t tile_sums_amx(const float* p, int64_t ldp, int64_t num_p, DType query_type,
                                      const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
-  if (v.type == DType::kF32) return weighted_sums<DType::kF32, 3>(p, ldp, num_p, v, o, ldo, ahead);
   if (v.type == DType::kF16) return weighted_sums<DType::kF16, 2>(p, ldp, num_p, v, o, ldo, ahead);
   if (v.type == DType::kBF16) return weighted_sums<DType::kBF16, 1>(p, ldp, num_p, v, o, ldo, ahead);
   const int parts = parts_of(query_type);

@@ -57,7 +57,8 @@ FOVEA_AMX_ROWS_INLINE void put_pairs(__m512 a, __m512 b, uint32_t* words, int64_
     a = _mm512_sub_ps(a, _mm512_and_ps(a, high));
     b = _mm512_sub_ps(b, _mm512_and_ps(b, high));
     // What is left of float16 is small enough to be multiplied, which is one instruction less.
-    if (part == 0) left = kParts == 2 ? _mm512_fmadd_ps(a, b, left) : _mm512_add_ps(left, _mm512_add_ps(a, b));
+    if (part == 0)
+      left = kParts == 2 ? _mm512_fmadd_ps(a, b, left) : _mm512_add_ps(left, _mm512_add_ps(a, b));
   }
 }
 
@@ -88,13 +89,9 @@ FOVEA_AMX_ROWS inline Bytes bytes_of(__m512i x) {
   return {look_up(kE4M3Bytes.low), _mm512_or_si512(look_up(kE4M3Bytes.high), sign)};
 }
 
-/// 16 float16 or float32 of a row from x on, of which `count` exist; all do where kWhole.
-template <DType kType, bool kWhole>
+/// 16 float16 of a row from x on, of which `count` exist; all do where kWhole.
+template <bool kWhole>
 FOVEA_AMX_ROWS inline __m512 floats_of(const char* row, int64_t x, int64_t count) {
-  if constexpr (kType == DType::kF32) {
-    const char* at = row + 4 * x;
-    return kWhole ? _mm512_loadu_ps(at) : _mm512_maskz_loadu_ps(below<__mmask16>(count), at);
-  }
   const char* at = row + 2 * x;
   return _mm512_cvtph_ps(kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
                                 : _mm256_maskz_loadu_epi16(below<__mmask16>(count), at));
@@ -129,7 +126,6 @@ constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_
 template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words) {
   constexpr int64_t kHalf = kKeys * kTile;
-  constexpr int kParts = parts_of(kType);
   if constexpr (kType == DType::kBF16) {
     const char* at = row + 2 * c;
     _mm512_storeu_si512(words, line_of<kWhole>(at, 2 * count));
@@ -141,9 +137,8 @@ FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, ui
   } else {
     __m512 left = _mm512_setzero_ps();  // the scores tell
     for (int64_t x = 0; x < kElements; x += 2 * kTile, words += kHalf) {
-      put_pairs<kParts>(floats_of<kType, kWhole>(row, c + x, count - x),
-                        floats_of<kType, kWhole>(row, c + x + kTile, count - x - kTile), words, 2 * kHalf,
-                        left);
+      put_pairs<2>(floats_of<kWhole>(row, c + x, count - x),
+                   floats_of<kWhole>(row, c + x + kTile, count - x - kTile), words, 2 * kHalf, left);
     }
   }
 }
@@ -166,7 +161,8 @@ template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
                                       int64_t second_count, int64_t c, uint32_t* words, __m512& left) {
   if constexpr (kType == DType::kE4M3) {
-    put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count), words);
+    put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
+                    words);
   } else {
     for (int64_t x = 0; x < kElements; x += kTile, words += kTileWords) {
       if constexpr (kType == DType::kBF16) {
@@ -174,9 +170,8 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
         const __m512i top = words_of<kWhole>(second, c + x, second_count - x);
         _mm512_storeu_si512(words, _mm512_or_si512(low, _mm512_slli_epi32(top, 16)));
       } else {
-        put_pairs<parts_of(kType)>(floats_of<kType, kWhole>(first, c + x, first_count - x),
-                                   floats_of<kType, kWhole>(second, c + x, second_count - x), words,
-                                   4 * kTileWords, left);
+        put_pairs<2>(floats_of<kWhole>(first, c + x, first_count - x),
+                     floats_of<kWhole>(second, c + x, second_count - x), words, 4 * kTileWords, left);
       }
     }
   }
@@ -216,7 +211,8 @@ struct RowUnit {
 
 /// A quarter of a unit of K, from row `first` of it on, as the left operand.
 template <DType kType>
-__attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
+__attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
+                                                            uint32_t* words) {
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch(r);
@@ -236,19 +232,21 @@ FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, u
 
 /// A quarter of a unit of V, pairs from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
 template <DType kType>
-__attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
+__attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
+                                                                uint32_t* words) {
   __m512 left = _mm512_setzero_ps();
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
     unit.fetch(r);
     unit.fetch(second);
-    put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second), unit.g * kElements,
-                             words + i * kTile, left);
+    put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second),
+                             unit.g * kElements, words + i * kTile, left);
   }
   return left;
 }
 template <DType kType>
-FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words, __m512& left) {
+FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
+                                      __m512& left) {
   if (!unit.whole) {
     left = _mm512_add_ps(left, put_edge_values(unit, first, words));
     return;
