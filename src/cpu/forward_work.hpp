@@ -158,8 +158,10 @@ struct Partial {
 /// Floats of one key head of a few rows: queries, also as tiles, and results.
 inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const int64_t values = s.has_qv() ? s.d_v : 0;
-  const int64_t tiles = s.ops->tile_queries == nullptr ? 0 : tile_query_words(s.d) + tile_query_words(values);
-  return std::min(kRowPathRows, rows) * (s.padded_d + round_up(values, 16) + s.padded_dv) + tiles;
+  const bool on_tiles = s.ops->tile_queries != nullptr;
+  const int64_t most = std::min(kRowPathRows, rows),
+                tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
+  return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
 }
 
 /// Blocks of keys and values as bfloat16 parts, where a table attends to such.
@@ -460,8 +462,9 @@ struct RowQueries {
 /// row_scores[r][j] = row_scores[r][j] * key_share + products[r][j] for n keys: products with k, and with v.
 void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products);
 
-/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
+/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0. Between rows it calls
+/// tile_awake() where tiles multiply them.
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles = false);
 /// O += P V of a block of elements of `type`, skipping zero weights.
 void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
                       const float* row_scores);

@@ -121,6 +121,9 @@ const Ops* amx_bf16_ops() {
     ops.pair_columns = pair_columns_amx;
     ops.stage_lanes = stage_lanes_amx;
     ops.write_lanes = write_lanes_amx;
+    ops.tile_start = tile_start_amx;
+    ops.tile_stop = tile_stop_amx;
+    ops.tile_awake = tile_awake_amx;
     ops.tile_queries = tile_queries_amx;
     ops.tile_dots = tile_dots_amx;
     ops.tile_sums = tile_sums_amx;

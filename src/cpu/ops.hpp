@@ -257,9 +257,15 @@ struct Ops {
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
 
-  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values of
-  // 16 or 8 bits.
+  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values
+  // of 16 or 8 bits.
 
+  /// Before the first and behind the last tile_dots() and tile_sums() of a thread: the tiles get their shape, which takes as long as
+  /// 10 keys.
+  void (*tile_start)();
+  void (*tile_stop)();
+  /// Between the two, every 200 ns where there are no products: else the unit that multiplies tiles falls asleep.
+  void (*tile_awake)();
   /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
   /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
@@ -268,7 +274,7 @@ struct Ops {
   /// better.
   bool (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
                     int64_t lds, const FetchRows& ahead);
-  /// row_sums() of up to 128 keys. Returns how many columns it added to: all but where values are not finite.
+  /// row_sums() of up to 128 keys; o has kTileQueries rows. Returns how many columns it added to: all but where values are not finite.
   int64_t (*tile_sums)(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, const FetchRows& ahead);
 
@@ -298,6 +304,9 @@ void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t 
 bool split_rows_amx(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
 bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);
 // In rows_amx.cpp.
+void tile_start_amx();
+void tile_awake_amx();
+void tile_stop_amx();
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
