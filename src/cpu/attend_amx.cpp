@@ -42,42 +42,18 @@ FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weig
   set_terms(key, scores, w);
 }
 
-/// The strip to which the most is added, judged by a pair in its middle; -1 where that is not much more than what the first strip has.
+/// Rows of column x that will meet far larger scores take one of this strip as their reference.
 template <int kForm, int kParts>
-FOVEA_AMX int64_t Pass<kForm, kParts>::steepest_strip() const {
-  int64_t best = -1;
-  float least_rise = kSteep;
-  for (const Column& column : columns_) {
-    if (column.distance == nullptr) return -1;
-    const auto added = [&](int64_t key) {
-      return column.distance[kTile / 2 - (key - keys_.first + kStrip / 2) * column.step];
-    };
-    for (int64_t key = first_ + kStrip; key < end_; key += kStrip) {
-      if (const float rise = added(key) - added(first_); rise > least_rise) {
-        least_rise = rise;
-        best = key;
-      }
-    }
-  }
-  return best;
-}
-
-/// Rows that will meet far larger scores take one of them as their reference.
-template <int kForm, int kParts>
-FOVEA_AMX void Pass<kForm, kParts>::look_ahead() {
-  const int64_t strip = steepest_strip();
-  if (strip < 0) return;
+FOVEA_AMX void Pass<kForm, kParts>::look_ahead(size_t x) {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  score_again(strip, scores_, w);
-  __m512 top[2];
-  __mmask16 rose[2];
-  for (size_t x = 0; x < 2; ++x) {
-    top[x] = largest(w, static_cast<int>(x));
-    const __m512 before = _mm512_loadu_ps(columns_[x].row_max);
-    rose[x] = _mm512_cmp_ps_mask(top[x], _mm512_add_ps(before, _mm512_set1_ps(kSteep)), _CMP_GT_OQ);
-  }
-  if ((rose[0] | rose[1]) != 0) raise(top, rose);
+  score_again(first_, scores_, w);
+  const __m512 top[2] = {largest(w, 0), largest(w, 1)};
+  const __m512 before = _mm512_loadu_ps(columns_[x].row_max);
+  __mmask16 rose[2] = {};
+  rose[x] = _mm512_cmp_ps_mask(top[x], _mm512_add_ps(before, _mm512_set1_ps(kSteep)), _CMP_GT_OQ);
+  if (rose[x] != 0) raise(top, rose);
+  for (size_t i = 0; i < 2; ++i) _mm512_storeu_ps(columns_[i].row_sum, total_[i]);
 }
 
 /// Those rows of each column that rose take a new reference.
@@ -188,7 +164,6 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
 template <int kForm, int kParts>
 template <int kPairs>
 FOVEA_AMX void Pass<kForm, kParts>::run() {
-  if constexpr ((kForm & kAdded) != 0) look_ahead();
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
   multiply<0, kForm, kParts, Of::kScores>(scores_of(first_), nullptr, nullptr, w);
@@ -248,16 +223,46 @@ FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* sc
   pass.template run<8>();
 }
 
-using Attend = void (*)(const AttendKeys&, Columns&, float*, tile::Range);
+template <int kForm, int kParts>
+FOVEA_AMX void look_ahead(const AttendKeys& keys, Columns& columns, float* scratch, int64_t strip, size_t x) {
+  Pass<kForm, kParts>(keys, columns, scratch, {strip, strip + kStrip}).look_ahead(x);
+}
+
+/// What two columns do with strips.
+struct Steps {
+  void (*attend)(const AttendKeys&, Columns&, float*, tile::Range);
+  void (*look_ahead)(const AttendKeys&, Columns&, float*, int64_t, size_t);
+};
+
+template <int kForm, int kParts>
+constexpr Steps kStepsOf{attend_strips<kForm, kParts>, look_ahead<kForm, kParts>};
 
 template <int kParts>
-Attend attend_of(bool masked, bool added, bool fetched) {
-  static constexpr Attend kAttend[2][3] = {
-      {attend_strips<kPlain, kParts>, attend_strips<kAdded, kParts>,
-       attend_strips<kAdded | kFetched, kParts>},
-      {attend_strips<kMasked, kParts>, attend_strips<kAdded | kMasked, kParts>,
-       attend_strips<kAdded | kFetched | kMasked, kParts>}};
-  return kAttend[masked][fetched ? 2 : added ? 1 : 0];
+const Steps& steps_of(bool masked, bool added, bool fetched) {
+  static constexpr const Steps* kSteps[2][3] = {
+      {&kStepsOf<kPlain, kParts>, &kStepsOf<kAdded, kParts>, &kStepsOf<kAdded | kFetched, kParts>},
+      {&kStepsOf<kMasked, kParts>, &kStepsOf<kAdded | kMasked, kParts>,
+       &kStepsOf<kAdded | kFetched | kMasked, kParts>}};
+  return *kSteps[masked][fetched ? 2 : added ? 1 : 0];
+}
+
+/// The strip of a run to which the most is added, judged by the first row and a key that exists; -1 where that is not much more than what the first strip
+/// has. It depends on no other column, so that results do not depend on the height of tiles.
+int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
+  const int64_t first = std::max(keys.first, column.any.begin) & -kStrip,
+                end = std::min(keys.end, column.any.end);
+  const auto added = [&](int64_t key) {
+    return column.distance[-(std::min(key + kStrip / 2, end - 1) - keys.first) * column.step];
+  };
+  int64_t best = -1;
+  float least_rise = kSteep;
+  for (int64_t key = first + kStrip; key < end; key += kStrip) {
+    if (const float rise = added(key) - added(first); rise > least_rise) {
+      least_rise = rise;
+      best = key;
+    }
+  }
+  return best;
 }
 
 /// Whether a row of either column sees a key of the strip.
@@ -270,11 +275,17 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
   return _mm512_test_epi32_mask(any, any) != 0;
 }
 
+/// Two columns against a run. Strips that neither sees are left out, but for those inside of a turn, whose weights are added up together.
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
-  static constexpr decltype(&attend_of<1>) kAttendOf[] = {attend_of<1>, attend_of<2>, attend_of<3>};
+  static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const Attend attend =
-      kAttendOf[keys.parts - 1](masked, columns[0].distance != nullptr, columns[0].elements != nullptr);
+  const bool added = columns[0].distance != nullptr;
+  const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, columns[0].elements != nullptr);
+  for (size_t x = 0; added && x < 2; ++x) {
+    if (const int64_t strip = steepest_strip(keys, columns[x]); strip >= 0)
+      steps.look_ahead(keys, columns, scratch, strip, x);
+  }
+  const int64_t turn = turn_of(keys.columns, keys.parts);
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
   int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
   while (key < end) {
@@ -285,8 +296,9 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
     }
     // A strip without a key that is seen takes less time than to end and begin again.
     int64_t last = key + kStrip, skipped = 0;
-    for (; last < end && skipped < 2; last += kStrip) skipped = sees(last) ? 0 : skipped + 1;
-    attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
+    for (; last < end && (skipped < 2 || last % turn != 0); last += kStrip)
+      skipped = sees(last) ? 0 : skipped + 1;
+    steps.attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
     key = last;
   }
 }

@@ -77,6 +77,7 @@ class Pass {
 
   template <int kPairs>
   FOVEA_AMX void run();
+  FOVEA_AMX void look_ahead(size_t x);
 
  private:
   FOVEA_AMX Product scores_of(int64_t key) const {
@@ -118,8 +119,6 @@ class Pass {
   FOVEA_AMX void set_terms(int64_t key, float* scores, Weights& w) const;
   FOVEA_AMX __m512 largest(const Weights& w, int x) const;
   FOVEA_AMX void refer(const Weights& w);
-  FOVEA_AMX int64_t steepest_strip() const;
-  FOVEA_AMX void look_ahead();
   FOVEA_AMX void raise(const __m512* top, const __mmask16* rose);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;

@@ -421,8 +421,10 @@ void TilePass::attend_run(int64_t j0, int64_t end) const {
 void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_key) {
   TilePass tile(problem);
   const tile::Range seen = tile.begin(first_key, last_key);
-  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += tile.run_keys())
-    tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
+  // Runs begin where they do in every tile.
+  const int64_t keys = tile.run_keys();
+  for (int64_t j0 = first_key + (seen.begin - first_key) / keys * keys; j0 < seen.end; j0 += keys)
+    tile.attend_run(j0, std::min({j0 + keys, round_up(seen.end, kBlockKeys), last_key}));
 }
 
 }  // namespace fovea::cpu::forward_pass

@@ -295,7 +295,10 @@ class SharedBlocks {
                                     : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
         value_words_(parts_.parts > 0 ? 0 : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
-    if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
+    // Rows look ahead as far as a run goes, which must not depend on the number of tiles.
+    const bool looks_ahead = p.expressions && p.expressions->score;
+    const bool pays = schedule.tiles > 1 || looks_ahead;
+    if (s.ops->attend == nullptr || schedule.row_path || !pays || bytes > kMostBytes) return;
     bytes_ = bytes;
     heads_ = schedule.groups;
     looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
