@@ -7,7 +7,7 @@
                                         it those tables are left as they are
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. Tables whose name begins with
-`bench` come from bench/results/cpu_*.json and decode/, with `gpu` from the results of bench/gpu/compare.py there, with `llama` from bench/results/llama_cpp (integrations/ggml/llama.py),
+`bench` come from bench/results/cpu_*.json, expressions/ and decode/, with `gpu` from the results of bench/gpu/compare.py there, with `llama` from bench/results/llama_cpp (integrations/ggml/llama.py),
 with `memory` from `fovea explain --json`.
 """
 
@@ -153,6 +153,21 @@ def bench_caches() -> str:
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 
+def bench_expressions() -> str:
+    text = ""
+    for path in sorted(ROOT.glob("bench/results/expressions/cpu_*.json")):
+        result = json.loads(path.read_text())
+        columns = list(dict.fromkeys((row["dtype"], row["pass"], row["backend"]) for row in result["rows"]))
+        cells: dict[str, dict[tuple[str, ...], str]] = {}
+        for row in result["rows"]:
+            wanted = f" (wanted {row['must']:g})" if row["must"] else ""
+            cells.setdefault(row["term"], {})[row["dtype"], row["pass"], row["backend"]] = f"{row['share']:.2f}{wanted}"
+        head = ["term", *(f"{dtype}, {pass_}, `{backend}`" for dtype, pass_, backend in columns)]
+        lines = [[term.replace("_", ", "), *(of.get(column, "") for column in columns)] for term, of in cells.items()]
+        text += f"{result['machine']['cpu']}, {result['threads']} threads, {result['date']}; {result['problem']}:\n\n" + table(head, lines, 1) + "\n"
+    return text.rstrip("\n") + "\n" if text else NO_RESULTS
+
+
 # ---- bench/results of bench/gpu/compare.py
 
 
@@ -289,6 +304,7 @@ def main() -> int:
         "bench-rows": bench_rows,
         "bench-decode": bench_decode,
         "bench-caches": bench_caches,
+        "bench-expressions": bench_expressions,
         "gpu-summary": gpu_summary,
         "gpu-ratios": gpu_ratios,
         "llama-operations": llama_operations,

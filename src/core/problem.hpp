@@ -39,11 +39,13 @@ using TensorDescs = std::array<TensorDesc, kRoleCount>;
 struct NamedTensor {
   std::string name;
   TensorDesc tensor, gradient;
-  size_t place = 0;  ///< among Buffers::data, where runs bring its pointer
+  size_t place = 0, gradient_place = 0;  ///< among Buffers::data, where runs bring their pointers
 };
 
 /// What a problem has memory of: a place for each role, then the named tensors, then their gradients.
 inline constexpr size_t kMaxNamedTensors = FOVEA_MAX_NAMED_TENSORS;
+/// Those, and the tensors of terms that are arguments: slopes, bias, mask and block mask.
+inline constexpr size_t kMaxTermTensors = kMaxNamedTensors + 4;
 inline constexpr size_t kPlaceCount = kRoleCount + 2 * kMaxNamedTensors;
 constexpr size_t place_of_named(size_t i) {
   return kRoleCount + i;
@@ -178,8 +180,8 @@ struct Buffers {
   size_t workspace_size = 0;
   void* stream = nullptr;  ///< CUDA: where the work is put; null is the default stream
 
-  void* named(size_t i) const { return data[place_of_named(i)]; }
-  void* gradient(size_t i) const { return data[place_of_gradient(i)]; }
+  void* of(const NamedTensor& named) const { return data[named.place]; }
+  void* gradient_of(const NamedTensor& named) const { return data[named.gradient_place]; }
   template <class T>
   T* get(Role r) const {
     return static_cast<T*>(data[index_of(r)]);

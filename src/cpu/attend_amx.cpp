@@ -16,212 +16,59 @@
 //
 // The reference m is an earlier maximum of the row, not the present one: the scores need no pass of their own to find it,
 // and O is not rescaled. Weights are then above 1 where scores rise; where their sum over a turn says that they rise too far, the row
-// takes the maximum of the turn, and the turn is weighed again.
-#include "cpu/attend_amx_steps.hpp"
-#include "cpu/scratch.hpp"
+// takes the maximum of the turn, and the turn is weighed again. Where terms of the distance (ALiBi) make scores rise strip by strip, rows
+// look at the strip to which the most is added before they begin.
+//
+// Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
+// tested. Strips that none of the 32 queries sees are left out. Programs of expressions run over a strip between tiles and softmax.
+#include "cpu/attend_amx_pass.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
-#include <limits>
 
 namespace fovea::cpu {
 
-using namespace amx;
-
-namespace {
-
-constexpr int64_t kMostTurn = kAttendKeys;
-// Scores of 9 / log2(e) = 6 above m, or as much of many smaller ones: weights keep their precision at any size, and the
-// sums of float32 have room for 2^100 more.
-constexpr float kLargestSum = 512.0f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-static_assert(kAttendScratch == (2 * kStrip + kMostTurn) * kWidth + 3 * kTile);
-
-/// 16 queries of a panel.
-struct Column {
-  const float* queries;  ///< words at row stride kPanel
-  float *row_max, *row_sum;
-  float* o;
-  int64_t o_stride;
-  const int32_t *begin, *end;
-  tile::Range any, all;
-  const uint8_t* kept;
-};
-using Columns = std::array<Column, 2>;
-
-/// As many strips as O has blocks of rows, so that each goes beside one of them; P of two turns has to stay in the first-level cache.
-constexpr int64_t turn_of(int64_t columns) {
-  return columns > 3 * kStrip ? kMostTurn : kMostTurn / 2;
-}
-
-/// Two columns against the keys [first, end) of a run.
-///
-/// Weights stay in registers as long as their address is known to no function that is called: those that are not inlined get copies.
-class Pass {
- public:
-  FOVEA_AMX Pass(const AttendKeys& keys, Columns& columns, float* scratch)
-      : keys_(keys),
-        columns_(columns),
-        scores_(scratch),
-        pairs_(reinterpret_cast<uint32_t*>(scratch + 2 * kStrip * kWidth)),
-        turn_(turn_of(keys.columns)),
-        first_(std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -turn_),
-        end_(std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end))) {
-    for (size_t x = 0; x < 2; ++x) total_[x] = _mm512_loadu_ps(columns[x].row_sum);
-    set_offsets();
-  }
-
-  template <int kPairs>
-  FOVEA_AMX void run();
-
- private:
-  FOVEA_AMX Product scores_of(int64_t key) const {
-    const Operand& rows = keys_.blocks[(key - keys_.first) / kAttendKeys].keys;
-    return {rows.data + (key - keys_.first) % kAttendKeys * rows.row_stride,
-            rows.row_stride,
-            {columns_[0].queries, columns_[1].queries},
-            kPanel,
-            keys_.words};
-  }
-  FOVEA_AMX Product values_of(int64_t turn) const {
-    const Operand& values = keys_.blocks[(turn - keys_.first) / kAttendKeys].values;
-    const auto* pairs = reinterpret_cast<const float*>(pairs_of(turn));
-    return {values.data + (turn - keys_.first) % kAttendKeys / 2,
-            values.row_stride,
-            {pairs, pairs + kTile},
-            kWidth,
-            strips_of(turn) * kPairsOfStrip};
-  }
-  /// The weights of key and those behind it.
-  uint32_t* pairs_of(int64_t key) const { return pairs_ + (key & (2 * turn_ - 1)) / 2 * kWidth; }
-  int64_t strips_of(int64_t turn) const { return ceil_div(std::min(turn_, end_ - turn), kStrip); }
-  static Accumulators scores_at(float* scores) { return {{scores, scores + kTile}, {kWidth, kWidth}}; }
-
-  FOVEA_AMX void set_offsets();
-  FOVEA_AMX void mask(int64_t key, float* scores) const;
-  FOVEA_AMX __m512 largest(const float* scores, size_t x) const;
-  FOVEA_AMX void refer(const float* scores);
-  FOVEA_AMX void drop(int64_t key) const;
-  FOVEA_AMX bool rose_too_far(const Weights& w) const;
-  FOVEA_AMX float* score_again(int64_t key, float* scores) const;
-  FOVEA_AMX void weigh_again(int64_t turn, float* scores, __m512* sum);
-  FOVEA_AMX void begin_strip(int64_t key, Weights& w);
-  template <int kPairs>
-  FOVEA_AMX void add_values(int64_t turn, int64_t part, int64_t parts, Weights& w);
-  FOVEA_AMX void end_turn(int64_t turn, Weights& w);
-  FOVEA_AMX void store_pending() {
-    if (in_tiles_) store(pending_);
-    in_tiles_ = false;
-  }
-
-  const AttendKeys& keys_;
-  Columns& columns_;
-  float* scores_;
-  uint32_t* pairs_;
-  int64_t turn_;  ///< keys whose weights meet V at once, a power of two
-  int64_t first_, end_;
-  __m512 offset_[2];    ///< 1/2 - m
-  __m512 total_[2];     ///< of the weights of whole turns
-  bool fresh_ = false;  ///< some row has seen no key yet
-  Accumulators pending_;
-  bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
-};
-
-/// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
-FOVEA_AMX void Pass::set_offsets() {
-  fresh_ = false;
-  for (size_t x = 0; x < 2; ++x) {
-    const __m512 reference = _mm512_loadu_ps(columns_[x].row_max);
-    const __mmask16 unseen = _mm512_cmp_ps_mask(reference, _mm512_set1_ps(-kInfinity), _CMP_EQ_OQ);
-    fresh_ = fresh_ || unseen != 0;
-    offset_[x] =
-        _mm512_mask_mov_ps(_mm512_sub_ps(_mm512_set1_ps(0.5f), reference), unseen, _mm512_set1_ps(0.5f));
-  }
-}
-
-/// The scores of keys that a row does not see become -inf.
-FOVEA_AMX void Pass::mask(int64_t key, float* scores) const {
-  for (size_t x = 0; x < 2; ++x) {
-    const Column& column = columns_[x];
-    if (column.all.begin <= key && key + kStrip <= column.all.end) continue;
-    const __m512i begin = _mm512_loadu_si512(column.begin), end = _mm512_loadu_si512(column.end);
-    for (int64_t j = 0; j < kStrip; ++j) {
-      const __m512i position = _mm512_set1_epi32(static_cast<int>(key + j));
-      const __mmask16 sees =
-          _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
-      float* row = scores + j * kWidth + static_cast<int64_t>(x) * kTile;
-      _mm512_storeu_ps(row, _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), sees, _mm512_loadu_ps(row)));
-    }
-  }
-}
-
-/// The largest score of a strip, in units of log2, by row.
-FOVEA_AMX __m512 Pass::largest(const float* scores, size_t x) const {
-  const __m512 factor = _mm512_set1_ps(keys_.factor);
-  __m512 top = _mm512_set1_ps(-kInfinity);
-  for (int64_t j = 0; j < kStrip; ++j)
-    top = _mm512_max_ps(
-        top, _mm512_mul_ps(_mm512_loadu_ps(scores + j * kWidth + static_cast<int64_t>(x) * kTile), factor));
-  return top;
-}
-
-/// Rows that have seen no key yet take the largest score of the strip as their reference.
-FOVEA_AMX void Pass::refer(const float* scores) {
-  for (size_t x = 0; x < 2; ++x) {
-    float* row_max = columns_[x].row_max;
-    const __m512 reference = _mm512_loadu_ps(row_max);
-    const __mmask16 unseen = _mm512_cmp_ps_mask(reference, _mm512_set1_ps(-kInfinity), _CMP_EQ_OQ);
-    _mm512_storeu_ps(row_max, _mm512_mask_mov_ps(reference, unseen, largest(scores, x)));
-  }
-  set_offsets();
-}
-
-/// Clears the weights of a strip that dropout leaves out.
-FOVEA_AMX void Pass::drop(int64_t key) const {
-  for (size_t x = 0; x < 2; ++x) {
-    if (columns_[x].kept == nullptr) continue;
-    uint32_t* pairs = pairs_of(key) + static_cast<int64_t>(x) * kTile;
-    const uint8_t* kept = columns_[x].kept + (key - keys_.first) / 2 * kKeptBytes;
-    for (int64_t j = 0; j < kPairsOfStrip; ++j, pairs += kWidth, kept += kKeptBytes) {
-      __mmask32 keeps;
-      std::memcpy(&keeps, kept, sizeof keeps);
-      _mm512_storeu_si512(pairs, _mm512_maskz_mov_epi16(keeps, _mm512_loadu_si512(pairs)));
-    }
-  }
-}
+namespace amx {
 
 /// Scores of a strip once more.
-FOVEA_AMX float* Pass::score_again(int64_t key, float* scores) const {
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weights& w) const {
   Weights none{};
-  multiply<0>(scores_of(key), nullptr, nullptr, none);
+  multiply<0, kPlain, kParts, Of::kScores>(scores_of(key), nullptr, nullptr, none);
   store({{scores, scores + kTile}, {kWidth, kWidth}});
-  mask(key, scores);
-  return scores;
+  set_terms(key, scores, w);
 }
 
-/// Rows whose weights rose too far take the largest score of the turn as their reference; then the turn is weighed again, into
-/// `sum`. `scores`: memory of a strip.
-FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
-  const int64_t end = turn + strips_of(turn) * kStrip;
-  __m512 top[2] = {_mm512_set1_ps(-kInfinity), _mm512_set1_ps(-kInfinity)};
-  for (int64_t key = turn; key < end; key += kStrip) {
-    score_again(key, scores);
-    for (size_t x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(scores, x));
-  }
+/// Rows of column x that will meet far larger scores take one of this strip as their reference.
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::look_ahead(size_t x) {
+  Weights w{};
+  w.factor = _mm512_set1_ps(keys_.factor);
+  score_again(first_, scores_, w);
+  const __m512 top[2] = {largest(w, 0), largest(w, 1)};
+  const __m512 before = _mm512_loadu_ps(columns_[x].row_max);
+  __mmask16 rose[2] = {};
+  rose[x] = _mm512_cmp_ps_mask(top[x], _mm512_add_ps(before, _mm512_set1_ps(kSteep)), _CMP_GT_OQ);
+  if (rose[x] != 0) raise(top, rose);
+  for (size_t i = 0; i < 2; ++i) _mm512_storeu_ps(columns_[i].row_sum, total_[i]);
+}
+
+/// Those rows of each column that rose take a new reference.
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::raise(const __m512* top, const __mmask16* rose) {
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
-    const __mmask16 rose = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
     const __m512 before = _mm512_loadu_ps(column.row_max);
-    const __m512 reference = _mm512_mask_mov_ps(before, rose, top[x]);
+    const __m512 reference = _mm512_mask_mov_ps(before, rose[x], top[x]);
     _mm512_storeu_ps(column.row_max, reference);
+    // Rows that have seen no key have nothing to bring along.
+    const __mmask16 old = _mm512_mask_cmp_ps_mask(rose[x], before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
     const __m512 half = _mm512_set1_ps(0.5f);
-    const __m512 alpha = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), rose,
-                                            exp2_of(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
+    const __m512 alpha = _mm512_mask_mov_ps(
+        _mm512_set1_ps(1.0f), old, exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
     total_[x] = _mm512_mul_ps(total_[x], alpha);
     for (int64_t row = 0; row < keys_.columns; ++row) {
       float* o = column.o + row * column.o_stride;
@@ -229,17 +76,28 @@ FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
     }
   }
   set_offsets();
-  Weights w{scores,
-            nullptr,
-            0,
-            _mm512_set1_ps(keys_.factor),
-            {offset_[0], offset_[1]},
-            {_mm512_setzero_ps(), _mm512_setzero_ps()}};
-  for (int64_t key = turn; key < end; key += kStrip) {
-    w.scores = score_again(key, scores);
-    w.pairs = pairs_of(key);
-    w.left = kPairsOfStrip;
-    weigh_rest(w);
+}
+
+/// Rows whose weights rose too far take the largest score of the turn as their reference; then the turn is weighed again, into
+/// `sum`. `scores`: memory of a strip.
+template <int kForm, int kParts>
+FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m512* sum) {
+  const int64_t begin = begin_of(turn), end = begin + strips_of(turn) * kStrip;
+  __m512 top[2] = {_mm512_set1_ps(-kInfinity), _mm512_set1_ps(-kInfinity)};
+  Weights w{};
+  w.factor = _mm512_set1_ps(keys_.factor);
+  for (int64_t key = begin; key < end; key += kStrip) {
+    score_again(key, scores, w);
+    for (int x = 0; x < 2; ++x) top[x] = _mm512_max_ps(top[x], largest(w, x));
+  }
+  __mmask16 rose[2];
+  for (size_t x = 0; x < 2; ++x)
+    rose[x] = _mm512_cmp_ps_mask(sum[x], _mm512_set1_ps(kLargestSum), _CMP_GT_OQ);
+  raise(top, rose);
+  std::copy_n(offset_, 2, w.offset);
+  for (int64_t key = begin; key < end; key += kStrip) {
+    score_again(key, scores, w);
+    weigh_rest<kForm, kParts>(w);
     drop(key);
   }
   std::copy_n(w.sum, 2, sum);
@@ -247,20 +105,18 @@ FOVEA_AMX void Pass::weigh_again(int64_t turn, float* scores, __m512* sum) {
 }
 
 /// Brings the scores of a strip from the tiles to the weights.
-FOVEA_AMX_INLINE void Pass::begin_strip(int64_t key, Weights& w) {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::begin_strip(int64_t key, Weights& w) {
   store_pending();
-  float* scores = pending_.column[0];
-  mask(key, scores);
-  if (fresh_) refer(scores);
-  w.scores = scores;
-  w.pairs = pairs_of(key);
-  w.left = kPairsOfStrip;
+  set_terms(key, pending_.column[0], w);
+  if (fresh_) refer(w);
   std::copy_n(offset_, 2, w.offset);
 }
 
 /// Part `part` of `parts` of the rows of O, against the values of a turn.
+template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX_INLINE void Pass::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::add_values(int64_t turn, int64_t part, int64_t parts, Weights& w) {
   const int64_t blocks = (keys_.columns + kStrip - 1) / kStrip;
   Product product = values_of(turn);
   const float* values = product.left;
@@ -270,24 +126,26 @@ FOVEA_AMX_INLINE void Pass::add_values(int64_t turn, int64_t part, int64_t parts
     const Accumulators o{{a.o + row * a.o_stride, b.o + row * b.o_stride}, {a.o_stride, b.o_stride}};
     product.left = values + row * product.left_stride;
     if (row + kTile < keys_.columns) {
-      multiply<kPairs>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
+      multiply<kPairs, kForm, kParts, Of::kValues>(product, in_tiles_ ? &pending_ : nullptr, &o, w);
       pending_ = o;
       in_tiles_ = true;
     } else {
       store_pending();
-      multiply_last_rows(product, o);
+      multiply_last_rows<kParts>(product, o);
     }
   }
 }
 
-FOVEA_AMX_INLINE bool Pass::rose_too_far(const Weights& w) const {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE bool Pass<kForm, kParts>::rose_too_far(const Weights& w) const {
   const __m512 most = _mm512_set1_ps(kLargestSum);
   return (_mm512_cmp_ps_mask(w.sum[0], most, _CMP_GT_OQ) | _mm512_cmp_ps_mask(w.sum[1], most, _CMP_GT_OQ)) !=
          0;
 }
 
 /// Adds the sums of a turn to those of the rows; weighs it again where scores rose too far above the references.
-FOVEA_AMX_INLINE void Pass::end_turn(int64_t turn, Weights& w) {
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
   if (rose_too_far(w)) {
     if (in_tiles_) {  // scores of the next strip
       pending_ = scores_at(scores_ + kStrip * kWidth);
@@ -303,26 +161,27 @@ FOVEA_AMX_INLINE void Pass::end_turn(int64_t turn, Weights& w) {
   }
 }
 
+template <int kForm, int kParts>
 template <int kPairs>
-FOVEA_AMX void Pass::run() {
-  if (first_ >= end_) return;
+FOVEA_AMX void Pass<kForm, kParts>::run() {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  multiply<0>(scores_of(first_), nullptr, nullptr, w);
+  multiply<0, kForm, kParts, Of::kScores>(scores_of(first_), nullptr, nullptr, w);
   pending_ = scores_at(scores_);
   in_tiles_ = true;
   for (int64_t key = first_; key < end_; key += kStrip) {
     const int64_t turn = key & -turn_, next = key + kStrip;
     begin_strip(key, w);
-    if (turn > first_) add_values<kPairs>(turn - turn_, (key - turn) / kStrip, strips_of(turn), w);
+    if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
     if (next < end_) {
-      multiply<kPairs>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr, w);
+      multiply<kPairs, kForm, kParts, Of::kScores>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr,
+                                                   w);
       pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
       store_pending();
     }
-    weigh_rest(w);
+    weigh_rest<kForm, kParts>(w);
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -332,6 +191,12 @@ FOVEA_AMX void Pass::run() {
   store_pending();
   for (size_t x = 0; x < 2; ++x) _mm512_storeu_ps(columns_[x].row_sum, total_[x]);
 }
+
+}  // namespace amx
+
+using namespace amx;
+
+namespace {
 
 /// A column beside an odd one: it computes the same, and what it writes is forgotten.
 Column shadow_of(const Column& column, float* scratch) {
@@ -346,20 +211,116 @@ Column shadow_of(const Column& column, float* scratch) {
   return shadow;
 }
 
-FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
+template <int kForm, int kParts>
+FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* scratch, tile::Range range) {
   // Steps of tiles beside which the weights of a strip are made: its scores, and half of the values of a turn.
   const int64_t steps = keys.words / kTile + keys.columns / kStrip;
-  Pass pass(keys, columns, scratch);
-  if (steps >= kPairsOfStrip) return pass.run<1>();
-  if (steps >= kPairsOfStrip / 2) return pass.run<2>();
-  if (steps >= kPairsOfStrip / 4) return pass.run<4>();
-  pass.run<8>();
+  Pass<kForm, kParts> pass(keys, columns, scratch, range);
+  if constexpr (kParts > 1) return pass.template run<1>();
+  if (steps >= kPairsOfStrip) return pass.template run<1>();
+  if (steps >= kPairsOfStrip / 2) return pass.template run<2>();
+  if (steps >= kPairsOfStrip / 4) return pass.template run<4>();
+  pass.template run<8>();
 }
+
+template <int kForm, int kParts>
+FOVEA_AMX void look_ahead(const AttendKeys& keys, Columns& columns, float* scratch, int64_t strip, size_t x) {
+  Pass<kForm, kParts>(keys, columns, scratch, {strip, strip + kStrip}).look_ahead(x);
+}
+
+/// What two columns do with strips.
+struct Steps {
+  void (*attend)(const AttendKeys&, Columns&, float*, tile::Range);
+  void (*look_ahead)(const AttendKeys&, Columns&, float*, int64_t, size_t);
+};
+
+template <int kForm, int kParts>
+constexpr Steps kStepsOf{attend_strips<kForm, kParts>, look_ahead<kForm, kParts>};
+
+template <int kParts>
+const Steps& steps_of(bool masked, bool added, bool fetched) {
+  static constexpr const Steps* kSteps[2][3] = {
+      {&kStepsOf<kPlain, kParts>, &kStepsOf<kAdded, kParts>, &kStepsOf<kAdded | kFetched, kParts>},
+      {&kStepsOf<kMasked, kParts>, &kStepsOf<kAdded | kMasked, kParts>,
+       &kStepsOf<kAdded | kFetched | kMasked, kParts>}};
+  return *kSteps[masked][fetched ? 2 : added ? 1 : 0];
+}
+
+/// The strip of a run to which the most is added, judged by the first row and a key that exists; -1 where that is not much more than what the first strip
+/// has. It depends on no other column, so that results do not depend on the height of tiles.
+int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
+  const int64_t first = std::max(keys.first, column.any.begin) & -kStrip,
+                end = std::min(keys.end, column.any.end);
+  const auto added = [&](int64_t key) {
+    return column.distance[-(std::min(key + kStrip / 2, end - 1) - keys.first) * column.step];
+  };
+  int64_t best = -1;
+  float least_rise = kSteep;
+  for (int64_t key = first + kStrip; key < end; key += kStrip) {
+    if (const float rise = added(key) - added(first); rise > least_rise) {
+      least_rise = rise;
+      best = key;
+    }
+  }
+  return best;
+}
+
+/// Whether a row of either column sees a key of the strip.
+FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
+  __m512i any = _mm512_setzero_si512();
+  for (const Column& column : columns) {
+    if (column.seen == nullptr) return true;
+    any = _mm512_or_si512(any, _mm512_loadu_si512(column.seen + strip * kPanel));
+  }
+  return _mm512_test_epi32_mask(any, any) != 0;
+}
+
+/// Two columns against a run. Strips that neither sees are left out, but for those inside of a turn, whose weights are added up together.
+FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
+  static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
+  const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
+  const bool added = columns[0].distance != nullptr;
+  const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, columns[0].elements != nullptr);
+  for (size_t x = 0; added && x < 2; ++x) {
+    if (const int64_t strip = steepest_strip(keys, columns[x]); strip >= 0)
+      steps.look_ahead(keys, columns, scratch, strip, x);
+  }
+  const int64_t turn = turn_of(keys.columns, keys.parts);
+  const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
+  int64_t key = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
+  while (key < end) {
+    const auto sees = [&](int64_t at) { return !masked || sees_some(columns, (at - keys.first) / kStrip); };
+    if (!sees(key)) {
+      key += kStrip;
+      continue;
+    }
+    // A strip without a key that is seen takes less time than to end and begin again.
+    int64_t last = key + kStrip, skipped = 0;
+    for (; last < end && (skipped < 2 || last % turn != 0); last += kStrip)
+      skipped = sees(last) ? 0 : skipped + 1;
+    steps.attend(keys, columns, scratch, {key, std::min(end, last - skipped * kStrip)});
+    key = last;
+  }
+}
+
+/// Results below 2^-126 are 0 while it lives: those that are subnormal take a hundred times as long, and steep terms make many.
+class WithoutSubnormals {
+ public:
+  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero); }
+  ~WithoutSubnormals() { _mm_setcsr(before_); }
+  WithoutSubnormals(const WithoutSubnormals&) = delete;
+  WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZero = 0x8000;
+  unsigned before_;
+};
 
 }  // namespace
 
 FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch) {
   _tile_loadconfig(&kTileConfig);
+  const WithoutSubnormals mode;
   Columns columns;
   size_t waiting = 0;
   for (int64_t x = 0; x < count; ++x) {
@@ -374,7 +335,14 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.end + v,
                             panel.any,
                             panel.all,
-                            panel.kept == nullptr ? nullptr : panel.kept + v / 4};
+                            panel.kept == nullptr ? nullptr : panel.kept + v / 4,
+                            panel.query + v,
+                            panel.head + v,
+                            panel.distance == nullptr ? nullptr : panel.distance + v,
+                            panel.step,
+                            panel.elements == nullptr ? nullptr : panel.elements + v,
+                            panel.dtype,
+                            panel.seen == nullptr ? nullptr : panel.seen + v};
       if (waiting == 2) attend_columns(keys, columns, scratch);
       waiting %= 2;
     }

@@ -4,6 +4,7 @@
 
 #include "cpu/amx_tiles.hpp"
 #include "cpu/ops.hpp"
+#include "cpu/parts.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -32,35 +33,90 @@ struct Accumulators {
   std::array<int64_t, 2> stride{};
 };
 
-/// A product of two blocks of 16 rows with two columns.
+/// A product of two blocks of 16 rows with two columns. Parts of an operand lie `left_part` and `right_part` words apart.
 struct Product {
   const float* left;
   int64_t left_stride;
   std::array<const float*, 2> right;
   int64_t right_stride;
-  int64_t words;
+  int64_t words;  ///< of a part
+  int64_t left_part, right_part;
 };
+
+/// Which parts of the operands are multiplied, in an order in which neighbours share one. Products of parts that together are below the
+/// last bits of the type are left out; values of float16 are rounded to it again, so two second parts may be, too.
+struct PartPair {
+  int left, right;
+};
+enum class Of { kScores, kValues };
+template <int kParts, Of of>
+constexpr auto part_pairs() {
+  if constexpr (kParts == 1) {
+    return std::array<PartPair, 1>{{{0, 0}}};
+  } else if constexpr (kParts == 3) {
+    return std::array<PartPair, 6>{{{2, 0}, {0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}}};
+  } else if constexpr (of == Of::kScores) {
+    return std::array<PartPair, 4>{{{0, 0}, {0, 1}, {1, 1}, {1, 0}}};
+  } else {
+    return std::array<PartPair, 3>{{{1, 0}, {0, 0}, {0, 1}}};
+  }
+}
+
+/// What there is beside products: something added to scores, keys that are not seen, and rows of elements that are fetched ahead.
+enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2, kFetched = 4 };
 
 /// The weights of a strip while they are made, and the sums of those of a turn.
 struct Weights {
   const float* scores;  ///< [keys][kWidth]
   uint32_t* pairs;      ///< [keys / 2][kWidth]
+  int64_t part;         ///< words between the parts of weights
   int64_t left;         ///< pairs of keys
   __m512 factor;
   __m512 offset[2];  ///< 1/2 - m
   __m512 sum[2];
+  const float* added[2];  ///< to the next key of a column; the key behind it has it `step` floats further on
+  int64_t step;
+  __m512i seen[2];     ///< keys of the strip, a bit for each
+  const int32_t* bit;  ///< of the next key
+  const void* const*
+      ahead;  ///< lines to fetch, one beside each pair of keys of a column, in bytes from there
+  int64_t ahead_bytes, next_line;
 };
+
+/// The bits of a word.
+struct alignas(64) Bits {
+  int32_t bit[32];
+};
+inline constexpr Bits kBits = [] {
+  Bits bits{};
+  for (int i = 0; i < 32; ++i) bits.bit[i] = static_cast<int32_t>(uint32_t{1} << i);
+  return bits;
+}();
+
+/// 2^f for f in [-1/2, 1/2]: a minimax polynomial, relative error 2e-9.
+FOVEA_AMX_INLINE __m512 exp2_by_degree_6(__m512 f) {
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.000153458121613f), f, _mm512_set1_ps(0.001339993117724f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009618488956331f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.055503287771054f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240226468906455f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693147205737196f));
+  return _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+}
 
 /// 2^(t - 1/2): 2^floor(t) times a minimax polynomial of 2^(f - 1/2) over f = t - floor(t). Relative error 1.7e-7; a degree less has
 /// 2.7e-6, which shows in lse.
-FOVEA_AMX_INLINE __m512 exp2_of(__m512 t) {
+/// Elements that `kept` leaves out are 0. Where weights are not rounded to 16 bits, a degree more: relative error 2e-9.
+template <int kParts>
+FOVEA_AMX_INLINE __m512 exp2_of(__m512 t, __mmask16 kept = 0xffff) {
   const __m512 f = _mm512_reduce_ps(t, 0x09);  // rounds down, raises no exception
+  if constexpr (kParts == 3)
+    return _mm512_maskz_scalef_ps(kept, exp2_by_degree_6(_mm512_sub_ps(f, _mm512_set1_ps(0.5f))), t);
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5c08e6p-10f), f, _mm512_set1_ps(0x1.a09316p-8f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.43616ep-5f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5bc792p-3f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.f5e57cp-2f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.6a09e4p-1f));
-  return _mm512_scalef_ps(p, t);
+  return _mm512_maskz_scalef_ps(kept, p, t);
 }
 
 /// Pairs of bfloat16, rounded to nearest, ties away from zero. Bytes are moved, not bits: a shift would take the port of the multiply-adds.
@@ -70,33 +126,62 @@ FOVEA_AMX_INLINE __m512i round_to_pairs(__m512 low, __m512 high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, bits, _mm512_add_epi32(_mm512_castps_si512(high), half));
 }
 
+/// The weight of key j, for one column.
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE __m512 weigh(const Weights& w, int64_t j, int column) {
+  const __m512 score = _mm512_loadu_ps(w.scores + j * kWidth + column * kTile);
+  __m512 t = _mm512_fmadd_ps(score, w.factor, w.offset[column]);
+  if constexpr ((kForm & kAdded) != 0) t = _mm512_add_ps(t, _mm512_loadu_ps(w.added[column] + j * w.step));
+  if constexpr ((kForm & kMasked) == 0) return exp2_of<kParts>(t);
+  return exp2_of<kParts>(t, _mm512_test_epi32_mask(w.seen[column], _mm512_set1_epi32(w.bit[j])));
+}
+
 /// The weights of keys 2 j and 2 j + 1, for one column.
+template <int kForm, int kParts>
 FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
-  const float* scores = w.scores + 2 * j * kWidth + column * kTile;
-  const __m512 low = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores), w.factor, w.offset[column]));
-  const __m512 high = exp2_of(_mm512_fmadd_ps(_mm512_loadu_ps(scores + kWidth), w.factor, w.offset[column]));
+  if constexpr ((kForm & kFetched) != 0) {
+    const char* line = static_cast<const char*>(w.ahead[2 * j + column]) + w.ahead_bytes;
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + w.next_line, 0, 2);
+  }
+  const __m512 low = weigh<kForm, kParts>(w, 2 * j, column),
+               high = weigh<kForm, kParts>(w, 2 * j + 1, column);
   w.sum[column] = _mm512_add_ps(w.sum[column], _mm512_add_ps(low, high));
-  _mm512_storeu_si512(w.pairs + j * kWidth + column * kTile, round_to_pairs(low, high));
+  uint32_t* pairs = w.pairs + j * kWidth + column * kTile;
+  if constexpr (kParts == 1) {
+    _mm512_storeu_si512(pairs, round_to_pairs(low, high));
+  } else {
+    CutParts a(low), b(high);
+    for (int part = 0; part < kParts; ++part)
+      _mm512_storeu_si512(pairs + part * w.part, pair_of(a.next(), b.next()));
+  }
 }
 
 /// Those of the kPairs pairs of keys that go with product `i` of four.
-template <int kPairs>
+template <int kPairs, int kForm, int kParts>
 FOVEA_AMX_INLINE void weigh_beside(Weights& w, int i) {
-  for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair(w, x / 2, x % 2);
+  for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair<kForm, kParts>(w, x / 2, x % 2);
 }
 
-template <int kPairs>
+template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void advance(Weights& w) {
+  if constexpr ((kForm & kAdded) != 0) {
+    w.added[0] += 2 * kPairs * w.step;
+    w.added[1] += 2 * kPairs * w.step;
+  }
+  if constexpr ((kForm & kMasked) != 0) w.bit += 2 * kPairs;
+  if constexpr ((kForm & kFetched) != 0) w.ahead += 2 * kPairs;
   w.scores += 2 * kPairs * kWidth;
   w.pairs += kPairs * kWidth;
   w.left -= kPairs;
 }
 
+template <int kForm, int kParts>
 FOVEA_AMX_INLINE void weigh_rest(Weights& w) {
   while (w.left > 0) {
-    weigh_pair(w, 0, 0);
-    weigh_pair(w, 0, 1);
-    advance<1>(w);
+    weigh_pair<kForm, kParts>(w, 0, 0);
+    weigh_pair<kForm, kParts>(w, 0, 1);
+    advance<1, kForm>(w);
   }
 }
 
@@ -118,7 +203,7 @@ FOVEA_AMX_INLINE void store(const Accumulators& to) {
 }
 
 /// Each accumulator of the block before goes to `to`, or nowhere, where the new one begins: from zero, or from `from`.
-template <int kPairs>
+template <int kPairs, int kForm, int kParts, Of of>
 FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, const Accumulators* begin,
                                  Weights& w) {
 #define FOVEA_BEGIN(t, row, x)         \
@@ -132,75 +217,97 @@ FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, c
   } else {                             \
     _tile_zero(t);                     \
   }
+  constexpr PartPair kPart = part_pairs<kParts, of>()[0];
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
-  _tile_stream_loadd(4, p.left, left);
-  _tile_loadd(6, p.right[0], right);
+  const float* rows = p.left + kPart.left * p.left_part;
+  _tile_stream_loadd(4, rows, left);
+  _tile_loadd(6, p.right[0] + kPart.right * p.right_part, right);
   FOVEA_BEGIN(0, 0, 0);
   _tile_dpbf16ps(0, 4, 6);
-  weigh_beside<kPairs>(w, 0);
-  _tile_loadd(7, p.right[1], right);
+  weigh_beside<kPairs, kForm, kParts>(w, 0);
+  _tile_loadd(7, p.right[1] + kPart.right * p.right_part, right);
   FOVEA_BEGIN(1, 0, 1);
   _tile_dpbf16ps(1, 4, 7);
-  weigh_beside<kPairs>(w, 1);
-  _tile_stream_loadd(5, p.left + kTile * p.left_stride, left);
+  weigh_beside<kPairs, kForm, kParts>(w, 1);
+  _tile_stream_loadd(5, rows + kTile * p.left_stride, left);
   FOVEA_BEGIN(3, 1, 1);
   _tile_dpbf16ps(3, 5, 7);
-  weigh_beside<kPairs>(w, 2);
+  weigh_beside<kPairs, kForm, kParts>(w, 2);
   FOVEA_BEGIN(2, 1, 0);
   _tile_dpbf16ps(2, 5, 6);
-  weigh_beside<kPairs>(w, 3);
-  advance<kPairs>(w);
+  weigh_beside<kPairs, kForm, kParts>(w, 3);
+  advance<kPairs, kForm>(w);
 #undef FOVEA_BEGIN
 }
 
-template <int kPairs>
+/// Product i of the parts at a word. What it shares with the one before is in the tiles.
+template <int kPairs, int kForm, int kParts, Of of, size_t i>
 FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
+  constexpr auto kPairsOfParts = part_pairs<kParts, of>();
+  constexpr PartPair kPart = kPairsOfParts[i];
+  constexpr bool kNewLeft = i == 0 || kPairsOfParts[i == 0 ? 0 : i - 1].left != kPart.left;
+  constexpr bool kNewRight = i == 0 || kPairsOfParts[i == 0 ? 0 : i - 1].right != kPart.right;
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
-  _tile_stream_loadd(4, p.left + word, left);
-  _tile_loadd(6, p.right[0] + word * p.right_stride, right);
+  const float* rows = p.left + kPart.left * p.left_part + word;
+  const int64_t column = kPart.right * p.right_part + word * p.right_stride;
+  if constexpr (kNewLeft) _tile_stream_loadd(4, rows, left);
+  if constexpr (kNewRight) _tile_loadd(6, p.right[0] + column, right);
   _tile_dpbf16ps(0, 4, 6);
-  weigh_beside<kPairs>(w, 0);
-  _tile_loadd(7, p.right[1] + word * p.right_stride, right);
+  weigh_beside<kPairs, kForm, kParts>(w, 0);
+  if constexpr (kNewRight) _tile_loadd(7, p.right[1] + column, right);
   _tile_dpbf16ps(1, 4, 7);
-  weigh_beside<kPairs>(w, 1);
-  _tile_stream_loadd(5, p.left + kTile * p.left_stride + word, left);
+  weigh_beside<kPairs, kForm, kParts>(w, 1);
+  if constexpr (kNewLeft) _tile_stream_loadd(5, rows + kTile * p.left_stride, left);
   _tile_dpbf16ps(3, 5, 7);
-  weigh_beside<kPairs>(w, 2);
+  weigh_beside<kPairs, kForm, kParts>(w, 2);
   _tile_dpbf16ps(2, 5, 6);
-  weigh_beside<kPairs>(w, 3);
-  advance<kPairs>(w);
+  weigh_beside<kPairs, kForm, kParts>(w, 3);
+  advance<kPairs, kForm>(w);
+}
+
+/// Products of the parts at a word, from number i on.
+template <int kPairs, int kForm, int kParts, Of of, size_t i>
+FOVEA_AMX_INLINE void steps_of_parts(const Product& p, int64_t word, Weights& w) {
+  if constexpr (i < part_pairs<kParts, of>().size()) {
+    if (w.left > 0) {
+      further_step<kPairs, kForm, kParts, of, i>(p, word, w);
+    } else {
+      further_step<0, kForm, kParts, of, i>(p, word, w);
+    }
+    steps_of_parts<kPairs, kForm, kParts, of, i + 1>(p, word, w);
+  }
 }
 
 /// The product stays in the tiles. kPairs pairs of keys are weighed beside each step, as long as there are some.
-template <int kPairs>
+template <int kPairs, int kForm, int kParts, Of of>
 FOVEA_AMX_INLINE void multiply(const Product& p, const Accumulators* before, const Accumulators* begin,
                                Weights& w) {
   if (w.left > 0) {
-    first_step<kPairs>(p, before, begin, w);
+    first_step<kPairs, kForm, kParts, of>(p, before, begin, w);
   } else {
-    first_step<0>(p, before, begin, w);
+    first_step<0, kForm, kParts, of>(p, before, begin, w);
   }
-  for (int64_t word = kTile; word < p.words; word += kTile) {
-    if (w.left > 0) {
-      further_step<kPairs>(p, word, w);
-    } else {
-      further_step<0>(p, word, w);
-    }
-  }
+  steps_of_parts<kPairs, kForm, kParts, of, 1>(p, 0, w);
+  for (int64_t word = kTile; word < p.words; word += kTile)
+    steps_of_parts<kPairs, kForm, kParts, of, 0>(p, word, w);
 }
 
 /// O^T += V^T P^T for the last 16 rows of O, where they are an odd number of blocks.
+template <int kParts>
 FOVEA_AMX inline void multiply_last_rows(const Product& p, const Accumulators& o) {
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
   const Accumulators &from = o, &to = o;
   FOVEA_LOAD(0, 0, 0);
   FOVEA_LOAD(1, 0, 1);
   for (int64_t word = 0; word < p.words; word += kTile) {
-    _tile_stream_loadd(4, p.left + word, left);
-    _tile_loadd(6, p.right[0] + word * p.right_stride, right);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, p.right[1] + word * p.right_stride, right);
-    _tile_dpbf16ps(1, 4, 7);
+    for (const PartPair part : part_pairs<kParts, Of::kValues>()) {
+      const int64_t column = part.right * p.right_part + word * p.right_stride;
+      _tile_stream_loadd(4, p.left + part.left * p.left_part + word, left);
+      _tile_loadd(6, p.right[0] + column, right);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, p.right[1] + column, right);
+      _tile_dpbf16ps(1, 4, 7);
+    }
   }
   FOVEA_STORE(0, 0, 0);
   FOVEA_STORE(1, 0, 1);

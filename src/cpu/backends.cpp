@@ -21,6 +21,7 @@
 #include "cpu/forward.hpp"
 #include "cpu/ops.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/terms_in_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -99,10 +100,13 @@ std::string needs_bf16(const AttentionProblem& p) {
              ? ""
              : "its products take bfloat16 only, this problem is " + std::string(name_of(p.dtype));
 }
-/// Few rows of every type are products of bfloat16 (rows_amx.cpp).
-std::string needs_bf16_or_few_rows(const AttentionProblem& p) {
-  const bool float_type = p.dtype == DType::kF16 || p.dtype == DType::kF32;
-  return float_type && few_rows_on_tiles(p, *amx_bf16_ops()) ? "" : needs_bf16(p);
+/// What tiles multiply of a problem: bfloat16; few rows of float16 and float32 as parts (rows_amx.cpp), many as parts that are staged
+/// (parts_amx.cpp).
+const Ops* tiles_for(const AttentionProblem& p) {
+  if (p.dtype == DType::kBF16) return amx_bf16_ops();
+  if (p.dtype != DType::kF16 && p.dtype != DType::kF32) return nullptr;
+  if (few_rows_on_tiles(p, *amx_bf16_ops())) return amx_bf16_ops();
+  return many_rows_as_parts(p) ? p.dtype == DType::kF16 ? amx_f16_ops() : amx_f32_ops() : nullptr;
 }
 std::string needs_float(const AttentionProblem& p) {
   return p.dtype != DType::kF64 ? "" : "float64 is computed by the reference only";
@@ -119,22 +123,30 @@ std::string cannot_list_because(const AttentionProblem& p) {
              : "has no memory for float32 sums of dk and dv as large as these";
 }
 
-template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
-Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
-  if (std::string clause = kCannotBecause(p); !clause.empty()) return {nullptr, std::move(clause)};
+/// `terms`: the problem as it is computed.
+Preparation prepare_with(const Ops& ops, const AttentionProblem& p, const AttentionProblem& terms,
+                         const PrepareOptions& options) {
   if (std::string clause = cannot_list_because(p); !clause.empty()) return {nullptr, std::move(clause)};
-  if (p.has(Role::kKeys)) {
-    return {p.pass == Pass::kForward ? prepare_forward_of_lists(p, *kOps(), options)
-                                     : prepare_backward_of_lists(p, *kOps(), options),
-            ""};
-  }
-  return {
-      p.pass == Pass::kForward ? prepare_forward(p, *kOps(), options) : prepare_backward(p, *kOps(), options),
-      ""};
+  const bool forward = p.pass == Pass::kForward, lists = p.has(Role::kKeys);
+  const auto prepare = lists     ? forward ? prepare_forward_of_lists : prepare_backward_of_lists
+                       : forward ? prepare_forward
+                                 : prepare_backward;
+  return {prepare(terms, ops, options), ""};
 }
 
-constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare<amx_bf16_ops, needs_bf16_or_few_rows>,
-                              prepare_append};
+template <const Ops* (*kOps)(), std::string (*kCannotBecause)(const AttentionProblem&)>
+Preparation try_prepare(const AttentionProblem& p, const PrepareOptions& options) {
+  const AttentionProblem terms = with_terms_in_expressions(p);
+  if (std::string clause = kCannotBecause(terms); !clause.empty()) return {nullptr, std::move(clause)};
+  return prepare_with(*kOps(), p, terms, options);
+}
+Preparation try_prepare_amx(const AttentionProblem& p, const PrepareOptions& options) {
+  const AttentionProblem terms = with_terms_in_expressions(p);
+  const Ops* const ops = tiles_for(terms);
+  return ops != nullptr ? prepare_with(*ops, p, terms, options) : Preparation{nullptr, needs_bf16(p)};
+}
+
+constexpr Backend kAmxBf16 = {"cpu_amx_bf16", amx_missing, try_prepare_amx, prepare_append};
 constexpr Backend kAvx512Bf16 = {"cpu_avx512_bf16", avx512_bf16_missing,
                                  try_prepare<avx512_bf16_ops, needs_bf16>, prepare_append};
 constexpr Backend kAvx512 = {"cpu_avx512", avx512_missing, try_prepare<avx512_ops, needs_float>,

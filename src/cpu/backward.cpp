@@ -118,66 +118,6 @@ void write_query_gradients(const Problem& a, int64_t panel) {
   write_query_rows(s, a.group, lanes, sum, a.t.temp);
 }
 
-/// The bias gradient of one (batch, head, key block) of dbias: dS summed over the dimensions in which bias
-/// broadcasts. A separate pass, so that each element has one owner and one order of additions.
-void bias_gradient(const Staging& s, const Buffers& buffers, const AttentionProblem& p,
-                   const ScoreTerms& terms, SeenBlocks& blocks, const Shared& shared, const ThreadScratch& t,
-                   int64_t bias_batch, int64_t bias_head, int64_t first_key, int64_t last_key, RowTile& tile,
-                   float* scores_gradient) {
-  const auto held = extents(p[Role::kDBias]);
-  const int64_t bias_rows = held[2], bias_cols = held[3];
-  const bool all_batches = held[0] == 1, all_heads = held[1] == 1;
-  float* out = shared.dbias + (bias_batch * held[1] + bias_head) * bias_rows * bias_cols;
-  for (int64_t b = bias_batch; b < (all_batches ? p.batch : bias_batch + 1); ++b) {
-    for (int64_t kv = 0; kv < p.heads_kv; ++kv) {
-      if (!all_heads && kv != bias_head / p.group()) continue;
-      const Group group(p, buffers, b, kv);
-      const Problem a{s, group, terms, shared, t, blocks, b * p.heads_kv + kv, 0};
-      const int64_t end = std::min(last_key, group.span.used_k);
-      KeyBlock block;
-      for (int64_t j0 = first_key; j0 < end; j0 += kBlockKeys) {
-        stage_keys(s, group, t, j0, std::min(end, j0 + kBlockKeys), &block);
-        const int64_t panels = ceil_div(group.rows(), kPanel);
-        for (int64_t panel = 0; panel < panels; ++panel) {
-          const Seen seen = seen_of(group, panel * kPanel, kPanel, block.j0, block.n, blocks);
-          if (seen == Seen::kNone) continue;
-          stage_tile(a, panel, 1, false, tile);
-          const Lanes& lanes = tile.lanes[0];
-          if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin) continue;
-          const int64_t stats = shared.stats_of(a.group_index, panel);
-          weights_and_gradients(a, lanes, block, seen, block.n, 0, shared.lse2 + stats, shared.delta + stats,
-                                scores_gradient);
-          for (int x = 0; x < lanes.count; ++x) {
-            const int64_t row = lanes.first_row + x;
-            if (!all_heads && group.head(row) != bias_head) continue;
-            float* line = out + (bias_rows == 1 ? 0 : group.query(row)) * bias_cols;
-            for (int64_t j = 0; j < block.n; ++j) {
-              line[bias_cols == 1 ? 0 : block.j0 + j] += scores_gradient[j * kPanel + x];
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-void write_bias_gradient(const Ops& ops, const AttentionProblem& p, const Buffers& buffers,
-                         const Shared& shared) {
-  const TensorDesc& t = p[Role::kDBias];
-  const auto held = extents(t);
-  const float* from = shared.dbias;
-  for (int64_t b = 0; b < held[0]; ++b) {
-    for (int64_t h = 0; h < held[1]; ++h) {
-      for (int64_t i = 0; i < held[2]; ++i) {
-        for (int64_t j = 0; j < held[3]; ++j, ++from) {
-          const int64_t at = b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + j * t.stride[3];
-          ops.from_float(from, 1, t.dtype, buffers.get<char>(Role::kDBias) + at * size_of(t.dtype));
-        }
-      }
-    }
-  }
-}
-
 int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
                      const PairPrograms& programs) {
   Scratch count(nullptr);
@@ -185,9 +125,9 @@ int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule
   return count.used();
 }
 
-int64_t shared_bytes(const Schedule& schedule, const AttentionProblem& p, const TensorGradients& gradients) {
+int64_t shared_bytes(const Schedule& schedule, const TensorGradients& gradients) {
   Scratch count(nullptr);
-  Shared(count, schedule, p, gradients);
+  Shared(count, schedule, gradients);
   return count.used();
 }
 
@@ -212,7 +152,7 @@ int threads_for(const PrepareOptions& options, const Schedule& schedule) {
   return static_cast<int>(std::clamp<int64_t>(std::min(by_work, items), 1, std::max(1, options.num_threads)));
 }
 
-/// The tiled backward of one problem: three parallel steps, then the gradients of sinks and bias.
+/// The tiled backward of one problem: three parallel steps, then the gradients of sinks.
 class Backward final : public Prepared {
  public:
   Backward(const AttentionProblem& p, const Ops& ops, const PrepareOptions& options)
@@ -222,7 +162,7 @@ class Backward final : public Prepared {
         gradients_(problem_, items_of(p, schedule_)),
         programs_(p, false, gradients_.layouts()),
         num_threads_(threads_for(options, schedule_)),
-        shared_bytes_(shared_bytes(schedule_, p, gradients_)),
+        shared_bytes_(shared_bytes(schedule_, gradients_)),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)) {
     workspace_size = static_cast<size_t>(shared_bytes_ + options.num_threads * thread_bytes_);
     summary = programs_.summary();
@@ -246,7 +186,6 @@ class Backward final : public Prepared {
       for (int64_t head = 0; head < problem_.heads_q; ++head)
         sink_gradient(problem_, buffers, r.shared, head);
     }
-    if (problem_.has(Role::kDBias)) bias_gradients(r);
   }
 
  private:
@@ -258,7 +197,7 @@ class Backward final : public Prepared {
   };
   Shared shared_in(void* workspace) const {
     Scratch memory(workspace);
-    return {memory, schedule_, problem_, gradients_};
+    return {memory, schedule_, gradients_};
   }
   ThreadScratch scratch_of(const Run& r, int thread) const {
     Scratch memory(static_cast<char*>(r.buffers.workspace) + shared_bytes_ + thread * thread_bytes_);
@@ -275,7 +214,6 @@ class Backward final : public Prepared {
   void range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& blocks, RowTile& tile,
                      const ItemIndex& item) const;
   void query_gradients(const Run& r) const;
-  void bias_gradients(const Run& r) const;
 
   AttentionProblem problem_;
   Staging staging_;
@@ -312,7 +250,7 @@ void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& b
   const int64_t begin = range * schedule_.range_keys;
   const int64_t end = std::min(begin + schedule_.range_keys, group.span.used_k);
   if (range > 0 && begin >= end) return;
-  std::array<GradientTarget, kMaxNamedTensors> targets;
+  std::array<GradientTarget, kMaxTermTensors> targets;
   gradients_.targets_of(r.buffers, r.shared.sums, item, targets);
   range_backward({staging_, group, r.terms, r.shared, t, blocks, group_index, range, targets.data()}, begin,
                  end, exact_checks, tile);
@@ -345,25 +283,6 @@ void Backward::query_gradients(const Run& r) const {
       }
     }
   });
-}
-
-void Backward::bias_gradients(const Run& r) const {
-  const auto held = extents(problem_[Role::kDBias]);
-  std::fill_n(r.shared.dbias, count(held), 0.0f);
-  const int64_t key_blocks = held[3] == 1 ? 1 : std::max<int64_t>(1, ceil_div(problem_.seqlen_k, kBlockKeys));
-  const int64_t block_keys = held[3] == 1 ? problem_.seqlen_k : kBlockKeys;
-  WorkQueue owners(held[0] * held[1] * key_blocks);
-  run_threads(num_threads_, [&](int thread) {
-    const ThreadScratch t = scratch_of(r, thread);
-    SeenBlocks blocks = seen_blocks(r, t);
-    RowTile tile;
-    for (int64_t item; (item = owners.next()) >= 0;) {
-      const int64_t key_block = item % key_blocks, owner = item / key_blocks;
-      bias_gradient(staging_, r.buffers, problem_, r.terms, blocks, r.shared, t, owner / held[1],
-                    owner % held[1], key_block * block_keys, (key_block + 1) * block_keys, tile, t.p);
-    }
-  });
-  write_bias_gradient(*staging_.ops, problem_, r.buffers, r.shared);
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ struct ListShared : Shared {
 
   ListShared(Scratch& memory, const ListSchedule& plan, const AttentionProblem& p, const Staging& s,
              const TensorGradients& gradients)
-      : Shared(memory, plan, p, gradients) {
+      : Shared(memory, plan, gradients) {
     dk = memory.take<float>(plan.groups * plan.ranges * p.seqlen_k * s.padded_d);
     dv = memory.take<float>(plan.groups * plan.ranges * p.seqlen_k * s.padded_dv);
   }
@@ -222,7 +222,7 @@ void ListBackward::range_of_queries(const Run& r, const ListScratch& t, const It
   const KeySums sums = sums_of(r, group_index, range);
   std::fill_n(sums.dk, group.span.used_k * sums.ld, 0.0f);
   std::fill_n(sums.dv, group.span.used_k * sums.ld_v, 0.0f);
-  std::array<GradientTarget, kMaxNamedTensors> targets;
+  std::array<GradientTarget, kMaxTermTensors> targets;
   gradients_.targets_of(r.buffers, r.shared.sums, item, targets);
   SeenBlocks blocks(problem_, r.buffers, programs_, t.pairs.seen);
   const Problem a{staging_, group, r.terms, r.shared, t, blocks, group_index, range, targets.data()};
@@ -258,7 +258,7 @@ void ListBackward::stage_block(const Group& group, const ListScratch& t, int64_t
   std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
   std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
   block.key_rows = keys;
-  block.keys_finite = all_finite(keys, s.type, n, s.d);
+  block.keys_finite = all_finite(*s.ops, keys, s.type, n, s.d);
   block.list = t.positions;
 }
 

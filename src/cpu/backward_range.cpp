@@ -22,12 +22,12 @@ void add_tensor_gradients(const Problem& a, const Lanes& lanes, KeyPositions pos
 }  // namespace
 
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
-                           int64_t x, const float* lse2, const float* delta, float* dbias_tile) {
+                           int64_t x, const float* lse2, const float* delta) {
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
   panel_scores(ops, a.group, lanes, a.terms, seen,
                a.s.score_operands(block.keys, t.queries + x * a.s.words_d * kPanel),
-               round_up(n, ops.row_multiple), n, block.positions(), t.scores, nullptr, t.derivative, t.pairs);
+               round_up(n, ops.row_multiple), n, block.positions(), t.scores, nullptr, t.pairs);
   ops.scores(block.values, t.d_outputs + x * a.s.words_dv * kPanel, round_up(n, ops.row_multiple),
              a.s.words_dv, t.dp, nullptr);
   if (a.terms.dropout) {
@@ -36,12 +36,9 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
   }
   ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
   const PairPrograms& programs = a.terms.programs;
-  if (!programs.gradients.empty() && dbias_tile == nullptr)
-    add_tensor_gradients(a, lanes, block.positions(), n);
+  if (!programs.gradients.empty()) add_tensor_gradients(a, lanes, block.positions(), n);
   if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
-  if (dbias_tile != nullptr) std::copy_n(t.dp, n * kPanel, dbias_tile);
   if (a.terms.dropout) ops.multiply_kept(t.scores, t.kept, a.terms.stream.keep_scale, n);
-  if (a.terms.softcap) ops.multiply_gradients(t.dp, t.derivative, n * kPanel);
 }
 
 void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role role, int64_t size,
@@ -67,8 +64,8 @@ void stage_right(const Staging& s, const Group& group, const Lanes& lanes, Role 
 
 bool panel_finite(const Staging& s, const Group& group, const Lanes& lanes) {
   for (int x = 0; x < lanes.count; ++x) {
-    if (!all_finite({group.row_data(Role::kQ, lanes.first_row + x)}, s.type, 1, s.d) ||
-        !all_finite({group.row_data(Role::kDO, lanes.first_row + x)}, s.type, 1, s.d_v)) {
+    if (!all_finite(*s.ops, {group.row_data(Role::kQ, lanes.first_row + x)}, s.type, 1, s.d) ||
+        !all_finite(*s.ops, {group.row_data(Role::kDO, lanes.first_row + x)}, s.type, 1, s.d_v)) {
       return false;
     }
   }
@@ -121,18 +118,18 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
   float* ds = t.ds + x * panel_words;
   auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
   if (zeros && !(block.keys_finite && step.rows_finite)) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, nullptr);
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
     multiply_exactly(a, step.lanes, block, n, step.dq);
     return false;
   }
   if (a.terms.any || a.terms.dropout) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, nullptr);
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
     ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
   } else {
     const int64_t rows = round_up(n, ops.row_multiple);
     panel_scores(ops, a.group, step.lanes, a.terms, step.seen,
                  s.score_operands(block.keys, t.queries + x * s.words_d * kPanel), rows, n, block.positions(),
-                 t.scores, nullptr, nullptr, t.pairs);
+                 t.scores, nullptr, t.pairs);
     ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
     ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs);
   }
@@ -285,7 +282,7 @@ int64_t stage_keys(const Staging& s, const Group& group, const ThreadScratch& t,
     std::fill_n(block.dk, block.rows * s.padded_d, 0.0f);
     std::fill_n(block.dv, block.rows * s.padded_dv, 0.0f);
     block.key_rows = key_rows;
-    block.keys_finite = all_finite(key_rows, s.type, block.n, s.d);
+    block.keys_finite = all_finite(*s.ops, key_rows, s.type, block.n, s.d);
   }
   return count;
 }

@@ -50,31 +50,17 @@ struct Schedule {
   int64_t row_stats() const { return groups * panels * kPanel; }
 };
 
-/// Elements that a tensor of pairs holds along each dimension: 1 where it broadcasts.
-inline std::array<int64_t, 4> extents(const TensorDesc& t) {
-  std::array<int64_t, 4> held{};
-  for (size_t i = 0; i < 4; ++i) held[i] = t.stride[i] == 0 ? 1 : t.shape[i];
-  return held;
-}
-
-inline int64_t count(const std::array<int64_t, 4>& held) {
-  return held[0] * held[1] * held[2] * held[3];
-}
-
 /// Arrays that all threads share: dQ^T by (group, range, panel), lse2 (log2 units) and delta by (group, row), sums of
 /// gradients of named tensors.
 struct Shared {
-  float *dq, *lse2, *delta, *dbias;
+  float *dq, *lse2, *delta;
   double* sums;
   const Schedule* schedule;
 
-  Shared(Scratch& memory, const Schedule& plan, const AttentionProblem& p, const TensorGradients& gradients)
-      : schedule(&plan) {
+  Shared(Scratch& memory, const Schedule& plan, const TensorGradients& gradients) : schedule(&plan) {
     dq = memory.take<float>(plan.dq_size());
     lse2 = memory.take<float>(plan.row_stats());
     delta = memory.take<float>(plan.row_stats());
-    const TensorDesc& bias = p[Role::kDBias];
-    dbias = bias.present ? memory.take<float>(count(extents(bias))) : nullptr;
     sums = memory.take<double>(gradients.sums());
   }
   float* dq_of(int64_t group, int64_t range, int64_t panel) const {
@@ -91,7 +77,7 @@ struct ThreadScratch {
   // Rows of the tile.
   float *queries, *d_outputs, *query_rows, *d_output_rows;
   // One block.
-  float *scores, *dp, *derivative, *p, *ds, *ds_pairs, *temp;
+  float *scores, *dp, *p, *ds, *ds_pairs, *temp;
   uint8_t* kept;  ///< by dropout
   int64_t ld;     ///< row stride of p and ds in words
   PairScratch pairs;
@@ -112,7 +98,6 @@ struct ThreadScratch {
     ld = rows / pair;
     scores = memory.take<float>(kBlockKeys * kPanel);
     dp = memory.take<float>(kBlockKeys * kPanel);
-    derivative = memory.take<float>(kBlockKeys * kPanel);
     kept = memory.take<uint8_t>(kept_bytes(kBlockKeys));
     p = memory.take<float>(kBlockKeys * ld);
     ds = memory.take<float>(kBlockKeys * ld);
@@ -153,10 +138,9 @@ struct Problem {
   const GradientTarget* gradients = nullptr;  ///< of named tensors
 };
 
-/// Fills scores with P and dp with dS, float32, with every term. Adds to the gradients of named tensors, but where
-/// `dbias_tile` asks for that of the bias alone.
+/// Fills scores with P and dp with dS, float32, with every term. Adds to the gradients of named tensors.
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
-                           int64_t x, const float* lse2, const float* delta, float* dbias_tile);
+                           int64_t x, const float* lse2, const float* delta);
 
 /// One panel of a tile, the x-th, against the first n keys of a block.
 struct PanelStep {

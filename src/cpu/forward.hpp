@@ -18,6 +18,8 @@ std::unique_ptr<const Prepared> prepare_forward_of_lists(const AttentionProblem&
 
 /// Whether tiles multiply the few query rows of a forward, whatever its type.
 bool few_rows_on_tiles(const AttentionProblem& problem, const Ops& ops);
+/// Whether tiles multiply the many query rows of a forward of float16 or float32, as bfloat16 parts.
+bool many_rows_as_parts(const AttentionProblem& problem);
 
 /// The workspace grows with the query rows (float32 dQ).
 std::unique_ptr<const Prepared> prepare_backward(const AttentionProblem& problem, const Ops& ops,

@@ -183,7 +183,7 @@ void ListForward::rows_forward(const Group& group, const ScoreTerms& terms, cons
       add_value_products(a, n, t.scores, products);
     }
     const bool masked = weigh_rows(a, {{0, n}, seen(), t.positions}, t.scores);
-    if (masked && !all_finite(values, s.type, n, s.d_v)) {
+    if (masked && !all_finite(*s.ops, values, s.type, n, s.d_v)) {
       add_rows_exactly(a, values, s.type, n, t.scores);
     } else {
       ops.row_sums(t.scores, kBlockKeys, rows, values.data, s.type, s.d_v, n, s.d_v, o, ld_o, {});

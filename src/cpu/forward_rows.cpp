@@ -42,7 +42,7 @@ void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const
   }
 }
 
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles) {
   const Ops& ops = *a.s.ops;
   const int64_t n = block.keys.size();
   const Program* program = a.terms.programs.program_of(block.seen);
@@ -51,12 +51,13 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores) {
     ProgramInputs in = a.terms.inputs_of(a.group, a.lanes, block.positions(), n);
     in.tiles = {row_scores, nullptr, nullptr};
     in.scratch = a.t.pairs.registers;
-    for (int64_t r = 0; a.terms.programs.scales && r < a.lanes.count; ++r)
+    for (int64_t r = 0; a.terms.any && r < a.lanes.count; ++r)
       scale_products(a.group, row_scores + r * kBlockKeys, n);
     ops.run_program(*program, in);
   }
   for (int64_t r = 0; r < a.lanes.count; ++r) {
     float* row = row_scores + r * kBlockKeys;
+    if (on_tiles) ops.tile_awake();
     if (block.list == nullptr && (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r])) {
       for (int64_t j = 0; j < n; ++j) {
         const int64_t key = block.keys.begin + j;
@@ -110,22 +111,36 @@ int64_t least_tile_rows(DType type, DType key_type) {
 bool all_finite(const KeyRows& values, const tile::Range& keys, const Staging& s) {
   bool finite = true;
   values.for_each_run(keys.begin, keys.size(), [&](int64_t, const MatrixView& run, int64_t n) {
-    finite = finite && cpu::all_finite(run, s.key_type, n, s.d_v);
+    finite = finite && cpu::all_finite(*s.ops, run, s.key_type, n, s.d_v);
   });
   return finite;
 }
 
-/// Where n rows from row j on lie.
+/// Where the rows of a step lie.
 struct RowAddresses {
   const char* rows[kBlockKeys];
-  int64_t n;
+  int64_t n = 0;
 
-  RowAddresses(const KeyRows& keys, const tile::Range& range) : n(range.size()) {
+  void find(const KeyRows& keys, const tile::Range& range) {
+    n = range.size();
     keys.for_each_run(range.begin, n, [&](int64_t x, const MatrixView& run, int64_t count) {
       const int64_t bytes = run.stride * size_of(keys.type());
-      for (int64_t i = 0; i < count; ++i) rows[x + i] = run.data + i * bytes;
+      const char* const first = run.data;  // rows could point to run, the compiler thinks
+      for (int64_t i = 0; i < count; ++i) rows[x + i] = first + i * bytes;
     });
   }
+};
+
+/// While it lives, tiles have their shape.
+class Tiles {
+ public:
+  explicit Tiles(const Ops& ops) : ops_(ops) { ops_.tile_start(); }
+  ~Tiles() { ops_.tile_stop(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+ private:
+  const Ops& ops_;
 };
 
 /// A block of keys of one head.
@@ -141,9 +156,9 @@ class RowPass {
           const tile::Range& split, const ThreadScratch& scratch);
 
   bool ends(const RowStep& step) const { return step.block.keys.empty(); }
-  RowStep first() const { return step_from(seen_.begin, 0); }
-  RowStep behind(const RowStep& step) const;
-  void dots(const RowStep& step) const;
+  RowStep first() { return find_keys(step_from(seen_.begin, 0)); }
+  RowStep behind(const RowStep& step);
+  void dots(const RowStep& step);
   bool weigh(const RowStep& step) const;
   void sums(const RowStep& step, const RowStep& next) const;
   void write() const;
@@ -160,6 +175,7 @@ class RowPass {
   int64_t rows() const { return heads_[0]->lanes.count; }
   int64_t bytes() const { return size_of(s_.key_type); }
   RowStep step_from(int64_t j, int64_t head) const;
+  RowStep find_keys(const RowStep& step);
   void dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles, bool with_values,
                float* scores) const;
 
@@ -170,6 +186,8 @@ class RowPass {
   int64_t step_keys_;
   tile::Range seen_;
   std::optional<Work> work_[kMostRowHeads];
+  std::optional<Tiles> tiles_;
+  RowAddresses keys_, values_;  ///< for tiles: the keys of the next step as soon as it is known
 };
 
 RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
@@ -177,16 +195,17 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     : s_(staging), blocks_(blocks), heads_(heads), t_(scratch) {
   const AttentionProblem& p = *heads[0]->group.problem;
   const int64_t head_size = row_head_size(s_, p.seqlen_q * p.group());
-  step_keys_ = row_step_keys(p);
   const tile::Range& any = heads[0]->lanes.any;  // that of all heads
   seen_ = {std::max(split.begin, any.begin), std::min(split.end, any.end)};
-  const bool on_tiles = tiles_take_rows(p, *s_.ops);
+  if (tiles_take_rows(p, *s_.ops)) tiles_.emplace(*s_.ops);
+  step_keys_ = row_step_keys(p);
+  const int64_t result_rows = tiles_ ? kTileQueries : rows();
   for (size_t x = 0; x < heads.size(); ++x) {
     const RowHead& head = *heads[x];
     float* memory = t_.row_heads + static_cast<int64_t>(x) * head_size;
     float* o = memory + rows() * RowQueries::size(s_);
-    auto* tiles = reinterpret_cast<uint32_t*>(o + rows() * s_.padded_dv);
-    std::fill_n(o, rows() * s_.padded_dv, 0.0f);
+    auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * s_.padded_dv);
+    std::fill_n(o, result_rows * s_.padded_dv, 0.0f);
     head.out.reset(s_);
     work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, s_.padded_dv},
                           RowQueries(s_, head.group, head.lanes, memory),
@@ -194,7 +213,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
                           head.group.key_rows(Role::kV),
                           nullptr,
                           nullptr});
-    if (!on_tiles) continue;
+    if (!tiles_) continue;
     Work& work = *work_[x];
     const RowQueries& q = work.queries;
     uint32_t* value_tiles = tiles + tile_query_words(s_.d);
@@ -223,9 +242,19 @@ RowStep RowPass::step_from(int64_t j, int64_t head) const {
   }
 }
 
-RowStep RowPass::behind(const RowStep& step) const {
+RowStep RowPass::behind(const RowStep& step) {
   const bool last = step.head + 1 == static_cast<int64_t>(heads_.size());
-  return last ? step_from(step.block.keys.end, 0) : step_from(step.block.keys.begin, step.head + 1);
+  return find_keys(last ? step_from(step.block.keys.end, 0)
+                        : step_from(step.block.keys.begin, step.head + 1));
+}
+
+/// Where the keys of a step lie, for tiles.
+RowStep RowPass::find_keys(const RowStep& step) {
+  if (tiles_) {
+    s_.ops->tile_awake();
+    keys_.find(at(step).keys, step.block.keys);
+  }
+  return step;
 }
 
 /// Products of queries with k, or with v, of a step; those with k prefetch v.
@@ -236,8 +265,8 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
   const KeyRows& rows_of = with_values ? work.values : work.keys;
   const int64_t size = with_values ? s_.d_v : s_.d;
   if (tiles != nullptr) {
-    const RowAddresses keys(rows_of, range), values(work.values, range);
-    const FetchRows ahead{values.rows, with_values ? 0 : values.n, s_.d_v * bytes()};
+    const RowAddresses& keys = with_values ? values_ : keys_;
+    const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
     if (s_.ops->tile_dots(tiles, rows(), with_values ? s_.type : s_.query_type,
                           {keys.rows, keys.n, size, s_.key_type}, scores, kBlockKeys, ahead)) {
       return;
@@ -257,9 +286,13 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
 }
 
 /// The scores of a step.
-void RowPass::dots(const RowStep& step) const {
+void RowPass::dots(const RowStep& step) {
   const Work& work = at(step);
   const RowQueries& queries = work.queries;
+  if (tiles_) {
+    values_.find(work.values, step.block.keys);
+    s_.ops->tile_awake();
+  }
   dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
   if (queries.qv == nullptr) return;
   float* products = t_.scores + kRowPathRows * kBlockKeys;
@@ -272,7 +305,7 @@ void RowPass::dots(const RowStep& step) const {
 bool RowPass::weigh(const RowStep& step) const {
   const Work& work = at(step);
   const tile::Range& keys = step.block.keys;
-  const bool masked = weigh_rows(work.problem, step.block, t_.scores);
+  const bool masked = weigh_rows(work.problem, step.block, t_.scores, tiles_.has_value());
   if (!masked || all_finite(work.values, keys, s_)) return false;
   work.values.for_each_run(keys.begin, keys.size(), [&](int64_t x, const MatrixView& run, int64_t count) {
     add_rows_exactly(work.problem, run, s_.key_type, count, t_.scores + x);
@@ -288,10 +321,9 @@ void RowPass::sums(const RowStep& step, const RowStep& next) const {
   float* o = work.problem.o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    const RowAddresses values(work.values, range), ahead(next_keys, behind);
     done = s_.ops->tile_sums(t_.scores, kBlockKeys, rows(), s_.type,
-                             {values.rows, values.n, s_.d_v, s_.key_type}, o, s_.padded_dv,
-                             {ahead.rows, ahead.n, s_.d * bytes()});
+                             {values_.rows, values_.n, s_.d_v, s_.key_type}, o, s_.padded_dv,
+                             {keys_.rows, keys_.n, s_.d * bytes()});
     if (done == s_.d_v) return;
   }
   work.values.for_each_part(
@@ -324,7 +356,7 @@ bool tiles_take_rows(const AttentionProblem& p, const Ops& ops) {
 
 void rows_forward(const Staging& s, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
                   int64_t first_key, int64_t last_key, const ThreadScratch& t) {
-  const RowPass pass(s, terms, blocks, heads, {first_key, last_key}, t);
+  RowPass pass(s, terms, blocks, heads, {first_key, last_key}, t);
   for (RowStep step = pass.first(); !pass.ends(step);) {
     pass.dots(step);
     const bool added = pass.weigh(step);

@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 
+#include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
 
@@ -39,7 +40,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
   const int64_t key_rows = round_up(n, ops.row_multiple);
   std::fill_n(t.maxima, kPanel, -std::numeric_limits<float>::infinity());
   const bool masked = panel_scores(ops, group, lanes, terms, seen, s.score_operands(block.keys, queries),
-                                   key_rows, n, block.positions(), t.scores, t.maxima, nullptr, t.pairs);
+                                   key_rows, n, block.positions(), t.scores, t.maxima, t.pairs);
   const bool zeros = masked || terms.any || terms.dropout;
   const bool exact = zeros && !finite.all(s);
   const bool pairs = s.ops->word_elements == 2 && !exact;
@@ -90,9 +91,13 @@ tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& bl
 struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
   std::array<FiniteValues, kRunBlocks> finite;
+  std::array<AttendBlock, kRunBlocks> operands;
+  Seen seen[kRunBlocks][kMaxPanels];  ///< by each panel
+  bool finite_parts = true;
   int64_t count = 0;
 
-  void add(const KeyBlock& block) {
+  void add(const KeyBlock& block, const AttendBlock& operand) {
+    operands[static_cast<size_t>(count)] = operand;
     blocks[static_cast<size_t>(count)] = block;
     finite[static_cast<size_t>(count)] = {&blocks[static_cast<size_t>(count)], {}};
     ++count;
@@ -102,27 +107,56 @@ struct BlockRun {
     const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
     return last.j0 + last.n;
   }
+  /// How much panel x sees of all blocks.
+  Seen seen_by(int64_t x) const {
+    for (int64_t i = 1; i < count; ++i)
+      if (seen[i][x] != seen[0][x]) return Seen::kSome;
+    return seen[0][x];
+  }
+};
+
+/// What the terms of a panel's scores are read from.
+struct PanelTerms {
+  const void* elements[kPanel];
 };
 
 /// A tile against runs of blocks.
 struct TilePass : TileProblem {
+  PartBlocks parts;
+  std::array<bool, kMaxPanels> finite_queries{};  ///< of each panel, where there are parts
+
+  explicit TilePass(const TileProblem& problem) : TileProblem(problem), parts(problem.s) {}
+  float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
-  tile::Range begin(int64_t first_key, int64_t last_key) const;
+  tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
+  void add(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
-  bool can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const;
+  bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
-  void attend(BlockRun& run, const Seen* seen, bool* taken) const;
+  DistanceValues distances(const BlockRun& run) const;
+  void seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const;
+  void seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const;
+  const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
+  AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
+                    PanelTerms& panel_terms) const;
+  float attend_factor() const;
+  void attend(BlockRun& run, bool* taken) const;
+  bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
   void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
+  void step_blocks(BlockRun& run, const bool* taken) const;
 };
 
 /// Stages Q and clears what the tile adds to. Returns the keys that some panel sees.
-tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
+tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
     s.stage_queries(group, lanes[x], queries(x), t.rows);
+    if (parts.parts > 0)
+      finite_queries[static_cast<size_t>(x)] = s.ops->split_lanes(
+          queries(x), s.d, parts.parts, reinterpret_cast<uint32_t*>(part_queries(x)), parts.query_part());
     partial(x).reset(s);
     const tile::Range keys{std::max(first_key, lanes[x].any.begin), std::min(last_key, lanes[x].any.end)};
     if (keys.empty()) continue;
@@ -133,10 +167,11 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) const {
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  if (shared.bytes() > 0) return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
+  if (shared.bytes() > 0 && parts.parts == 0)
+    return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
-  if (s.ops->attend != nullptr && n % kAttendStrip != 0) {
+  if (s.ops->attend != nullptr && parts.parts == 0 && n % kAttendStrip != 0) {
     // Rows behind the last are read, which memory that is not ours need not have.
     s.copy_keys(keys, values, n, t.keys);
     return {{t.keys, s.score_words(), 1}, columns, values, j0, n};
@@ -144,38 +179,155 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
 }
 
-/// Keys that are staged at the same time, so that panels may attend to them in one step.
-int64_t TilePass::run_keys() const {
-  const bool looks = terms.programs.has_sees || terms.any;
-  return shared.bytes() > 0 && !looks ? kRunBlocks * kBlockKeys : kBlockKeys;
+/// A block for the step of the table; of parts, whatever else reads it is staged where something does.
+void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
+  const bool is_shared = shared.bytes() > 0;
+  if (parts.parts == 0) {
+    const KeyBlock block = staged(j0, n);
+    run.add(block, {block.keys, block.values});
+    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
+    return;
+  }
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
+  if (is_shared) {
+    run.finite_parts = run.finite_parts && shared.finite(group, j0);
+  } else {
+    const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+    run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
+  }
 }
 
-/// Whether the table has a step for panel x and the keys [j0, end), some of which it sees.
-bool TilePass::can_attend(int64_t x, Seen seen, int64_t j0, int64_t end) const {
-  return s.ops->attend != nullptr && !terms.any && group.key_share == 1.0f && seen != Seen::kNone &&
-         terms.programs.program_of(seen) == nullptr && lanes[x].any.begin < end && j0 < lanes[x].any.end;
+/// Keys that are staged at the same time, so that panels may attend to them in one step.
+int64_t TilePass::run_keys() const {
+  if (shared.bytes() == 0) return kBlockKeys;
+  return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
+}
+
+/// Whether the table has a step for panel x and the keys of a run, some of which it sees.
+bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
+  const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
+  return s.ops->attend != nullptr && has_parts && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
+         lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
 /// False where a weight of 0 may meet a value that is not finite.
 bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
+  if (parts.parts > 0) return true;  // all are
   for (int64_t i = 0; i < run.count; ++i) {
     const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
-    bool whole = !terms.dropout;
+    bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
       const tile::Range& all = lanes[x].all;
-      whole = whole && (!takes[x] || (all.begin <= block.j0 && block.j0 + block.n <= all.end));
+      whole = whole && (!takes[x] || (run.seen[i][x] == Seen::kAll && all.begin <= block.j0 &&
+                                      block.j0 + block.n <= all.end));
     }
     if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
   }
   return true;
 }
 
+/// f of the score's form for all rows of the tile. Keys and rows that do not exist have 0.
+DistanceValues TilePass::distances(const BlockRun& run) const {
+  const Lanes& last = lanes[panels - 1];
+  const int64_t rows = last.first_row + last.count - lanes[0].first_row, pad = kAttendStrip * group.size();
+  const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
+  std::fill_n(t.distances, size, 0.0f);
+  return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
+                         kLog2e, t.pairs.registers, t.distances + pad);
+}
+
+/// Which pairs of panel x with n keys from j0 on are seen, by the program.
+void TilePass::seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const {
+  ProgramInputs in = terms.inputs_of(group, lanes[x], KeyPositions(j0), n);
+  in.tiles = {t.scores, nullptr, nullptr};
+  in.scratch = t.pairs.registers;
+  s.ops->run_program(terms.programs.shown, in);
+  s.ops->seen_of_scores(t.scores, n, words);
+}
+
+/// The same of a block, of which some are seen. Most strips are seen in all of their pairs or in none.
+void TilePass::seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const {
+  if (!blocks.remembers()) return seen_by_program(x, block.j0, block.n, words);
+  for (int64_t j = 0; j < block.n; j += kSeenStep, words += kPanel) {
+    const int64_t n = std::min(kSeenStep, block.n - j);
+    const Seen strip = seen_of(group, lanes[x].first_row, kPanel, block.j0 + j, n, blocks);
+    if (strip == Seen::kSome) {
+      seen_by_program(x, block.j0 + j, n, words);
+    } else {
+      std::fill_n(words, kPanel, strip == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
+    }
+  }
+}
+
+/// Which pairs of a panel are seen, or null where all are.
+const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
+  if (run.seen_by(x) == Seen::kAll) return nullptr;
+  uint32_t* words = t.seen_pairs + x * kSeenWords;
+  if (const auto& mask = terms.programs.mask) {
+    const void* rows[kPanel];
+    element_rows(group, lanes[x], terms, *mask, run.first(), rows);
+    s.ops->seen_of_bytes(rows, run.end() - run.first(), words);
+    return words;
+  }
+  constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
+  for (int64_t i = 0; i < run.count; ++i) {
+    const Seen seen = run.seen[i][x];
+    if (seen == Seen::kSome) {
+      seen_in_block(x, run.blocks[static_cast<size_t>(i)], words + i * kBlockWords);
+    } else {
+      std::fill_n(words + i * kBlockWords, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
+    }
+  }
+  return words;
+}
+
+/// Panel x as the step takes it.
+AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues& values,
+                            PanelTerms& panel_terms) const {
+  const Partial out = partial(x);
+  const Lanes& rows = lanes[x];
+  AttendPanel panel{parts.parts > 0 ? part_queries(x) : queries(x),
+                    out.row_max,
+                    out.row_sum,
+                    out.o,
+                    rows.count,
+                    rows.begin,
+                    rows.end,
+                    rows.any,
+                    rows.all};
+  panel.query = rows.query;
+  panel.head = rows.head;
+  panel.seen = seen_pairs(run, x);
+  if (terms.dropout) {
+    uint8_t* kept = t.kept + x * kept_bytes(run_keys());
+    dropout_bits(*s.ops, group, rows, terms, std::min(run.end(), rows.any.end) - run.first(),
+                 KeyPositions(run.first()), kept);
+    panel.kept = kept;
+  }
+  if (values.data != nullptr) {
+    panel.distance = values.of(rows.first_row, run.first(), group.size());
+    panel.step = group.size();
+  }
+  if (const auto& elements = terms.programs.elements) {
+    element_rows(group, rows, terms, *elements, run.first(), panel_terms.elements);
+    panel.elements = panel_terms.elements;
+    panel.dtype = elements->dtype;
+  }
+  return panel;
+}
+
+/// The factor of scores in units of log2: of products, but where a program makes scores of them before.
+float TilePass::attend_factor() const {
+  if (!terms.programs.has_form) return terms.factor_of(group);
+  return static_cast<float>(group.problem->scale) * group.product_scale * kLog2e;
+}
+
 /// Attends in one step to a run, for those panels that can. taken[x]: panel x has.
-void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
-  const int64_t first = run.first(), end = run.end();
+void TilePass::attend(BlockRun& run, bool* taken) const {
   int64_t count = 0;
   for (int64_t x = 0; x < panels; ++x) {
-    taken[x] = can_attend(x, seen[x], first, end);
+    taken[x] = can_attend(x, run);
     count += taken[x] ? 1 : 0;
   }
   if (count == 0) return;
@@ -183,35 +335,44 @@ void TilePass::attend(BlockRun& run, const Seen* seen, bool* taken) const {
     std::fill_n(taken, panels, false);
     return;
   }
-  std::array<AttendBlock, kRunBlocks> operands;
-  for (size_t i = 0; i < static_cast<size_t>(run.count); ++i)
-    operands[i] = {run.blocks[i].keys, run.blocks[i].values};
+  const PairPrograms& programs = terms.programs;
+  const DistanceValues values = programs.of_distance.empty() ? DistanceValues{} : distances(run);
   std::array<AttendPanel, kMaxPanels> takers;
-  AttendPanel* taker = takers.data();
+  std::array<PanelTerms, kMaxPanels> panel_terms;
+  AttendPanel* next = takers.data();
   for (int64_t x = 0; x < panels; ++x) {
-    if (!taken[x]) continue;
-    const Partial out = partial(x);
-    *taker = {queries(x),     out.row_max,  out.row_sum,  out.o,       lanes[x].count,
-              lanes[x].begin, lanes[x].end, lanes[x].any, lanes[x].all};
-    if (terms.dropout) {
-      uint8_t* kept = t.kept + x * kept_bytes(run_keys());
-      dropout_bits(*s.ops, group, lanes[x], terms, std::min(end, lanes[x].any.end) - first,
-                   KeyPositions(first), kept);
-      taker->kept = kept;
-    }
-    ++taker;
+    if (taken[x]) *next++ = taker(run, x, values, panel_terms[static_cast<size_t>(x)]);
   }
-  s.ops->attend({operands.data(), first, end, s.score_words(), round_up(s.d_v, s.ops->row_multiple),
-                 terms.factor_of(group)},
-                takers.data(), count, t.scores);
+  const bool has_parts = parts.parts > 0;
+  AttendKeys keys{run.operands.data(),
+                  run.first(),
+                  run.end(),
+                  has_parts ? parts.words : s.score_words(),
+                  has_parts ? parts.columns : round_up(s.d_v, s.ops->row_multiple),
+                  attend_factor()};
+  if (has_parts) {
+    keys.parts = parts.parts;
+    keys.query_part = parts.query_part();
+    keys.key_part = parts.key_part();
+    keys.value_part = parts.value_part();
+  }
+  keys.key_elements = s.ops->key_elements;
+  ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
+  inputs.scratch = t.pairs.registers;
+  const AttendProgram program{&programs.strip, &inputs, group.product_scale, s.ops->run_program};
+  if (!programs.strip.empty()) keys.program = &program;
+  s.ops->attend(keys, takers.data(), count, t.scores);
 }
 
-/// Panel x against the keys of a block.
+bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
+  return lanes[x].any.end > block.j0 && block.j0 + block.n > lanes[x].any.begin && seen != Seen::kNone;
+}
+
+/// Panel x against the keys of a block, of which it sees some.
 void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
-  if (lanes[x].any.end <= block.j0 || block.j0 + block.n <= lanes[x].any.begin || seen == Seen::kNone) return;
   const int64_t used =
       std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
   tile::Range part{0, used};
@@ -226,28 +387,56 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& f
              partial(x), t);
 }
 
-/// All panels against the keys [j0, end).
-void TilePass::attend_run(int64_t j0, int64_t end) const {
-  Seen seen[kMaxPanels];
-  if (!panels_seen(group, lanes[0].first_row, panels, j0, end - j0, blocks, seen)) return;
-  BlockRun run;
-  for (; j0 < end; j0 += kBlockKeys) run.add(staged(j0, std::min(kBlockKeys, end - j0)));
-  bool taken[kMaxPanels];
-  attend(run, seen, taken);
+/// Panels that have not attended in one step.
+void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
   for (size_t i = 0; i < static_cast<size_t>(run.count); ++i) {
+    KeyBlock& block = run.blocks[i];
+    bool is_ready = false;
     for (int64_t x = 0; x < panels; ++x) {
-      if (!taken[x]) step(run.blocks[i], x, seen[x], run.finite[i]);
+      if (taken[x] || !sees_some(block, x, run.seen[i][x])) continue;
+      // Rows that are gathered take the place of those of other blocks.
+      if (!is_ready) block = staged(block.j0, block.n);
+      is_ready = true;
+      step(block, x, run.seen[i][x], run.finite[i]);
     }
   }
+}
+
+/// All panels against the keys [j0, end).
+void TilePass::attend_run(int64_t j0, int64_t end) const {
+  BlockRun run;
+  bool any = false;
+  for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
+    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks,
+                       run.seen[i]);
+  if (!any) return;
+  for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
+  bool taken[kMaxPanels];
+  attend(run, taken);
+  step_blocks(run, taken);
 }
 
 }  // namespace
 
 void tile_forward(const TileProblem& problem, int64_t first_key, int64_t last_key) {
-  const TilePass tile{problem};
+  TilePass tile(problem);
   const tile::Range seen = tile.begin(first_key, last_key);
-  for (int64_t j0 = seen.begin / kBlockKeys * kBlockKeys; j0 < seen.end; j0 += tile.run_keys())
-    tile.attend_run(j0, std::min({j0 + tile.run_keys(), round_up(seen.end, kBlockKeys), last_key}));
+  // Runs begin where they do in every tile.
+  const int64_t keys = tile.run_keys();
+  for (int64_t j0 = first_key + (seen.begin - first_key) / keys * keys; j0 < seen.end; j0 += keys)
+    tile.attend_run(j0, std::min({j0 + keys, round_up(seen.end, kBlockKeys), last_key}));
 }
 
 }  // namespace fovea::cpu::forward_pass
+
+namespace fovea::cpu {
+
+bool many_rows_as_parts(const AttentionProblem& p) {
+  // Keys and values are taken apart for each tile; from so many rows on that pays, and where heads are not much shorter than a tile.
+  const int64_t least_rows = p.dtype == DType::kF16 ? 64 : 160, least_size = p.dtype == DType::kF16 ? 16 : 32;
+  const bool same_type = p[Role::kQ].dtype == p.dtype && p[Role::kK].dtype == p.dtype;
+  return p.pass == Pass::kForward && !p.has(Role::kKeys) && !p.has(Role::kQV) && same_type &&
+         p.seqlen_q * p.group() >= least_rows && p.head_dim >= least_size;
+}
+
+}  // namespace fovea::cpu

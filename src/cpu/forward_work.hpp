@@ -25,6 +25,10 @@ inline constexpr int64_t kMaxPanels = 8;
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
 // cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
 inline constexpr int64_t kRunBlocks = 8;
+// Words of kSeenKeys keys of a panel and a run.
+inline constexpr int64_t kSeenWords = kRunBlocks * kBlockKeys / kSeenKeys * kPanel;
+// Of blocks of parts: 0.8 MB of float32 at head size 128.
+inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
 // does not depend on the thread count, so results do not either.
 inline constexpr int64_t kWantedItems = 64;
@@ -113,9 +117,8 @@ struct Schedule {
     tiles = std::max<int64_t>(1, ceil_div(all_panels, panels));  // tile 0 also clears unused rows
     panels = std::max<int64_t>(1, ceil_div(all_panels, tiles));
     const bool scales = p.expressions && p.expressions->score;
-    row_path = rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) &&
-               !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-                 p.has(Role::kMask) || p.has(Role::kBlockMask));
+    row_path =
+        rows <= (p.expressions ? kProgramRows : kRowPathRows) && (p.scale > 0 || scales) && p.dropout == 0;
     if (row_path) heads = heads_together(p, options.num_threads);
   }
 
@@ -155,16 +158,67 @@ struct Partial {
 /// Floats of one key head of a few rows: queries, also as tiles, and results.
 inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const int64_t values = s.has_qv() ? s.d_v : 0;
-  const int64_t tiles = s.ops->tile_queries == nullptr ? 0 : tile_query_words(s.d) + tile_query_words(values);
-  return std::min(kRowPathRows, rows) * (s.padded_d + round_up(values, 16) + s.padded_dv) + tiles;
+  const bool on_tiles = s.ops->tile_queries != nullptr;
+  const int64_t most = std::min(kRowPathRows, rows),
+                tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
+  return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
 }
+
+/// Blocks of keys and values as bfloat16 parts, where a table attends to such.
+struct PartBlocks {
+  int parts = 0;           ///< 0: it does not
+  int64_t words = 0;       ///< of a row of a part of Q or K
+  int64_t columns = 0;     ///< of V
+  int64_t value_size = 0;  ///< elements of a row of V on its way
+
+  explicit PartBlocks(const Staging& s) {
+    if (s.ops->attend == nullptr || s.ops->attend_parts == 1) return;
+    parts = s.ops->attend_parts;
+    words = round_up(ceil_div(s.d, 2), 16);
+    columns = s.padded_dv;
+    value_size = round_up(s.d_v, 32);
+  }
+  int64_t query_part() const { return words * kPanel; }
+  int64_t key_part() const { return words * kBlockKeys; }
+  int64_t value_part() const { return columns * kBlockKeys / 2; }
+  int64_t block_words() const { return parts * (key_part() + value_part()); }
+  int64_t row_words() const { return parts * kBlockKeys * value_size / 2; }
+  AttendBlock at(const float* block) const {
+    return {{block, words, 1}, {block + parts * key_part(), kBlockKeys / 2, 1}};
+  }
+  /// False where some element is not finite. `rows` holds row_words().
+  bool stage(const Staging& s, const MatrixView& keys, const MatrixView& values, int64_t n, float* block,
+             float* rows) const {
+    const auto part_rows = [&](const MatrixView& view, int64_t size) {
+      return PartRows{view.data, view.stride * size_of(s.type), n, size, s.type};
+    };
+    auto* key_rows = reinterpret_cast<uint16_t*>(block);
+    auto* value_rows = reinterpret_cast<uint16_t*>(rows);
+    const int64_t value_rows_part = kBlockKeys * value_size;
+    const bool finite_keys =
+        s.ops->split_rows(part_rows(keys, s.d), parts, key_rows, 2 * words, 2 * key_part());
+    const bool finite_values =
+        s.ops->split_rows(part_rows(values, s.d_v), parts, value_rows, value_size, value_rows_part);
+    for (int64_t part = 0; part < parts; ++part) {
+      float* end = block + part * key_part() + n * words;
+      std::fill_n(end, (round_up(n, kAttendStrip) - n) * words, 0.0f);
+      s.ops->pair_columns(value_rows + part * value_rows_part, value_size, n, s.d_v, kBlockKeys / 2,
+                          reinterpret_cast<uint32_t*>(block + parts * key_part() + part * value_part()));
+    }
+    return finite_keys && finite_values;
+  }
+};
 
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
-  float* row_heads;             ///< of few rows: queries and results of each key head
-  float* next_partials;         ///< of a further split, where a tile goes through its splits itself
-  uint8_t* kept;                ///< by dropout
+  float* row_heads;      ///< of few rows: queries and results of each key head
+  float* next_partials;  ///< of a further split, where a tile goes through its splits itself
+  uint8_t* kept;         ///< by dropout
+  float* distances;      ///< f of a score's form, of a tile and a run of blocks
+  uint32_t* seen_pairs;  ///< by panel, of a run of blocks
+  float *part_queries, *part_block,
+      *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
@@ -183,6 +237,17 @@ struct ThreadScratch {
     maxima = memory.take<float>(kPanel);
     kept = memory.take<uint8_t>(kept_bytes(block) *
                                 (s.ops->attend == nullptr ? 1 : kRunBlocks * schedule.panels));
+    const bool attends = s.ops->attend != nullptr;
+    distances =
+        memory.take<float>(attends && !programs.of_distance.empty()
+                               ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) +
+                                     kAttendStrip * p.group()
+                               : 0);
+    seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
+    const PartBlocks parts(s);
+    part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
+    part_block = memory.take<float>(parts.block_words());
+    part_rows = memory.take<float>(parts.row_words());
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -223,30 +288,36 @@ class SharedBlocks {
  public:
   static constexpr int64_t kMostBytes = 128 << 20;
 
-  SharedBlocks() = default;
   SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
-      : blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
-        key_words_(round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
-        value_words_(round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
+      : parts_(s),
+        blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
+        key_words_(parts_.parts > 0 ? parts_.block_words()
+                                    : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
+        value_words_(parts_.parts > 0 ? 0 : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
-    if (s.ops->attend == nullptr || schedule.row_path || schedule.tiles <= 1 || bytes > kMostBytes) return;
+    // Rows look ahead as far as a run goes, which must not depend on the number of tiles.
+    const bool looks_ahead = p.expressions && p.expressions->score;
+    const bool pays = schedule.tiles > 1 || looks_ahead;
+    if (s.ops->attend == nullptr || schedule.row_path || !pays || bytes > kMostBytes) return;
     bytes_ = bytes;
     heads_ = schedule.groups;
+    looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
     const TensorDesc& k = p[Role::kK];
-    rows_of_keys_ = !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
+    rows_of_keys_ = parts_.parts == 0 && !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
                     !p.has(Role::kPageTable) && s.key_type == s.type && !s.has_qv() &&
                     p.seqlen_k % kAttendStrip == 0 && s.d == s.words_d * s.ops->word_elements &&
                     k.stride[1] == s.d && k.stride[0] % kLineElements == 0 &&
                     k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
-  int64_t bytes() const { return bytes_ + heads_ * static_cast<int64_t>(sizeof(int32_t)); }
+  int64_t bytes() const { return bytes_ + (heads_ + blocks()) * static_cast<int64_t>(sizeof(int32_t)); }
   int64_t blocks() const { return heads_ * blocks_; }
   void set_memory(const Buffers& buffers, void* memory) {
     keys_in_place_ =
         rows_of_keys_ && reinterpret_cast<uintptr_t>(buffers.get<const char>(Role::kK)) % 64 == 0;
     base_ = static_cast<float*>(memory);
     staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    finite_ = staged_ + heads_;
     std::fill_n(staged_, heads_, 0);
   }
 
@@ -255,7 +326,7 @@ class SharedBlocks {
              const ThreadScratch& t) const {
     const int64_t head = item / blocks_;
     const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
-    stage(s, group, item % blocks_ * kBlockKeys, t);
+    stage(s, group, item % blocks_ * kBlockKeys, finite_[item], t);
     // What is written above is there for a thread that reads the new count.
     std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
   }
@@ -265,11 +336,17 @@ class SharedBlocks {
     const std::atomic_ref staged(staged_[group.index()]);
     while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
   }
+  /// Whether the values of a block are finite, of parts the keys as well. Nobody has looked where no weight may be 0.
+  bool finite(const Group& group, int64_t j0) const {
+    return finite_[group.index() * blocks_ + j0 / kBlockKeys] != 0;
+  }
+  bool looks() const { return bytes_ > 0 && looks_; }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
     if (keys_in_place_)
       return {reinterpret_cast<const float*>(group.key_rows(Role::kK).row(j0)), s.score_words(), 1};
     return {at(group, j0), s.score_words(), 1};
   }
+  AttendBlock parts(const Group& group, int64_t j0) const { return parts_.at(at(group, j0)); }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
   }
@@ -277,10 +354,17 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite,
+             const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
     if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+    if (parts_.parts > 0) {
+      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      finite = parts_.stage(s, keys, values, n, at(group, j0), t.part_rows) ? 1 : 0;
+      return;
+    }
+    finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v) ? 1 : 0;
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
@@ -291,12 +375,15 @@ class SharedBlocks {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
   }
 
+  PartBlocks parts_;
   int64_t blocks_ = 0;         ///< of a head
   bool rows_of_keys_ = false;  ///< K lies as staged rows do, if it begins at a line of a cache
   bool keys_in_place_ = false;
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
   int32_t* staged_ = nullptr;  ///< blocks of each head
+  int32_t* finite_ = nullptr;  ///< of each block, whether its values are
+  bool looks_ = false;
 };
 
 /// Whether the values of a block are finite, which the first panel that needs to know finds out.
@@ -305,7 +392,7 @@ struct FiniteValues {
   std::optional<bool> known;
 
   bool all(const Staging& s) {
-    if (!known) known = all_finite(block->rows, s.type, block->n, s.d_v);
+    if (!known) known = all_finite(*s.ops, block->rows, s.type, block->n, s.d_v);
     return *known;
   }
 };
@@ -378,8 +465,9 @@ struct RowQueries {
 /// row_scores[r][j] = row_scores[r][j] * key_share + products[r][j] for n keys: products with k, and with v.
 void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const float* products);
 
-/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0.
-bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores);
+/// Turns the scores of a block into weights, and rescales older sums. True when some weights may be 0. Between rows it calls
+/// tile_awake() where tiles multiply them.
+bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles = false);
 /// O += P V of a block of elements of `type`, skipping zero weights.
 void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type, int64_t n,
                       const float* row_scores);

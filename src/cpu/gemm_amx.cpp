@@ -83,7 +83,28 @@ FOVEA_AMX void update(Operand a, const float* b, int64_t ldb, int64_t rows, int6
   }
 }
 
+Ops of_parts(const char* name, int parts) {
+  Ops ops = *avx512_ops();
+  ops.name = name;
+  ops.max_panels = 8;  // as that of bfloat16
+  ops.attend = attend_amx;
+  ops.attend_parts = parts;
+  ops.split_rows = split_rows_amx;
+  ops.split_lanes = split_lanes_amx;
+  ops.pair_columns = pair_columns_amx;
+  return ops;
+}
+
 }  // namespace
+
+const Ops* amx_f16_ops() {
+  static const Ops kOps = of_parts("amx_f16", 2);
+  return &kOps;
+}
+const Ops* amx_f32_ops() {
+  static const Ops kOps = of_parts("amx_f32", 3);
+  return &kOps;
+}
 
 const Ops* amx_bf16_ops() {
   static const Ops kOps = [] {
@@ -100,6 +121,9 @@ const Ops* amx_bf16_ops() {
     ops.pair_columns = pair_columns_amx;
     ops.stage_lanes = stage_lanes_amx;
     ops.write_lanes = write_lanes_amx;
+    ops.tile_start = tile_start_amx;
+    ops.tile_stop = tile_stop_amx;
+    ops.tile_awake = tile_awake_amx;
     ops.tile_queries = tile_queries_amx;
     ops.tile_dots = tile_dots_amx;
     ops.tile_sums = tile_sums_amx;
@@ -114,6 +138,12 @@ const Ops* amx_bf16_ops() {
 
 namespace fovea::cpu {
 const Ops* amx_bf16_ops() {
+  return nullptr;
+}
+const Ops* amx_f16_ops() {
+  return nullptr;
+}
+const Ops* amx_f32_ops() {
   return nullptr;
 }
 }  // namespace fovea::cpu

@@ -16,9 +16,7 @@ inline bool takes_rows(const AttentionProblem& p, const Staging& s) {
   constexpr int64_t kFewRows = 4, kSomeRows = 12;
   const bool scales = p.expressions && p.expressions->score;
   const int64_t most = p.expressions || s.ops->word_elements > 1 ? kFewRows : kSomeRows;
-  return p.group() <= most && (p.scale > 0 || scales) &&
-         !(p.softcap > 0 || p.dropout > 0 || p.has(Role::kAlibi) || p.has(Role::kBias) ||
-           p.has(Role::kMask) || p.has(Role::kBlockMask));
+  return p.group() <= most && (p.scale > 0 || scales) && p.dropout == 0;
 }
 
 /// Hands out the entries of a list that a query sees, in their order.

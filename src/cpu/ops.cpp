@@ -14,6 +14,7 @@
 #include "cpu/ops_program-inl.hpp"
 #include "cpu/ops_rows-inl.hpp"
 #include "cpu/ops_softmax-inl.hpp"
+#include "cpu/ops_terms-inl.hpp"
 #include "cpu/ops_tiles-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,6 +28,7 @@ constexpr Ops make_ops(const char* name) {
   ops.word_elements = kPairs ? 2 : 1;
   ops.row_multiple = 1;
   ops.k_multiple = 1;
+  ops.attend_parts = 1;
   ops.max_panels =
       4;  // Q and O of 192 rows are 192 KB at head size 128 in float32: a second-level cache has 1 MB
   ops.scores = scores<Words>;
@@ -40,12 +42,16 @@ constexpr Ops make_ops(const char* name) {
   ops.multiply_gradients = multiply_gradients;
   ops.mask_range = mask_range;
   ops.column_max = column_max;
-  ops.softcap = softcap;
   ops.dropout_bits = dropout_bits;
   ops.multiply_kept = multiply_kept;
   ops.keep_pairs = keep_pairs;
   ops.run_program = run_program;
+  ops.key_elements = key_elements;
+  ops.seen_of_bytes = seen_of_bytes;
+  ops.seen_of_scores = seen_of_scores;
+  ops.add_terms = add_terms;
   ops.transpose = transpose;
+  ops.finite = finite;
   ops.to_float = to_float_any;
   ops.from_float = from_float_any;
   ops.interleave = interleave;
@@ -113,6 +119,12 @@ const Ops* avx512_bf16_ops() {
   return nullptr;
 }
 const Ops* amx_bf16_ops() {
+  return nullptr;
+}
+const Ops* amx_f16_ops() {
+  return nullptr;
+}
+const Ops* amx_f32_ops() {
   return nullptr;
 }
 #if HWY_ARCH_ARM

@@ -71,17 +71,35 @@ struct AttendBlock {
   Operand keys, values;
 };
 
+struct Program;
+struct ProgramInputs;
+
+/// A program that makes scores of the products of a strip. Lanes, keys and the tile of `inputs` are left out.
+struct AttendProgram {
+  const Program* program;
+  const ProgramInputs* inputs;
+  float product_scale;  ///< before the program
+  void (*run)(const Program& program, const ProgramInputs& inputs);
+};
+
 /// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
 /// behind `end` in them is not seen; pairs of V are zero there.
 struct AttendKeys {
-  const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
-  int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
-  int64_t words;              ///< reduction words of a row of K
-  int64_t columns;            ///< of V, a multiple of row_multiple
-  float factor;               ///< score times factor is in units of log2
+  const AttendBlock* blocks;                             ///< of kAttendKeys keys each, but the last
+  int64_t first, end;                                    ///< positions; first is a multiple of kAttendKeys
+  int64_t words;                                         ///< reduction words of a row of K, of one part
+  int64_t columns;                                       ///< of V, a multiple of row_multiple
+  float factor;                                          ///< score times factor is in units of log2
+  int parts = 1;                                         ///< bfloat16 parts of each operand
+  int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
+  const AttendProgram* program = nullptr;
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst,
+                       int64_t ld) = nullptr;  ///< Ops::key_elements
 };
 inline constexpr int64_t kAttendKeys = 128;
 inline constexpr int64_t kAttendStrip = 32;  // rows of K are read in so many
+inline constexpr int64_t kAttendLanes = 32;  // and queries taken
 
 /// A panel of queries.
 struct AttendPanel {
@@ -93,11 +111,38 @@ struct AttendPanel {
   tile::Range any, all;        ///< keys that some, that all rows see
   const uint8_t* kept =
       nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
+  const int32_t *query = nullptr, *head = nullptr;  ///< by lane
+  /// Added to scores, in units of log2: of lane x and key first + j at distance[x - j * step].
+  const float* distance = nullptr;
+  int64_t step = 1;
+  /// Added, too, in natural units: of lane x and key first + j element j of elements[x].
+  const void* const* elements = nullptr;
+  DType dtype = DType::kF32;
+  const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
-inline constexpr int64_t kAttendScratch = (kAttendKeys + 2 * kAttendStrip) * 32 + 48;  // floats
+inline constexpr int kAttendParts = 3;  // of a float32
+inline constexpr int64_t kAttendScratch =
+    (kAttendKeys / 2 * kAttendParts + 3 * kAttendStrip) * 32 + 48;  // floats
 
-struct Program;
-struct ProgramInputs;
+// Which of 32 neighbouring keys a lane sees is a word: word [j / kSeenKeys][lane] has bit j % kSeenKeys of key j.
+inline constexpr int64_t kSeenKeys = 32;
+
+/// What is added to the scores of one panel.
+struct ScoreAddends {
+  float scale = 1;                  ///< of the scores as they come
+  const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
+  int64_t step = 1;
+  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
+  DType dtype = DType::kF32;
+  const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
+};
+
+/// n rows of `size` float16 or float32.
+struct PartRows {
+  const char* data;
+  int64_t stride_bytes, n, size;
+  DType type;
+};
 
 struct Ops {
   const char* name;
@@ -126,6 +171,14 @@ struct Ops {
   /// The three steps at once for several panels and blocks, or null. A row's maximum may be an earlier one, which changes no
   /// result. Values that some row does not see must be finite. `scratch` holds kAttendScratch floats.
   void (*attend)(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
+  /// Bfloat16 parts that add up to an element in attend(). More than one: its operands are not those of the other products, and all of
+  /// them must be finite.
+  int attend_parts;
+  /// Part i of element c of row j goes to dst[i * part_size + j * row_size + c], zeros behind the last; row_size is a multiple of 32. False
+  /// where an element is not finite, or one of its parts.
+  bool (*split_rows)(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
+  /// The same of a panel src[size][kPanel]: parts of elements 2 w and 2 w + 1 are word w of dst[parts][part_words / kPanel][kPanel].
+  bool (*split_lanes)(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
@@ -146,8 +199,6 @@ struct Ops {
   void (*mask_range)(float* s, int64_t n, int32_t j0, const int32_t* begin, const int32_t* end);
   /// column_max[lane] = max(column_max[lane], s[j][lane]).
   void (*column_max)(const float* s, int64_t n, float* column_max);
-  /// s = cap * tanh(s * scale / cap); derivative, when not null, gets 1 - tanh^2.
-  void (*softcap)(float* s, int64_t count, float scale, float cap, float* derivative);
 
   /// Which weights dropout keeps, keys from j0 on, j0 even: bit 2 x + e of row j of kKeptBytes is that of lane x for the key
   /// j0 + 2 j + e. Lane x is query[x] of a sequence; head[x] is batch index * heads_q + query head.
@@ -161,8 +212,21 @@ struct Ops {
   /// Runs a program over tiles of scores: expressions of a problem (program.hpp).
   void (*run_program)(const Program& program, const ProgramInputs& inputs);
 
+  // Expressions that need no program for each pair (score_form.hpp).
+  /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+                       float* dst, int64_t ld);
+  /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
+  void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
+  /// Keys whose score s[n][kPanel] is not -inf.
+  void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
+  /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.
+  void (*add_terms)(float* s, int64_t n, const ScoreAddends& addends, float* maxima);
+
   /// dst[c][r] = src[r][c] for 32-bit words.
   void (*transpose)(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst);
+  /// Whether all elements of a row are finite.
+  bool (*finite)(const void* row, DType type, int64_t count);
   /// Converts `count` elements of `type` to float32.
   void (*to_float)(const void* src, DType type, int64_t count, float* dst);
   /// Converts `count` float32 to `type`, rounding to nearest even.
@@ -193,9 +257,15 @@ struct Ops {
   void (*row_sums)(const float* p, int64_t ldp, int64_t num_q, const void* v, DType type, int64_t ldv,
                    int64_t n, int64_t d, float* o, int64_t ldo, Ahead ahead);
 
-  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values of
-  // 16 or 8 bits.
+  // The same on tiles, for up to kTileQueries rows, or null: products of bfloat16 that add up to those of other types. Keys and values
+  // of 16 or 8 bits.
 
+  /// Before the first and behind the last tile_dots() and tile_sums() of a thread: the tiles get their shape, which takes as long as
+  /// 10 keys.
+  void (*tile_start)();
+  void (*tile_stop)();
+  /// Between the two, every 200 ns where there are no products: else the unit that multiplies tiles falls asleep.
+  void (*tile_awake)();
   /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
   /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
@@ -204,7 +274,7 @@ struct Ops {
   /// better.
   bool (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
                     int64_t lds, const FetchRows& ahead);
-  /// row_sums() of up to 128 keys. Returns how many columns it added to: all but where values are not finite.
+  /// row_sums() of up to 128 keys; o has kTileQueries rows. Returns how many columns it added to: all but where values are not finite.
   int64_t (*tile_sums)(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, const FetchRows& ahead);
 
@@ -219,6 +289,9 @@ const Ops* avx2_ops();
 const Ops* avx512_ops();
 const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
+/// Float words, but for the forward of many rows and of few, which are products of bfloat16 parts.
+const Ops* amx_f16_ops();
+const Ops* amx_f32_ops();
 const Ops* neon_ops();
 
 // Entries of amx_bf16_ops(), in attend_amx.cpp and panels_amx.cpp.
@@ -227,7 +300,13 @@ void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t s
                       uint32_t* dst);
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
+// In parts_amx.cpp.
+bool split_rows_amx(const PartRows& rows, int parts, uint16_t* dst, int64_t row_size, int64_t part_size);
+bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, int64_t part_words);
 // In rows_amx.cpp.
+void tile_start_amx();
+void tile_awake_amx();
+void tile_stop_amx();
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,

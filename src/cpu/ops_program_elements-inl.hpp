@@ -116,7 +116,7 @@ void load_blocks(const T* data, const ElementOffsets<Offset>& offsets, const Str
   alignas(64) float block[kBlock][kBlock];
   for (int64_t x = 0; x < s.width; x += kBlock) {
     for (int64_t lane = 0; lane < kBlock; ++lane) copy_elements(data + offsets.at(0, x + lane), block[lane]);
-    transpose(block[0], kBlock, kBlock, kBlock, reinterpret_cast<float*>(to.data) + x, to.stride);
+    transpose_block(block[0], kBlock, reinterpret_cast<float*>(to.data) + x, to.stride);
   }
 }
 
@@ -175,9 +175,34 @@ void load(const Instruction& i, const Strip& s) {
   }
 }
 
+HWY_INLINE void add_element(float x, double* to) {
+  *to += static_cast<double>(x);
+}
+HWY_INLINE void add_element(float x, float* to) {
+  *to += x;
+}
+/// The one addition of an element of 16 bits.
+template <class T>
+HWY_INLINE void add_element(float x, T* to) {
+  *to = from_float<T>(x);
+}
+HWY_INLINE void add_block_row(const float* from, double* to) {
+  for (int64_t r = 0; r < kBlock; ++r) to[r] += static_cast<double>(from[r]);
+}
+HWY_INLINE void add_block_row(const float* from, float* to) {
+  for (int64_t r = 0; r < kBlock; r += kLanes)
+    hn::StoreU(hn::Add(hn::LoadU(D(), to + r), hn::LoadU(D(), from + r)), D(), to + r);
+}
+HWY_INLINE void add_block_row(const float* from, F16* to) {
+  from_float_any(from, kBlock, DType::kF16, to);
+}
+HWY_INLINE void add_block_row(const float* from, Bf16* to) {
+  from_float_any(from, kBlock, DType::kBF16, to);
+}
+
 /// Adds the values to `out`; an offset counts only where its value is not 0.
 template <class Offset, class T>
-void add_values(const Instruction& i, const Strip& s, T* out) {
+void add_values_at(const Instruction& i, const Strip& s, T* out) {
   const ElementOffsets<Offset> offsets(i, s);
   const Elements<float> value(s, i.operand[3]);
   if (!offsets.row && !offsets.pair) {  // one element a column: the rows are added first
@@ -187,18 +212,22 @@ void add_values(const Instruction& i, const Strip& s, T* out) {
       alignas(64) float sums[kLanes];
       hn::StoreU(sum, D(), sums);
       for (int64_t lane = 0; lane < kLanes; ++lane) {
-        if (sums[lane] != 0) out[offsets.at(0, x + lane)] += static_cast<T>(sums[lane]);
+        if (sums[lane] != 0) add_element(sums[lane], out + offsets.at(0, x + lane));
       }
     }
     return;
   }
   if (i.everywhere && offsets.rows_are_contiguous(s)) {
+    // Rows that no prefetcher follows, as they are too many.
+    constexpr int64_t kAhead = 4 * kBlock;
     alignas(64) float block[kBlock][kBlock];
     for (int64_t x = 0; x < s.width; x += kBlock) {
-      transpose(value.data + x, value.stride, kBlock, kBlock, block[0], kBlock);
-      for (int64_t lane = 0; lane < kBlock; ++lane) {
+      transpose_block(value.data + x, value.stride, block[0], kBlock);
+      const int64_t lanes = std::min(kBlock, s.in->lanes - x);  // those past the last repeat its row
+      for (int64_t lane = 0; lane < lanes; ++lane) {
         T* to = out + offsets.at(0, x + lane);
-        for (int64_t r = 0; r < kBlock; ++r) to[r] += static_cast<T>(block[lane][r]);
+        __builtin_prefetch(to + kAhead, 1, 2);
+        add_block_row(block[lane], to);
       }
     }
     return;
@@ -206,17 +235,30 @@ void add_values(const Instruction& i, const Strip& s, T* out) {
   for (int64_t r = 0; r < s.rows; ++r) {
     for (int64_t x = 0; x < s.width; ++x) {
       const float v = value.at(r, x);
-      if (v != 0) out[offsets.at(r, x)] += static_cast<T>(v);
+      if (v != 0) add_element(v, out + offsets.at(r, x));
     }
+  }
+}
+
+template <class T>
+void add_values(const Instruction& i, const Strip& s, T* out) {
+  if (i.wide_offsets) {
+    add_values_at<int64_t>(i, s, out);
+  } else {
+    add_values_at<int32_t>(i, s, out);
   }
 }
 
 void add_to(const Instruction& i, const Strip& s) {
   const GradientTarget& target = s.in->gradients[i.payload & ((1 << kGradientBits) - 1)];
-  if (i.wide_offsets) {
-    target.sums ? add_values<int64_t>(i, s, target.sums) : add_values<int64_t>(i, s, target.output);
-  } else {
-    target.sums ? add_values<int32_t>(i, s, target.sums) : add_values<int32_t>(i, s, target.output);
+  if (target.sums != nullptr) return add_values(i, s, target.sums);
+  switch (target.dtype) {
+    case DType::kF16:
+      return add_values(i, s, static_cast<F16*>(target.output));
+    case DType::kBF16:
+      return add_values(i, s, static_cast<Bf16*>(target.output));
+    default:
+      return add_values(i, s, static_cast<float*>(target.output));
   }
 }
 

@@ -59,17 +59,6 @@ HWY_INLINE V tanh_fast(V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(magnitude, x), x);
 }
 
-void softcap(float* s, int64_t count, float scale, float cap, float* derivative) {
-  const D d;
-  const V factor = hn::Set(d, scale / cap);
-  const V limit = hn::Set(d, cap);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const V t = tanh_fast(hn::Mul(hn::LoadU(d, s + i), factor));
-    hn::StoreU(hn::Mul(t, limit), d, s + i);
-    if (derivative != nullptr) hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, derivative + i);
-  }
-}
-
 void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, float* dst, int64_t ld_dst) {
   int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -100,6 +89,48 @@ void transpose(const float* src, int64_t ld_src, int64_t rows, int64_t cols, flo
   for (; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) std::memcpy(dst + c * ld_dst + r, src + r * ld_src + c, sizeof(float));
   }
+}
+
+#if HWY_TARGET == HWY_AVX3
+/// Word c of r[i] becomes word i of r[c].
+HWY_INLINE void transpose_words(__m512i* r) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  // b[4 g + c] holds, in its quarter q, column 4 q + c of rows 4 g to 4 g + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
+    const __m512i odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
+    const __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
+    const __m512i odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
+    r[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
+    r[4 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
+    r[8 + c] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
+    r[12 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
+  }
+}
+#endif
+
+/// 16 x 16 words.
+HWY_INLINE void transpose_block(const float* src, int64_t ld_src, float* dst, int64_t ld_dst) {
+#if HWY_TARGET == HWY_AVX3
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(src + i * ld_src);
+  transpose_words(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_storeu_si512(dst + i * ld_dst, r[i]);
+#else
+  transpose(src, ld_src, 16, 16, dst, ld_dst);
+#endif
 }
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -159,6 +190,37 @@ void to_float_any(const void* src, DType type, int64_t count, float* dst) {
     widen(static_cast<const E4M3*>(src), count, dst);
   } else {
     std::memcpy(dst, src, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+/// Whether no element has this exponent, that of infinities and NaN.
+template <class T>
+bool has_no_exponent(const void* row, int64_t count, T exponent) {
+  const auto* data = static_cast<const T*>(row);
+  const hn::ScalableTag<T> d;
+  const auto special = hn::Set(d, exponent);
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto found = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto bits = hn::And(hn::LoadU(d, data + i), special);
+    found = hn::Or(found, hn::VecFromMask(d, hn::Eq(bits, special)));
+  }
+  bool any = !hn::AllFalse(d, hn::Ne(found, hn::Zero(d)));
+  for (; i < count; ++i) any = any || static_cast<T>(data[i] & exponent) == exponent;
+  return !any;
+}
+
+bool finite(const void* row, DType type, int64_t count) {
+  switch (type) {
+    case DType::kF16:
+      return has_no_exponent<uint16_t>(row, count, 0x7c00);
+    case DType::kBF16:
+      return has_no_exponent<uint16_t>(row, count, 0x7f80);
+    case DType::kE4M3:
+      return has_no_exponent<uint8_t>(row, count, 0x7f);
+    default:
+      return has_no_exponent<uint32_t>(row, count, 0x7f800000);
   }
 }
 

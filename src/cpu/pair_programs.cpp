@@ -28,10 +28,10 @@ bool is_number(const expr::Graph& graph, expr::NodeId id, double value) {
   return graph[id].op == expr::Op::kFloat && graph[id].as_float() == value;
 }
 
-/// The name s: the products times the scale, or the scores that other terms have made of them.
-ValueId s_of(const AttentionProblem& p, bool scales, Values& values) {
+/// The name s: the products times the scale.
+ValueId s_of(const AttentionProblem& p, Values& values) {
   const ValueId tile = values.tile(kScoreTile);
-  if (!scales || p.scale == 1) return tile;
+  if (p.scale == 1) return tile;
   return values.make(Code::kMultiply, Kind::kFloat, {tile, values.number(static_cast<float>(p.scale))});
 }
 
@@ -42,31 +42,31 @@ ValueId addition_of(const expr::Graph& graph, const expr::ElementDerivative& d, 
   const Offsets offsets = lowering.offsets_of(d.element, layout);
   const ValueId d_score = values.tile(kGradientTile);
   // What nothing is added to stays as it is, even where the other factor is infinite.
-  ValueId added = not_equal_zero(values, d_score), value = d_score;
+  ValueId added = kNoValue, value = d_score;
   if (!is_number(graph, d.derivative, 1)) {
     const ValueId derivative = score_of(values, lowering.of(d.derivative));
-    added = values.both(added, not_equal_zero(values, derivative));
+    added = values.both(not_equal_zero(values, d_score), not_equal_zero(values, derivative));
     value = values.make(Code::kMultiply, Kind::kFloat, {value, derivative});
   }
   added = values.both(added, offsets.valid);
+  if (added != kNoValue) value = values.select(Kind::kFloat, added, value, values.number(0));
   ValueNode node{Code::kAddTo, Kind::kFloat, Kind::kFloat};
   node.wide_offsets = offsets.wide;
   node.everywhere = offsets.valid == kNoValue;
   // Two elements that are one where a dimension stands for all are added twice, so their additions must differ.
   node.payload = static_cast<int64_t>(target) | static_cast<int64_t>(d.element) << kGradientBits;
   node.shape = kByPair;
-  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2],
-                  values.select(Kind::kFloat, added, value, values.number(0))};
+  node.operand = {offsets.part[0], offsets.part[1], offsets.part[2], value};
   return values.add(node);
 }
 
-Program gradient_program(const AttentionProblem& p, bool scales, std::span<const GradientLayout> layouts) {
+Program gradient_program(const AttentionProblem& p, std::span<const GradientLayout> layouts) {
   expr::Expression score = *p.expressions->score;
   std::vector<std::vector<expr::ElementDerivative>> derivatives;
   for (const GradientLayout& layout : layouts)
     derivatives.push_back(expr::differentiate_by_elements(score, layout.tensor));
   Values values;
-  Lowering lowering(p, score, false, s_of(p, scales, values), values);
+  Lowering lowering(p, score, false, s_of(p, values), values);
   std::vector<ValueId> additions;
   for (size_t i = 0; i < layouts.size(); ++i) {
     for (const expr::ElementDerivative& d : derivatives[i]) {
@@ -75,6 +75,14 @@ Program gradient_program(const AttentionProblem& p, bool scales, std::span<const
     }
   }
   return compile(std::move(values), {}, additions, false, kPanel);
+}
+
+Program distance_program(const AttentionProblem& p, const expr::Expression& of_distance) {
+  Values values;
+  Lowering lowering(p, of_distance, false, kNoValue, values);
+  const ValueId value = score_of(values, lowering.of(of_distance.root));
+  const ProgramOutput output{value, kScoreTile};
+  return compile(std::move(values), {&output, 1}, {}, false, kPanel);
 }
 
 bool reads_tile(const Program& program, ProgramTile tile) {
@@ -94,10 +102,9 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
   const std::optional<expr::Expression>& sees = p.expressions->sees;
   has_score = score.has_value();
   has_sees = sees.has_value();
-  scales = has_score && !(p.softcap > 0 || p.has(Role::kAlibi) || p.has(Role::kBias));
   const bool backward = p.pass == Pass::kBackward;
   Values values;
-  const ValueId s = has_score ? s_of(p, scales, values) : values.tile(kScoreTile);
+  const ValueId s = has_score ? s_of(p, values) : values.tile(kScoreTile);
   std::vector<ProgramOutput> outputs;
   ValueId result = s;
   if (has_score) {
@@ -108,14 +115,23 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     if (has_slope) outputs.push_back({score_of(values, lowering.of(tree.by_s)), kSlopeTile});
   }
   const int64_t width = keys_on_columns ? kProgramWidth : kPanel;
+  if (!keys_on_columns) add_forms(p);
   outputs.push_back({result, kScoreTile});
   if (has_score) all = compile(values, outputs, {}, keys_on_columns, width);
+  if (has_score && !has_form && !keys_on_columns && !backward)
+    strip = compile(values, outputs, {}, false, kAttendLanes);
   if (has_sees) {
     Lowering lowering(p, *sees, keys_on_columns, s, values);
-    const Lowered seen = lowering.of(sees->root);
+    const Lowered seen_pairs = lowering.of(sees->root);
     const ValueId lowest = values.number(-std::numeric_limits<float>::infinity());
-    outputs.back().value = values.select(Kind::kFloat, values.both(seen.valid, seen.value), result, lowest);
+    outputs.back().value =
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), result, lowest);
     some = compile(values, outputs, {}, keys_on_columns, width);
+    const ValueId zero = values.number(0);
+    const ProgramOutput output{
+        values.select(Kind::kFloat, values.both(seen_pairs.valid, seen_pairs.value), zero, lowest),
+        kScoreTile};
+    if (!keys_on_columns) shown = compile(values, {&output, 1}, {}, false, width);
     const std::vector<bool> needed = expr::needed_by(sees->graph, sees->root);
     for (expr::NodeId id = 0; id <= sees->root; ++id) {
       const expr::Node& node = sees->graph[id];
@@ -125,13 +141,27 @@ PairPrograms::PairPrograms(const AttentionProblem& p, bool keys_on_columns,
     }
   }
   if (has_score && !gradient_layouts.empty()) {
-    gradients = gradient_program(p, scales, gradient_layouts);
+    gradients = gradient_program(p, gradient_layouts);
     gradients_read_score = reads_tile(gradients, kScoreTile);
   }
 }
 
+/// What blocks need where they need no program for each pair.
+void PairPrograms::add_forms(const AttentionProblem& p) {
+  // Products that are not seen are -inf, and have to be scores of -inf.
+  if (has_score && p.scale > 0 && p.group() <= kPanel) {
+    if (const auto form = form_of_score(p, *p.expressions->score)) {
+      has_form = true;
+      elements = form->elements;
+      if (form->of_distance) of_distance = distance_program(p, *form->of_distance);
+    }
+  }
+  if (has_sees) mask = form_of_sees(p, *p.expressions->sees);
+}
+
 int64_t PairPrograms::scratch_bytes() const {
-  return std::max({all.scratch_bytes(), some.scratch_bytes(), gradients.scratch_bytes()});
+  return std::max({all.scratch_bytes(), some.scratch_bytes(), gradients.scratch_bytes(),
+                   of_distance.scratch_bytes(), strip.scratch_bytes(), shown.scratch_bytes()});
 }
 
 std::string PairPrograms::summary() const {

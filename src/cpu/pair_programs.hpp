@@ -10,6 +10,7 @@
 
 #include "core/problem.hpp"
 #include "cpu/program.hpp"
+#include "cpu/score_form.hpp"
 #include "expr/blocks.hpp"
 
 namespace fovea::cpu {
@@ -31,19 +32,32 @@ struct PairPrograms {
   bool sees_by_head = false;      ///< whether `sees` depends on the query head
   bool sees_by_key_head = false;  ///< or on the key head
   bool has_slope = false;         ///< the slope tile holds d score / d s; else that is 1
-  bool scales = false;            ///< takes products, and multiplies them by the scale itself
   bool gradients_read_score = false;
-  Program all, some;  ///< of blocks that are seen in all of their pairs, and in some
-  Program gradients;  ///< reads the scores before the expression, and their gradients
+  bool has_form = false;  ///< the score is s, and what is added to it: `of_distance` and `elements`
+  Program all, some;      ///< of blocks that are seen in all of their pairs, and in some
+  Program of_distance;    ///< f of a score's form
+  std::optional<KeyElements> elements;
+  std::optional<KeyElements> mask;  ///< what `sees` says is not 0, where it says no more
+  Program strip;                    ///< `all` over kAttendLanes lanes, where scores have no form
+  Program shown;                    ///< -inf where a pair is not seen, else 0
+  Program gradients;                ///< reads the scores before the expression, and their gradients
 
   /// Null where the scores stay as they are.
   const Program* program_of(Seen seen) const {
     const Program& program = seen == Seen::kAll ? all : some;
     return program.empty() ? nullptr : &program;
   }
+  /// Whether the scores of such a block need no program.
+  bool takes_form(Seen of_block) const {
+    const bool masks = has_sees && of_block == Seen::kSome;
+    return (has_score || masks) && (has_form || !has_score) && (mask || !masks);
+  }
   int64_t scratch_bytes() const;
   /// "score of 4 operations a pair", for `fovea explain`; "" without expressions.
   std::string summary() const;
+
+ private:
+  void add_forms(const AttentionProblem& problem);
 };
 
 /// Finds out how much of blocks of pairs is seen. One thread at a time.
@@ -68,6 +82,8 @@ class SeenBlocks {
 
   /// Of all heads of the group, where `sees` tells heads apart.
   Seen of(const expr::Block& block);
+  /// Whether answers serve several heads, so that blocks of a strip are worth asking for.
+  bool remembers() const { return !known_.empty(); }
 
  private:
   Seen computed(expr::Block block);

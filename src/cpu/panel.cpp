@@ -26,11 +26,8 @@ Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) 
 
 ScoreTerms::ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs)
     : programs(pair_programs) {
-  softcap = p.softcap > 0;
-  masks = p.has(Role::kMask) || p.has(Role::kBlockMask);
-  // With a negative scale the largest product is the smallest score, so such a scale goes through apply_terms().
-  any = softcap || p.scale <= 0 || p.has(Role::kAlibi) || p.has(Role::kBias) || masks || programs.has_score;
-  for (size_t i = 0; i < p.named.size(); ++i) tensors[i] = static_cast<const char*>(b.named(i));
+  any = programs.has_score;
+  for (size_t i = 0; i < p.named.size(); ++i) tensors[i] = static_cast<const char*>(b.of(p.named[i]));
   factor = any ? kLog2e : static_cast<float>(p.scale * 1.4426950408889634);
   dropout = p.dropout > 0;
   if (dropout) {
@@ -59,37 +56,11 @@ float load_element(const char* row, DType type, int64_t c) {
   }
 }
 
-namespace {
-
-template <class T, uint32_t kExponent>
-bool rows_finite(const MatrixView& rows, int64_t n, int64_t d) {
-  for (int64_t j = 0; j < n; ++j) {
-    const T* row = rows.row<const T>(j);
-    T special = 0;  // as wide as the elements: the loop becomes vectors of them
-    for (int64_t c = 0; c < d; ++c)
-      special = static_cast<T>(special | ((row[c] & kExponent) == kExponent ? T{1} : T{0}));
-    if (special != 0) return false;
-  }
+bool all_finite(const Ops& ops, const MatrixView& rows, DType type, int64_t n, int64_t d) {
+  if (rows.stride == d) return ops.finite(rows.data, type, n * d);
+  for (int64_t j = 0; j < n; ++j)
+    if (!ops.finite(rows.data + j * rows.stride * size_of(type), type, d)) return false;
   return true;
-}
-
-const char* at(const MatrixView& m, int64_t i, int64_t j, DType type) {
-  return m.data + (i * m.stride + j * m.column_stride) * size_of(type);
-}
-
-}  // namespace
-
-bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d) {
-  switch (type) {
-    case DType::kF16:
-      return rows_finite<uint16_t, 0x7c00u>(rows, n, d);
-    case DType::kBF16:
-      return rows_finite<uint16_t, 0x7f80u>(rows, n, d);
-    case DType::kE4M3:
-      return rows_finite<uint8_t, 0x7fu>(rows, n, d);
-    default:
-      return rows_finite<uint32_t, 0x7f800000u>(rows, n, d);
-  }
 }
 
 void scale_products(const Group& group, float* s, int64_t count) {
@@ -97,73 +68,21 @@ void scale_products(const Group& group, float* s, int64_t count) {
   for (int64_t i = 0; i < count; ++i) s[i] *= group.product_scale;
 }
 
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
-                 KeyPositions positions, float* derivative) {
-  const AttentionProblem& p = *group.problem;
-  const Buffers& b = *group.buffers;
-  const auto scale = static_cast<float>(p.scale) * group.product_scale;
-  if (p.softcap > 0) {
-    ops.softcap(s, n * kPanel, scale, static_cast<float>(p.softcap), derivative);
-  } else {
-    for (int64_t i = 0; i < n * kPanel; ++i) s[i] *= scale;
-  }
-  const bool alibi = p.has(Role::kAlibi), bias = p.has(Role::kBias);
-  if (!(alibi || bias)) return;
-  const DType bias_type = p[Role::kBias].dtype;
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
-    if (alibi) {
-      const float slope = alibi_slope(p, b, group.batch, head);
-      const int64_t diagonal = group.window.diagonal(i);
-      for (int64_t j = 0; j < n; ++j) {
-        s[j * kPanel + x] -= slope * static_cast<float>(std::abs(diagonal - positions[j]));
-      }
-    }
-    if (bias) {
-      const MatrixView view = pairs_of(p, b, Role::kBias, group.batch, head);
-      for (int64_t j = 0; j < n; ++j)
-        s[j * kPanel + x] += load_element(at(view, i, positions[j], bias_type), bias_type, 0);
-    }
-  }
-}
-
-namespace {
-
-/// Mask and block mask.
-void apply_masks(const Group& group, const Lanes& lanes, float* s, int64_t n, KeyPositions positions) {
-  const AttentionProblem& p = *group.problem;
-  const Buffers& b = *group.buffers;
-  for (int x = 0; x < lanes.count; ++x) {
-    const int64_t i = group.query(lanes.first_row + x), head = group.head(lanes.first_row + x);
-    if (p.has(Role::kMask)) {
-      const MatrixView view = pairs_of(p, b, Role::kMask, group.batch, head);
-      for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i, positions[j], DType::kU8) == 0)
-          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    if (p.has(Role::kBlockMask)) {
-      const MatrixView view = pairs_of(p, b, Role::kBlockMask, group.batch, head);
-      for (int64_t j = 0; j < n; ++j) {
-        if (*at(view, i / p.block_q, positions[j] / p.block_k, DType::kU8) == 0) {
-          s[j * kPanel + x] = -std::numeric_limits<float>::infinity();
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
-
 ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions,
                                     int64_t n) const {
-  ProgramInputs in;
-  in.query = lanes.query;
-  in.head = lanes.head;
+  ProgramInputs in = inputs_of(group, lanes.query, lanes.head, positions);
   in.lanes = lanes.count;
+  in.keys = n;
+  return in;
+}
+
+ProgramInputs ScoreTerms::inputs_of(const Group& group, const int32_t* query, const int32_t* head,
+                                    KeyPositions positions) const {
+  ProgramInputs in;
+  in.query = query;
+  in.head = head;
   in.first_key = positions.first;
   in.list = positions.list;
-  in.keys = n;
   in.b = static_cast<int32_t>(group.batch);
   in.hk = static_cast<int32_t>(group.head_kv);
   in.nq = static_cast<int32_t>(group.span.used_q);
@@ -172,11 +91,59 @@ ProgramInputs ScoreTerms::inputs_of(const Group& group, const Lanes& lanes, KeyP
   return in;
 }
 
+DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTerms& terms, int64_t first_row,
+                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers,
+                               float* memory) {
+  constexpr int64_t kKeys = kStripRows;
+  const int64_t heads = group.size(), first_query = group.query(first_row);
+  // Distances of queries and keys that exist, each once; a key of a program gives `step` of them.
+  const int64_t count = group.query(first_row + rows - 1) - first_query + n;
+  const int64_t step = std::min<int64_t>(kPanel / heads, count);
+  const int64_t first_distance = first_query - (j0 + n - 1);
+  alignas(64) int32_t query[kPanel], head[kPanel], keys[kKeys];
+  alignas(64) float values[kKeys * kPanel];
+  for (int64_t x = 0; x < kPanel; ++x) {
+    query[x] = static_cast<int32_t>(std::min(x / heads, step - 1));
+    head[x] = static_cast<int32_t>(group.head_kv * heads + x % heads);
+  }
+  ProgramInputs in = terms.inputs_of(group, query, head, KeyPositions(keys));
+  in.tiles = {values, nullptr, nullptr};
+  in.scratch = registers;
+  const int64_t all_keys = ceil_div(count, step);
+  for (int64_t first = 0; first < all_keys; first += kKeys) {
+    in.keys = std::min(kKeys, all_keys - first);
+    const auto start = [&](int64_t key) { return std::min((first + key) * step, count - step); };
+    // The query 0 stands for all: what counts is its distance.
+    for (int64_t key = 0; key < in.keys; ++key)
+      keys[key] = static_cast<int32_t>(-(first_distance + start(key)));
+    ops.run_program(terms.programs.of_distance, in);
+    for (int64_t key = 0; key < in.keys; ++key) {
+      float* to = memory + start(key) * heads;
+      for (int64_t x = 0; x < step * heads; ++x) to[x] = values[key * kPanel + x] * factor;
+    }
+  }
+  // Lanes past the last row read on: no weight of theirs may be NaN.
+  std::fill_n(memory + count * heads, kPanel, 0.0f);
+  return {memory - first_query * heads + (j0 + n - 1) * heads};
+}
+
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  const KeyElements& elements, int64_t j0, const void** rows) {
+  const char* base = terms.tensors[elements.tensor] + j0 * size_of(elements.dtype);
+  for (int x = 0; x < kPanel; ++x) {
+    const int64_t row = elements.row(group.batch, lanes.head[x], group.head_kv, lanes.query[x]);
+    rows[x] = base + row * size_of(elements.dtype);
+  }
+}
+
 PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
                          int64_t tile_size, int64_t heads) {
   registers = memory.take<char>(programs.scratch_bytes());
   if (programs.has_slope) slope = memory.take<float>(tile_size);
   if (programs.gradients_read_score) before = memory.take<float>(tile_size);
+  if (!programs.of_distance.empty())
+    distances = memory.take<float>(DistanceValues::size(p, kPanel, tile_size / kPanel));
+  if (programs.mask) seen_pairs = memory.take<uint32_t>(ceil_div(tile_size, kSeenKeys));
   const int64_t nodes = SeenBlocks::Memory::ranges_of(p);
   const int64_t known = nodes > 0 && heads > 1 ? SeenBlocks::kKnownBlocks : 0;
   seen.ranges = {memory.take<expr::Range>(nodes), static_cast<size_t>(nodes)};
@@ -199,9 +166,39 @@ void multiply(const Ops& ops, const Group& group, const ScoreOperands& x, int64_
 
 }  // namespace
 
+namespace {
+
+/// Makes scores of products without a program.
+void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
+              int64_t n, int64_t j0, float* s, float* maxima, const PairScratch& scratch) {
+  const PairPrograms& programs = terms.programs;
+  ScoreAddends addends;
+  const void *rows[kPanel], *masks[kPanel];
+  if (programs.has_score) addends.scale = static_cast<float>(group.problem->scale) * group.product_scale;
+  if (!programs.of_distance.empty()) {
+    const DistanceValues values = distance_values(ops, group, terms, lanes.first_row, lanes.count, j0, n,
+                                                  1.0f, scratch.registers, scratch.distances);
+    addends.distance = values.of(lanes.first_row, j0, group.size());
+    addends.step = group.size();
+  }
+  if (programs.elements) {
+    element_rows(group, lanes, terms, *programs.elements, j0, rows);
+    addends.rows = rows;
+    addends.dtype = programs.elements->dtype;
+  }
+  if (programs.has_sees && seen == Seen::kSome) {
+    element_rows(group, lanes, terms, *programs.mask, j0, masks);
+    ops.seen_of_bytes(masks, n, scratch.seen_pairs);
+    addends.seen = scratch.seen_pairs;
+  }
+  ops.add_terms(s, n, addends, maxima);
+}
+
+}  // namespace
+
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch) {
+                  float* s, float* maxima, const PairScratch& scratch) {
   const int64_t j0 = positions.first;
   const bool inside = positions.list != nullptr || (lanes.all.begin <= j0 && j0 + n <= lanes.all.end);
   const Program* program = terms.programs.program_of(seen);
@@ -210,20 +207,22 @@ bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const 
     return false;
   }
   multiply(ops, group, operands, key_rows, s, nullptr);
-  if (terms.any && terms.programs.scales) {
-    scale_products(group, s, n * kPanel);
-  } else if (terms.any) {
-    apply_terms(ops, group, lanes, s, n, positions, derivative);
+  if (positions.list == nullptr && scratch.before == nullptr && terms.programs.takes_form(seen)) {
+    add_form(ops, group, lanes, terms, seen, n, j0, s, inside ? std::exchange(maxima, nullptr) : nullptr,
+             scratch);
+    if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
+    if (maxima != nullptr) ops.column_max(s, n, maxima);
+    return !inside || seen == Seen::kSome;
   }
+  if (terms.any) scale_products(group, s, n * kPanel);
   if (program != nullptr) {
     if (scratch.before != nullptr) std::copy_n(s, n * kPanel, scratch.before);
     ProgramInputs in = terms.inputs_of(group, lanes, positions, n);
     in.tiles = {s, scratch.slope, nullptr};
     in.scratch = scratch.registers;
-    if (inside && !terms.masks) in.maxima = std::exchange(maxima, nullptr);
+    if (inside) in.maxima = std::exchange(maxima, nullptr);
     ops.run_program(*program, in);
   }
-  if (terms.masks) apply_masks(group, lanes, s, n, positions);
   if (!inside) ops.mask_range(s, n, static_cast<int32_t>(j0), lanes.begin, lanes.end);
   if (maxima != nullptr) ops.column_max(s, n, maxima);
   return !inside || seen == Seen::kSome;

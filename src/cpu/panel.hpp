@@ -90,16 +90,14 @@ struct KeyPositions {
   int64_t operator[](int64_t j) const { return list == nullptr ? first + j : list[j]; }
 };
 
-/// The terms of the score beside product, scale and band (causal and window): softcap, ALiBi, bias, expressions, masks.
+/// What makes scores and weights of products, beside the band (causal and window): scale, expressions, dropout.
 struct ScoreTerms {
-  bool any;      ///< the scores are in natural units; else products
-  bool softcap;  ///< scores have a derivative by scale * product
-  bool masks;    ///< mask or block mask
+  bool any;  ///< an expression makes the scores, in natural units; else they are products
   bool dropout;
   float factor;  ///< stored score times factor is in units of log2, where q, k and v have no factors
   tile::Dropout stream;
   const PairPrograms& programs;
-  std::array<const char*, kMaxNamedTensors> tensors{};  ///< those that the programs read
+  std::array<const char*, kMaxTermTensors> tensors{};  ///< those that the programs read
 
   ScoreTerms(const AttentionProblem& p, const Buffers& b, const PairPrograms& pair_programs);
 
@@ -108,11 +106,29 @@ struct ScoreTerms {
 
   /// The pairs of all rows of a panel with n keys, for a program; tiles are left out.
   ProgramInputs inputs_of(const Group& group, const Lanes& lanes, KeyPositions positions, int64_t n) const;
+  /// The same without their numbers.
+  ProgramInputs inputs_of(const Group& group, const int32_t* query, const int32_t* head,
+                          KeyPositions positions) const;
+};
+
+/// Values of f of a score's form: of row r and key j at data[r - j * group size].
+struct DistanceValues {
+  const float* data = nullptr;
+
+  const float* of(int64_t row, int64_t key, int64_t group_size) const {
+    return data + row - key * group_size;
+  }
+  /// Floats of those of so many rows and keys.
+  static int64_t size(const AttentionProblem& p, int64_t rows, int64_t keys) {
+    return (rows / p.group() + 2 + keys) * p.group() + 2 * kPanel;
+  }
 };
 
 /// What the programs of expressions need of a thread, by tile.
 struct PairScratch {
   char* registers = nullptr;
+  float* distances = nullptr;  ///< of the rows of a panel and the keys of a block
+  uint32_t* seen_pairs = nullptr;
   float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
   float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
   SeenBlocks::Memory seen;
@@ -123,13 +139,17 @@ struct PairScratch {
               int64_t heads);
 };
 
+/// f of a score's form for rows [first_row, first_row + rows) and n keys from j0 on, times `factor`, into
+/// DistanceValues::size() floats.
+DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTerms& terms, int64_t first_row,
+                               int64_t rows, int64_t j0, int64_t n, float factor, char* registers,
+                               float* memory);
+/// Elements of key j0 by lane.
+void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                  const KeyElements& elements, int64_t j0, const void** rows);
+
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);
-
-/// Turns products s[n][kPanel] of n keys into scores in natural units: scale, softcap, ALiBi and bias. `derivative` (or
-/// null) gets d score / d (scale * product), with softcap alone.
-void apply_terms(const Ops& ops, const Group& group, const Lanes& lanes, float* s, int64_t n,
-                 KeyPositions positions, float* derivative);
 
 /// The operands of the products of a panel: rows of `words` words. The last `value_words` of them are of v and qv.
 struct ScoreOperands {
@@ -143,7 +163,7 @@ struct ScoreOperands {
 /// when the band or `sees` masks some of the n x lanes pairs.
 bool panel_scores(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms, Seen seen,
                   const ScoreOperands& operands, int64_t key_rows, int64_t n, KeyPositions positions,
-                  float* s, float* maxima, float* derivative, const PairScratch& scratch);
+                  float* s, float* maxima, const PairScratch& scratch);
 
 /// How much of the pairs of `count` rows from first_row on with keys [j0, j0 + n) the expression `sees` leaves.
 Seen seen_of(const Group& group, int64_t first_row, int64_t count, int64_t j0, int64_t n, SeenBlocks& blocks);
@@ -161,7 +181,7 @@ float keep_scale(const AttentionProblem& p);
 float load_element(const char* row, DType type, int64_t c);
 
 /// True when all elements of rows [0, n) are finite.
-bool all_finite(const MatrixView& rows, DType type, int64_t n, int64_t d);
+bool all_finite(const Ops& ops, const MatrixView& rows, DType type, int64_t n, int64_t d);
 
 /// Copies operands of one problem into the layouts that the products read.
 struct Staging {

@@ -67,8 +67,8 @@ enum class Code : uint8_t {
   kToInt,
   kAddTo  // payload: a gradient, in the low kGradientBits, and what tells additions apart; operands: the three offsets, value
 };
-inline constexpr int kGradientBits = 3;
-static_assert(kMaxNamedTensors == 1 << kGradientBits);
+inline constexpr int kGradientBits = 4;
+static_assert(kMaxTermTensors <= 1 << kGradientBits);
 inline constexpr size_t kCodeCount = static_cast<size_t>(Code::kAddTo) + 1;
 
 /// Where an operand lies. A row value that a pair reads is broadcast: kEachRow.
@@ -109,10 +109,12 @@ struct Program {
   }
 };
 
-/// Where gradients of one named tensor are added: `exact` sums, or the output itself.
+/// Where gradients of one named tensor are added: sums in float64, or the output itself. An output that is not float32 has its elements
+/// from one addition each.
 struct GradientTarget {
   double* sums = nullptr;
-  float* output = nullptr;
+  void* output = nullptr;
+  DType dtype = DType::kF32;
 };
 
 /// What one run of a program reads: the pairs of `lanes` query rows with `keys` keys.
@@ -122,7 +124,7 @@ struct ProgramInputs {
   const int32_t* list =
       nullptr;  ///< the positions of the keys, where they are not neighbours from first_key on
   int32_t b = 0, hk = 0, nq = 0, nk = 0;
-  std::array<const char*, kMaxNamedTensors> tensors{};
+  std::array<const char*, kMaxTermTensors> tensors{};
   const GradientTarget* gradients = nullptr;
   std::array<float*, kTileCount> tiles{};  ///< rows of the program's width
   float* maxima = nullptr;                 ///< raised to the largest score of each column, where given

@@ -80,7 +80,8 @@ Range any_element(DType type) {
 }  // namespace
 
 std::optional<Range> SeenBlocks::Tensors::range(size_t tensor, std::span<const IntRange> index) const {
-  const TensorDesc& t = problem_.named[tensor].tensor;
+  const NamedTensor& named = problem_.named[tensor];
+  const TensorDesc& t = named.tensor;
   std::array<IntRange, expr::kMaxRank> inside;
   bool outside = false;
   int64_t count = 1;
@@ -96,7 +97,7 @@ std::optional<Range> SeenBlocks::Tensors::range(size_t tensor, std::span<const I
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   range.integer = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
   range.number = {kInfinity, -kInfinity, false};
-  if (count > 0) scan(buffers_.named(tensor), t, {inside.data(), index.size()}, range);
+  if (count > 0) scan(buffers_.of(named), t, {inside.data(), index.size()}, range);
   return range;
 }
 

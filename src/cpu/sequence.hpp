@@ -162,16 +162,6 @@ class KeyRows {
   int64_t first_, stride_ = 0, bytes_ = 0, page_rows_ = 0, page_stride_ = 0;
 };
 
-/// One head of a (batch, heads, seqlen_q, seqlen_k) tensor as a matrix of rows i and columns j.
-inline MatrixView pairs_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
-                           int64_t head) {
-  const TensorDesc& t = p[role];
-  if (!t.present) return {};
-  char* base = buffers.get<char>(role);
-  if (base == nullptr) return {base, t.stride[2], t.stride[3]};
-  return {base + (batch * t.stride[0] + head * t.stride[1]) * size_of(t.dtype), t.stride[2], t.stride[3]};
-}
-
 /// The float32 row statistics (lse, dlse) of one head: element i at data + i * stride.
 inline MatrixView stats_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
                            int64_t head, int64_t first_row) {
@@ -180,11 +170,6 @@ inline MatrixView stats_of(const AttentionProblem& p, const Buffers& buffers, Ro
   float* base = buffers.get<float>(role);
   return {reinterpret_cast<char*>(base + batch * t.stride[0] + head * t.stride[1] + first_row * t.stride[2]),
           t.stride[2], 0};
-}
-
-inline float alibi_slope(const AttentionProblem& p, const Buffers& buffers, int64_t batch, int64_t head) {
-  const TensorDesc& t = p[Role::kAlibi];
-  return t.present ? buffers.get<const float>(Role::kAlibi)[batch * t.stride[0] + head * t.stride[1]] : 0.0f;
 }
 
 }  // namespace fovea::cpu

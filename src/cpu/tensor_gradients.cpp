@@ -2,6 +2,7 @@
 #include "cpu/tensor_gradients.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/scratch.hpp"
 #include "expr/differentiate.hpp"
@@ -26,6 +27,21 @@ bool covers(const expr::Graph& graph, const std::vector<expr::ElementDerivative>
     if (all) return true;
   }
   return false;
+}
+
+/// Element `offset` of the gradient of a tensor.
+void store_element(const Buffers& buffers, const NamedTensor& named, int64_t offset, float value) {
+  void* output = buffers.gradient_of(named);
+  switch (named.gradient.dtype) {
+    case DType::kF16:
+      static_cast<F16*>(output)[offset] = from_float<F16>(value);
+      break;
+    case DType::kBF16:
+      static_cast<Bf16*>(output)[offset] = from_float<Bf16>(value);
+      break;
+    default:
+      static_cast<float*>(output)[offset] = value;
+  }
 }
 
 }  // namespace
@@ -59,7 +75,10 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
     const bool by_pairs =
         covers(score.graph, elements, t, {Variable::kQ}) && covers(score.graph, elements, t, {Variable::kK});
     // What has as many elements as pairs takes few terms each: float32 is enough, and memory is what counts.
-    g.direct = elements.empty() || (by_pairs && g.copies == 1);
+    // Those of 16 bits are rounded once, so each of them has to be that of one pair and head.
+    const bool alone =
+        elements.size() == 1 && (problem.heads_q == 1 || covers(score.graph, elements, t, {Variable::kH}));
+    g.direct = elements.empty() || (by_pairs && g.copies == 1 && (t.dtype == DType::kF32 || alone));
     if (g.direct) {
       layout.layout = t;
       g.copies = 0;
@@ -80,7 +99,7 @@ int64_t TensorGradients::pieces() const {
   return count;
 }
 
-/// Calls visit(element, offset in the output) for the elements of one piece.
+/// Calls visit(element, count, offset in the output, stride there) for the rows of the last dimension in one piece.
 template <class Visit>
 void TensorGradients::for_piece(const Gradient& g, int64_t piece, Visit&& visit) const {
   const TensorDesc& t = p_.named[g.tensor].gradient;
@@ -95,7 +114,8 @@ void TensorGradients::for_piece(const Gradient& g, int64_t piece, Visit&& visit)
     // The rest of a row of the last dimension.
     const int64_t size = t.ndim == 0 ? 1 : g.extent[last], stride = t.ndim == 0 ? 0 : t.stride[last];
     const int64_t row_end = std::min(end, element - element % size + size);
-    for (; element < row_end; ++element, offset += stride) visit(element, offset);
+    visit(element, row_end - element, offset, stride);
+    element = row_end;
   }
 }
 
@@ -107,10 +127,17 @@ void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pie
         item -= count;
         continue;
       }
-      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
-      for_piece(g, item, [&](int64_t element, int64_t offset) {
-        for (int64_t copy = 0; copy < g.copies; ++copy) sums[g.first + copy * g.size + element] = 0;
-        output[offset] = 0;
+      const NamedTensor& named = p_.named[g.tensor];
+      for_piece(g, item, [&](int64_t element, int64_t n, int64_t offset, int64_t stride) {
+        for (int64_t copy = 0; copy < g.copies; ++copy)
+          std::fill_n(sums + g.first + copy * g.size + element, n, 0.0);
+        if (stride == 1) {
+          const int64_t bytes = size_of(named.gradient.dtype);
+          std::memset(static_cast<char*>(buffers.gradient_of(named)) + offset * bytes, 0,
+                      static_cast<size_t>(n * bytes));
+        } else {
+          for (int64_t i = 0; i < n; ++i) store_element(buffers, named, offset + i * stride, 0);
+        }
       });
       break;
     }
@@ -118,11 +145,11 @@ void TensorGradients::clear(const Buffers& buffers, double* sums, WorkQueue& pie
 }
 
 void TensorGradients::targets_of(const Buffers& buffers, double* sums, const ItemIndex& item,
-                                 std::array<GradientTarget, kMaxNamedTensors>& targets) const {
+                                 std::array<GradientTarget, kMaxTermTensors>& targets) const {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const Gradient& g = gradients_[i];
     if (g.direct) {
-      targets[i] = {nullptr, static_cast<float*>(buffers.gradient(g.tensor))};
+      targets[i] = {nullptr, buffers.gradient_of(p_.named[g.tensor]), p_.named[g.tensor].gradient.dtype};
       continue;
     }
     int64_t copy = 0;
@@ -142,11 +169,12 @@ void TensorGradients::write(const Buffers& buffers, const double* sums, WorkQueu
         continue;
       }
       if (g.direct) break;
-      auto* output = static_cast<float*>(buffers.gradient(g.tensor));
-      for_piece(g, item, [&](int64_t element, int64_t offset) {
-        double sum = 0;
-        for (int64_t copy = 0; copy < g.copies; ++copy) sum += sums[g.first + copy * g.size + element];
-        output[offset] = static_cast<float>(sum);
+      for_piece(g, item, [&](int64_t element, int64_t n, int64_t offset, int64_t stride) {
+        for (int64_t i = 0; i < n; ++i) {
+          double sum = 0;
+          for (int64_t copy = 0; copy < g.copies; ++copy) sum += sums[g.first + copy * g.size + element + i];
+          store_element(buffers, p_.named[g.tensor], offset + i * stride, static_cast<float>(sum));
+        }
       });
       break;
     }

@@ -39,7 +39,7 @@ class TensorGradients {
   void clear(const Buffers& buffers, double* sums, WorkQueue& pieces) const;
   int64_t pieces() const;
   void targets_of(const Buffers& buffers, double* sums, const ItemIndex& item,
-                  std::array<GradientTarget, kMaxNamedTensors>& targets) const;
+                  std::array<GradientTarget, kMaxTermTensors>& targets) const;
   /// Writes the sums of the copies.
   void write(const Buffers& buffers, const double* sums, WorkQueue& pieces) const;
 

@@ -106,7 +106,8 @@ NodeId add_sees_terms(Builder& to, const AttentionProblem& p, std::optional<size
 
 }  // namespace
 
-std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem) {
+std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
+                                                          size_t most_tensors) {
   AttentionProblem p = problem;
   const auto add = [&](Role role) -> std::optional<size_t> {
     if (!p.has(role)) return std::nullopt;
@@ -116,7 +117,7 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
              block_mask = add(Role::kBlockMask);
   const bool has_score = p.softcap > 0 || alibi || bias, has_sees = mask || block_mask;
   if (!has_score && !has_sees) return p;
-  if (p.named.size() > kMaxNamedTensors) return std::nullopt;
+  if (p.named.size() > most_tensors) return std::nullopt;
   std::vector<TensorDeclaration> tensors;
   for (NamedTensor& named : p.named) {
     if (named.tensor.dtype == DType::kBool) named.tensor.dtype = DType::kU8;  // expressions know bytes

@@ -11,6 +11,7 @@ namespace fovea::expr {
 /// The problem whose score has the softcap, ALiBi and the bias in front of the user's, and whose `sees` has the mask and the block
 /// mask beside the user's; their tensors are named tensors behind the user's. The terms themselves stay in the problem. The
 /// problem itself where it has none of these terms; nothing where there would be too many tensors.
-std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem);
+std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
+                                                          size_t most_tensors = kMaxNamedTensors);
 
 }  // namespace fovea::expr

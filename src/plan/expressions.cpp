@@ -162,7 +162,10 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
   check_names(description.named);
   p.named = description.named;
   std::vector<expr::TensorDeclaration> declarations;
-  for (size_t i = 0; i < p.named.size(); ++i) p.named[i].place = place_of_named(i);
+  for (size_t i = 0; i < p.named.size(); ++i) {
+    p.named[i].place = place_of_named(i);
+    p.named[i].gradient_place = place_of_gradient(i);
+  }
   for (NamedTensor& named : p.named) {
     declarations.push_back({named.name, element_type(named), named.tensor.ndim});
     check_memory(argument_of(named), named.tensor, p[Role::kQ], {});

@@ -33,7 +33,7 @@ class ValueRanges final : public expr::TensorRanges {
       : problem_(p), known_(known), elements_(p, known) {}
 
   std::optional<expr::Range> range(size_t tensor, std::span<const expr::IntRange> box) const override {
-    if (known_.named(tensor) == nullptr) return std::nullopt;
+    if (known_.of(problem_.named[tensor]) == nullptr) return std::nullopt;
     const TensorDesc& t = problem_.named[tensor].tensor;
     Found found;
     std::array<int64_t, expr::kMaxRank> first{}, last{}, index{};

@@ -51,8 +51,8 @@ class Tensors {
     problem.seqlen_q = problem.seqlen_k = 16;
     problem.scale = 0.5;
   }
-  std::array<const char*, kMaxNamedTensors> pointers() const {
-    std::array<const char*, kMaxNamedTensors> all{};
+  std::array<const char*, kMaxTermTensors> pointers() const {
+    std::array<const char*, kMaxTermTensors> all{};
     for (size_t i = 0; i < bytes_.size(); ++i) all[i] = bytes_[i].data();
     return all;
   }
@@ -198,6 +198,27 @@ TEST(CpuProgram, RandomTrees) {
     if (HasFailure()) return;
   }
   EXPECT_GT(compared, 1000000);
+}
+
+/// Whether a score is s and what a distance adds to it.
+bool is_of_distance(const AttentionProblem& problem, const std::string& text) {
+  const auto form = form_of_score(problem, expr::parsed(text, Use::kScore));
+  return form && form->of_distance.has_value();
+}
+
+TEST(ScoreForm, KnowsFunctionsOfTheDistance) {
+  const Tensors tensors;
+  const AttentionProblem& p = tensors.problem;
+  for (const char* text :
+       {"s - 0.5 * abs(q - k)", "s + tanh(float(k - q) / 4.0)", "s - 0.5 * abs(q + nk - nq - k)",
+        "1.5 + s - (k - q) * float(k - q)", "s + 2 * float(h)"}) {
+    EXPECT_TRUE(is_of_distance(p, text)) << text;
+  }
+  for (const char* text :
+       {"s + float(q)", "s - 0.5 * abs(q + k)", "s * 2 + float(q - k)", "s + s + float(q - k)",
+        "s + float(q * 2 - k * 2)", "where(q < k, s, 0.0)", "float(q - k) - s"}) {
+    EXPECT_FALSE(is_of_distance(p, text)) << text;
+  }
 }
 
 }  // namespace

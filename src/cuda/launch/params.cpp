@@ -167,7 +167,7 @@ void bind(tile::AttentionParams& a, const Buffers& buffers, const NamedPlaces& n
   static_assert(tile::kMaxNamedTensors == kMaxNamedTensors);
   for (size_t i = 0; i < kMaxNamedTensors; ++i) {
     a.expression.at[i].data = static_cast<const char*>(buffers.data[named[i]]);
-    a.expression.at[i].gradient = static_cast<float*>(buffers.gradient(i));
+    a.expression.at[i].gradient = static_cast<float*>(buffers.data[place_of_gradient(i)]);
   }
   a.seed = buffers.seed;
   a.offset = buffers.offset;

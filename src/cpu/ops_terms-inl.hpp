@@ -1,0 +1,202 @@
+// What is added to scores, and which of them are seen, where no program is needed (score_form.hpp).
+//
+// Included once per instruction set of ops.cpp: the guard lets it in again for each.
+#if defined(FOVEA_CPU_OPS_TERMS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_OPS_TERMS_INL_HPP
+#undef FOVEA_CPU_OPS_TERMS_INL_HPP
+#else
+#define FOVEA_CPU_OPS_TERMS_INL_HPP
+#endif
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/ops_program_elements-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_AVX3
+/// 32 keys of 16 lanes: two bfloat16 are a word.
+HWY_INLINE void pairs_of_elements(const Bf16* const* rows, int64_t j, V factor, float* dst, int64_t ld) {
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int lane = 0; lane < 16; ++lane) r[lane] = _mm512_loadu_si512(rows[lane] + j);
+  transpose_words(r);
+  const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+#pragma GCC unroll 16
+  for (int c = 0; c < 16; ++c) {
+    const V low{_mm512_castsi512_ps(_mm512_slli_epi32(r[c], 16))};
+    const V high{_mm512_castsi512_ps(_mm512_and_si512(r[c], high_half))};
+    hn::StoreU(hn::Mul(low, factor), D(), dst + (j + 2 * c) * ld);
+    hn::StoreU(hn::Mul(high, factor), D(), dst + (j + 2 * c + 1) * ld);
+  }
+}
+#endif
+
+/// 16 keys of 16 lanes.
+template <class T>
+HWY_INLINE void block_of_elements(const T* const* rows, int64_t j, V factor, float* dst, int64_t ld) {
+#if HWY_TARGET == HWY_AVX3
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int lane = 0; lane < 16; ++lane)
+    r[lane] = _mm512_castps_si512(hn::Mul(load_as_float(rows[lane] + j), factor).raw);
+  transpose_words(r);
+#pragma GCC unroll 16
+  for (int c = 0; c < 16; ++c) _mm512_storeu_si512(dst + (j + c) * ld, r[c]);
+#else
+  alignas(64) float block[kBlock][kBlock];
+  for (int64_t lane = 0; lane < kBlock; ++lane) {
+    for (int64_t v = 0; v < kBlock; v += kLanes)
+      hn::StoreU(hn::Mul(load_as_float(rows[lane] + j + v), factor), D(), block[lane] + v);
+  }
+  for (int64_t c = 0; c < kBlock; ++c) {
+    for (int64_t lane = 0; lane < kBlock; ++lane) dst[(j + c) * ld + lane] = block[lane][c];
+  }
+#endif
+}
+
+template <class T>
+void elements_of(const T* const* rows, int64_t lanes, int64_t n, float factor, float* dst, int64_t ld) {
+  const V scale = hn::Set(D(), factor);
+  for (int64_t x = 0; x < lanes; x += kBlock) {
+    const T* const* block = rows + x;
+    int64_t j = 0;
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (std::is_same_v<T, Bf16>) {
+      for (; j + 32 <= n; j += 32) pairs_of_elements(block, j, scale, dst + x, ld);
+    }
+#endif
+    for (; j + kBlock <= n; j += kBlock) block_of_elements(block, j, scale, dst + x, ld);
+    for (; j < n; ++j) {
+      for (int64_t lane = 0; lane < kBlock; ++lane)
+        dst[j * ld + x + lane] = as_element(block[lane][j]) * factor;
+    }
+  }
+}
+
+void key_elements(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
+                  int64_t ld) {
+  switch (type) {
+    case DType::kF16:
+      return elements_of(reinterpret_cast<const F16* const*>(rows), lanes, n, factor, dst, ld);
+    case DType::kBF16:
+      return elements_of(reinterpret_cast<const Bf16* const*>(rows), lanes, n, factor, dst, ld);
+    default:
+      return elements_of(reinterpret_cast<const float* const*>(rows), lanes, n, factor, dst, ld);
+  }
+}
+
+/// 64 keys of one lane: bit j says whether byte j is not 0. `n` of them are read.
+HWY_INLINE uint64_t set_bits(const uint8_t* bytes, int64_t n) {
+#if HWY_TARGET == HWY_AVX3
+  const __mmask64 there = ~uint64_t{0} >> (64 - n);
+  const __m512i loaded = _mm512_maskz_loadu_epi8(there, bytes);
+  return _mm512_test_epi8_mask(loaded, loaded);
+#else
+  uint64_t bits = 0;
+  for (int64_t j = 0; j < n; ++j) bits |= static_cast<uint64_t>(bytes[j] != 0) << j;
+  return bits;
+#endif
+}
+
+void seen_of_bytes(const void* const* rows, int64_t n, uint32_t* seen) {
+  constexpr int64_t kKeys = 2 * kSeenKeys;
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    uint32_t* to = seen + lane;
+    for (int64_t j = 0; j < n; j += kKeys, to += 2 * kPanel) {
+      const uint64_t bits = set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kKeys, n - j));
+      to[0] = static_cast<uint32_t>(bits);
+      if (j + kSeenKeys < n) to[kPanel] = static_cast<uint32_t>(bits >> kSeenKeys);
+    }
+  }
+}
+
+void seen_of_scores(const float* s, int64_t n, uint32_t* seen) {
+  const D d;
+  const DI di;
+  const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int64_t j = 0; j < n; j += kSeenKeys) {
+    for (int64_t x = 0; x < kPanel; x += kLanes) {
+      auto bits = hn::Zero(di);
+      for (int64_t i = 0; i < std::min(kSeenKeys, n - j); ++i) {
+        const auto hidden = hn::RebindMask(di, hn::Eq(hn::LoadU(d, s + (j + i) * kPanel + x), lowest));
+        bits = hn::Or(bits, hn::IfThenZeroElse(hidden, hn::Set(di, static_cast<int32_t>(uint32_t{1} << i))));
+      }
+      hn::StoreU(bits, di, reinterpret_cast<int32_t*>(seen + j / kSeenKeys * kPanel + x));
+    }
+  }
+}
+
+template <bool kDistance, bool kElements, bool kSeen>
+HWY_INLINE void add_block(float* HWY_RESTRICT s, int64_t rows, int64_t j0, const ScoreAddends& a,
+                          const float* HWY_RESTRICT elements, float* HWY_RESTRICT maxima) {
+  const D d;
+  const DI di;
+  const V scale = hn::Set(d, a.scale), lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int64_t x = 0; x < kPanel; x += kLanes) {
+    V top = maxima != nullptr ? hn::LoadU(d, maxima + x) : lowest;
+    const float* distance = kDistance ? a.distance + x - j0 * a.step : nullptr;
+    const VI seen =
+        kSeen ? hn::LoadU(di, reinterpret_cast<const int32_t*>(a.seen + j0 / kSeenKeys * kPanel + x))
+              : hn::Zero(di);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < rows; ++j) {
+      V score = hn::LoadU(d, s + j * kPanel + x);
+      if constexpr (kDistance) {
+        score = hn::MulAdd(score, scale, hn::LoadU(d, distance - j * a.step));
+      } else {
+        score = hn::Mul(score, scale);
+      }
+      if constexpr (kElements) score = hn::Add(score, hn::LoadU(d, elements + j * kPanel + x));
+      if constexpr (kSeen) {
+        const VI bit = hn::Set(di, static_cast<int32_t>(uint32_t{1} << ((j0 + j) % kSeenKeys)));
+        score = hn::IfThenElse(hn::RebindMask(d, hn::TestBit(seen, bit)), score, lowest);
+      }
+      top = hn::Max(top, score);
+      hn::StoreU(score, d, s + j * kPanel + x);
+    }
+    if (maxima != nullptr) hn::StoreU(top, d, maxima + x);
+  }
+}
+
+template <bool kDistance, bool kElements, bool kSeen>
+void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
+  alignas(64) float elements[kElements ? kBlock * kPanel * 2 : 1];
+  constexpr int64_t kRows = 2 * kBlock, kAheadKeys = 4 * kRows;
+  static_assert(kRows == kSeenKeys);
+  for (int64_t j = 0; j < n; j += kRows) {
+    const int64_t rows = std::min(kRows, n - j);
+    if constexpr (kElements) {
+      // No prefetcher follows so many rows. Rows a page apart meet in one set of the first-level cache, so they come to the second.
+      const int64_t bytes = a.dtype == DType::kF32 ? 4 : 2;
+      const void* at[kPanel];
+      for (int x = 0; x < kPanel; ++x) {
+        const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
+        at[x] = row;
+        for (int64_t byte = 0; byte < kRows * bytes; byte += 64)
+          __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
+      }
+      key_elements(at, a.dtype, kPanel, rows, 1.0f, elements, kPanel);
+    }
+    add_block<kDistance, kElements, kSeen>(s + j * kPanel, rows, j, a, elements, maxima);
+  }
+}
+
+void add_terms(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
+  using Add = void (*)(float*, int64_t, const ScoreAddends&, float*);
+  static constexpr Add kAdd[8] = {add_blocks<false, false, false>, add_blocks<true, false, false>,
+                                  add_blocks<false, true, false>,  add_blocks<true, true, false>,
+                                  add_blocks<false, false, true>,  add_blocks<true, false, true>,
+                                  add_blocks<false, true, true>,   add_blocks<true, true, true>};
+  kAdd[(a.distance != nullptr ? 1 : 0) + (a.rows != nullptr ? 2 : 0) + (a.seen != nullptr ? 4 : 0)](s, n, a,
+                                                                                                    maxima);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fovea::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOVEA_CPU_OPS_TERMS_INL_HPP

@@ -1,0 +1,267 @@
+// Rows of K and V as the operands of tiles (rows_amx.cpp): sums of bfloat16 parts, taken apart on their way into the first-level cache.
+#pragma once
+
+#include "cpu/amx_tiles.hpp"
+#include "cpu/ops.hpp"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#include <algorithm>
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns of its own intrinsics (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+// The backend asks for VBMI, too; what has AVX2 has F16C.
+#define FOVEA_AMX_ROWS \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,f16c,amx-tile,amx-bf16")))
+#define FOVEA_AMX_ROWS_INLINE __attribute__((always_inline)) FOVEA_AMX_ROWS inline
+
+namespace fovea::cpu {
+
+constexpr int kMostParts = 3;
+constexpr int64_t kKeys = 2 * kTile;      // keys of a unit: two tiles of rows of K, or the pairs of one of V
+constexpr int64_t kElements = 4 * kTile;  // elements of a unit: two tiles of K, four of V
+constexpr int64_t kTileWords = kTile * kTile;
+
+constexpr int parts_of(DType type) {
+  return type == DType::kF32 ? 3 : type == DType::kF16 ? 2 : 1;
+}
+constexpr int64_t steps_of(int64_t size) {
+  return (size + kElements - 1) / kElements;
+}
+
+/// A mask of the elements below `count` of so many.
+template <class Mask>
+constexpr Mask below(int64_t count) {
+  constexpr int64_t kBits = 8 * sizeof(Mask);
+  if (count <= 0) return 0;
+  return count >= kBits ? static_cast<Mask>(~Mask{0}) : static_cast<Mask>((Mask{1} << count) - 1);
+}
+
+/// Writes the parts of the pairs (a, b), `stride` words apart; with kRound the last is rounded to nearest. `left` becomes NaN where
+/// one has several parts and is not finite.
+template <int kParts, bool kRound = false>
+FOVEA_AMX_ROWS_INLINE void put_pairs(__m512 a, __m512 b, uint32_t* words, int64_t stride, __m512& left) {
+  const __m512 high = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  for (int part = 0; part < kParts; ++part, words += stride) {
+    __m512i low = _mm512_castps_si512(a), top = _mm512_castps_si512(b);
+    if (kRound && part + 1 == kParts) {
+      low = _mm512_add_epi32(low, _mm512_set1_epi32(0x8000));
+      top = _mm512_add_epi32(top, _mm512_set1_epi32(0x8000));
+    }
+    _mm512_storeu_si512(words, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), top));
+    if (part + 1 == kParts) break;
+    a = _mm512_sub_ps(a, _mm512_and_ps(a, high));
+    b = _mm512_sub_ps(b, _mm512_and_ps(b, high));
+    // What is left of float16 is small enough to be multiplied, which is one instruction less.
+    if (part == 0)
+      left = kParts == 2 ? _mm512_fmadd_ps(a, b, left) : _mm512_add_ps(left, _mm512_add_ps(a, b));
+  }
+}
+
+/// What each float8_e4m3fn without its sign is as bfloat16: low and high bytes.
+struct E4M3Bytes {
+  alignas(64) uint8_t low[128], high[128];
+};
+constexpr E4M3Bytes kE4M3Bytes = [] {
+  E4M3Bytes bytes{};
+  for (int i = 0; i < 128; ++i) {
+    const uint16_t bits = from_float<Bf16>(to_float(E4M3{static_cast<uint8_t>(i)})).bits;
+    bytes.low[i] = static_cast<uint8_t>(bits & 0xff);
+    bytes.high[i] = static_cast<uint8_t>(bits >> 8);
+  }
+  return bytes;
+}();
+
+struct Bytes {
+  __m512i low, high;
+};
+
+/// 64 float8_e4m3fn as bfloat16.
+FOVEA_AMX_ROWS inline Bytes bytes_of(__m512i x) {
+  const auto look_up = [&](const uint8_t* table) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), x, _mm512_load_si512(table + 64));
+  };
+  const __m512i sign = _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(0x80)));
+  return {look_up(kE4M3Bytes.low), _mm512_or_si512(look_up(kE4M3Bytes.high), sign)};
+}
+
+/// 16 float16 of a row from x on, of which `count` exist; all do where kWhole.
+template <bool kWhole>
+FOVEA_AMX_ROWS inline __m512 floats_of(const char* row, int64_t x, int64_t count) {
+  const char* at = row + 2 * x;
+  return _mm512_cvtph_ps(kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                                : _mm256_maskz_loadu_epi16(below<__mmask16>(count), at));
+}
+/// 16 elements of 16 bits, widened.
+template <bool kWhole>
+FOVEA_AMX_ROWS inline __m512i words_of(const char* row, int64_t x, int64_t count) {
+  const char* at = row + 2 * x;
+  return _mm512_cvtepu16_epi32(kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                                      : _mm256_maskz_loadu_epi16(below<__mmask16>(count), at));
+}
+/// 64 bytes.
+template <bool kWhole>
+FOVEA_AMX_ROWS inline __m512i line_of(const char* at, int64_t count) {
+  return kWhole ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(below<__mmask64>(count), at);
+}
+
+/// Which elements of a row of K are word w of step g of 64, in half h: put_key() writes them in this order.
+constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_t which) {
+  switch (type) {
+    case DType::kBF16:
+      return kElements * g + 32 * h + 2 * w + which;
+    case DType::kE4M3:
+      return kElements * g + 16 * (w / 4) + 8 * h + 2 * (w % 4) + which;
+    default:
+      return kElements * g + 32 * h + w + 16 * which;
+  }
+}
+
+/// Elements [c, c + 64) of a row of K, of which `count` exist, as words of the left operand: half h of part p at
+/// words + (2 p + h) * kKeys * kTile.
+template <DType kType, bool kWhole>
+FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words) {
+  constexpr int64_t kHalf = kKeys * kTile;
+  if constexpr (kType == DType::kBF16) {
+    const char* at = row + 2 * c;
+    _mm512_storeu_si512(words, line_of<kWhole>(at, 2 * count));
+    _mm512_storeu_si512(words + kHalf, line_of<kWhole>(at + 64, 2 * count - 64));
+  } else if constexpr (kType == DType::kE4M3) {
+    const Bytes bytes = bytes_of(line_of<kWhole>(row + c, count));
+    _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
+    _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
+  } else {
+    __m512 left = _mm512_setzero_ps();  // the scores tell
+    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += kHalf) {
+      put_pairs<2>(floats_of<kWhole>(row, c + x, count - x),
+                   floats_of<kWhole>(row, c + x + kTile, count - x - kTile), words, 2 * kHalf, left);
+    }
+  }
+}
+
+/// Rows of 8 bits side by side, byte by byte, as words of the right operand. `turn` transposes their dwords four by four, so that the
+/// tiles are neighbouring columns.
+FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32_t* words) {
+  const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i a = _mm512_permutexvar_epi32(turn, first), b = _mm512_permutexvar_epi32(turn, second);
+  const Bytes low = bytes_of(_mm512_unpacklo_epi8(a, b)), high = bytes_of(_mm512_unpackhi_epi8(a, b));
+  _mm512_storeu_si512(words, _mm512_unpacklo_epi8(low.low, low.high));
+  _mm512_storeu_si512(words + kTileWords, _mm512_unpackhi_epi8(low.low, low.high));
+  _mm512_storeu_si512(words + 2 * kTileWords, _mm512_unpacklo_epi8(high.low, high.high));
+  _mm512_storeu_si512(words + 3 * kTileWords, _mm512_unpackhi_epi8(high.low, high.high));
+}
+
+/// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: tile t
+/// of part p at words + (4 p + t) * kTileWords. `left` becomes NaN where parts of some are not finite.
+template <DType kType, bool kWhole>
+FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
+                                      int64_t second_count, int64_t c, uint32_t* words, __m512& left) {
+  if constexpr (kType == DType::kE4M3) {
+    put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
+                    words);
+  } else {
+    for (int64_t x = 0; x < kElements; x += kTile, words += kTileWords) {
+      if constexpr (kType == DType::kBF16) {
+        const __m512i low = words_of<kWhole>(first, c + x, first_count - x);
+        const __m512i top = words_of<kWhole>(second, c + x, second_count - x);
+        _mm512_storeu_si512(words, _mm512_or_si512(low, _mm512_slli_epi32(top, 16)));
+      } else {
+        put_pairs<2>(floats_of<kWhole>(first, c + x, first_count - x),
+                     floats_of<kWhole>(second, c + x, second_count - x), words, 4 * kTileWords, left);
+      }
+    }
+  }
+}
+
+/// A unit: elements [64 g, 64 g + 64) of rows [j, j + 32) of K or V. The rows of `ahead` are fetched meanwhile, of each what has the
+/// unit's place; the last unit takes the rest.
+template <DType kType>
+struct RowUnit {
+  static constexpr int64_t kBytes = kElements * size_of(kType), kLine = 64;
+  const TileRows& rows;
+  const FetchRows& ahead;
+  int64_t steps = steps_of(rows.size);
+  int64_t j = 0, g = 0;
+  int64_t fetch_begin = 0, fetch_end = 0;
+  bool whole = false;  ///< and so is what is fetched
+
+  void look() {
+    fetch_begin = g * kBytes;
+    fetch_end = g + 1 == steps ? ahead.bytes : std::min(ahead.bytes, fetch_begin + kBytes);
+    whole = j + kKeys <= rows.n && (g + 1) * kElements <= rows.size && j + kKeys <= ahead.n &&
+            fetch_end == fetch_begin + kBytes;
+  }
+  int64_t count(int64_t r) const { return r < rows.n ? rows.size - g * kElements : 0; }
+  const char* row(int64_t r) const { return rows.rows[std::min(r, rows.n - 1)]; }
+  /// Inlined at once: GCC drops calls of a function that only prefetches.
+  FOVEA_AMX_ROWS_INLINE void fetch_whole(int64_t r) const {
+    const char* at = ahead.rows[r] + fetch_begin;
+    for (int64_t byte = 0; byte < kBytes; byte += kLine) _mm_prefetch(at + byte, _MM_HINT_T1);
+  }
+  FOVEA_AMX_ROWS_INLINE void fetch(int64_t r) const {
+    if (r >= ahead.n) return;
+    for (int64_t byte = fetch_begin; byte < fetch_end; byte += kLine)
+      _mm_prefetch(ahead.rows[r] + byte, _MM_HINT_T1);
+  }
+};
+
+/// A quarter of a unit of K, from row `first` of it on, as the left operand.
+template <DType kType>
+__attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
+                                                            uint32_t* words) {
+  for (int64_t i = first; i < first + kKeys / 4; ++i) {
+    const int64_t r = unit.j + i;
+    unit.fetch(r);
+    put_key<kType, false>(unit.row(r), unit.g * kElements, unit.count(r), words + i * kTile);
+  }
+}
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
+  if (!unit.whole) return put_edge_keys(unit, first, words);
+  const int64_t c = unit.g * kElements;
+#pragma GCC unroll 8
+  for (int64_t i = first; i < first + kKeys / 4; ++i) {
+    unit.fetch_whole(unit.j + i);
+    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile);
+  }
+}
+
+/// A quarter of a unit of V, pairs from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
+template <DType kType>
+__attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
+                                                                uint32_t* words) {
+  __m512 left = _mm512_setzero_ps();
+  for (int64_t i = first; i < first + kTile / 4; ++i) {
+    const int64_t r = unit.j + i, second = r + kTile;
+    unit.fetch(r);
+    unit.fetch(second);
+    put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second),
+                             unit.g * kElements, words + i * kTile, left);
+  }
+  return left;
+}
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first, uint32_t* words,
+                                      __m512& left) {
+  if (!unit.whole) {
+    left = _mm512_add_ps(left, put_edge_values(unit, first, words));
+    return;
+  }
+  const int64_t c = unit.g * kElements;
+#pragma GCC unroll 4
+  for (int64_t i = first; i < first + kTile / 4; ++i) {
+    const int64_t r = unit.j + i;
+    unit.fetch_whole(r);
+    unit.fetch_whole(r + kTile);
+    put_values<kType, true>(unit.rows.rows[r], kElements, unit.rows.rows[r + kTile], kElements, c,
+                            words + i * kTile, left);
+  }
+}
+
+}  // namespace fovea::cpu
+
+#endif

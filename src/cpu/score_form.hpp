@@ -1,0 +1,42 @@
+// Expressions of a form that needs no program for each pair.
+//
+//   score = s + f(k - q) + element[.., k]     f is computed once for each distance, elements are read row by row
+//   sees  = element[.., k] != 0
+//
+// ALiBi, T5's biases and every other function of the distance is f, a bias is a tensor that k indexes in its innermost dimension.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "core/problem.hpp"
+#include "expr/graph.hpp"
+
+namespace fovea::cpu {
+
+/// A tensor whose elements for neighbouring keys are neighbours in memory.
+struct KeyElements {
+  size_t tensor = 0;
+  DType dtype = DType::kF32;
+  int64_t offset = 0;                   ///< elements, of indices that are constants
+  int64_t b = 0, h = 0, hk = 0, q = 0;  ///< elements from one to the next
+
+  /// The element of key 0, from the first of the tensor.
+  int64_t row(int64_t batch, int64_t head, int64_t key_head, int64_t query) const {
+    return offset + batch * b + head * h + key_head * hk + query * q;
+  }
+};
+
+struct ScoreForm {
+  /// f, or nothing. It has the value of any pair of the same distance, also of pairs that do not exist.
+  std::optional<expr::Expression> of_distance;
+  std::optional<KeyElements> elements;
+};
+
+/// The form of a score, if it has it.
+std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const expr::Expression& score);
+/// The elements that `sees` says are not 0, if that is what it says.
+std::optional<KeyElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
+
+}  // namespace fovea::cpu
