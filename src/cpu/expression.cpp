@@ -38,7 +38,7 @@ std::optional<double> NamedElements::read(size_t tensor, std::span<const int64_t
   const TensorDesc& t = problem_.named[tensor].tensor;
   const auto offset = offset_of(t, index);
   if (!offset) return std::nullopt;
-  const char* at = static_cast<const char*>(buffers_.of(problem_.named[tensor])) + *offset * size_of(t.dtype);
+  const char* at = static_cast<const char*>(buffers_.data[place_of_named(tensor)]) + *offset * size_of(t.dtype);
   switch (t.dtype) {
     case DType::kF32:
       return *reinterpret_cast<const float*>(at);
@@ -105,7 +105,7 @@ void PairTerms::add_gradients(const expr::Pair& pair, double d_score) {
 void PairTerms::write_gradients() const {
   for (const Gradient& gradient : gradients_) {
     if (gradient.sums.empty()) continue;
-    auto* to = static_cast<float*>(buffers_.gradient_of(problem_.named[gradient.tensor]));
+    auto* to = static_cast<float*>(buffers_.data[place_of_gradient(gradient.tensor)]);
     for_each_offset(problem_.named[gradient.tensor].gradient, 0, 0, [&](int64_t offset) {
       to[offset] = static_cast<float>(gradient.sums[static_cast<size_t>(offset)]);
     });
