@@ -38,7 +38,8 @@ std::optional<double> NamedElements::read(size_t tensor, std::span<const int64_t
   const TensorDesc& t = problem_.named[tensor].tensor;
   const auto offset = offset_of(t, index);
   if (!offset) return std::nullopt;
-  const char* at = static_cast<const char*>(buffers_.data[place_of_named(tensor)]) + *offset * size_of(t.dtype);
+  const char* at =
+      static_cast<const char*>(buffers_.data[place_of_named(tensor)]) + *offset * size_of(t.dtype);
   switch (t.dtype) {
     case DType::kF32:
       return *reinterpret_cast<const float*>(at);
