@@ -6,9 +6,9 @@
 #include <array>
 #include <cstdint>
 
-// The instruction sets of processors with AMX.
-#define FOVEA_BESIDE_TILES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#define FOVEA_PARTS FOVEA_BESIDE_TILES __attribute__((always_inline)) inline
+// What every processor with AMX has, and functions of others may take in.
+#define FOVEA_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define FOVEA_PARTS FOVEA_AVX512 __attribute__((always_inline)) inline
 
 namespace fovea::cpu {
 

@@ -41,8 +41,8 @@ FOVEA_PARTS __m512 load(const char* row, DType type, int64_t count) {
 
 }  // namespace
 
-FOVEA_BESIDE_TILES bool split_rows_amx(const PartRows& from, int parts, uint16_t* dst, int64_t row_size,
-                                       int64_t part_size) {
+FOVEA_AVX512 bool split_rows_amx(const PartRows& from, int parts, uint16_t* dst, int64_t row_size,
+                                 int64_t part_size) {
   __m512 all = _mm512_setzero_ps();
   for (int64_t j = 0; j < from.n; ++j) {
     const char* row = from.data + j * from.stride_bytes;
@@ -61,8 +61,8 @@ FOVEA_BESIDE_TILES bool split_rows_amx(const PartRows& from, int parts, uint16_t
   return is_finite(all);
 }
 
-FOVEA_BESIDE_TILES bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst,
-                                        int64_t part_words) {
+FOVEA_AVX512 bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst,
+                                  int64_t part_words) {
   __m512 all = _mm512_setzero_ps();
   for (int64_t w = 0; w < part_words / kPanel; ++w) {
     for (int64_t x = 0; x < kPanel; x += kLanes) {
