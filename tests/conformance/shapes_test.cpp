@@ -119,6 +119,28 @@ TEST(Shapes, PackedPromptsAndSteps) {
   expect_conformance_of_all_types(spec, many_threads());
 }
 
+/// Tiles of every height that thread counts lead to, whose rows look ahead for what ALiBi adds, and leave out what a mask hides.
+TEST(Shapes, TermsOfTilesOfEveryHeight) {
+  ProblemSpec spec;
+  spec.batch = 3;
+  spec.heads_q = 4;
+  spec.heads_kv = 2;
+  spec.head_dim = spec.head_dim_v = 32;
+  spec.seqlen_q = 177;
+  spec.seqlen_k = 225;
+  spec.alibi = true;
+  CheckOptions options;
+  options.threads = {1, 2, 3, 4, 5, 6, 7, 8};
+  expect_conformance_of_all_types(spec, options);
+  spec.block_mask = true;
+  spec.block_q = 16;
+  spec.block_k = 32;
+  spec.block_mask_density = 0.3;
+  spec.window_left = 40;
+  spec.window_right = 3;
+  expect_conformance_of_all_types(spec, options);
+}
+
 ProblemSpec with_everything_that_reduces() {
   ProblemSpec spec;
   spec.batch = 2;
