@@ -58,6 +58,7 @@ TARGETS: dict[tuple[str, str, bool], tuple[float, float]] = {
     ("float32", "bwd", False): (2.2, 1.7),
     ("bfloat16", "fwd", False): (3.2, 2.5),
     ("bfloat16", "bwd", False): (2.2, 1.6),
+    ("float32", "fwd", True): (1.7, 1.2),
     ("bfloat16", "fwd", True): (2.0, 1.3),
     ("bfloat16", "bwd", True): (2.5, 1.5),
 }

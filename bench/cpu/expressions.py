@@ -143,7 +143,8 @@ class Row:
 def all_rows(backends: str) -> list[Row]:
     passes = [("fwd", term) for term in TERMS] + [("bwd", term) for term in TERMS]
     chosen = [Row(dtype, pass_, term) for dtype in ("float32", "bfloat16") for pass_, term in passes]
-    return chosen + [Row("bfloat16", "fwd", term, name) for name in backends.split(",") if name for term in TERMS]
+    also = [("bfloat16" if name.endswith("bf16") else "float32", name) for name in backends.split(",") if name]
+    return chosen + [Row(dtype, "fwd", term, name) for dtype, name in also for term in TERMS]
 
 
 class Case:
@@ -268,7 +269,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--min-time", type=float, default=0.3, metavar="S", help="seconds a row and side (0.3)")
     parser.add_argument("--threads", type=int, default=0, help="threads (all cores)")
     parser.add_argument("--backend", help="this backend and not the first that can")
-    parser.add_argument("--also", default="", metavar="NAME", help="bfloat16 rows of this backend, too (or NAME,NAME)")
+    parser.add_argument("--also", default="", metavar="NAME", help="forward rows of this backend, too (or NAME,NAME), in bfloat16 where its name ends in that")
     parser.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results/expressions")
     parser.add_argument("--lib", type=Path, metavar="PATH", help="libfovea.so")
     parser.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so: its time of the row in the place of the plain one")

@@ -132,7 +132,8 @@ TEST(Shapes, TermsOfTilesOfEveryHeight) {
   spec.logit = 2;
   CheckOptions options;
   options.threads = {1, 2, 3, 4, 5, 6, 7, 8};
-  for (spec.data_seed = 1; spec.data_seed < 5; ++spec.data_seed) expect_conformance_of_all_types(spec, options);
+  for (spec.data_seed = 1; spec.data_seed < 5; ++spec.data_seed)
+    expect_conformance_of_all_types(spec, options);
   spec.block_mask = true;
   spec.block_q = 16;
   spec.block_k = 32;
