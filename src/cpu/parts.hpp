@@ -1,10 +1,9 @@
 // A number as a sum of bfloat16 parts, each with the next 8 bits of its significand: two hold a float16, three a float32.
 #pragma once
 
-#include <immintrin.h>
+#if defined(__x86_64__) && defined(__linux__)
 
-#include <array>
-#include <cstdint>
+#include <immintrin.h>
 
 // What every processor with AMX has, and functions of others may take in.
 #define FOVEA_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
@@ -61,3 +60,5 @@ FOVEA_PARTS bool is_finite(__m512 sum) {
 }
 
 }  // namespace fovea::cpu
+
+#endif

@@ -7,6 +7,8 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns of its own intrinsics (its bug 105593).
