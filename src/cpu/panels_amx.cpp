@@ -14,6 +14,8 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include "cpu/transpose_words.hpp"
+
 // The instruction sets of processors with AMX.
 #define FOVEA_BESIDE_AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
@@ -21,32 +23,6 @@ namespace fovea::cpu {
 namespace {
 
 constexpr int64_t kBlock = 16;
-
-/// Word c of r[i] becomes word i of r[c].
-FOVEA_BESIDE_AMX __attribute__((always_inline)) inline void transpose(__m512i* r) {
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  // b[4 g + c] holds, in its quarter q, column 4 q + c of rows 4 g to 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
-    const __m512i odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
-    const __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
-    const __m512i odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-    r[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
-    r[4 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
-    r[8 + c] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
-    r[12 + c] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
-  }
-}
 
 /// The first `count` of 32 bits.
 __mmask32 first_32(int64_t count) {
@@ -72,7 +48,7 @@ FOVEA_BESIDE_AMX void pair_columns_amx(const uint16_t* rows, int64_t stride, int
         pairs[1][i] = _mm512_unpackhi_epi16(even, odd);
       }
       for (int64_t half = 0; half < 2; ++half) {
-        transpose(pairs[half]);
+        transpose_words(pairs[half]);
         for (int64_t i = 0; i < kBlock; ++i) {
           const int64_t to = column + i / 4 * 8 + half * 4 + i % 4;
           if (to < round_up(size, kBlock)) _mm512_storeu_si512(dst + to * words + w, pairs[half][i]);
@@ -92,7 +68,7 @@ FOVEA_BESIDE_AMX void stage_lanes_amx(const char* const* rows, int64_t count, in
         block[i] = first + i < count ? _mm512_maskz_loadu_epi16(mask, rows[first + i] + 4 * w)
                                      : _mm512_setzero_si512();
       }
-      transpose(block);
+      transpose_words(block);
       for (int64_t i = 0; i < kBlock; ++i) _mm512_storeu_si512(dst + (w + i) * kPanel + first, block[i]);
     }
   }
@@ -110,8 +86,8 @@ FOVEA_BESIDE_AMX void write_lanes_amx(const float* o, int64_t size, const float*
         half[c / kBlock][c % kBlock] = _mm512_castps_si512(_mm512_maskz_mul_ps(
             reads, _mm512_maskz_loadu_ps(reads, o + (column + c) * kPanel + first), by_lane));
       }
-      transpose(half[0]);
-      transpose(half[1]);
+      transpose_words(half[0]);
+      transpose_words(half[1]);
       const __mmask32 mask = first_32(size - column);
       for (int64_t i = 0; i < std::min(kBlock, count - first); ++i) {
         const __m512bh row =
