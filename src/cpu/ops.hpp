@@ -289,7 +289,7 @@ const Ops* avx2_ops();
 const Ops* avx512_ops();
 const Ops* avx512_bf16_ops();
 const Ops* amx_bf16_ops();
-/// Float words, but for the forward of many rows and of few, which are products of bfloat16 parts.
+/// Float words, but for the forward of many rows, whose products are of bfloat16 parts.
 const Ops* amx_f16_ops();
 const Ops* amx_f32_ops();
 const Ops* neon_ops();
