@@ -20,7 +20,7 @@
 // look at the strip to which the most is added before they begin.
 //
 // Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
-// tested. Strips that none of the 32 queries sees are left out. Programs of expressions run over a strip between tiles and softmax.
+// tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
 #include "cpu/attend_amx_pass.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
