@@ -238,6 +238,19 @@ def calls_of_a_turn(call: Callable[[], Any]) -> int:
     return max(1, math.ceil(TURN_SECONDS / seconds))
 
 
+def seconds_in_turns(sides: dict[str, Callable[[], Any]], min_time: float) -> dict[str, list[float]]:
+    """Seconds of a call of each side, a number for each round: the sides run in turns, every other round in the other order."""
+    calls = {name: calls_of_a_turn(call) for name, call in sides.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in itertools.count():
+        spent = min(sum(times) * calls[name] for name, times in seconds.items())
+        if number >= MIN_ROUNDS and spent >= min_time:
+            return seconds
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            seconds[name].append(turn(sides[name], calls[name]))
+    raise AssertionError
+
+
 def summary(seconds: list[float], flops: float) -> dict[str, Any]:
     median = statistics.median(seconds)
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -258,14 +271,7 @@ def compare(case: Case, min_time: float) -> dict[str, Any]:
         sys.exit(f"compare.py: {row.name}: differs from float64 by {our_error:.1e} of the largest value")
     sides = {"ours": case.ours, "theirs": case.before or case.theirs}
     others = Others()
-    calls = {name: calls_of_a_turn(call) for name, call in sides.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in itertools.count():
-        spent = min(sum(times) * calls[name] for name, times in seconds.items())
-        if number >= MIN_ROUNDS and spent >= min_time:
-            break
-        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-            seconds[name].append(turn(sides[name], calls[name]))
+    seconds = seconds_in_turns(sides, min_time)
     ours, theirs = summary(seconds["ours"], row.flops), summary(seconds["theirs"], row.flops)
     return {
         "name": row.name,
@@ -430,10 +436,19 @@ def write(path: Path, results: dict[str, Any]) -> None:
     path.write_text(text + "\n}\n")
 
 
+def kind_of(about: dict[str, Any]) -> str:
+    return "_amx" if "amx_bf16" in about["isa"] else "_avx512bf16" if "avx512_bf16" in about["isa"] else ""
+
+
+def results_of_machine(folder: str, about: dict[str, Any], cores: int) -> Path:
+    """bench/results/FOLDER/cpu_<maker>_<instructions>_<cores>core.json"""
+    vendor = next((name for name in ("xeon", "epyc") if name in about["cpu"].lower()), "other")
+    return ROOT / "bench" / "results" / folder / f"cpu_{vendor}{kind_of(about)}_{cores}core.json"
+
+
 def default_json(about: dict[str, Any]) -> Path:
-    kind = "_amx" if "amx_bf16" in about["isa"] else "_avx512bf16" if "avx512_bf16" in about["isa"] else ""
     name = re.sub(r"[^a-z0-9]+", "_", about["cpu"].lower()).strip("_")
-    return ROOT / "bench" / "results" / f"cpu_{name}_{about['cores']}core{kind}.json"
+    return ROOT / "bench" / "results" / f"cpu_{name}_{about['cores']}core{kind_of(about)}.json"
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
 import json
 import math
 import platform
@@ -28,20 +27,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from compare import (
-    MIN_ROUNDS,
     QUIET,
     ROOT,
     SOURCES,
     TOLERANCE,
     Others,
-    calls_of_a_turn,
     compiler_of,
     default_json,
     find,
     machine,
     quietest,
+    seconds_in_turns,
     summary,
-    turn,
     write,
 )
 from fovea_ctypes import BACKWARD, FORWARD, Library, Plan, View
@@ -236,14 +233,7 @@ def measure(case: Case, before: Case | None, min_time: float) -> dict[str, Any]:
         sys.exit(f"expressions.py: {row.name}: differs from float64 by {error:.1e} of the largest value")
     sides = {"plain": before.with_term.run if before else case.plain.run, "term": case.with_term.run}
     others = Others()
-    calls = {name: calls_of_a_turn(call) for name, call in sides.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in itertools.count():
-        spent = min(sum(times) * calls[name] for name, times in seconds.items())
-        if number >= MIN_ROUNDS and spent >= min_time:
-            break
-        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-            seconds[name].append(turn(sides[name], calls[name]))
+    seconds = seconds_in_turns(sides, min_time)
     plain, term = summary(seconds["plain"], row.flops), summary(seconds["term"], row.flops)
     must, aim = case.term.must[row.pass_], case.term.aim[row.pass_]
     return {
