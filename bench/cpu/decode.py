@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from compare import QUIET, ROOT, SOURCES, Others, cpu_fields, find, quietest, write
+from compare import QUIET, ROOT, SOURCES, Others, cpu_fields, find, quietest, results_of_machine, write
 from sources import sources_hash
 
 HEADS_KV, HEAD_DIM, KEYS = 8, 128, 16384
@@ -141,9 +141,7 @@ def main() -> int:
         "share_of_read": "rate of K and V over that of the fastest plain read of them, medians of alternating turns",
         "caches": rows,
     }
-    kind = "_amx" if "amx_bf16" in about["isa"] else "_avx512bf16" if "avx512_bf16" in about["isa"] else ""
-    vendor = next((name for name in ("xeon", "epyc") if name in about["cpu"].lower()), "other")
-    target = ROOT / "bench" / "results" / "decode" / f"cpu_{vendor}{kind}_{results['threads']}core.json"
+    target = results_of_machine("decode", about, results["threads"])
     target = target if args.json == "auto" else Path(args.json)
     if args.merge and target.exists():
         old = json.loads(target.read_text())

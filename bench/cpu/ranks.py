@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from compare import QUIET, ROOT, SOURCES, Others, find, quietest, write
+from compare import QUIET, ROOT, SOURCES, Others, find, quietest, results_of_machine, write
 from decode import machine
 from sources import sources_hash
 
@@ -111,9 +111,7 @@ def main() -> int:
         "problem": f"causal, one sequence, {args.heads} heads of {HEAD_DIM}, zigzag pieces",
         "rows": rows,
     }
-    kind = "_amx" if "amx_bf16" in about["isa"] else "_avx512bf16" if "avx512_bf16" in about["isa"] else ""
-    vendor = next((name for name in ("xeon", "epyc") if name in about["cpu"].lower()), "other")
-    target = ROOT / "bench" / "results" / "ranks" / f"cpu_{vendor}{kind}_{args.ranks}core.json"
+    target = results_of_machine("ranks", about, args.ranks)
     target = target if args.json == "auto" else Path(args.json)
     if args.merge and target.exists():
         old = json.loads(target.read_text())
