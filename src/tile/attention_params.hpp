@@ -134,6 +134,7 @@ enum AlignedBit : uint32_t {
   kAlignedDK = 1u << 6,
   kAlignedDV = 1u << 7,
   kAlignedQV = 1u << 8,
+  kAlignedDBias = 1u << 9,
 };
 
 /// Where one sequence of the batch lies and how long it is.

@@ -169,6 +169,7 @@ const std::vector<Cover>& covers() {
          s.window_right = 9;
        }},
       {"softcap", [](ProblemSpec& s) { s.softcap = 5; }},
+      {"wide_softcap", [](ProblemSpec& s) { s.softcap = 300; }},
       {"alibi", [](ProblemSpec& s) { s.alibi = s.alibi_by_batch = true; }},
       {"alibi_d128_packed_groups",
        [](ProblemSpec& s) {

@@ -282,6 +282,25 @@ void expect_same(const ProblemSpec& argument, const ProblemSpec& expression, con
   }
 }
 
+/// Sums of one sequence, of a few and of many, in rows that start at multiples of 16 bytes and in others.
+TEST(GradientOfABias, BesideAMask) {
+  for (const int64_t batch : {1, 3, 9}) {
+    for (const int64_t keys : {136, 53}) {
+      ProblemSpec spec = with_mask(mask_named("prefix"));
+      spec.batch = batch;
+      spec.seqlen_q = 70;
+      spec.seqlen_k = keys;
+      spec.head_dim = spec.head_dim_v = 64;
+      spec.bias = spec.dbias = true;
+      spec.bias_broadcast = 1;  // one for all sequences
+      expect_conformance_of_all_types(spec);
+      spec.used_k = std::vector<int32_t>(static_cast<size_t>(batch), 51);
+      spec.window_right = 3;
+      expect_conformance_of_all_types(spec);
+    }
+  }
+}
+
 TEST(SameAsArgument, Alibi) {
   ProblemSpec argument = small_problem(), expression = with_score(score_named("alibi"));
   argument.alibi = true;

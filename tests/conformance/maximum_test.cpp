@@ -56,6 +56,20 @@ TEST(Maximum, Sawtooth) {
   }
 }
 
+/// Blocks that lie before all queries of a tile, behind all of them, and among them.
+TEST(Maximum, SlopesOnBothSides) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    ProblemSpec spec = base(head_dim);
+    spec.seqlen_q = 330;
+    spec.seqlen_k = 500;
+    spec.heads_q = spec.heads_kv = 2;
+    spec.alibi = true;
+    expect_conformance_of_all_types(spec, forward_only());
+    spec.causal = true;
+    expect_conformance_of_all_types(spec, forward_only());
+  }
+}
+
 TEST(Maximum, OneKeyLeaps) {
   constexpr std::array<int64_t, 4> head_dims = {64, 128, 256, 512};
   // The first and last keys of blocks of 64, 80, 96, 112 and 128, and keys inside.

@@ -31,6 +31,7 @@ struct Store {
   uint32_t from;
   TensorMap map;
   std::array<int, TensorMap::kMostRank> at;
+  bool adds = false;      ///< a box whose elements, of 16 bits, are added
   float* sums = nullptr;  ///< not a box: so many bytes of float32 are added here
   uint32_t bytes = 0;
 };
@@ -139,6 +140,15 @@ void perform(const Load& load) {
   b.bytes -= bytes_of_box(load.map);
   complete(b);
 }
+template <class T>
+void add_element(unsigned char* to, const unsigned char* from) {
+  T sum, x;
+  std::memcpy(&sum, to, sizeof sum);
+  std::memcpy(&x, from, sizeof x);
+  sum = from_float<T>(to_float(sum) + to_float(x));
+  std::memcpy(to, &sum, sizeof sum);
+}
+
 void perform(const Store& store) {
   if (store.sums != nullptr) {
     const unsigned char* from = shared_bytes(store.from, store.bytes, 16, "cp.reduce.async.bulk");
@@ -151,8 +161,18 @@ void perform(const Store& store) {
   }
   for_each_chunk(store.map, store.at, [&](uint32_t offset, unsigned char* to, uint32_t bytes) {
     const unsigned char* from = shared_bytes(swizzled(store.map, store.from + offset), tile::kChunkBytes,
-                                             tile::kChunkBytes, "TMA store");
-    if (bytes > 0) std::memcpy(to, from, bytes);
+                                             tile::kChunkBytes, store.adds ? "TMA reduction" : "TMA store");
+    if (!store.adds) {
+      if (bytes > 0) std::memcpy(to, from, bytes);
+      return;
+    }
+    for (uint32_t i = 0; i < bytes; i += 2) {
+      if (store.map.is_bf16) {
+        add_element<Bf16>(to + i, from + i);
+      } else {
+        add_element<F16>(to + i, from + i);
+      }
+    }
   });
 }
 
@@ -354,6 +374,7 @@ CUresult tensor_map_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuu
   }
   tensor.rank = static_cast<uint8_t>(rank);
   tensor.element_bytes = static_cast<uint8_t>(element_bytes);
+  tensor.is_bf16 = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   tensor.swizzle = static_cast<uint8_t>(tile::SwizzleMode::k128);
   std::memcpy(map, &tensor, sizeof tensor);
   return CUDA_SUCCESS;
@@ -386,6 +407,12 @@ void issue(const Store& store) {
 
 void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank) {
   Store store{from, decode(map, rank, from, "TMA store"), {}};
+  std::copy_n(coordinates, rank, store.at.begin());
+  issue(store);
+}
+void tma_add(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank) {
+  Store store{from, decode(map, rank, from, "TMA reduction"), {}};
+  store.adds = true;
   std::copy_n(coordinates, rank, store.at.begin());
   issue(store);
 }

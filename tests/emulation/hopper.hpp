@@ -33,6 +33,7 @@ struct TensorMap {
   uint64_t strides[kMostRank];  ///< bytes; of dimension 0 the size of an element
   uint32_t sizes[kMostRank], box[kMostRank];
   uint8_t rank, element_bytes, swizzle;
+  bool is_bf16;  ///< of elements of 16 bits
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
@@ -47,6 +48,8 @@ void tma_load(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* 
 void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t barrier, const int* coordinates,
                         int rank, uint32_t ctas);
 void tma_store(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
+/// The same, but elements are added.
+void tma_add(const CUtensorMap& map, uint32_t from, const int* coordinates, int rank);
 void tma_store_commit();
 void tma_store_wait_read(int pending);
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);

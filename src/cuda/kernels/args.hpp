@@ -145,6 +145,7 @@ struct BackwardArgs {
   /// Where the blocks of keys of a head are a cluster: how many; and whether every other head has the last block at rank 0.
   int cluster = 0;
   bool mirrors = false;
+  bool adds_dbias = false;    ///< whether the main kernel adds dS to dbias, which holds zeros at first
   int64_t rows = 0;           ///< rows a (batch, head) of the buffers above
   tile::SeenBlocksView seen;  ///< of tiles of keys, where an expression says which queries see them
   int dq_columns = 0;         ///< head_dim as the main kernel pads it: the width of dq_sum

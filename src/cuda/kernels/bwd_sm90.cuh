@@ -46,7 +46,7 @@
 //   full_q[s] full_do[s]        Q and lse_log2, or dO and delta, are there        loaders, bytes -> consumers
 //   empty_q[s] empty_do[s]      nobody reads them any more                        consumers -> loaders
 //   full_ds[b]                  dS of all keys is written                         consumers -> those that compute dQ
-//   empty_ds[b]                 no product reads it any more                      they -> consumers
+//   empty_ds[b]                 nobody reads it any more                         they, and writers that add dbias -> consumers
 //   full_factor[b]              the factor of dS is written where dS will be      first consumer -> second
 //   kFactorTaken                all have read it: dS may take its place           among the second's warps
 //   turn[b] added[b]            this step may be added to dQ, or has been         those that take turns -> dQ, and back
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};
   const int thread = static_cast<int>(threadIdx.x);
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
-  if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b));
+  if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b), args.b.adds_dbias);
   if constexpr (kConfig.dropout) {
     if (thread < 2) memory.work(static_cast<uint32_t>(thread)).set_dropout(args.b.p);
   }

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
   const BwdSm90Memory<Instance> memory{ptx::shared_address(shared)};
   const int thread = static_cast<int>(threadIdx.x);
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // warp-uniform
-  if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b));
+  if (thread == 0) memory.init_barriers(BwdSm90Turn::wanted(args.b), false);
   __syncthreads();  // the barriers are ready
 
   if (warpgroup == 0) {

@@ -55,6 +55,8 @@ struct BwdSm90Config {
   static constexpr int kSliceBytes = kSlice * kSlice * 4;
   /// Whether consumers stage dQ in shared memory for warps that add it.
   constexpr bool stages_dq() const { return !one_gradient && parts == 1 && !chain; }
+  /// Whether the warps that add dQ can add dS to the gradient of a bias as well.
+  constexpr bool adds_dbias() const { return expression && stages_dq(); }
   /// Whether there is room for a slice of dQ of each consumer: staged here, or by another CTA.
   constexpr bool holds_dq() const { return stages_dq() || chain; }
   /// Of a chain: how many steps' routes are kept. dQ of a step is sent in the step behind it, when Q of two more may have been
@@ -280,8 +282,9 @@ struct BwdSm90Memory {
     return {base + kConfig.work_at() + (tile & 1) * kConfig.kWorkBytes};
   }
 
-  /// One thread; the others see them behind a barrier of the CTA. `in_turn`: dQ is added in a fixed order.
-  __device__ __forceinline__ void init_barriers(bool in_turn) const {
+  /// One thread; the others see them behind a barrier of the CTA. `in_turn`: dQ is added in a fixed order. `adds_dbias`: the
+  /// writers read dS, too.
+  __device__ __forceinline__ void init_barriers(bool in_turn, bool adds_dbias) const {
     // Threads of both consumers; and those that read V: of both, or of one warpgroup. Those that write dS, and those that
     // compute dQ, likewise, or where dS is in parts of its consumer. K has 256 readers: both consumers, or the first and the
     // warpgroup of dQ.
@@ -294,7 +297,7 @@ struct BwdSm90Memory {
     }
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       ptx::mbarrier_init(full_ds(buffer), 128 * kConfig.ds_groups());
-      ptx::mbarrier_init(empty_ds(buffer), 128 * kConfig.ds_groups());
+      ptx::mbarrier_init(empty_ds(buffer), 128 * kConfig.ds_groups() + (adds_dbias ? kConfig.kConsumers : 0));
       ptx::mbarrier_init(full_factor(buffer), 128);
       ptx::mbarrier_init(turn(buffer), 1);
       ptx::mbarrier_init(added(buffer), 128);

@@ -183,6 +183,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
 /// Adds what consumer w stages of dQ to dq_sum: at each step that of the step before. One warp, whose first lane issues.
 template <class Instance>
 struct BwdSm90Writer {
+  static constexpr BwdSm90Config kConfig = Instance::kConfig;
   const TmaBackwardArgs& args;
   const BwdSm90Memory<Instance>& memory;
   const int w, lane;
@@ -215,16 +216,38 @@ struct BwdSm90Writer {
     staged = next;
     __syncwarp();  // the warp waits for the next as a whole
   }
+  /// Adds the consumer's dS of step number `count` to the gradient of the bias. One lane.
+  __device__ __forceinline__ void add_dbias(uint32_t count, const BwdSm90Work& work,
+                                            const BwdSm90Steps& steps) const {
+    const RingSlot<kConfig.kBuffers> ds(count);
+    const tile::PairsView& dbias = args.b.p.dbias;
+    const int batch = work[BwdSm90Work::kBatch];
+    ptx::mbarrier_wait(memory.full_ds(ds.index), ds.phase);
+    ptx::async_proxy_fence();  // what the consumer has written, for the reduction
+    ptx::tma_add(args.dbias, memory.ds(ds.index, w), work[BwdSm90Work::kFirstKey] + w * kConfig.kRows,
+                 steps.n * kConfig.tile_m, dbias.head != 0 ? steps.head - batch * args.b.p.heads_q : 0,
+                 dbias.batch != 0 ? batch : 0);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::mbarrier_arrive(memory.empty_ds(ds.index));
+  }
   __device__ __forceinline__ void run() {
-    constexpr BwdSm90Config kConfig = Instance::kConfig;
+    [[maybe_unused]] uint32_t count = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
       const BwdSm90Work work = memory.work(tile);
       BwdSm90Steps steps(args.b, work);
       if (steps.left < 0) break;
-      for (; steps.left > 0; steps.next())
+      for (; steps.left > 0; steps.next()) {
+        if constexpr (kConfig.adds_dbias()) {
+          if (args.b.adds_dbias && lane == 0)
+            add_dbias(count, work, steps);  // before dQ of the step before is staged
+          ++count;
+          __syncwarp();  // the warp waits for what is staged as a whole
+        }
         add({BwdSm90Dq<Instance>::sums_of(args.b, steps),
              BwdSm90Turn::of(args.b, work, steps, kConfig.tile_m, kConfig.tile_n(), w)});
+      }
       ptx::mbarrier_arrive(memory.empty_work(tile));
     }
     if (staged.sums != nullptr) add({});

@@ -112,7 +112,8 @@ struct BwdSm90Scores : BwdSm90Keys<Instance> {
 #pragma unroll
     for (int i = 0; i < kM / 2; i += 2) {
       const float2 base = lse.at(i, memory.lse(s));
-      const float2 t = {tanh_of(acc_s[i] * args.cap_scale), tanh_of(acc_s[i + 1] * args.cap_scale)};
+      const float2 t = {tanh_of_log2(acc_s[i] * args.cap_scale_log2),
+                        tanh_of_log2(acc_s[i + 1] * args.cap_scale_log2)};
       const float2 weight = {ptx::ex2(fmaf(t.x, args.scale_log2, -base.x)),
                              ptx::ex2(fmaf(t.y, args.scale_log2, -base.y))};
       p[i / 8][i % 8 / 2] = pack<T>(weight.x, weight.y);

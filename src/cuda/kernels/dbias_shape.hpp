@@ -20,6 +20,7 @@ struct DBiasShape {
         tiles_q((seqlen_q + tile_m - 1) / tile_m),
         tiles_k((seqlen_k + tile_n - 1) / tile_n) {}
 
+  constexpr int64_t elements() const { return int64_t{batch} * heads * seqlen_q * seqlen_k; }
   constexpr int64_t tiles() const { return static_cast<int64_t>(batch) * heads * tiles_q * tiles_k; }
 };
 

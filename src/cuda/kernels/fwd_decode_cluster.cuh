@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
   send_rows(own, share);
-  if (warp == 0 && args.p.seqlen_q != share.work.span.used_q)
+  if (warp == 0 && share.work.span.length_q != share.work.span.used_q)
     for (int h = share.rank; h < packed_heads(args); h += share.ctas())
       clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
                       1);

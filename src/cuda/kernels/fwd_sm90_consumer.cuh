@@ -67,10 +67,13 @@ struct FwdSm90Consumer {
   static_assert(kTileN % kOfStep == 0 && kDim % kOfStep == 0 && kDimV % 16 == 0);
   static_assert(!kConfig.row_sum_in_mma || kDimV % kConfig.strip() == 0, "ones have a strip of their own");
 
+  /// Whether exponents take what a lane's distances in a block have in common: with 128 keys registers are short.
+  static constexpr bool kShifts = kConfig.alibi && kTileN < 128;
+
   using AccS = float[kTileN / 2];
   using Weights = uint32_t[kParts][kStepsPv][4];
   using Rows = std::conditional_t<kConfig.e4m3, FwdSm90RowsE4M3<kTileN>,
-                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts>>;
+                                  FwdSm90Rows<Operand, kTileN, !kConfig.row_sum_in_mma, kParts, kShifts>>;
 
   const TmaForwardArgs& args;
   const Memory& memory;
@@ -494,20 +497,34 @@ struct FwdSm90Consumer {
       for (size_t r = 0; r < 4; ++r) of_step[r] = dropout.kept(cell[r]);
     });
   }
+  /// ALiBi of block n. Where its keys lie on one side of all rows, what the distances of a lane have in common is left to the
+  /// exponents: an instruction an element for two.
+  __device__ __forceinline__ void add_alibi(AccS& acc_s, int n) {
+    const int first_key = n * kTileN;
+    const bool before = __all_sync(kWholeWarp, first_key + kTileN - 1 <= min(diagonal[0], diagonal[1])),
+               behind = __all_sync(kWholeWarp, first_key >= max(diagonal[0], diagonal[1]));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto distance = static_cast<float>(diagonal[half] - first_key - 2 * (lane_index() % 4));
+      if constexpr (kShifts) {
+        const float factor = before ? alibi_factor[half] : -alibi_factor[half];
+        rows.shift[half] = before || behind ? factor * distance : 0;
+        if (before || behind) {
+          add_columns(acc_s, half, -factor);
+          continue;
+        }
+      }
+      add_distances<-1>(acc_s, half, alibi_factor[half], distance);
+    }
+  }
   /// From Q K^T to scores: softcap, ALiBi or an expression, and the mask where block n needs one.
   __device__ __forceinline__ void apply_terms(AccS& acc_s, int n, const BlockTerms& block,
-                                              const PairTerms& terms) const {
+                                              const PairTerms& terms) {
     if constexpr (kConfig.softcap) {
-      const tile::AttentionParams& p = args.f.p;
 #pragma unroll
-      for (float& s : acc_s) s = p.softcap * tanh_of(s * (p.scale / p.softcap));
+      for (float& s : acc_s) s = tanh_of_log2(s * args.cap_scale_log2);
     }
-    if constexpr (kConfig.alibi) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        add_distances<-1>(acc_s, half, alibi_factor[half],
-                          static_cast<float>(diagonal[half] - n * kTileN - 2 * (lane_index() % 4)));
-    }
+    if constexpr (kConfig.alibi) add_alibi(acc_s, n);
     if constexpr (kConfig.stages_pairs()) {
       apply_with_pairs(acc_s, n, terms);
     } else if constexpr (Expression::kHasScore) {

@@ -17,20 +17,33 @@ namespace fovea::cuda {
 inline constexpr float kMostSum = 8192.0f;
 
 /// Rows of a consumer's thread, over blocks of kTileN keys. With kSums their sums are kept here; otherwise tensor
-/// cores add the weights up.
-template <class T, int kTileN, bool kSums, int kParts>
+/// cores add the weights up. With kShifts all scores of a lane in a row of a block may lack the same number, `shift`.
+template <class T, int kTileN, bool kSums, int kParts, bool kShifts = false>
 struct FwdSm90Rows : OnlineRows {
   using AccS = float[kTileN / 2];
   using Weights = uint32_t[kParts][kTileN / 16][4];
   const float& scale_log2;  ///< a parameter of the kernel, so it takes no register
+  float shift[kShifts ? 2 : 1];
 
   __device__ __forceinline__ explicit FwdSm90Rows(const float& scale) : scale_log2(scale) {}
 
   __device__ __forceinline__ float base(int half) const { return OnlineRows::base(half, scale_log2); }
 
+  /// What a lane's exponents of a row are relative to in this block.
+  __device__ __forceinline__ float base_in_block(int half) const {
+    if constexpr (kShifts) return base_of(row_max[half] - shift[half], scale_log2);
+    return base(half);
+  }
+  /// A row's largest score among the first kTiles * 8 keys of this block.
+  template <int kTiles>
+  __device__ __forceinline__ float largest_in_block(const AccS& acc_s, int half) const {
+    if constexpr (kShifts) return row_maximum(largest_of_lane<kTiles>(acc_s, half) + shift[half]);
+    return largest_of<kTiles>(acc_s, half);
+  }
+
   /// Raises the maxima to those of the block if any row of the warp needs it; whether it did.
   __device__ __forceinline__ bool raise(const AccS& acc_s) {
-    const float largest[2] = {largest_of<kTileN / 8>(acc_s, 0), largest_of<kTileN / 8>(acc_s, 1)};
+    const float largest[2] = {largest_in_block<kTileN / 8>(acc_s, 0), largest_in_block<kTileN / 8>(acc_s, 1)};
     const bool grows = outgrown(0, largest[0], scale_log2) || outgrown(1, largest[1], scale_log2);
     if (!__any_sync(0xffffffffu, grows)) return false;
 #pragma unroll
@@ -43,7 +56,7 @@ struct FwdSm90Rows : OnlineRows {
   __device__ __forceinline__ void guess(const AccS& acc_s) {
     constexpr int kGuessed = kTileN < 32 ? kTileN : 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) row_max[half] = largest_of<kGuessed / 8>(acc_s, half);
+    for (int half = 0; half < 2; ++half) row_max[half] = largest_in_block<kGuessed / 8>(acc_s, half);
   }
   /// Whether every row of the warp has seen a key.
   __device__ __forceinline__ bool all_have_maxima() const {
@@ -52,7 +65,7 @@ struct FwdSm90Rows : OnlineRows {
 
   /// Scores become weights, relative to the maxima.
   __device__ __forceinline__ void weigh(AccS& acc_s) {
-    const float bases[2] = {base(0), base(1)};
+    const float bases[2] = {base_in_block(0), base_in_block(1)};
     float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < kTileN / 2; ++i) {
@@ -70,7 +83,7 @@ struct FwdSm90Rows : OnlineRows {
   /// Packed weights against the maxima of the blocks before, from S, which stays. False when weights exceed the
   /// bound: then nothing else has changed, and they are to be taken again.
   __device__ __forceinline__ bool weigh_stale(const AccS& acc_s, Weights& to) {
-    const float bases[2] = {base(0), base(1)};
+    const float bases[2] = {base_in_block(0), base_in_block(1)};
     float sum[2] = {};
     uint32_t largest = 0;  // of two weights, where nobody adds them up
 #pragma unroll
@@ -102,7 +115,7 @@ struct FwdSm90Rows : OnlineRows {
   /// `factor`. (Beyond 2^127 outputs become NaN, and the row is computed again.)
   __device__ __forceinline__ bool weigh_in_place(AccS& acc_s) {
     static_assert(kSums);
-    const float bases[2] = {base(0), base(1)};
+    const float bases[2] = {base_in_block(0), base_in_block(1)};
     float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < kTileN / 2; i += 2) {

@@ -22,18 +22,22 @@ struct TmaForwardArgs {
   /// Strips of columns of q and of k that stand before those of qv and of v in the products of a score; with no qv more than there are.
   int key_strips = 0;
   int box_keys = 0;
-  /// Of scores after the softcap, if there is one: scale * log2(e), or log2(e). From here it is an operand of
-  /// each instruction that needs it, and takes no register.
+  /// What takes scores to exponents of 2: scale * log2(e); softcap * log2(e) of what tanh gives; log2(e) of an expression's
+  /// scores. From here it is an operand of each instruction that needs it, and takes no register.
   float scale_log2 = 0;
   bool o_in_vectors = false;  ///< o is of the type of q, and may be written in vectors of up to 16 bytes
+  float cap_scale_log2 =
+      0;  ///< with a softcap: 2 log2(e) scale / softcap, which takes products to what tanh is of
 };
 
 /// The backward (bwd_sm90): boxes of q and d_o have the kernel's tile_m rows of one head, those of k and v its tile_n.
 struct TmaBackwardArgs {
   BackwardArgs b;
   CUtensorMap q, k, v, d_o;
-  float scale_log2 = 0;  ///< scale * log2(e); with a softcap softcap * log2(e)
-  float cap_scale = 0;   ///< scale / softcap, where there is one
+  float scale_log2 = 0;      ///< scale * log2(e); with a softcap softcap * log2(e)
+  float cap_scale_log2 = 0;  ///< with a softcap: 2 log2(e) scale / softcap
+  CUtensorMap
+      dbias;  ///< with b.adds_dbias: (seqlen_k, seqlen_q, heads or 1, batch or 1), boxes of 64 keys and tile_m queries
 };
 
 }  // namespace fovea::cuda

@@ -43,6 +43,7 @@ BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const Kern
       backward_layout(p, *kernels.main, properties_of(device).without_sms(options.sm_margin),
                       main.ctas_per_sm, options.deterministic);
   BackwardArgs& args = layout.args;
+  args.adds_dbias = kernels.main_adds_dbias;
   if (args.cluster > 1)  // not all SMs of a GPU lie so that clusters fill them
     args.slots =
         std::min(args.slots, args.cluster * active_clusters(*kernels.main, main, device, args.cluster));
@@ -70,6 +71,14 @@ bool takes_part(const Kernel& kernel, const Kernel& main, const ForwardArgs& arg
 }
 bool takes_part(const Kernel&, const Kernel&, const BackwardArgs&) {
   return true;
+}
+
+/// The bits of tile::AlignedBit of outputs that TMA writes.
+uint32_t output_bits(const ForwardArgs&) {
+  return 0;
+}
+uint32_t output_bits(const BackwardArgs& args) {
+  return args.adds_dbias ? uint32_t{tile::kAlignedDBias} : 0u;
 }
 
 /// What `fovea explain` says behind the main kernel.
@@ -100,7 +109,8 @@ std::string details(const KernelSet& kernels, const BackwardArgs& args) {
     for (const Kernel* kernel : *list)
       others += (others.empty() ? ", with " : ", ") + std::string(kernel->name);
   }
-  return (args.cluster > 1 ? ", dq through clusters of " + std::to_string(args.cluster) : "") + others;
+  return (args.cluster > 1 ? ", dq through clusters of " + std::to_string(args.cluster) : "") +
+         (args.adds_dbias ? ", which adds to dbias" : "") + others;
 }
 
 const auto& binding_of(const ArgsBinding& binding, const ForwardLayout&) {
@@ -249,7 +259,7 @@ CudaPlan<Layout>::CudaPlan(const AttentionProblem& problem, Launches<Layout> fir
   summary = first_.summary;
   int64_t size = first_.layout.workspace_size;
   if (any_address_) {
-    needs_aligned_ = input_bits(problem);
+    needs_aligned_ = input_bits(problem) | output_bits(first_.layout.args);
     size = std::max(size, any_address_->layout.workspace_size);
     summary += "; for pointers that are no multiples of 16 bytes " + any_address_->summary;
   }

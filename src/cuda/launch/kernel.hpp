@@ -131,6 +131,7 @@ struct Kernel {
   bool seen_blocks = false;  ///< walks over the blocks that a kSeenBlocks or kBackwardSeenBlocks kernel finds
   bool writes_dq = false;    ///< backward: dq is complete, with no sums to finish
   bool dk_alone = false;     ///< backward: dk; kBackwardDv and kBackwardDq kernels compute the others
+  bool adds_dbias = false;   ///< backward: adds dS to dbias, where that is its gradient (can_add_dbias)
   bool chain = false;        ///< backward: the blocks of keys of a head are the CTAs of a cluster
   int tile_m = 0, tile_n = 0;  ///< rows of queries and keys of one tile
   int threads = 0;

@@ -33,6 +33,8 @@ const char* kernel_name_pattern();
 
 /// The terms that a problem has.
 uint32_t terms_of(const AttentionProblem& problem);
+/// Whether a main kernel of the backward adds dS to the gradient of the bias. `deterministic`: with the same bits each time.
+bool can_add_dbias(const Kernel& main, const AttentionProblem& problem, bool deterministic);
 /// Those that a kernel knows, compiled for the problem's expression where its source is at hand.
 uint32_t terms_known_by(const Kernel& kernel);
 

@@ -97,7 +97,8 @@ class Collector {
     const auto composed = expr::with_terms_in_expressions(p());
     if (!composed || !composed->expressions) return;
     KernelRequest request = request_of(*composed);
-    request.terms &= ~uint32_t{kTermSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask};
+    request.terms &=
+        ~uint32_t{kTermSoftcap | kTermWideSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask};
     request.terms |= kTermExpression;
     set_.main_text = expression_text(*composed);
     Choice choice = find(kind, request);
@@ -141,7 +142,10 @@ class Collector {
     }
     if (!set_.main->writes_dq) add(set_.after, KernelKind::kPostprocess);
     if (p().has(Role::kKeys)) add(set_.after, KernelKind::kListGradients);
-    if (occupies_memory(p()[Role::kDBias])) add(set_.after, KernelKind::kDBias);
+    if (occupies_memory(p()[Role::kDBias])) {
+      set_.main_adds_dbias = can_add_dbias(*set_.main, p(), asked_.deterministic);
+      if (!set_.main_adds_dbias) add(set_.after, KernelKind::kDBias);
+    }
     if (p().has(Role::kDSink)) add(set_.after, KernelKind::kDSink);
     // Main kernels for lists look at each pair once, and add to the gradients themselves.
     if (same_bits) {

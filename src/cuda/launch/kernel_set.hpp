@@ -24,6 +24,8 @@ struct KernelSet {
   /// The same of the other kernels: they take terms as arguments, and the user's expression alone.
   std::string user_text;
 
+  bool main_adds_dbias = false;  ///< dS to the gradient of the bias, which holds zeros at first
+
   /// What a kernel of the set is compiled for.
   const std::string& text_of(const Kernel& kernel) const;
   /// All of them, in the order of their launches.

@@ -15,15 +15,16 @@ namespace {
 /// Bytes of one cp.async, ld.global.v4 or st.global.v4.
 constexpr int64_t kVectorBytes = 16;
 
-constexpr std::array<std::pair<Role, uint32_t>, 9> kAlignedBits = {{{Role::kQ, tile::kAlignedQ},
-                                                                    {Role::kK, tile::kAlignedK},
-                                                                    {Role::kV, tile::kAlignedV},
-                                                                    {Role::kDO, tile::kAlignedDO},
-                                                                    {Role::kO, tile::kAlignedO},
-                                                                    {Role::kDQ, tile::kAlignedDQ},
-                                                                    {Role::kDK, tile::kAlignedDK},
-                                                                    {Role::kDV, tile::kAlignedDV},
-                                                                    {Role::kQV, tile::kAlignedQV}}};
+constexpr std::array<std::pair<Role, uint32_t>, 10> kAlignedBits = {{{Role::kQ, tile::kAlignedQ},
+                                                                     {Role::kK, tile::kAlignedK},
+                                                                     {Role::kV, tile::kAlignedV},
+                                                                     {Role::kDO, tile::kAlignedDO},
+                                                                     {Role::kO, tile::kAlignedO},
+                                                                     {Role::kDQ, tile::kAlignedDQ},
+                                                                     {Role::kDK, tile::kAlignedDK},
+                                                                     {Role::kDV, tile::kAlignedDV},
+                                                                     {Role::kQV, tile::kAlignedQV},
+                                                                     {Role::kDBias, tile::kAlignedDBias}}};
 
 // AttentionParams has a field for each role that attention reads or writes, with its name: a pointer, followed by the
 // strides that kernels step along (all but that of a contiguous last dimension).

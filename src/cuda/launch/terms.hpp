@@ -6,10 +6,15 @@
 
 namespace fovea::cuda {
 
+/// The kernels of Hopper with a softcap of their own take a tanh whose error is absolute, 2^-21: times this, 3e-5 of a score, it
+/// is what rounding a score of some hundreds in float32 costs.
+inline constexpr double kMostFastSoftcap = 64;
+
 /// X(Name, name, text, condition): the enumerator kTerm<Name>, the name in instances.toml (tools/make_instances.py reads
 /// this list), what messages call it, and when a problem `p` has it.
 #define FOVEA_TERMS(X)                                                                                       \
   X(Softcap, softcap, "softcap", p.softcap > 0)                                                              \
+  X(WideSoftcap, wide_softcap, "a softcap above 64", p.softcap > kMostFastSoftcap)                           \
   X(Alibi, alibi, "alibi", p.has(Role::kAlibi))                                                              \
   X(Bias, bias, "bias", p.has(Role::kBias))                                                                  \
   X(Mask, mask, "mask", p.has(Role::kMask))                                                                  \

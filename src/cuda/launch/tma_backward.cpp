@@ -3,6 +3,7 @@
 #include <new>
 
 #include "cuda/kernels/bf16x3.hpp"
+#include "cuda/kernels/dbias_shape.hpp"
 #include "cuda/kernels/tma_args.hpp"
 #include "cuda/launch/args_binding.hpp"
 #include "cuda/launch/driver.hpp"
@@ -11,6 +12,21 @@
 
 namespace fovea::cuda {
 namespace {
+
+/// The gradient of a bias that the main kernel adds dS to: its map, and zeros.
+void bind_dbias(const LaunchInput<BackwardLayout>& launch, CUtensorMap& map) {
+  const Kernel& kernel = launch.kernel;
+  const tile::AttentionParams& p = launch.args.p;
+  const DBiasShape shape(p, kernel.tile_m, kernel.tile_n);
+  map = tensor_map(p.dbias.data, kernel.dtype,
+                   std::array<TmaDimension, 4>{{{shape.seqlen_k, 1, kTmaColumns},
+                                                {shape.seqlen_q, p.dbias.row, kernel.tile_m},
+                                                {shape.heads, p.dbias.head, 1},
+                                                {shape.batch, p.dbias.batch, 1}}},
+                   kernel.name);
+  const size_t bytes = static_cast<size_t>(shape.elements()) * static_cast<size_t>(size_of(kernel.dtype));
+  set_words(p.dbias.data, 0, bytes / 4, launch.stream);  // rows are multiples of 16 bytes
+}
 
 void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   static_assert(sizeof(TmaBackwardArgs) <= kMaxArgsBytes);
@@ -34,7 +50,8 @@ void bind_backward(const LaunchInput<BackwardLayout>& launch, void* to) {
   all.k = map_of_keys(k, dtype, p, columns, kTmaColumns, kernel.tile_n, kernel.name);
   all.v = map_of_keys(v, dtype, p, columns_v, kTmaColumns, kernel.tile_n, kernel.name);
   all.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * tile::kLog2e;
-  if (p.softcap > 0) all.cap_scale = p.scale / p.softcap;
+  if (p.softcap > 0) all.cap_scale_log2 = 2 * tile::kLog2e * p.scale / p.softcap;
+  if (all.b.adds_dbias) bind_dbias(launch, all.dbias);
 }
 
 /// As map_of_keys, of queries: multicasts take no fifth dimension.

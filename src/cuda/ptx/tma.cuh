@@ -47,6 +47,17 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
+/// Adds a box of shared memory at `from` to the tensor, whose elements are float16 or bfloat16, each sum rounded to that, in any
+/// order with other additions (cp.reduce.async.bulk.tensor). In the groups of bulk.cuh.
+__device__ __forceinline__ void tma_add(const CUtensorMap& map, uint32_t from, int c0, int c1, int c2,
+                                        int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(reinterpret_cast<uint64_t>(&map)),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 /// What this thread wrote to shared memory by ordinary stores becomes visible to wgmma.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

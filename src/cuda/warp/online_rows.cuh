@@ -51,14 +51,19 @@ __device__ __forceinline__ float row_total(float x) {
   return x;
 }
 
-/// Largest score of row `half` among the first kTiles * 8 keys of the block.
+/// Largest score of this lane's in row `half` among the first kTiles * 8 keys of the block.
 template <int kTiles, class Acc>
-__device__ __forceinline__ float largest_of(const Acc& acc_s, int half) {
+__device__ __forceinline__ float largest_of_lane(const Acc& acc_s, int half) {
   float largest = fmaxf(element(acc_s, 0, 2 * half), element(acc_s, 0, 2 * half + 1));
 #pragma unroll
   for (int n = 1; n < kTiles; ++n)
     largest = fmaxf(largest, fmaxf(element(acc_s, n, 2 * half), element(acc_s, n, 2 * half + 1)));
-  return row_maximum(largest);
+  return largest;
+}
+/// The same of all lanes'.
+template <int kTiles, class Acc>
+__device__ __forceinline__ float largest_of(const Acc& acc_s, int half) {
+  return row_maximum(largest_of_lane<kTiles>(acc_s, half));
 }
 
 /// Scores of row `half` outside of the keys `seen` become -inf; this lane's first key is `first_key`.
@@ -150,13 +155,10 @@ struct OnlineRows {
   }
 };
 
-/// tanh, absolute error below 2^-22, and relative where it is small.
-__device__ __forceinline__ float tanh_of(float x) {
-  const float square = x * x;
-  const float series =
-      x * fmaf(square, fmaf(square, fmaf(square, -0.05396825397f, 0.13333333333f), -0.33333333333f), 1.0f);
-  const float whole = 1.0f - __fdividef(2.0f, 1.0f + ptx::ex2(x * (2 * tile::kLog2e)));
-  return square < 0.04f ? series : whole;
+/// tanh(x) of `x_log2` = 2 log2(e) x, with an absolute error below 2^-21. (A small x loses its relative precision: scores may
+/// be off by 2^-21 of the softcap, which kMostSigmoidSoftcap bounds.)
+__device__ __forceinline__ float tanh_of_log2(float x_log2) {
+  return fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(x_log2)), 1.0f);
 }
 
 /// The end of a row.

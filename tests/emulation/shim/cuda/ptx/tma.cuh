@@ -23,6 +23,10 @@ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, uint32_t bar
   const int at[] = {c0, c1, c2, c3};
   emulation::tma_load_multicast(to, map, barrier, at, 4, ctas);
 }
+inline void tma_add(const CUtensorMap& map, uint32_t from, int c0, int c1, int c2, int c3) {
+  const int at[] = {c0, c1, c2, c3};
+  emulation::tma_add(map, from, at, 4);
+}
 inline void async_proxy_fence() {}
 
 }  // namespace fovea::cuda::ptx
