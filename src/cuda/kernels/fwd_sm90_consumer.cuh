@@ -266,7 +266,8 @@ struct FwdSm90Consumer {
     all_begun = false;
     if constexpr (kConfig.e4m3) begin_sequence();
     if constexpr (kConfig.alibi) begin_alibi();
-    if constexpr (Expression::kHasScore) steep = true;  // nobody knows how a score of the user's grows
+    // Nobody knows how a score of the user's grows; where scores stay until the weights are known, nobody needs to.
+    if constexpr (Expression::kHasScore && kConfig.intra_warpgroup_overlap) steep = true;
   }
   /// Factors are those of a sequence and key head.
   __device__ __forceinline__ void begin_sequence() {

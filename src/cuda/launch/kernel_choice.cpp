@@ -389,12 +389,12 @@ uint32_t terms_known_by(const Kernel& k) {
                                k.kind == KernelKind::kNamedPeaks || k.kind == KernelKind::kNamedSums;
   const bool general = k.source.text != nullptr && (k.terms & kAllTerms) == kAllTerms;
   if (!computes_scores)
-    return k.terms | kTermExpression | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |
+    return k.terms | kTermExpressions | kTermLists | kTermCache | kTermPages | kTermKeysOf8Bits |
            kTermQueriesOf8Bits | kTermQueriesOfValues;
   const bool by_lists = (k.terms & kTermLists) != 0;
   // A copy of float32 operands as bf16x3 has the rows of the tensors.
   const bool of_cache = k.kind == KernelKind::kForward && !k.bf16x3 && !by_lists;
-  return k.terms | (general ? uint32_t{kTermExpression} : 0u) | (of_cache ? uint32_t{kTermCache} : 0u) |
+  return k.terms | (general ? kTermExpressions : 0u) | (of_cache ? uint32_t{kTermCache} : 0u) |
          (k.pages ? uint32_t{kTermPages} : 0u) | (k.e4m3_keys ? uint32_t{kTermKeysOf8Bits} : 0u) |
          (k.e4m3_queries ? uint32_t{kTermQueriesOf8Bits} : 0u) |
          (k.multiplies_qv ? uint32_t{kTermQueriesOfValues} : 0u);

@@ -99,7 +99,6 @@ class Collector {
     KernelRequest request = request_of(*composed);
     request.terms &=
         ~uint32_t{kTermSoftcap | kTermWideSoftcap | kTermAlibi | kTermBias | kTermMask | kTermBlockMask};
-    request.terms |= kTermExpression;
     set_.main_text = expression_text(*composed);
     Choice choice = find(kind, request);
     set_.clause = std::move(choice.clause);

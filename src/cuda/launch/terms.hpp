@@ -26,7 +26,8 @@ inline constexpr double kMostFastSoftcap = 64;
   /* The forward writes it, or merges parts by it. */                                                        \
   X(Lse, lse, "lse", p.pass == Pass::kForward && p.has(Role::kLse))                                          \
   /* Of kernels that are compiled for it alone. */                                                           \
-  X(Expression, expression, "score or sees", p.expressions != nullptr)                                       \
+  X(Score, score, "score", p.expressions&& p.expressions->score)                                             \
+  X(Sees, sees, "sees", p.expressions&& p.expressions->sees)                                                 \
   X(Lists, lists, "lists of keys", p.has(Role::kKeys))                                                       \
   X(Cache, cache, "keys of a cache (cache_batch, leftpad_k, or cu_seqlens_q alone)",                         \
     p.has(Role::kCacheBatch) || p.has(Role::kLeftPadK) || p.packed != p.packed_k)                            \
@@ -50,11 +51,12 @@ enum Term : uint32_t {
 #undef FOVEA_TERM
 };
 inline constexpr uint32_t kNoTerms = 0;
+inline constexpr uint32_t kTermExpressions = kTermScore | kTermSees;
 /// Terms that only enter the end of a row, and cost nearly every kernel nothing.
 inline constexpr uint32_t kPlainTerms = kTermSink | kTermLse;
 /// All that a general kernel knows: what depends on where keys lie is apart (terms_known_by).
 inline constexpr uint32_t kAllTerms =
-    ((1u << term_bits::kCount) - 1) & ~(kTermExpression | kTermLists | kTermCache | kTermPages |
+    ((1u << term_bits::kCount) - 1) & ~(kTermExpressions | kTermLists | kTermCache | kTermPages |
                                         kTermKeysOf8Bits | kTermQueriesOf8Bits | kTermQueriesOfValues);
 
 }  // namespace fovea::cuda
