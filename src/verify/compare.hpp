@@ -13,7 +13,8 @@
 //                                    error of weights; r = max(8, d / 16) for heads of d
 //   2 A t                            rows that are rotated are rounded to the type once more, and a float32 result beside the
 //                                    middle of two numbers goes either way: t = 4 u_type scale max |q| max |k| for one such
-//                                    element of q and one of k in a score
+//                                    element of q and one of k in a score; with a softcap c on cuda_sm90, whose tanh has an
+//                                    absolute error of 2^-21, t = c 2^-22
 //   one smallest step of the output type
 //
 // w(n) = min(1, 4 / sqrt(n)): the largest of n independent errors is close to its worst case in the plain
@@ -139,7 +140,8 @@ class Comparison {
     const double of_float = unit_roundoff(Type::kF32) *
                             (2 + implementation_.score_roundings * (1 + implementation_.score_magnitude) *
                                      luck(implementation_.rows));
-    return unit_roundoff(out_) * x + (of_type + of_float + 2 * implementation_.score_step) * a +
+    return unit_roundoff(out_) * x +
+           (of_type + of_float + 2 * (implementation_.score_step + implementation_.tanh_step)) * a +
            of_exact * a_exact + step;
   }
 

@@ -78,19 +78,21 @@ class Plain {
     v_norm_ = row_norms(v_, s_.head_dim_v);
     allow_for_scores_of("");
   }
-  /// Sets `score_roundings` to what a backend may do.
+  /// Sets what a backend may do to scores.
   void allow_for_scores_of(const std::string& backend) {
     const bool of_8_bits = s_.e4m3_queries && backend == "cuda_sm90";
     score_roundings = of_8_bits ? 0x1p-13 / unit_roundoff(Type::kF32)
                                 : std::max(8.0, static_cast<double>(s_.score_dim()) / 16);
+    tanh_step = backend == "cuda_sm90" ? s_.softcap * 0x1p-22 : 0;
   }
 
   std::map<Role, PlainOutput> outputs;
   /// Largest sum of absolute terms of any score: float32 rounding errors of scores grow with it.
   double score_magnitude = 0;
   double score_roundings = 0;  ///< r of the floor (compare.hpp)
-  /// What a score may be off because q and k were rotated and rounded again (compare.hpp).
-  double score_step = 0;
+  /// Half of what a score may be off because q and k were rotated and rounded again, and because of the tanh of a softcap
+  /// (compare.hpp).
+  double score_step = 0, tanh_step = 0;
   /// Rows of queries that took part.
   double rows = 0;
 
