@@ -30,14 +30,27 @@ constexpr int whole_sections(int64_t heads, int64_t section, int64_t last) {
   return heads > last ? static_cast<int>((heads - last) / section) : 0;
 }
 
+/// A head of a sequence.
+struct HeadOfSequence {
+  int head, batch;
+};
+/// Number `plane` of all heads of all sequences: the heads of one sequence side by side, or the sequences of one head, so that what
+/// sequences share is read once.
+constexpr HeadOfSequence head_of_plane(int plane, int heads, int batch, bool sequences_first) {
+  if (sequences_first) return {plane / batch, plane % batch};
+  return {plane % heads, plane / heads};
+}
+
 /// The blocks of sequences of one length. Indices go section by section; inside a section block by block; for each block
-/// over the heads (of one sequence, then the next); and for each of these over the splits.
+/// over the heads (of one sequence, then the next; with `sequences_first` over the sequences of one head, then the next); and for
+/// each of these over the splits.
 struct TileGrid {
   int blocks = 0, heads = 0, batch = 0;
   int splits = 1;
   int section = 1;          ///< heads of a section, whose keys and values fit the L2 cache
   int whole = 0;            ///< sections of so many; the heads that are left make the last one
   bool descending = false;  ///< the last block first
+  bool sequences_first = false;
 
   constexpr int64_t count() const { return int64_t{blocks} * heads * batch * splits; }
 
@@ -47,8 +60,8 @@ struct TileGrid {
     const int first_plane = at * section, rest = index - at * in_whole_section;
     const int width = (at < whole ? section : heads * batch - first_plane) * splits;
     const int block = rest / width, plane = first_plane + rest % width / splits;
-    return {descending ? blocks - 1 - block : block, plane % heads, plane / heads, rest % width % splits,
-            true};
+    const HeadOfSequence of = head_of_plane(plane, heads, batch, sequences_first);
+    return {descending ? blocks - 1 - block : block, of.head, of.batch, rest % width % splits, true};
   }
 };
 
@@ -101,7 +114,7 @@ struct PackedGrid {
   constexpr int64_t count() const { return int64_t{sequences.count()} * heads * splits; }
 
   constexpr WorkTile at(int index) const {
-    const WorkTile place = TileGrid{sequences.count(), heads, 1, splits, section, whole, false}.at(index);
+    const WorkTile place = TileGrid{sequences.count(), heads, 1, splits, section, whole}.at(index);
     WorkTile tile = sequences.at(place.block);
     tile.head = place.head;
     tile.split = place.split;

@@ -30,7 +30,7 @@ TEST(TileGrid, EveryTileOnce) {
           for (int section = 1; section <= heads * batch + 2; ++section) {
             for (const bool descending : {false, true}) {
               const int last = 1 + section % 4, whole = whole_sections(heads * batch, section, last);
-              const TileGrid grid{blocks, heads, batch, splits, section, whole, descending};
+              const TileGrid grid{blocks, heads, batch, splits, section, whole, descending, section % 2 == 0};
               std::set<Key> seen;
               for (int index = 0; index < grid.count(); ++index) {
                 const WorkTile t = grid.at(index);
@@ -45,6 +45,17 @@ TEST(TileGrid, EveryTileOnce) {
         }
       }
     }
+  }
+}
+
+/// What sequences share is read once where all of them are in a section of one head.
+TEST(TileGrid, SequencesOfAHeadAreNeighbours) {
+  const TileGrid grid{5, 6, 4, 1, 4, whole_sections(24, 4, 1), true, true};
+  for (int index = 0; index < grid.count(); ++index) {
+    const WorkTile t = grid.at(index);
+    ASSERT_EQ(t.head, index / (4 * 5));
+    ASSERT_EQ(t.batch, index % 4);
+    ASSERT_EQ(t.block, 4 - index / 4 % 5);
   }
 }
 

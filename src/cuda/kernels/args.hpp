@@ -17,6 +17,8 @@ namespace fovea::cuda {
 struct ForwardArgs {
   tile::AttentionParams p;
   bool pack_group = false;
+  /// Whether tiles of the sequences of a head are neighbours, for kernels with expressions: where these read what sequences share.
+  bool sequences_first = false;
   /// With pack_group: floor(2^32 / group) + 1, so that the upper half of row * query_magic is row / group.
   /// Exact while row * group < 2^32, which is when the launch may pack.
   uint32_t query_magic = 0;
@@ -85,7 +87,7 @@ constexpr int query_of_row(const ForwardArgs& args, int row) {
 }
 
 /// Tiles of `tile_m` rows, the longest first.
-constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m) {
+constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m, bool sequences_first = false) {
   const tile::AttentionParams& p = args.p;
   const int heads = args.pack_group ? p.heads_kv : p.heads_q, group = args.pack_group ? p.group : 1;
   const bool descending = tile::later_queries_first(p);
@@ -98,7 +100,8 @@ constexpr tile::QueryTiles query_tiles(const ForwardArgs& args, int tile_m) {
                 args.num_splits,
                 args.heads_at_once,
                 args.whole_sections,
-                descending};
+                descending,
+                sequences_first};
   tiles.packed_grid = {{p.cu_seqlens_q, p.batch, p.total_q, tile_m, group, descending},
                        heads,
                        args.num_splits,
@@ -145,10 +148,11 @@ struct BackwardArgs {
   /// Where the blocks of keys of a head are a cluster: how many; and whether every other head has the last block at rank 0.
   int cluster = 0;
   bool mirrors = false;
-  bool adds_dbias = false;    ///< whether the main kernel adds dS to dbias, which holds zeros at first
-  int64_t rows = 0;           ///< rows a (batch, head) of the buffers above
-  tile::SeenBlocksView seen;  ///< of tiles of keys, where an expression says which queries see them
-  int dq_columns = 0;         ///< head_dim as the main kernel pads it: the width of dq_sum
+  bool sequences_first = false;  ///< as in ForwardArgs
+  bool adds_dbias = false;       ///< whether the main kernel adds dS to dbias, which holds zeros at first
+  int64_t rows = 0;              ///< rows a (batch, head) of the buffers above
+  tile::SeenBlocksView seen;     ///< of tiles of keys, where an expression says which queries see them
+  int dq_columns = 0;            ///< head_dim as the main kernel pads it: the width of dq_sum
 
   static constexpr int kRowPadding = 128;  ///< the largest query tile of any main kernel
   /// One turn for so many rows and columns: the smallest tile of any main kernel.

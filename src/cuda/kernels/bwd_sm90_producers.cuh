@@ -11,9 +11,9 @@
 
 namespace fovea::cuda {
 
-/// A block of keys of a key head, counted over all sequences.
+/// A block of keys of a key head, counted over all sequences (tile::head_of_plane).
 struct BwdSm90Place {
-  int head, block;
+  int plane, block;
 };
 /// Sections of heads_at_once heads, in each block by block, the first keys, which most causal queries see, first; the last first
 /// where the order of additions is fixed (BwdSm90Turn).
@@ -41,11 +41,13 @@ __device__ __forceinline__ bool bwd_sm90_make_work(const BackwardArgs& b, int in
   constexpr bool kChain = Instance::kConfig.chain;
   constexpr int kTileN = Instance::kConfig.tile_n();
   const tile::AttentionParams& p = b.p;
-  const auto [head, block] = kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
-  const int first_key = block * kTileN, batch = head / p.heads_kv;
+  const auto [plane, block] = kChain ? bwd_sm90_place_in_chain(b, index, work) : bwd_sm90_place(b, index);
+  const auto [head, batch] =
+      tile::head_of_plane(plane, p.heads_kv, p.batch, Instance::kConfig.expression && b.sequences_first);
+  const int first_key = block * kTileN;
   work.set(BwdSm90Work::kFirstKey, first_key);
   work.set(BwdSm90Work::kBatch, batch);
-  work.set(BwdSm90Work::kHeadKv, head - batch * p.heads_kv);
+  work.set(BwdSm90Work::kHeadKv, head);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);
   if (first_key >= span.used_k) return false;
   work.set(BwdSm90Work::kRowQ, static_cast<int>(span.row_q));

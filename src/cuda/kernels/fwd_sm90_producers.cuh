@@ -105,7 +105,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
   }
   constexpr int kTileM = Memory::kConfig.tile_m(), kTileN = Memory::kConfig.tile_n;
   const ForwardArgs& f = args.f;
-  const tile::QueryTiles tiles = query_tiles(f, kTileM);
+  const tile::QueryTiles tiles = query_tiles(f, kTileM, Memory::kConfig.expression && f.sequences_first);
   constexpr unsigned kCluster = Memory::kConfig.cluster;
   const int count = static_cast<int>(tiles.count()), own = static_cast<int>(blockIdx.x / kCluster);
   const int all = static_cast<int>(gridDim.x / kCluster);

@@ -30,7 +30,7 @@ struct FwdSm90WideConfig {
   static constexpr int kMostShared = FwdSm90Config::kMostShared;
   static constexpr int work_tile_bytes() { return 96; }  ///< of FwdSm90WorkTile
   // Of the pieces shared with fwd_sm90.
-  static constexpr bool dropout = false, row_sum_in_mma = false, e4m3 = false;
+  static constexpr bool dropout = false, row_sum_in_mma = false, e4m3 = false, expression = false;
   static constexpr int row_groups() { return 1; }
   static constexpr bool plans_ahead() { return false; }
   constexpr int columns_o() const { return head_dim_v / kConsumers; }

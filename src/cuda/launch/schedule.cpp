@@ -261,10 +261,18 @@ int num_splits_of(const AttentionProblem& p, const Kernel& kernel, bool pack_gro
   return static_cast<int>(std::max<int64_t>(1, std::min({int64_t{asked.most}, steps, kMostSplits, largest})));
 }
 
+/// Whether sequences share a bias that their heads do not: those of a head side by side read it from L2, and add to its gradient
+/// there.
+bool shares_bias(const AttentionProblem& p) {
+  const TensorDesc& bias = p[Role::kBias];
+  return p.has(Role::kBias) && !p.packed && p.batch > 1 && bias.stride[0] == 0 && bias.stride[1] != 0;
+}
+
 /// Which tiles a forward computes side by side. `args` has the packing of groups and the slots.
 void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
                  ForwardArgs& args) {
   args.heads_at_once = heads_at_once(p, args.pack_group, device.l2_bytes);
+  args.sequences_first = shares_bias(p);
   if (kernel.persistent && !tiles_differ(p)) {
     // CTAs that stay and have tiles of one length read the same heads at the same time: a quarter of a wave
     // of neighbours (512 to 2,048 keys: 3 % faster than what the cache would hold, H200).
@@ -390,8 +398,10 @@ BackwardLayout backward_layout(const AttentionProblem& p, const Kernel& kernel,
     const int64_t blocks =
         p.packed ? std::max<int64_t>(1, ceil_div(p.total_k, p.batch * kernel.tile_n)) : args.key_blocks;
     const int64_t filling = ceil_div(args.slots, blocks), tiles_each = tiles_differ(p) ? 2 : 1;
-    args.heads_at_once =
-        static_cast<int>(std::clamp<int64_t>(filling * (deterministic ? 1 : tiles_each), 1, heads));
+    args.sequences_first = shares_bias(p);
+    const int64_t whole = args.sequences_first && p.batch <= 2 * filling ? p.batch : 1;  // all that share
+    args.heads_at_once = static_cast<int>(
+        std::clamp<int64_t>(ceil_div(filling * (deterministic ? 1 : tiles_each), whole) * whole, 1, heads));
     args.whole_sections = tile::whole_sections(heads, args.heads_at_once, filling * tiles_each);
   }
   if (kernel.chain) {
