@@ -44,7 +44,7 @@ FAMILY_KEYS = {"header", "kind", "backend", "entry", "config", "fields", "thread
                "value_slice", "grid", "args", "tma", "persistent", "group_divides", "bf16x3", "e4m3_keys", "e4m3_queries", "e4m3_operands", "pages", "multiplies_qv", "stream_k", "splits_in_cluster", "seen_blocks", "writes_dq", "dk_alone", "adds_dbias", "chain", "can_split",
                "can_pack", "aligned_only",
                "oldest", "specific", "code_paths", "sass", "library", "instances"}
-INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "rate",
+INSTANCE_KEYS = {"dtypes", "head_dim", "head_dim_v", "variant", "terms", "min_capability", "max_capability", "min_keys", "most_keys", "rate", "unequal_rate",
                  "config", "runtime"}
 REQUIRED = {"header", "kind", "backend", "entry", "threads", "oldest", "instances"}
 
@@ -182,8 +182,9 @@ def kernels_of(key, family):
             for member in ("min_keys", "most_keys"):
                 if member in row:
                     members.append((member, row[member]))
-            if "rate" in row:
-                members.append(("rate", row["rate"]))
+            for member in ("rate", "unequal_rate"):
+                if member in row:
+                    members.append((member, row[member]))
             members.append(("min_capability", first))
             if last < NEWEST:
                 members.append(("max_capability", last))

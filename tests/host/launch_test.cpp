@@ -214,6 +214,21 @@ TEST(KernelTable, TilesAreChosenByTheTimeTheyWouldTake) {
   EXPECT_EQ(rows_of_chosen_tile(causal), 192);
 }
 
+TEST(KernelTable, RatesOfTilesOfManyLengthsAreTheirOwn) {
+  Kernel even = kPlain64, queued = kPlain64;
+  even.name = "even", even.rate = 100;
+  queued.name = "queued", queued.rate = 90, queued.unequal_rate = 104;
+  const std::array<const Kernel*, 2> table = {&even, &queued};
+  const DeviceProperties device = hopper();
+  const auto choice = [&](bool causal) {
+    AttentionProblem p = problem(32, 512, 512, 16, 16, 64);
+    if (causal) p.window_right = 0;
+    return choose_kernel(table, KernelKind::kForward, Family::kMmaSm80, KernelRequest(p, device)).kernel;
+  };
+  EXPECT_EQ(choice(false), &even);
+  EXPECT_EQ(choice(true), &queued);
+}
+
 TEST(KernelTable, TmaTakesNoOddStridesAndNothingEmpty) {
   const Kernel kernel = tiles_of_three_sizes()[0];
   AttentionProblem p = problem(2, 512, 512, 16, 16, 128);

@@ -101,11 +101,18 @@ struct FwdSm90Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       sum[half] = kConfig.row_sum_in_mma ? acc_o[kColumns / 2 + 2 * half] : row_total(rows.row_sum[half]);
-    if (f.num_splits == 1 && f.p.lse.data == nullptr && f.p.sink == nullptr) {  // usual, and much shorter
+    if (f.num_splits == 1 && f.p.sink == nullptr) {  // usual, and much shorter
       const int used_row = work.span.used_q * packed_heads(f);
+      const bool writes_lse = f.p.lse.data != nullptr && lane % 4 == 0 && first_column == 0;
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        factor[half] = row_at(half) < used_row && sum[half] != 0.0f ? ptx::rcp(sum[half]) : 0.0f;
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_at(half);
+        const bool used = row < used_row && sum[half] != 0.0f;
+        factor[half] = used ? ptx::rcp(sum[half]) : 0.0f;
+        if (writes_lse && row < work.end_row)
+          write_lse(f, work, query_row(f, work, row),
+                    used ? (rows.base(half) + log2f(sum[half])) * tile::kLn2 : -INFINITY);
+      }
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -142,6 +142,8 @@ struct Kernel {
   /// Percent of the rate that the fastest kernel of the same head sizes reaches on large problems. Kernels that
   /// have one are chosen by the time that their tiles would take: large tiles waste less, small ones fill more SMs.
   int rate = 0;
+  int unequal_rate =
+      0;  ///< likewise on problems whose tiles are of many lengths (a causal mask); 0: as `rate`
   int min_capability = 75;  ///< 10 * major + minor
   int max_capability = 0;   ///< 0: no limit
 };

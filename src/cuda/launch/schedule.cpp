@@ -112,7 +112,6 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_cou
                         : p.batch * ceil_div(rows, kernel.tile_m));
   // Start and end of a tile cost about as much as so many keys of it.
   constexpr double kFixedKeys = 200;
-  const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / kernel.rate; };
   const auto blocks = static_cast<double>(ceil_div(p.seqlen_k, std::max(1, kernel.tile_n)));
   double longest = blocks * kernel.tile_n, average = longest;
   if (p.window_right >= 0) average = std::max(longest - static_cast<double>(p.seqlen_q) / 2, longest / 2);
@@ -122,6 +121,8 @@ double time_of_tiles(const AttentionProblem& p, const Kernel& kernel, int sm_cou
     longest = std::min(longest, wide);
     average = std::min(average, wide);
   }
+  const int rate = average < longest && kernel.unequal_rate > 0 ? kernel.unequal_rate : kernel.rate;
+  const auto tile_time = [&](double keys) { return kernel.tile_m * (keys + kFixedKeys) / rate; };
   const auto slots = static_cast<double>(std::max(1, sm_count));
   const double turns = static_cast<double>(tiles) / slots;
   // Tiles of one length take whole turns; of many lengths, longest first, they even out.
