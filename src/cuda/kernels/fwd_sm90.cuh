@@ -21,6 +21,7 @@
 // Files
 //   fwd_sm90_config.cuh     configuration, shared memory, the work tile of a consumer
 //   fwd_sm90_producers.cuh  the threads that plan tiles and load Q, K and V
+//   fwd_sm90_scores.cuh     terms of the score, what is not seen, what dropout keeps
 //   fwd_sm90_consumer.cuh   Q K^T, softmax, P V, and the two schedules
 //   fwd_sm90_softmax.cuh    weights of a block; fwd_sm90_softmax_e4m3.cuh those of 8 bits
 //   fwd_sm90_sums.cuh       sums of O in shared memory, of operands of 8 bits
