@@ -111,7 +111,7 @@ struct FwdSm90Epilogue {
         factor[half] = used ? ptx::rcp(sum[half]) : 0.0f;
         if (writes_lse && row < work.end_row)
           write_lse(f, work, query_row(f, work, row),
-                    used ? (rows.base(half) + log2f(sum[half])) * tile::kLn2 : -INFINITY);
+                    used ? (rows.base(half) + log2_of_sum(sum[half])) * tile::kLn2 : -INFINITY);
       }
     } else {
 #pragma unroll

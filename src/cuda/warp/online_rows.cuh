@@ -161,6 +161,14 @@ __device__ __forceinline__ float tanh_of_log2(float x_log2) {
   return fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(x_log2)), 1.0f);
 }
 
+/// log2 of a row's sum of weights, with an absolute error of 2^-22: that of its mantissa, so that the exponent costs no digits.
+__device__ __forceinline__ float log2_of_sum(float sum) {
+  constexpr int kMantissaBits = 23, kBias = 127;
+  const int bits = __float_as_int(sum), mantissa = bits & ((1 << kMantissaBits) - 1);
+  return static_cast<float>((bits >> kMantissaBits) - kBias) +
+         ptx::lg2(__int_as_float(mantissa | kBias << kMantissaBits));
+}
+
 /// The end of a row.
 struct RowEnd {
   float factor = 0;            ///< normalises the weighted sum of values
