@@ -246,14 +246,28 @@ const Steps& steps_of(bool masked, bool added, bool fetched) {
   return *kSteps[masked][fetched ? 2 : added ? 1 : 0];
 }
 
+/// What the element of the first row and key keys.first + at adds.
+float element_of(const Column& column, int64_t at) {
+  const void* row = column.elements[0];
+  const float element = column.dtype == DType::kF16    ? to_float(static_cast<const F16*>(row)[at])
+                        : column.dtype == DType::kBF16 ? to_float(static_cast<const Bf16*>(row)[at])
+                                                       : static_cast<const float*>(row)[at];
+  return element * column.factors[0];
+}
+
 /// The strip of a run to which the most is added, judged by the first row and a key that exists; -1 where that is not much more than what the first strip
 /// has. It depends on no other column, so that results do not depend on the height of tiles.
 int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
   const int64_t first = std::max(keys.first, column.any.begin) & -kStrip,
                 end = std::min(keys.end, column.any.end);
   const auto added = [&](int64_t key) {
-    return column.distance[-(std::min(key + kStrip / 2, end - 1) - keys.first) * column.step];
+    const int64_t at = std::min(key + kStrip / 2, end - 1) - keys.first;
+    return column.distance != nullptr ? column.distance[-at * column.step] : element_of(column, at);
   };
+  // Elements of all strips are fetched where those of the ends say that it may be worth it.
+  const int64_t last = (end - 1) & -kStrip;
+  if (column.distance == nullptr && first < end && !(added(last) == -kInfinity || added(last) > added(first)))
+    return -1;
   int64_t best = -1;
   float least_rise = kSteep;
   for (int64_t key = first + kStrip; key < end; key += kStrip) {
@@ -279,7 +293,7 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
   static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const bool added = columns[0].distance != nullptr;
+  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
   const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, columns[0].elements != nullptr);
   for (size_t x = 0; added && x < 2; ++x) {
     if (const int64_t strip = steepest_strip(keys, columns[x]); strip >= 0)
@@ -341,6 +355,7 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.distance == nullptr ? nullptr : panel.distance + v,
                             panel.step,
                             panel.elements == nullptr ? nullptr : panel.elements + v,
+                            panel.factors == nullptr ? nullptr : panel.factors + v,
                             panel.dtype,
                             panel.seen == nullptr ? nullptr : panel.seen + v};
       if (waiting == 2) attend_columns(keys, columns, scratch);

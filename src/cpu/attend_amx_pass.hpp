@@ -5,7 +5,6 @@
 
 #include "cpu/attend_amx_steps.hpp"
 #include "cpu/scratch.hpp"
-#include "tile/log2.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -43,6 +42,7 @@ struct Column {
   const float* distance;
   int64_t step;
   const void* const* elements;
+  const float* factors;
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
 };
@@ -70,7 +70,10 @@ class Pass {
         end_(range.end) {
     for (size_t x = 0; x < 2; ++x) {
       total_[x] = _mm512_loadu_ps(columns[x].row_sum);
-      if constexpr ((kForm & kFetched) != 0) std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+      if constexpr ((kForm & kFetched) != 0) {
+        std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+        std::copy_n(columns[x].factors, kTile, factors_ + x * kTile);
+      }
     }
     set_offsets();
   }
@@ -146,6 +149,7 @@ class Pass {
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
   const void* elements_[kWidth];
+  float factors_[kWidth];
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
@@ -207,7 +211,7 @@ FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
   for (int64_t x = 0; x < kWidth; ++x) rows[x] = static_cast<const char*>(elements_[x]) + offset;
-  keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
+  keys_.key_elements(rows, columns_[0].dtype, kWidth, n, factors_, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];

@@ -71,22 +71,6 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 
 namespace {
 
-/// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
-tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
-  const auto none = [&](int64_t begin, int64_t end) {
-    return seen_of(group, lanes.first_row, kPanel, block.j0 + begin, end - begin, blocks) == Seen::kNone;
-  };
-  tile::Range keys{0, block.n};
-  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
-    keys.begin += kSeenStep;
-  while (!keys.empty()) {
-    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
-    if (!none(last, keys.end)) break;
-    keys.end = last;
-  }
-  return keys;
-}
-
 /// Neighbouring blocks of keys.
 struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
@@ -115,9 +99,13 @@ struct BlockRun {
   }
 };
 
+/// Words of the keys of a block and a panel.
+constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
+
 /// What the terms of a panel's scores are read from.
 struct PanelTerms {
   const void* elements[kPanel];
+  float factors[kPanel];
 };
 
 /// A tile against runs of blocks.
@@ -134,6 +122,10 @@ struct TilePass : TileProblem {
   void add(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
+  uint32_t* words(int64_t x) const { return t.seen_pairs + x * kSeenWords; }
+  bool look(BlockRun& run, int64_t j0, int64_t end) const;
+  Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
+  tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
@@ -145,7 +137,7 @@ struct TilePass : TileProblem {
   float attend_factor() const;
   void attend(BlockRun& run, bool* taken) const;
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
-  void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
+  void step(BlockRun& run, size_t i, int64_t x) const;
   void step_blocks(BlockRun& run, const bool* taken) const;
 };
 
@@ -202,6 +194,49 @@ void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
 int64_t TilePass::run_keys() const {
   if (shared.bytes() == 0) return kBlockKeys;
   return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
+}
+
+/// Finds out how much of each block of a run the panels see; nothing else of it is known yet. False where that is nothing.
+bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
+  const auto block_of = [&](int64_t key) { return std::min(kBlockKeys, end - key); };
+  bool any = false;
+  if (!terms.programs.mask) {
+    for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
+      any |= panels_seen(group, lanes[0].first_row, panels, key, block_of(key), blocks, run.seen[i]);
+    return any;
+  }
+  for (int64_t x = 0; x < panels; ++x) {
+    seen_by_elements(*s.ops, group, lanes[x], terms, j0, end - j0, words(x));
+    for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i) {
+      run.seen[i][x] = seen_of_words(words(x) + i * kBlockWords, block_of(key));
+      any |= run.seen[i][x] != Seen::kNone;
+    }
+  }
+  return any;
+}
+
+/// How much panel x sees of keys [begin, end) of block i; `begin` is a multiple of kSeenStep.
+Seen TilePass::seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const {
+  if (!terms.programs.mask)
+    return seen_of(group, lanes[x].first_row, kPanel, run.blocks[i].j0 + begin, end - begin, blocks);
+  return seen_of_words(words(x) + static_cast<int64_t>(i) * kBlockWords + begin / kSeenKeys * kPanel,
+                       end - begin);
+}
+
+/// The keys of block i, by their place in it, from the first step on of which panel x sees some pair to the last.
+tile::Range TilePass::seen_keys(const BlockRun& run, size_t i, int64_t x) const {
+  const auto none = [&](int64_t begin, int64_t end) {
+    return seen_of_part(run, i, x, begin, end) == Seen::kNone;
+  };
+  tile::Range keys{0, run.blocks[i].n};
+  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
+    keys.begin += kSeenStep;
+  while (!keys.empty()) {
+    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
+    if (!none(last, keys.end)) break;
+    keys.end = last;
+  }
+  return keys;
 }
 
 /// Whether the table has a step for panel x and the keys of a run, some of which it sees.
@@ -263,23 +298,17 @@ void TilePass::seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) 
 /// Which pairs of a panel are seen, or null where all are.
 const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
   if (run.seen_by(x) == Seen::kAll) return nullptr;
-  uint32_t* words = t.seen_pairs + x * kSeenWords;
-  if (const auto& mask = terms.programs.mask) {
-    const void* rows[kPanel];
-    element_rows(group, lanes[x], terms, *mask, run.first(), rows);
-    s.ops->seen_of_bytes(rows, run.end() - run.first(), words);
-    return words;
-  }
-  constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
+  if (terms.programs.mask) return words(x);
   for (int64_t i = 0; i < run.count; ++i) {
     const Seen seen = run.seen[i][x];
+    uint32_t* to = words(x) + i * kBlockWords;
     if (seen == Seen::kSome) {
-      seen_in_block(x, run.blocks[static_cast<size_t>(i)], words + i * kBlockWords);
+      seen_in_block(x, run.blocks[static_cast<size_t>(i)], to);
     } else {
-      std::fill_n(words + i * kBlockWords, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
+      std::fill_n(to, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
     }
   }
-  return words;
+  return words(x);
 }
 
 /// Panel x as the step takes it.
@@ -311,7 +340,9 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
   }
   if (const auto& elements = terms.programs.elements) {
     element_rows(group, rows, terms, *elements, run.first(), panel_terms.elements);
+    element_factors(*s.ops, group, rows, terms, kLog2e, t.pairs.registers, panel_terms.factors);
     panel.elements = panel_terms.elements;
+    panel.factors = panel_terms.factors;
     panel.dtype = elements->dtype;
   }
   return panel;
@@ -368,8 +399,10 @@ bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
   return lanes[x].any.end > block.j0 && block.j0 + block.n > lanes[x].any.begin && seen != Seen::kNone;
 }
 
-/// Panel x against the keys of a block, of which it sees some.
-void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
+/// Panel x against the keys of block i, of which it sees some.
+void TilePass::step(BlockRun& run, size_t i, int64_t x) const {
+  const KeyBlock& block = run.blocks[i];
+  Seen seen = run.seen[i][x];
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
@@ -377,13 +410,12 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& f
       std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
   tile::Range part{0, used};
   if (seen == Seen::kSome) {
-    part = seen_keys(group, lanes[x], block, blocks);
+    part = seen_keys(run, i, x);
     part.end = std::min(part.end, used);
     if (part.empty()) return;
-    if (part.size() < used)
-      seen = seen_of(group, lanes[x].first_row, kPanel, block.j0 + part.begin, part.size(), blocks);
+    if (part.size() < used) seen = seen_of_part(run, i, x, part.begin, part.end);
   }
-  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), finite, queries(x),
+  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), run.finite[i], queries(x),
              partial(x), t);
 }
 
@@ -397,7 +429,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
-      step(block, x, run.seen[i][x], run.finite[i]);
+      step(run, i, x);
     }
   }
 }
@@ -405,11 +437,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
 /// All panels against the keys [j0, end).
 void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
-  bool any = false;
-  for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
-    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks,
-                       run.seen[i]);
-  if (!any) return;
+  if (!look(run, j0, end)) return;
   for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
   attend(run, taken);

@@ -243,7 +243,8 @@ struct ThreadScratch {
                                ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) +
                                      kAttendStrip * p.group()
                                : 0);
-    seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
+    const bool by_words = programs.mask || (attends && programs.has_sees);
+    seen_pairs = memory.take<uint32_t>(by_words ? schedule.panels * kSeenWords : 0);
     const PartBlocks parts(s);
     part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
     part_block = memory.take<float>(parts.block_words());

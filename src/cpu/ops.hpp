@@ -93,7 +93,7 @@ struct AttendKeys {
   int parts = 1;                                         ///< bfloat16 parts of each operand
   int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
                        float* dst,
                        int64_t ld) = nullptr;  ///< Ops::key_elements
 };
@@ -115,8 +115,9 @@ struct AttendPanel {
   /// Added to scores, in units of log2: of lane x and key first + j at distance[x - j * step].
   const float* distance = nullptr;
   int64_t step = 1;
-  /// Added, too, in natural units: of lane x and key first + j element j of elements[x].
+  /// Added, too: of lane x and key first + j element j of elements[x], times factors[x].
   const void* const* elements = nullptr;
+  const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
@@ -132,7 +133,8 @@ struct ScoreAddends {
   float scale = 1;                  ///< of the scores as they come
   const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
   int64_t step = 1;
-  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
+  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`, times factors[x]
+  const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
 };
@@ -213,11 +215,11 @@ struct Ops {
   void (*run_program)(const Program& program, const ProgramInputs& inputs);
 
   // Expressions that need no program for each pair (score_form.hpp).
-  /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+  /// dst[j * ld + x] = factors[x] * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
                        float* dst, int64_t ld);
-  /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
-  void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
+  /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
+  void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.
   void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.

@@ -147,6 +147,14 @@ DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTe
 /// Elements of key j0 by lane.
 void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
                   const KeyElements& elements, int64_t j0, const void** rows);
+/// What elements of a score's form are multiplied by, by lane, times `unit`.
+void element_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                     float unit, char* registers, float* factors);
+/// Which pairs of a panel with n keys from j0 on are seen, by the elements that say so.
+void seen_by_elements(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                      int64_t j0, int64_t n, uint32_t* seen);
+/// How much of n keys their words leave.
+Seen seen_of_words(const uint32_t* words, int64_t n);
 
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);
