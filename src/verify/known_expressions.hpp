@@ -246,6 +246,16 @@ inline std::vector<KnownExpression> scores_of_arguments() {
 inline std::vector<KnownExpression> scores_of_tensors() {
   using namespace detail;
   return {
+      {.name = "steps",
+       .text = "s - slope[h] * steps[b, 0, q, k]",
+       .tensors = {{"slope", Elements::kReal, {kHeads}, alibi_slope},
+                   {"steps", Elements::kReal, {kBatches, 1, kQueries, kKeys}, some_normal}},
+       .score =
+           [](NamedValues& t, const Pair& p, float s) {
+             const Index index = {p.b, 0, p.q, p.k};
+             const float slope = t.real(0, {p.h}), steps = t.real(1, index);
+             return Scored{s - slope * steps, 1, {{{0, {p.h}, -steps}, {1, index, -slope}}}};
+           }},
       {.name = "relative_positions",
        .text = "s + table[h, clamp(k - q, -16, 16) + 16]",
        .tensors = {{"table", Elements::kReal, {kHeads, 33}, some_normal}},
@@ -416,6 +426,16 @@ inline std::vector<KnownExpression> masks_of_tensors() {
        .sees =
            [](NamedValues& t, const Pair& p) {
              return t.integer(0, {p.b, p.q, p.k}) != 0;
+           }},
+      {.name = "open",
+       .text = "barrier[b, h, q, k] == 0.0",
+       .tensors = {{"barrier",
+                    Elements::kReal,
+                    {kBatches, kHeads, kQueries, kKeys},
+                    [](Random& random, const Index&) { return random.chance(0.5) ? random.normal() : 0; }}},
+       .sees =
+           [](NamedValues& t, const Pair& p) {
+             return t.real(0, {p.b, p.h, p.q, p.k}) == 0;
            }},
       {.name = "important_keys",
        .text = "importance[hk, k] > 0.25",
