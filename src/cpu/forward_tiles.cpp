@@ -76,7 +76,8 @@ struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
-  Seen seen[kRunBlocks][kMaxPanels];  ///< by each panel
+  Seen own[kMaxPanels * kRunBlocks];
+  SeenTable seen;  ///< what panels see
   bool finite_parts = true;
   int64_t count = 0;
 
@@ -91,16 +92,16 @@ struct BlockRun {
     const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
     return last.j0 + last.n;
   }
-  /// How much panel x sees of all blocks.
-  Seen seen_by(int64_t x) const {
-    for (int64_t i = 1; i < count; ++i)
-      if (seen[i][x] != seen[0][x]) return Seen::kSome;
-    return seen[0][x];
+  /// Those of a range from the first block of which panel x sees some to the last.
+  tile::Range keys_seen_by(int64_t x, const tile::Range& keys) const {
+    int64_t begin = 0, end = count;
+    while (begin < end && seen.seen_of(x, begin) == Seen::kNone) ++begin;
+    while (begin < end && seen.seen_of(x, end - 1) == Seen::kNone) --end;
+    return {std::max(keys.begin, first() + begin * kBlockKeys), std::min(keys.end, first() + end * kBlockKeys)};
   }
+  /// How much panel x sees of all blocks.
+  Seen seen_by(int64_t x) const { return seen.seen_by(x, count); }
 };
-
-/// Words of the keys of a block and a panel.
-constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
 
 /// What the terms of a panel's scores are read from.
 struct PanelTerms {
@@ -122,16 +123,12 @@ struct TilePass : TileProblem {
   void add(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
-  uint32_t* words(int64_t x) const { return t.seen_pairs + x * kSeenWords; }
   bool look(BlockRun& run, int64_t j0, int64_t end) const;
   Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
   tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
-  void seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const;
-  void seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const;
-  const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
                     PanelTerms& panel_terms) const;
   float attend_factor() const;
@@ -196,31 +193,25 @@ int64_t TilePass::run_keys() const {
   return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
 }
 
-/// Finds out how much of each block of a run the panels see; nothing else of it is known yet. False where that is nothing.
+/// Finds out what the panels see of the keys of a run; nothing else of it is known yet. False where that is nothing.
 bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
-  const auto block_of = [&](int64_t key) { return std::min(kBlockKeys, end - key); };
-  bool any = false;
-  if (!terms.programs.mask) {
-    for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
-      any |= panels_seen(group, lanes[0].first_row, panels, key, block_of(key), blocks, run.seen[i]);
-    return any;
+  if (shared_seen.present()) {
+    run.seen = shared_seen.table(group, lanes[0].first_row / kPanel, j0);
+    const int64_t count = ceil_div(end - j0, kBlockKeys);
+    for (int64_t x = 0; x < panels; ++x)
+      if (run.seen.seen_by(x, count) != Seen::kNone) return true;
+    return false;
   }
-  for (int64_t x = 0; x < panels; ++x) {
-    seen_by_elements(*s.ops, group, lanes[x], terms, j0, end - j0, words(x));
-    for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i) {
-      run.seen[i][x] = seen_of_words(words(x) + i * kBlockWords, block_of(key));
-      any |= run.seen[i][x] != Seen::kNone;
-    }
-  }
-  return any;
+  run.seen = {run.own, t.seen_pairs, kRunBlocks};
+  const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
+  return search.look(lanes, panels, j0, end, run.seen);
 }
 
 /// How much panel x sees of keys [begin, end) of block i; `begin` is a multiple of kSeenStep.
 Seen TilePass::seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const {
   if (!terms.programs.mask)
     return seen_of(group, lanes[x].first_row, kPanel, run.blocks[i].j0 + begin, end - begin, blocks);
-  return seen_of_words(words(x) + static_cast<int64_t>(i) * kBlockWords + begin / kSeenKeys * kPanel,
-                       end - begin);
+  return seen_of_words(run.seen.words_of(x, static_cast<int64_t>(i)) + begin / kSeenKeys * kPanel, end - begin);
 }
 
 /// The keys of block i, by their place in it, from the first step on of which panel x sees some pair to the last.
@@ -254,7 +245,7 @@ bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
     bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
       const tile::Range& all = lanes[x].all;
-      whole = whole && (!takes[x] || (run.seen[i][x] == Seen::kAll && all.begin <= block.j0 &&
+      whole = whole && (!takes[x] || (run.seen.seen_of(x, i) == Seen::kAll && all.begin <= block.j0 &&
                                       block.j0 + block.n <= all.end));
     }
     if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
@@ -270,45 +261,6 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
   std::fill_n(t.distances, size, 0.0f);
   return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
                          kLog2e, t.pairs.registers, t.distances + pad);
-}
-
-/// Which pairs of panel x with n keys from j0 on are seen, by the program.
-void TilePass::seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const {
-  ProgramInputs in = terms.inputs_of(group, lanes[x], KeyPositions(j0), n);
-  in.tiles = {t.scores, nullptr, nullptr};
-  in.scratch = t.pairs.registers;
-  s.ops->run_program(terms.programs.shown, in);
-  s.ops->seen_of_scores(t.scores, n, words);
-}
-
-/// The same of a block, of which some are seen. Most strips are seen in all of their pairs or in none.
-void TilePass::seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const {
-  if (!blocks.remembers()) return seen_by_program(x, block.j0, block.n, words);
-  for (int64_t j = 0; j < block.n; j += kSeenStep, words += kPanel) {
-    const int64_t n = std::min(kSeenStep, block.n - j);
-    const Seen strip = seen_of(group, lanes[x].first_row, kPanel, block.j0 + j, n, blocks);
-    if (strip == Seen::kSome) {
-      seen_by_program(x, block.j0 + j, n, words);
-    } else {
-      std::fill_n(words, kPanel, strip == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
-    }
-  }
-}
-
-/// Which pairs of a panel are seen, or null where all are.
-const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
-  if (run.seen_by(x) == Seen::kAll) return nullptr;
-  if (terms.programs.mask) return words(x);
-  for (int64_t i = 0; i < run.count; ++i) {
-    const Seen seen = run.seen[i][x];
-    uint32_t* to = words(x) + i * kBlockWords;
-    if (seen == Seen::kSome) {
-      seen_in_block(x, run.blocks[static_cast<size_t>(i)], to);
-    } else {
-      std::fill_n(to, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
-    }
-  }
-  return words(x);
 }
 
 /// Panel x as the step takes it.
@@ -327,7 +279,10 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                     rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
-  panel.seen = seen_pairs(run, x);
+  if (run.seen_by(x) == Seen::kSome) {
+    panel.seen = run.seen.words_of(x, 0);
+    panel.any = run.keys_seen_by(x, rows.any);
+  }
   if (terms.dropout) {
     uint8_t* kept = t.kept + x * kept_bytes(run_keys());
     dropout_bits(*s.ops, group, rows, terms, std::min(run.end(), rows.any.end) - run.first(),
@@ -402,7 +357,7 @@ bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
 /// Panel x against the keys of block i, of which it sees some.
 void TilePass::step(BlockRun& run, size_t i, int64_t x) const {
   const KeyBlock& block = run.blocks[i];
-  Seen seen = run.seen[i][x];
+  Seen seen = run.seen.seen_of(x, static_cast<int64_t>(i));
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
@@ -425,7 +380,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
     KeyBlock& block = run.blocks[i];
     bool is_ready = false;
     for (int64_t x = 0; x < panels; ++x) {
-      if (taken[x] || !sees_some(block, x, run.seen[i][x])) continue;
+      if (taken[x] || !sees_some(block, x, run.seen.seen_of(x, static_cast<int64_t>(i)))) continue;
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;

@@ -11,13 +11,17 @@ namespace fovea::cpu {
 
 Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) {
   count = static_cast<int>(std::min<int64_t>(kPanel, end_row - row));
+  // Counted, as a division for each lane would show beside what few keys take.
+  int64_t at_query = group.query(row), at_head = row % group.size();
+  tile::Range keys = group.window.keys_of(at_query);
   for (int x = 0; x < kPanel; ++x) {
-    const int64_t at = row + std::min(x, count - 1);
-    query[x] = static_cast<int32_t>(group.query(at));
-    head[x] = static_cast<int32_t>(group.head(at));
-    const tile::Range keys = group.window.keys_of(query[x]);
+    query[x] = static_cast<int32_t>(at_query);
+    head[x] = static_cast<int32_t>(group.head_kv * group.size() + at_head);
     begin[x] = static_cast<int32_t>(keys.begin);
     end[x] = static_cast<int32_t>(keys.end);
+    if (x + 1 >= count || ++at_head < group.size()) continue;
+    at_head = 0;
+    keys = group.window.keys_of(++at_query);
   }
   const int64_t first = group.query(row), last = group.query(row + count - 1) + 1;
   any = group.window.keys_of_any(first, last);
