@@ -127,6 +127,21 @@ struct RowTile {
   int64_t panels = 0, first_panel = 0;
 };
 
+/// The gradient of a bias that has an element for each pair, which is written row by row.
+struct RowGradient {
+  // What is larger leaves the caches before somebody reads it.
+  static constexpr int64_t kStreamedBytes = 8 << 20;
+
+  KeyElements elements;
+  char* data;
+  bool streams;
+
+  char* at(const Group& group, int64_t row, int64_t key) const {
+    return data + (elements.row(group.batch, group.head(row), group.head_kv, group.query(row)) + key) *
+                      size_of(elements.dtype);
+  }
+};
+
 struct Problem {
   const Staging& s;
   const Group& group;
@@ -136,6 +151,7 @@ struct Problem {
   SeenBlocks& blocks;
   int64_t group_index, range;
   const GradientTarget* gradients = nullptr;  ///< of named tensors
+  const RowGradient* row_gradient = nullptr;
 };
 
 /// Fills scores with P and dp with dS, float32, with every term. Adds to the gradients of named tensors.

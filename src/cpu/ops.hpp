@@ -218,6 +218,11 @@ struct Ops {
   /// dst[j * ld + x] = factors[x] * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
   void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
                        float* dst, int64_t ld);
+  /// The reverse, for the first `lanes` of kPanel lanes: element j of rows[x] becomes tile[j * ld + x]. `streams`: past the caches.
+  void (*store_key_elements)(const float* tile, int64_t ld, int64_t lanes, int64_t n, DType type,
+                             void* const* rows, bool streams);
+  /// The same of bfloat16 pairs[ceil(n/2)][kPanel].
+  void (*store_key_pairs)(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows, bool streams);
   /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
   void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.

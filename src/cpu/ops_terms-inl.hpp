@@ -94,6 +94,105 @@ void key_elements(const void* const* rows, DType type, int64_t lanes, int64_t n,
   }
 }
 
+#if HWY_TARGET == HWY_AVX3
+/// A line that nobody reads soon is written without being read before.
+HWY_INLINE void store_line(__m512i line, void* to, bool streams) {
+  if (streams && reinterpret_cast<uintptr_t>(to) % sizeof line == 0) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), line);
+  } else {
+    _mm512_storeu_si512(to, line);
+  }
+}
+#endif
+
+/// 16 keys of `lanes` lanes.
+template <class T>
+HWY_INLINE void store_block(const float* tile, int64_t ld, int64_t lanes, T* const* rows, int64_t j,
+                            [[maybe_unused]] bool streams) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, float>) {
+    __m512i r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(tile + i * ld);
+    transpose_words(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+      if (i < lanes) store_line(r[i], rows[i] + j, streams);
+    return;
+  }
+#endif
+  alignas(64) float block[kBlock][kBlock];
+  transpose_block(tile, ld, block[0], kBlock);
+  constexpr DType kType = std::is_same_v<T, float> ? DType::kF32
+                          : std::is_same_v<T, F16> ? DType::kF16
+                                                   : DType::kBF16;
+  for (int64_t lane = 0; lane < lanes; ++lane) from_float_any(block[lane], kBlock, kType, rows[lane] + j);
+}
+
+template <class T>
+void store_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n, T* const* rows, bool streams) {
+  for (int64_t x = 0; x < lanes; x += kBlock) {
+    const int64_t count = std::min(kBlock, lanes - x);
+    int64_t j = 0;
+    for (; j + kBlock <= n; j += kBlock) store_block(tile + j * ld + x, ld, count, rows + x, j, streams);
+    for (; j < n; ++j) {
+      for (int64_t lane = x; lane < x + count; ++lane) {
+        if constexpr (std::is_same_v<T, float>) {
+          rows[lane][j] = tile[j * ld + lane];
+        } else {
+          rows[lane][j] = from_float<T>(tile[j * ld + lane]);
+        }
+      }
+    }
+  }
+}
+
+/// What was streamed is seen by whoever waits for this thread.
+HWY_INLINE void end_streams([[maybe_unused]] bool streams) {
+#if HWY_TARGET == HWY_AVX3
+  if (streams) _mm_sfence();
+#endif
+}
+
+void store_key_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n, DType type,
+                        void* const* rows, bool streams) {
+  switch (type) {
+    case DType::kF16:
+      store_elements(tile, ld, lanes, n, reinterpret_cast<F16* const*>(rows), streams);
+      break;
+    case DType::kBF16:
+      store_elements(tile, ld, lanes, n, reinterpret_cast<Bf16* const*>(rows), streams);
+      break;
+    default:
+      store_elements(tile, ld, lanes, n, reinterpret_cast<float* const*>(rows), streams);
+  }
+  end_streams(streams);
+}
+
+void store_key_pairs(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows, bool streams) {
+  for (int64_t x = 0; x < lanes; x += kBlock) {
+    const int64_t count = std::min(kBlock, lanes - x);
+    int64_t w = 0;
+#if HWY_TARGET == HWY_AVX3
+    for (; 2 * (w + kBlock) <= n; w += kBlock) {
+      __m512i r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(pairs + (w + i) * kPanel + x);
+      transpose_words(r);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        if (i < count) store_line(r[i], static_cast<uint32_t*>(rows[x + i]) + w, streams);
+    }
+#endif
+    for (int64_t lane = x; lane < x + count; ++lane) {
+      auto* row = static_cast<char*>(rows[lane]);
+      for (int64_t j = 2 * w; j < n; j += 2)
+        std::memcpy(row + 2 * j, pairs + j / 2 * kPanel + lane, static_cast<size_t>(j + 1 < n ? 4 : 2));
+    }
+  }
+  end_streams(streams);
+}
+
 /// Bit j says whether element j of kSeenKeys is 0 but for the bits that are not in `significant`.
 template <class T>
 HWY_INLINE uint32_t zero_bits(const T* elements, T significant) {

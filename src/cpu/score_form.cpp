@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/lowering.hpp"
+#include "expr/differentiate.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -38,10 +39,8 @@ std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id,
 }
 
 /// Elements that k alone indexes in one dimension, one behind the other, and other names or constants in the others; all of them exist.
-std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph,
-                                       const Node& node) {
-  if (node.op != Op::kTensor) return std::nullopt;
-  const TensorDesc& t = p.named[node.tensor()].tensor;
+std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph, const Node& node,
+                                       const TensorDesc& t) {
   KeyElements found{node.tensor(), t.dtype};
   bool by_key = false;
   for (size_t d = 0; d < node.operand_count; ++d) {
@@ -146,7 +145,7 @@ class Parts {
     }
     const Node node = graph[id];
     if (node.op != Op::kTensor || !expr::is_float(p_.named[node.tensor()].tensor.dtype)) return false;
-    elements_ = elements_of(p_, graph, node);
+    elements_ = elements_of(p_, graph, node, p_.named[node.tensor()].tensor);
     if (negative) factor_ = factor_ == expr::kNoNode ? graph.number(-1) : graph.make(Op::kNegate, {factor_});
     return elements_.has_value();
   }
@@ -169,12 +168,35 @@ std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const ex
   return Parts(problem, score).form();
 }
 
+std::optional<KeyElements> form_of_gradient(const AttentionProblem& p, const expr::Expression& score,
+                                            size_t tensor) {
+  const auto form = form_of_score(p, score);
+  if (!form || !form->elements || form->elements->tensor != tensor || form->factor) return std::nullopt;
+  expr::Expression with_derivatives = score;
+  const auto read = expr::differentiate_by_elements(with_derivatives, tensor);
+  if (read.size() != 1) return std::nullopt;
+  const expr::Graph& graph = with_derivatives.graph;
+  const Node& element = graph[read[0].element];
+  const TensorDesc& t = p.named[tensor].gradient;
+  int64_t pairs = 1;  // of all heads
+  for (size_t d = 0; d < element.operand_count; ++d) {
+    if (t.shape[d] > 1 && t.stride[d] == 0) return std::nullopt;
+    pairs *= t.shape[d];
+  }
+  if (pairs != p.batch * p.heads_q * p.seqlen_q * p.seqlen_k) return std::nullopt;
+  const auto found = elements_of(p, graph, element, t);
+  // Of a head, not of a key head; then there are so many elements only if each name is there once.
+  return found && found->hk == 0 ? found : std::nullopt;
+}
+
 std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees) {
   const Node& root = sees.graph[sees.root];
   if (root.op != Op::kNotEqual && root.op != Op::kEqual) return std::nullopt;
   const Node &a = sees.graph[root.operand[0]], &b = sees.graph[root.operand[1]];
   if (!is_zero(a) && !is_zero(b)) return std::nullopt;
-  const auto elements = elements_of(problem, sees.graph, is_zero(b) ? a : b);
+  const Node& element = is_zero(b) ? a : b;
+  if (element.op != Op::kTensor) return std::nullopt;
+  const auto elements = elements_of(problem, sees.graph, element, problem.named[element.tensor()].tensor);
   if (!elements) return std::nullopt;
   return SeenElements{*elements, root.op == Op::kEqual};
 }

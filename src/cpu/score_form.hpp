@@ -44,6 +44,10 @@ struct SeenElements {
 
 /// The form of a score, if it has it.
 std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const expr::Expression& score);
+/// Where the gradient of a tensor lies that has an element of its own for each pair of each head, which is added to the score: that of a bias
+/// which nothing broadcasts. Nothing for other tensors.
+std::optional<KeyElements> form_of_gradient(const AttentionProblem& problem, const expr::Expression& score,
+                                            size_t tensor);
 /// The elements that `sees` compares with 0, if it says no more.
 std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
 
