@@ -22,6 +22,7 @@
 // Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
 // tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
 #include "cpu/attend_amx_pass.hpp"
+#include "cpu/subnormals.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -316,19 +317,6 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
     key = last;
   }
 }
-
-/// Results below 2^-126 are 0 while it lives: those that are subnormal take a hundred times as long, and steep terms make many.
-class WithoutSubnormals {
- public:
-  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero); }
-  ~WithoutSubnormals() { _mm_setcsr(before_); }
-  WithoutSubnormals(const WithoutSubnormals&) = delete;
-  WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
-
- private:
-  static constexpr unsigned kFlushToZero = 0x8000;
-  unsigned before_;
-};
 
 }  // namespace
 

@@ -277,6 +277,7 @@ void Backward::ranges_of_keys(const Run& r) const {
     RowTile tile;
     for (int64_t x; (x = queue.next()) >= 0;)
       chains.visit(x, [&](const ItemIndex& item) { range_of_keys(r, t, blocks, tile, item); });
+    if (gradients_.rows()) staging_.ops->end_streams();
   });
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cpu/backward_work.hpp"
+#include "cpu/subnormals.hpp"
 
 namespace fovea::cpu::backward_pass {
 
@@ -24,15 +25,16 @@ struct GradientRows {
   void* rows[kPanel];
 
   GradientRows(const Problem& a, const Lanes& lanes, int64_t j0) {
-    for (int64_t x = 0; x < lanes.count; ++x) rows[x] = a.row_gradient->at(a.group, lanes.first_row + x, j0);
+    for (int64_t x = 0; x < lanes.count; ++x)
+      rows[x] = a.row_gradient->at(a.group, lanes.head[x], lanes.query[x], j0);
   }
 };
 
 /// Of pairs that are not seen.
 void clear_row_gradient(const Problem& a, int64_t first_row, int64_t end_row, int64_t j0, int64_t j1) {
-  if (a.row_gradient == nullptr) return;
+  if (a.row_gradient == nullptr || j0 == j1) return;
   for (int64_t row = first_row; row < std::min(end_row, a.group.rows()); ++row)
-    std::memset(a.row_gradient->at(a.group, row, j0), 0,
+    std::memset(a.row_gradient->at(a.group, a.group.head(row), a.group.query(row), j0), 0,
                 static_cast<size_t>((j1 - j0) * size_of(a.row_gradient->elements.dtype)));
 }
 
@@ -47,7 +49,7 @@ bool stores_at_once(const Problem& a) {
 }  // namespace
 
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
-                           int64_t x, const float* lse2, const float* delta) {
+                           int64_t x, const float* lse2, const float* delta, const FetchRows& ahead) {
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
   panel_scores(ops, a.group, lanes, a.terms, seen,
@@ -59,7 +61,7 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
     dropout_bits(ops, a.group, lanes, a.terms, n, block.positions(), t.kept);
     ops.multiply_kept(t.dp, t.kept, a.terms.stream.keep_scale, n);
   }
-  ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
+  ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta, ahead);
   const PairPrograms& programs = a.terms.programs;
   if (!programs.gradients.empty()) add_tensor_gradients(a, lanes, block.positions(), n);
   if (a.row_gradient != nullptr) {
@@ -159,12 +161,12 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
   float* ds = t.ds + x * panel_words;
   auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
   if (zeros && !(block.keys_finite && step.rows_finite)) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, step.ahead);
     multiply_exactly(a, step.lanes, block, n, step.dq);
     return false;
   }
   if (!stores_at_once(a)) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, step.ahead);
     ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
   } else {
     const int64_t rows = round_up(n, ops.row_multiple);
@@ -172,10 +174,12 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
                  s.score_operands(block.keys, t.queries + x * s.words_d * kPanel), rows, n, block.positions(),
                  t.scores, nullptr, t.pairs);
     ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
-    ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs);
+    ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs,
+                  step.ahead);
     if (a.row_gradient != nullptr) store_row_gradient(a, step, block.j0, ds, ds_pairs);
   }
   clear_panel_rows(t, x, panel_words, n, block.rows);
+  const WithoutSubnormals mode;
   const float* right = pair == 2 ? t.ds_pairs : ds;
   const int64_t words = s.words_of(n);
   if (pair == 2) {
@@ -192,6 +196,7 @@ void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* u
   const Staging& s = a.s;
   const Ops& ops = *s.ops;
   const ThreadScratch& t = a.t;
+  const WithoutSubnormals mode;
   const int64_t panel_words = kPanel / ops.word_elements;
   const int64_t last_words = std::min(panel_words, s.words_of(last_rows));
   // Keys in steps of 32 rows: under a causal mask each step meets only the panels that see it.
@@ -217,8 +222,17 @@ void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* u
 
 namespace {
 
-/// One block of keys against one tile of rows.
-void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen) {
+/// The elements that are added to scores of a panel with n keys from j0 on.
+FetchRows elements_of(const Problem& a, const Lanes& lanes, int64_t j0, int64_t n, const void** rows) {
+  const std::optional<KeyElements>& elements = a.terms.programs.elements;
+  if (!elements) return {};
+  element_rows(a.group, lanes, a.terms, *elements, j0, rows);
+  return {reinterpret_cast<const char* const*>(rows), lanes.count, n * size_of(elements->dtype)};
+}
+
+/// One block of keys against one tile of rows. `next`: the block behind it, or null.
+void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen,
+                const KeyBlock* next) {
   const Ops& ops = *a.s.ops;
   const int64_t key_step = ops.k_multiple * ops.word_elements;
   int64_t used_keys[kPanels] = {};  // keys of the block up to the last one that the panel sees
@@ -232,6 +246,11 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
     used_keys[x] = n;
     const int64_t stats = a.shared.stats_of(a.group_index, tile.first_panel + x);
     const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
+    const KeyBlock* fetched = x + 1 < tile.panels ? &block : next;
+    const void* rows[kPanel];
+    FetchRows ahead;
+    if (fetched != nullptr)
+      ahead = elements_of(a, tile.lanes[(x + 1) % tile.panels], fetched->j0, fetched->n, rows);
     const PanelStep step{lanes,
                          seen[x],
                          n,
@@ -240,7 +259,8 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
                          tile.finite[x],
                          a.shared.lse2 + stats,
                          a.shared.delta + stats,
-                         a.shared.dq_of(a.group_index, a.range, tile.first_panel + x)};
+                         a.shared.dq_of(a.group_index, a.range, tile.first_panel + x),
+                         ahead};
     if (!panel_step(a, block, step)) used_keys[x] = 0;
   }
   add_key_gradients(a, block, used_keys, tile.panels);
@@ -269,7 +289,7 @@ void tile_step(const Problem& a, int64_t first_panel, int64_t panels, bool exact
   if (any) stage_tile(a, first_panel, panels, exact_checks, tile);
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (block_seen[b]) {
-      block_step(a, tile, blocks[b], seen[b]);
+      block_step(a, tile, blocks[b], seen[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr);
     } else {
       clear_row_gradient(a, first_panel * kPanel, (first_panel + panels) * kPanel, blocks[b].j0,
                          blocks[b].j0 + blocks[b].n);

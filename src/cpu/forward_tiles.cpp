@@ -7,6 +7,7 @@
 #include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
+#include "cpu/subnormals.hpp"
 
 namespace fovea::cpu::forward_pass {
 namespace {
@@ -60,6 +61,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
     return;
   }
+  const WithoutSubnormals mode;
   const int64_t words = s.words_of(n);
   const float* right = pairs ? t.weights : t.scores;
   if (pairs) {

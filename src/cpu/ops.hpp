@@ -137,6 +137,7 @@ struct ScoreAddends {
   const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
+  bool fetched = false;            ///< the rows are in a cache
 };
 
 /// n rows of `size` float16 or float32.
@@ -184,12 +185,14 @@ struct Ops {
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
-  /// elements with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds.
+  /// elements with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds. Rows `ahead` come to the
+  /// second-level cache, some with each key.
   void (*gradients)(const float* s, const float* dp, int64_t n, float factor, const float* lse2,
-                    const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs);
+                    const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs,
+                    const FetchRows& ahead);
   /// The same with p and ds as float32 [n][kPanel], in place of s and dp.
-  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2,
-                          const float* delta);
+  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta,
+                          const FetchRows& ahead);
   /// Rounds p and ds, float32 [n][kPanel], into the forms that gradients() writes.
   void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds,
                           int64_t ld, uint32_t* ds_pairs);
@@ -223,6 +226,8 @@ struct Ops {
                              void* const* rows, bool streams);
   /// The same of bfloat16 pairs[ceil(n/2)][kPanel].
   void (*store_key_pairs)(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows, bool streams);
+  /// Then what was streamed is there for whoever waits for this thread.
+  void (*end_streams)();
   /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
   void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.

@@ -147,10 +147,9 @@ void store_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n, T* 
   }
 }
 
-/// What was streamed is seen by whoever waits for this thread.
-HWY_INLINE void end_streams([[maybe_unused]] bool streams) {
+void end_streams() {
 #if HWY_TARGET == HWY_AVX3
-  if (streams) _mm_sfence();
+  _mm_sfence();
 #endif
 }
 
@@ -158,18 +157,16 @@ void store_key_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n,
                         void* const* rows, bool streams) {
   switch (type) {
     case DType::kF16:
-      store_elements(tile, ld, lanes, n, reinterpret_cast<F16* const*>(rows), streams);
-      break;
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<F16* const*>(rows), streams);
     case DType::kBF16:
-      store_elements(tile, ld, lanes, n, reinterpret_cast<Bf16* const*>(rows), streams);
-      break;
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<Bf16* const*>(rows), streams);
     default:
-      store_elements(tile, ld, lanes, n, reinterpret_cast<float* const*>(rows), streams);
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<float* const*>(rows), streams);
   }
-  end_streams(streams);
 }
 
-void store_key_pairs(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows, bool streams) {
+void store_key_pairs(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows,
+                     [[maybe_unused]] bool streams) {
   for (int64_t x = 0; x < lanes; x += kBlock) {
     const int64_t count = std::min(kBlock, lanes - x);
     int64_t w = 0;
@@ -190,7 +187,6 @@ void store_key_pairs(const uint32_t* pairs, int64_t lanes, int64_t n, void* cons
         std::memcpy(row + 2 * j, pairs + j / 2 * kPanel + lane, static_cast<size_t>(j + 1 < n ? 4 : 2));
     }
   }
-  end_streams(streams);
 }
 
 /// Bit j says whether element j of kSeenKeys is 0 but for the bits that are not in `significant`.
@@ -305,7 +301,7 @@ void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
       for (int x = 0; x < kPanel; ++x) {
         const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
         at[x] = row;
-        for (int64_t byte = 0; byte < kRows * bytes; byte += 64)
+        for (int64_t byte = 0; !a.fetched && byte < kRows * bytes; byte += 64)
           __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
       }
       key_elements(at, a.dtype, kPanel, rows, a.factors, elements, kPanel);

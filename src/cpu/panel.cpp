@@ -224,6 +224,7 @@ void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const Scor
     addends.rows = rows;
     addends.factors = factors;
     addends.dtype = programs.elements->dtype;
+    addends.fetched = scratch.elements_fetched;
   }
   if (programs.has_sees && seen == Seen::kSome) {
     seen_by_elements(ops, group, lanes, terms, j0, n, scratch.seen_pairs);
