@@ -2,6 +2,7 @@
 // operations has that (AMX).
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "cpu/forward.hpp"
@@ -134,6 +135,8 @@ struct TilePass : TileProblem {
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
                     PanelTerms& panel_terms) const;
   float attend_factor() const;
+  /// Of what is added to scores before that factor.
+  float unit_of_added() const { return kLog2e / attend_factor(); }
   void attend(BlockRun& run, bool* taken) const;
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
   void step(BlockRun& run, size_t i, int64_t x) const;
@@ -235,7 +238,8 @@ tile::Range TilePass::seen_keys(const BlockRun& run, size_t i, int64_t x) const 
 /// Whether the table has a step for panel x and the keys of a run, some of which it sees.
 bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
   const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
-  return s.ops->attend != nullptr && has_parts && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
+  const bool has_unit = !terms.programs.has_form || std::isfinite(unit_of_added());
+  return s.ops->attend != nullptr && has_parts && has_unit && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
          lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
@@ -262,7 +266,7 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
   const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
   std::fill_n(t.distances, size, 0.0f);
   return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
-                         kLog2e, t.pairs.registers, t.distances + pad);
+                         unit_of_added(), t.pairs.registers, t.distances + pad);
 }
 
 /// Panel x as the step takes it.
@@ -297,7 +301,7 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
   }
   if (const auto& elements = terms.programs.elements) {
     element_rows(group, rows, terms, *elements, run.first(), panel_terms.elements);
-    element_factors(*s.ops, group, rows, terms, kLog2e, t.pairs.registers, panel_terms.factors);
+    element_factors(*s.ops, group, rows, terms, unit_of_added(), t.pairs.registers, panel_terms.factors);
     panel.elements = panel_terms.elements;
     panel.factors = panel_terms.factors;
     panel.dtype = elements->dtype;

@@ -112,7 +112,7 @@ struct AttendPanel {
   const uint8_t* kept =
       nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
   const int32_t *query = nullptr, *head = nullptr;  ///< by lane
-  /// Added to scores, in units of log2: of lane x and key first + j at distance[x - j * step].
+  /// Added to scores, before `factor`: of lane x and key first + j at distance[x - j * step].
   const float* distance = nullptr;
   int64_t step = 1;
   /// Added, too: of lane x and key first + j element j of elements[x], times factors[x].
