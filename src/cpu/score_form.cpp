@@ -2,11 +2,13 @@
 #include "cpu/score_form.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "cpu/lowering.hpp"
 #include "expr/differentiate.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -178,15 +180,19 @@ std::optional<KeyElements> form_of_gradient(const AttentionProblem& p, const exp
   const expr::Graph& graph = with_derivatives.graph;
   const Node& element = graph[read[0].element];
   const TensorDesc& t = p.named[tensor].gradient;
-  int64_t pairs = 1;  // of all heads
+  // Names that have no dimension of their own yet.
+  std::map<Variable, int64_t> names = {{Variable::kB, p.batch},
+                                       {Variable::kH, p.heads_q},
+                                       {Variable::kQ, p.seqlen_q},
+                                       {Variable::kK, p.seqlen_k}};
   for (size_t d = 0; d < element.operand_count; ++d) {
-    if (t.shape[d] > 1 && t.stride[d] == 0) return std::nullopt;
-    pairs *= t.shape[d];
+    const auto name = expr::index_name(graph, element, d);
+    const auto size = name ? names.extract(*name) : decltype(names)::node_type{};
+    if (t.shape[d] != (size ? size.mapped() : 1) || (t.shape[d] > 1 && t.stride[d] == 0)) return std::nullopt;
   }
-  if (pairs != p.batch * p.heads_q * p.seqlen_q * p.seqlen_k) return std::nullopt;
-  const auto found = elements_of(p, graph, element, t);
-  // Of a head, not of a key head; then there are so many elements only if each name is there once.
-  return found && found->hk == 0 ? found : std::nullopt;
+  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return name.second != 1; }))
+    return std::nullopt;
+  return elements_of(p, graph, element, t);
 }
 
 std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees) {

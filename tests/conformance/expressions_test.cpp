@@ -528,6 +528,17 @@ TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
 
 /// A backend that has the gradients has them with `deterministic`, too. Tensors with an element for each head, pair or position,
 /// with one for all, and with elements that are looked up.
+/// Of a bias too large for caches, of which a band leaves blocks out.
+TEST(NamedGradients, OfManyPairs) {
+  ProblemSpec spec = small_problem();
+  spec.batch = 1;
+  spec.seqlen_q = 900;
+  spec.seqlen_k = 1312;
+  spec.bias = spec.dbias = true;
+  spec.window_left = 300;
+  spec.window_right = 200;
+  expect_conformance_of_all_types(spec, without_repetitions());
+}
 TEST(NamedGradients, HaveTheSameBitsEachTime) {
   for (const char* name :
        {"relative_positions", "looked_up_distance", "gain_and_shift", "product_of_elements", "bias"}) {

@@ -245,6 +245,29 @@ TEST(ScoreForm, KnowsElementsTimesAFactor) {
   }
 }
 
+TEST(GradientForm, IsThatOfATensorWithAnElementForEachPair) {
+  Tensors tensors;
+  AttentionProblem& p = tensors.problem;
+  const size_t bias = 1;
+  TensorDesc& gradient = p.named[bias].gradient;
+  gradient = p.named[bias].tensor;
+  const auto has = [&](const char* text) {
+    return form_of_gradient(p, expr::parsed(text, Use::kScore), bias).has_value();
+  };
+  EXPECT_TRUE(has("s + bias[b, h, q, k]"));
+  EXPECT_TRUE(has("s - slope[h] * abs(q - k) + bias[b, h, q, k]"));
+  for (const char* text : {"s - bias[b, h, q, k]", "s + slope[h] * bias[b, h, q, k]", "s + bias[b, 0, q, k]",
+                           "s + bias[b, b, q, k]", "s + bias[b, h, q, k] + bias[b, h, 0, 0]",
+                           "2.0 * s + bias[b, h, q, k]", "s + bias[0, h, q, k]"}) {
+    EXPECT_FALSE(has(text)) << text;
+  }
+  gradient.stride[1] = 0;
+  EXPECT_FALSE(has("s + bias[b, h, q, k]"));
+  gradient = p.named[bias].tensor;
+  p.seqlen_k = 15;
+  EXPECT_FALSE(has("s + bias[b, h, q, k]"));
+}
+
 TEST(SeenForm, KnowsElementsThatAreZeroOrNot) {
   const Tensors tensors;
   const auto form = [&](const char* text) {
