@@ -19,7 +19,8 @@
 // takes the maximum of the turn, and the turn is weighed again. Where terms of the distance (ALiBi) make scores rise strip by strip, rows
 // look at the strip to which the most is added before they begin.
 //
-// Terms of the score: products begin with what is added to it, and whether a key is seen comes beside the softmax, a bit that is tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
+// Terms of the score: products begin with what is added to it, and whether a key is seen comes beside the softmax, a bit that is
+// tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
 #include "cpu/attend_amx_pass.hpp"
 #include "cpu/subnormals.hpp"
 
@@ -280,7 +281,8 @@ int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
   const float at_first = added(first);
   float least = at_first + (by_distance ? kSteep : kSteepElements);
   // Elements of all strips are fetched where that of the last says that it may be worth it.
-  if (const float last = by_distance ? kInfinity : added((end - 1) & -kStrip); last <= least && last != -kInfinity)
+  if (const float last = by_distance ? kInfinity : added((end - 1) & -kStrip);
+      last <= least && last != -kInfinity)
     return -1;
   int64_t best = -1;
   for (int64_t key = first + kStrip; key < end; key += kStrip) {

@@ -260,8 +260,7 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
     // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
     const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip,
                   all = keys_.end - keys_.first;
-    const int64_t next_rows =
-        static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
+    const int64_t next_rows = static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
     w.ahead = elements_;
     w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
     w.next_line = kStrip * bytes - 64;

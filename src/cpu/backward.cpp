@@ -214,8 +214,7 @@ class Backward final : public Prepared {
     if (!elements) return std::nullopt;
     const int64_t bytes =
         problem_.batch * problem_.heads_q * problem_.seqlen_q * problem_.seqlen_k * size_of(elements->dtype);
-    return RowGradient{*elements,
-                       static_cast<char*>(r.buffers.gradient_of(problem_.named[elements->tensor])),
+    return RowGradient{*elements, static_cast<char*>(r.buffers.gradient_of(problem_.named[elements->tensor])),
                        bytes > RowGradient::kStreamedBytes};
   }
   void row_statistics_of_all(const Run& r) const;

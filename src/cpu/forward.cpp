@@ -235,8 +235,8 @@ class Forward final : public Prepared {
   };
   void attend_split(const Item& item, int64_t split, float* partials) const;
   void attend_in_turn(const Item& item) const;
-  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const Shared& shared,
-                    SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t, int64_t item) const;
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const Shared& shared, SeenBlocks& blocks,
+                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
                    const ThreadScratch& t, int64_t first_group, int64_t split, float* partials,
                    int64_t partial_stride) const;
@@ -260,10 +260,9 @@ void Forward::attend_split(const Item& item, int64_t split, float* partials) con
   const Group& group = item.tile.group;
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
-  tile_forward(
-      {staging_, group, item.terms, item.shared.blocks, item.shared.seen, item.blocks, item.lanes,
-       item.tile.panels, partials, item.t},
-      first_key, last_key);
+  tile_forward({staging_, group, item.terms, item.shared.blocks, item.shared.seen, item.blocks, item.lanes,
+                item.tile.panels, partials, item.t},
+               first_key, last_key);
 }
 
 /// A tile against its splits one after the other, added up as merge_tile does.

@@ -100,7 +100,8 @@ struct BlockRun {
     int64_t begin = 0, end = count;
     while (begin < end && seen.seen_of(x, begin) == Seen::kNone) ++begin;
     while (begin < end && seen.seen_of(x, end - 1) == Seen::kNone) --end;
-    return {std::max(keys.begin, first() + begin * kBlockKeys), std::min(keys.end, first() + end * kBlockKeys)};
+    return {std::max(keys.begin, first() + begin * kBlockKeys),
+            std::min(keys.end, first() + end * kBlockKeys)};
   }
   /// How much panel x sees of all blocks.
   Seen seen_by(int64_t x) const { return seen.seen_by(x, count); }
@@ -216,7 +217,8 @@ bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
 Seen TilePass::seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const {
   if (!terms.programs.mask)
     return seen_of(group, lanes[x].first_row, kPanel, run.blocks[i].j0 + begin, end - begin, blocks);
-  return seen_of_words(run.seen.words_of(x, static_cast<int64_t>(i)) + begin / kSeenKeys * kPanel, end - begin);
+  return seen_of_words(run.seen.words_of(x, static_cast<int64_t>(i)) + begin / kSeenKeys * kPanel,
+                       end - begin);
 }
 
 /// The keys of block i, by their place in it, from the first step on of which panel x sees some pair to the last.
@@ -239,8 +241,8 @@ tile::Range TilePass::seen_keys(const BlockRun& run, size_t i, int64_t x) const 
 bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
   const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
   const bool has_unit = !terms.programs.has_form || std::isfinite(unit_of_added());
-  return s.ops->attend != nullptr && has_parts && has_unit && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
-         lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
+  return s.ops->attend != nullptr && has_parts && has_unit && group.key_share == 1.0f &&
+         run.seen_by(x) != Seen::kNone && lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
 /// False where a weight of 0 may meet a value that is not finite.

@@ -133,7 +133,8 @@ struct ScoreAddends {
   float scale = 1;                  ///< of the scores as they come
   const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
   int64_t step = 1;
-  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`, times factors[x]
+  const void* const* rows =
+      nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`, times factors[x]
   const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf

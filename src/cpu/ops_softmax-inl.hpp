@@ -130,7 +130,9 @@ HWY_INLINE void store_gradient_rows(V (*p)[kVectors], V (*ds)[kVectors], int64_t
 class Fetch {
  public:
   Fetch(const FetchRows& rows, int64_t steps)
-      : rows_(rows), lines_of_row_(rows.bytes / 64), lines_of_step_(ceil_div(rows.n * lines_of_row_, steps)) {}
+      : rows_(rows),
+        lines_of_row_(rows.bytes / 64),
+        lines_of_step_(ceil_div(rows.n * lines_of_row_, steps)) {}
   HWY_INLINE void step() {
     for (int64_t i = 0; i < lines_of_step_ && row_ < rows_.n; ++i) {
       __builtin_prefetch(rows_.rows[row_] + line_ * 64, 0, 2);

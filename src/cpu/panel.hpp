@@ -130,8 +130,8 @@ struct PairScratch {
   float* distances = nullptr;  ///< of the rows of a panel and the keys of a block
   uint32_t* seen_pairs = nullptr;
   bool elements_fetched = false;  ///< those of a score's form are in a cache when scores need them
-  float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
-  float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
+  float* slope = nullptr;         ///< out: d score / d the score before the expression, where that is not 1
+  float* before = nullptr;        ///< out: the tile before the expression, where gradients read it
   SeenBlocks::Memory seen;
 
   PairScratch() = default;

@@ -106,7 +106,8 @@ class Parts {
  private:
   /// Whether a node has one value for all pairs of a head.
   bool is_by_head(const Node& node) const {
-    if (is_name(node, Variable::kS) || is_name(node, Variable::kQ) || is_name(node, Variable::kK)) return false;
+    if (is_name(node, Variable::kS) || is_name(node, Variable::kQ) || is_name(node, Variable::kK))
+      return false;
     const auto operands = node.operands();
     return std::all_of(operands.begin(), operands.end(), [&](NodeId id) { return by_head_[id]; });
   }

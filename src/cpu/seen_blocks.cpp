@@ -57,7 +57,8 @@ void scan(const T* data, const TensorDesc& t, std::span<const IntRange> index, R
   if (index.empty()) return widen(range, *data);
   const size_t d = static_cast<size_t>(t.ndim) - index.size();
   const int64_t last = t.stride[d] == 0 ? index[0].lowest : index[0].highest;
-  if (index.size() == 1 && t.stride[d] == 1) return widen_all(range, data + index[0].lowest, last - index[0].lowest + 1);
+  if (index.size() == 1 && t.stride[d] == 1)
+    return widen_all(range, data + index[0].lowest, last - index[0].lowest + 1);
   if (index.size() == 1) {
     for (int64_t i = index[0].lowest; i <= last; ++i) widen(range, data[i * t.stride[d]]);
     return;

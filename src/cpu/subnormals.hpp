@@ -11,8 +11,12 @@ namespace fovea::cpu {
 class WithoutSubnormals {
  public:
 #if defined(__x86_64__)
-  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero); }
-  ~WithoutSubnormals() { _mm_setcsr(before_); }
+  WithoutSubnormals() : before_(_mm_getcsr()) {
+    _mm_setcsr(before_ | kFlushToZero);
+  }
+  ~WithoutSubnormals() {
+    _mm_setcsr(before_);
+  }
 #else
   WithoutSubnormals() {}
   ~WithoutSubnormals() {}

@@ -59,7 +59,8 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
   for (size_t i = 0; i < problem.named.size(); ++i) {
     const TensorDesc& t = problem.named[i].gradient;
     if (!t.present) continue;
-    if (ranged == expr::Variable::kK && uses_whole_sequences(problem) && score.root != expr::kNoNode && !rows_) {
+    if (ranged == expr::Variable::kK && uses_whole_sequences(problem) && score.root != expr::kNoNode &&
+        !rows_) {
       if ((rows_ = form_of_gradient(problem, score, i))) continue;
     }
     Gradient g{i, {}};

@@ -222,21 +222,21 @@ TEST(SeenBlocks, OfLongSequences) {
                                          }},
                         of_heads = {.name = "of_heads",
                                     .text = "h * 100 <= k && k < h * 100 + 300 && q % 200 > 5",
-                                    .sees = [](NamedValues&, const Pair&p) {
-                                      return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
-                                    }},
+                                    .sees =
+                                        [](NamedValues&, const Pair&p) {
+                                          return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
+                                        }},
                         read = {.name = "read",
                                 .text = "wall[q, k] == 0.0",
                                 .tensors = {{"wall",
                                              Elements::kReal,
                                              {kQueries, kKeys},
-                                             [](Random&, const Index& at) {
+                                             [](Random&, const Index&at) {
                                                return at[0] / 90 == at[1] / 900 ? 0.0 : 1.0;
                                              }}},
-                                .sees =
-                                    [](NamedValues& t, const Pair& p) {
-                                      return t.real(0, {p.q, p.k}) == 0;
-                                    }};
+                                .sees = [](NamedValues&t, const Pair&p) {
+                                  return t.real(0, {p.q, p.k}) == 0;
+                                }};
   for (const KnownExpression* sees : {&documents, &far_apart, &of_heads, &read}) {
     ProblemSpec spec = with_mask(*sees);
     spec.batch = 1;

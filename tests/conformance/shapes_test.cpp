@@ -159,12 +159,11 @@ TEST(Shapes, SteepElementsOfTilesOfEveryHeight) {
                      const auto behind = static_cast<double>(at[3] - at[2] - 48 * at[0]);
                      return behind > 0 ? -std::numeric_limits<double>::infinity() : behind;
                    }}},
-      .score =
-          [](NamedValues& t, const Pair& p, float s) {
-            const Index index = {p.b, 0, p.q, p.k};
-            const float slope = t.real(0, {p.h}), m = t.real(1, index);
-            return Scored{s + slope * m, 1, {{{0, {p.h}, m}, {1, index, slope}}}};
-          }};
+      .score = [](NamedValues& t, const Pair& p, float s) {
+        const Index index = {p.b, 0, p.q, p.k};
+        const float slope = t.real(0, {p.h}), m = t.real(1, index);
+        return Scored{s + slope * m, 1, {{{0, {p.h}, m}, {1, index, slope}}}};
+      }};
   ProblemSpec spec;
   spec.score = &steep;
   spec.batch = 2;

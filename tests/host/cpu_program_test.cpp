@@ -237,10 +237,9 @@ TEST(ScoreForm, KnowsElementsTimesAFactor) {
         "s - (1.5 + slope[h]) * bias[b, 0, q, k] + 0.5 * abs(q - k)", "s - -(2.0 * bias[b, h, q, k])"}) {
     EXPECT_EQ(form_of(p, text), "elements factor") << text;
   }
-  for (const char* text :
-       {"s + float(q) * bias[b, h, q, k]", "s + float(q - k) * bias[b, h, q, k]", "s + bias[b, h, k, q]",
-        "s + bias[b, h, q, k] * bias[b, h, q, k]", "s + 2.0 * bias[b, h, q, k] + bias[b, h, q, k]",
-        "s * bias[b, h, q, k]"}) {
+  for (const char* text : {"s + float(q) * bias[b, h, q, k]", "s + float(q - k) * bias[b, h, q, k]",
+                           "s + bias[b, h, k, q]", "s + bias[b, h, q, k] * bias[b, h, q, k]",
+                           "s + 2.0 * bias[b, h, q, k] + bias[b, h, q, k]", "s * bias[b, h, q, k]"}) {
     EXPECT_EQ(form_of(p, text), "none") << text;
   }
 }
