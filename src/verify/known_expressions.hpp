@@ -242,8 +242,8 @@ inline std::vector<KnownExpression> scores_of_arguments() {
   };
 }
 
-/// Scores that read tensors.
-inline std::vector<KnownExpression> scores_of_tensors() {
+/// A mask of numbers, times a slope of the head.
+inline std::vector<KnownExpression> scores_of_masks() {
   using namespace detail;
   return {
       {.name = "steps",
@@ -256,6 +256,13 @@ inline std::vector<KnownExpression> scores_of_tensors() {
              const float slope = t.real(0, {p.h}), steps = t.real(1, index);
              return Scored{s - slope * steps, 1, {{{0, {p.h}, -steps}, {1, index, -slope}}}};
            }},
+  };
+}
+
+/// Scores that read tensors.
+inline std::vector<KnownExpression> scores_of_tensors() {
+  using namespace detail;
+  return {
       {.name = "relative_positions",
        .text = "s + table[h, clamp(k - q, -16, 16) + 16]",
        .tensors = {{"table", Elements::kReal, {kHeads, 33}, some_normal}},
@@ -468,7 +475,7 @@ inline std::vector<KnownExpression> masks_of_tensors() {
 inline const std::vector<KnownExpression>& known_scores() {
   static const std::vector<KnownExpression> all = [] {
     std::vector<KnownExpression> list = scores_of_arguments();
-    for (const auto& more : {scores_of_tensors(), scores_of_functions()})
+    for (const auto& more : {scores_of_masks(), scores_of_tensors(), scores_of_functions()})
       list.insert(list.end(), more.begin(), more.end());
     return list;
   }();
