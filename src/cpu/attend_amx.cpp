@@ -19,9 +19,10 @@
 // takes the maximum of the turn, and the turn is weighed again. Where terms of the distance (ALiBi) make scores rise strip by strip, rows
 // look at the strip to which the most is added before they begin.
 //
-// Terms of the score: what is added to it and whether a key is seen come beside the softmax, a load and an addition, and a bit that is
+// Terms of the score: products begin with what is added to it, and whether a key is seen comes beside the softmax, a bit that is
 // tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
 #include "cpu/attend_amx_pass.hpp"
+#include "cpu/subnormals.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -35,24 +36,27 @@ namespace amx {
 
 /// Scores of a strip once more.
 template <int kForm, int kParts>
-FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weights& w) const {
+FOVEA_AMX void Pass<kForm, kParts>::score_again(int64_t key, float* scores, Weights& w) {
   Weights none{};
-  multiply<0, kPlain, kParts, Of::kScores>(scores_of(key), nullptr, nullptr, none);
+  if constexpr ((kForm & kFetched) != 0) add_elements(key);
+  score<0, kPlain>(key, nullptr, none);
   store({{scores, scores + kTile}, {kWidth, kWidth}});
   set_terms(key, scores, w);
 }
 
-/// Rows of column x that will meet far larger scores take one of this strip as their reference.
+/// Rows that will meet far larger scores take one of this strip as their reference: those of columns that `takes` names.
 template <int kForm, int kParts>
-FOVEA_AMX void Pass<kForm, kParts>::look_ahead(size_t x) {
+FOVEA_AMX void Pass<kForm, kParts>::look_ahead(const std::array<bool, 2>& takes) {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
   score_again(first_, scores_, w);
   const __m512 top[2] = {largest(w, 0), largest(w, 1)};
-  const __m512 before = _mm512_loadu_ps(columns_[x].row_max);
   __mmask16 rose[2] = {};
-  rose[x] = _mm512_cmp_ps_mask(top[x], _mm512_add_ps(before, _mm512_set1_ps(kSteep)), _CMP_GT_OQ);
-  if (rose[x] != 0) raise(top, rose);
+  for (size_t x = 0; x < 2; ++x) {
+    const __m512 high = _mm512_add_ps(_mm512_loadu_ps(columns_[x].row_max), _mm512_set1_ps(kSteep));
+    if (takes[x]) rose[x] = _mm512_cmp_ps_mask(top[x], high, _CMP_GT_OQ);
+  }
+  if ((rose[0] | rose[1]) != 0) raise(top, rose);
   for (size_t i = 0; i < 2; ++i) _mm512_storeu_ps(columns_[i].row_sum, total_[i]);
 }
 
@@ -66,6 +70,7 @@ FOVEA_AMX void Pass<kForm, kParts>::raise(const __m512* top, const __mmask16* ro
     _mm512_storeu_ps(column.row_max, reference);
     // Rows that have seen no key have nothing to bring along.
     const __mmask16 old = _mm512_mask_cmp_ps_mask(rose[x], before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
+    if (old == 0) continue;
     const __m512 half = _mm512_set1_ps(0.5f);
     const __m512 alpha = _mm512_mask_mov_ps(
         _mm512_set1_ps(1.0f), old, exp2_of<kParts>(_mm512_add_ps(_mm512_sub_ps(before, reference), half)));
@@ -166,16 +171,20 @@ template <int kPairs>
 FOVEA_AMX void Pass<kForm, kParts>::run() {
   Weights w{};
   w.factor = _mm512_set1_ps(keys_.factor);
-  multiply<0, kForm, kParts, Of::kScores>(scores_of(first_), nullptr, nullptr, w);
+  if constexpr ((kForm & kFetched) != 0) add_elements(first_);
+  score<0, kForm>(first_, nullptr, w);
   pending_ = scores_at(scores_);
   in_tiles_ = true;
   for (int64_t key = first_; key < end_; key += kStrip) {
     const int64_t turn = key & -turn_, next = key + kStrip;
     begin_strip(key, w);
+    // Some time before tiles load them.
+    if constexpr ((kForm & kFetched) != 0) {
+      if (next < end_) add_elements(next);
+    }
     if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
     if (next < end_) {
-      multiply<kPairs, kForm, kParts, Of::kScores>(scores_of(next), in_tiles_ ? &pending_ : nullptr, nullptr,
-                                                   w);
+      score<kPairs, kForm>(next, in_tiles_ ? &pending_ : nullptr, w);
       pending_ = scores_at(scores_);
       in_tiles_ = true;
     } else {
@@ -224,14 +233,15 @@ FOVEA_AMX void attend_strips(const AttendKeys& keys, Columns& columns, float* sc
 }
 
 template <int kForm, int kParts>
-FOVEA_AMX void look_ahead(const AttendKeys& keys, Columns& columns, float* scratch, int64_t strip, size_t x) {
-  Pass<kForm, kParts>(keys, columns, scratch, {strip, strip + kStrip}).look_ahead(x);
+FOVEA_AMX void look_ahead(const AttendKeys& keys, Columns& columns, float* scratch, int64_t strip,
+                          const std::array<bool, 2>& takes) {
+  Pass<kForm, kParts>(keys, columns, scratch, {strip, strip + kStrip}).look_ahead(takes);
 }
 
 /// What two columns do with strips.
 struct Steps {
   void (*attend)(const AttendKeys&, Columns&, float*, tile::Range);
-  void (*look_ahead)(const AttendKeys&, Columns&, float*, int64_t, size_t);
+  void (*look_ahead)(const AttendKeys&, Columns&, float*, int64_t, const std::array<bool, 2>&);
 };
 
 template <int kForm, int kParts>
@@ -246,19 +256,38 @@ const Steps& steps_of(bool masked, bool added, bool fetched) {
   return *kSteps[masked][fetched ? 2 : added ? 1 : 0];
 }
 
+/// What the element of the first row and key keys.first + at adds. That of the next queries is fetched, if rows lie side by side.
+float element_of(const Column& column, int64_t at) {
+  const void* row = column.elements[0];
+  const int64_t next_rows = static_cast<const char*>(column.elements[1]) - static_cast<const char*>(row);
+  __builtin_prefetch(static_cast<const char*>(row) + kWidth * next_rows + at * size_of(column.dtype));
+  const float element = column.dtype == DType::kF16    ? to_float(static_cast<const F16*>(row)[at])
+                        : column.dtype == DType::kBF16 ? to_float(static_cast<const Bf16*>(row)[at])
+                                                       : static_cast<const float*>(row)[at];
+  return element * column.factors[0];
+}
+
 /// The strip of a run to which the most is added, judged by the first row and a key that exists; -1 where that is not much more than what the first strip
 /// has. It depends on no other column, so that results do not depend on the height of tiles.
 int64_t steepest_strip(const AttendKeys& keys, const Column& column) {
   const int64_t first = std::max(keys.first, column.any.begin) & -kStrip,
                 end = std::min(keys.end, column.any.end);
+  if (first >= end) return -1;
+  const bool by_distance = column.distance != nullptr;
   const auto added = [&](int64_t key) {
-    return column.distance[-(std::min(key + kStrip / 2, end - 1) - keys.first) * column.step];
+    const int64_t at = std::min(key + kStrip / 2, end - 1) - keys.first;
+    return keys.factor * (by_distance ? column.distance[-at * column.step] : element_of(column, at));
   };
+  const float at_first = added(first);
+  float least = at_first + (by_distance ? kSteep : kSteepElements);
+  // Elements of all strips are fetched where that of the last says that it may be worth it.
+  if (const float last = by_distance ? kInfinity : added((end - 1) & -kStrip);
+      last <= least && last != -kInfinity)
+    return -1;
   int64_t best = -1;
-  float least_rise = kSteep;
   for (int64_t key = first + kStrip; key < end; key += kStrip) {
-    if (const float rise = added(key) - added(first); rise > least_rise) {
-      least_rise = rise;
+    if (const float here = added(key); here > least) {
+      least = here;
       best = key;
     }
   }
@@ -279,11 +308,13 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
   static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
-  const bool added = columns[0].distance != nullptr;
+  const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
   const Steps& steps = kStepsOfParts[keys.parts - 1](masked, added, columns[0].elements != nullptr);
-  for (size_t x = 0; added && x < 2; ++x) {
-    if (const int64_t strip = steepest_strip(keys, columns[x]); strip >= 0)
-      steps.look_ahead(keys, columns, scratch, strip, x);
+  if (added) {
+    const int64_t strip[2] = {steepest_strip(keys, columns[0]), steepest_strip(keys, columns[1])};
+    const bool both = strip[0] == strip[1];
+    if (strip[0] >= 0) steps.look_ahead(keys, columns, scratch, strip[0], {true, both});
+    if (strip[1] >= 0 && !both) steps.look_ahead(keys, columns, scratch, strip[1], {false, true});
   }
   const int64_t turn = turn_of(keys.columns, keys.parts);
   const int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
@@ -302,19 +333,6 @@ FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* s
     key = last;
   }
 }
-
-/// Results below 2^-126 are 0 while it lives: those that are subnormal take a hundred times as long, and steep terms make many.
-class WithoutSubnormals {
- public:
-  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero); }
-  ~WithoutSubnormals() { _mm_setcsr(before_); }
-  WithoutSubnormals(const WithoutSubnormals&) = delete;
-  WithoutSubnormals& operator=(const WithoutSubnormals&) = delete;
-
- private:
-  static constexpr unsigned kFlushToZero = 0x8000;
-  unsigned before_;
-};
 
 }  // namespace
 
@@ -341,6 +359,7 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.distance == nullptr ? nullptr : panel.distance + v,
                             panel.step,
                             panel.elements == nullptr ? nullptr : panel.elements + v,
+                            panel.factors == nullptr ? nullptr : panel.factors + v,
                             panel.dtype,
                             panel.seen == nullptr ? nullptr : panel.seen + v};
       if (waiting == 2) attend_columns(keys, columns, scratch);

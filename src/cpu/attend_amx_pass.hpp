@@ -5,7 +5,6 @@
 
 #include "cpu/attend_amx_steps.hpp"
 #include "cpu/scratch.hpp"
-#include "tile/log2.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -23,7 +22,9 @@ inline constexpr float kLargestSum = 512.0f;
 // Rows of elements are fetched so far ahead: memory takes as long as half a strip, under load as two.
 inline constexpr int64_t kFetchedStrips = 4;
 // Where so much more is added to a strip, in units of log2, weights would rise too far on the way to it.
-inline constexpr float kSteep = 6.0f;
+inline constexpr float kSteep = 4.0f;
+// Neighbours of a bias differ by as much by chance, and those of a strip far ahead have to be fetched.
+inline constexpr float kSteepElements = 8.0f;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 static_assert(kAttendScratch == (3 * kStrip + kMostTurn / 2 * kAttendParts) * kWidth + 3 * kTile);
@@ -43,6 +44,7 @@ struct Column {
   const float* distance;
   int64_t step;
   const void* const* elements;
+  const float* factors;
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
 };
@@ -70,14 +72,17 @@ class Pass {
         end_(range.end) {
     for (size_t x = 0; x < 2; ++x) {
       total_[x] = _mm512_loadu_ps(columns[x].row_sum);
-      if constexpr ((kForm & kFetched) != 0) std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+      if constexpr ((kForm & kFetched) != 0) {
+        std::copy_n(columns[x].elements, kTile, elements_ + x * kTile);
+        std::copy_n(columns[x].factors, kTile, factors_ + x * kTile);
+      }
     }
     set_offsets();
   }
 
   template <int kPairs>
   FOVEA_AMX void run();
-  FOVEA_AMX void look_ahead(size_t x);
+  FOVEA_AMX void look_ahead(const std::array<bool, 2>& takes);
 
  private:
   FOVEA_AMX Product scores_of(int64_t key) const {
@@ -110,19 +115,38 @@ class Pass {
     return ceil_div(std::min(turn + turn_, end_) - begin_of(turn), kStrip);
   }
   static Accumulators scores_at(float* scores) { return {{scores, scores + kTile}, {kWidth, kWidth}}; }
+  /// What the scores of a strip begin with.
+  FOVEA_AMX Accumulators added_at(int64_t key) const {
+    if constexpr ((kForm & kFetched) != 0) return scores_at(added_);
+    Accumulators added;
+    for (size_t x = 0; x < 2; ++x) {
+      added.column[x] = const_cast<float*>(columns_[x].distance) - (key - keys_.first) * columns_[x].step;
+      added.stride[x] = -columns_[x].step;
+    }
+    return added;
+  }
+  /// Scores of a strip, of which add_elements() knows, and kPairs pairs of weights beside each step.
+  template <int kPairs, int kBeside>
+  FOVEA_AMX_INLINE void score(int64_t key, const Accumulators* before, Weights& w) {
+    if constexpr ((kForm & kAdded) != 0) {
+      const Accumulators added = added_at(key);
+      multiply<kPairs, kBeside, kParts, Of::kScores>(scores_of(key), before, &added, w);
+    } else {
+      multiply<kPairs, kBeside, kParts, Of::kScores>(scores_of(key), before, nullptr, w);
+    }
+  }
 
   FOVEA_AMX void set_offsets();
   FOVEA_AMX void mask(int64_t key, float* scores) const;
   FOVEA_AMX void run_program(int64_t key, float* scores) const;
   FOVEA_AMX void add_elements(int64_t key) const;
-  FOVEA_AMX void add_where_seen(int64_t key, Weights& w) const;
   FOVEA_AMX void set_terms(int64_t key, float* scores, Weights& w) const;
   FOVEA_AMX __m512 largest(const Weights& w, int x) const;
   FOVEA_AMX void refer(const Weights& w);
   FOVEA_AMX void raise(const __m512* top, const __mmask16* rose);
   FOVEA_AMX void drop(int64_t key) const;
   FOVEA_AMX bool rose_too_far(const Weights& w) const;
-  FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w) const;
+  FOVEA_AMX void score_again(int64_t key, float* scores, Weights& w);
   FOVEA_AMX void weigh_again(int64_t turn, float* scores, __m512* sum);
   FOVEA_AMX void begin_strip(int64_t key, Weights& w);
   template <int kPairs>
@@ -136,7 +160,7 @@ class Pass {
   const AttendKeys& keys_;
   Columns& columns_;
   float* scores_;
-  float* added_;  ///< [keys of a strip][kWidth], where they are not read as they lie
+  float* added_;  ///< [keys of a strip][kWidth], where what scores begin with is not read as it lies
   uint32_t* pairs_;
   int64_t turn_;  ///< keys whose weights meet V at once, a power of two
   int64_t first_, end_;
@@ -146,6 +170,7 @@ class Pass {
   Accumulators pending_;
   bool in_tiles_ = false;  ///< the accumulators of pending_ are still in the tiles
   const void* elements_[kWidth];
+  float factors_[kWidth];
 };
 
 /// Rows that have seen no key yet have a reference of 0: their scores are all -inf.
@@ -200,14 +225,14 @@ FOVEA_AMX void Pass<kForm, kParts>::run_program(int64_t key, float* scores) cons
   program.run(*program.program, inputs);
 }
 
-/// What elements and distances add to a strip, in units of log2. Keys that do not exist have 0.
+/// What elements and distances add to a strip. Keys that do not exist have 0.
 template <int kForm, int kParts>
 FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   const int64_t n = std::min(kStrip, keys_.end - key), bytes = size_of(columns_[0].dtype);
   const int64_t offset = (key - keys_.first) * bytes;
   const void* rows[kWidth];
   for (int64_t x = 0; x < kWidth; ++x) rows[x] = static_cast<const char*>(elements_[x]) + offset;
-  keys_.key_elements(rows, columns_[0].dtype, kWidth, n, tile::kLog2e, added_, kWidth);
+  keys_.key_elements(rows, columns_[0].dtype, kWidth, n, factors_, added_, kWidth);
   std::fill(added_ + n * kWidth, added_ + kStrip * kWidth, 0.0f);
   for (size_t x = 0; x < 2; ++x) {
     const Column& column = columns_[x];
@@ -220,26 +245,6 @@ FOVEA_AMX void Pass<kForm, kParts>::add_elements(int64_t key) const {
   }
 }
 
-/// Where a band hides keys, what is added to their scores is 0: -inf and +inf are no number.
-template <int kForm, int kParts>
-FOVEA_AMX void Pass<kForm, kParts>::add_where_seen(int64_t key, Weights& w) const {
-  for (size_t x = 0; x < 2; ++x) {
-    const Column& column = columns_[x];
-    const bool inside = column.all.begin <= key && key + kStrip <= column.all.end;
-    const __m512i begin = _mm512_loadu_si512(column.begin), end = _mm512_loadu_si512(column.end);
-    for (int64_t j = 0; j < kStrip; ++j) {
-      const __m512i position = _mm512_set1_epi32(static_cast<int>(key + j));
-      const __mmask16 sees =
-          _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(begin, position), position, end);
-      const __m512 added = _mm512_loadu_ps(w.added[x] + j * w.step);
-      _mm512_storeu_ps(added_ + j * kWidth + static_cast<int64_t>(x) * kTile,
-                       inside ? added : _mm512_maskz_mov_ps(sees, added));
-    }
-    w.added[x] = added_ + x * kTile;
-  }
-  w.step = kWidth;
-}
-
 /// Terms of the scores of a strip: those in memory, and those that come beside the softmax.
 template <int kForm, int kParts>
 FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores, Weights& w) const {
@@ -249,29 +254,16 @@ FOVEA_AMX_INLINE void Pass<kForm, kParts>::set_terms(int64_t key, float* scores,
   w.pairs = pairs_of(key);
   w.part = turn_ * kWidth;
   w.left = kPairsOfStrip;
-  const int64_t at = key - keys_.first;
-  if constexpr ((kForm & kAdded) != 0) {
-    if constexpr ((kForm & kFetched) != 0) {
-      add_elements(key);
-      for (size_t x = 0; x < 2; ++x) w.added[x] = added_ + x * kTile;
-      w.step = kWidth;
-      // No prefetcher follows so many rows, and all lines at once would wait for the 16 buffers of a core. Rows a page apart meet in one
-      // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
-      const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip,
-                    all = keys_.end - keys_.first;
-      const int64_t next_rows =
-          static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
-      w.ahead = elements_;
-      w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
-      w.next_line = kStrip * bytes - 64;
-    } else {
-      for (size_t x = 0; x < 2; ++x) w.added[x] = columns_[x].distance - at * columns_[x].step;
-      w.step = -columns_[0].step;
-    }
-    const auto inside = [&](const Column& column) {
-      return column.all.begin <= key && key + kStrip <= column.all.end;
-    };
-    if (!inside(columns_[0]) || !inside(columns_[1])) add_where_seen(key, w);
+  [[maybe_unused]] const int64_t at = key - keys_.first;
+  if constexpr ((kForm & kFetched) != 0) {
+    // No prefetcher follows so many rows, and all lines at once would wait for the 16 buffers of a core. Rows a page apart meet in one
+    // set of the first-level cache, so they come to the second. Behind the last strip the next queries begin, if rows lie side by side.
+    const int64_t bytes = size_of(columns_[0].dtype), to = at + kFetchedStrips * kStrip,
+                  all = keys_.end - keys_.first;
+    const int64_t next_rows = static_cast<const char*>(elements_[1]) - static_cast<const char*>(elements_[0]);
+    w.ahead = elements_;
+    w.ahead_bytes = to < all ? to * bytes : (to - all) * bytes + kWidth * next_rows;
+    w.next_line = kStrip * bytes - 64;
   }
   if constexpr ((kForm & kMasked) != 0) {
     w.bit = kBits.bit;
@@ -290,8 +282,6 @@ FOVEA_AMX __m512 Pass<kForm, kParts>::largest(const Weights& w, int x) const {
   __m512 top = lowest;
   for (int64_t j = 0; j < kStrip; ++j) {
     __m512 score = _mm512_mul_ps(_mm512_loadu_ps(w.scores + j * kWidth + x * kTile), w.factor);
-    if constexpr ((kForm & kAdded) != 0)
-      score = _mm512_add_ps(score, _mm512_loadu_ps(w.added[x] + j * w.step));
     if constexpr ((kForm & kMasked) != 0)
       score =
           _mm512_mask_mov_ps(lowest, _mm512_test_epi32_mask(w.seen[x], _mm512_set1_epi32(w.bit[j])), score);

@@ -62,7 +62,7 @@ constexpr auto part_pairs() {
   }
 }
 
-/// What there is beside products: something added to scores, keys that are not seen, and rows of elements that are fetched ahead.
+/// What there is beside products: something that scores begin with, keys that are not seen, and rows of elements that are fetched ahead.
 enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2, kFetched = 4 };
 
 /// The weights of a strip while they are made, and the sums of those of a turn.
@@ -74,8 +74,6 @@ struct Weights {
   __m512 factor;
   __m512 offset[2];  ///< 1/2 - m
   __m512 sum[2];
-  const float* added[2];  ///< to the next key of a column; the key behind it has it `step` floats further on
-  int64_t step;
   __m512i seen[2];     ///< keys of the strip, a bit for each
   const int32_t* bit;  ///< of the next key
   const void* const*
@@ -130,8 +128,7 @@ FOVEA_AMX_INLINE __m512i round_to_pairs(__m512 low, __m512 high) {
 template <int kForm, int kParts>
 FOVEA_AMX_INLINE __m512 weigh(const Weights& w, int64_t j, int column) {
   const __m512 score = _mm512_loadu_ps(w.scores + j * kWidth + column * kTile);
-  __m512 t = _mm512_fmadd_ps(score, w.factor, w.offset[column]);
-  if constexpr ((kForm & kAdded) != 0) t = _mm512_add_ps(t, _mm512_loadu_ps(w.added[column] + j * w.step));
+  const __m512 t = _mm512_fmadd_ps(score, w.factor, w.offset[column]);
   if constexpr ((kForm & kMasked) == 0) return exp2_of<kParts>(t);
   return exp2_of<kParts>(t, _mm512_test_epi32_mask(w.seen[column], _mm512_set1_epi32(w.bit[j])));
 }
@@ -165,10 +162,6 @@ FOVEA_AMX_INLINE void weigh_beside(Weights& w, int i) {
 
 template <int kPairs, int kForm>
 FOVEA_AMX_INLINE void advance(Weights& w) {
-  if constexpr ((kForm & kAdded) != 0) {
-    w.added[0] += 2 * kPairs * w.step;
-    w.added[1] += 2 * kPairs * w.step;
-  }
   if constexpr ((kForm & kMasked) != 0) w.bit += 2 * kPairs;
   if constexpr ((kForm & kFetched) != 0) w.ahead += 2 * kPairs;
   w.scores += 2 * kPairs * kWidth;

@@ -209,6 +209,14 @@ class Backward final : public Prepared {
   Group group_at(const Run& r, int64_t index) const {
     return {problem_, r.buffers, index / problem_.heads_kv, index % problem_.heads_kv};
   }
+  std::optional<RowGradient> row_gradient(const Run& r) const {
+    const std::optional<KeyElements>& elements = gradients_.rows();
+    if (!elements) return std::nullopt;
+    const int64_t bytes =
+        problem_.batch * problem_.heads_q * problem_.seqlen_q * problem_.seqlen_k * size_of(elements->dtype);
+    return RowGradient{*elements, static_cast<char*>(r.buffers.gradient_of(problem_.named[elements->tensor])),
+                       bytes > RowGradient::kStreamedBytes};
+  }
   void row_statistics_of_all(const Run& r) const;
   void ranges_of_keys(const Run& r) const;
   void range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& blocks, RowTile& tile,
@@ -252,8 +260,10 @@ void Backward::range_of_keys(const Run& r, const ThreadScratch& t, SeenBlocks& b
   if (range > 0 && begin >= end) return;
   std::array<GradientTarget, kMaxTermTensors> targets;
   gradients_.targets_of(r.buffers, r.shared.sums, item, targets);
-  range_backward({staging_, group, r.terms, r.shared, t, blocks, group_index, range, targets.data()}, begin,
-                 end, exact_checks, tile);
+  const auto rows = row_gradient(r);
+  range_backward({staging_, group, r.terms, r.shared, t, blocks, group_index, range, targets.data(),
+                  rows ? &*rows : nullptr},
+                 begin, end, exact_checks, tile);
 }
 
 /// All ranges. Those that chains join are done by one thread, in order.
@@ -266,6 +276,7 @@ void Backward::ranges_of_keys(const Run& r) const {
     RowTile tile;
     for (int64_t x; (x = queue.next()) >= 0;)
       chains.visit(x, [&](const ItemIndex& item) { range_of_keys(r, t, blocks, tile, item); });
+    if (gradients_.rows()) staging_.ops->end_streams();
   });
 }
 

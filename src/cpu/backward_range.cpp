@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cpu/backward_work.hpp"
+#include "cpu/subnormals.hpp"
 
 namespace fovea::cpu::backward_pass {
 
@@ -19,10 +20,36 @@ void add_tensor_gradients(const Problem& a, const Lanes& lanes, KeyPositions pos
   a.s.ops->run_program(a.terms.programs.gradients, in);
 }
 
+/// Those of the gradient's rows of a panel from key j0 on.
+struct GradientRows {
+  void* rows[kPanel];
+
+  GradientRows(const Problem& a, const Lanes& lanes, int64_t j0) {
+    for (int64_t x = 0; x < lanes.count; ++x)
+      rows[x] = a.row_gradient->at(a.group, lanes.head[x], lanes.query[x], j0);
+  }
+};
+
+/// Of pairs that are not seen.
+void clear_row_gradient(const Problem& a, int64_t first_row, int64_t end_row, int64_t j0, int64_t j1) {
+  if (a.row_gradient == nullptr || j0 == j1) return;
+  for (int64_t row = first_row; row < std::min(end_row, a.group.rows()); ++row)
+    std::memset(a.row_gradient->at(a.group, a.group.head(row), a.group.query(row), j0), 0,
+                static_cast<size_t>((j1 - j0) * size_of(a.row_gradient->elements.dtype)));
+}
+
+/// Whether P and dS need no form of their own between the scores and what products read.
+bool stores_at_once(const Problem& a) {
+  const PairPrograms& programs = a.terms.programs;
+  const bool as_pairs = a.row_gradient == nullptr || a.s.ops->word_elements == 1 ||
+                        a.row_gradient->elements.dtype == DType::kBF16;
+  return !a.terms.dropout && !programs.has_slope && programs.gradients.empty() && as_pairs;
+}
+
 }  // namespace
 
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
-                           int64_t x, const float* lse2, const float* delta) {
+                           int64_t x, const float* lse2, const float* delta, const FetchRows& ahead) {
   const Ops& ops = *a.s.ops;
   const ThreadScratch& t = a.t;
   panel_scores(ops, a.group, lanes, a.terms, seen,
@@ -34,9 +61,14 @@ void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock&
     dropout_bits(ops, a.group, lanes, a.terms, n, block.positions(), t.kept);
     ops.multiply_kept(t.dp, t.kept, a.terms.stream.keep_scale, n);
   }
-  ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta);
+  ops.gradients_float(t.scores, t.dp, n, a.terms.factor, lse2, delta, ahead);
   const PairPrograms& programs = a.terms.programs;
   if (!programs.gradients.empty()) add_tensor_gradients(a, lanes, block.positions(), n);
+  if (a.row_gradient != nullptr) {
+    const GradientRows to(a, lanes, block.j0);
+    ops.store_key_elements(t.dp, kPanel, lanes.count, n, a.row_gradient->elements.dtype, to.rows,
+                           a.row_gradient->streams);
+  }
   if (programs.has_slope) ops.multiply_gradients(t.dp, t.pairs.slope, n * kPanel);
   if (a.terms.dropout) ops.multiply_kept(t.scores, t.kept, a.terms.stream.keep_scale, n);
 }
@@ -106,6 +138,17 @@ void clear_panel_rows(const ThreadScratch& t, int64_t x, int64_t panel_words, in
   }
 }
 
+/// From the forms that products read.
+void store_row_gradient(const Problem& a, const PanelStep& step, int64_t j0, const float* ds,
+                        const uint32_t* ds_pairs) {
+  const Ops& ops = *a.s.ops;
+  const RowGradient& to = *a.row_gradient;
+  const GradientRows rows(a, step.lanes, j0);
+  if (ops.word_elements == 2)
+    return ops.store_key_pairs(ds_pairs, step.lanes.count, step.n, rows.rows, to.streams);
+  ops.store_key_elements(ds, a.t.ld, step.lanes.count, step.n, to.elements.dtype, rows.rows, to.streams);
+}
+
 }  // namespace
 
 bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) {
@@ -118,12 +161,12 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
   float* ds = t.ds + x * panel_words;
   auto* ds_pairs = reinterpret_cast<uint32_t*>(t.ds_pairs);
   if (zeros && !(block.keys_finite && step.rows_finite)) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, step.ahead);
     multiply_exactly(a, step.lanes, block, n, step.dq);
     return false;
   }
-  if (a.terms.any || a.terms.dropout) {
-    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta);
+  if (!stores_at_once(a)) {
+    weights_and_gradients(a, step.lanes, block, step.seen, n, x, step.lse2, step.delta, step.ahead);
     ops.store_gradients(t.scores, t.dp, n, p, ds, t.ld, ds_pairs);
   } else {
     const int64_t rows = round_up(n, ops.row_multiple);
@@ -131,9 +174,12 @@ bool panel_step(const Problem& a, const KeyBlock& block, const PanelStep& step) 
                  s.score_operands(block.keys, t.queries + x * s.words_d * kPanel), rows, n, block.positions(),
                  t.scores, nullptr, t.pairs);
     ops.scores(block.values, t.d_outputs + x * s.words_dv * kPanel, rows, s.words_dv, t.dp, nullptr);
-    ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs);
+    ops.gradients(t.scores, t.dp, n, a.terms.factor, step.lse2, step.delta, p, ds, t.ld, ds_pairs,
+                  step.ahead);
+    if (a.row_gradient != nullptr) store_row_gradient(a, step, block.j0, ds, ds_pairs);
   }
   clear_panel_rows(t, x, panel_words, n, block.rows);
+  const WithoutSubnormals mode;
   const float* right = pair == 2 ? t.ds_pairs : ds;
   const int64_t words = s.words_of(n);
   if (pair == 2) {
@@ -150,6 +196,7 @@ void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* u
   const Staging& s = a.s;
   const Ops& ops = *s.ops;
   const ThreadScratch& t = a.t;
+  const WithoutSubnormals mode;
   const int64_t panel_words = kPanel / ops.word_elements;
   const int64_t last_words = std::min(panel_words, s.words_of(last_rows));
   // Keys in steps of 32 rows: under a causal mask each step meets only the panels that see it.
@@ -175,19 +222,35 @@ void add_key_gradients(const Problem& a, const KeyBlock& block, const int64_t* u
 
 namespace {
 
-/// One block of keys against one tile of rows.
-void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen) {
+/// The elements that are added to scores of a panel with n keys from j0 on.
+FetchRows elements_of(const Problem& a, const Lanes& lanes, int64_t j0, int64_t n, const void** rows) {
+  const std::optional<KeyElements>& elements = a.terms.programs.elements;
+  if (!elements) return {};
+  element_rows(a.group, lanes, a.terms, *elements, j0, rows);
+  return {reinterpret_cast<const char* const*>(rows), lanes.count, n * size_of(elements->dtype)};
+}
+
+/// One block of keys against one tile of rows. `next`: the block behind it, or null.
+void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, const Seen* seen,
+                const KeyBlock* next) {
   const Ops& ops = *a.s.ops;
   const int64_t key_step = ops.k_multiple * ops.word_elements;
   int64_t used_keys[kPanels] = {};  // keys of the block up to the last one that the panel sees
   for (int64_t x = 0; x < tile.panels; ++x) {
     const Lanes& lanes = tile.lanes[x];
-    if (lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin || seen[x] == Seen::kNone)
-      continue;
-    const int64_t n = std::min(block.n, round_up(lanes.any.end - block.j0, key_step));
+    const bool unseen =
+        lanes.any.end <= block.j0 || block.j0 + block.n <= lanes.any.begin || seen[x] == Seen::kNone;
+    const int64_t n = unseen ? 0 : std::min(block.n, round_up(lanes.any.end - block.j0, key_step));
+    clear_row_gradient(a, lanes.first_row, lanes.first_row + lanes.count, block.j0 + n, block.j0 + block.n);
+    if (unseen) continue;
     used_keys[x] = n;
     const int64_t stats = a.shared.stats_of(a.group_index, tile.first_panel + x);
     const bool inside = lanes.all.begin <= block.j0 && block.j0 + n <= lanes.all.end;
+    const KeyBlock* fetched = x + 1 < tile.panels ? &block : next;
+    const void* rows[kPanel];
+    FetchRows ahead;
+    if (fetched != nullptr)
+      ahead = elements_of(a, tile.lanes[(x + 1) % tile.panels], fetched->j0, fetched->n, rows);
     const PanelStep step{lanes,
                          seen[x],
                          n,
@@ -196,7 +259,8 @@ void block_step(const Problem& a, const RowTile& tile, const KeyBlock& block, co
                          tile.finite[x],
                          a.shared.lse2 + stats,
                          a.shared.delta + stats,
-                         a.shared.dq_of(a.group_index, a.range, tile.first_panel + x)};
+                         a.shared.dq_of(a.group_index, a.range, tile.first_panel + x),
+                         ahead};
     if (!panel_step(a, block, step)) used_keys[x] = 0;
   }
   add_key_gradients(a, block, used_keys, tile.panels);
@@ -222,10 +286,14 @@ void tile_step(const Problem& a, int64_t first_panel, int64_t panels, bool exact
         panels_seen(a.group, first_panel * kPanel, panels, blocks[b].j0, blocks[b].n, a.blocks, seen[b]);
     any = any || block_seen[b];
   }
-  if (!any) return;
-  stage_tile(a, first_panel, panels, exact_checks, tile);
+  if (any) stage_tile(a, first_panel, panels, exact_checks, tile);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    if (block_seen[b]) block_step(a, tile, blocks[b], seen[b]);
+    if (block_seen[b]) {
+      block_step(a, tile, blocks[b], seen[b], b + 1 < blocks.size() ? &blocks[b + 1] : nullptr);
+    } else {
+      clear_row_gradient(a, first_panel * kPanel, (first_panel + panels) * kPanel, blocks[b].j0,
+                         blocks[b].j0 + blocks[b].n);
+    }
   }
 }
 
@@ -299,12 +367,12 @@ void range_backward(const Problem& a, int64_t begin, int64_t end, bool exact_che
     const int64_t j1 = std::min(end, j0 + staged);
     const auto count = static_cast<size_t>(stage_keys(s, a.group, a.t, j0, j1, blocks));
     const tile::Range queries = a.group.window.queries_of_any(j0, j1);
-    if (!queries.empty()) {
-      const int64_t first_panel = queries.begin * a.group.size() / kPanel;
-      const int64_t last_panel = ceil_div(queries.end * a.group.size(), kPanel);
-      for (int64_t x = first_panel; x < last_panel; x += kPanels)
-        tile_step(a, x, std::min(kPanels, last_panel - x), exact_checks, tile, {blocks, count});
-    }
+    const int64_t first_panel = queries.empty() ? 0 : queries.begin * a.group.size() / kPanel;
+    const int64_t last_panel = queries.empty() ? 0 : ceil_div(queries.end * a.group.size(), kPanel);
+    clear_row_gradient(a, 0, first_panel * kPanel, j0, j1);
+    for (int64_t x = first_panel; x < last_panel; x += kPanels)
+      tile_step(a, x, std::min(kPanels, last_panel - x), exact_checks, tile, {blocks, count});
+    clear_row_gradient(a, last_panel * kPanel, a.group.rows(), j0, j1);
     const auto scale = static_cast<float>(a.group.problem->scale);
     write_rows(*s.ops, a.t.dk, s.padded_d, j1 - j0, s.d, scale, a.group, Role::kDK, j0, a.t.temp);
     write_rows(*s.ops, a.t.dv, s.padded_dv, j1 - j0, s.d_v, 1.0f, a.group, Role::kDV, j0, a.t.temp);

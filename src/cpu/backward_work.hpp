@@ -105,6 +105,7 @@ struct ThreadScratch {
     temp = memory.take<float>(
         std::max(kPanel * std::max(s.padded_d, s.padded_dv), 4 * (std::max(s.words_d, s.words_dv) + 16)));
     pairs = PairScratch(memory, problem, programs, kBlockKeys * kPanel, problem.heads_kv);
+    pairs.elements_fetched = true;
   }
 };
 
@@ -127,6 +128,20 @@ struct RowTile {
   int64_t panels = 0, first_panel = 0;
 };
 
+/// The gradient of a bias that has an element for each pair, which is written row by row.
+struct RowGradient {
+  // What is larger leaves the caches before somebody reads it.
+  static constexpr int64_t kStreamedBytes = 8 << 20;
+
+  KeyElements elements;
+  char* data;
+  bool streams;
+
+  char* at(const Group& group, int64_t head, int64_t query, int64_t key) const {
+    return data + (elements.row(group.batch, head, group.head_kv, query) + key) * size_of(elements.dtype);
+  }
+};
+
 struct Problem {
   const Staging& s;
   const Group& group;
@@ -136,11 +151,12 @@ struct Problem {
   SeenBlocks& blocks;
   int64_t group_index, range;
   const GradientTarget* gradients = nullptr;  ///< of named tensors
+  const RowGradient* row_gradient = nullptr;
 };
 
 /// Fills scores with P and dp with dS, float32, with every term. Adds to the gradients of named tensors.
 void weights_and_gradients(const Problem& a, const Lanes& lanes, const KeyBlock& block, Seen seen, int64_t n,
-                           int64_t x, const float* lse2, const float* delta);
+                           int64_t x, const float* lse2, const float* delta, const FetchRows& ahead = {});
 
 /// One panel of a tile, the x-th, against the first n keys of a block.
 struct PanelStep {
@@ -151,6 +167,7 @@ struct PanelStep {
   bool rows_finite;  ///< Q and dO
   const float *lse2, *delta;
   float* dq;
+  FetchRows ahead = {};  ///< elements that the next scores read
 };
 
 /// Adds to dQ of the panel, and leaves P and dS for add_key_gradients(). False where dK and dV are done already: pair by pair,

@@ -187,10 +187,13 @@ class Forward final : public Prepared {
         programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
         shared_(p, staging_, schedule_),
+        shared_seen_(p, ops, programs_),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_),
-        shared_offset_(split_offset_ + split_bytes(staging_, schedule_)) {
-    workspace_size = static_cast<size_t>(shared_offset_ + shared_.bytes());
+        shared_offset_(split_offset_ + split_bytes(staging_, schedule_)),
+        seen_offset_(shared_offset_ + round_up(shared_.bytes(), kAlignment)) {
+    if (schedule_.row_path) shared_seen_ = {};
+    workspace_size = static_cast<size_t>(seen_offset_ + shared_seen_.bytes());
     summary = summary_of(programs_, schedule_, options.splits);
   }
 
@@ -216,19 +219,24 @@ class Forward final : public Prepared {
   Partial panel_of(float* partials, int64_t x) const {
     return {partials + x * Partial::size(staging_), staging_};
   }
+  /// What threads make for each other.
+  struct Shared {
+    SharedBlocks blocks;
+    SharedSeen seen;
+  };
   /// What one item works with.
   struct Item {
     const Tile& tile;
     const Lanes* lanes;
     const ScoreTerms& terms;
-    const SharedBlocks& shared;
+    const Shared& shared;
     SeenBlocks& blocks;
     const ThreadScratch& t;
   };
   void attend_split(const Item& item, int64_t split, float* partials) const;
   void attend_in_turn(const Item& item) const;
-  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
-                    SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t, int64_t item) const;
+  void compute_item(const Buffers& buffers, const ScoreTerms& terms, const Shared& shared, SeenBlocks& blocks,
+                    const SplitStore& store, const ThreadScratch& t, int64_t item) const;
   void attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenBlocks& blocks,
                    const ThreadScratch& t, int64_t first_group, int64_t split, float* partials,
                    int64_t partial_stride) const;
@@ -242,8 +250,9 @@ class Forward final : public Prepared {
   Schedule schedule_;
   PairPrograms programs_;
   int num_threads_;
-  SharedBlocks shared_;  ///< without memory
-  int64_t thread_bytes_, split_offset_, shared_offset_;
+  SharedBlocks shared_;     ///< without memory
+  SharedSeen shared_seen_;  ///< the same
+  int64_t thread_bytes_, split_offset_, shared_offset_, seen_offset_;
 };
 
 /// A tile against one split of the keys.
@@ -251,9 +260,9 @@ void Forward::attend_split(const Item& item, int64_t split, float* partials) con
   const Group& group = item.tile.group;
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, group.span.used_k);
-  tile_forward(
-      {staging_, group, item.terms, item.shared, item.blocks, item.lanes, item.tile.panels, partials, item.t},
-      first_key, last_key);
+  tile_forward({staging_, group, item.terms, item.shared.blocks, item.shared.seen, item.blocks, item.lanes,
+                item.tile.panels, partials, item.t},
+               first_key, last_key);
 }
 
 /// A tile against its splits one after the other, added up as merge_tile does.
@@ -268,7 +277,7 @@ void Forward::attend_in_turn(const Item& item) const {
 }
 
 /// One tile against one split of the keys, or all.
-void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const SharedBlocks& shared,
+void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, const Shared& shared,
                            SeenBlocks& blocks, const SplitStore& store, const ThreadScratch& t,
                            int64_t item) const {
   if (schedule_.row_path) return compute_rows(buffers, terms, blocks, store, t, item);
@@ -278,7 +287,8 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
-  shared.wait_for(group);
+  shared.blocks.wait_for(group);
+  shared.seen.wait_for(group);
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
   const Item what{tile, lanes, terms, shared, blocks, t};
@@ -357,15 +367,18 @@ void Forward::run(const Buffers& buffers) const {
   char* workspace = static_cast<char*>(buffers.workspace);
   const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
                          &schedule_};
-  SharedBlocks shared = shared_;
-  shared.set_memory(buffers, workspace + shared_offset_);
-  WorkQueue blocks_to_share(shared.blocks());
+  Shared shared{shared_, shared_seen_};
+  shared.blocks.set_memory(buffers, workspace + shared_offset_);
+  shared.seen.set_memory(workspace + seen_offset_);
+  WorkQueue blocks_to_share(shared.blocks.blocks()), seen_to_share(shared.seen.items());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
-    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
-      shared.stage(problem_, buffers, staging_, block, t);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
+    for (int64_t item; (item = seen_to_share.next()) >= 0;)
+      shared.seen.find(problem_, buffers, terms, blocks, *staging_.ops, t.scores, t.pairs.registers, item);
+    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
+      shared.blocks.stage(problem_, buffers, staging_, block, t);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });

@@ -2,11 +2,13 @@
 // operations has that (AMX).
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "cpu/forward.hpp"
 #include "cpu/forward_work.hpp"
 #include "cpu/panel.hpp"
+#include "cpu/subnormals.hpp"
 
 namespace fovea::cpu::forward_pass {
 namespace {
@@ -60,6 +62,7 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
     accumulate_exactly(s, block.rows, n, t.scores, t.alpha, out.o);
     return;
   }
+  const WithoutSubnormals mode;
   const int64_t words = s.words_of(n);
   const float* right = pairs ? t.weights : t.scores;
   if (pairs) {
@@ -71,28 +74,13 @@ void panel_step(const Staging& s, const Group& group, const Lanes& lanes, const 
 
 namespace {
 
-/// The keys of a block, by their place in it, from the first step on of which some pair is seen to the last.
-tile::Range seen_keys(const Group& group, const Lanes& lanes, const KeyBlock& block, SeenBlocks& blocks) {
-  const auto none = [&](int64_t begin, int64_t end) {
-    return seen_of(group, lanes.first_row, kPanel, block.j0 + begin, end - begin, blocks) == Seen::kNone;
-  };
-  tile::Range keys{0, block.n};
-  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
-    keys.begin += kSeenStep;
-  while (!keys.empty()) {
-    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
-    if (!none(last, keys.end)) break;
-    keys.end = last;
-  }
-  return keys;
-}
-
 /// Neighbouring blocks of keys.
 struct BlockRun {
   std::array<KeyBlock, kRunBlocks> blocks;
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
-  Seen seen[kRunBlocks][kMaxPanels];  ///< by each panel
+  Seen own[kMaxPanels * kRunBlocks];
+  SeenTable seen;  ///< what panels see
   bool finite_parts = true;
   int64_t count = 0;
 
@@ -107,17 +95,22 @@ struct BlockRun {
     const KeyBlock& last = blocks[static_cast<size_t>(count - 1)];
     return last.j0 + last.n;
   }
-  /// How much panel x sees of all blocks.
-  Seen seen_by(int64_t x) const {
-    for (int64_t i = 1; i < count; ++i)
-      if (seen[i][x] != seen[0][x]) return Seen::kSome;
-    return seen[0][x];
+  /// Those of a range from the first block of which panel x sees some to the last.
+  tile::Range keys_seen_by(int64_t x, const tile::Range& keys) const {
+    int64_t begin = 0, end = count;
+    while (begin < end && seen.seen_of(x, begin) == Seen::kNone) ++begin;
+    while (begin < end && seen.seen_of(x, end - 1) == Seen::kNone) --end;
+    return {std::max(keys.begin, first() + begin * kBlockKeys),
+            std::min(keys.end, first() + end * kBlockKeys)};
   }
+  /// How much panel x sees of all blocks.
+  Seen seen_by(int64_t x) const { return seen.seen_by(x, count); }
 };
 
 /// What the terms of a panel's scores are read from.
 struct PanelTerms {
   const void* elements[kPanel];
+  float factors[kPanel];
 };
 
 /// A tile against runs of blocks.
@@ -134,18 +127,20 @@ struct TilePass : TileProblem {
   void add(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
+  bool look(BlockRun& run, int64_t j0, int64_t end) const;
+  Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
+  tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
   bool reads_finite_values(BlockRun& run, const bool* takes) const;
   DistanceValues distances(const BlockRun& run) const;
-  void seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const;
-  void seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const;
-  const uint32_t* seen_pairs(const BlockRun& run, int64_t x) const;
   AttendPanel taker(const BlockRun& run, int64_t x, const DistanceValues& values,
                     PanelTerms& panel_terms) const;
   float attend_factor() const;
+  /// Of what is added to scores before that factor.
+  float unit_of_added() const { return kLog2e / attend_factor(); }
   void attend(BlockRun& run, bool* taken) const;
   bool sees_some(const KeyBlock& block, int64_t x, Seen seen) const;
-  void step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const;
+  void step(BlockRun& run, size_t i, int64_t x) const;
   void step_blocks(BlockRun& run, const bool* taken) const;
 };
 
@@ -204,11 +199,50 @@ int64_t TilePass::run_keys() const {
   return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
 }
 
+/// Finds out what the panels see of the keys of a run; nothing else of it is known yet. False where that is nothing.
+bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
+  if (shared_seen.present()) {
+    run.seen = shared_seen.table(group, lanes[0].first_row / kPanel, j0);
+    const int64_t count = ceil_div(end - j0, kBlockKeys);
+    for (int64_t x = 0; x < panels; ++x)
+      if (run.seen.seen_by(x, count) != Seen::kNone) return true;
+    return false;
+  }
+  run.seen = {run.own, t.seen_pairs, kRunBlocks};
+  const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
+  return search.look(lanes, panels, j0, end, run.seen);
+}
+
+/// How much panel x sees of keys [begin, end) of block i; `begin` is a multiple of kSeenStep.
+Seen TilePass::seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const {
+  if (!terms.programs.mask)
+    return seen_of(group, lanes[x].first_row, kPanel, run.blocks[i].j0 + begin, end - begin, blocks);
+  return seen_of_words(run.seen.words_of(x, static_cast<int64_t>(i)) + begin / kSeenKeys * kPanel,
+                       end - begin);
+}
+
+/// The keys of block i, by their place in it, from the first step on of which panel x sees some pair to the last.
+tile::Range TilePass::seen_keys(const BlockRun& run, size_t i, int64_t x) const {
+  const auto none = [&](int64_t begin, int64_t end) {
+    return seen_of_part(run, i, x, begin, end) == Seen::kNone;
+  };
+  tile::Range keys{0, run.blocks[i].n};
+  while (!keys.empty() && none(keys.begin, std::min(keys.begin + kSeenStep, keys.end)))
+    keys.begin += kSeenStep;
+  while (!keys.empty()) {
+    const int64_t last = (keys.end - 1) / kSeenStep * kSeenStep;
+    if (!none(last, keys.end)) break;
+    keys.end = last;
+  }
+  return keys;
+}
+
 /// Whether the table has a step for panel x and the keys of a run, some of which it sees.
 bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
   const bool has_parts = parts.parts == 0 || (run.finite_parts && finite_queries[static_cast<size_t>(x)]);
-  return s.ops->attend != nullptr && has_parts && group.key_share == 1.0f && run.seen_by(x) != Seen::kNone &&
-         lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
+  const bool has_unit = !terms.programs.has_form || std::isfinite(unit_of_added());
+  return s.ops->attend != nullptr && has_parts && has_unit && group.key_share == 1.0f &&
+         run.seen_by(x) != Seen::kNone && lanes[x].any.begin < run.end() && run.first() < lanes[x].any.end;
 }
 
 /// False where a weight of 0 may meet a value that is not finite.
@@ -219,7 +253,7 @@ bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
     bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
       const tile::Range& all = lanes[x].all;
-      whole = whole && (!takes[x] || (run.seen[i][x] == Seen::kAll && all.begin <= block.j0 &&
+      whole = whole && (!takes[x] || (run.seen.seen_of(x, i) == Seen::kAll && all.begin <= block.j0 &&
                                       block.j0 + block.n <= all.end));
     }
     if (!whole && !run.finite[static_cast<size_t>(i)].all(s)) return false;
@@ -234,52 +268,7 @@ DistanceValues TilePass::distances(const BlockRun& run) const {
   const int64_t size = pad + DistanceValues::size(*group.problem, panels * kPanel, run_keys());
   std::fill_n(t.distances, size, 0.0f);
   return distance_values(*s.ops, group, terms, lanes[0].first_row, rows, run.first(), run.end() - run.first(),
-                         kLog2e, t.pairs.registers, t.distances + pad);
-}
-
-/// Which pairs of panel x with n keys from j0 on are seen, by the program.
-void TilePass::seen_by_program(int64_t x, int64_t j0, int64_t n, uint32_t* words) const {
-  ProgramInputs in = terms.inputs_of(group, lanes[x], KeyPositions(j0), n);
-  in.tiles = {t.scores, nullptr, nullptr};
-  in.scratch = t.pairs.registers;
-  s.ops->run_program(terms.programs.shown, in);
-  s.ops->seen_of_scores(t.scores, n, words);
-}
-
-/// The same of a block, of which some are seen. Most strips are seen in all of their pairs or in none.
-void TilePass::seen_in_block(int64_t x, const KeyBlock& block, uint32_t* words) const {
-  if (!blocks.remembers()) return seen_by_program(x, block.j0, block.n, words);
-  for (int64_t j = 0; j < block.n; j += kSeenStep, words += kPanel) {
-    const int64_t n = std::min(kSeenStep, block.n - j);
-    const Seen strip = seen_of(group, lanes[x].first_row, kPanel, block.j0 + j, n, blocks);
-    if (strip == Seen::kSome) {
-      seen_by_program(x, block.j0 + j, n, words);
-    } else {
-      std::fill_n(words, kPanel, strip == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
-    }
-  }
-}
-
-/// Which pairs of a panel are seen, or null where all are.
-const uint32_t* TilePass::seen_pairs(const BlockRun& run, int64_t x) const {
-  if (run.seen_by(x) == Seen::kAll) return nullptr;
-  uint32_t* words = t.seen_pairs + x * kSeenWords;
-  if (const auto& mask = terms.programs.mask) {
-    const void* rows[kPanel];
-    element_rows(group, lanes[x], terms, *mask, run.first(), rows);
-    s.ops->seen_of_bytes(rows, run.end() - run.first(), words);
-    return words;
-  }
-  constexpr int64_t kBlockWords = kBlockKeys / kSeenKeys * kPanel;
-  for (int64_t i = 0; i < run.count; ++i) {
-    const Seen seen = run.seen[i][x];
-    if (seen == Seen::kSome) {
-      seen_in_block(x, run.blocks[static_cast<size_t>(i)], words + i * kBlockWords);
-    } else {
-      std::fill_n(words + i * kBlockWords, kBlockWords, seen == Seen::kAll ? ~uint32_t{0} : uint32_t{0});
-    }
-  }
-  return words;
+                         unit_of_added(), t.pairs.registers, t.distances + pad);
 }
 
 /// Panel x as the step takes it.
@@ -298,7 +287,10 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
                     rows.all};
   panel.query = rows.query;
   panel.head = rows.head;
-  panel.seen = seen_pairs(run, x);
+  if (run.seen_by(x) == Seen::kSome) {
+    panel.seen = run.seen.words_of(x, 0);
+    panel.any = run.keys_seen_by(x, rows.any);
+  }
   if (terms.dropout) {
     uint8_t* kept = t.kept + x * kept_bytes(run_keys());
     dropout_bits(*s.ops, group, rows, terms, std::min(run.end(), rows.any.end) - run.first(),
@@ -311,7 +303,9 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
   }
   if (const auto& elements = terms.programs.elements) {
     element_rows(group, rows, terms, *elements, run.first(), panel_terms.elements);
+    element_factors(*s.ops, group, rows, terms, unit_of_added(), t.pairs.registers, panel_terms.factors);
     panel.elements = panel_terms.elements;
+    panel.factors = panel_terms.factors;
     panel.dtype = elements->dtype;
   }
   return panel;
@@ -368,8 +362,10 @@ bool TilePass::sees_some(const KeyBlock& block, int64_t x, Seen seen) const {
   return lanes[x].any.end > block.j0 && block.j0 + block.n > lanes[x].any.begin && seen != Seen::kNone;
 }
 
-/// Panel x against the keys of a block, of which it sees some.
-void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& finite) const {
+/// Panel x against the keys of block i, of which it sees some.
+void TilePass::step(BlockRun& run, size_t i, int64_t x) const {
+  const KeyBlock& block = run.blocks[i];
+  Seen seen = run.seen.seen_of(x, static_cast<int64_t>(i));
   // Keys behind the last one that any lane sees are left out. Keys before the first are masked, so that
   // the block's start stays aligned with the staged pairs. Only whole reduction steps: a step must not
   // reach beyond the keys that the mask and the check for NaN cover.
@@ -377,13 +373,12 @@ void TilePass::step(const KeyBlock& block, int64_t x, Seen seen, FiniteValues& f
       std::min(block.n, round_up(lanes[x].any.end - block.j0, s.ops->k_multiple * s.ops->word_elements));
   tile::Range part{0, used};
   if (seen == Seen::kSome) {
-    part = seen_keys(group, lanes[x], block, blocks);
+    part = seen_keys(run, i, x);
     part.end = std::min(part.end, used);
     if (part.empty()) return;
-    if (part.size() < used)
-      seen = seen_of(group, lanes[x].first_row, kPanel, block.j0 + part.begin, part.size(), blocks);
+    if (part.size() < used) seen = seen_of_part(run, i, x, part.begin, part.end);
   }
-  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), finite, queries(x),
+  panel_step(s, group, lanes[x], terms, seen, block.part(s, part.begin, part.end), run.finite[i], queries(x),
              partial(x), t);
 }
 
@@ -393,11 +388,11 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
     KeyBlock& block = run.blocks[i];
     bool is_ready = false;
     for (int64_t x = 0; x < panels; ++x) {
-      if (taken[x] || !sees_some(block, x, run.seen[i][x])) continue;
+      if (taken[x] || !sees_some(block, x, run.seen.seen_of(x, static_cast<int64_t>(i)))) continue;
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
-      step(block, x, run.seen[i][x], run.finite[i]);
+      step(run, i, x);
     }
   }
 }
@@ -405,11 +400,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
 /// All panels against the keys [j0, end).
 void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
-  bool any = false;
-  for (int64_t key = j0, i = 0; key < end; key += kBlockKeys, ++i)
-    any |= panels_seen(group, lanes[0].first_row, panels, key, std::min(kBlockKeys, end - key), blocks,
-                       run.seen[i]);
-  if (!any) return;
+  if (!look(run, j0, end)) return;
   for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
   attend(run, taken);

@@ -12,21 +12,15 @@
 #include <thread>
 
 #include "core/backend.hpp"
+#include "cpu/forward_seen.hpp"
 #include "cpu/panel.hpp"
 #include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu::forward_pass {
 
-// Keys a block: the score tile (128 x 48 floats = 24 KB) stays in a 32 KB first-level cache while it is
-// written, turned into weights and read again.
-inline constexpr int64_t kBlockKeys = kAttendKeys;
-// Panels of a tile in any table: Ops::max_panels says how many each has.
-inline constexpr int64_t kMaxPanels = 8;
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
 // cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
 inline constexpr int64_t kRunBlocks = 8;
-// Words of kSeenKeys keys of a panel and a run.
-inline constexpr int64_t kSeenWords = kRunBlocks * kBlockKeys / kSeenKeys * kPanel;
 // Of blocks of parts: 0.8 MB of float32 at head size 128.
 inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
@@ -216,7 +210,7 @@ struct ThreadScratch {
   float* next_partials;  ///< of a further split, where a tile goes through its splits itself
   uint8_t* kept;         ///< by dropout
   float* distances;      ///< f of a score's form, of a tile and a run of blocks
-  uint32_t* seen_pairs;  ///< by panel, of a run of blocks
+  uint32_t* seen_pairs;  ///< by panel, of a run of blocks; null where no words are wanted
   float *part_queries, *part_block,
       *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
@@ -243,7 +237,8 @@ struct ThreadScratch {
                                ? DistanceValues::size(p, schedule.panels * kPanel, kRunBlocks * kBlockKeys) +
                                      kAttendStrip * p.group()
                                : 0);
-    seen_pairs = memory.take<uint32_t>(attends && programs.has_sees ? schedule.panels * kSeenWords : 0);
+    const bool by_words = programs.mask || (attends && programs.has_sees);
+    seen_pairs = by_words ? memory.take<uint32_t>(schedule.panels * kRunBlocks * kBlockWords) : nullptr;
     const PartBlocks parts(s);
     part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
     part_block = memory.take<float>(parts.block_words());
@@ -408,6 +403,7 @@ struct TileProblem {
   const Group& group;
   const ScoreTerms& terms;
   const SharedBlocks& shared;
+  const SharedSeen& shared_seen;
   SeenBlocks& blocks;
   const Lanes* lanes;
   int64_t panels;

@@ -47,7 +47,10 @@ constexpr Ops make_ops(const char* name) {
   ops.keep_pairs = keep_pairs;
   ops.run_program = run_program;
   ops.key_elements = key_elements;
-  ops.seen_of_bytes = seen_of_bytes;
+  ops.store_key_elements = store_key_elements;
+  ops.store_key_pairs = store_key_pairs;
+  ops.end_streams = end_streams;
+  ops.seen_of_elements = seen_of_elements;
   ops.seen_of_scores = seen_of_scores;
   ops.add_terms = add_terms;
   ops.transpose = transpose;

@@ -93,7 +93,7 @@ struct AttendKeys {
   int parts = 1;                                         ///< bfloat16 parts of each operand
   int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
                        float* dst,
                        int64_t ld) = nullptr;  ///< Ops::key_elements
 };
@@ -112,11 +112,12 @@ struct AttendPanel {
   const uint8_t* kept =
       nullptr;  ///< dropout_bits() of the keys from `first` on, where dropout leaves weights out
   const int32_t *query = nullptr, *head = nullptr;  ///< by lane
-  /// Added to scores, in units of log2: of lane x and key first + j at distance[x - j * step].
+  /// Added to scores, before `factor`: of lane x and key first + j at distance[x - j * step].
   const float* distance = nullptr;
   int64_t step = 1;
-  /// Added, too, in natural units: of lane x and key first + j element j of elements[x].
+  /// Added, too: of lane x and key first + j element j of elements[x], times factors[x].
   const void* const* elements = nullptr;
+  const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
 };
@@ -132,9 +133,12 @@ struct ScoreAddends {
   float scale = 1;                  ///< of the scores as they come
   const float* distance = nullptr;  ///< of lane x and key j at distance[x - j * step]
   int64_t step = 1;
-  const void* const* rows = nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`
+  const void* const* rows =
+      nullptr;  ///< of lane x and key j element j of rows[x], of `dtype`, times factors[x]
+  const float* factors = nullptr;
   DType dtype = DType::kF32;
   const uint32_t* seen = nullptr;  ///< scores that are not seen become -inf
+  bool fetched = false;            ///< the rows are in a cache
 };
 
 /// n rows of `size` float16 or float32.
@@ -182,12 +186,14 @@ struct Ops {
 
   /// Backward of one tile: p = exp2(factor * s - lse2) and ds = p * (dp - delta), by lane. s and dp are
   /// [n][kPanel]; p and ds are written with row stride `ld` (float32 words), or as bfloat16 rows of 2 * ld
-  /// elements with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds.
+  /// elements with ds also as pairs [ceil(n/2)][kPanel] words. Where p is 0, ds is 0 whatever dp holds. Rows `ahead` come to the
+  /// second-level cache, some with each key.
   void (*gradients)(const float* s, const float* dp, int64_t n, float factor, const float* lse2,
-                    const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs);
+                    const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs,
+                    const FetchRows& ahead);
   /// The same with p and ds as float32 [n][kPanel], in place of s and dp.
-  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2,
-                          const float* delta);
+  void (*gradients_float)(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta,
+                          const FetchRows& ahead);
   /// Rounds p and ds, float32 [n][kPanel], into the forms that gradients() writes.
   void (*store_gradients)(const float* p_tile, const float* ds_tile, int64_t n, float* p, float* ds,
                           int64_t ld, uint32_t* ds_pairs);
@@ -213,11 +219,18 @@ struct Ops {
   void (*run_program)(const Program& program, const ProgramInputs& inputs);
 
   // Expressions that need no program for each pair (score_form.hpp).
-  /// dst[j * ld + x] = factor * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
-  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor,
+  /// dst[j * ld + x] = factors[x] * element j of rows[x], for n keys and `lanes` lanes, a multiple of 16.
+  void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
                        float* dst, int64_t ld);
-  /// Keys whose byte is not 0: that of lane x and key j is byte j of rows[x].
-  void (*seen_of_bytes)(const void* const* rows, int64_t n, uint32_t* seen);
+  /// The reverse, for the first `lanes` of kPanel lanes: element j of rows[x] becomes tile[j * ld + x]. `streams`: past the caches.
+  void (*store_key_elements)(const float* tile, int64_t ld, int64_t lanes, int64_t n, DType type,
+                             void* const* rows, bool streams);
+  /// The same of bfloat16 pairs[ceil(n/2)][kPanel].
+  void (*store_key_pairs)(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows, bool streams);
+  /// Then what was streamed is there for whoever waits for this thread.
+  void (*end_streams)();
+  /// Keys whose element is 0 (`zeros`), or is not: that of lane x and key j is element j of rows[x].
+  void (*seen_of_elements)(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen);
   /// Keys whose score s[n][kPanel] is not -inf.
   void (*seen_of_scores)(const float* s, int64_t n, uint32_t* seen);
   /// Turns s[n][kPanel] into scores, and raises maxima[kPanel], where given, to their largest.

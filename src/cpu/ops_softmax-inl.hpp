@@ -11,6 +11,8 @@
 #include <limits>
 
 #include "cpu/ops_vectors-inl.hpp"
+#include "cpu/scratch.hpp"
+#include "cpu/subnormals.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu {
@@ -75,6 +77,7 @@ HWY_INLINE void softmax_tile(float* HWY_RESTRICT s, int64_t n, float factor,
 }
 
 void softmax(float* s, int64_t n, float factor, const float* column_max, PanelState state, uint32_t* pairs) {
+  const WithoutSubnormals mode;
 #if HWY_TARGET == HWY_AVX3
   if (pairs != nullptr) {
     softmax_tile<true>(s, n, factor, column_max, state, pairs);
@@ -123,14 +126,39 @@ HWY_INLINE void store_gradient_rows(V (*p)[kVectors], V (*ds)[kVectors], int64_t
   (void)ds_pairs;
 }
 
+/// Lines of rows that are fetched a few at a time: all at once would wait for the 16 buffers of a core.
+class Fetch {
+ public:
+  Fetch(const FetchRows& rows, int64_t steps)
+      : rows_(rows),
+        lines_of_row_(rows.bytes / 64),
+        lines_of_step_(ceil_div(rows.n * lines_of_row_, steps)) {}
+  HWY_INLINE void step() {
+    for (int64_t i = 0; i < lines_of_step_ && row_ < rows_.n; ++i) {
+      __builtin_prefetch(rows_.rows[row_] + line_ * 64, 0, 2);
+      if (++line_ < lines_of_row_) continue;
+      line_ = 0;
+      ++row_;
+    }
+  }
+
+ private:
+  const FetchRows& rows_;
+  int64_t lines_of_row_, lines_of_step_, row_ = 0, line_ = 0;
+};
+
 template <bool kPairs>
 HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_RESTRICT dp, int64_t n,
                               float factor, const float* HWY_RESTRICT lse2, const float* HWY_RESTRICT delta,
-                              float* p_out, float* ds_out, int64_t ld, uint32_t* ds_pairs) {
+                              float* p_out, float* ds_out, int64_t ld, uint32_t* ds_pairs,
+                              const FetchRows& ahead) {
+  const WithoutSubnormals mode;
+  Fetch fetch(ahead, ceil_div(n, 2));
   const D d;
   const V scale = hn::Set(d, factor);
   V p[2][kVectors], ds[2][kVectors];
   for (int64_t j = 0; j < n; j += 2) {
+    fetch.step();
     const bool second = j + 1 < n;
     for (int r = 0; r < (second ? 2 : 1); ++r) {
 #pragma GCC unroll 3
@@ -150,15 +178,20 @@ HWY_INLINE void gradient_tile(const float* HWY_RESTRICT s, const float* HWY_REST
 
 template <bool kPairs>
 void gradients(const float* s, const float* dp, int64_t n, float factor, const float* lse2,
-               const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs) {
-  gradient_tile<kPairs>(s, dp, n, factor, lse2, delta, p, ds, ld, ds_pairs);
+               const float* delta, float* p, float* ds, int64_t ld, uint32_t* ds_pairs,
+               const FetchRows& ahead) {
+  gradient_tile<kPairs>(s, dp, n, factor, lse2, delta, p, ds, ld, ds_pairs, ahead);
 }
 
-void gradients_float(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta) {
+void gradients_float(float* s, float* dp, int64_t n, float factor, const float* lse2, const float* delta,
+                     const FetchRows& ahead) {
+  const WithoutSubnormals mode;
+  Fetch fetch(ahead, n);
   const D d;
   const V scale = hn::Set(d, factor);
   const V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t j = 0; j < n; ++j) {
+    fetch.step();
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = j * kPanel + v * kLanes;
       const V score = hn::LoadU(d, s + at);

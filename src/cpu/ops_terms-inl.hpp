@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "cpu/ops_program_elements-inl.hpp"
@@ -19,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3
 /// 32 keys of 16 lanes: two bfloat16 are a word.
-HWY_INLINE void pairs_of_elements(const Bf16* const* rows, int64_t j, V factor, float* dst, int64_t ld) {
+HWY_INLINE void pairs_of_elements(const Bf16* const* rows, int64_t j, V factors, float* dst, int64_t ld) {
   __m512i r[16];
 #pragma GCC unroll 16
   for (int lane = 0; lane < 16; ++lane) r[lane] = _mm512_loadu_si512(rows[lane] + j);
@@ -29,28 +30,31 @@ HWY_INLINE void pairs_of_elements(const Bf16* const* rows, int64_t j, V factor, 
   for (int c = 0; c < 16; ++c) {
     const V low{_mm512_castsi512_ps(_mm512_slli_epi32(r[c], 16))};
     const V high{_mm512_castsi512_ps(_mm512_and_si512(r[c], high_half))};
-    hn::StoreU(hn::Mul(low, factor), D(), dst + (j + 2 * c) * ld);
-    hn::StoreU(hn::Mul(high, factor), D(), dst + (j + 2 * c + 1) * ld);
+    hn::StoreU(hn::Mul(low, factors), D(), dst + (j + 2 * c) * ld);
+    hn::StoreU(hn::Mul(high, factors), D(), dst + (j + 2 * c + 1) * ld);
   }
 }
 #endif
 
 /// 16 keys of 16 lanes.
 template <class T>
-HWY_INLINE void block_of_elements(const T* const* rows, int64_t j, V factor, float* dst, int64_t ld) {
+HWY_INLINE void block_of_elements(const T* const* rows, int64_t j, const float* factors, float* dst,
+                                  int64_t ld) {
 #if HWY_TARGET == HWY_AVX3
   __m512i r[16];
 #pragma GCC unroll 16
-  for (int lane = 0; lane < 16; ++lane)
-    r[lane] = _mm512_castps_si512(hn::Mul(load_as_float(rows[lane] + j), factor).raw);
+  for (int lane = 0; lane < 16; ++lane) r[lane] = _mm512_castps_si512(load_as_float(rows[lane] + j).raw);
   transpose_words(r);
+  const V scale = hn::LoadU(D(), factors);
 #pragma GCC unroll 16
-  for (int c = 0; c < 16; ++c) _mm512_storeu_si512(dst + (j + c) * ld, r[c]);
+  for (int c = 0; c < 16; ++c)
+    hn::StoreU(hn::Mul(V{_mm512_castsi512_ps(r[c])}, scale), D(), dst + (j + c) * ld);
 #else
   alignas(64) float block[kBlock][kBlock];
   for (int64_t lane = 0; lane < kBlock; ++lane) {
+    const V scale = hn::Set(D(), factors[lane]);
     for (int64_t v = 0; v < kBlock; v += kLanes)
-      hn::StoreU(hn::Mul(load_as_float(rows[lane] + j + v), factor), D(), block[lane] + v);
+      hn::StoreU(hn::Mul(load_as_float(rows[lane] + j + v), scale), D(), block[lane] + v);
   }
   for (int64_t c = 0; c < kBlock; ++c) {
     for (int64_t lane = 0; lane < kBlock; ++lane) dst[(j + c) * ld + lane] = block[lane][c];
@@ -59,58 +63,179 @@ HWY_INLINE void block_of_elements(const T* const* rows, int64_t j, V factor, flo
 }
 
 template <class T>
-void elements_of(const T* const* rows, int64_t lanes, int64_t n, float factor, float* dst, int64_t ld) {
-  const V scale = hn::Set(D(), factor);
+void elements_of(const T* const* rows, int64_t lanes, int64_t n, const float* factors, float* dst,
+                 int64_t ld) {
   for (int64_t x = 0; x < lanes; x += kBlock) {
     const T* const* block = rows + x;
     int64_t j = 0;
 #if HWY_TARGET == HWY_AVX3
     if constexpr (std::is_same_v<T, Bf16>) {
+      const V scale = hn::LoadU(D(), factors + x);
       for (; j + 32 <= n; j += 32) pairs_of_elements(block, j, scale, dst + x, ld);
     }
 #endif
-    for (; j + kBlock <= n; j += kBlock) block_of_elements(block, j, scale, dst + x, ld);
+    for (; j + kBlock <= n; j += kBlock) block_of_elements(block, j, factors + x, dst + x, ld);
     for (; j < n; ++j) {
       for (int64_t lane = 0; lane < kBlock; ++lane)
-        dst[j * ld + x + lane] = as_element(block[lane][j]) * factor;
+        dst[j * ld + x + lane] = as_element(block[lane][j]) * factors[x + lane];
     }
   }
 }
 
-void key_elements(const void* const* rows, DType type, int64_t lanes, int64_t n, float factor, float* dst,
-                  int64_t ld) {
+void key_elements(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
+                  float* dst, int64_t ld) {
   switch (type) {
     case DType::kF16:
-      return elements_of(reinterpret_cast<const F16* const*>(rows), lanes, n, factor, dst, ld);
+      return elements_of(reinterpret_cast<const F16* const*>(rows), lanes, n, factors, dst, ld);
     case DType::kBF16:
-      return elements_of(reinterpret_cast<const Bf16* const*>(rows), lanes, n, factor, dst, ld);
+      return elements_of(reinterpret_cast<const Bf16* const*>(rows), lanes, n, factors, dst, ld);
     default:
-      return elements_of(reinterpret_cast<const float* const*>(rows), lanes, n, factor, dst, ld);
+      return elements_of(reinterpret_cast<const float* const*>(rows), lanes, n, factors, dst, ld);
   }
 }
 
-/// 64 keys of one lane: bit j says whether byte j is not 0. `n` of them are read.
-HWY_INLINE uint64_t set_bits(const uint8_t* bytes, int64_t n) {
 #if HWY_TARGET == HWY_AVX3
-  const __mmask64 there = ~uint64_t{0} >> (64 - n);
-  const __m512i loaded = _mm512_maskz_loadu_epi8(there, bytes);
-  return _mm512_test_epi8_mask(loaded, loaded);
-#else
-  uint64_t bits = 0;
-  for (int64_t j = 0; j < n; ++j) bits |= static_cast<uint64_t>(bytes[j] != 0) << j;
-  return bits;
+/// A line that nobody reads soon is written without being read before.
+HWY_INLINE void store_line(__m512i line, void* to, bool streams) {
+  if (streams && reinterpret_cast<uintptr_t>(to) % sizeof line == 0) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), line);
+  } else {
+    _mm512_storeu_si512(to, line);
+  }
+}
+#endif
+
+/// 16 keys of `lanes` lanes.
+template <class T>
+HWY_INLINE void store_block(const float* tile, int64_t ld, int64_t lanes, T* const* rows, int64_t j,
+                            [[maybe_unused]] bool streams) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, float>) {
+    __m512i r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(tile + i * ld);
+    transpose_words(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+      if (i < lanes) store_line(r[i], rows[i] + j, streams);
+    return;
+  }
+#endif
+  alignas(64) float block[kBlock][kBlock];
+  transpose_block(tile, ld, block[0], kBlock);
+  constexpr DType kType = std::is_same_v<T, float> ? DType::kF32
+                          : std::is_same_v<T, F16> ? DType::kF16
+                                                   : DType::kBF16;
+  for (int64_t lane = 0; lane < lanes; ++lane) from_float_any(block[lane], kBlock, kType, rows[lane] + j);
+}
+
+template <class T>
+void store_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n, T* const* rows, bool streams) {
+  for (int64_t x = 0; x < lanes; x += kBlock) {
+    const int64_t count = std::min(kBlock, lanes - x);
+    int64_t j = 0;
+    for (; j + kBlock <= n; j += kBlock) store_block(tile + j * ld + x, ld, count, rows + x, j, streams);
+    for (; j < n; ++j) {
+      for (int64_t lane = x; lane < x + count; ++lane) {
+        if constexpr (std::is_same_v<T, float>) {
+          rows[lane][j] = tile[j * ld + lane];
+        } else {
+          rows[lane][j] = from_float<T>(tile[j * ld + lane]);
+        }
+      }
+    }
+  }
+}
+
+void end_streams() {
+#if HWY_TARGET == HWY_AVX3
+  _mm_sfence();
 #endif
 }
 
-void seen_of_bytes(const void* const* rows, int64_t n, uint32_t* seen) {
-  constexpr int64_t kKeys = 2 * kSeenKeys;
+void store_key_elements(const float* tile, int64_t ld, int64_t lanes, int64_t n, DType type,
+                        void* const* rows, bool streams) {
+  switch (type) {
+    case DType::kF16:
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<F16* const*>(rows), streams);
+    case DType::kBF16:
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<Bf16* const*>(rows), streams);
+    default:
+      return store_elements(tile, ld, lanes, n, reinterpret_cast<float* const*>(rows), streams);
+  }
+}
+
+void store_key_pairs(const uint32_t* pairs, int64_t lanes, int64_t n, void* const* rows,
+                     [[maybe_unused]] bool streams) {
+  for (int64_t x = 0; x < lanes; x += kBlock) {
+    const int64_t count = std::min(kBlock, lanes - x);
+    int64_t w = 0;
+#if HWY_TARGET == HWY_AVX3
+    for (; 2 * (w + kBlock) <= n; w += kBlock) {
+      __m512i r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(pairs + (w + i) * kPanel + x);
+      transpose_words(r);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        if (i < count) store_line(r[i], static_cast<uint32_t*>(rows[x + i]) + w, streams);
+    }
+#endif
+    for (int64_t lane = x; lane < x + count; ++lane) {
+      auto* row = static_cast<char*>(rows[lane]);
+      for (int64_t j = 2 * w; j < n; j += 2)
+        std::memcpy(row + 2 * j, pairs + j / 2 * kPanel + lane, static_cast<size_t>(j + 1 < n ? 4 : 2));
+    }
+  }
+}
+
+/// Bit j says whether element j of kSeenKeys is 0 but for the bits that are not in `significant`.
+template <class T>
+HWY_INLINE uint32_t zero_bits(const T* elements, T significant) {
+  const hn::CappedTag<T, kSeenKeys> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  uint8_t set[8] = {};
+  uint32_t bits = 0;
+  for (int64_t j = 0; j < kSeenKeys; j += lanes) {
+    const auto x = hn::And(hn::LoadU(d, elements + j), hn::Set(d, significant));
+    hn::StoreMaskBits(d, hn::Eq(x, hn::Zero(d)), set);
+    uint32_t of_vector;
+    std::memcpy(&of_vector, set, sizeof of_vector);
+    bits |= of_vector << j;
+  }
+  return bits;
+}
+
+template <class T>
+void seen_of(const void* const* rows, int64_t n, T significant, bool zeros, uint32_t* seen) {
+  const uint32_t others = zeros ? 0 : ~uint32_t{0};
   for (int64_t lane = 0; lane < kPanel; ++lane) {
     uint32_t* to = seen + lane;
-    for (int64_t j = 0; j < n; j += kKeys, to += 2 * kPanel) {
-      const uint64_t bits = set_bits(static_cast<const uint8_t*>(rows[lane]) + j, std::min(kKeys, n - j));
-      to[0] = static_cast<uint32_t>(bits);
-      if (j + kSeenKeys < n) to[kPanel] = static_cast<uint32_t>(bits >> kSeenKeys);
+    if (lane > 0 && rows[lane] == rows[lane - 1]) {  // of another head of the group
+      for (int64_t j = 0; j < n; j += kSeenKeys, to += kPanel) *to = to[-1];
+      continue;
     }
+    const auto* row = static_cast<const T*>(rows[lane]);
+    int64_t j = 0;
+    for (; j + kSeenKeys <= n; j += kSeenKeys, to += kPanel) *to = zero_bits(row + j, significant) ^ others;
+    if (j == n) continue;
+    T last[kSeenKeys] = {};
+    std::copy_n(row + j, n - j, last);
+    *to = (zero_bits(last, significant) ^ others) & ((uint32_t{1} << (n - j)) - 1);
+  }
+}
+
+void seen_of_elements(const void* const* rows, DType type, int64_t n, bool zeros, uint32_t* seen) {
+  switch (type) {
+    case DType::kF32:
+      return seen_of<uint32_t>(rows, n, 0x7fffffff, zeros, seen);
+    case DType::kI32:
+      return seen_of<uint32_t>(rows, n, 0xffffffff, zeros, seen);
+    case DType::kF16:
+    case DType::kBF16:
+      return seen_of<uint16_t>(rows, n, 0x7fff, zeros, seen);
+    default:
+      return seen_of<uint8_t>(rows, n, 0xff, zeros, seen);
   }
 }
 
@@ -176,10 +301,10 @@ void add_blocks(float* s, int64_t n, const ScoreAddends& a, float* maxima) {
       for (int x = 0; x < kPanel; ++x) {
         const char* row = static_cast<const char*>(a.rows[x]) + j * bytes;
         at[x] = row;
-        for (int64_t byte = 0; byte < kRows * bytes; byte += 64)
+        for (int64_t byte = 0; !a.fetched && byte < kRows * bytes; byte += 64)
           __builtin_prefetch(row + kAheadKeys * bytes + byte, 0, 2);
       }
-      key_elements(at, a.dtype, kPanel, rows, 1.0f, elements, kPanel);
+      key_elements(at, a.dtype, kPanel, rows, a.factors, elements, kPanel);
     }
     add_block<kDistance, kElements, kSeen>(s + j * kPanel, rows, j, a, elements, maxima);
   }

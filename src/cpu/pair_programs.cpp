@@ -77,10 +77,11 @@ Program gradient_program(const AttentionProblem& p, std::span<const GradientLayo
   return compile(std::move(values), {}, additions, false, kPanel);
 }
 
-Program distance_program(const AttentionProblem& p, const expr::Expression& of_distance) {
+/// Of an expression without s.
+Program value_program(const AttentionProblem& p, const expr::Expression& expression) {
   Values values;
-  Lowering lowering(p, of_distance, false, kNoValue, values);
-  const ValueId value = score_of(values, lowering.of(of_distance.root));
+  Lowering lowering(p, expression, false, kNoValue, values);
+  const ValueId value = score_of(values, lowering.of(expression.root));
   const ProgramOutput output{value, kScoreTile};
   return compile(std::move(values), {&output, 1}, {}, false, kPanel);
 }
@@ -153,7 +154,8 @@ void PairPrograms::add_forms(const AttentionProblem& p) {
     if (const auto form = form_of_score(p, *p.expressions->score)) {
       has_form = true;
       elements = form->elements;
-      if (form->of_distance) of_distance = distance_program(p, *form->of_distance);
+      if (form->of_distance) of_distance = value_program(p, *form->of_distance);
+      if (form->factor) factor = value_program(p, *form->factor);
     }
   }
   if (has_sees) mask = form_of_sees(p, *p.expressions->sees);
@@ -161,7 +163,8 @@ void PairPrograms::add_forms(const AttentionProblem& p) {
 
 int64_t PairPrograms::scratch_bytes() const {
   return std::max({all.scratch_bytes(), some.scratch_bytes(), gradients.scratch_bytes(),
-                   of_distance.scratch_bytes(), strip.scratch_bytes(), shown.scratch_bytes()});
+                   of_distance.scratch_bytes(), factor.scratch_bytes(), strip.scratch_bytes(),
+                   shown.scratch_bytes()});
 }
 
 std::string PairPrograms::summary() const {

@@ -33,14 +33,16 @@ struct PairPrograms {
   bool sees_by_key_head = false;  ///< or on the key head
   bool has_slope = false;         ///< the slope tile holds d score / d s; else that is 1
   bool gradients_read_score = false;
-  bool has_form = false;  ///< the score is s, and what is added to it: `of_distance` and `elements`
-  Program all, some;      ///< of blocks that are seen in all of their pairs, and in some
-  Program of_distance;    ///< f of a score's form
+  bool has_form =
+      false;  ///< the score is s, and what is added to it: `of_distance` and `factor` times `elements`
+  Program all, some;    ///< of blocks that are seen in all of their pairs, and in some
+  Program of_distance;  ///< f of a score's form
+  Program factor;       ///< of its elements, where that is not 1
   std::optional<KeyElements> elements;
-  std::optional<KeyElements> mask;  ///< what `sees` says is not 0, where it says no more
-  Program strip;                    ///< `all` over kAttendLanes lanes, where scores have no form
-  Program shown;                    ///< -inf where a pair is not seen, else 0
-  Program gradients;                ///< reads the scores before the expression, and their gradients
+  std::optional<SeenElements> mask;  ///< what `sees` compares with 0, where it says no more
+  Program strip;                     ///< `all` over kAttendLanes lanes, where scores have no form
+  Program shown;                     ///< -inf where a pair is not seen, else 0
+  Program gradients;                 ///< reads the scores before the expression, and their gradients
 
   /// Null where the scores stay as they are.
   const Program* program_of(Seen seen) const {

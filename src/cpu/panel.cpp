@@ -11,13 +11,17 @@ namespace fovea::cpu {
 
 Lanes::Lanes(const Group& group, int64_t row, int64_t end_row) : first_row(row) {
   count = static_cast<int>(std::min<int64_t>(kPanel, end_row - row));
+  // Counted, as a division for each lane would show beside what few keys take.
+  int64_t at_query = group.query(row), at_head = row % group.size();
+  tile::Range keys = group.window.keys_of(at_query);
   for (int x = 0; x < kPanel; ++x) {
-    const int64_t at = row + std::min(x, count - 1);
-    query[x] = static_cast<int32_t>(group.query(at));
-    head[x] = static_cast<int32_t>(group.head(at));
-    const tile::Range keys = group.window.keys_of(query[x]);
+    query[x] = static_cast<int32_t>(at_query);
+    head[x] = static_cast<int32_t>(group.head_kv * group.size() + at_head);
     begin[x] = static_cast<int32_t>(keys.begin);
     end[x] = static_cast<int32_t>(keys.end);
+    if (x + 1 >= count || ++at_head < group.size()) continue;
+    at_head = 0;
+    keys = group.window.keys_of(++at_query);
   }
   const int64_t first = group.query(row), last = group.query(row + count - 1) + 1;
   any = group.window.keys_of_any(first, last);
@@ -136,6 +140,38 @@ void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& term
   }
 }
 
+void element_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                     float unit, char* registers, float* factors) {
+  std::fill_n(factors, kPanel, unit);
+  if (terms.programs.factor.empty()) return;
+  alignas(64) float values[kPanel];
+  ProgramInputs in = terms.inputs_of(group, lanes, KeyPositions(int64_t{0}), 1);
+  in.tiles = {values, nullptr, nullptr};
+  in.scratch = registers;
+  ops.run_program(terms.programs.factor, in);
+  for (int x = 0; x < kPanel; ++x) factors[x] *= values[x];
+}
+
+void seen_by_elements(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                      int64_t j0, int64_t n, uint32_t* seen) {
+  const SeenElements& mask = *terms.programs.mask;
+  const void* rows[kPanel];
+  element_rows(group, lanes, terms, mask.elements, j0, rows);
+  ops.seen_of_elements(rows, mask.elements.dtype, n, mask.zeros, seen);
+}
+
+Seen seen_of_words(const uint32_t* words, int64_t n) {
+  uint32_t some = 0, hidden = 0;
+  for (int64_t j = 0; j < n; j += kSeenKeys, words += kPanel) {
+    const uint32_t keys = ~uint32_t{0} >> (kSeenKeys - std::min(kSeenKeys, n - j));
+    for (int x = 0; x < kPanel; ++x) {
+      some |= words[x] & keys;
+      hidden |= ~words[x] & keys;
+    }
+  }
+  return hidden == 0 ? Seen::kAll : some == 0 ? Seen::kNone : Seen::kSome;
+}
+
 PairScratch::PairScratch(Scratch& memory, const AttentionProblem& p, const PairPrograms& programs,
                          int64_t tile_size, int64_t heads) {
   registers = memory.take<char>(programs.scratch_bytes());
@@ -173,7 +209,8 @@ void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const Scor
               int64_t n, int64_t j0, float* s, float* maxima, const PairScratch& scratch) {
   const PairPrograms& programs = terms.programs;
   ScoreAddends addends;
-  const void *rows[kPanel], *masks[kPanel];
+  const void* rows[kPanel];
+  float factors[kPanel];
   if (programs.has_score) addends.scale = static_cast<float>(group.problem->scale) * group.product_scale;
   if (!programs.of_distance.empty()) {
     const DistanceValues values = distance_values(ops, group, terms, lanes.first_row, lanes.count, j0, n,
@@ -183,12 +220,14 @@ void add_form(const Ops& ops, const Group& group, const Lanes& lanes, const Scor
   }
   if (programs.elements) {
     element_rows(group, lanes, terms, *programs.elements, j0, rows);
+    element_factors(ops, group, lanes, terms, 1.0f, scratch.registers, factors);
     addends.rows = rows;
+    addends.factors = factors;
     addends.dtype = programs.elements->dtype;
+    addends.fetched = scratch.elements_fetched;
   }
   if (programs.has_sees && seen == Seen::kSome) {
-    element_rows(group, lanes, terms, *programs.mask, j0, masks);
-    ops.seen_of_bytes(masks, n, scratch.seen_pairs);
+    seen_by_elements(ops, group, lanes, terms, j0, n, scratch.seen_pairs);
     addends.seen = scratch.seen_pairs;
   }
   ops.add_terms(s, n, addends, maxima);

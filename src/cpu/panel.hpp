@@ -129,8 +129,9 @@ struct PairScratch {
   char* registers = nullptr;
   float* distances = nullptr;  ///< of the rows of a panel and the keys of a block
   uint32_t* seen_pairs = nullptr;
-  float* slope = nullptr;   ///< out: d score / d the score before the expression, where that is not 1
-  float* before = nullptr;  ///< out: the tile before the expression, where gradients read it
+  bool elements_fetched = false;  ///< those of a score's form are in a cache when scores need them
+  float* slope = nullptr;         ///< out: d score / d the score before the expression, where that is not 1
+  float* before = nullptr;        ///< out: the tile before the expression, where gradients read it
   SeenBlocks::Memory seen;
 
   PairScratch() = default;
@@ -147,6 +148,14 @@ DistanceValues distance_values(const Ops& ops, const Group& group, const ScoreTe
 /// Elements of key j0 by lane.
 void element_rows(const Group& group, const Lanes& lanes, const ScoreTerms& terms,
                   const KeyElements& elements, int64_t j0, const void** rows);
+/// What elements of a score's form are multiplied by, by lane, times `unit`.
+void element_factors(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                     float unit, char* registers, float* factors);
+/// Which pairs of a panel with n keys from j0 on are seen, by the elements that say so.
+void seen_by_elements(const Ops& ops, const Group& group, const Lanes& lanes, const ScoreTerms& terms,
+                      int64_t j0, int64_t n, uint32_t* seen);
+/// How much of n keys their words leave.
+Seen seen_of_words(const uint32_t* words, int64_t n);
 
 /// Multiplies the products of an expression's program, which knows p.scale alone, by the factors of q, k and v.
 void scale_products(const Group& group, float* s, int64_t count);

@@ -1,9 +1,14 @@
 // Recognises forms in trees.
 #include "cpu/score_form.hpp"
 
+#include <algorithm>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "cpu/lowering.hpp"
+#include "expr/differentiate.hpp"
+#include "expr/pair_expressions.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -36,10 +41,8 @@ std::optional<int64_t> growth_of(const expr::Graph& graph, NodeId id,
 }
 
 /// Elements that k alone indexes in one dimension, one behind the other, and other names or constants in the others; all of them exist.
-std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph,
-                                       const Node& node) {
-  if (node.op != Op::kTensor) return std::nullopt;
-  const TensorDesc& t = p.named[node.tensor()].tensor;
+std::optional<KeyElements> elements_of(const AttentionProblem& p, const expr::Graph& graph, const Node& node,
+                                       const TensorDesc& t) {
   KeyElements found{node.tensor(), t.dtype};
   bool by_key = false;
   for (size_t d = 0; d < node.operand_count; ++d) {
@@ -88,31 +91,41 @@ class Parts {
   Parts(const AttentionProblem& p, const expr::Expression& score) : p_(p), rest_(score) {
     const expr::Graph& graph = score.graph;
     known_.resize(graph.size());
-    for (NodeId id = 0; id < graph.size(); ++id) known_[id] = growth_of(graph, id, known_);
+    by_head_.resize(graph.size());
+    for (NodeId id = 0; id < graph.size(); ++id) {
+      known_[id] = growth_of(graph, id, known_);
+      by_head_[id] = is_by_head(graph[id]);
+    }
   }
 
   std::optional<ScoreForm> form() {
-    if (p_.seqlen_q + p_.seqlen_k >= kMostPositions || !take(rest_.root, true)) return std::nullopt;
-    ScoreForm form{std::nullopt, elements_};
-    if (distance_ != expr::kNoNode) {
-      rest_.root = distance_;
-      form.of_distance = expr::compact(rest_);
-    }
-    return form;
+    if (p_.seqlen_q + p_.seqlen_k >= kMostPositions || !take(rest_.root)) return std::nullopt;
+    return ScoreForm{part(distance_), elements_, part(factor_)};
   }
 
  private:
-  bool take(NodeId id, bool holds_s) {
+  /// Whether a node has one value for all pairs of a head.
+  bool is_by_head(const Node& node) const {
+    if (is_name(node, Variable::kS) || is_name(node, Variable::kQ) || is_name(node, Variable::kK))
+      return false;
+    const auto operands = node.operands();
+    return std::all_of(operands.begin(), operands.end(), [&](NodeId id) { return by_head_[id]; });
+  }
+  std::optional<expr::Expression> part(NodeId root) {
+    if (root == expr::kNoNode) return std::nullopt;
+    rest_.root = root;
+    return expr::compact(rest_);
+  }
+  /// Of a sum that holds s.
+  bool take(NodeId id) {
     const Node node = rest_.graph[id];
-    if (holds_s && is_name(node, Variable::kS)) return true;
-    if (!holds_s && id < known_.size() && known_[id] == 0) return add_distance(id, false);
-    if (!holds_s) return take_elements(node);
+    if (is_name(node, Variable::kS)) return true;
     if (node.op != Op::kAdd && node.op != Op::kSubtract) return false;
-    if (take(node.operand[0], true)) {
-      if (node.op == Op::kAdd) return take(node.operand[1], false);
-      return known_[node.operand[1]] == 0 && add_distance(node.operand[1], true);
-    }
-    return node.op == Op::kAdd && take(node.operand[1], true) && take(node.operand[0], false);
+    if (take(node.operand[0])) return add(node.operand[1], node.op == Op::kSubtract);
+    return node.op == Op::kAdd && take(node.operand[1]) && add(node.operand[0], false);
+  }
+  bool add(NodeId id, bool negative) {
+    return known_[id] == 0 ? add_distance(id, negative) : add_elements(id, negative);
   }
   bool add_distance(NodeId id, bool negative) {
     expr::Graph& graph = rest_.graph;
@@ -123,19 +136,34 @@ class Parts {
     }
     return true;
   }
-  bool take_elements(const Node& node) {
-    if (elements_ || node.op != Op::kTensor || !expr::is_float(p_.named[node.tensor()].tensor.dtype))
-      return false;
-    elements_ = elements_of(p_, rest_.graph, node);
+  bool add_elements(NodeId id, bool negative) {
+    expr::Graph& graph = rest_.graph;
+    if (elements_) return false;
+    if (graph[id].op == Op::kNegate) return add_elements(graph[id].operand[0], !negative);
+    if (graph[id].op == Op::kMultiply) {
+      const auto [a, b] = std::pair(graph[id].operand[0], graph[id].operand[1]);
+      if (!by_head_[a] && !by_head_[b]) return false;
+      factor_ = by_head_[a] ? a : b;
+      id = by_head_[a] ? b : a;
+    }
+    const Node node = graph[id];
+    if (node.op != Op::kTensor || !expr::is_float(p_.named[node.tensor()].tensor.dtype)) return false;
+    elements_ = elements_of(p_, graph, node, p_.named[node.tensor()].tensor);
+    if (negative) factor_ = factor_ == expr::kNoNode ? graph.number(-1) : graph.make(Op::kNegate, {factor_});
     return elements_.has_value();
   }
 
   const AttentionProblem& p_;
   expr::Expression rest_;
   std::vector<std::optional<int64_t>> known_;
-  NodeId distance_ = expr::kNoNode;
+  std::vector<bool> by_head_;
+  NodeId distance_ = expr::kNoNode, factor_ = expr::kNoNode;
   std::optional<KeyElements> elements_;
 };
+
+bool is_zero(const Node& node) {
+  return (node.op == Op::kInt && node.payload == 0) || (node.op == Op::kFloat && node.as_float() == 0);
+}
 
 }  // namespace
 
@@ -143,13 +171,41 @@ std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const ex
   return Parts(problem, score).form();
 }
 
-std::optional<KeyElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees) {
+std::optional<KeyElements> form_of_gradient(const AttentionProblem& p, const expr::Expression& score,
+                                            size_t tensor) {
+  const auto form = form_of_score(p, score);
+  if (!form || !form->elements || form->elements->tensor != tensor || form->factor) return std::nullopt;
+  expr::Expression with_derivatives = score;
+  const auto read = expr::differentiate_by_elements(with_derivatives, tensor);
+  if (read.size() != 1) return std::nullopt;
+  const expr::Graph& graph = with_derivatives.graph;
+  const Node& element = graph[read[0].element];
+  const TensorDesc& t = p.named[tensor].gradient;
+  // Names that have no dimension of their own yet.
+  std::map<Variable, int64_t> names = {{Variable::kB, p.batch},
+                                       {Variable::kH, p.heads_q},
+                                       {Variable::kQ, p.seqlen_q},
+                                       {Variable::kK, p.seqlen_k}};
+  for (size_t d = 0; d < element.operand_count; ++d) {
+    const auto name = expr::index_name(graph, element, d);
+    const auto size = name ? names.extract(*name) : decltype(names)::node_type{};
+    if (t.shape[d] != (size ? size.mapped() : 1) || (t.shape[d] > 1 && t.stride[d] == 0)) return std::nullopt;
+  }
+  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return name.second != 1; }))
+    return std::nullopt;
+  return elements_of(p, graph, element, t);
+}
+
+std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees) {
   const Node& root = sees.graph[sees.root];
-  if (root.op != Op::kNotEqual) return std::nullopt;
-  const Node &element = sees.graph[root.operand[0]], &zero = sees.graph[root.operand[1]];
-  if (zero.op != Op::kInt || zero.payload != 0) return std::nullopt;
-  const auto found = elements_of(problem, sees.graph, element);
-  return found && size_of(found->dtype) == 1 ? found : std::nullopt;
+  if (root.op != Op::kNotEqual && root.op != Op::kEqual) return std::nullopt;
+  const Node &a = sees.graph[root.operand[0]], &b = sees.graph[root.operand[1]];
+  if (!is_zero(a) && !is_zero(b)) return std::nullopt;
+  const Node& element = is_zero(b) ? a : b;
+  if (element.op != Op::kTensor) return std::nullopt;
+  const auto elements = elements_of(problem, sees.graph, element, problem.named[element.tensor()].tensor);
+  if (!elements) return std::nullopt;
+  return SeenElements{*elements, root.op == Op::kEqual};
 }
 
 }  // namespace fovea::cpu

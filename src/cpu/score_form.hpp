@@ -1,9 +1,10 @@
 // Expressions of a form that needs no program for each pair.
 //
-//   score = s + f(k - q) + element[.., k]     f is computed once for each distance, elements are read row by row
-//   sees  = element[.., k] != 0
+//   score = s + f(k - q) + factor * element[.., k]     f is computed once for each distance, elements are read row by row
+//   sees  = element[.., k] != 0, or == 0
 //
-// ALiBi, T5's biases and every other function of the distance is f, a bias is a tensor that k indexes in its innermost dimension.
+// ALiBi, T5's biases and every other function of the distance is f, a bias is a tensor that k indexes in its innermost dimension. The factor is
+// the same for all queries and keys of a head.
 #pragma once
 
 #include <array>
@@ -32,11 +33,22 @@ struct ScoreForm {
   /// f, or nothing. It has the value of any pair of the same distance, also of pairs that do not exist.
   std::optional<expr::Expression> of_distance;
   std::optional<KeyElements> elements;
+  std::optional<expr::Expression> factor;  ///< of the elements, where it is not 1
+};
+
+/// Elements that say which keys are seen.
+struct SeenElements {
+  KeyElements elements;
+  bool zeros;  ///< those that are 0; else the others
 };
 
 /// The form of a score, if it has it.
 std::optional<ScoreForm> form_of_score(const AttentionProblem& problem, const expr::Expression& score);
-/// The elements that `sees` says are not 0, if that is what it says.
-std::optional<KeyElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
+/// Where the gradient of a tensor lies that has an element of its own for each pair of each head, which is added to the score: that of a bias
+/// which nothing broadcasts. Nothing for other tensors.
+std::optional<KeyElements> form_of_gradient(const AttentionProblem& problem, const expr::Expression& score,
+                                            size_t tensor);
+/// The elements that `sees` compares with 0, if it says no more.
+std::optional<SeenElements> form_of_sees(const AttentionProblem& problem, const expr::Expression& sees);
 
 }  // namespace fovea::cpu

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/pair_programs.hpp"
 #include "expr/pair_expressions.hpp"
@@ -34,12 +35,30 @@ void widen(Range& range, Bf16 x) {
   widen(range, to_float(x));
 }
 
+/// `count` elements side by side: a loop that compilers turn into vectors.
+template <class T>
+void widen_all(Range& range, const T* data, int64_t count) {
+  if constexpr (std::is_integral_v<T>) {
+    T lowest = data[0], highest = data[0];
+    for (int64_t i = 1; i < count; ++i) {
+      lowest = std::min(lowest, data[i]);
+      highest = std::max(highest, data[i]);
+    }
+    widen(range, lowest);
+    widen(range, highest);
+  } else {
+    for (int64_t i = 0; i < count; ++i) widen(range, data[i]);
+  }
+}
+
 /// Elements at `data`, dimension after dimension.
 template <class T>
 void scan(const T* data, const TensorDesc& t, std::span<const IntRange> index, Range& range) {
   if (index.empty()) return widen(range, *data);
   const size_t d = static_cast<size_t>(t.ndim) - index.size();
   const int64_t last = t.stride[d] == 0 ? index[0].lowest : index[0].highest;
+  if (index.size() == 1 && t.stride[d] == 1)
+    return widen_all(range, data + index[0].lowest, last - index[0].lowest + 1);
   if (index.size() == 1) {
     for (int64_t i = index[0].lowest; i <= last; ++i) widen(range, data[i * t.stride[d]]);
     return;

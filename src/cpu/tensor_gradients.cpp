@@ -29,6 +29,11 @@ bool covers(const expr::Graph& graph, const std::vector<expr::ElementDerivative>
   return false;
 }
 
+/// Whether every query and key of the tensors takes part.
+bool uses_whole_sequences(const AttentionProblem& p) {
+  return !p.packed && !p.has(Role::kSeqUsedQ) && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK);
+}
+
 /// Element `offset` of the gradient of a tensor.
 void store_element(const Buffers& buffers, const NamedTensor& named, int64_t offset, float value) {
   void* output = buffers.gradient_of(named);
@@ -54,6 +59,10 @@ TensorGradients::TensorGradients(const AttentionProblem& problem, const ItemInde
   for (size_t i = 0; i < problem.named.size(); ++i) {
     const TensorDesc& t = problem.named[i].gradient;
     if (!t.present) continue;
+    if (ranged == expr::Variable::kK && uses_whole_sequences(problem) && score.root != expr::kNoNode &&
+        !rows_) {
+      if ((rows_ = form_of_gradient(problem, score, i))) continue;
+    }
     Gradient g{i, {}};
     g.size = 1;
     GradientLayout layout{i, t};

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,8 @@ class TensorGradients {
                   expr::Variable ranged = expr::Variable::kK);
 
   bool empty() const { return gradients_.empty(); }
+  /// Of a tensor with an element for each pair, which nobody adds to: it is written, and no other member knows of it.
+  const std::optional<KeyElements>& rows() const { return rows_; }
   /// Where programs add; by the payload of kAddTo.
   const std::vector<GradientLayout>& layouts() const { return layouts_; }
   /// Names whose items one thread goes through in order.
@@ -58,6 +61,7 @@ class TensorGradients {
   ItemIndex items_;
   std::vector<Gradient> gradients_;
   std::vector<GradientLayout> layouts_;
+  std::optional<KeyElements> rows_;
   std::array<bool, kItemNames> chained_{};
   int64_t sums_ = 0;
 };

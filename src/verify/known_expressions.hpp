@@ -242,6 +242,23 @@ inline std::vector<KnownExpression> scores_of_arguments() {
   };
 }
 
+/// A mask of numbers, times a slope of the head.
+inline std::vector<KnownExpression> scores_of_masks() {
+  using namespace detail;
+  return {
+      {.name = "steps",
+       .text = "s - slope[h] * steps[b, 0, q, k]",
+       .tensors = {{"slope", Elements::kReal, {kHeads}, alibi_slope},
+                   {"steps", Elements::kReal, {kBatches, 1, kQueries, kKeys}, some_normal}},
+       .score =
+           [](NamedValues& t, const Pair& p, float s) {
+             const Index index = {p.b, 0, p.q, p.k};
+             const float slope = t.real(0, {p.h}), steps = t.real(1, index);
+             return Scored{s - slope * steps, 1, {{{0, {p.h}, -steps}, {1, index, -slope}}}};
+           }},
+  };
+}
+
 /// Scores that read tensors.
 inline std::vector<KnownExpression> scores_of_tensors() {
   using namespace detail;
@@ -417,6 +434,16 @@ inline std::vector<KnownExpression> masks_of_tensors() {
            [](NamedValues& t, const Pair& p) {
              return t.integer(0, {p.b, p.q, p.k}) != 0;
            }},
+      {.name = "open",
+       .text = "barrier[b, h, q, k] == 0.0",
+       .tensors = {{"barrier",
+                    Elements::kReal,
+                    {kBatches, kHeads, kQueries, kKeys},
+                    [](Random& random, const Index&) { return random.chance(0.5) ? random.normal() : 0; }}},
+       .sees =
+           [](NamedValues& t, const Pair& p) {
+             return t.real(0, {p.b, p.h, p.q, p.k}) == 0;
+           }},
       {.name = "important_keys",
        .text = "importance[hk, k] > 0.25",
        .tensors = {{"importance", Elements::kReal, {kKeyHeads, kKeys}, some_normal}},
@@ -448,7 +475,7 @@ inline std::vector<KnownExpression> masks_of_tensors() {
 inline const std::vector<KnownExpression>& known_scores() {
   static const std::vector<KnownExpression> all = [] {
     std::vector<KnownExpression> list = scores_of_arguments();
-    for (const auto& more : {scores_of_tensors(), scores_of_functions()})
+    for (const auto& more : {scores_of_masks(), scores_of_tensors(), scores_of_functions()})
       list.insert(list.end(), more.begin(), more.end());
     return list;
   }();

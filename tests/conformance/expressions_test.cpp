@@ -222,14 +222,26 @@ TEST(SeenBlocks, OfLongSequences) {
                                          }},
                         of_heads = {.name = "of_heads",
                                     .text = "h * 100 <= k && k < h * 100 + 300 && q % 200 > 5",
-                                    .sees = [](NamedValues&, const Pair&p) {
-                                      return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
-                                    }};
-  for (const KnownExpression* sees : {&documents, &far_apart, &of_heads}) {
+                                    .sees =
+                                        [](NamedValues&, const Pair&p) {
+                                          return p.h * 100 <= p.k && p.k < p.h * 100 + 300 && p.q % 200 > 5;
+                                        }},
+                        read = {.name = "read",
+                                .text = "wall[q, k] == 0.0",
+                                .tensors = {{"wall",
+                                             Elements::kReal,
+                                             {kQueries, kKeys},
+                                             [](Random&, const Index&at) {
+                                               return at[0] / 90 == at[1] / 900 ? 0.0 : 1.0;
+                                             }}},
+                                .sees = [](NamedValues&t, const Pair&p) {
+                                  return t.real(0, {p.q, p.k}) == 0;
+                                }};
+  for (const KnownExpression* sees : {&documents, &far_apart, &of_heads, &read}) {
     ProblemSpec spec = with_mask(*sees);
     spec.batch = 1;
-    spec.heads_q = 2;
-    spec.heads_kv = 1;
+    spec.heads_q = 4;
+    spec.heads_kv = 2;
     spec.seqlen_q = 230;
     spec.seqlen_k = 2200;
     spec.head_dim = spec.head_dim_v = 64;
@@ -535,6 +547,17 @@ TEST(NamedGradients, AreZeroWhereTheScoreDoesNotDependOnTheTensor) {
 
 /// A backend that has the gradients has them with `deterministic`, too. Tensors with an element for each head, pair or position,
 /// with one for all, and with elements that are looked up.
+/// Of a bias too large for caches, of which a band leaves blocks out.
+TEST(NamedGradients, OfManyPairs) {
+  ProblemSpec spec = small_problem();
+  spec.batch = 1;
+  spec.seqlen_q = 900;
+  spec.seqlen_k = 1312;
+  spec.bias = spec.dbias = true;
+  spec.window_left = 300;
+  spec.window_right = 200;
+  expect_conformance_of_all_types(spec, without_repetitions());
+}
 TEST(NamedGradients, HaveTheSameBitsEachTime) {
   for (const char* name :
        {"relative_positions", "looked_up_distance", "gain_and_shift", "product_of_elements", "bias"}) {

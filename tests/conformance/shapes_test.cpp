@@ -143,6 +143,43 @@ TEST(Shapes, TermsOfTilesOfEveryHeight) {
   expect_conformance_of_all_types(spec, options);
 }
 
+/// A mask of numbers that rise to its edge, times a slope.
+TEST(Shapes, SteepElementsOfTilesOfEveryHeight) {
+  const KnownExpression steep = {
+      .name = "steep",
+      .text = "s + slope[h] * m[b, 0, q, k]",
+      .tensors = {{"slope",
+                   Elements::kReal,
+                   {kHeads},
+                   [](Random&, const Index& at) { return std::exp2(-2.0 * static_cast<double>(at[0])); }},
+                  {"m",
+                   Elements::kReal,
+                   {kBatches, 1, kQueries, kKeys},
+                   [](Random&, const Index& at) {
+                     const auto behind = static_cast<double>(at[3] - at[2] - 48 * at[0]);
+                     return behind > 0 ? -std::numeric_limits<double>::infinity() : behind;
+                   }}},
+      .score = [](NamedValues& t, const Pair& p, float s) {
+        const Index index = {p.b, 0, p.q, p.k};
+        const float slope = t.real(0, {p.h}), m = t.real(1, index);
+        return Scored{s + slope * m, 1, {{{0, {p.h}, m}, {1, index, slope}}}};
+      }};
+  ProblemSpec spec;
+  spec.score = &steep;
+  spec.batch = 2;
+  spec.heads_q = 4;
+  spec.heads_kv = 2;
+  spec.head_dim = spec.head_dim_v = 64;
+  spec.seqlen_q = 177;
+  spec.seqlen_k = 250;
+  CheckOptions options;
+  options.threads = {1, 2, 3, 5, 8};
+  for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
+    spec.named_type = type;
+    expect_conformance_of_all_types(spec, options);
+  }
+}
+
 ProblemSpec with_everything_that_reduces() {
   ProblemSpec spec;
   spec.batch = 2;

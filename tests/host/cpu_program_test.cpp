@@ -221,5 +221,65 @@ TEST(ScoreForm, KnowsFunctionsOfTheDistance) {
   }
 }
 
+/// "elements", "factor" or both in a form; "none" without a form.
+std::string form_of(const AttentionProblem& problem, const std::string& text) {
+  const auto form = form_of_score(problem, expr::parsed(text, Use::kScore));
+  if (!form) return "none";
+  return std::string(form->elements ? "elements" : "") + (form->factor ? " factor" : "");
+}
+
+TEST(ScoreForm, KnowsElementsTimesAFactor) {
+  const Tensors tensors;
+  const AttentionProblem& p = tensors.problem;
+  EXPECT_EQ(form_of(p, "s + bias[b, h, q, k]"), "elements");
+  for (const char* text :
+       {"s - bias[b, h, q, k]", "s + slope[h] * bias[b, h, q, k]", "bias[b, h, q, k] * gain + s",
+        "s - (1.5 + slope[h]) * bias[b, 0, q, k] + 0.5 * abs(q - k)", "s - -(2.0 * bias[b, h, q, k])"}) {
+    EXPECT_EQ(form_of(p, text), "elements factor") << text;
+  }
+  for (const char* text : {"s + float(q) * bias[b, h, q, k]", "s + float(q - k) * bias[b, h, q, k]",
+                           "s + bias[b, h, k, q]", "s + bias[b, h, q, k] * bias[b, h, q, k]",
+                           "s + 2.0 * bias[b, h, q, k] + bias[b, h, q, k]", "s * bias[b, h, q, k]"}) {
+    EXPECT_EQ(form_of(p, text), "none") << text;
+  }
+}
+
+TEST(GradientForm, IsThatOfATensorWithAnElementForEachPair) {
+  Tensors tensors;
+  AttentionProblem& p = tensors.problem;
+  const size_t bias = 1;
+  TensorDesc& gradient = p.named[bias].gradient;
+  gradient = p.named[bias].tensor;
+  const auto has = [&](const char* text) {
+    return form_of_gradient(p, expr::parsed(text, Use::kScore), bias).has_value();
+  };
+  EXPECT_TRUE(has("s + bias[b, h, q, k]"));
+  EXPECT_TRUE(has("s - slope[h] * abs(q - k) + bias[b, h, q, k]"));
+  for (const char* text : {"s - bias[b, h, q, k]", "s + slope[h] * bias[b, h, q, k]", "s + bias[b, 0, q, k]",
+                           "s + bias[b, b, q, k]", "s + bias[b, h, q, k] + bias[b, h, 0, 0]",
+                           "2.0 * s + bias[b, h, q, k]", "s + bias[0, h, q, k]"}) {
+    EXPECT_FALSE(has(text)) << text;
+  }
+  gradient.stride[1] = 0;
+  EXPECT_FALSE(has("s + bias[b, h, q, k]"));
+  gradient = p.named[bias].tensor;
+  p.seqlen_k = 15;
+  EXPECT_FALSE(has("s + bias[b, h, q, k]"));
+}
+
+TEST(SeenForm, KnowsElementsThatAreZeroOrNot) {
+  const Tensors tensors;
+  const auto form = [&](const char* text) {
+    const auto found = form_of_sees(tensors.problem, expr::parsed(text, Use::kSees));
+    return !found ? "none" : found->zeros ? "zeros" : "others";
+  };
+  EXPECT_STREQ(form("flag[k] != 0"), "others");
+  EXPECT_STREQ(form("0 == doc[b, k]"), "zeros");
+  EXPECT_STREQ(form("bias[b, h, q, k] == 0.0"), "zeros");
+  EXPECT_STREQ(form("bias[b, h, q, k] == 1.0"), "none");
+  EXPECT_STREQ(form("doc[b, q] == 0"), "none");
+  EXPECT_STREQ(form("flag[k] != 0 && q < 3"), "none");
+}
+
 }  // namespace
 }  // namespace fovea::cpu
