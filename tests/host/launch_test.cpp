@@ -657,6 +657,7 @@ TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
   const ForwardLayout layout = forward_layout(p, cluster, hopper(), 2, true);
   EXPECT_EQ(layout.args.cluster_ctas, 16);
   EXPECT_EQ(layout.args.num_splits, 7);
+  EXPECT_EQ(forward_layout(p, cluster, hopper(), 2, false).args.num_splits, 1) << "nobody merges";
   EXPECT_GE(layout.workspace_size, 7 * 8 * 65 * 4) << "parts, which are merged by another launch";
   cluster.e4m3_keys = true;
   EXPECT_EQ(splits(131072, 32, 8), 1) << "conversions bound it";

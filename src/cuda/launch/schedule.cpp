@@ -311,11 +311,11 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DevicePr
 
 /// Memory for the results of splits, whose number is known where the kernel does not decide it.
 void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
-                      Parts& parts, ForwardLayout& layout) {
+                      bool may_split, Parts& parts, ForwardLayout& layout) {
   ForwardArgs& args = layout.args;
   if (kernel.splits_in_cluster) {
     args.cluster_ctas = ctas_of_cluster(p, kernel, device);
-    args.num_splits = splits_of_clusters(p, kernel, device);
+    args.num_splits = may_split ? splits_of_clusters(p, kernel, device) : 1;
   }
   int64_t part_rows = saturating_product(args.num_splits, rows_of_parts(p));
   if (kernel.stream_k) {
@@ -354,7 +354,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
             : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
   }
   Parts parts;
-  take_split_parts(p, kernel, device, parts, layout);
+  take_split_parts(p, kernel, device, may_split, parts, layout);
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
     layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),
