@@ -4,7 +4,8 @@
     python3 bench/gpu/compare.py --rows special           what the grid does not show; --rows wide: head sizes above 256;
                                                           --rows terms: biases, masks, documents, softcap, dropout at
                                                           512 and 16,384; --rows decode: few queries over a cache,
-                                                          pages; --rows fp8: q, k and v of 8 bits; --rows all: all of these
+                                                          pages; --rows latent: v is the first columns of k; --rows
+                                                          fp8: q, k and v of 8 bits; --rows all: all of these
     python3 bench/gpu/compare.py --d 128 --s 4096 --pass bwd_det --causal yes
     python3 bench/gpu/compare.py --shape bwd,b4,s4096,h32,hkv8,d128,causal
     python3 bench/gpu/compare.py --before OLD/libfovea.so  two builds of the library in turn
@@ -34,7 +35,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # fovea_ctypes, sourc
 
 import tables
 from device import Gpu
-from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, decode, fp8, grid, parse, special, terms, wide
+from shapes import DTYPES, GRID_HEAD_DIMS, GRID_LENGTHS, PASSES, Shape, decode, fp8, grid, latent, parse, special, terms, wide
 from sources import sources_hash
 
 if TYPE_CHECKING:
@@ -317,10 +318,10 @@ def words(allowed: Iterable[str]) -> Any:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_argument_group("which rows")
-    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "decode", "fp8", "all"), default="grid")
+    which.add_argument("--rows", choices=("grid", "special", "wide", "terms", "decode", "latent", "fp8", "all"), default="grid")
     which.add_argument("--pass", dest="passes", type=words(PASSES), default=["fwd", "bwd"], metavar="PASS,...",
                        help="fwd, fwd_lse, bwd, bwd_det (fwd,bwd)")  # fmt: skip
-    which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid, and of the rows of wide, terms and decode (bf16)")
+    which.add_argument("--dtype", type=words(DTYPES), default=["bf16"], metavar="TYPE,...", help="of the grid, and of the rows of wide, terms, decode and latent (bf16)")
     which.add_argument("--d", type=numbers, default=GRID_HEAD_DIMS, metavar="N,...", help="head sizes of the grid")
     which.add_argument("--s", type=numbers, default=GRID_LENGTHS, metavar="N,...", help="lengths of the grid")
     which.add_argument("--causal", choices=("yes", "no", "both"), default="both", help="of the grid")
@@ -343,7 +344,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--before", type=Path, metavar="PATH", help="another libfovea.so, timed in turn as ours:before")
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="PATH", help="write the results; 'auto' names a file in bench/results")
-    out.add_argument("--what", default=None, help="last part of that name (grid, special, wide, terms, decode, all, shapes)")
+    out.add_argument("--what", default=None, help="last part of that name (grid, special, wide, terms, decode, latent, all, shapes)")
     out.add_argument("--merge", action="store_true", help="keep the other rows of an existing file")
     out.add_argument("--sources-hash", metavar="HEX", help="where the sources are not at hand; see --print-hash")
     out.add_argument("--print-hash", action="store_true", help="print the hash of the kernels' sources, and stop")
@@ -370,6 +371,7 @@ def shapes_of(args: argparse.Namespace) -> list[Shape]:
             "wide": lambda: wide(args.passes, args.dtype),
             "terms": lambda: terms(args.passes, args.dtype),
             "decode": lambda: decode(args.dtype) if "fwd" in args.passes else [],
+            "latent": lambda: latent(args.passes, args.dtype),
             "fp8": lambda: fp8(args.passes, args.dtype),
         }
         shapes = [shape for name, rows in groups.items() if args.rows in (name, "all") for shape in rows()]

@@ -50,7 +50,7 @@ class Inputs:
 
         self.q = normal(shape.s_q, shape.h_q, shape.d)
         self.k = normal(shape.s_k, shape.h_kv, shape.d)
-        self.v = normal(shape.s_k, shape.h_kv, shape.d_v)
+        self.v = self.k[..., : shape.d_v] if shape.latent else normal(shape.s_k, shape.h_kv, shape.d_v)
         self.d_o = normal(shape.s_q, shape.h_q, shape.d_v) if shape.backward else None
         self.cu_seqlens = None
         if shape.lengths:
@@ -130,7 +130,8 @@ class Inputs:
             pages[order] = rows.view(shape.b * columns, shape.page, *t.shape[2:])
             return pages.view(dtype)
 
-        self.pools = pool(self.pools[0]), pool(self.pools[1])
+        keys = pool(self.pools[0])
+        self.pools = keys, keys[..., : shape.d_v] if shape.latent else pool(self.pools[1])
 
 
 class Call:

@@ -45,7 +45,8 @@ class Shape:
     append: bool = False  # the last s_q keys come with the call: rotated, as the queries are, and written to the cache first
     e4m3: bool = False  # k and v are float8_e4m3fn with factors; peers get what these stand for in `dtype`
     e4m3_q: bool = False  # q, too
-    group: str = "other"  # grid, special, wide, terms, decode, fp8 or other
+    latent: bool = False  # v is the first d_v columns of k, in the same memory
+    group: str = "other"  # grid, special, wide, terms, decode, latent, fp8 or other
 
     @property
     def backward(self) -> bool:
@@ -87,6 +88,8 @@ class Shape:
             parts.append("append")
         if self.e4m3:
             parts.append("fp8" if self.e4m3_q else "e4m3")
+        if self.latent:
+            parts.append("latent")
         return "_".join(parts)
 
     @property
@@ -118,7 +121,8 @@ class Shape:
         """Bytes of q, k, v and o, and in the backward of their gradients too: what a run has to move at least once."""
         keys = sum(self.used) if self.used else self.b * min(self.s_k, self.s_q + self.window if self.window >= 0 else self.s_k)
         size = ELEMENT_BYTES[self.dtype]
-        bytes_ = (self.b * self.s_q * self.h_q * size + keys * self.h_kv * (1 if self.e4m3 else size)) * (self.d + self.d_v)
+        of_key = self.d if self.latent else self.d + self.d_v
+        bytes_ = self.b * self.s_q * self.h_q * size * (self.d + self.d_v) + keys * self.h_kv * (1 if self.e4m3 else size) * of_key
         return bytes_ * (2 if self.backward else 1)
 
     @property
@@ -254,6 +258,25 @@ def decode(dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
         found.append(row(t, 1, 1, 131072, heads, causal=True, window=1023))
         found += [row(t, 32, 1, 8192, heads, causal=True, page=64, append=append) for append in (False, True)]
         found.append(row(t, 32, 1, 8192, heads, causal=True, append=True))
+    return found
+
+
+def latent(passes: Iterable[str] = ("fwd",), dtypes: Iterable[str] = ("bf16",)) -> list[Shape]:
+    """Multi-head latent attention, absorbed: one key head of 576 columns, of which values are the first 512. Decoding, in one piece and in
+    pages, two queries at a time; values in memory of their own; a prompt."""
+
+    def row(t: str, b: int, s_q: int, s_k: int, h: int, **more: object) -> Shape:
+        return Shape(t, "fwd", b, s_q, s_k, h, 1, 576, 512, group="latent", **{"latent": True, **more})  # type: ignore[arg-type]
+
+    found: list[Shape] = []
+    for t in dtypes if "fwd" in passes else ():
+        for h in (16, 64, 128):
+            found += [row(t, b, 1, 8192, h) for b in (1, 16, 64)]
+        found += [row(t, 64, 1, s_k, 128) for s_k in (2048, 32768)]
+        found += [row(t, 64, 1, 8192, h, page=64) for h in (16, 128)]
+        found.append(row(t, 64, 2, 8192, 128, causal=True))
+        found += [row(t, 64, 1, 8192, h, latent=False) for h in (16, 128)]
+        found.append(row(t, 1, 4096, 4096, 16, causal=True))
     return found
 
 

@@ -42,7 +42,7 @@ class RunMemory {
         device_(is_cuda(backend) ? &open_device_memory() : nullptr) {
     for (size_t r = 0; r < kRoles; ++r) {
       const auto role = static_cast<Role>(r);
-      if (!takes_part(role) || x_[role].data() == nullptr) continue;
+      if (!takes_part(role) || x_[role].data() == nullptr || lies_in_keys(role)) continue;
       const Memory& memory = x_[role].memory();
       blocks_.push_back({name_of(role), memory.data(), memory.size()});
       block_roles_.push_back(r);
@@ -129,6 +129,7 @@ class RunMemory {
   bool takes_part(Role role) const {
     return x_.takes_part(role, pass_) && !(without_lse_ && role == Role::kLse);
   }
+  bool lies_in_keys(Role role) const { return role == Role::kV && x_.spec.values_in_keys; }
 
   std::string run_on_host(const fovea_plan* plan, size_t workspace_size, unsigned char workspace_fill) {
     const Memory workspace(workspace_size, 0, Placement::kGuarded);
@@ -161,6 +162,8 @@ class RunMemory {
   void* place(size_t workspace_size, unsigned char workspace_fill) {
     const std::vector<void*> placed = device_->place(blocks_, workspace_size, workspace_fill);
     for (size_t i = 0; i < block_roles_.size(); ++i) addresses_[block_roles_[i]] = placed[i];
+    if (lies_in_keys(Role::kV))
+      addresses_[static_cast<size_t>(Role::kV)] = addresses_[static_cast<size_t>(Role::kK)];
     return placed.back();
   }
 

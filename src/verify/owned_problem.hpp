@@ -359,8 +359,13 @@ class OwnedProblem {
     q.assign(normals(random_, q.count(), q_deviation));
     make_rows(Role::kK, s.key_type(), false, s.heads_kv, s.head_dim);
     fill_keys();
-    OwnedTensor& v = make_rows(Role::kV, s.key_type(), false, s.heads_kv, s.head_dim_v);
-    v.assign(normals(random_, v.count(), s.magnitude));
+    if (s.values_in_keys) {
+      tensors_[static_cast<size_t>(Role::kV)] =
+          std::make_shared<OwnedTensor>((*this)[Role::kK].first_columns(s.head_dim_v));
+    } else {
+      OwnedTensor& v = make_rows(Role::kV, s.key_type(), false, s.heads_kv, s.head_dim_v);
+      v.assign(normals(random_, v.count(), s.magnitude));
+    }
     if (s.qv) {
       OwnedTensor& qv = make_rows(Role::kQV, s.type, true, s.heads_q, s.head_dim_v);
       qv.assign(normals(random_, qv.count(), q_deviation / s.magnitude));

@@ -141,6 +141,13 @@ class OwnedTensor {
     memory_ = Memory(static_cast<size_t>(extent) * size_of(type_), skew * size_of(type_), placement);
   }
 
+  /// The first `count` elements of each row, in the same memory.
+  OwnedTensor first_columns(int64_t count) const {
+    OwnedTensor part = *this;
+    part.shape_.back() = count;
+    return part;
+  }
+
   Type type() const { return type_; }
   const Sizes& shape() const { return shape_; }
   const Sizes& strides() const { return strides_; }

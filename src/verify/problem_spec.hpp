@@ -154,9 +154,10 @@ struct ProblemSpec {
   bool rotary_interleaved = false, angles_are_f32 = false;
   std::vector<int32_t> rotary_positions;  ///< when not empty
 
-  bool qv = false;            ///< queries meet values, too
-  bool e4m3_keys = false;     ///< k and v are float8_e4m3fn
-  bool e4m3_queries = false;  ///< q, too; `type` is that of o, with which o_is_f32 must not be set
+  bool qv = false;              ///< queries meet values, too
+  bool values_in_keys = false;  ///< v is the first head_dim_v columns of k, in the same memory
+  bool e4m3_keys = false;       ///< k and v are float8_e4m3fn
+  bool e4m3_queries = false;    ///< q, too; `type` is that of o, with which o_is_f32 must not be set
   int descale_broadcast =
       0;  ///< of q_descale, k_descale and v_descale: bit a: dimension a has size 1; -1: there are none
 
@@ -263,6 +264,7 @@ inline std::string describe(const ProblemSpec& s) {
   }
   list("rotary_positions", s.rotary_positions);
   if (s.qv) out << " qv";
+  if (s.values_in_keys) out << " v in k";
   if (s.e4m3_keys) out << (s.e4m3_queries ? " q=keys" : " keys") << "=e4m3,descale" << s.descale_broadcast;
   if (s.score) out << " score=\"" << s.score->text << '"';
   if (s.sees) out << " sees=\"" << s.sees->text << '"';

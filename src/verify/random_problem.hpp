@@ -74,6 +74,7 @@ class RandomProblem {
     draw_key_type();
     draw_qv();
     draw_query_type();
+    draw_values_in_keys();
     return s_;
   }
 
@@ -294,6 +295,9 @@ class RandomProblem {
   }
   /// Queries of values, more often where d_v is the larger one, as in latent attention.
   void draw_qv() { s_.qv = random_.chance(s_.head_dim_v > s_.head_dim ? 0.3 : 0.04); }
+  void draw_values_in_keys() {
+    s_.values_in_keys = s_.head_dim_v <= s_.head_dim && !s_.appends() && random_.chance(0.1);
+  }
   /// Queries of 8 bits beside such keys, with o of any type.
   void draw_query_type() {
     if (!s_.e4m3_keys || !random_.chance(0.5)) return;

@@ -88,6 +88,12 @@ class Shapes(unittest.TestCase):
         self.assertEqual((shape.softcap, shape.name), (30, "bf16_fwd_b4_s512_h16_d128_causal_softcap30"))
         self.assertEqual(shapes.parse("s512,d128").softcap, 0)
 
+    def test_latent_rows_have_values_in_keys(self):
+        (row,) = [row for row in shapes.latent() if row.name == "bf16_fwd_b64_s1k8192_h16kv1_d576v512_latent"]
+        self.assertEqual(row.tensor_bytes, 64 * (8192 * 576 + 16 * (576 + 512)) * 2)
+        (apart,) = [row for row in shapes.latent() if row.name == "bf16_fwd_b64_s1k8192_h16kv1_d576v512"]
+        self.assertEqual(apart.tensor_bytes - row.tensor_bytes, 64 * 8192 * 512 * 2)
+
     def test_parse_refuses(self):
         for text in ("b4,d64", "s64", "s64,d64,x3", "s64,d64,h3,hkv2", "s64,d64,full", "s64,d64,softcap"):
             with self.assertRaises(ValueError, msg=text):
@@ -100,7 +106,7 @@ class Shapes(unittest.TestCase):
         self.assertEqual(len(names()), 72)
         self.assertEqual(names("--pass", "bwd_det", "--d", "128", "--s", "4096", "--causal", "yes"),
                          ["bf16_bwd_det_b4_s4096_h16_d128_causal"])  # fmt: skip
-        others = (shapes.special(), shapes.wide(), shapes.terms(), shapes.decode(), shapes.fp8())
+        others = (shapes.special(), shapes.wide(), shapes.terms(), shapes.decode(), shapes.latent(), shapes.fp8())
         self.assertEqual(len(names("--rows", "all")), 72 + sum(map(len, others)))
         self.assertEqual(names("--rows", "fp8", "--name", "page64"), ["bf16_fwd_b1_s512k16384_h16_d128_causal_page64_fp8"])
         self.assertEqual(names("--shape", "s64,d64,fp8"), ["bf16_fwd_b1_s64_h16_d64_fp8"])

@@ -290,6 +290,48 @@ TEST(KernelTable, QueriesOfValuesNeedAKernelThatMultipliesThem) {
   EXPECT_EQ(cannot(kernel, p, hopper()), "");
 }
 
+TEST(KernelTable, ValuesInKeysNeedAProblemThatHasThem) {
+  Kernel kernel = kGeneral64;
+  kernel.values_in_keys = kernel.multiplies_qv = true;
+  kernel.head_dim = 576;
+  kernel.head_dim_v = 512;
+  kernel.tile_m = 64;
+  AttentionProblem p = problem(2, 1, 512, 128, 1, 576);
+  p.head_dim_v = 512;
+  const auto because = [&](bool values_in_keys) {
+    KernelRequest request(p, hopper());
+    request.values_in_keys = values_in_keys;
+    return cannot_because(kernel, request);
+  };
+  EXPECT_EQ(because(false), "is for values that are the first columns of keys");
+  EXPECT_EQ(because(true), "is for queries of a key head that fit a tile of 64 rows, this problem has 128");
+  kernel.cluster = 2;
+  EXPECT_EQ(because(true), "is for keys in pages where tiles have more than 64 rows");
+  kernel.pages = true;
+  add(p, Role::kPageTable);
+  p.cache_rows = 64;
+  EXPECT_EQ(because(true), "");
+  add(p, Role::kQV);
+  p.head_dim = 64;
+  EXPECT_EQ(because(false), "") << "qv has rows [K | V]";
+  p.head_dim = 65;
+  p.head_dim_v = 128;
+  EXPECT_EQ(because(false), "takes head sizes of q up to 64 beside qv, this problem has 65");
+}
+
+TEST(KernelTable, ValuesMayBeTheFirstColumnsOfKeysWhereRowsLieTheSame) {
+  AttentionProblem p = problem(2, 1, 512, 16, 1, 576);
+  EXPECT_TRUE(values_may_be_in_keys(p)) << "all columns";
+  p.head_dim_v = 512;
+  EXPECT_TRUE(values_may_be_in_keys(p));
+  p.head_dim_v = 511;
+  EXPECT_FALSE(values_may_be_in_keys(p)) << "65 columns of keys alone";
+  p.head_dim_v = 512;
+  p.tensors[index_of(Role::kV)].stride[1] = 512;
+  EXPECT_FALSE(values_may_be_in_keys(p)) << "rows of their own";
+  EXPECT_FALSE(values_may_be_in_keys(problem(2, 1, 512, 16, 1, 256))) << "other kernels hold all of it";
+}
+
 TEST(KernelTable, QueriesOf8BitsNeedAKernelThatReadsThem) {
   Kernel kernel = kGeneral64;
   kernel.e4m3_keys = true;
@@ -595,13 +637,14 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   AttentionProblem p = problem(1, 1, 8192, 32, 8, 64);
   EXPECT_EQ(refusal(p), "");
   const ForwardLayout layout = forward_layout(p, cluster, hopper(), 2, true);
-  EXPECT_EQ(layout.args.num_splits, 8);
+  EXPECT_EQ(layout.args.cluster_ctas, 8);
+  EXPECT_EQ(layout.args.num_splits, 1);
   EXPECT_EQ(layout.workspace_size, 0) << "nothing goes through global memory";
   says(refusal(p, {.most = 2}), "others of the batch");
   says(refusal(p, {.batch_invariant = true}), "others of the batch");
   says(refusal(problem(1, 5, 8192, 32, 8, 64)), "fit a tile of 16 rows");
   says(refusal(problem(9, 1, 8192, 32, 8, 64)), "leave half of 132 SMs idle");
-  says(refusal(problem(1, 1, 131072, 32, 8, 64)), "elements of keys and values a CTA");
+  says(refusal(problem(1, 1, 262144, 32, 8, 64)), "elements of keys and values a CTA");
   p = problem(1, 1, 131072, 32, 8, 64);
   p.window_left = 1023;
   p.window_right = 0;
@@ -610,6 +653,29 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
   EXPECT_EQ(refusal(p), "");
   add(p, Role::kSeqUsedK);
   says(refusal(p), "where the GPU alone knows the lengths");
+}
+
+TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
+  Kernel cluster = kPlain64;
+  cluster.splits_in_cluster = true;
+  cluster.can_split = false;
+  cluster.tile_m = 16;
+  cluster.shared_bytes = 100 << 10;
+  const auto splits = [&](int64_t keys, int64_t heads, int64_t heads_kv) {
+    return splits_of_clusters(problem(1, 1, keys, heads, heads_kv, 64), cluster, hopper());
+  };
+  EXPECT_EQ(splits(8192, 8, 1), 1);
+  EXPECT_EQ(splits(32768, 8, 1), 7) << "clusters of 16";
+  EXPECT_EQ(splits(65536, 32, 8), 1) << "half of the SMs read as fast as all";
+  EXPECT_EQ(splits(131072, 32, 8), 2);
+  const AttentionProblem p = problem(1, 1, 32768, 8, 1, 64);
+  const ForwardLayout layout = forward_layout(p, cluster, hopper(), 2, true);
+  EXPECT_EQ(layout.args.cluster_ctas, 16);
+  EXPECT_EQ(layout.args.num_splits, 7);
+  EXPECT_EQ(forward_layout(p, cluster, hopper(), 2, false).args.num_splits, 1) << "nobody merges";
+  EXPECT_GE(layout.workspace_size, 7 * 8 * 65 * 4) << "parts, which are merged by another launch";
+  cluster.e4m3_keys = true;
+  EXPECT_EQ(splits(131072, 32, 8), 1) << "conversions bound it";
 }
 
 TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {

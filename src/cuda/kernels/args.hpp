@@ -33,10 +33,11 @@ struct ForwardArgs {
   ///   part_lse (num_splits, batch, heads_q, rows)                 natural logarithm, -inf without a key;
   ///   without the sink
   /// of `rows` = p.seqlen_q rows a sequence, which fwd_combine merges (and where the sink enters).
-  /// fwd_decode_cluster has them as clusters, and needs no parts.
   /// With part_rows the kernel merges, too (tile/stream_k.hpp): num_splits CTAs have equal shares of all keys, and parts are
   ///   part_o (2 num_splits, part_rows, head_dim_v), part_lse (2 num_splits, part_rows), part_flags (2 num_splits).
   int num_splits = 1;
+  int cluster_ctas =
+      0;  ///< of fwd_decode_cluster: CTAs that share the keys of a tile, or of a split, and merge them themselves
   int part_rows = 0;
   int part_lanes =
       1;  ///< heads whose keys neighbouring CTAs read side by side: CTA n takes share n / part_lanes

@@ -1,8 +1,12 @@
-// Merges the splits of a forward whose keys were divided among CTAs (num_splits), a warp a row (merge_parts.cuh). It also
-// clears the rows that take no part: with splits, the main kernels write nothing but part_o and part_lse.
+// Merges the splits of a forward whose keys were divided among CTAs (num_splits): a warp has some columns of a row (merge_parts.cuh), or
+// where these are few and parts are many, the four warps of a CTA share the parts. It also clears the rows that take no part: with
+// splits, the main kernels write nothing but part_o and part_lse.
+//
+// What bounds it where rows are few is latency: a read of parts follows the other.
 //
 // Grid     fwd_combine_ctas(args).
-// Block    kCombineThreads threads. No shared memory.
+// Block    kCombineThreads threads.
+// Shared   sums of the warps that share parts.
 // Reads    part_o, part_lse; writes o and, where there is one, lse.
 #pragma once
 
@@ -11,14 +15,33 @@
 namespace fovea::cuda {
 
 inline constexpr int kCombineThreads = 128;
-inline constexpr int kCombineRows = kCombineThreads / 32;  ///< rows of a CTA, a warp each
+inline constexpr int kCombineWarps = kCombineThreads / 32;
 
-/// A warp for each (sequence, head, row of the longest sequence). At least one row has a warp: it clears the rows
-/// beyond the last packed sequence when all sequences are empty.
+/// How a launch is shared out. Of each sequence and head there is at least one row: it clears the rows beyond the last packed sequence when
+/// all sequences are empty.
+struct CombineShape {
+  int rows;     ///< of a sequence and head
+  int columns;  ///< that a warp has: all, or where that leaves SMs idle as many as it merges at a time
+  int chunks;   ///< of so many columns
+  int64_t items;
+  bool shares_parts;  ///< the warps of a CTA, of an item
+
+  constexpr explicit CombineShape(const ForwardArgs& args)
+      : rows(args.p.seqlen_q > 0 ? args.p.seqlen_q : 1), columns(columns_at_once(args.p.head_dim_v)) {
+    const int64_t all_rows = static_cast<int64_t>(args.p.batch) * args.p.heads_q * rows;
+    if (all_rows > kManyRows) columns = args.p.head_dim_v;
+    chunks = (args.p.head_dim_v + columns - 1) / columns;
+    items = all_rows * chunks;
+    shares_parts = args.num_splits >= kManyParts && items <= kFewItems;
+  }
+
+  /// Warps of half of an SM each. Two reads of each of four warps in place of eight of one; CTAs of one wave, a few an SM.
+  static constexpr int kManyRows = 1024, kManyParts = 8, kFewItems = 512;
+};
+
 constexpr int64_t fwd_combine_ctas(const ForwardArgs& args) {
-  const int64_t rows =
-      static_cast<int64_t>(args.p.batch) * args.p.heads_q * (args.p.seqlen_q > 0 ? args.p.seqlen_q : 1);
-  return (rows + kCombineRows - 1) / kCombineRows;
+  const CombineShape shape(args);
+  return shape.shares_parts ? shape.items : (shape.items + kCombineWarps - 1) / kCombineWarps;
 }
 
 /// Writes zeros and -inf to the rows of a sequence that take no part. The last packed sequence holds all rows that follow: the
@@ -35,24 +58,50 @@ __device__ __forceinline__ void clear_unused(const tile::AttentionParams& p, con
   }
 }
 
+/// Adds up what the warps of a CTA have found. True in warp 0, which has the sum.
+__device__ __forceinline__ bool add_over_warps(float (&o)[4], float4 (&sums)[kCombineWarps][32]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  sums[warp][lane] = make_float4(o[0], o[1], o[2], o[3]);
+  __syncthreads();  // the sums of all are there
+  if (warp != 0) return false;
+#pragma unroll
+  for (int other = 1; other < kCombineWarps; ++other) {
+    const float4 x = sums[other][lane];
+    o[0] += x.x, o[1] += x.y, o[2] += x.z, o[3] += x.w;
+  }
+  return true;
+}
+
 template <class T>
-__global__ void __launch_bounds__(kCombineThreads, 8) fwd_combine(const __grid_constant__ ForwardArgs args) {
+__global__ void __launch_bounds__(kCombineThreads, 6) fwd_combine(const __grid_constant__ ForwardArgs args) {
+  __shared__ float4 sums[kCombineWarps][32];
   const tile::AttentionParams& p = args.p;
-  const int rows = p.seqlen_q > 0 ? p.seqlen_q : 1;  // of a sequence and head that have a warp
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kCombineRows + static_cast<int>(threadIdx.x) / 32;
-  const int64_t plane = index / rows;
-  if (plane >= static_cast<int64_t>(p.batch) * p.heads_q) return;
-  const int row = static_cast<int>(index % rows), head = static_cast<int>(plane % p.heads_q),
-            batch = static_cast<int>(plane / p.heads_q);
+  const CombineShape shape(args);
+  const unsigned warp = threadIdx.x / 32, step = shape.shares_parts ? kCombineWarps : 1,
+                 item = shape.shares_parts ? blockIdx.x : blockIdx.x * kCombineWarps + warp;
+  if (item >= shape.items) return;
+  const unsigned row_of_all = item / shape.chunks, plane = row_of_all / shape.rows;
+  const int chunk = static_cast<int>(item - row_of_all * shape.chunks),
+            row = static_cast<int>(row_of_all - plane * shape.rows),
+            batch = static_cast<int>(plane / p.heads_q), head = static_cast<int>(plane - batch * p.heads_q);
   const tile::SequenceSpan span = tile::cached_span(p, batch);
-  clear_unused<T>(p, span, batch, head, row, rows);
+  const bool first_of_row = chunk == 0 && (warp == 0 || step == 1);
+  if (first_of_row) clear_unused<T>(p, span, batch, head, row, shape.rows);
   if (row >= span.used_q) return;
-  const int64_t first = plane * p.seqlen_q + row;
+  const int64_t first = static_cast<int64_t>(plane) * p.seqlen_q + row;
   const int64_t apart = static_cast<int64_t>(p.batch) * p.heads_q * p.seqlen_q;  // of splits
   const auto part_at = [&](int n) { return first + n * apart; };
-  constexpr int kInFlight = 4;
-  MergeParts<T, kInFlight, decltype(part_at)>(args, args.num_splits, part_at)
-      .write(batch, head, span.row_q, row);
+  constexpr int kInFlight = 8;
+  const MergeParts<T, kInFlight, decltype(part_at)> merge(args, args.num_splits, part_at);
+  const PartWeights weights = merge.weigh(head);
+  if (first_of_row) merge.write_lse(batch, head, span.row_q + row, weights);
+  const int end = min((chunk + 1) * shape.columns, p.head_dim_v);
+  for (int column = chunk * shape.columns; column < end; column += columns_at_once(p.head_dim_v)) {
+    float o[4] = {0, 0, 0, 0};
+    merge.add_parts(weights, column, step == 1 ? 0 : static_cast<int>(warp), static_cast<int>(step), o);
+    if (step > 1 && !add_over_warps(o, sums)) return;  // an item has no further columns
+    merge.write_o(batch, head, span.row_q + row, column, o);
+  }
 }
 
 }  // namespace fovea::cuda

@@ -21,7 +21,7 @@
 // Grid     as many CTAs as the GPU holds (ForwardArgs::num_splits).
 // Shared   a ring for each warp; at the end of a tile rows of O lie over them.
 // Barriers of the CTA, at the end of a tile:
-//   0  (q_in_shared) the fragments of Q are in shared memory
+//   0  (q_in_shared) the largest elements of Q, then its fragments are in shared memory
 //   1  the results of all warps are in shared memory
 //   2  nobody reads them any more: the rings are free
 //
@@ -77,10 +77,15 @@ struct FwdDecodeWarp {
   /// The CTA's part of a tile, whose rows go to o or to a part in global memory.
   __device__ __forceinline__ void attend(const FwdWorkTile& of_tile, const tile::KvBlocks& pieces) {
     sum_up(of_tile, pieces, [] {});
-#pragma unroll 1
-    for (int row = warp; row < of_tile.end_row; row += kWarps)
-      write_row(*memory.work_tile(warp), pieces, row, merge_warps(row));
+    write_rows(pieces, of_tile.end_row);
     __syncthreads();  // 2
+  }
+
+  /// Merges what the warps have found of rows below `end_row`, and writes it.
+  __device__ __forceinline__ void write_rows(const tile::KvBlocks& pieces, int end_row) const {
+#pragma unroll 1
+    for (int row = warp; row < end_row; row += kWarps)
+      write_row(*memory.work_tile(warp), pieces, row, merge_warps(row));
   }
 
   /// The same up to barrier 1: what each warp has found lies in shared memory. `pieces` of 16 keys go to the warps in turn.
@@ -225,24 +230,40 @@ struct FwdDecodeWarp {
       }
     }
   }
-  /// Rows 16 m to 16 m + 15 of Q go to shared memory, a fragment a warp at a time. Each warp looks at all of them for the factors.
+  /// Rows 16 m to 16 m + 15 of Q go to shared memory, every kWarps-th fragment by each warp.
   __device__ __forceinline__ void share_q(float (&factor)[2], const RowsOfQ& from, int m) const {
-    uint32_t fragment[4];
+    constexpr int kOwn = (kSteps + kWarps - 1) / kWarps;
+    uint32_t own[kOwn][4];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) load_q(own[i], from, warp + i * kWarps);
     float largest[2] = {0, 0};
     if constexpr (!std::is_same_v<T, Operand>) {
-#pragma unroll 4
-      for (int step = 0; step < kSteps; ++step) {
-        load_q(fragment, from, step);
-        keep_largest(largest, fragment);
-      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) keep_largest(largest, own[i]);
+      share_largest(largest, m);
     }
     for (int half = 0; half < 2; ++half) factor[half] = factor_of(largest[half]);
-#pragma unroll 1
-    for (int step = warp; step < kSteps; step += kWarps) {
-      load_q(fragment, from, step);
-      to_operand(fragment, factor);
-      ptx::st_shared_16(memory.q(m, step, lane),
-                        make_uint4(fragment[0], fragment[1], fragment[2], fragment[3]));
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      to_operand(own[i], factor);
+      if (warp + i * kWarps < kSteps)
+        ptx::st_shared_16(memory.q(m, warp + i * kWarps, lane),
+                          make_uint4(own[i][0], own[i][1], own[i][2], own[i][3]));
+    }
+  }
+  /// The largest elements of the lane's rows, from those that each warp has of them. Where states of rows will lie.
+  __device__ __forceinline__ void share_largest(float (&largest)[2], int m) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float of_warp = row_maximum(largest[half]);
+      if (lane % 4 == 0) memory.states(warp)[16 * m + lane / 4 + 8 * half].base = of_warp;
+    }
+    __syncthreads();  // 0: the largest of all warps are there
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w)
+        largest[half] = fmaxf(largest[half], memory.states(w)[16 * m + lane / 4 + 8 * half].base);
     }
   }
 

@@ -8,7 +8,8 @@
 // What limits it is latency: a step that nothing hides costs a thousand clocks, of 8,000. So nobody divides, the cluster meets while
 // keys are on their way, and rows travel by st.async, which the receiver's mbarrier counts: no fence is waited for.
 //
-// Grid     (CTAs of a cluster, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16 (ForwardArgs::num_splits).
+// Grid     (CTAs of a cluster * splits, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16
+//          (ForwardArgs::cluster_ctas). Splits are clusters that have parts of the keys, which fwd_combine merges.
 // Shared   as fwd_decode, and an inbox of tile_m rows of O, each with its state.
 // Barriers
 //   cluster     every CTA has begun and its mbarrier is initialised: others may write to its inbox
@@ -22,25 +23,27 @@
 
 namespace fovea::cuda {
 
-/// A cluster for each tile: CTAs, heads (key heads where packed), sequences.
+/// A cluster for each tile and split: CTAs, heads (key heads where packed), sequences.
 template <class Grid>
 constexpr Grid fwd_decode_cluster_grid(const ForwardArgs& args) {
-  return {args.num_splits, args.pack_group ? args.p.heads_kv : args.p.heads_q, args.p.batch};
+  return {int64_t{args.cluster_ctas} * args.num_splits, args.pack_group ? args.p.heads_kv : args.p.heads_q,
+          args.p.batch};
 }
 
-/// A CTA's share of a tile, and of its rows.
+/// A CTA's share of a tile or of its split, and of its rows.
 struct ClusterShare {
   int rank, log2_ctas;
   FwdWorkTile work;
-  tile::KvBlocks all, own;  ///< pieces of keys: of the tile, of the CTA
+  tile::KvBlocks all, own;  ///< pieces of keys: of the cluster, of the CTA
 
   __device__ __forceinline__ ClusterShare(const ForwardArgs& f, int piece) {
-    rank = static_cast<int>(blockIdx.x);
-    log2_ctas = __ffs(static_cast<int>(gridDim.x)) - 1;
+    log2_ctas = __ffs(f.cluster_ctas) - 1;
+    const int split = static_cast<int>(blockIdx.x) >> log2_ctas;
+    rank = static_cast<int>(blockIdx.x) - (split << log2_ctas);
     const int batch = static_cast<int>(blockIdx.z);
     const tile::SequenceSpan span = tile::cached_span(f.p, batch);
-    work = {span, batch, static_cast<int>(blockIdx.y), -1, 0, span.used_q * packed_heads(f)};
-    all = key_blocks_of_rows(f, span, 0, work.end_row, piece);
+    work = {span, batch, static_cast<int>(blockIdx.y), split, 0, span.used_q * packed_heads(f)};
+    all = tile::split_blocks(key_blocks_of_rows(f, span, 0, work.end_row, piece), split, f.num_splits);
     const int count = all.count();
     own = tile::units_of(all, count * rank >> log2_ctas, count * (rank + 1) >> log2_ctas);
   }
@@ -115,12 +118,16 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
   const ClusterShare share(args, Warp::kWarpKeys);
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
-  send_rows(own, share);
-  if (warp == 0 && share.work.span.length_q != share.work.span.used_q)
+  if (share.ctas() == 1) {  // the rows of its warps are all
+    own.write_rows(share.all, share.work.end_row);
+  } else {
+    send_rows(own, share);
+  }
+  if (warp == 0 && args.num_splits == 1 && share.work.span.length_q != share.work.span.used_q)
     for (int h = share.rank; h < packed_heads(args); h += share.ctas())
       clear_unused<T>(args.p, share.work.span, share.work.batch, share.work.head * packed_heads(args) + h, 0,
                       1);
-  if (share.rank >= share.work.end_row) return;
+  if (share.ctas() == 1 || share.rank >= share.work.end_row) return;
   if (thread == 0)
     ptx::mbarrier_arrive_expect(memory.inbox_full(),
                                 share.owned_rows() * share.ctas() * Warp::kConfig.inbox_row_bytes());

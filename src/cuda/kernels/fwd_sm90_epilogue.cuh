@@ -22,6 +22,8 @@ struct FwdSm90Epilogue {
   static constexpr auto kConfig = Instance::kConfig;
   using Key = std::conditional_t<kConfig.e4m3, E4M3, T>;
   static constexpr int kColumns = kConfig.columns_o(), kTileN = kConfig.tile_n;
+  /// Kernels that mostly decode write many parts; for others the code is not worth its place.
+  static constexpr bool kPartsByTwos = kConfig.stream_k || kConfig.multiplies_qv;
 
   const TmaForwardArgs& args;
   const ForwardArgs& f;
@@ -47,7 +49,7 @@ struct FwdSm90Epilogue {
     }
     float factor[2];
     row_factors(acc_o, rows, factor);
-    if (kConfig.stream_k && writes_part(f, work)) {
+    if (kPartsByTwos && writes_part(f, work)) {
       store_part(acc_o, factor);
     } else if (args.o_in_vectors) {
       if constexpr (sizeof(T) == 2) store_vectors(acc_o, factor);  // never for float32
@@ -157,10 +159,10 @@ struct FwdSm90Epilogue {
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(half);
       if (row >= used_row) continue;
-      float* const to = f32_row(f, work, query_row(f, work, row)) + lane_column;
+      float* const to = f32_row(f, work, query_row(f, work, row)) + first_column + lane_column;
 #pragma unroll
       for (int n8 = 0; n8 < kColumns / 8; ++n8) {
-        if (n8 * 8 + lane_column < f.p.head_dim_v)
+        if (n8 * 8 + lane_column < columns_left())
           *reinterpret_cast<float2*>(to + n8 * 8) = make_float2(acc_o[4 * n8 + 2 * half] * factor[half],
                                                                 acc_o[4 * n8 + 2 * half + 1] * factor[half]);
       }

@@ -19,12 +19,21 @@ struct TmaStrip {
   const CUtensorMap& map;
   int column;
 };
+/// Whether strips of values stand before the one that only keys have (fwd_sm90_latent).
+template <class Memory>
+constexpr bool values_in_keys() {
+  if constexpr (Memory::kConfig.multiplies_qv) return Memory::kConfig.values_in_keys;
+  return false;
+}
 /// `front`: of Q or K, `behind`: of QV or V.
 template <class Memory>
 __device__ __forceinline__ TmaStrip score_strip(const TmaForwardArgs& args, const CUtensorMap& front,
                                                 const CUtensorMap& behind, int strip) {
   constexpr int kColumns = Memory::kConfig.strip();
-  if constexpr (Memory::kConfig.multiplies_qv) {
+  if constexpr (values_in_keys<Memory>()) {
+    if (strip < Memory::kValueStrips) return {behind, strip * kColumns};
+    return {front, args.key_column};
+  } else if constexpr (Memory::kConfig.multiplies_qv) {
     if (strip >= args.key_strips) return {behind, (strip - args.key_strips) * kColumns};
   }
   return {front, strip * kColumns};
@@ -93,6 +102,15 @@ __device__ __forceinline__ int take_next(const TmaForwardArgs& args, const Memor
   return kTaker == Taker::kThread ? index : __shfl_sync(0xffffffffu, index, 0);
 }
 
+/// The next tile, from the thread that takes it.
+template <Taker kTaker, class Memory>
+__device__ __forceinline__ int told_next(const Memory& memory, uint32_t turn) {
+  if constexpr (kTaker != Taker::kWarp) return read_next(memory, turn);
+  int index = 0;
+  if (threadIdx.x % 32 == 0) index = read_next(memory, turn);
+  return __shfl_sync(0xffffffffu, index, 0);
+}
+
 /// Calls visit(tile, where its sequence lies, its first row, the blocks that its consumers need) for the tiles of this
 /// CTA or cluster, the same for each producer. Tiles of equal work are dealt out beforehand. Tiles of unequal work a CTA takes
 /// from a counter, one when it has loaded the one before.
@@ -114,7 +132,7 @@ __device__ __forceinline__ void for_each_tile(const TmaForwardArgs& args, const 
       // In a turn that goes backwards some CTAs may find no index and others one: then it is the last turn.
       return tile::snake(static_cast<int>(turn) + 1, own, all);
     }
-    if (kTaker == Taker::kNo || cta_rank<Memory>() != 0) return read_next(memory, turn);
+    if (kTaker == Taker::kNo || cta_rank<Memory>() != 0) return told_next<kTaker>(memory, turn);
     return take_next<kTaker>(args, memory, turn, all);
   };
   int index = own;

@@ -11,18 +11,20 @@
 
 namespace fovea::cuda {
 
+/// Of the kernels in which two consumers share 64 rows of O: fwd_sm90_wide, and with values_in_keys fwd_sm90_latent.
 struct FwdSm90WideConfig {
   int head_dim;    ///< padded to a multiple of 64
   int head_dim_v;  ///< padded to a multiple of 128: whole strips for each of two consumers
   /// CTAs that share their loads: each has 64 rows of a tile, loads every second strip of K and V, and sends it to all.
   /// One alone would read K and V of L2 at 1 byte for 64 FLOP: 5.5 TB/s at 350 TFLOP/s.
   int cluster = 2;
+  bool values_in_keys = false;  ///< V is the first head_dim_v columns of K, which has a strip more
 
   static constexpr int kRows = 64, kConsumers = 2;
   /// Keys of a block: S and P of 64 fit beside the 128 registers of O.
   static constexpr int tile_n = 64;
   static constexpr bool stream_k = false;
-  static constexpr bool multiplies_qv = true;         ///< strips of QV and V stand behind those of Q and K
+  static constexpr bool multiplies_qv = true;         ///< strips of QV and V stand beside those of Q and K
   static constexpr int kStrip = 64, kRowBytes = 128;  ///< columns of a strip, and their bytes
   static constexpr int strip() { return kStrip; }
   static constexpr int kStripBytes = tile_n * kRowBytes;  ///< of K or V; 64 rows of Q and P as well
@@ -35,14 +37,15 @@ struct FwdSm90WideConfig {
   static constexpr bool plans_ahead() { return false; }
   constexpr int columns_o() const { return head_dim_v / kConsumers; }
   static constexpr int planners() { return 1; }
-  static constexpr int kProducers = kConsumers + 2;  ///< threads: for K, for each half of V, and the planner
-  constexpr int next_readers() const { return cluster * kProducers - 1; }
+  /// Threads that take tiles: the planner, and those that load K and each half of V, or K as all of these.
+  constexpr int producers() const { return values_in_keys ? 2 : kConsumers + 2; }
+  constexpr int next_readers() const { return cluster * producers() - 1; }
 
   static constexpr int threads() { return 128 * (kConsumers + 1); }
   constexpr int tile_m() const { return kRows * cluster; }
-  /// 168 registers a thread at the launch: 232 for a consumer leave 40.
-  static constexpr int producer_registers() { return 40; }
-  static constexpr int consumer_registers() { return 232; }
+  /// 168 registers a thread at the launch: 232 for a consumer leave 40. A whole warp that loads needs more.
+  constexpr int producer_registers() const { return values_in_keys ? 56 : 40; }
+  constexpr int consumer_registers() const { return values_in_keys ? 224 : 232; }
 
   constexpr int strips() const { return (head_dim + kStrip - 1) / kStrip; }  ///< of Q and K
   constexpr int pieces_k() const { return (strips() + kPieceStrips - 1) / kPieceStrips; }

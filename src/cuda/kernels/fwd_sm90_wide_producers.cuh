@@ -10,7 +10,7 @@
 namespace fovea::cuda {
 
 /// Calls visit(keys of the tile, first key, number of the block) for each block of keys of each tile, the last of a tile
-/// first. Blocks are counted over all tiles of the CTA, as the consumers do.
+/// first. Blocks are counted over all tiles of the CTA, as the consumers do. Serves fwd_sm90_latent, too.
 template <Taker kTaker, class Memory, class Visit>
 __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, const Memory& memory,
                                                     Visit&& visit) {
@@ -25,6 +25,18 @@ __device__ __forceinline__ void for_each_wide_block(const TmaForwardArgs& args, 
       });
 }
 
+/// Loads a box of a strip to `to`, where CTAs share their loads for all of them.
+template <class Memory>
+__device__ __forceinline__ void load_box(const TmaStrip& strip, uint32_t to, uint32_t full, int row, int head,
+                                         int batch) {
+  constexpr int kCluster = Memory::kConfig.cluster;
+  if constexpr (kCluster == 1) {
+    ptx::tma_load(to, strip.map, full, strip.column, row, head, batch);
+  } else {
+    ptx::tma_load_multicast(to, strip.map, full, strip.column, row, head, batch, (1u << kCluster) - 1);
+  }
+}
+
 /// Loads `strips` strips of the block of keys from `key` on to `to`, strip s from what strip_at(s) says: where CTAs share their loads,
 /// each those of its rank, for all of them.
 template <class Memory, class StripAt>
@@ -32,16 +44,9 @@ __device__ __forceinline__ void load_strips(const StripAt& strip_at, uint32_t to
                                             const TmaKeys& keys, int key) {
   keys.for_each_box<FwdSm90WideConfig::tile_n>(key, [&](int first, int row, int head, int batch) {
     constexpr FwdSm90WideConfig kConfig = Memory::kConfig;
-    for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster) {
-      const uint32_t at = to + s * kConfig.kStripBytes + first * kConfig.kRowBytes;
-      const TmaStrip strip = strip_at(s);
-      if constexpr (kConfig.cluster == 1) {
-        ptx::tma_load(at, strip.map, full, strip.column, row, head, batch);
-      } else {
-        ptx::tma_load_multicast(at, strip.map, full, strip.column, row, head, batch,
-                                (1u << kConfig.cluster) - 1);
-      }
-    }
+    for (int s = cta_rank<Memory>(); s < strips; s += kConfig.cluster)
+      load_box<Memory>(strip_at(s), to + s * kConfig.kStripBytes + first * kConfig.kRowBytes, full, row, head,
+                       batch);
   });
 }
 

@@ -2,7 +2,7 @@
 //
 //   lse = log(sum_n exp(lse_n) + exp(sink))      o = sum_n exp(lse_n - lse) o_n
 //
-// A warp merges a row. Reading part_o once bounds the time. Parts without a key (lse_n = -inf) do not count. A part with NaN
+// A warp merges a row, or some of its columns from some of the parts. Reading part_o once bounds the time. Parts without a key (lse_n = -inf) do not count. A part with NaN
 // makes the row NaN, and so does lse_n = +inf.
 #pragma once
 
@@ -24,6 +24,11 @@ struct PartWeights {
   float inverse;    ///< of the sum of weights; 0 without a key
   float lse;        ///< of the whole row
 };
+
+/// Columns that a warp merges at a time: four a lane where rows of part_o are multiples of 16 bytes.
+constexpr int columns_at_once(int head_dim_v) {
+  return head_dim_v % 4 == 0 ? 128 : 32;
+}
 
 /// Writes element `offset` of o, which has type T unless it is float32.
 template <class T>
@@ -54,12 +59,28 @@ struct MergeParts {
   /// Writes o and lse of query `query` of head `head`; `row_q` is the first row of the sequence.
   __device__ __forceinline__ void write(int batch, int head, int64_t row_q, int query) const {
     const PartWeights weights = weigh(head);
-    if (lane == 0 && p.lse.data != nullptr)
-      p.lse.data[p.lse.offset(batch, head, row_q + query)] = weights.lse;
-    write_o(p.o.offset(batch, row_q + query, head), weights);
+    write_lse(batch, head, row_q + query, weights);
+    for (int first = 0; first < p.head_dim_v; first += columns_at_once(p.head_dim_v)) {
+      float o[4] = {0, 0, 0, 0};
+      add_parts(weights, first, 0, 1, o);
+      write_o(batch, head, row_q + query, first, o);
+    }
   }
 
- private:
+  __device__ __forceinline__ void write_lse(int batch, int head, int64_t row,
+                                            const PartWeights& weights) const {
+    if (lane == 0 && p.lse.data != nullptr) p.lse.data[p.lse.offset(batch, head, row)] = weights.lse;
+  }
+  /// Writes the lane's of the columns from `first` on.
+  __device__ __forceinline__ void write_o(int batch, int head, int64_t row, int first,
+                                          const float (&o)[4]) const {
+    const int64_t offset = p.o.offset(batch, row, head) + column_of_lane(first);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (c < width() && column_of_lane(first) < p.head_dim_v) store_o<T>(p, offset + c, o[c]);
+    }
+  }
+
   /// Weighs the parts, and the sink.
   __device__ __forceinline__ PartWeights weigh(int head) const {
     const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
@@ -80,39 +101,25 @@ struct MergeParts {
     return {reference, has_key ? 1.0f / sum : 0.0f, has_key ? largest + logf(sum) : sink};
   }
 
-  /// Writes the weighted sum of the parts' outputs. Columns go over the lanes, four at a time where rows of part_o are
-  /// multiples of 16 bytes.
-  __device__ __forceinline__ void write_o(int64_t offset, const PartWeights& weights) const {
-    const bool vector = p.head_dim_v % 4 == 0;
-    const int step = vector ? 128 : 32, width = vector ? 4 : 1;
-    for (int column = lane * width; column - lane * width < p.head_dim_v; column += step) {
-      float o[4] = {0, 0, 0, 0};
-      add_parts(weights, column, vector, o);
-      if (column >= p.head_dim_v) continue;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (c < width) store_o<T>(p, offset + column + c, o[c]);
-      }
-    }
-  }
-
-  /// o += the weighted outputs of all parts in one column, or four. Lanes hold the weights of 32 parts at a time, so all take
-  /// part, also those whose column does not exist.
-  __device__ __forceinline__ void add_parts(const PartWeights& weights, int column, bool vector,
+  /// o += the weighted outputs of parts begin, begin + step and so on, in the lane's of the columns from `first` on. Lanes hold the
+  /// weights of 32 parts at a time, so all take part, also those whose column does not exist.
+  __device__ __forceinline__ void add_parts(const PartWeights& weights, int first, int begin, int step,
                                             float (&o)[4]) const {
     static_assert(32 % kInFlight == 0);
-    for (int first = 0; first < count; first += 32) {
+    const int column = column_of_lane(first), own = (count - begin + step - 1) / step;
+    for (int before = 0; before < own; before += 32) {
       float weight = 0;
-      if (first + lane < count)
-        weight = exp_of(args.part_lse[part_at(first + lane)] - weights.reference) * weights.inverse;
+      if (before + lane < own)
+        weight = exp_of(args.part_lse[part_at(begin + (before + lane) * step)] - weights.reference) *
+                 weights.inverse;
 #pragma unroll 1
-      for (int begin = 0; begin < min(count - first, 32); begin += kInFlight) {
+      for (int next = 0; next < min(own - before, 32); next += kInFlight) {
         float4 x[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) x[i] = read_part(first + begin + i, column, vector);
+        for (int i = 0; i < kInFlight; ++i) x[i] = read_part(begin + (before + next + i) * step, column);
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-          const float w = __shfl_sync(~0u, weight, begin + i);
+          const float w = __shfl_sync(~0u, weight, next + i);
           if (w == 0) continue;  // without a key: what is read there has no meaning
           o[0] = fmaf(w, x[i].x, o[0]), o[1] = fmaf(w, x[i].y, o[1]), o[2] = fmaf(w, x[i].z, o[2]),
           o[3] = fmaf(w, x[i].w, o[3]);
@@ -120,11 +127,19 @@ struct MergeParts {
       }
     }
   }
-  __device__ __forceinline__ float4 read_part(int n, int column, bool vector) const {
+
+ private:
+  __device__ __forceinline__ int width() const {
+    return columns_at_once(p.head_dim_v) / 32;
+  }
+  __device__ __forceinline__ int column_of_lane(int first) const {
+    return first + lane * width();
+  }
+  __device__ __forceinline__ float4 read_part(int n, int column) const {
     float4 x = make_float4(0, 0, 0, 0);
     if (n >= count || column >= p.head_dim_v) return x;
     const float* const from = args.part_o + part_at(n) * p.head_dim_v + column;
-    if (vector) {
+    if (width() == 4) {
       x = *reinterpret_cast<const float4*>(from);
     } else {
       x.x = *from;

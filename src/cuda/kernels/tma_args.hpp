@@ -22,6 +22,9 @@ struct TmaForwardArgs {
   /// Strips of columns of q and of k that stand before those of qv and of v in the products of a score; with no qv more than there are.
   int key_strips = 0;
   int box_keys = 0;
+  /// Where values stand in keys (fwd_sm90_latent): the first column of q and of k that is none of values. Strips before it are taken from
+  /// qv and v.
+  int key_column = 0;
   /// What takes scores to exponents of 2: scale * log2(e); softcap * log2(e) of what tanh gives; log2(e) of an expression's
   /// scores. From here it is an operand of each instruction that needs it, and takes no register.
   float scale_log2 = 0;

@@ -52,7 +52,7 @@ BackwardLayout make_layout<BackwardLayout>(const AttentionProblem& p, const Kern
 
 /// CTAs of a cluster, where the launch says so; 0: as the kernel was compiled.
 int cluster_of(const Kernel& kernel, const ForwardArgs& args) {
-  return kernel.splits_in_cluster ? args.num_splits : 0;
+  return kernel.splits_in_cluster ? args.cluster_ctas : 0;
 }
 int cluster_of(const Kernel& kernel, const BackwardArgs& args) {
   return kernel.chain ? args.cluster : 0;
@@ -65,11 +65,11 @@ Grid grid_of(const Kernel& kernel, const BackwardArgs& args) {
   return kernel.backward_grid ? kernel.backward_grid(args) : default_grid(kernel, args);
 }
 
-bool takes_part(const Kernel& kernel, const Kernel& main, const ForwardArgs& args) {
+bool takes_part(const Kernel& kernel, const ForwardArgs& args) {
   if (kernel.kind != KernelKind::kCombine) return true;
-  return args.num_splits > 1 && args.part_rows == 0 && !main.splits_in_cluster;
+  return args.num_splits > 1 && args.part_rows == 0;
 }
-bool takes_part(const Kernel&, const Kernel&, const BackwardArgs&) {
+bool takes_part(const Kernel&, const BackwardArgs&) {
   return true;
 }
 
@@ -93,9 +93,9 @@ std::string details(const KernelSet& kernels, const ForwardArgs& args) {
     const int rows = kernels.main->tile_m;
     text += ", " + std::to_string(std::min(args.p.group, rows)) + " query heads in a tile";
   }
-  if (kernels.main->splits_in_cluster) {
-    text += ", keys shared by clusters of " + std::to_string(args.num_splits) + " CTAs";
-  } else if (args.part_rows > 0) {
+  if (kernels.main->splits_in_cluster)
+    text += ", keys shared by clusters of " + std::to_string(args.cluster_ctas) + " CTAs";
+  if (args.part_rows > 0) {
     text += ", keys in " + std::to_string(args.num_splits) + " equal shares";
   } else if (args.num_splits > 1) {
     text +=
@@ -148,6 +148,7 @@ struct Launches {
   std::vector<Launch> list;  ///< none where there is nothing to compute
   NamedPlaces named_places{};
   bool aligned_only = false;
+  bool values_in_keys = false;
   std::string summary;
   std::string clause;  ///< why they cannot be; "" when they can
 
@@ -161,13 +162,21 @@ std::string describe(const Kernel& kernel, int ctas_per_sm, const Grid& grid) {
          text(ctas_per_sm) + " an SM";
 }
 
+/// What launches may take for granted of pointers.
+enum class Pointers : uint8_t {
+  kAligned,       ///< multiples of 16 bytes
+  kAny,           ///< multiples of the size of their elements
+  kValuesInKeys,  ///< aligned, and v is k
+};
+
 template <class Layout>
 Launches<Layout> make_launches(Family family, const AttentionProblem& p, const PrepareOptions& options,
-                               bool any_address, const char* name_pattern) {
+                               Pointers pointers, const char* name_pattern) {
   Launches<Layout> launches;
   const KernelSet kernels =
       choose_kernels(family, p,
-                     {.any_address = any_address,
+                     {.values_in_keys = pointers == Pointers::kValuesInKeys,
+                      .any_address = pointers == Pointers::kAny,
                       .name_pattern = name_pattern,
                       .flops = options.splits.batch_invariant ? options.flops_of_sequence : options.flops,
                       .splits = options.splits,
@@ -183,7 +192,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
   }
   const typename Layout::Args& args = launches.layout.args;
   for (const Kernel* kernel : kernels.in_order()) {
-    if (!takes_part(*kernel, *kernels.main, args)) continue;
+    if (!takes_part(*kernel, args)) continue;
     const Grid grid = grid_of(*kernel, args);
     if (std::string clause = grid_cannot_because(grid); !clause.empty()) {
       launches.clause = clause + " (" + kernel->name + ")";
@@ -203,6 +212,7 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
   if (p.pass == Pass::kForward && options.splits.batch_invariant)
     launches.summary += ", the same in any batch";
   launches.aligned_only = kernels.main->aligned_only;
+  launches.values_in_keys = kernels.main->values_in_keys;
   return launches;
 }
 
@@ -227,20 +237,21 @@ void Launches<Layout>::put_on(void* stream, const typename Layout::Args& args, c
 template <class Layout>
 class CudaPlan final : public Prepared {
  public:
-  /// `any_address` runs where pointers are no multiples of 16 bytes and the first launches need them to be.
+  /// `any_address` runs where pointers are no multiples of 16 bytes and the first launches need them to be; `values_in_keys` where v is k.
   CudaPlan(const AttentionProblem& problem, Launches<Layout> first,
-           std::optional<Launches<Layout>> any_address);
+           std::optional<Launches<Layout>> any_address, std::optional<Launches<Layout>> values_in_keys);
 
   void run(const Buffers& buffers) const override;
 
  private:
+  const Launches<Layout>& launches_for(const tile::AttentionParams& p) const;
   void bound_an_empty_sequence(tile::AttentionParams& p, char* workspace, void* stream) const;
   void write_rng_state(const Buffers& buffers) const;
 
   CUcontext context_;
   RunChecks checks_;
   Launches<Layout> first_;
-  std::optional<Launches<Layout>> any_address_;
+  std::optional<Launches<Layout>> any_address_, values_in_keys_;
   uint32_t needs_aligned_ = 0;  ///< bits of tile::AlignedBit without which a run takes any_address_
   int64_t no_sequences_ =
       -1;  ///< where the bounds of that empty sequence lie in the workspace; -1: there are sequences
@@ -249,11 +260,13 @@ class CudaPlan final : public Prepared {
 
 template <class Layout>
 CudaPlan<Layout>::CudaPlan(const AttentionProblem& problem, Launches<Layout> first,
-                           std::optional<Launches<Layout>> any_address)
+                           std::optional<Launches<Layout>> any_address,
+                           std::optional<Launches<Layout>> values_in_keys)
     : context_(primary_context(problem[Role::kQ].device_id)),
       checks_(problem, context_),
       first_(std::move(first)),
       any_address_(std::move(any_address)),
+      values_in_keys_(std::move(values_in_keys)),
       writes_rng_state_(problem.pass == Pass::kForward && problem.has(Role::kRngState) &&
                         first_.list.empty()) {
   summary = first_.summary;
@@ -262,6 +275,10 @@ CudaPlan<Layout>::CudaPlan(const AttentionProblem& problem, Launches<Layout> fir
     needs_aligned_ = input_bits(problem) | output_bits(first_.layout.args);
     size = std::max(size, any_address_->layout.workspace_size);
     summary += "; for pointers that are no multiples of 16 bytes " + any_address_->summary;
+  }
+  if (values_in_keys_) {
+    size = std::max(size, values_in_keys_->layout.workspace_size);
+    summary += "; where v is the first columns of k " + values_in_keys_->summary;
   }
   if (problem.packed && problem.batch == 0) {
     Parts parts;
@@ -292,14 +309,20 @@ void CudaPlan<Layout>::write_rng_state(const Buffers& buffers) const {
 }
 
 template <class Layout>
+const Launches<Layout>& CudaPlan<Layout>::launches_for(const tile::AttentionParams& p) const {
+  if ((p.aligned16 & needs_aligned_) != needs_aligned_) return *any_address_;
+  return values_in_keys_ && p.v.data == p.k.data ? *values_in_keys_ : first_;
+}
+
+template <class Layout>
 void CudaPlan<Layout>::run(const Buffers& buffers) const {
   const ContextScope scope(context_);
   checks_.check(buffers, workspace_size > 0);
   const Launches<Layout>* launches = &first_;
   typename Layout::Args args = launches->layout.args;
   cuda::bind(args.p, buffers, launches->named_places);
-  if ((args.p.aligned16 & needs_aligned_) != needs_aligned_) {
-    launches = &*any_address_;
+  if (const Launches<Layout>& others = launches_for(args.p); &others != launches) {
+    launches = &others;
     args = launches->layout.args;
     cuda::bind(args.p, buffers, launches->named_places);
   }
@@ -316,14 +339,20 @@ Preparation prepare_pass(Family family, const AttentionProblem& problem, const P
     return {nullptr, std::move(clause)};
   const AttentionProblem p = with_a_sequence(problem);
   const char* pattern = kernel_name_pattern();
-  Launches<Layout> first = make_launches<Layout>(family, p, options, false, pattern);
+  Launches<Layout> first = make_launches<Layout>(family, p, options, Pointers::kAligned, pattern);
   if (!first.clause.empty()) return {nullptr, std::move(first.clause)};
-  std::optional<Launches<Layout>> any_address;
+  std::optional<Launches<Layout>> any_address, values_in_keys;
   if (first.aligned_only) {  // a plan is for any pointers
-    any_address = make_launches<Layout>(family, p, options, true, pattern);
+    any_address = make_launches<Layout>(family, p, options, Pointers::kAny, pattern);
     if (!any_address->clause.empty()) return {nullptr, std::move(any_address->clause)};
   }
-  return {std::make_unique<CudaPlan<Layout>>(problem, std::move(first), std::move(any_address)), ""};
+  if (problem.pass == Pass::kForward && first.aligned_only && values_may_be_in_keys(p)) {
+    values_in_keys = make_launches<Layout>(family, p, options, Pointers::kValuesInKeys, pattern);
+    if (!values_in_keys->clause.empty() || !values_in_keys->values_in_keys) values_in_keys.reset();
+  }
+  return {std::make_unique<CudaPlan<Layout>>(problem, std::move(first), std::move(any_address),
+                                             std::move(values_in_keys)),
+          ""};
 }
 
 }  // namespace

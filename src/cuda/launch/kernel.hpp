@@ -124,6 +124,8 @@ struct Kernel {
   bool e4m3_operands = false;
   bool pages = false;          ///< forward: finds keys by a table of pages, where there is one
   bool multiplies_qv = false;  ///< forward: adds the products of qv and v to the scores, where there is qv
+  /// Forward: of values that are the first columns of keys, which are read once; with qv, of [K | V].
+  bool values_in_keys = false;
   bool stream_k =
       false;  ///< forward: of tiles that hold all queries of a key head, cut into equal shares of all keys
   bool splits_in_cluster =

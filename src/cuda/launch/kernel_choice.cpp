@@ -183,6 +183,20 @@ std::string few_rows_clause(const Kernel& k, const KernelRequest& r) {
          " rows, this problem has " + std::to_string(rows);
 }
 
+/// Kernels that take V from the columns of K. Those that share no loads leave tiles of more rows to those that do; these leave keys in one
+/// piece to kernels that load V once more, whose products wait less for each other (64 sequences of 8,192 keys, 128 heads: 273 us for 289;
+/// in pages of 64 325 for 271; H200).
+std::string values_in_keys_clause(const Kernel& k, const KernelRequest& r) {
+  if (!k.values_in_keys) return "";
+  const bool qv = r.problem.has(Role::kQV);
+  if (!r.values_in_keys && !qv) return "is for values that are the first columns of keys";
+  if (qv && r.problem.head_dim > kTmaColumns)
+    return "takes head sizes of q up to " + std::to_string(kTmaColumns) + " beside qv, this problem has " +
+           std::to_string(r.problem.head_dim);
+  if (k.cluster == 1) return few_rows_clause(k, r);
+  return r.problem.has(Role::kPageTable) ? "" : "is for keys in pages where tiles have more than 64 rows";
+}
+
 std::string stream_clause(const Kernel& k, const KernelRequest& r) {
   if (!k.stream_k) return "";
   if (r.splits.batch_invariant)
@@ -215,7 +229,9 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   const AttentionProblem& p = r.problem;
   const int64_t tiles = tiles_of_few_rows(p, k);
   const int ctas = ctas_of_cluster(p, k, r.device);
-  if (ctas < 2)
+  // Those for few keys take a tile a CTA, of which an SM holds several.
+  if (k.most_keys > 0 && ctas < 2) return "";
+  if (ctas < 2 || k.most_keys > 0)
     return "is for tiles that leave half of " + std::to_string(r.device.sm_count) +
            " SMs idle, this problem has " + std::to_string(tiles);
   // Sequences that only the GPU knows may differ: their clusters do not help each other.
@@ -226,11 +242,12 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   // Measured on an H200, 16 bits: a CTA of 64 reads 57 GB/s, one of 16 74, and all of 132 together 4.2 TB/s, where a launch that merges
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
   // Where keys lie in pages, a warp has half as much to do again to find them, and TMA none.
-  constexpr int64_t kMost = int64_t{1} << 20, kMostOfFew = kMost / 2, kMostInPages = kMost / 8;
-  const int64_t most = p.has(Role::kPageTable)                ? kMostInPages
-                       : 3 * tiles * ctas < r.device.sm_count ? kMostOfFew
-                                                              : kMost;
-  const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas;
+  constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostInPages = kMostOfClusterCta / 8;
+  const int64_t ctas_of_tile = int64_t{ctas} * splits_of_clusters(p, k, r.device);
+  const int64_t most = p.has(Role::kPageTable)                    ? kMostInPages
+                       : few_ctas(tiles * ctas_of_tile, r.device) ? kMostOfFew
+                                                                  : kMostOfClusterCta;
+  const int64_t elements = keys_of_tile(p, k) * (p.head_dim + p.head_dim_v) / ctas_of_tile;
   if (elements <= most) return "";
   return "is for up to " + std::to_string(most) + " elements of keys and values a CTA, this problem has " +
          std::to_string(elements);
@@ -297,10 +314,11 @@ bool lies_without_gaps(const TensorDesc& t) {
 }
 
 constexpr std::array kConditions = {
-    excluded_clause, name_clause,      capability_clause, dtype_clause,         gradients_clause,
-    length_clause,   head_size_clause, terms_clause,      key_dtype_clause,     e4m3_operands_clause,
-    keys_clause,     lists_clause,     tma_clause,        pages_clause,         stream_clause,
-    cluster_clause,  chain_clause,     alignment_clause,  shared_memory_clause, dbias_clause};
+    excluded_clause, name_clause,      capability_clause, dtype_clause,     gradients_clause,
+    length_clause,   head_size_clause, terms_clause,      key_dtype_clause, e4m3_operands_clause,
+    keys_clause,     lists_clause,     tma_clause,        pages_clause,     values_in_keys_clause,
+    stream_clause,   cluster_clause,   chain_clause,      alignment_clause, shared_memory_clause,
+    dbias_clause};
 
 /// A clause, and how many of the conditions before it held: the kernel that got furthest tells most.
 struct Verdict {
@@ -425,6 +443,18 @@ std::string tma_cannot_because(const AttentionProblem& p, bool copies) {
     }
   }
   return "";
+}
+
+bool values_may_be_in_keys(const AttentionProblem& p) {
+  const TensorDesc &k = p[Role::kK], &v = p[Role::kV];
+  constexpr int64_t kNarrow = 256;  // other kernels hold all of K and of V
+  const int64_t of_keys_alone = p.head_dim - p.head_dim_v;
+  if (p.head_dim <= kNarrow || p.has(Role::kQV) || k.dtype != v.dtype || of_keys_alone < 0 ||
+      of_keys_alone > kTmaColumns)
+    return false;
+  for (size_t i = 0; i < 3; ++i)
+    if (k.shape[i] > 1 && k.stride[i] != v.stride[i]) return false;
+  return true;
 }
 
 std::string cannot_because(const Kernel& kernel, const KernelRequest& request) {

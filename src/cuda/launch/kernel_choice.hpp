@@ -22,7 +22,8 @@ struct KernelRequest {
   bool any_address;          ///< for pointers that are multiples of the size of their elements only
   const char* name_pattern;  ///< of fnmatch: main kernels of other names are refused; null: none is
   KeySplits splits;
-  uint32_t terms;  ///< terms_of(problem)
+  bool values_in_keys = false;  ///< v is the first columns of k
+  uint32_t terms;               ///< terms_of(problem)
   /// Kernels that have shown that they cannot: they do not load, or spill what an expression needs.
   std::vector<const Kernel*> excluded;
   uint32_t aligned16;  ///< bits of tile::AlignedBit that sizes and strides allow
@@ -44,6 +45,9 @@ inline constexpr int64_t kTmaStrideLimit = int64_t{1} << 40;
 /// Alignment is not looked at: kernels that use TMA are `aligned_only`.
 /// `copies`: TMA reads copies in the workspace, whose strides are of our choice.
 std::string tma_cannot_because(const AttentionProblem& problem, bool copies);
+
+/// Whether v can be the first columns of k, as far as sizes and strides go: of latent attention, absorbed. Pointers tell whether it is.
+bool values_may_be_in_keys(const AttentionProblem& problem);
 
 /// "" when the kernel can do its share of the problem on the device, else the first clause that fails. Looks at all
 /// but kind and family.

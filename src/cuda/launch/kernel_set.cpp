@@ -54,7 +54,9 @@ class Collector {
   const AttentionProblem& p() const { return set_.problem; }
 
   KernelRequest request_of(const AttentionProblem& problem) const {
-    return {problem, target_.device, asked_.any_address, asked_.name_pattern, asked_.splits};
+    KernelRequest request(problem, target_.device, asked_.any_address, asked_.name_pattern, asked_.splits);
+    request.values_in_keys = asked_.values_in_keys;
+    return request;
   }
   /// The first kernel that can, loads and spills no register; where all spill, the one that spills least.
   Choice find(KernelKind kind, KernelRequest& request) {

@@ -44,6 +44,7 @@ AttentionProblem with_a_sequence(const AttentionProblem& problem);
 std::string never_because(const AttentionProblem& problem, bool deterministic);
 
 struct SetRequest {
+  bool values_in_keys = false;         ///< v is the first columns of k
   bool any_address = false;            ///< for pointers that are no multiples of 16 bytes
   const char* name_pattern = nullptr;  ///< see KernelRequest
   double flops = 0;                    ///< of the problem: whether terms are worth a kernel compiled for them

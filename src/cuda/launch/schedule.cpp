@@ -172,20 +172,39 @@ int64_t keys_of_tile(const AttentionProblem& p, const Kernel& kernel) {
   return std::min(keys, p.window_left + p.window_right + kernel.tile_m);
 }
 
-int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
-  constexpr int64_t kFewestKeys = 32;       // of a CTA: fewer take no less time
+namespace {
+/// CTAs of clusters of `ctas` that find an SM each. A cluster lies in one part of the GPU (GPC). Where two CTAs fit an SM, clusters of 8
+/// find room for one CTA for each SM of the GPU; else what is left of each part is lost, a tenth of an H200.
+int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties& device) {
   constexpr size_t kSharedOfSystem = 1024;  // of each CTA
-  const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
   const bool two_an_sm = 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
+  const bool any_place = ctas == 2 || (ctas <= 8 && two_an_sm);
+  return any_place ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
+}
+}  // namespace
+
+int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+  constexpr int64_t kFewestKeys = 32;  // of a CTA: fewer take no less time
+  const int64_t tiles = tiles_of_few_rows(p, kernel), keys = keys_of_tile(p, kernel);
   for (int ctas = kMostDecodeCtas; ctas > 1; ctas /= 2) {
-    // A cluster lies in one part of the GPU (GPC). Where two CTAs fit an SM, clusters of 8 find room for one CTA for each SM of the
-    // GPU; else what is left of each part is lost, a tenth of an H200.
-    const bool any_place = ctas == 2 || (ctas <= 8 && two_an_sm);
-    const int64_t room = any_place ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
-    if (saturating_product(tiles, ctas) <= room && ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys))
+    if (saturating_product(tiles, ctas) <= room_for_clusters(ctas, kernel, device) &&
+        ctas * kFewestKeys <= std::max(keys, 2 * kFewestKeys))
       return ctas;
   }
   return 1;
+}
+
+int splits_of_clusters(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+  const int ctas = ctas_of_cluster(p, kernel, device);
+  const int64_t elements = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / ctas;
+  // A CTA reads so many in the time of the launch that merges. (One key head of 256, 8,192 keys: 11.8 us for 14.0, 2,048 9.0 for 9.0; H200.)
+  constexpr int64_t kWorthSplitting = int64_t{1} << 17;
+  const int64_t tiles = std::max<int64_t>(1, tiles_of_few_rows(p, kernel));
+  // Half of the SMs read nearly as fast as all, and faster where keys are to be converted: 131,072 keys of 8 heads of 64 take 76 us, for 49.
+  const bool few = few_ctas(tiles * ctas, device);
+  if (elements <= (few ? kWorthSplitting : kMostOfClusterCta) || (!few && kernel.e4m3_keys)) return 1;
+  return static_cast<int>(
+      std::clamp<int64_t>(room_for_clusters(ctas, kernel, device) / (tiles * ctas), 1, kMostSplits));
 }
 
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
@@ -301,8 +320,12 @@ void order_tiles(const AttentionProblem& p, const Kernel& kernel, const DevicePr
 
 /// Memory for the results of splits, whose number is known where the kernel does not decide it.
 void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device,
-                      Parts& parts, ForwardLayout& layout) {
+                      bool may_split, Parts& parts, ForwardLayout& layout) {
   ForwardArgs& args = layout.args;
+  if (kernel.splits_in_cluster) {
+    args.cluster_ctas = ctas_of_cluster(p, kernel, device);
+    args.num_splits = may_split ? splits_of_clusters(p, kernel, device) : 1;
+  }
   int64_t part_rows = saturating_product(args.num_splits, rows_of_parts(p));
   if (kernel.stream_k) {
     const int64_t heads = args.pack_group ? p.heads_kv : p.heads_q, slots = std::max(1, args.slots);
@@ -315,9 +338,7 @@ void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const Dev
     layout.part_flags = parts.take(int64_t{2} * args.num_splits, sizeof(uint64_t));
     part_rows = int64_t{2} * args.num_splits * args.part_rows;
   }
-  if (kernel.splits_in_cluster) {
-    args.num_splits = ctas_of_cluster(p, kernel, device);
-  } else if (args.num_splits > 1) {
+  if (args.num_splits > 1) {
     layout.part_o = parts.take(part_rows, p.head_dim_v * 4);
     layout.part_lse = parts.take(part_rows, 4);
   }
@@ -342,7 +363,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
             : num_splits_of(p, kernel, args.pack_group, args.slots, kMaxPartBytes, splits);
   }
   Parts parts;
-  take_split_parts(p, kernel, device, parts, layout);
+  take_split_parts(p, kernel, device, may_split, parts, layout);
   if (kernel.bf16x3) {
     args.bf16x3_columns = kernel.head_dim;
     layout.bf16x3 = {take_copy(parts, p, Role::kQ, kernel.head_dim),

@@ -48,6 +48,14 @@ int64_t tiles_of_few_rows(const AttentionProblem& problem, const Kernel& kernel)
 int64_t keys_of_tile(const AttentionProblem& problem, const Kernel& kernel);
 /// CTAs of a cluster that share the keys of such a tile: a power of two, 1 where tiles fill more than half of the GPU.
 int ctas_of_cluster(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
+/// Elements of keys and values from which on other kernels are faster than a CTA of such a cluster.
+inline constexpr int64_t kMostOfClusterCta = int64_t{1} << 20;
+/// Whether so many CTAs leave two thirds of the GPU idle.
+constexpr bool few_ctas(int64_t ctas, const DeviceProperties& device) {
+  return 3 * ctas < device.sm_count;
+}
+/// How many such clusters have parts of the keys of a tile each: more than one where few clusters would read many keys.
+int splits_of_clusters(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 

@@ -39,6 +39,10 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
     all.qv = map_of_queries(p.qv, dtype, p, columns_v, group, strip, kTmaRowsQ, kernel);
     all.key_strips = (columns + strip - 1) / strip;
   }
+  if (launch.kernel.values_in_keys && p.qv.data == nullptr) {  // strips of values come from the same rows
+    all.qv = all.q;
+    all.key_column = p.head_dim_v;
+  }
   // Keys that one tile reads, once: strips of 128 bytes. With pieces of 256 bytes the other strip is asked for twice,
   // and memory gives 4.1 TB/s in place of 4.6 (one query, 64 sequences of 8,192 keys, 8 heads of 128, H200).
   const bool once = int64_t{p.seqlen_q} * group <= launch.kernel.tile_m;
