@@ -177,6 +177,47 @@ TEST(PtxSm90, TmaCopiesBoxesSwizzled) {
   }
 }
 
+struct FromAndTo {
+  CUtensorMap from, to;
+};
+
+/// Copies a box, and adds it to another tensor at the same place, twice.
+__global__ void add_boxes(const __grid_constant__ FromAndTo maps, int row) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ alignas(8) uint64_t barrier;
+  const uint32_t at = ptx::shared_address(memory), full = ptx::shared_address(&barrier);
+  ptx::mbarrier_init(full, 1);
+  ptx::mbarrier_init_fence();
+  ptx::mbarrier_arrive_expect(full, kColumns * kBoxRows * 2);
+  ptx::tma_load(at, maps.from, full, 0, row, 1, 0);
+  ptx::mbarrier_wait(full, 0);
+  for (int i = 0; i < 2; ++i) ptx::tma_add(maps.to, at, 0, row, 1, 0);
+  ptx::bulk_commit();
+  ptx::bulk_wait<0>();  // shared memory is this CTA's until it has been read
+}
+
+TEST(PtxSm90, TmaAddsBoxesWhereTheTensorIs) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  // (rows, heads, columns) of 20 x 3 x 64; a box of rows 7 .. 22 of head 1.
+  constexpr int kRows = 20, kHeads = 3, kRow = 7;
+  std::vector<__half> values(kRows * kHeads * kColumns), ones(values.size(), __half(1.0f));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = __half(static_cast<float>(i % 100));
+  const DeviceArray<__half> from(values), to(ones);
+  const cuuint64_t row_bytes = kHeads * kColumns * 2, head_bytes = kColumns * 2, all = row_bytes * kRows;
+  FromAndTo maps;
+  for (const auto& [map, data] : {std::pair{&maps.from, from.data()}, std::pair{&maps.to, to.data()}})
+    ASSERT_EQ(encode(map, const_cast<__half*>(data), {kColumns, kRows, kHeads, 1},
+                     {row_bytes, head_bytes, all}, {kColumns, kBoxRows, 1, 1}),
+              CUDA_SUCCESS);
+  add_boxes<<<1, 1, kColumns * kBoxRows * 2>>>(maps, kRow);
+  const auto got = to.values();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t head = i / kColumns % kHeads, row = i / (kColumns * kHeads);
+    const float added = head == 1 && row >= kRow ? 2 * static_cast<float>(values[i]) : 0.0f;
+    EXPECT_EQ(static_cast<float>(got[i]), 1 + added) << i;
+  }
+}
+
 // ---- clusters
 
 /// The first CTA of two copies a box to both. Then each writes a number into the other's shared memory, and arrives there twice.
