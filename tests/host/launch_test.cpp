@@ -16,6 +16,7 @@
 #include "cuda/launch/schedule.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
+#include "expr/problem_terms.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -604,6 +605,54 @@ TEST(KernelTable, TheSameKernelInAnyBatch) {
   EXPECT_EQ(refusal({}), "");
   EXPECT_NE(refusal({.batch_invariant = true}).find("others of the batch move the cuts"), std::string::npos);
   EXPECT_NE(refusal({.most = 2}).find("not those of a tile into parts"), std::string::npos);
+}
+
+/// (batch, heads, queries, keys) without gaps; one for all sequences with `shared`.
+TensorDesc pairs(const AttentionProblem& p, bool shared) {
+  TensorDesc t;
+  t.present = true;
+  t.dtype = p.dtype;
+  t.ndim = 4;
+  const int64_t plane = p.seqlen_q * p.seqlen_k;
+  t.shape = {p.batch, p.heads_q, p.seqlen_q, p.seqlen_k};
+  t.stride = {shared ? 0 : p.heads_q * plane, plane, p.seqlen_k, 1};
+  return t;
+}
+
+TEST(Schedule, SequencesThatShareABiasAreNeighbours) {
+  AttentionProblem p = problem(4, 512, 512, 16, 16, 64);
+  const auto sequences_first = [&] {
+    return forward_layout(p, kPlain64, hopper(), 2, true).args.sequences_first;
+  };
+  EXPECT_FALSE(sequences_first()) << "no bias";
+  TensorDesc& bias = p.tensors[index_of(Role::kBias)];
+  bias = pairs(p, true);
+  EXPECT_TRUE(sequences_first());
+  bias.stride[1] = 0;
+  EXPECT_FALSE(sequences_first()) << "heads share it as well";
+  bias = pairs(p, false);
+  EXPECT_FALSE(sequences_first()) << "each sequence has its own";
+}
+
+/// Each sum is rounded to 16 bits, in any order.
+TEST(KernelTable, MainKernelsAddFewSumsToTheGradientOfABias) {
+  Kernel main = kPlain64;
+  main.kind = KernelKind::kBackward;
+  main.adds_dbias = true;
+  const auto adds = [&](int64_t batch, int64_t keys, bool shared, bool deterministic) {
+    AttentionProblem p = problem(batch, 64, keys, 2, 2, 64);
+    p.pass = Pass::kBackward;
+    p.tensors[index_of(Role::kBias)] = p.tensors[index_of(Role::kDBias)] = pairs(p, shared);
+    return can_add_dbias(main, expr::with_terms_in_expressions(p).value(), deterministic);
+  };
+  EXPECT_TRUE(adds(8, 64, true, false));
+  EXPECT_FALSE(adds(9, 64, true, false));
+  EXPECT_TRUE(adds(9, 64, false, false)) << "one sum each";
+  EXPECT_TRUE(adds(9, 64, false, true));
+  EXPECT_FALSE(adds(2, 64, true, true)) << "their order is free";
+  EXPECT_FALSE(adds(2, 61, true, false)) << "rows that are no multiples of 16 bytes";
+  main.adds_dbias = false;
+  EXPECT_FALSE(adds(1, 64, true, false));
 }
 
 TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
