@@ -1,4 +1,5 @@
-// The producers of bwd_sm90, a warp each: two loaders, of which one plans, and the writers, which add dQ of the consumers.
+// The producers of bwd_sm90, a warp each: two loaders, of which one plans, and the writers, which add dQ of the consumers, and dS
+// to the gradient of a bias.
 #pragma once
 
 #include "cuda/kernels/bwd_sm90_chain.cuh"

@@ -2,8 +2,8 @@
 //
 //   lse = log(sum_n exp(lse_n) + exp(sink))      o = sum_n exp(lse_n - lse) o_n
 //
-// A warp merges a row, or some of its columns from some of the parts. Reading part_o once bounds the time. Parts without a key (lse_n = -inf) do not count. A part with NaN
-// makes the row NaN, and so does lse_n = +inf.
+// A warp merges a row, or some of its columns from some of the parts. Reading part_o once bounds the time.
+// Parts without a key (lse_n = -inf) do not count. A part with NaN makes the row NaN, and so does lse_n = +inf.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -26,7 +26,7 @@ inline constexpr size_t kMaxArgsBytes = 4096;
 
 struct ArgsBinding {
   /// Writes the parameter to `args`, which is kMaxArgsBytes large and aligned to 64 bytes (as a CUtensorMap needs);
-  /// may put memsets of the workspace on the stream. Throws RequestError(kCudaError) in the name of the kernel.
+  /// may put memsets of the workspace, and of outputs that the kernel adds to, on the stream. Throws RequestError(kCudaError) in the name of the kernel.
   /// Kernels of forward kinds have the first, those of backward kinds the second.
   void (*forward)(const LaunchInput<ForwardLayout>& launch, void* args) = nullptr;
   void (*backward)(const LaunchInput<BackwardLayout>& launch, void* args) = nullptr;
