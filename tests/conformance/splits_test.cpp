@@ -315,6 +315,12 @@ TEST_P(BatchInvariance, UnderTermsAndAskedForSplits) {
   }
 }
 
+/// So many parts that warps of one CTA share the parts of a row where the batch is small.
+TEST_P(BatchInvariance, OfManyParts) {
+  constexpr int64_t kQueries = 3, kKeys = 600;
+  expect_the_same_in_any_batch(long_keys(kQueries, kKeys), GetParam().form, {kQueries, kKeys}, 16);
+}
+
 constexpr InvariantCase kCases[] = {
     {"Padded", Form::kPadded},
     {"Used", Form::kUsed},

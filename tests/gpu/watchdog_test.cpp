@@ -52,6 +52,7 @@ ProblemSpec random_shape(Random& random, uint64_t index) {
   spec.head_dim =
       random.one_of<int64_t>({64, 64, 96, 128, 128, 128, 192, 256, 256, 8 * random.between(1, 32)});
   spec.head_dim_v = spec.head_dim == 192 && random.chance(0.5) ? 128 : spec.head_dim;
+  spec.rotary = std::min(spec.rotary, spec.head_dim);
   if (!spec.packed() && spec.used_q.empty() && spec.used_k.empty() && random.chance(0.5)) {
     const auto edge = [&] {
       return std::max<int64_t>(

@@ -36,6 +36,8 @@ struct ForwardArgs {
   /// With part_rows the kernel merges, too (tile/stream_k.hpp): num_splits CTAs have equal shares of all keys, and parts are
   ///   part_o (2 num_splits, part_rows, head_dim_v), part_lse (2 num_splits, part_rows), part_flags (2 num_splits).
   int num_splits = 1;
+  /// Whether fwd_combine adds the parts of a row in one order whatever else is in the batch.
+  bool parts_in_turn = false;
   int cluster_ctas =
       0;  ///< of fwd_decode_cluster: CTAs that share the keys of a tile, or of a split, and merge them themselves
   int part_rows = 0;

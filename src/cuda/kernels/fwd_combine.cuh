@@ -32,7 +32,7 @@ struct CombineShape {
     if (all_rows > kManyRows) columns = args.p.head_dim_v;
     chunks = (args.p.head_dim_v + columns - 1) / columns;
     items = all_rows * chunks;
-    shares_parts = args.num_splits >= kManyParts && items <= kFewItems;
+    shares_parts = !args.parts_in_turn && args.num_splits >= kManyParts && items <= kFewItems;
   }
 
   /// Warps of half of an SM each. Two reads of each of four warps in place of eight of one; CTAs of one wave, a few an SM.

@@ -355,6 +355,7 @@ ForwardLayout forward_layout(const AttentionProblem& p, const Kernel& kernel, co
   if (args.pack_group) args.query_magic = static_cast<uint32_t>((int64_t{1} << 32) / p.group() + 1);
   args.slots = device.sm_count * ctas_per_sm / kernel.cluster;
   order_tiles(p, kernel, device, args);
+  args.parts_in_turn = splits.batch_invariant;
   if (may_split && kernel.can_split && kernel.tile_n > 0) {
     args.num_splits =
         splits.batch_invariant
