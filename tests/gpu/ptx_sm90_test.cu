@@ -13,6 +13,7 @@
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/packed.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
@@ -508,6 +509,42 @@ TEST(PtxSm90, SignsFillHalves) {
   DeviceArray<uint32_t> out(6);
   masks<<<1, 6>>>(signs.data(), out.data());
   EXPECT_EQ(out.values(), (std::vector<uint32_t>{0u, 0xffffu, 0xffff0000u, ~0u, 0u, ~0u}));
+}
+
+// ---- launches that follow each other
+
+/// Lets the next launch begin, and writes long after that.
+__global__ void write_late(int* number) {
+  ptx::let_next_launch_begin();
+  for (int i = 0; i < 1000; ++i) __nanosleep(1000);
+  *number = 7;
+}
+__global__ void read_in_time(const volatile int* number, int* got) {
+  got[0] = *number;
+  ptx::wait_for_launches_before();
+  got[1] = *number;
+}
+TEST(PtxSm90, ALaunchThatBeginsEarlySeesWhatTheOneBeforeWrites) {
+  FOVEA_SKIP_WITHOUT_HOPPER();
+  DeviceArray<int> number(1), got(2);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  read_in_time<<<1, 1, 0, stream>>>(number.data(), got.data());  // what loads it would take longer than the first runs
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  write_late<<<1, 1, 0, stream>>>(number.data());
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = config.blockDim = dim3(1);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  ASSERT_EQ(cudaLaunchKernelEx(&config, read_in_time, static_cast<const volatile int*>(number.data()), got.data()),
+            cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(got.values(), (std::vector<int>{0, 7}));  // 0: it began before the first had ended
+  cudaStreamDestroy(stream);
 }
 
 // ---- setmaxnreg

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/warp/gradient.cuh"
 #include "cuda/warp/mma_tile.cuh"
 
@@ -135,6 +136,7 @@ __device__ __forceinline__ void postprocess_piece(const BackwardArgs& args, cons
 template <class T>
 __global__ void __launch_bounds__(kPostprocessThreads)
     bwd_postprocess(const __grid_constant__ BackwardArgs args) {
+  ptx::wait_for_launches_before();
   const tile::AttentionParams& p = args.p;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);

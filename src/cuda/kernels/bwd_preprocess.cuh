@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/args.hpp"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/warp/elements.cuh"
 #include "tile/log2.hpp"
 
@@ -83,6 +84,7 @@ __device__ __forceinline__ void write_statistics(const BackwardArgs& args, const
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess(const __grid_constant__ BackwardArgs args) {
+  ptx::let_next_launch_begin();
   const tile::AttentionParams& p = args.p;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const tile::SequenceSpan span = tile::sequence_span(p, batch);

@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/bwd_sm90_chain.cuh"
 #include "cuda/kernels/bwd_sm90_config.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -154,6 +155,7 @@ struct BwdSm90Dq : BwdSm90Warpgroup<Instance> {
 
   /// All tiles of this CTA, where dQ has a warpgroup of its own.
   __device__ __forceinline__ void run() const {
+    ptx::wait_for_launches_before();  // sums are zeros
     uint32_t count = 0, keys_read = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);

@@ -7,6 +7,7 @@
 #include "cuda/kernels/bwd_sm90_dq.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -95,10 +96,13 @@ template <class Instance>
 __device__ __forceinline__ int bwd_sm90_first_index(const TmaBackwardArgs& args) {
   const int block = static_cast<int>(blockIdx.x);
   if constexpr (Instance::kConfig.chain) return block / args.b.cluster;
-  return args.b.dq_semaphore != nullptr ? atomicAdd(args.b.tile_counter, 1) : block;
+  if (args.b.dq_semaphore == nullptr) return block;
+  ptx::wait_for_launches_before();  // the counter is zero
+  return atomicAdd(args.b.tile_counter, 1);
 }
 template <class Instance>
 __device__ __forceinline__ int bwd_sm90_next_index(const TmaBackwardArgs& args, int index) {
+  ptx::wait_for_launches_before();  // the counter is zero
   if constexpr (Instance::kConfig.chain) return index + static_cast<int>(gridDim.x) / args.b.cluster;
   const int given = args.b.dq_semaphore != nullptr ? 0 : static_cast<int>(gridDim.x);
   return given + atomicAdd(args.b.tile_counter, 1);
@@ -150,6 +154,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
   const BackwardArgs& b = args.b;
   uint32_t step = 0, keys = 0;
   int next = 0;
+  if constexpr (Expression::kHasSees) ptx::wait_for_launches_before();  // which blocks are seen is known
   if constexpr (kQ) next = bwd_sm90_first_index<Instance>(args);
   [[maybe_unused]] BwdSm90Routes routes{b, kConfig.chain ? ptx::cta_rank() : 0};
   for (uint32_t tile = 0;; ++tile) {
@@ -173,6 +178,7 @@ __device__ __forceinline__ void bwd_sm90_load(const TmaBackwardArgs& args,
                       kQ ? args.q : args.d_o, full, c * kConfig.kStrip, 0,
                       work[BwdSm90Work::kRowQ] + steps.n * kTileM,
                       steps.head - work[BwdSm90Work::kBatch] * b.p.heads_q, batch);
+      if (step == 0) ptx::wait_for_launches_before();  // statistics are there
       ptx::bulk_load(kQ ? memory.lse(s) : memory.delta(s),
                      (kQ ? b.lse_log2 : b.delta) + (int64_t{steps.head} * b.rows + steps.n * kTileM),
                      kConfig.statistics_bytes(), full);
@@ -235,6 +241,7 @@ struct BwdSm90Writer {
     ptx::mbarrier_arrive(memory.empty_ds(ds.index));
   }
   __device__ __forceinline__ void run() {
+    ptx::wait_for_launches_before();  // sums, semaphores are zeros
     [[maybe_unused]] uint32_t count = 0;
     for (uint32_t tile = 0;; ++tile) {
       ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);
@@ -264,6 +271,7 @@ template <class Instance, bool kAcquires>
 __device__ __forceinline__ void bwd_sm90_take_turns(const TmaBackwardArgs& args,
                                                     const BwdSm90Memory<Instance>& memory) {
   constexpr BwdSm90Config kConfig = Instance::kConfig;
+  ptx::wait_for_launches_before();  // semaphores are zeros
   uint32_t count = 0;
   for (uint32_t tile = 0;; ++tile) {
     ptx::mbarrier_wait(memory.full_work(tile), tile / 2 & 1);

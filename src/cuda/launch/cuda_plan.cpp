@@ -113,6 +113,18 @@ std::string details(const KernelSet& kernels, const BackwardArgs& args) {
          (args.adds_dbias ? ", which adds to dbias" : "") + others;
 }
 
+/// Whether the kernel may be launched to begin while the one before it in the run runs. The code must be that of a chip which
+/// has the wait, and a graph must know such launches (CUDA 12.3). Between the two nothing else is put on the stream.
+bool begins_early(const Kernel& kernel, const LoadedKernel& code, const BackwardArgs& args, bool first) {
+  constexpr int kOldestChip = 90, kOldestDriver = 12030;
+  const bool memset_before = kernel.adds_dbias && args.adds_dbias;
+  return !first && !memset_before && kernel.begins_early && code.chip >= kOldestChip &&
+         driver().driver_version >= kOldestDriver;
+}
+bool begins_early(const Kernel&, const LoadedKernel&, const ForwardArgs&, bool) {
+  return false;
+}
+
 const auto& binding_of(const ArgsBinding& binding, const ForwardLayout&) {
   return binding.forward;
 }
@@ -127,6 +139,7 @@ struct Launch {
   CUfunction function;
   unsigned x, y, z;
   unsigned cluster = 0;  ///< cluster_of()
+  bool early = false;    ///< begins_early()
 
   CUresult put_on(CUstream stream, void** parameters) const;
 };
@@ -134,9 +147,9 @@ struct Launch {
 CUresult Launch::put_on(CUstream stream, void** parameters) const {
   const auto threads = static_cast<unsigned>(kernel->threads),
              shared = static_cast<unsigned>(kernel->shared_bytes);
-  if (cluster == 0)
+  if (cluster == 0 && !early)
     return driver().launch_kernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr);
-  ClusterLaunch launch(*kernel, {x, y, z}, cluster);
+  AttributedLaunch launch(*kernel, {x, y, z}, cluster, early);
   launch.config.hStream = stream;
   return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
 }
@@ -206,7 +219,8 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
     launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
                              static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z),
-                             static_cast<unsigned>(cluster_of(*kernel, args))});
+                             static_cast<unsigned>(cluster_of(*kernel, args)),
+                             begins_early(*kernel, code, args, launches.list.empty())});
   }
   launches.summary += details(kernels, args);
   if (p.pass == Pass::kForward && options.splits.batch_invariant)

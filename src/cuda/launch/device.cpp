@@ -94,6 +94,7 @@ LoadedKernel load(const Kernel& kernel, int id) {
   cudaFuncAttributes attributes;
   if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel.entry); e != cudaSuccess)
     return fails(e);
+  result.chip = attributes.ptxVersion;
   const auto shared = static_cast<int>(kernel.shared_bytes);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -137,6 +138,8 @@ LoadedKernel load_code(const Kernel& kernel, int id, const CompiledKernel& compi
   if (error == CUDA_SUCCESS) {
     error = d.func_get_attribute(&result.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
   }
+  if (error == CUDA_SUCCESS)
+    error = d.func_get_attribute(&result.chip, CU_FUNC_ATTRIBUTE_PTX_VERSION, function);
   const bool spills_much = result.local_bytes > kMostSpilledBytes;
   if (error == CUDA_SUCCESS && !spills_much) {
     error = d.func_set_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared);
@@ -202,22 +205,29 @@ const LoadedKernel& loaded(const Kernel& kernel, int id) {
   return kernels.emplace(key, load(kernel, id)).first->second;
 }
 
-ClusterLaunch::ClusterLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster) {
-  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  attribute.value.clusterDim = {cluster, 1, 1};
+AttributedLaunch::AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early) {
+  if (cluster > 0) {
+    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim = {cluster, 1, 1};
+  }
+  if (early) {
+    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+  }
   config.gridDimX = static_cast<unsigned>(ctas.x);
   config.gridDimY = static_cast<unsigned>(ctas.y);
   config.gridDimZ = static_cast<unsigned>(ctas.z);
   config.blockDimX = static_cast<unsigned>(kernel.threads);
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = static_cast<unsigned>(kernel.shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
 }
 
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster) {
   const ContextScope scope(primary_context(id));
-  const ClusterLaunch launch(kernel, {.x = cluster}, static_cast<unsigned>(cluster));
+  const AttributedLaunch launch(kernel, {.x = cluster}, static_cast<unsigned>(cluster));
   int count = 0;
   if (const CUresult error = driver().active_clusters(&count, code.function, &launch.config);
       error != CUDA_SUCCESS) {

@@ -22,6 +22,7 @@ struct LoadedKernel {
   int ctas_per_sm = 0;
   std::string clause;   ///< why it cannot run there; "" when it can
   std::string note;     ///< what the user may want to know of a kernel that can
+  int chip = 0;         ///< that it was compiled for: 10 * major + minor
   int local_bytes = 0;  ///< of a thread of a kernel that is compiled at run time: registers that it spills
 };
 /// Kernels that spill more than this are refused: 64 registers, a quarter of those that a thread has.
@@ -31,14 +32,15 @@ inline constexpr int kMostSpilledBytes = 256;
 const LoadedKernel& loaded(const Kernel& kernel, int id);
 /// The kernel as the library holds it where the text is empty, else compiled for the expression.
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
-/// What a launch of a kernel in clusters says. It points into itself.
-struct ClusterLaunch {
-  CUlaunchAttribute attribute = {};
+/// What a launch says of a kernel in clusters (`cluster` CTAs each; 0: none), or of one that begins `early`, before the launch before it
+/// has ended. It points into itself.
+struct AttributedLaunch {
+  CUlaunchAttribute attributes[2] = {};
   CUlaunchConfig config = {};
 
-  ClusterLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster);
-  ClusterLaunch(const ClusterLaunch&) = delete;
-  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+  AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early = false);
+  AttributedLaunch(const AttributedLaunch&) = delete;
+  AttributedLaunch& operator=(const AttributedLaunch&) = delete;
 };
 /// How many clusters of so many CTAs device `id` holds at a time, at least 1.
 int active_clusters(const Kernel& kernel, const LoadedKernel& code, int id, int cluster);

@@ -34,6 +34,7 @@ inline constexpr unsigned cudaEnableDefault = 0, cudaEnableLegacyStream = 1, cud
 
 struct cudaFuncAttributes {
   size_t sharedSizeBytes;
+  int ptxVersion;
 };
 struct cudaDeviceProp {
   char name[256];
