@@ -30,7 +30,8 @@ std::optional<LinearSum> sum(const LinearSum& a, int64_t factor, const LinearSum
   bool wraps = false;
   const auto add = [&](int64_t x, int64_t y) {
     int64_t product = 0, total = 0;
-    wraps = __builtin_mul_overflow(factor, y, &product) || __builtin_add_overflow(x, product, &total) || wraps;
+    wraps =
+        __builtin_mul_overflow(factor, y, &product) || __builtin_add_overflow(x, product, &total) || wraps;
     return total;
   };
   result = {add(a.q, b.q), add(a.k, b.k), add(a.nq, b.nq), add(a.nk, b.nk), add(a.number, b.number)};
@@ -83,8 +84,7 @@ struct OfDistance {
 
 std::optional<OfDistance> of_distance(const LinearSum& s, const std::optional<KnownLengths>& lengths) {
   if (s.k == 0 || s.q != -s.k) return std::nullopt;
-  if (!lengths)
-    return s.nq == s.k && s.nk == -s.k ? std::optional(OfDistance{s.k, s.number}) : std::nullopt;
+  if (!lengths) return s.nq == s.k && s.nk == -s.k ? std::optional(OfDistance{s.k, s.number}) : std::nullopt;
   return OfDistance{s.k, s.number + (s.nq - s.k) * lengths->nq + (s.nk + s.k) * lengths->nk};
 }
 

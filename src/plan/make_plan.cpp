@@ -77,7 +77,8 @@ void choose(Plan& plan, const AttentionProblem& with_windows, const char* named,
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
     const bool needed = !plan.backend && (!forced || backend == forced);
-    Preparation attempt = try_backend(*backend, backend->as_asked ? plan.problem : with_windows, options, needed);
+    Preparation attempt =
+        try_backend(*backend, backend->as_asked ? plan.problem : with_windows, options, needed);
     std::string verdict;
     if (!attempt.clause.empty()) {
       verdict = "passed over: " + attempt.clause;

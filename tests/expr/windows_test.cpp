@@ -118,7 +118,8 @@ TEST(Windows, RandomConjunctionsSayTheSame) {
     std::string text = comparison.text();
     for (int more = random.below(3); more > 0; --more) {
       const std::string term = random.below(3) == 0 ? random.of(Type::kBool, 2) : comparison.text();
-      text = random.below(4) == 0 ? "!(!(" + text + ") || !(" + term + "))" : "(" + text + ") && (" + term + ")";
+      text =
+          random.below(4) == 0 ? "!(!(" + text + ") || !(" + term + "))" : "(" + text + ") && (" + term + ")";
     }
     std::optional<KnownLengths> lengths;
     if (random.below(2) == 0) lengths = {1 + random.below(8), 1 + random.below(8)};
