@@ -14,7 +14,6 @@
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
 #include "expr/print.hpp"
-#include "expr/windows.hpp"
 #include "plan/tensor_checks.hpp"
 #include "plan/text.hpp"
 
@@ -155,14 +154,6 @@ void broadcast(TensorDesc& t, int dimensions) {
   }
 }
 
-// --- windows ---
-
-/// The closer one of two ends of a window, of which the first may be -1, none. One as far as the sequence is long is none.
-int64_t closer_end(int64_t window, int64_t end, int64_t length) {
-  if (end >= length) return window;
-  return window < 0 ? end : std::min(window, end);
-}
-
 }  // namespace
 
 void read_expressions(const ProblemDescription& description, AttentionProblem& p) {
@@ -197,23 +188,6 @@ void read_expressions(const ProblemDescription& description, AttentionProblem& p
     if (p.named[i].gradient.present) broadcast(p.named[i].gradient, broadcasts[i]);
   }
   p.expressions = std::move(expressions);
-}
-
-AttentionProblem with_windows(const AttentionProblem& problem) {
-  AttentionProblem p = problem;
-  if (!p.expressions || !p.expressions->sees) return p;
-  const bool lengths_differ = p.packed || p.packed_k || p.appends() || p.has(Role::kSeqUsedQ) ||
-                              p.has(Role::kSeqUsedK) || p.has(Role::kLeftPadK);
-  std::optional<expr::KnownLengths> lengths;
-  if (!lengths_differ) lengths = {p.seqlen_q, p.seqlen_k};
-  expr::WindowAndRest split = expr::split_window(*p.expressions->sees, lengths);
-  if (split.window == expr::KeyWindow{}) return p;
-  p.window_left = closer_end(p.window_left, -split.window.lowest, p.seqlen_k);
-  p.window_right = closer_end(p.window_right, split.window.highest, p.seqlen_q);
-  auto expressions = std::make_shared<expr::PairExpressions>(*p.expressions);
-  expressions->sees = std::move(split.rest);
-  p.expressions = expressions->sees || expressions->score ? std::move(expressions) : nullptr;
-  return p;
 }
 
 std::string describe_expressions(const AttentionProblem& p) {

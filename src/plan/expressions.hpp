@@ -12,9 +12,6 @@ namespace fovea::plan {
 /// them.
 void read_expressions(const ProblemDescription& description, AttentionProblem& problem);
 
-/// The same problem with what its `sees` says of a window as a window, and the rest of `sees` (expr/windows.hpp).
-AttentionProblem with_windows(const AttentionProblem& problem);
-
 /// The trees as text, a line each, with the derivatives of the score: "score\t...", "d score / d s\t...", one line for each element of a
 /// float tensor, and "sees\t...". "" for a problem without expressions.
 std::string describe_expressions(const AttentionProblem& problem);

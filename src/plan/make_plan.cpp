@@ -9,8 +9,8 @@
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
 #include "cuda/launch/cuda.hpp"
+#include "expr/problem_terms.hpp"
 #include "plan/append.hpp"
-#include "plan/expressions.hpp"
 #include "plan/layout.hpp"
 #include "plan/text.hpp"
 #include "plan/validate.hpp"
@@ -235,7 +235,7 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   }
   const Buffers known = take_data(plan.problem);
   plan.flops = count_flops(plan.problem, known);
-  const AttentionProblem problem = with_windows(plan.problem);
+  const AttentionProblem problem = expr::with_windows(plan.problem);
   choose(plan, problem, options.backend, prepare_options(options, problem, known));
   return plan;
 }
@@ -246,7 +246,7 @@ std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& descripti
   check_memory(description);
   AttentionProblem valid = validate(description);
   const Buffers known = take_data(valid);
-  const AttentionProblem problem = with_windows(valid);
+  const AttentionProblem problem = expr::with_windows(valid);
   const PrepareOptions prepare = prepare_options(options, problem, known);
   request.backend = options.backend;
   request.deterministic = options.deterministic;
