@@ -77,6 +77,8 @@ struct Backend {
                                                       const PrepareOptions& options);
   DeviceType device = DeviceType::kCpu;  ///< where the tensors must lie
   const DeviceMemory* memory = nullptr;  ///< null: that of the host
+  /// Whether it wants `sees` as it was asked. The others get windows in it as windows; this is what they are compared with.
+  bool as_asked = false;
 };
 
 /// A problem with the backend that does it. Immutable.

@@ -471,7 +471,13 @@ Preparation try_prepare(const AttentionProblem& problem, const PrepareOptions&) 
 
 }  // namespace
 
-const Backend kReferenceBackend = {"reference", always, try_prepare, prepare_append};
+const Backend kReferenceBackend = {
+    .name = "reference",
+    .unavailable_because = always,
+    .try_prepare = try_prepare,
+    .prepare_append = prepare_append,
+    .as_asked = true,
+};
 
 void run_reference(const AttentionProblem& problem, const Buffers& buffers) {
   Oracle oracle(problem, buffers);

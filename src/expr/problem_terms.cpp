@@ -1,9 +1,13 @@
-// Builds the trees of a problem's terms.
+// Builds the trees of a problem's terms, and takes windows out of trees.
 #include "expr/problem_terms.hpp"
 
+#include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "expr/pair_expressions.hpp"
+#include "expr/windows.hpp"
 
 namespace fovea::expr {
 namespace {
@@ -104,6 +108,12 @@ NodeId add_sees_terms(Builder& to, const AttentionProblem& p, std::optional<size
   return sees;
 }
 
+/// The closer one of two ends of a window, of which the first may be -1, none. One as far as the sequence is long is none.
+int64_t closer_end(int64_t window, int64_t end, int64_t length) {
+  if (end >= length) return window;
+  return window < 0 ? end : std::min(window, end);
+}
+
 }  // namespace
 
 std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
@@ -142,6 +152,23 @@ std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem
       all.sees, Use::kSees, [&](Builder& to) { return add_sees_terms(to, p, mask, block_mask); }, has_sees);
   all.has_terms = true;
   p.expressions = std::make_shared<const PairExpressions>(std::move(all));
+  return p;
+}
+
+AttentionProblem with_windows(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  if (!p.expressions || !p.expressions->sees) return p;
+  const bool lengths_differ = p.packed || p.packed_k || p.appends() || p.has(Role::kSeqUsedQ) ||
+                              p.has(Role::kSeqUsedK) || p.has(Role::kLeftPadK);
+  std::optional<KnownLengths> lengths;
+  if (!lengths_differ) lengths = {p.seqlen_q, p.seqlen_k};
+  WindowAndRest split = split_window(*p.expressions->sees, lengths);
+  if (split.window == KeyWindow{}) return p;
+  p.window_left = closer_end(p.window_left, -split.window.lowest, p.seqlen_k);
+  p.window_right = closer_end(p.window_right, split.window.highest, p.seqlen_q);
+  auto expressions = std::make_shared<PairExpressions>(*p.expressions);
+  expressions->sees = std::move(split.rest);
+  p.expressions = expressions->sees || expressions->score ? std::move(expressions) : nullptr;
   return p;
 }
 

@@ -1,5 +1,5 @@
 // The terms of a problem that are arguments of their own, as parts of its expressions: for backends whose kernels are compiled
-// for expressions.
+// for expressions. And windows, which every kernel has, as arguments.
 #pragma once
 
 #include <optional>
@@ -13,5 +13,9 @@ namespace fovea::expr {
 /// problem itself where it has none of these terms; nothing where there would be too many tensors.
 std::optional<AttentionProblem> with_terms_in_expressions(const AttentionProblem& problem,
                                                           size_t most_tensors = kMaxNamedTensors);
+
+/// The same problem with what its `sees` says of a window as a window, and the rest of `sees` (windows.hpp). Named tensors stay, also
+/// where nothing reads them any more.
+AttentionProblem with_windows(const AttentionProblem& problem);
 
 }  // namespace fovea::expr

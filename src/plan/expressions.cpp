@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "core/status.hpp"
 #include "expr/differentiate.hpp"

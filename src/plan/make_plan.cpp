@@ -9,6 +9,7 @@
 #include "core/status.hpp"
 #include "cpu/backends.hpp"
 #include "cuda/launch/cuda.hpp"
+#include "expr/problem_terms.hpp"
 #include "plan/append.hpp"
 #include "plan/layout.hpp"
 #include "plan/text.hpp"
@@ -70,12 +71,14 @@ const Backend* find(std::string_view name) {
                 "leave it NULL to take the first that can");
 }
 
-/// Fills in plan.backend, plan.prepared and plan.reason.
-void choose(Plan& plan, const char* named, const PrepareOptions& options) {
+/// Fills in plan.backend, plan.prepared and plan.reason. `with_windows`: the plan's problem.
+void choose(Plan& plan, const AttentionProblem& with_windows, const char* named,
+            const PrepareOptions& options) {
   const Backend* forced = named ? find(named) : nullptr;
   for (const Backend* backend : backends()) {
     const bool needed = !plan.backend && (!forced || backend == forced);
-    Preparation attempt = try_backend(*backend, plan.problem, options, needed);
+    Preparation attempt =
+        try_backend(*backend, backend->as_asked ? plan.problem : with_windows, options, needed);
     std::string verdict;
     if (!attempt.clause.empty()) {
       verdict = "passed over: " + attempt.clause;
@@ -230,9 +233,10 @@ Plan make_plan(const ProblemDescription& description, const PlanOptions& options
   if (const TensorDesc& q = plan.problem[Role::kQ]; q.device == DeviceType::kCuda) {
     cuda::check_device("q", q.device_id);
   }
-  const PrepareOptions prepare = prepare_options(options, plan.problem, take_data(plan.problem));
-  plan.flops = prepare.flops;
-  choose(plan, options.backend, prepare);
+  const Buffers known = take_data(plan.problem);
+  plan.flops = count_flops(plan.problem, known);
+  const AttentionProblem problem = expr::with_windows(plan.problem);
+  choose(plan, problem, options.backend, prepare_options(options, problem, known));
   return plan;
 }
 
@@ -240,8 +244,10 @@ std::vector<cuda::AheadKernel> compile_ahead(const ProblemDescription& descripti
                                              const PlanOptions& options, cuda::AheadRequest request) {
   check_options(description, options);
   check_memory(description);
-  AttentionProblem problem = validate(description);
-  const PrepareOptions prepare = prepare_options(options, problem, take_data(problem));
+  AttentionProblem valid = validate(description);
+  const Buffers known = take_data(valid);
+  const AttentionProblem problem = expr::with_windows(valid);
+  const PrepareOptions prepare = prepare_options(options, problem, known);
   request.backend = options.backend;
   request.deterministic = options.deterministic;
   request.sm_margin = options.sm_margin;

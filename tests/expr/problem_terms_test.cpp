@@ -10,6 +10,7 @@
 #include "expr/cuda_text.hpp"
 #include "expr/pair_expressions.hpp"
 #include "expr/parse.hpp"
+#include "expr/print.hpp"
 
 namespace fovea::expr {
 namespace {
@@ -91,6 +92,48 @@ TEST(ProblemTerms, TheBiasIsWhatIsReadPairByPair) {
   const size_t step = text.find("pair_row_step");
   ASSERT_NE(step, std::string::npos);
   EXPECT_NE(text.find("head.t.at[1].stride[2]", step), std::string::npos) << text;
+}
+
+/// The window and the rest of a problem's `sees`: "left, right: rest", "nothing" where no expression is left.
+std::string windows_of(AttentionProblem p, const char* sees, const char* score = nullptr) {
+  const std::vector<TensorDeclaration> tensors = {{"doc", DType::kI32, 2}};
+  PairExpressions all;
+  all.sees = std::get<Expression>(parse(sees, Use::kSees, tensors));
+  if (score) all.score = std::get<Expression>(parse(score, Use::kScore, tensors));
+  p.expressions = std::make_shared<const PairExpressions>(all);
+  const AttentionProblem with = with_windows(p);
+  const std::string ends = std::to_string(with.window_left) + ", " + std::to_string(with.window_right) + ": ";
+  if (!with.expressions) return ends + "nothing";
+  return ends + (with.expressions->sees ? print(*with.expressions->sees) : "only a score");
+}
+
+TEST(ProblemTerms, WindowsOfSeesAreWindows) {
+  EXPECT_EQ(windows_of(problem(), "k <= q && q - k <= 30"), "30, 0: nothing");
+  EXPECT_EQ(windows_of(problem(), "k <= q", "s * 2.0"), "-1, 0: only a score");
+  EXPECT_EQ(windows_of(problem(), "doc[b, q] == doc[b, k] && abs(q - k) < 9"),
+            "8, 8: doc[b, q] == doc[b, k]");
+  EXPECT_EQ(windows_of(problem(), "doc[b, q] == doc[b, k]"), "-1, -1: doc[b, q] == doc[b, k]");
+  EXPECT_EQ(windows_of(problem(), "q - k <= 100 && k - q < 100"), "-1, 99: nothing")
+      << "as wide as the sequence";
+  AttentionProblem p = problem();
+  p.window_left = 20;
+  p.window_right = 5;
+  EXPECT_EQ(windows_of(p, "q - k <= 30 && k <= q"), "20, 0: nothing") << "the closer ends";
+}
+
+/// Only the GPU knows how long a sequence is: then q and k alone say nothing of the diagonal.
+TEST(ProblemTerms, WindowsOfUnknownLengthsNameThem) {
+  for (const Role role : {Role::kSeqUsedQ, Role::kSeqUsedK, Role::kLeftPadK, Role::kKNew}) {
+    AttentionProblem p = problem();
+    p.tensors[index_of(role)].present = true;
+    EXPECT_EQ(windows_of(p, "k <= q"), "-1, -1: k <= q") << name_of(role);
+    EXPECT_EQ(windows_of(p, "k <= q + nk - nq"), "-1, 0: nothing") << name_of(role);
+  }
+  for (bool AttentionProblem::*packed : {&AttentionProblem::packed, &AttentionProblem::packed_k}) {
+    AttentionProblem p = problem();
+    p.*packed = true;
+    EXPECT_EQ(windows_of(p, "k <= q"), "-1, -1: k <= q");
+  }
 }
 
 }  // namespace

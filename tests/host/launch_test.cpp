@@ -307,7 +307,10 @@ TEST(KernelTable, ValuesInKeysNeedAProblemThatHasThem) {
   EXPECT_EQ(because(false), "is for values that are the first columns of keys");
   EXPECT_EQ(because(true), "is for queries of a key head that fit a tile of 64 rows, this problem has 128");
   kernel.cluster = 2;
-  EXPECT_EQ(because(true), "is for keys in pages where tiles have more than 64 rows");
+  kernel.tile_m = 128;
+  EXPECT_EQ(because(true), "");
+  p.seqlen_q = 2;
+  EXPECT_EQ(because(true), "is for queries of a key head that fit a tile of 128 rows, this problem has 256");
   kernel.pages = true;
   add(p, Role::kPageTable);
   p.cache_rows = 64;

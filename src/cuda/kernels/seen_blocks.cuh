@@ -33,6 +33,16 @@ struct SeenRange {
   int begin, end;
 };
 
+/// Whether the window leaves a pair of these queries and keys: of other blocks nobody asks.
+__device__ __forceinline__ bool window_leaves_pairs(const tile::AttentionParams& p,
+                                                    const tile::SequenceSpan& span, const SeenRange& queries,
+                                                    const SeenRange& keys) {
+  if (queries.begin >= queries.end || keys.begin >= keys.end) return false;
+  if (p.window_left < 0 && p.window_right < 0) return true;
+  const tile::Span32 window = tile::queries_of_any(p, span, keys.begin, keys.end);
+  return max(window.begin, queries.begin) < min(window.end, queries.end);
+}
+
 /// Of numbers [0, 32) those below n, as bits.
 __device__ __forceinline__ uint32_t bits_below(int n) {
   return n >= 32 ? ~0u : (1u << max(n, 0)) - 1;
@@ -221,7 +231,8 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
   for (int i = warp; i < 32; i += kSeenBlocksThreads / 32) {
     const int n = word * 32 + i;
     const SeenRange columns = {n * view.block_rows, min((n + 1) * view.block_rows, used_block)};
-    if (rows.begin >= rows.end || columns.begin >= columns.end) continue;
+    const SeenRange &queries = kKeys ? columns : rows, &keys = kKeys ? rows : columns;
+    if (!window_leaves_pairs(p, span, queries, keys)) continue;
     SeenPairs pairs;
 #pragma unroll 1
     for (int head = head0; head < head1; ++head) {
@@ -231,7 +242,6 @@ __device__ __forceinline__ void seen_blocks_of_tile(const tile::AttentionParams&
       const Expression::Head of_head = expression_head(p, span, b, head);
       const bool one_column =
           !keeps_all && !one_row && (kKeys ? queries_alike(of_head, columns) : keys_alike(of_head, columns));
-      const SeenRange &queries = kKeys ? columns : rows, &keys = kKeys ? rows : columns;
       if ((!one_row && !one_column) || !look_at_one(p, span, of_head, queries, keys, kKeys != one_row, pairs))
         look_at_block<kKeys>(p, span, of_head, view, rows, columns, to, pairs);
       if (to == nullptr && pairs.decided()) break;
