@@ -282,16 +282,21 @@ def measure(
     return result
 
 
-def process(rank: int, options: argparse.Namespace) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NCCL_NVLS_ENABLE="0")
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=options.ranks, device_id=torch.device("cuda", rank))
+def join(options: argparse.Namespace, rank: int) -> tuple[fovea_ctypes.Library, fovea_ranks.Transport]:
+    """The library, and the transport of a process of PyTorch's group."""
     nccl = fovea_ranks.Nccl()
     shared = [nccl.unique_id() if rank == 0 else b""]
     dist.broadcast_object_list(shared, 0)
     nccl.join(shared[0], rank, options.ranks)
     library = fovea_ctypes.Library(options.lib)
-    transport = fovea_ranks.Transport(library, nccl, rank)
+    return library, fovea_ranks.Transport(library, nccl, rank)
+
+
+def process(rank: int, options: argparse.Namespace) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NCCL_NVLS_ENABLE="0")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=options.ranks, device_id=torch.device("cuda", rank))
+    library, transport = join(options, rank)
     measure_all(options, library, Processes(), transport)
     transport.close()
     dist.destroy_process_group()
@@ -354,24 +359,29 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of profiles, too (ranks_profile.py)."""
     parser.add_argument("--lib", type=Path, default=ROOT / "build/release/lib/libfovea.so")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--zigzag", action="store_true", help="each rank has early and late rows, instead of those in a row")
-    parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",") if n], default=[8192, 16384, 65536, 131072])
-    parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
-    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
     parser.add_argument(
         "--methods",
         type=lambda text: [tuple(map(int, re.fullmatch(r"(\d+)x(\d+)@?(\d+)?", method).groups("0"))) for method in text.split(",") if method],
         default=[],
         help="further methods to time, as heads_ranks x stages, and @ the SMs that attention leaves free: 2x1,2x4@8,1x2",
     )
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--json", type=Path, help="write the results here, with machine, date and a hash of the sources")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
+    parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"ranks.py: --ranks: got {options.ranks}, but PyTorch sees {torch.cuda.device_count()} GPUs")

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "core/status.hpp"
 
 namespace fovea::distributed {
-namespace {}  // namespace
-
 Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank,
                  const ProgramOptions& options)
     : p_(problem),
@@ -21,12 +20,14 @@ Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank
       local_q_(count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])),
       local_k_(count(problem.shape.keys.of_rank[static_cast<size_t>(rank)])) {}
 
-Program Builder::build() {
+void Builder::make_steps() {
   make_stages();
   p_.backward() ? backward() : forward();
-  make_exchanges();
-  const int64_t attention = take(static_cast<int64_t>(attention_workspace_));
-  program_.attention_workspace = attention;
+}
+
+Program Builder::build() {
+  make_steps();
+  p_.by_copies ? make_copies() : make_exchanges();
   program_.attention_workspace_size = attention_workspace_;
   return std::move(program_);
 }
@@ -136,13 +137,15 @@ Flow Builder::queries_out(Place place, int stage) const {
               stage_at(stage).work[place], callers(place), p_[place].elements);
 }
 
-size_t Builder::add_exchange(std::vector<Flow> flows, size_t region) {
-  planned_.push_back({std::move(flows), region});
+size_t Builder::add_exchange(std::vector<Flow> flows, size_t region, bool alone) {
+  const bool in_unused =
+      std::none_of(planned_.begin(), planned_.end(), [&](const Planned& p) { return p.region == region; });
+  planned_.push_back({std::move(flows), region, alone, in_unused});
   return planned_.size() - 1;
 }
 
 void Builder::exchange_now(std::vector<Flow> flows) {
-  const size_t exchange = add_exchange(std::move(flows), kOther);
+  const size_t exchange = add_exchange(std::move(flows), kOther, true);
   add(Start{exchange});
   add(Finish{exchange});
 }
@@ -163,6 +166,52 @@ void Builder::make_exchanges() {
     program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region], packing));
 }
 
+std::vector<int64_t> Builder::make_landings() {
+  std::array<int64_t, kRegions> size{}, first{};
+  for (const Planned& planned : planned_)
+    size[planned.region] = std::max(size[planned.region], landing_bytes(rank_, planned.flows));
+  for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
+  std::vector<int64_t> landings;
+  for (const Planned& planned : planned_) landings.push_back(first[planned.region]);
+  return landings;
+}
+
+/// The exchanges as copies, for which each rank works out where the others have what they have.
+void Builder::make_copies() {
+  ProgramOptions sizes;
+  sizes.only_sizes = true;
+  const auto ranks = static_cast<size_t>(p_.shape.ranks);
+  std::vector<std::unique_ptr<Builder>> others(ranks);
+  std::vector<std::vector<int64_t>> landings(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == static_cast<size_t>(rank_)) continue;
+    others[rank] = std::make_unique<Builder>(p_, s_, static_cast<int>(rank), sizes);
+    others[rank]->make_steps();
+    landings[rank] = others[rank]->make_landings();
+  }
+  landings[static_cast<size_t>(rank_)] = make_landings();
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    std::vector<FlowsOfRank> of_rank;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const Builder& builder = others[rank] ? *others[rank] : *this;
+      of_rank.push_back({&builder.planned_[i].flows, landings[rank][i]});
+    }
+    program_.exchanges.push_back(exchange_by_copies(rank_, of_rank, planned_[i].alone));
+  }
+  know_what_is_open();
+}
+
+/// A rank begins the last exchange when it has computed all: from then on memory of what arrives first is free for the next run.
+void Builder::know_what_is_open() {
+  if (planned_.empty() || planned_.back().region < kLeaving) return;
+  const Exchange& last = program_.exchanges.back();
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    if (planned_[i].region >= kLeaving || !planned_[i].in_unused) continue;
+    program_.exchanges[i].open_to = last.copied_by;
+    for (const PeerCopy& copy : last.copies) program_.exchanges[i].open_at.push_back(copy.peer);
+  }
+}
+
 size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   const Stage& stage = stage_at(i);
   const Shape& shape = p_.shape;
@@ -177,7 +226,7 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
     flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
   }
   if (flows.empty()) return kNothing;
-  const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers);
+  const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers, i == 0);
   add(Start{exchange});
   return exchange;
 }

@@ -27,6 +27,8 @@ class Builder {
   Program build();
 
  private:
+  /// All but the exchanges.
+  void make_steps();
   using Operands = std::array<Operand, kPlaces>;
   /// What a rank computes while the next stage arrives: some of the keys for all its heads, or all keys for some of its heads.
   struct Stage {
@@ -68,7 +70,8 @@ class Builder {
   /// From this rank's rows to the working memory of a stage, or back.
   Flow queries_in(Place place, int stage) const;
   Flow queries_out(Place place, int stage) const;
-  size_t add_exchange(std::vector<Flow> flows, size_t region);
+  /// `alone`: nothing is computed meanwhile.
+  size_t add_exchange(std::vector<Flow> flows, size_t region, bool alone);
   void exchange_now(std::vector<Flow> flows);
   /// Begins the messages that bring a stage: its keys, and where they are not there yet the tensors of queries.
   size_t start_arriving(int i, std::span<const Place> of_queries);
@@ -88,6 +91,10 @@ class Builder {
     if (leaving != kNothing) add(Finish{leaving});
   }
   void make_exchanges();
+  void make_copies();
+  void know_what_is_open();
+  /// Where in the workspace what comes in each exchange lands, by copies.
+  std::vector<int64_t> make_landings();
 
   // ---- steps ----
   void add(Step step) { program_.steps.push_back(std::move(step)); }
@@ -154,6 +161,8 @@ class Builder {
   struct Planned {
     std::vector<Flow> flows;
     size_t region;
+    bool alone;      ///< nothing is computed meanwhile
+    bool in_unused;  ///< nothing in the run has used the memory in which it arrives
   };
   std::vector<Planned> planned_;
   std::map<std::string, Attend> plans_;

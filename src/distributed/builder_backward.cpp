@@ -136,7 +136,8 @@ size_t Builder::start_gradients(int i) {
   }
   if (queries_travel_ && (s_.stages_are_heads() || i + 1 == s_.stages()))
     flows.push_back(queries_out(kDQ, i));
-  const size_t exchange = add_exchange(std::move(flows), kLeaving + static_cast<size_t>(i) % kBuffers);
+  const size_t exchange = add_exchange(std::move(flows), kLeaving + static_cast<size_t>(i) % kBuffers,
+                                       i + 1 == s_.stages());
   add(Start{exchange});
   return exchange;
 }

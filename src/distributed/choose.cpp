@@ -80,7 +80,7 @@ class RankModel {
   bool grouped() const { return schedule_.method().heads_ranks > 1; }
   bool queries_travel() const { return schedule_.queries_travel(); }
   /// Some of the heads of a row are packed by their owner, or unpacked by it; all of them lie side by side.
-  double touches() const { return grouped() ? 2 : 0; }
+  double touches() const { return grouped() && !p_.by_copies ? 2 : 0; }
   bool last(int i) const { return schedule_.stages_are_heads() || i + 1 == schedule_.stages(); }
   double batch() const { return static_cast<double>(p_.shape.batch); }
   double bytes() const { return p_[kQ].type.bits / 8.0; }
@@ -232,6 +232,14 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .step = 30e-6,
                        .call = 60e-6,
                        .overlaps = false};
+  // Two of one host whose copy engines copy: attention keeps all SMs.
+  const Machine copying = {.flops = gpu.flops,
+                           .link = 300e9,
+                           .host_link = gpu.host_link,
+                           .memory = gpu.memory,
+                           .step = 13e-6,
+                           .call = 10e-6,
+                           .overlaps = true};
   const Machine cpu = {.flops = problem[kQ].type.code == FOVEA_CODE_BFLOAT ? 400e9 : 150e9,
                        .link = 8e9,
                        .host_link = 1e9,
@@ -239,7 +247,7 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .step = 20e-6,
                        .call = 20e-6,
                        .overlaps = false};
-  Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
+  Machine machine = problem.device.type != FOVEA_CUDA ? cpu : problem.by_copies ? copying : gpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
   if (options.host_link_bytes_per_second > 0) machine.host_link = options.host_link_bytes_per_second;

@@ -3,6 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -11,6 +16,7 @@
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
+#include "distributed/rectangles.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -61,14 +67,38 @@ class Event final : public CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
+/// The same in all processes of a host, since it was started.
+uint64_t host_number() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  file >> text;
+  return std::hash<std::string>{}(text);
+}
+
+/// Of memory of a GPU.
+struct DevicePlace {
+  uint64_t host = 0;
+  pid_t process = 0;
+  int device = 0;
+  void* memory = nullptr;
+  cudaIpcMemHandle_t handle{};
+};
+static_assert(sizeof(DevicePlace) <= sizeof(SharedPlace));
+
 class DeviceMemory final : public Memory {
  public:
   explicit DeviceMemory(int device) : device_(device), computed_(checked(device)), arrived_(device) {
     const cuda::ContextScope scope(cuda::primary_context(device_));
     demand(cudaStreamCreateWithFlags(&link_, cudaStreamNonBlocking), "cudaStreamCreate");
+    // Of a priority of its own, so that it shares no queue of the hardware with streams that wait.
+    int least = 0, greatest = 0;
+    demand(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    demand(cudaStreamCreateWithPriority(&aside_, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
   }
   ~DeviceMemory() override {
-    if (cudaStreamDestroy(link_) != cudaSuccess) cudaGetLastError();
+    for (cudaStream_t stream : {link_, aside_}) {
+      if (cudaStreamDestroy(stream) != cudaSuccess) cudaGetLastError();
+    }
   }
 
   void begin(void* stream) override { compute_ = static_cast<cudaStream_t>(stream); }
@@ -97,6 +127,73 @@ class DeviceMemory final : public Memory {
     copy(to, from, bytes, cudaMemcpyDeviceToHost);
   }
 
+  std::shared_ptr<void> share(size_t bytes, SharedPlace& place) override {
+    // Whole pages of the driver: smaller memory may lie in one page with other memory of the program.
+    constexpr size_t kPage = size_t{2} << 20;
+    const int device = device_;
+    std::shared_ptr<void> memory(cuda::allocate(device, (bytes + kPage - 1) / kPage * kPage),
+                                 [device](void* p) { cuda::release(device, p); });
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    demand(cudaMemsetAsync(memory.get(), 0, bytes, link_), "cudaMemsetAsync");
+    demand(cudaStreamSynchronize(link_), "cudaStreamSynchronize");
+    DevicePlace own{host_number(), getpid(), device_, memory.get(), {}};
+    if (cudaIpcGetMemHandle(&own.handle, memory.get()) != cudaSuccess) {
+      cudaGetLastError();  // other processes do not reach it, threads do
+      own.handle = {};
+    }
+    std::memcpy(place.words.data(), &own, sizeof own);
+    return memory;
+  }
+  std::shared_ptr<void> reach(const SharedPlace& place) override {
+    DevicePlace other;
+    std::memcpy(&other, place.words.data(), sizeof other);
+    if (other.host != host_number()) return nullptr;
+    if (other.process == getpid()) {
+      if (!link_devices(device_, other.device)) return nullptr;
+      return {other.memory, [](void*) {}};
+    }
+    const int device = device_;
+    const cuda::ContextScope scope(cuda::primary_context(device));
+    void* memory = nullptr;
+    if (cudaIpcOpenMemHandle(&memory, other.handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+      cudaGetLastError();  // messages go there all the same
+      return nullptr;
+    }
+    return {memory, [device](void* p) {
+              const cuda::ContextScope context(cuda::primary_context(device));
+              if (cudaIpcCloseMemHandle(p) != cudaSuccess) cudaGetLastError();
+            }};
+  }
+  void copy(const Box& box, int64_t element_bytes, Lane lane) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    auto* const on = static_cast<cudaStream_t>(stream(lane));
+    for_each_rectangle(box, element_bytes, [&](const Rectangle& r) {
+      const auto width = static_cast<size_t>(r.width), lines = static_cast<size_t>(r.lines);
+      demand(lines == 1 ? cudaMemcpyAsync(r.to, r.from, width, cudaMemcpyDefault, on)
+                        : cudaMemcpy2DAsync(r.to, static_cast<size_t>(r.to_pitch), r.from,
+                                            static_cast<size_t>(r.from_pitch), width, lines, cudaMemcpyDefault, on),
+             "cudaMemcpy2DAsync");
+    });
+  }
+  void tell(std::span<uint32_t* const> words, uint32_t number, Lane lane) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    cuda::write_words(words, number, stream(lane));
+  }
+  void await(std::span<uint32_t* const> words, uint32_t number, Lane lane,
+             const std::function<void()>&) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    cuda::await_words(words, number, stream(lane));
+  }
+  std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    std::vector<uint32_t> were(count);
+    demand(cudaMemcpyAsync(were.data(), words, count * sizeof(uint32_t), cudaMemcpyDeviceToHost, aside_),
+           "cudaMemcpyAsync");
+    if (number != 0) cuda::set_words(words, number, count, aside_);
+    demand(cudaStreamSynchronize(aside_), "cudaStreamSynchronize");
+    return were;
+  }
+
  private:
   static int checked(int device) {
     check_cuda(device);
@@ -110,7 +207,7 @@ class DeviceMemory final : public Memory {
   }
 
   int device_;
-  cudaStream_t compute_ = nullptr, link_ = nullptr;
+  cudaStream_t compute_ = nullptr, link_ = nullptr, aside_ = nullptr;
   Event computed_, arrived_;
 };
 
@@ -125,18 +222,19 @@ std::unique_ptr<CudaEvent> make_cuda_event(int device) {
   return std::make_unique<Event>(device);
 }
 
-void link_devices(int device, int from_device) {
-  if (device == from_device) return;
+bool link_devices(int device, int from_device) {
+  if (device == from_device) return true;
   const cuda::ContextScope scope(cuda::primary_context(device));
   int possible = 0;
   demand(cudaDeviceCanAccessPeer(&possible, device, from_device), "cudaDeviceCanAccessPeer");
-  if (possible == 0) return;
+  if (possible == 0) return false;
   const cudaError_t status = cudaDeviceEnablePeerAccess(from_device, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
     cudaGetLastError();  // the program did it, or another group
-    return;
+    return true;
   }
   demand(status, "cudaDeviceEnablePeerAccess");
+  return true;
 }
 
 void copy_between_devices(int device, void* to, int from_device, const void* from, size_t bytes,

@@ -73,8 +73,7 @@ using Step = std::variant<Start, Finish, Attend, Merge, MoveBoxes, Fill>;
 struct Program {
   std::vector<Exchange> exchanges;
   std::vector<Step> steps;
-  int64_t workspace = 0;            ///< bytes
-  int64_t attention_workspace = 0;  ///< where the calls of attention have theirs
+  int64_t workspace = 0;  ///< bytes of what views lie in
   size_t attention_workspace_size = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <thread>
 
 #include "core/status.hpp"
@@ -16,6 +17,15 @@ constexpr int64_t kDeadline = 60'000;
 /// sides are past it, and at most three steps are open.
 constexpr size_t kEventsPerPeer = 8;
 
+/// Streams of ranks that share a GPU may wait for each other in one queue of the hardware.
+bool each_has_its_gpu(int size, const fovea_device* devices) {
+  std::set<int32_t> ids;
+  for (int i = 0; devices != nullptr && i < size; ++i) {
+    if (devices[i].type == FOVEA_CUDA) ids.insert(devices[i].id);
+  }
+  return ids.size() == static_cast<size_t>(size);
+}
+
 }  // namespace
 
 ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thread_options& options)
@@ -27,6 +37,7 @@ ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thre
     throw_invalid(options.deadline_ms < 0 ? "deadline_ms" : "delay_us", "a negative number", "0 or more",
                   "0 takes the usual");
   mailboxes_.resize(ranks_.size() * ranks_.size());
+  peer_copies_ = options.peer_copies > 0 || (options.peer_copies == 0 && each_has_its_gpu(size, devices));
   for (int i = 0; i < size; ++i) {
     Rank& rank = ranks_[static_cast<size_t>(i)];
     rank.group = this;
@@ -70,6 +81,8 @@ fovea_transport ThreadGroup::transport(int rank) {
   t.rank = rank;
   t.size = size();
   t.device = ranks_[static_cast<size_t>(rank)].device;
+  t.peer_copies = peer_copies_ ? 1 : 0;
+  t.deadline_ms = deadline_.count();
   t.start = [](void* context, const fovea_message* sends, int32_t num_sends, const fovea_message* receives,
                int32_t num_receives, void* stream) {
     return guarded(context, [&](ThreadGroup& group, Rank& self) {

@@ -68,6 +68,7 @@ class ThreadGroup {
 
   std::chrono::milliseconds deadline_;
   int64_t delay_us_;
+  bool peer_copies_ = false;
   std::vector<Rank> ranks_;
   std::vector<std::deque<std::shared_ptr<Posted>>> mailboxes_;  ///< by sender and receiver
   mutable std::mutex mutex_;

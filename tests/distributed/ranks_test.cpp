@@ -57,6 +57,21 @@ TEST(Ranks, RandomProblems) {
   }
 }
 
+/// Ranks that reach each other's memory, and send no messages.
+TEST(RanksByCopies, RandomProblems) {
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2027), problems = number_of("FOVEA_TEST_PROBLEMS", 200);
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(seed * 1'000'003 + index);
+    const bool same_axis = random.chance(0.6);
+    const ProblemSpec spec = random_spec(random, same_axis);
+    Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(2, 7)));
+    division.peer_copies = 1;
+    expect_right(spec, division, true,
+                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Ranks on the GPUs of this machine, several on one. FOVEA_TEST_PROBLEMS sets the number of problems.
 TEST(CudaRanks, RandomProblems) {
   const int devices = fovea_cuda_device_count();
@@ -137,6 +152,7 @@ TEST(Ranks, QueriesOnEveryRank) {
     if (!spec.packed()) spec.seqlen_q = random.between(1, 4);
     Division division = random_division(random, spec, false, static_cast<int>(random.between(1, 7)));
     division.queries_everywhere = true;
+    division.peer_copies = seed % 2 == 0 ? 1 : -1;
     division.queries.clear();
     division.heads_ranks = division.stages = 0;
     expect_right(spec, division, false, "seed " + std::to_string(seed));
