@@ -108,9 +108,9 @@ def process(rank: int, options: argparse.Namespace, folder: str) -> None:
     library, transport = ranks.join(options, rank)
     made: list[dict[str, Any]] = []
     for tokens in options.tokens:
-        for heads_ranks, stages, sm_margin in options.methods or [(0, 0, 0)]:
+        for chosen in options.methods or [ranks.Method()]:
             p = ranks.Problem(tokens, 16, 16, [], rank, options.ranks, f"cuda:{rank}", options.zigzag)
-            forward, step, method = ranks.our_ranks(library, transport, p, heads_ranks, stages, sm_margin)
+            forward, step, method = ranks.our_ranks(library, transport, p, chosen)
             for name, run in (("forward", forward), ("forward and backward", step)):
                 for _ in range(3):
                     run()
@@ -122,7 +122,7 @@ def process(rank: int, options: argparse.Namespace, folder: str) -> None:
                     torch.cuda.synchronize()
                 trace = Path(folder) / f"trace_{rank}.json"
                 profiler.export_chrome_trace(str(trace))
-                made.append({"tokens": tokens, "pass": name, "method": method, "rank": rank} | summary(events_of(trace), CALLS))
+                made.append({"tokens": tokens, "pass": name, "method": method, "as": chosen.text, "rank": rank} | summary(events_of(trace), CALLS))
             torch.cuda.empty_cache()
     (Path(folder) / f"rank_{rank}.json").write_text(json.dumps(made), encoding="utf-8")
     dist.barrier()
@@ -137,7 +137,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(process, (options, folder), nprocs=options.ranks)
         every = [made for rank in range(options.ranks) for made in json.loads((Path(folder) / f"rank_{rank}.json").read_text())]
-    every.sort(key=lambda r: (r["tokens"], r["method"], r["pass"], r["rank"]))
+    every.sort(key=lambda r: (r["tokens"], r["as"], r["pass"], r["rank"]))
     for r in every:
         print({k: v for k, v in r.items() if k != "events"})
         if r["rank"] == 0:

@@ -11,6 +11,7 @@
 #include "distributed/memory.hpp"
 #include "distributed/memory_cuda.hpp"
 #include "distributed/rectangles.hpp"
+#include "distributed/shared_memory.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -110,6 +111,7 @@ class HostMemory final : public Memory {
     constexpr std::align_val_t kPage{4096};
     std::shared_ptr<void> memory(::operator new(bytes, kPage), [](void* p) { ::operator delete(p, kPage); });
     std::memset(memory.get(), 0, bytes);
+    SharedMemories::of_process().add(memory);
     const HostPlace own{getpid(), memory.get()};
     std::memcpy(place.words.data(), &own, sizeof own);
     return memory;
@@ -117,8 +119,7 @@ class HostMemory final : public Memory {
   std::shared_ptr<void> reach(const SharedPlace& place) override {
     HostPlace other;
     std::memcpy(&other, place.words.data(), sizeof other);
-    if (other.process != getpid()) return nullptr;
-    return {other.memory, [](void*) {}};
+    return other.process == getpid() ? SharedMemories::of_process().find(other.memory) : nullptr;
   }
   void copy(const Box& box, int64_t element_bytes, Lane) override {
     for_each_rectangle(box, element_bytes, [](const Rectangle& r) {

@@ -17,6 +17,7 @@
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
 #include "distributed/rectangles.hpp"
+#include "distributed/shared_memory.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -67,8 +68,9 @@ class Event final : public CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// The same in all processes of a host, since it was started.
+/// The same in all processes of a host, since it was started; 0 where streams cannot wait for words.
 uint64_t host_number() {
+  if (cuda::driver().stream_batch_mem_op == nullptr) return 0;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string text;
   file >> text;
@@ -136,6 +138,7 @@ class DeviceMemory final : public Memory {
     const cuda::ContextScope scope(cuda::primary_context(device_));
     demand(cudaMemsetAsync(memory.get(), 0, bytes, link_), "cudaMemsetAsync");
     demand(cudaStreamSynchronize(link_), "cudaStreamSynchronize");
+    SharedMemories::of_process().add(memory);
     DevicePlace own{host_number(), getpid(), device_, memory.get(), {}};
     if (cudaIpcGetMemHandle(&own.handle, memory.get()) != cudaSuccess) {
       cudaGetLastError();  // other processes do not reach it, threads do
@@ -147,11 +150,9 @@ class DeviceMemory final : public Memory {
   std::shared_ptr<void> reach(const SharedPlace& place) override {
     DevicePlace other;
     std::memcpy(&other, place.words.data(), sizeof other);
-    if (other.host != host_number()) return nullptr;
-    if (other.process == getpid()) {
-      if (!link_devices(device_, other.device)) return nullptr;
-      return {other.memory, [](void*) {}};
-    }
+    if (other.host != host_number() || other.host == 0) return nullptr;
+    if (other.process == getpid())
+      return link_devices(device_, other.device) ? SharedMemories::of_process().find(other.memory) : nullptr;
     const int device = device_;
     const cuda::ContextScope scope(cuda::primary_context(device));
     void* memory = nullptr;

@@ -2,6 +2,7 @@
 // seed, FOVEA_TEST_PROBLEMS the number of problems.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "distributed/local_ranks.hpp"
@@ -40,6 +41,8 @@ void expect_right(const ProblemSpec& spec, const Division& division, bool backwa
                            << " stages\n"
                            << describe(spec) << '\n'
                            << ranks.reason();
+    const bool copied = ranks.reason().find("copied between the memories of ranks") != std::string::npos;
+    ASSERT_TRUE(copied || division.peer_copies <= 0 || division.ranks == 1) << ranks.reason();
   }
 }
 
@@ -86,6 +89,26 @@ TEST(CudaRanks, RandomProblems) {
     if (spec.score && spec.named_gradients) division.deterministic = false;
     for (int rank = 0; rank < division.ranks; ++rank)
       division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+    expect_right(spec, division, true,
+                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// A GPU for each rank, whose copy engines bring rows.
+TEST(CudaRanksByCopies, RandomProblems) {
+  const int devices = fovea_cuda_device_count();
+  if (devices < 2) GTEST_SKIP() << "fewer than two GPUs: " << fovea_cuda();
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2028), problems = number_of("FOVEA_TEST_PROBLEMS", 60);
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(seed * 1'000'003 + index);
+    const bool same_axis = random.chance(0.6);
+    const ProblemSpec spec = random_spec(random, same_axis);
+    Division division =
+        random_division(random, spec, same_axis, static_cast<int>(random.between(2, std::min(devices, 7))));
+    division.peer_copies = 1;
+    if (spec.score && spec.named_gradients) division.deterministic = false;
+    for (int rank = 0; rank < division.ranks; ++rank) division.devices.push_back({FOVEA_CUDA, rank});
     expect_right(spec, division, true,
                  "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
     if (HasFatalFailure()) return;

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 namespace fovea::cuda {
 namespace {
 
