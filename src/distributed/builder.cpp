@@ -14,6 +14,7 @@ Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank
       s_(schedule),
       rank_(rank),
       options_(options),
+      buffers_(problem.by_copies && schedule.stages_are_heads() ? static_cast<size_t>(schedule.stages()) : 2),
       queries_travel_(schedule.queries_travel()),
       queries_(schedule.queries(rank)),
       rows_(count(queries_)),
@@ -137,7 +138,7 @@ Flow Builder::queries_out(Place place, int stage) const {
               stage_at(stage).work[place], callers(place), p_[place].elements);
 }
 
-size_t Builder::add_exchange(std::vector<Flow> flows, size_t region, bool alone) {
+size_t Builder::add_exchange(std::vector<Flow> flows, Region region, bool alone) {
   const bool in_unused =
       std::none_of(planned_.begin(), planned_.end(), [&](const Planned& p) { return p.region == region; });
   planned_.push_back({std::move(flows), region, alone, in_unused});
@@ -145,9 +146,18 @@ size_t Builder::add_exchange(std::vector<Flow> flows, size_t region, bool alone)
 }
 
 void Builder::exchange_now(std::vector<Flow> flows) {
-  const size_t exchange = add_exchange(std::move(flows), kOther, true);
+  const size_t exchange = add_exchange(std::move(flows), {Kind::kOther, 0}, true);
   add(Start{exchange});
   add(Finish{exchange});
+}
+
+template <class SizeOf>
+std::map<Builder::Region, int64_t> Builder::make_regions(SizeOf&& size_of) {
+  std::map<Region, int64_t> size;
+  for (const Planned& planned : planned_)
+    size[planned.region] = std::max(size[planned.region], size_of(planned));
+  for (auto& [region, bytes] : size) bytes = take(bytes);
+  return size;
 }
 
 /// Places all messages and makes the exchanges.
@@ -156,21 +166,14 @@ void Builder::make_exchanges() {
   const int64_t least_own = p_.device.type == FOVEA_CPU ? int64_t{1} << 12 : int64_t{1} << 20;
   // Rows of callers' tensors may have to be packed on some ranks, so the sizes that methods are weighed by count them.
   const Packing packing{least_own, false}, most{least_own, options_.only_sizes};
-  std::array<int64_t, kRegions> size{}, first{};
-  for (const Planned& planned : planned_) {
-    int64_t& largest = size[planned.region];
-    largest = std::max(largest, exchange_of(rank_, planned.flows, 0, most).bytes);
-  }
-  for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
+  auto first =
+      make_regions([&](const Planned& planned) { return exchange_of(rank_, planned.flows, 0, most).bytes; });
   for (const Planned& planned : planned_)
     program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region], packing));
 }
 
 std::vector<int64_t> Builder::make_landings() {
-  std::array<int64_t, kRegions> size{}, first{};
-  for (const Planned& planned : planned_)
-    size[planned.region] = std::max(size[planned.region], landing_bytes(rank_, planned.flows));
-  for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
+  auto first = make_regions([&](const Planned& planned) { return landing_bytes(rank_, planned.flows); });
   std::vector<int64_t> landings;
   for (const Planned& planned : planned_) landings.push_back(first[planned.region]);
   return landings;
@@ -199,16 +202,31 @@ void Builder::make_copies() {
     program_.exchanges.push_back(exchange_by_copies(rank_, of_rank, planned_[i].alone));
   }
   know_what_is_open();
+  keep_rows_together();
 }
 
 /// A rank begins the last exchange when it has computed all: from then on memory of what arrives first is free for the next run.
 void Builder::know_what_is_open() {
-  if (planned_.empty() || planned_.back().region < kLeaving) return;
+  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving) return;
   const Exchange& last = program_.exchanges.back();
   for (size_t i = 0; i < planned_.size(); ++i) {
-    if (planned_[i].region >= kLeaving || !planned_[i].in_unused) continue;
+    if (planned_[i].region.kind != Kind::kArriving || !planned_[i].in_unused) continue;
     program_.exchanges[i].open_to = last.copied_by;
     for (const PeerCopy& copy : last.copies) program_.exchanges[i].open_at.push_back(copy.peer);
+  }
+}
+
+void Builder::keep_rows_together() {
+  if (!s_.stages_are_heads()) return;
+  const auto keep = [&](Kind kind, size_t at) {
+    std::vector<PlannedMove>& kept = program_.exchanges[at].kept;
+    for (size_t i = 0; i < planned_.size(); ++i) {
+      if (planned_[i].region.kind == kind) program_.exchanges[i].move_own_rows(rank_, kept);
+    }
+  };
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    const Kind kind = planned_[i].region.kind;
+    if (planned_[i].alone && kind != Kind::kOther) keep(kind, i);
   }
 }
 
@@ -226,7 +244,7 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
     flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
   }
   if (flows.empty()) return kNothing;
-  const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers, i == 0);
+  const size_t exchange = add_exchange(std::move(flows), {Kind::kArriving, buffer_of(i)}, i == 0);
   add(Start{exchange});
   return exchange;
 }
@@ -263,14 +281,14 @@ void Builder::make_stages() {
 /// Memory for what arrives: keys, of which two stages are there at a time, and tensors of queries, as keys where each stage has its own.
 void Builder::make_working_memory(std::span<const Place> of_queries) {
   const Shape& shape = p_.shape;
-  std::array<int64_t, kBuffers> rows{}, heads{};
+  std::vector<int64_t> rows(buffers_), heads(buffers_);
   for (size_t i = 0; i < stages_.size(); ++i) {
-    if (!stages_[i].in_place) rows[i % kBuffers] = std::max(rows[i % kBuffers], stages_[i].rows);
-    heads[i % kBuffers] = std::max(heads[i % kBuffers], stages_[i].heads_kv.size());
+    if (!stages_[i].in_place) rows[i % buffers_] = std::max(rows[i % buffers_], stages_[i].rows);
+    heads[i % buffers_] = std::max(heads[i % buffers_], stages_[i].heads_kv.size());
   }
-  std::array<Operand, kBuffers> k, v;
-  std::array<Operands, kBuffers> work;
-  for (size_t buffer = 0; buffer < std::min(kBuffers, stages_.size()); ++buffer) {
+  std::vector<Operand> k(buffers_), v(buffers_);
+  std::vector<Operands> work(buffers_);
+  for (size_t buffer = 0; buffer < std::min(buffers_, stages_.size()); ++buffer) {
     k[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim, p_[kK].type);
     v[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim_v, p_[kV].type);
     if (buffer > 0 && !s_.stages_are_heads()) continue;
@@ -279,10 +297,10 @@ void Builder::make_working_memory(std::span<const Place> of_queries) {
   for (size_t i = 0; i < stages_.size(); ++i) {
     Stage& stage = stages_[i];
     stage.k = stage.in_place ? callers(kK)
-                             : compact(k[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim);
+                             : compact(k[i % buffers_], stage.rows, stage.heads_kv.size(), shape.head_dim);
     stage.v = stage.in_place ? callers(kV)
-                             : compact(v[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
-    stage.work = work[s_.stages_are_heads() ? i % kBuffers : 0];
+                             : compact(v[i % buffers_], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
+    stage.work = work[s_.stages_are_heads() ? i % buffers_ : 0];
     for (const Place place : of_queries) {
       if (!queries_travel_ || !p_.has(place)) continue;
       Operand& operand = stage.work[place];

@@ -79,7 +79,7 @@ class Execution {
     memory_.order(Lane::kCompute, Lane::kLink);
     if (windows_ != nullptr) {
       windows_->start(exchange, step.exchange, [&](const PeerCopy& copy) { return box_of(copy); });
-      for (const PlannedMove& move : exchange.pack) move_boxes(move, Lane::kCompute);
+      for (const PlannedMove& move : exchange.kept) move_boxes(move, Lane::kLink);
       return;
     }
     for (const PlannedMove& move : exchange.pack) move_boxes(move, Lane::kLink);
@@ -88,7 +88,10 @@ class Execution {
   void operator()(const Finish& step) {
     const Exchange& exchange = program_.exchanges[step.exchange];
     if (windows_ != nullptr) {
-      windows_->finish(exchange, step.exchange);
+      // Nothing has to go by the lane of links on its way to what is computed next.
+      const bool on_compute = (step.on_compute || exchange.alone) && exchange.unpack.empty();
+      windows_->finish(exchange, step.exchange, on_compute ? Lane::kCompute : Lane::kLink);
+      if (on_compute && !exchange.alone) return;
     } else {
       transport_.finish(memory_.stream(Lane::kLink));
     }

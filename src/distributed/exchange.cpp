@@ -184,8 +184,9 @@ int64_t for_each_landing(int rank, const std::vector<Flow>& flows, Visit&& visit
 /// A rank's step by copies in the making.
 class ByCopies {
  public:
-  ByCopies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone)
-      : rank_(rank), of_rank_(of_rank), alone_(alone) {}
+  ByCopies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone) : rank_(rank), of_rank_(of_rank) {
+    made_.alone = alone;
+  }
 
   Exchange made() {
     const auto ranks = static_cast<int>(of_rank_.size());
@@ -228,9 +229,7 @@ class ByCopies {
       for_each_box(flow, rank_, rank_, [&](const Run& run, const Range& heads) {
         const PlannedBox box =
             box_between(flow, source(rank_, f, run, heads), target(rank_, f, run, heads), run, heads);
-        if (alone_ && only_copied(flow.arrival)) {
-          add_box(made_.pack, flow.arrival, rank_, box);
-        } else if (only_copied(flow.arrival)) {
+        if (only_copied(flow.arrival)) {
           made_.copies.push_back({rank_, true, box, flow.type});
         } else {
           add_box(made_.unpack, flow.arrival, rank_, box);
@@ -283,7 +282,6 @@ class ByCopies {
 
   int rank_;
   const std::vector<FlowsOfRank>& of_rank_;
-  bool alone_;
   Exchange made_;
 };
 
@@ -293,6 +291,13 @@ int64_t Exchange::bytes_sent() const {
   int64_t sum = 0;
   for (const Message& message : sends) sum += message.bytes;
   return sum;
+}
+
+void Exchange::move_own_rows(int rank, std::vector<PlannedMove>& moves) {
+  for (const PeerCopy& copy : copies) {
+    if (copy.peer == rank) add_box(moves, {copy.type, copy.type, false}, rank, copy.box);
+  }
+  std::erase_if(copies, [&](const PeerCopy& copy) { return copy.peer == rank; });
 }
 
 Way way_of(const Flow& flow) {

@@ -83,6 +83,11 @@ struct Exchange {
   /// Of these peers it is known, since the last step of the run before, that they may copy, and be copied to: those whose copies meet
   /// this rank's memory, and those whose memory this rank's copies meet.
   std::vector<int> open_to, open_at;
+  /// Nothing is computed meanwhile, so SMs copy, and move rows that stay, of this step and others.
+  bool alone = false;
+  std::vector<PlannedMove> kept;
+  /// Takes the copies within this rank's memory out, as moves for the lane of links.
+  void move_own_rows(int rank, std::vector<PlannedMove>& moves);
 
   int64_t bytes_sent() const;
 };
@@ -111,7 +116,7 @@ struct FlowsOfRank {
 };
 /// Bytes of the workspace of `rank` for what lands there.
 int64_t landing_bytes(int rank, const std::vector<Flow>& flows);
-/// The step of `rank` by copies. `alone`: nothing is computed meanwhile, so rows that stay are packed, which SMs do.
+/// The step of `rank` by copies.
 Exchange exchange_by_copies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone);
 
 /// The step of `rank` for all of `flows`. What is packed lies in the workspace from `first` on.

@@ -37,6 +37,8 @@ struct Start {
 struct Finish {
   size_t exchange = 0;
   bool is_read = true;  ///< whether later steps compute with what arrived
+  /// By copies: the lane of computing waits for nothing but that, where nothing is unpacked.
+  bool on_compute = false;
 };
 /// One plain call of attention.
 struct Attend {

@@ -83,13 +83,11 @@ class Simulation {
   void begin_messages(size_t number, const Exchange& exchange) {
     Rank& rank = ranks_[number];
     rank.link = std::max(rank.link, rank.compute);
-    const bool by_copies = !exchange.copies.empty() || !exchange.copied_by.empty();
-    double kept = 0;  // bytes that a rank copies within its own memory, each read and written
+    double kept = touched_by(exchange.kept);  // bytes that a rank copies within its own memory, each read and written
     for (const PeerCopy& copy : exchange.copies) {
       if (copy.peer == static_cast<int>(number)) kept += 2 * static_cast<double>(copy.bytes());
     }
-    work(rank, by_copies ? &Rank::compute : &Rank::link, moving(touched_by(exchange.pack)));
-    work(rank, &Rank::link, moving(kept));
+    work(rank, &Rank::link, moving(touched_by(exchange.pack) + kept));
     rank.out = std::max(rank.out, rank.link);
     for (const Exchange::Message& message : exchange.sends) {
       const auto peer = static_cast<size_t>(message.peer);

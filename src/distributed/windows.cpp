@@ -67,16 +67,16 @@ void Windows::end_run() {
   if (watch_) watch_->add(memory_.stream(Lane::kCompute));
 }
 
-void Windows::tell(const std::vector<int>& peers, size_t number, Kind kind) {
+void Windows::tell(const std::vector<int>& peers, size_t number, Kind kind, Lane lane) {
   std::vector<uint32_t*> words;
   for (const int peer : peers) words.push_back(word(peer, number, transport_.rank(), kind));
-  memory_.tell(words, run_, Lane::kLink);
+  memory_.tell(words, run_, lane);
 }
 
-void Windows::await(const std::vector<int>& peers, size_t number, Kind kind) {
+void Windows::await(const std::vector<int>& peers, size_t number, Kind kind, Lane lane) {
   std::vector<uint32_t*> words;
   for (const int peer : peers) words.push_back(word(transport_.rank(), number, peer, kind));
-  memory_.await(words, run_, Lane::kLink, [&] {
+  memory_.await(words, run_, lane, [&] {
     transport_.ask();
     if (transport_.deadline().count() == 0 ||
         std::chrono::steady_clock::now() - begun_ <= transport_.deadline())

@@ -6,12 +6,14 @@
 // does not wait, and attention keeps all SMs.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distributed/exchange.hpp"
@@ -32,33 +34,61 @@ class Windows {
   char* workspace(int rank) const { return windows_[static_cast<size_t>(rank)] + first_; }
   char* own() const { return workspace(transport_.rank()); }
 
+  static Lane lane_of(const Exchange& exchange) { return exchange.alone ? Lane::kCompute : Lane::kLink; }
+
   void begin_run();
   /// Begins step `number`, an exchange by copies. box_of(copy) is the box with its addresses.
   template <class BoxOf>
   void start(const Exchange& exchange, size_t number, BoxOf&& box_of) {
-    tell(without(exchange.copied_by, exchange.open_to), number, kOpen);
-    const std::vector<PeerCopy>& copies = exchange.copies;
-    for (size_t i = 0; i < copies.size();) {
-      const int peer = copies[i].peer;
-      if (peer != transport_.rank()) await(without({peer}, exchange.open_at), number, kOpen);
-      for (; i < copies.size() && copies[i].peer == peer; ++i)
-        memory_.copy(box_of(copies[i]), bytes_of(copies[i].type), Lane::kLink);
-      if (peer != transport_.rank()) tell({peer}, number, kDone);
-    }
+    tell(without(exchange.copied_by, exchange.open_to), number, kOpen, lane_of(exchange));
+    exchange.alone ? copy_at_once(exchange, number, box_of) : copy_in_turn(exchange, number, box_of);
   }
-  /// Ends it: what is put on the lane of links from now on finds what the others have copied.
-  void finish(const Exchange& exchange, size_t number) { await(exchange.copied_by, number, kDone); }
+  /// Ends it: what is put on the lane from now on finds what the others have copied.
+  void finish(const Exchange& exchange, size_t number, Lane lane) {
+    await(exchange.copied_by, number, kDone, lane);
+  }
   /// Behind all steps.
   void end_run();
 
  private:
   enum Kind : size_t { kOpen, kDone, kKinds };
 
+  /// By copy engines, beside what is computed.
+  template <class BoxOf>
+  void copy_in_turn(const Exchange& exchange, size_t number, BoxOf&& box_of) {
+    const std::vector<PeerCopy>& copies = exchange.copies;
+    for (size_t i = 0; i < copies.size();) {
+      const int peer = copies[i].peer;
+      const bool own = peer == transport_.rank();
+      if (!own) await(without({peer}, exchange.open_at), number, kOpen, Lane::kLink);
+      for (; i < copies.size() && copies[i].peer == peer; ++i)
+        memory_.copy(box_of(copies[i]), bytes_of(copies[i].type), Lane::kLink);
+      if (!own) tell({peer}, number, kDone, Lane::kLink);
+    }
+  }
+  /// By SMs, which have nothing else to do: to and from all at once, faster than a copy engine.
+  template <class BoxOf>
+  void copy_at_once(const Exchange& exchange, size_t number, BoxOf&& box_of) {
+    std::vector<int> peers;
+    std::vector<std::pair<fovea_dtype, std::vector<Box>>> boxes;
+    for (const PeerCopy& copy : exchange.copies) {
+      if (copy.peer != transport_.rank() && (peers.empty() || peers.back() != copy.peer))
+        peers.push_back(copy.peer);
+      const auto same = [&](const auto& of) { return of.first.bits == copy.type.bits; };
+      auto found = std::find_if(boxes.begin(), boxes.end(), same);
+      if (found == boxes.end()) found = boxes.insert(boxes.end(), {copy.type, {}});
+      if (copy.bytes() > 0) found->second.push_back(box_of(copy));
+    }
+    await(without(peers, exchange.open_at), number, kOpen, Lane::kCompute);
+    for (const auto& [type, of_type] : boxes) memory_.move(of_type, {type, type, false}, Lane::kCompute);
+    tell(peers, number, kDone, Lane::kCompute);
+  }
+
   Windows(const Transport& transport, Memory& memory, size_t exchanges);
   static std::vector<int> without(std::vector<int> peers, const std::vector<int>& others);
   uint32_t* word(int of, size_t number, int about, Kind kind) const;
-  void tell(const std::vector<int>& peers, size_t number, Kind kind);
-  void await(const std::vector<int>& peers, size_t number, Kind kind);
+  void tell(const std::vector<int>& peers, size_t number, Kind kind, Lane lane);
+  void await(const std::vector<int>& peers, size_t number, Kind kind, Lane lane);
   /// A run is late: streams get past its waits, and the transport stops.
   void give_up(size_t runs_done);
   std::string late_ranks(uint32_t run, const std::vector<uint32_t>& words) const;
