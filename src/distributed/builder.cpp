@@ -245,7 +245,8 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   }
   if (flows.empty()) return kNothing;
   const size_t exchange = add_exchange(std::move(flows), {Kind::kArriving, buffer_of(i)}, i == 0);
-  add(Start{exchange});
+  // Memory that nothing else uses is free.
+  add(Start{exchange, i == 0 || !p_.by_copies || buffers_ < stages_.size()});
   return exchange;
 }
 
@@ -276,6 +277,20 @@ void Builder::make_stages() {
     stages_.push_back(std::move(stage));
   }
   direct_ = (idle || covers_once(all, &Call::q_at, &Call::q_rows, rows_)) && !p_.shape.queries_everywhere;
+}
+
+bool Builder::make_lanes() {
+  bool alone = direct_ && term_gradients_.empty() && buffers_ >= stages_.size() && stages_.size() > 1;
+  for (const Stage& stage : stages_) alone = alone && (stage.direct || !p_.backward());
+  if (!alone || !p_.by_copies) return false;
+  for (size_t i = 1; i < stages_.size(); i += 2) stages_[i].lane = Lane::kBeside;
+  program_.lanes = 2;
+  return true;
+}
+
+void Builder::start_leaving(size_t exchange, int stage) {
+  const bool last = stage + 1 == s_.stages();
+  add(Start{exchange, true, last ? Lane::kCompute : stage_at(stage).lane});
 }
 
 /// Memory for what arrives: keys, of which two stages are there at a time, and tensors of queries, as keys where each stage has its own.

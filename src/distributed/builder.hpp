@@ -37,6 +37,7 @@ class Builder {
     Operands work;  ///< tensors of queries
     Operand k, v, dk, dv;
     bool direct = false;  ///< on all ranks the calls write each row of dk and dv once
+    Lane lane = Lane::kCompute;
   };
   /// Messages of one kind that lie in the same memory at different times.
   enum class Kind : uint8_t { kArriving, kLeaving, kOther };
@@ -78,12 +79,14 @@ class Builder {
   void pipeline(std::span<const Place> of_queries, Compute&& compute, Leave&& leave) {
     size_t arriving = start_arriving(0, of_queries), leaving = kNothing;
     if (arriving != kNothing) add(Finish{arriving});
-    const bool on_compute = buffers_ >= static_cast<size_t>(s_.stages());
+    const bool on_compute = buffers_ >= static_cast<size_t>(s_.stages()), beside = make_lanes();
+    if (beside) add(Order{Lane::kCompute, Lane::kBeside});
     for (int i = 0; i < s_.stages(); ++i) {
       arriving = i + 1 < s_.stages() ? start_arriving(i + 1, of_queries) : kNothing;
       compute(i);
       if (leaving != kNothing) add(Finish{leaving, false});
-      if (arriving != kNothing) add(Finish{arriving, true, on_compute});
+      if (arriving != kNothing) add(Finish{arriving, true, on_compute, stage_at(i + 1).lane});
+      if (beside && i + 1 == s_.stages()) add(Order{Lane::kBeside, Lane::kCompute});
       leaving = leave(i);
     }
     if (leaving != kNothing) add(Finish{leaving});
@@ -120,6 +123,10 @@ class Builder {
 
   bool calls_own_their_keys(int stage) const;
   void make_stages();
+  /// Whether stages are computed on two lanes in turn, so that one begins on SMs that the one before leaves idle at its end.
+  bool make_lanes();
+  /// Begins messages of what a stage has computed.
+  void start_leaving(size_t exchange, int stage);
   void make_working_memory(std::span<const Place> of_queries);
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();

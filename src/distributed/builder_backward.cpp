@@ -138,7 +138,7 @@ size_t Builder::start_gradients(int i) {
     flows.push_back(queries_out(kDQ, i));
   const size_t exchange = add_exchange(std::move(flows), {Kind::kLeaving, buffer_of(i)},
                                        i + 1 == s_.stages());
-  add(Start{exchange});
+  start_leaving(exchange, i);
   return exchange;
 }
 

@@ -94,7 +94,7 @@ size_t Builder::start_results(int i) {
   if (p_.has(kLse)) results.push_back(queries_out(kLse, i));
   const size_t exchange = add_exchange(std::move(results), {Kind::kLeaving, buffer_of(i)},
                                        i + 1 == s_.stages());
-  add(Start{exchange});
+  start_leaving(exchange, i);
   return exchange;
 }
 

@@ -15,7 +15,7 @@ namespace fovea::distributed {
 namespace {
 
 /// What reasons call the kinds of Step, in their order.
-constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill"};
+constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill", "order"};
 
 /// What each rank tells all others when a plan is made.
 struct Record {
@@ -76,7 +76,7 @@ class Execution {
   void operator()(const Start& step) {
     const Exchange& exchange = program_.exchanges[step.exchange];
     // What was computed before is there to be sent, and no longer read where messages arrive.
-    memory_.order(Lane::kCompute, Lane::kLink);
+    if (step.waits) memory_.order(step.after, Lane::kLink);
     if (windows_ != nullptr) {
       windows_->start(exchange, step.exchange, [&](const PeerCopy& copy) { return box_of(copy); });
       for (const PlannedMove& move : exchange.kept) move_boxes(move, Lane::kLink);
@@ -90,7 +90,7 @@ class Execution {
     if (windows_ != nullptr) {
       // Nothing has to go by the lane of links on its way to what is computed next.
       const bool on_compute = (step.on_compute || exchange.alone) && exchange.unpack.empty();
-      windows_->finish(exchange, step.exchange, on_compute ? Lane::kCompute : Lane::kLink);
+      windows_->finish(exchange, step.exchange, on_compute ? step.reader : Lane::kLink);
       if (on_compute && !exchange.alone) return;
     } else {
       transport_.finish(memory_.stream(Lane::kLink));
@@ -108,12 +108,17 @@ class Execution {
     set_named(step, b);
     b.cu_seqlens_q = step.starts_q.get();
     b.cu_seqlens_k = step.starts_k.get();
-    b.workspace = at_.attention_workspace();
+    const bool beside = step.lane == Lane::kBeside;
+    b.workspace = at_.attention_workspace() +
+                  (beside ? aligned(static_cast<int64_t>(program_.attention_workspace_size)) : 0);
     b.workspace_size = program_.attention_workspace_size;
-    b.stream = memory_.stream(Lane::kCompute);
+    b.stream = memory_.stream(step.lane);
     b.seed = dropout_.seed;
     b.offset = dropout_.offset;
     capi::run_part(*step.plan, b, step.dropout);
+  }
+  void operator()(const Order& step) {
+    memory_.order(step.sooner, step.later);
   }
   void operator()(const Merge& step) {
     if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;

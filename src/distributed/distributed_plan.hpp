@@ -32,7 +32,8 @@ class DistributedPlan {
 
   /// Where ranks reach each other's workspaces the plan has its own, but for that of the calls of attention.
   int64_t workspace_size() const {
-    return static_cast<int64_t>(program_.attention_workspace_size) + (windows_ ? 0 : program_.workspace);
+    return program_.lanes * aligned(static_cast<int64_t>(program_.attention_workspace_size)) +
+           (windows_ ? 0 : program_.workspace);
   }
   const std::string& reason() const { return reason_; }
   int64_t messages() const;

@@ -26,8 +26,10 @@ struct SharedPlace {
   std::array<char, 128> words{};
 };
 
-/// Work is put on one of two queues, each in order. CPUs have none: calls return when the work is done.
-enum class Lane : uint8_t { kCompute, kLink };
+/// Work is put on queues, each in order: those of computing, of which one is beside the other, and that of links. CPUs have none: calls
+/// return when the work is done.
+enum class Lane : uint8_t { kCompute, kBeside, kLink };
+inline constexpr size_t kLanes = 3;
 
 /// Memory of one kind, and what a run puts on its queues.
 class Memory {

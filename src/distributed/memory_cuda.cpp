@@ -5,9 +5,11 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -89,25 +91,29 @@ static_assert(sizeof(DevicePlace) <= sizeof(SharedPlace));
 
 class DeviceMemory final : public Memory {
  public:
-  explicit DeviceMemory(int device) : device_(device), computed_(checked(device)), arrived_(device) {
+  explicit DeviceMemory(int device) : device_(checked(device)) {
+    for (auto& event : done_) event = std::make_unique<Event>(device_);
     const cuda::ContextScope scope(cuda::primary_context(device_));
-    demand(cudaStreamCreateWithFlags(&link_, cudaStreamNonBlocking), "cudaStreamCreate");
+    for (cudaStream_t* stream : {&link_, &beside_})
+      demand(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
     // Of a priority of its own, so that it shares no queue of the hardware with streams that wait.
     int least = 0, greatest = 0;
     demand(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     demand(cudaStreamCreateWithPriority(&aside_, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
   }
   ~DeviceMemory() override {
-    for (cudaStream_t stream : {link_, aside_}) {
+    for (cudaStream_t stream : {link_, beside_, aside_}) {
       if (cudaStreamDestroy(stream) != cudaSuccess) cudaGetLastError();
     }
   }
 
   void begin(void* stream) override { compute_ = static_cast<cudaStream_t>(stream); }
-  void* stream(Lane lane) const override { return lane == Lane::kCompute ? compute_ : link_; }
+  void* stream(Lane lane) const override {
+    return lane == Lane::kCompute ? compute_ : lane == Lane::kBeside ? beside_ : link_;
+  }
   void order(Lane sooner, Lane later) override {
     const cuda::ContextScope scope(cuda::primary_context(device_));
-    Event& event = sooner == Lane::kCompute ? computed_ : arrived_;
+    Event& event = *done_[static_cast<size_t>(sooner)];
     event.record(stream(sooner));
     event.wait_on(stream(later));
   }
@@ -208,8 +214,8 @@ class DeviceMemory final : public Memory {
   }
 
   int device_;
-  cudaStream_t compute_ = nullptr, link_ = nullptr, aside_ = nullptr;
-  Event computed_, arrived_;
+  cudaStream_t compute_ = nullptr, link_ = nullptr, beside_ = nullptr, aside_ = nullptr;
+  std::array<std::unique_ptr<Event>, kLanes> done_;  ///< behind each lane
 };
 
 }  // namespace

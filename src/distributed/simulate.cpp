@@ -69,7 +69,7 @@ class Simulation {
     const Program& program = programs_[number];
     const Step& step = program.steps[rank.next];
     if (const auto* start = std::get_if<Start>(&step)) {
-      begin_messages(number, program.exchanges[start->exchange]);
+      begin_messages(number, *start, program.exchanges[start->exchange]);
     } else if (const auto* finish = std::get_if<Finish>(&step)) {
       if (!end_messages(number, program.exchanges[finish->exchange])) return false;
       if (finish->is_read) rank.compute = std::max(rank.compute, rank.link);
@@ -80,9 +80,9 @@ class Simulation {
     return true;
   }
 
-  void begin_messages(size_t number, const Exchange& exchange) {
+  void begin_messages(size_t number, const Start& start, const Exchange& exchange) {
     Rank& rank = ranks_[number];
-    rank.link = std::max(rank.link, rank.compute);
+    if (start.waits) rank.link = std::max(rank.link, rank.compute);
     double kept = touched_by(exchange.kept);  // bytes that a rank copies within its own memory, each read and written
     for (const PeerCopy& copy : exchange.copies) {
       if (copy.peer == static_cast<int>(number)) kept += 2 * static_cast<double>(copy.bytes());
