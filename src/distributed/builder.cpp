@@ -173,7 +173,7 @@ void Builder::make_exchanges() {
 }
 
 std::vector<int64_t> Builder::make_landings() {
-  auto first = make_regions([&](const Planned& planned) { return landing_bytes(rank_, planned.flows); });
+  auto first = make_regions([&](const Planned& planned) { return landing_bytes(rank_, planned.flows, planned.alone); });
   std::vector<int64_t> landings;
   for (const Planned& planned : planned_) landings.push_back(first[planned.region]);
   return landings;
@@ -205,15 +205,21 @@ void Builder::make_copies() {
   keep_rows_together();
 }
 
-/// A rank begins the last exchange when it has computed all: from then on memory of what arrives first is free for the next run.
+/// In each run a rank hears of others that they are done with its first exchange and its last one. Who is done with the last has computed
+/// all, and memory of what arrives first is free for the next run; who is done with the first has begun the run, and memory in which the
+/// last lands is free.
 void Builder::know_what_is_open() {
-  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving) return;
-  const Exchange& last = program_.exchanges.back();
+  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving || planned_[0].region.kind != Kind::kArriving)
+    return;
+  const auto knows = [](Exchange& exchange, const Exchange& heard) {
+    exchange.open_at = heard.copied_by;
+    for (const PeerCopy& copy : heard.copies) exchange.open_to.push_back(copy.peer);
+  };
+  Exchange &first = program_.exchanges.front(), &last = program_.exchanges.back();
   for (size_t i = 0; i < planned_.size(); ++i) {
-    if (planned_[i].region.kind != Kind::kArriving || !planned_[i].in_unused) continue;
-    program_.exchanges[i].open_to = last.copied_by;
-    for (const PeerCopy& copy : last.copies) program_.exchanges[i].open_at.push_back(copy.peer);
+    if (planned_[i].region.kind == Kind::kArriving && planned_[i].in_unused) knows(program_.exchanges[i], last);
   }
+  if (planned_.back().alone && planned_.back().in_unused) knows(last, first);
 }
 
 void Builder::keep_rows_together() {

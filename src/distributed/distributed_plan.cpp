@@ -87,15 +87,17 @@ class Execution {
   }
   void operator()(const Finish& step) {
     const Exchange& exchange = program_.exchanges[step.exchange];
+    Lane lane = Lane::kLink;
     if (windows_ != nullptr) {
       // Nothing has to go by the lane of links on its way to what is computed next.
-      const bool on_compute = (step.on_compute || exchange.alone) && exchange.unpack.empty();
-      windows_->finish(exchange, step.exchange, on_compute ? step.reader : Lane::kLink);
+      const bool on_compute = exchange.alone || (step.on_compute && exchange.unpack.empty());
+      lane = on_compute ? step.reader : Lane::kLink;
+      windows_->finish(exchange, step.exchange, lane);
       if (on_compute && !exchange.alone) return;
     } else {
       transport_.finish(memory_.stream(Lane::kLink));
     }
-    for (const PlannedMove& move : exchange.unpack) move_boxes(move, Lane::kLink);
+    for (const PlannedMove& move : exchange.unpack) move_boxes(move, lane);
     // What arrived may be computed with.
     if (step.is_read) memory_.order(Lane::kLink, Lane::kCompute);
   }

@@ -164,14 +164,14 @@ void add_own_rows(Exchange& made, int rank, const std::vector<Flow>& flows) {
 
 /// What lands on `rank` in its order: visit(sender, number of the flow, run, heads, bytes behind the first that land).
 template <class Visit>
-int64_t for_each_landing(int rank, const std::vector<Flow>& flows, Visit&& visit) {
+int64_t for_each_landing(int rank, const std::vector<Flow>& flows, bool alone, Visit&& visit) {
   const auto ranks = flows.empty() ? 0 : static_cast<int>(flows.front().from.size());
   int64_t next = 0;
   for (int step = 1; step < ranks; ++step) {
     const int from = (rank + ranks - step) % ranks;
     for (size_t f = 0; f < flows.size(); ++f) {
       const Flow& flow = flows[f];
-      if (way_of(flow) != Way::kLand) continue;
+      if (way_of(flow, alone) != Way::kLand) continue;
       for_each_box(flow, from, rank, [&](const Run& run, const Range& heads) {
         visit(from, f, run, heads, next);
         next = aligned(next + flow.batch * run.rows * heads.size() * flow.elements * bytes_of(flow.type));
@@ -243,7 +243,7 @@ class ByCopies {
     bool is_copied_by_peer = false;
     for (size_t f = 0; f < flows(rank_).size(); ++f) {
       const Flow& flow = flows(rank_)[f];
-      const Way way = way_of(flow);
+      const Way way = way_of(flow, made_.alone);
       const bool own = leaves == (way != Way::kGet);  // puts are their sender's, gets their receiver's
       for_each_box(flow, from, to, [&](const Run& run, const Range& heads) {
         const int64_t bytes = flow.batch * run.rows * heads.size() * flow.elements * bytes_of(flow.type);
@@ -260,7 +260,7 @@ class ByCopies {
     return is_copied_by_peer;
   }
   void put_to_landing(int peer) {
-    for_each_landing(peer, flows(peer), [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+    for_each_landing(peer, flows(peer), made_.alone, [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
       const Flow& flow = flows(rank_)[f];
       if (from != rank_ || run.rows * flow.batch * flow.elements == 0) return;
       const View to = compact(flow, of_rank_[static_cast<size_t>(peer)].landing + at, run, heads);
@@ -272,7 +272,7 @@ class ByCopies {
   void land() {
     const int64_t first = of_rank_[static_cast<size_t>(rank_)].landing;
     made_.bytes = for_each_landing(
-        rank_, flows(rank_), [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+        rank_, flows(rank_), made_.alone, [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
           const Flow& flow = flows(rank_)[f];
           add_box(made_.unpack, flow.arrival, from,
                   box_between(flow, compact(flow, first + at, run, heads), target(rank_, f, run, heads), run,
@@ -300,14 +300,14 @@ void Exchange::move_own_rows(int rank, std::vector<PlannedMove>& moves) {
   std::erase_if(copies, [&](const PeerCopy& copy) { return copy.peer == rank; });
 }
 
-Way way_of(const Flow& flow) {
+Way way_of(const Flow& flow, bool alone) {
   if (!only_copied(flow.arrival)) return Way::kLand;
   if (flow.mine_to.place < 0) return Way::kPut;
-  return flow.mine_from.place < 0 ? Way::kGet : Way::kLand;
+  return flow.mine_from.place < 0 && !alone ? Way::kGet : Way::kLand;
 }
 
-int64_t landing_bytes(int rank, const std::vector<Flow>& flows) {
-  return for_each_landing(rank, flows, [](int, size_t, const Run&, const Range&, int64_t) {});
+int64_t landing_bytes(int rank, const std::vector<Flow>& flows, bool alone) {
+  return for_each_landing(rank, flows, alone, [](int, size_t, const Run&, const Range&, int64_t) {});
 }
 
 Exchange exchange_by_copies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone) {

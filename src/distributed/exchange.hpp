@@ -106,8 +106,10 @@ struct Packing {
 
 /// How the rows of a flow travel where ranks reach each other's workspaces, but not the callers' tensors: their sender puts them to their
 /// place, their receiver gets them from it, or their sender puts them to memory out of which the receiver moves them.
+/// Puts are over sooner than gets, which wait until they may begin; so where nothing is computed meanwhile, rows that could be got land,
+/// too.
 enum class Way : uint8_t { kPut, kGet, kLand };
-Way way_of(const Flow& flow);
+Way way_of(const Flow& flow, bool alone);
 
 /// A step as one of the ranks sees it.
 struct FlowsOfRank {
@@ -115,7 +117,7 @@ struct FlowsOfRank {
   int64_t landing = 0;  ///< where in its workspace what comes to it lands
 };
 /// Bytes of the workspace of `rank` for what lands there.
-int64_t landing_bytes(int rank, const std::vector<Flow>& flows);
+int64_t landing_bytes(int rank, const std::vector<Flow>& flows, bool alone);
 /// The step of `rank` by copies.
 Exchange exchange_by_copies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone);
 

@@ -59,6 +59,8 @@ class Memory {
   virtual std::shared_ptr<void> reach(const SharedPlace& place) = 0;
   /// Copies a box as it is, from or to memory of any rank. On GPUs without an SM.
   virtual void copy(const Box& box, int64_t element_bytes, Lane lane) = 0;
+  /// The same of many boxes, faster. On GPUs by as many SMs as links keep busy, which leave room for moves.
+  virtual void copy_at_once(std::span<const Box> boxes, const fovea_dtype& type, Lane lane) = 0;
   /// Writes a number to words of any rank once all that lies on the lane is done and seen by all.
   virtual void tell(std::span<uint32_t* const> words, uint32_t number, Lane lane) = 0;
   /// What is put on the lane from now on waits until each of these words of this rank's has come to the number. Where the host waits, it

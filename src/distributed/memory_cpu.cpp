@@ -127,6 +127,9 @@ class HostMemory final : public Memory {
         std::memcpy(r.to + line * r.to_pitch, r.from + line * r.from_pitch, static_cast<size_t>(r.width));
     });
   }
+  void copy_at_once(std::span<const Box> boxes, const fovea_dtype& type, Lane lane) override {
+    for (const Box& box : boxes) copy(box, type.bits / 8, lane);
+  }
   void tell(std::span<uint32_t* const> words, uint32_t number, Lane) override {
     for (uint32_t* word : words) std::atomic_ref(*word).store(number, std::memory_order_release);
   }

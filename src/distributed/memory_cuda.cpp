@@ -182,6 +182,11 @@ class DeviceMemory final : public Memory {
              "cudaMemcpy2DAsync");
     });
   }
+  void copy_at_once(std::span<const Box> boxes, const fovea_dtype& type, Lane lane) override {
+    // Two CTAs an SM have 4 MB on their way, more than a link holds; others of the SM move rows within the memory meanwhile.
+    const int64_t ctas = 2 * cuda::properties_of(device_).sm_count;
+    cuda::move(boxes, type_of(type), type_of(type), false, device_, stream(lane), ctas);
+  }
   void tell(std::span<uint32_t* const> words, uint32_t number, Lane lane) override {
     const cuda::ContextScope scope(cuda::primary_context(device_));
     cuda::write_words(words, number, stream(lane));

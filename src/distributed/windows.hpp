@@ -80,7 +80,7 @@ class Windows {
       if (copy.bytes() > 0) found->second.push_back(box_of(copy));
     }
     await(without(peers, exchange.open_at), number, kOpen, Lane::kCompute);
-    for (const auto& [type, of_type] : boxes) memory_.move(of_type, {type, type, false}, Lane::kCompute);
+    for (const auto& [type, of_type] : boxes) memory_.copy_at_once(of_type, type, Lane::kCompute);
     tell(peers, number, kDone, Lane::kCompute);
   }
 
