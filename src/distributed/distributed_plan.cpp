@@ -422,13 +422,18 @@ void DistributedPlan::run(const fovea_buffers& buffers) const {
     throw;  // on all ranks
   } catch (const RequestError& error) {
     const std::string where = place_in_run(begun);
-    transport_.stop(where + ": " + error.what());
+    give_up(where + ": " + error.what(), begun);
     if (begun == 0) throw;
     throw RequestError(error.status(), error.argument(), std::string(error.what()) + ", in " + where);
   } catch (const std::exception& error) {
-    transport_.stop(place_in_run(begun) + ": " + error.what());
+    give_up(place_in_run(begun) + ": " + error.what(), begun);
     throw;
   }
+}
+
+void DistributedPlan::give_up(const std::string& reason, size_t steps_begun) const {
+  transport_.stop(reason);
+  if (windows_ && steps_begun > 0) windows_->abandon();
 }
 
 int64_t DistributedPlan::messages() const {

@@ -55,6 +55,7 @@ class DistributedPlan {
   bool agrees_on_dropout() const;
   void agree_on(const DropoutStream& own) const;
   std::string place_in_run(size_t steps_begun) const;
+  void give_up(const std::string& reason, size_t steps_begun) const;
 
   Transport transport_;
   std::unique_ptr<Memory> memory_;

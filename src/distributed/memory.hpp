@@ -67,6 +67,9 @@ class Memory {
   /// calls `look` now and then.
   virtual void await(std::span<uint32_t* const> words, uint32_t number, Lane lane,
                      const std::function<void()>& look) = 0;
+  /// Said behind a run; and waits until the last one is done, and all lanes but the caller's stream.
+  virtual void end() = 0;
+  virtual void wait_for_end() noexcept = 0;
   /// From any thread, whatever waits on the lanes: the words as they are; then each becomes `number`, if that is not 0.
   virtual std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) = 0;
 };

@@ -142,6 +142,8 @@ class HostMemory final : public Memory {
       }
     }
   }
+  void end() override {}
+  void wait_for_end() noexcept override {}
   std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) override {
     std::vector<uint32_t> were;
     for (size_t i = 0; i < count; ++i) {

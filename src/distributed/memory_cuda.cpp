@@ -59,6 +59,10 @@ class Event final : public CudaEvent {
   void wait_on(void* stream) const override {
     demand(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
   }
+  /// On the host; an event that was never recorded is past.
+  void wait() const noexcept {
+    if (cudaEventSynchronize(event_) != cudaSuccess) cudaGetLastError();
+  }
   bool is_past() const override {
     const cudaError_t status = cudaEventQuery(event_);
     if (status != cudaSuccess) cudaGetLastError();
@@ -93,6 +97,7 @@ class DeviceMemory final : public Memory {
  public:
   explicit DeviceMemory(int device) : device_(checked(device)) {
     for (auto& event : done_) event = std::make_unique<Event>(device_);
+    ended_ = std::make_unique<Event>(device_);
     const cuda::ContextScope scope(cuda::primary_context(device_));
     for (cudaStream_t* stream : {&link_, &beside_})
       demand(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -196,6 +201,13 @@ class DeviceMemory final : public Memory {
     const cuda::ContextScope scope(cuda::primary_context(device_));
     cuda::await_words(words, number, stream(lane));
   }
+  void end() override { ended_->record(compute_); }
+  void wait_for_end() noexcept override {
+    ended_->wait();
+    for (cudaStream_t stream : {link_, beside_}) {
+      if (cudaStreamSynchronize(stream) != cudaSuccess) cudaGetLastError();
+    }
+  }
   std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) override {
     const cuda::ContextScope scope(cuda::primary_context(device_));
     std::vector<uint32_t> were(count);
@@ -221,6 +233,7 @@ class DeviceMemory final : public Memory {
   int device_;
   cudaStream_t compute_ = nullptr, link_ = nullptr, beside_ = nullptr, aside_ = nullptr;
   std::array<std::unique_ptr<Event>, kLanes> done_;  ///< behind each lane
+  std::unique_ptr<Event> ended_;
 };
 
 }  // namespace

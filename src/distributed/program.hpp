@@ -57,7 +57,7 @@ struct Attend {
   bool reads_numbers = false;
   Lane lane = Lane::kCompute;
   DropoutPlace dropout;
-  double flops = 0, copies = 0;  ///< see choose.hpp
+  double flops = 0, longest_tile = 0, copies = 0;  ///< see choose.hpp
 };
 /// Parts over disjoint keys become one result.
 struct Merge {

@@ -87,8 +87,9 @@ class Simulation {
     for (const PeerCopy& copy : exchange.copies) {
       if (copy.peer == static_cast<int>(number)) kept += 2 * static_cast<double>(copy.bytes());
     }
-    work(rank, &Rank::link, moving(touched_by(exchange.pack) + kept));
+    work(rank, &Rank::link, moving(touched_by(exchange.pack)));
     rank.out = std::max(rank.out, rank.link);
+    work(rank, &Rank::link, moving(kept));  // beside messages
     for (const Exchange::Message& message : exchange.sends) {
       const auto peer = static_cast<size_t>(message.peer);
       rank.out += static_cast<double>(message.bytes) / rate(number, peer);
@@ -118,7 +119,7 @@ class Simulation {
 
   double seconds_of(const Step& step) const {
     if (const auto* attend = std::get_if<Attend>(&step))
-      return machine_.call + attend->flops / machine_.flops + moving(attend->copies);
+      return distributed::seconds_of(machine_, attend->flops, attend->longest_tile) + moving(attend->copies);
     if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(touched_by({move->move}));
     if (const auto* fill = std::get_if<Fill>(&step))
       return moving(sizeof(uint32_t) * static_cast<double>(fill->words));

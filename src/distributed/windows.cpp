@@ -64,7 +64,14 @@ void Windows::begin_run() {
 }
 
 void Windows::end_run() {
+  memory_.end();
   if (watch_) watch_->add(memory_.stream(Lane::kCompute));
+}
+
+void Windows::abandon() {
+  memory_.take_over(word(transport_.rank(), 0, 0, kOpen), words_, run_ + kGivenUp);
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = "a run has failed on this rank";
 }
 
 void Windows::tell(const std::vector<int>& peers, size_t number, Kind kind, Lane lane) {

@@ -30,6 +30,8 @@ class Windows {
                                        size_t exchanges);
   Windows(const Windows&) = delete;
   Windows& operator=(const Windows&) = delete;
+  /// Waits for the last run: its copies use the memory of others, and theirs this one's.
+  ~Windows() { memory_.wait_for_end(); }
 
   char* workspace(int rank) const { return windows_[static_cast<size_t>(rank)] + first_; }
   char* own() const { return workspace(transport_.rank()); }
@@ -49,6 +51,8 @@ class Windows {
   }
   /// Behind all steps.
   void end_run();
+  /// A run has failed on this rank: nothing waits for others any more.
+  void abandon();
 
  private:
   enum Kind : size_t { kOpen, kDone, kKinds };

@@ -445,6 +445,9 @@ cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
 cudaError_t cudaEventQuery(cudaEvent_t) {
   return cudaSuccess;
 }
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  return cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return cudaSuccess;
 }
