@@ -173,7 +173,8 @@ void Builder::make_exchanges() {
 }
 
 std::vector<int64_t> Builder::make_landings() {
-  auto first = make_regions([&](const Planned& planned) { return landing_bytes(rank_, planned.flows, planned.alone); });
+  auto first = make_regions(
+      [&](const Planned& planned) { return landing_bytes(rank_, planned.flows, planned.alone); });
   std::vector<int64_t> landings;
   for (const Planned& planned : planned_) landings.push_back(first[planned.region]);
   return landings;
@@ -209,7 +210,8 @@ void Builder::make_copies() {
 /// all, and memory of what arrives first is free for the next run; who is done with the first has begun the run, and memory in which the
 /// last lands is free.
 void Builder::know_what_is_open() {
-  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving || planned_[0].region.kind != Kind::kArriving)
+  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving ||
+      planned_[0].region.kind != Kind::kArriving)
     return;
   const auto knows = [](Exchange& exchange, const Exchange& heard) {
     exchange.open_at = heard.copied_by;
@@ -217,7 +219,8 @@ void Builder::know_what_is_open() {
   };
   Exchange &first = program_.exchanges.front(), &last = program_.exchanges.back();
   for (size_t i = 0; i < planned_.size(); ++i) {
-    if (planned_[i].region.kind == Kind::kArriving && planned_[i].in_unused) knows(program_.exchanges[i], last);
+    if (planned_[i].region.kind == Kind::kArriving && planned_[i].in_unused)
+      knows(program_.exchanges[i], last);
   }
   if (planned_.back().alone && planned_.back().in_unused) knows(last, first);
 }

@@ -136,8 +136,8 @@ size_t Builder::start_gradients(int i) {
   }
   if (queries_travel_ && (s_.stages_are_heads() || i + 1 == s_.stages()))
     flows.push_back(queries_out(kDQ, i));
-  const size_t exchange = add_exchange(std::move(flows), {Kind::kLeaving, buffer_of(i)},
-                                       i + 1 == s_.stages());
+  const size_t exchange =
+      add_exchange(std::move(flows), {Kind::kLeaving, buffer_of(i)}, i + 1 == s_.stages());
   start_leaving(exchange, i);
   return exchange;
 }

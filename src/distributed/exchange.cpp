@@ -251,33 +251,35 @@ class ByCopies {
         (leaves ? made_.sends : made_.receives).push_back({peer, {}, bytes});
         is_copied_by_peer = is_copied_by_peer || !own;
         if (own && way != Way::kLand)
-          made_.copies.push_back({peer, leaves,
-                                  box_between(flow, source(from, f, run, heads), target(to, f, run, heads),
-                                              run, heads),
-                                  flow.type});
+          made_.copies.push_back(
+              {peer, leaves,
+               box_between(flow, source(from, f, run, heads), target(to, f, run, heads), run, heads),
+               flow.type});
       });
     }
     return is_copied_by_peer;
   }
   void put_to_landing(int peer) {
-    for_each_landing(peer, flows(peer), made_.alone, [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
-      const Flow& flow = flows(rank_)[f];
-      if (from != rank_ || run.rows * flow.batch * flow.elements == 0) return;
-      const View to = compact(flow, of_rank_[static_cast<size_t>(peer)].landing + at, run, heads);
-      made_.copies.push_back(
-          {peer, true, box_between(flow, source(rank_, f, run, heads), to, run, heads), flow.type});
-    });
+    for_each_landing(
+        peer, flows(peer), made_.alone,
+        [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+          const Flow& flow = flows(rank_)[f];
+          if (from != rank_ || run.rows * flow.batch * flow.elements == 0) return;
+          const View to = compact(flow, of_rank_[static_cast<size_t>(peer)].landing + at, run, heads);
+          made_.copies.push_back(
+              {peer, true, box_between(flow, source(rank_, f, run, heads), to, run, heads), flow.type});
+        });
   }
   /// What has landed here goes to its place.
   void land() {
     const int64_t first = of_rank_[static_cast<size_t>(rank_)].landing;
-    made_.bytes = for_each_landing(
-        rank_, flows(rank_), made_.alone, [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
-          const Flow& flow = flows(rank_)[f];
-          add_box(made_.unpack, flow.arrival, from,
-                  box_between(flow, compact(flow, first + at, run, heads), target(rank_, f, run, heads), run,
-                              heads));
-        });
+    made_.bytes = for_each_landing(rank_, flows(rank_), made_.alone,
+                                   [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+                                     const Flow& flow = flows(rank_)[f];
+                                     add_box(made_.unpack, flow.arrival, from,
+                                             box_between(flow, compact(flow, first + at, run, heads),
+                                                         target(rank_, f, run, heads), run, heads));
+                                   });
   }
 
   int rank_;

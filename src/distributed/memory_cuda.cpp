@@ -181,9 +181,10 @@ class DeviceMemory final : public Memory {
     auto* const on = static_cast<cudaStream_t>(stream(lane));
     for_each_rectangle(box, element_bytes, [&](const Rectangle& r) {
       const auto width = static_cast<size_t>(r.width), lines = static_cast<size_t>(r.lines);
-      demand(lines == 1 ? cudaMemcpyAsync(r.to, r.from, width, cudaMemcpyDefault, on)
-                        : cudaMemcpy2DAsync(r.to, static_cast<size_t>(r.to_pitch), r.from,
-                                            static_cast<size_t>(r.from_pitch), width, lines, cudaMemcpyDefault, on),
+      demand(lines == 1
+                 ? cudaMemcpyAsync(r.to, r.from, width, cudaMemcpyDefault, on)
+                 : cudaMemcpy2DAsync(r.to, static_cast<size_t>(r.to_pitch), r.from,
+                                     static_cast<size_t>(r.from_pitch), width, lines, cudaMemcpyDefault, on),
              "cudaMemcpy2DAsync");
     });
   }

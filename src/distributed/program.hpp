@@ -84,7 +84,7 @@ using Step = std::variant<Start, Finish, Attend, Merge, MoveBoxes, Fill, Order>;
 struct Program {
   std::vector<Exchange> exchanges;
   std::vector<Step> steps;
-  int64_t workspace = 0;  ///< bytes of what views lie in
+  int64_t workspace = 0;                ///< bytes of what views lie in
   size_t attention_workspace_size = 0;  ///< of calls on one lane
   int lanes = 1;                        ///< of computing
 };

@@ -41,8 +41,8 @@ void for_each_rectangle(const Box& box, int64_t element_bytes, Visit&& visit) {
     }
   };
   absorb(1, 1, width);
-  const auto longest = std::max_element(
-      axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.size < b.size; });
+  const auto longest = std::max_element(axes.begin(), axes.end(),
+                                        [](const Axis& a, const Axis& b) { return a.size < b.size; });
   const Axis line = *longest;
   *longest = {};
   int64_t lines = line.size;

@@ -83,7 +83,8 @@ class Simulation {
   void begin_messages(size_t number, const Start& start, const Exchange& exchange) {
     Rank& rank = ranks_[number];
     if (start.waits) rank.link = std::max(rank.link, rank.compute);
-    double kept = touched_by(exchange.kept);  // bytes that a rank copies within its own memory, each read and written
+    double kept =
+        touched_by(exchange.kept);  // bytes that a rank copies within its own memory, each read and written
     for (const PeerCopy& copy : exchange.copies) {
       if (copy.peer == static_cast<int>(number)) kept += 2 * static_cast<double>(copy.bytes());
     }

@@ -43,7 +43,8 @@ std::unique_ptr<Windows> Windows::open(const Transport& transport, Memory& memor
 }
 
 std::vector<int> Windows::without(std::vector<int> peers, const std::vector<int>& others) {
-  std::erase_if(peers, [&](int peer) { return std::find(others.begin(), others.end(), peer) != others.end(); });
+  std::erase_if(peers,
+                [&](int peer) { return std::find(others.begin(), others.end(), peer) != others.end(); });
   return peers;
 }
 

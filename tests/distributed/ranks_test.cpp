@@ -110,7 +110,8 @@ TEST(CudaRanksByCopies, RandomProblems) {
         random_division(random, spec, same_axis, static_cast<int>(random.between(2, std::min(most, 7))));
     division.peer_copies = 1;
     if (spec.score && spec.named_gradients) division.deterministic = false;
-    for (int rank = 0; rank < division.ranks; ++rank) division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+    for (int rank = 0; rank < division.ranks; ++rank)
+      division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
     expect_right(spec, division, true,
                  "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
     if (HasFatalFailure()) return;

@@ -405,7 +405,8 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
                               size_t height, cudaMemcpyKind, cudaStream_t) {
   if (width > to_pitch || width > from_pitch) return cudaErrorInvalidValue;
   for (size_t line = 0; line < height; ++line)
-    std::memcpy(static_cast<char*>(to) + line * to_pitch, static_cast<const char*>(from) + line * from_pitch, width);
+    std::memcpy(static_cast<char*>(to) + line * to_pitch, static_cast<const char*>(from) + line * from_pitch,
+                width);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

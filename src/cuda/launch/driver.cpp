@@ -134,8 +134,7 @@ template <class Describe>
 void on_words(std::span<uint32_t* const> words, void* stream, Describe&& describe) {
   if (words.empty()) return;
   std::vector<CUstreamBatchMemOpParams> operations(words.size());
-  for (size_t i = 0; i < words.size(); ++i)
-    describe(operations[i], reinterpret_cast<CUdeviceptr>(words[i]));
+  for (size_t i = 0; i < words.size(); ++i) describe(operations[i], reinterpret_cast<CUdeviceptr>(words[i]));
   const CUresult error = driver().stream_batch_mem_op(
       static_cast<CUstream>(stream), static_cast<unsigned>(operations.size()), operations.data(), 0);
   if (error != CUDA_SUCCESS) throw_cuda("cuStreamBatchMemOp", error);
