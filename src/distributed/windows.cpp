@@ -119,16 +119,17 @@ std::string Windows::late_ranks(uint32_t run, const std::vector<uint32_t>& words
 
 void Windows::give_up(size_t runs_done) {
   auto* const words = word(transport_.rank(), 0, 0, kOpen);
-  const std::vector<uint32_t> were =
-      memory_.take_over(words, words_, static_cast<uint32_t>(runs_done) + kGivenUp);
+  const auto done = static_cast<uint32_t>(runs_done);
   const std::string reason = "copies of a run did not arrive within " +
                              std::to_string(transport_.deadline().count()) + " ms; " +
-                             late_ranks(static_cast<uint32_t>(runs_done) + 1, were) + " is gone, or late";
+                             late_ranks(done + 1, memory_.take_over(words, words_, 0)) + " is gone, or late";
   {
     const std::lock_guard lock(mutex_);
     failure_ = reason;
   }
   transport_.stop("rank " + std::to_string(transport_.rank()) + ": " + reason);
+  // Last: who finds streams past the run finds out that it failed.
+  memory_.take_over(words, words_, done + kGivenUp);
 }
 
 }  // namespace fovea::distributed
