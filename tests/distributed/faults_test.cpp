@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <initializer_list>
@@ -431,9 +432,13 @@ TEST(Faults, WrongTerms) {
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     std::mutex one_at_a_time;
+    std::barrier changed(kRanks);  // before any rank reads what the cases share
     for (const std::string& error : run_ranks([&](int, Setting& s) {
-           const std::lock_guard lock(one_at_a_time);
-           c.change(s.tensors.problem);
+           {
+             const std::lock_guard lock(one_at_a_time);
+             c.change(s.tensors.problem);
+           }
+           changed.arrive_and_wait();
          }))
       expect_in(error, c.parts);
   }
