@@ -12,7 +12,21 @@ from fovea_ctypes import CUDA, Library, View
 _Piece = fovea_ctypes._structure("fovea_piece")
 _Problem = fovea_ctypes._structure("fovea_distributed_problem")
 _Options = fovea_ctypes._structure("fovea_distributed_options")
-_TRANSPORT_BYTES = 256  # more than sizeof(fovea_transport), which is only handed on
+
+
+class _Transport(ctypes.Structure):
+    """fovea_transport, whose functions are only handed on."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("context", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("device", fovea_ctypes._Device),
+        *((name, ctypes.c_void_p) for name in ("start", "finish", "stop", "error")),
+        ("peer_copies", ctypes.c_int32),
+        ("deadline_ms", ctypes.c_int64),
+    ]
 
 
 class UniqueId(ctypes.Structure):
@@ -63,8 +77,8 @@ class Threads:
 class ThreadTransport:
     def __init__(self, threads: Threads, rank: int) -> None:
         self._threads = threads
-        self.memory = ctypes.create_string_buffer(_TRANSPORT_BYTES)
-        threads.library.check(threads._c.fovea_thread_transport(threads.group, rank, self.memory))
+        self.memory = _Transport()
+        threads.library.check(threads._c.fovea_thread_transport(threads.group, rank, ctypes.byref(self.memory)))
 
     def check(self, library: Library) -> None:
         """Errors are those of the calls themselves."""
@@ -76,15 +90,15 @@ class ThreadTransport:
 class Transport:
     def __init__(self, library: Library, nccl: Nccl, device: int, deadline_ms: int = 60_000) -> None:
         self._c = library._c
-        self.memory = ctypes.create_string_buffer(_TRANSPORT_BYTES)
+        self.memory = _Transport()
         self._c.fovea_nccl_transport_open.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p]
-        library.check(self._c.fovea_nccl_transport_open(nccl.communicator, device, deadline_ms, self.memory))
+        library.check(self._c.fovea_nccl_transport_open(nccl.communicator, device, deadline_ms, ctypes.byref(self.memory)))
 
     def check(self, library: Library) -> None:
-        library.check(self._c.fovea_nccl_transport_check(self.memory))
+        library.check(self._c.fovea_nccl_transport_check(ctypes.byref(self.memory)))
 
     def close(self) -> None:
-        self._c.fovea_nccl_transport_close(self.memory)
+        self._c.fovea_nccl_transport_close(ctypes.byref(self.memory))
 
 
 class DistributedPlan:
@@ -105,6 +119,7 @@ class DistributedPlan:
         heads_ranks: int = 0,
         stages: int = 0,
         sm_margin: int = 0,
+        peer_copies: bool = True,
     ) -> None:
         self._library, self._tensors = library, []
         c = library._c
@@ -130,9 +145,12 @@ class DistributedPlan:
             struct_size=ctypes.sizeof(_Options), attention=ctypes.pointer(attention), heads_ranks=heads_ranks, stages=stages
         )
         self._plan = ctypes.c_void_p()
+        # A plan keeps a copy of the transport.
+        link = _Transport.from_buffer_copy(transport.memory)
+        link.peer_copies = link.peer_copies if peer_copies else 0
         library.check(
             c.fovea_distributed_plan_create(
-                transport.memory, ctypes.byref(whole), ctypes.byref(options), ctypes.byref(self._plan)
+                ctypes.byref(link), ctypes.byref(whole), ctypes.byref(options), ctypes.byref(self._plan)
             )
         )
         c.fovea_distributed_plan_workspace_size.restype = ctypes.c_size_t

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -37,6 +38,23 @@ import fovea_ranks
 from device import Gpu
 from fovea_ctypes import BACKWARD, CUDA, FORWARD, View
 from sources import sources_hash
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    heads_ranks: int = 0
+    stages: int = 0
+    sm_margin: int = 0
+    messages: bool = False
+    text: str = "fovea"
+
+    @classmethod
+    def of(cls, text: str) -> Method:
+        found = re.fullmatch(r"(\d+)x(\d+)(m?)@?(\d+)?", text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"got {text!r}; expected heads_ranks x stages, as 2x4")
+        return cls(int(found[1]), int(found[2]), int(found[4] or 0), bool(found[3]), text)
+
 
 AnyTransport = fovea_ranks.Transport | fovea_ranks.ThreadTransport
 TOLERANCE, TURN_SECONDS, HEAD_DIM = 0.01, 0.1, 128
@@ -143,13 +161,13 @@ def one_gpu(library: fovea_ctypes.Library, p: Problem) -> tuple[Callable[[], Non
 
 
 def our_ranks(
-    library: fovea_ctypes.Library, transport: AnyTransport, p: Problem, heads_ranks: int = 0, stages: int = 0, sm_margin: int = 0
+    library: fovea_ctypes.Library, transport: AnyTransport, p: Problem, method: Method
 ) -> tuple[Callable[[], None], Callable[[], None], str]:
     plans = [
         fovea_ranks.DistributedPlan(
             library, transport, pass_, p.views(p.own, pass_), p.pieces, p.allocate,
-            device=torch.cuda.current_device(), causal=True, starts=p.starts, heads_ranks=heads_ranks, stages=stages,
-            sm_margin=sm_margin,
+            device=torch.cuda.current_device(), causal=True, starts=p.starts, heads_ranks=method.heads_ranks,
+            stages=method.stages, sm_margin=method.sm_margin, peer_copies=not method.messages,
         )
         for pass_ in (FORWARD, BACKWARD)
     ]  # fmt: skip
@@ -248,12 +266,12 @@ def measure(
     single[1]()
     forward, steps = {"one GPU": single[0]}, {"one GPU": single[1]}
     errors, method = {}, ""
-    for heads_ranks, stages, sm_margin in [(0, 0, 0), *options.methods]:
-        name = (f"{heads_ranks}x{stages}" + (f"@{sm_margin}" if sm_margin else "")) if heads_ranks else "fovea"
+    for chosen in [Method(), *options.methods]:
+        name = chosen.text
         try:
-            forward[name], steps[name], described = our_ranks(library, transport, p, heads_ranks, stages, sm_margin)
+            forward[name], steps[name], described = our_ranks(library, transport, p, chosen)
         except fovea_ctypes.FoveaError as failure:
-            if not heads_ranks:
+            if not chosen.heads_ranks:
                 raise
             errors[name] = str(failure)  # of all ranks alike: a method that this problem cannot have
             continue
@@ -282,16 +300,21 @@ def measure(
     return result
 
 
-def process(rank: int, options: argparse.Namespace) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NCCL_NVLS_ENABLE="0")
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=options.ranks, device_id=torch.device("cuda", rank))
+def join(options: argparse.Namespace, rank: int) -> tuple[fovea_ctypes.Library, fovea_ranks.Transport]:
+    """The library, and the transport of a process of PyTorch's group."""
     nccl = fovea_ranks.Nccl()
     shared = [nccl.unique_id() if rank == 0 else b""]
     dist.broadcast_object_list(shared, 0)
     nccl.join(shared[0], rank, options.ranks)
     library = fovea_ctypes.Library(options.lib)
-    transport = fovea_ranks.Transport(library, nccl, rank)
+    return library, fovea_ranks.Transport(library, nccl, rank)
+
+
+def process(rank: int, options: argparse.Namespace) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), NCCL_NVLS_ENABLE="0")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=options.ranks, device_id=torch.device("cuda", rank))
+    library, transport = join(options, rank)
     measure_all(options, library, Processes(), transport)
     transport.close()
     dist.destroy_process_group()
@@ -354,24 +377,30 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of profiles, too (ranks_profile.py)."""
     parser.add_argument("--lib", type=Path, default=ROOT / "build/release/lib/libfovea.so")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--zigzag", action="store_true", help="each rank has early and late rows, instead of those in a row")
-    parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
     parser.add_argument("--tokens", type=lambda text: [int(n) for n in text.split(",") if n], default=[8192, 16384, 65536, 131072])
-    parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
-    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
     parser.add_argument(
         "--methods",
-        type=lambda text: [tuple(map(int, re.fullmatch(r"(\d+)x(\d+)@?(\d+)?", method).groups("0"))) for method in text.split(",") if method],
+        type=lambda text: [Method.of(method) for method in text.split(",") if method],
         default=[],
-        help="further methods to time, as heads_ranks x stages, and @ the SMs that attention leaves free: 2x1,2x4@8,1x2",
+        help="further methods to time, as heads_ranks x stages, m for messages instead of copies, and @ the SMs that attention leaves "
+        "free: 2x1,2x4m@8,1x2",
     )
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--json", type=Path, help="write the results here, with machine, date and a hash of the sources")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--threads", action="store_true", help="ranks are threads, and messages copies from GPU to GPU")
+    parser.add_argument("--no-more", dest="more", action="store_false", help="leave out grouped heads and packed sequences")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave out PyTorch's context parallelism")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"ranks.py: --ranks: got {options.ranks}, but PyTorch sees {torch.cuda.device_count()} GPUs")

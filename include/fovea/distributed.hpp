@@ -131,6 +131,7 @@ struct ThreadRanksOptions {
   std::vector<fovea_device> devices{};  ///< that of each rank; empty: the CPU for all
   int64_t delay_us = 0;                 ///< for tests: ranks sleep up to this long before each message
   uint64_t seed = 0;                    ///< of the delays
+  int32_t peer_copies = 0;              ///< as fovea_thread_options has it
 };
 
 /// Ranks that are threads of this process.
@@ -147,6 +148,7 @@ class ThreadRanks {
     c.deadline_ms = options.deadline_ms;
     c.delay_us = options.delay_us;
     c.seed = options.seed;
+    c.peer_copies = options.peer_copies;
     fovea_thread_group* group = nullptr;
     detail::check(fovea_thread_group_create(size, options.devices.empty() ? nullptr : options.devices.data(),
                                             &c, &group));

@@ -45,6 +45,10 @@ typedef struct fovea_transport {
   fovea_status (*finish)(void* context, void* stream);
   void (*stop)(void* context, const char* reason);
   const char* (*error)(void* context);
+  /* Not 0: ranks whose memory others reach need no messages; see docs/distributed.md. A plan finds out whether that is so. The caller may
+   * set it to 0, on all ranks. */
+  int32_t peer_copies;
+  int64_t deadline_ms; /* how long a rank waits for the copies of another; 0: for ever */
 } fovea_transport;
 
 /* Ranks that are threads of this process. */
@@ -55,6 +59,8 @@ typedef struct fovea_thread_options {
   /* For tests: a rank sleeps up to this long before each step and each arrival, by a stream of random numbers from `seed`. */
   int64_t delay_us;
   uint64_t seed;
+  /* Whether ranks reach each other's memory. 0: those on GPUs, where each has its own. 1: always. -1: never. */
+  int32_t peer_copies;
 } fovea_thread_options;
 
 /* `devices`: that of each rank; NULL: the CPU for all. *group is to be destroyed when no rank uses it. `options` may be NULL. */

@@ -99,6 +99,7 @@ SharedArguments shared_arguments(const LocalProblem& p, const fovea_distributed_
   const Shape& s = p.shape;
   return {{{"local.pass", p.backward() ? "backward" : "forward"},
            {"transport.device", p.device.type == FOVEA_CPU ? "a CPU" : "a GPU"},
+           {"transport.peer_copies", p.by_copies ? "1" : "0"},
            {"local.q", "a batch of " + std::to_string(s.batch) + ", " + heads_text(s.heads_q, s.head_dim)},
            {"local.k", heads_text(s.heads_kv, s.head_dim)},
            {"local.v", heads_text(s.heads_kv, s.head_dim_v)},

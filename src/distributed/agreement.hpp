@@ -25,7 +25,7 @@ struct SharedArgument {
   const char* name = "";
   std::string value;
 };
-inline constexpr size_t kSharedArguments = 19;
+inline constexpr size_t kSharedArguments = 20;
 using SharedArguments = std::array<SharedArgument, kSharedArguments>;
 SharedArguments shared_arguments(const LocalProblem& problem, const fovea_distributed_options& options,
                                  const Method& chosen);

@@ -3,30 +3,32 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "core/status.hpp"
 
 namespace fovea::distributed {
-namespace {}  // namespace
-
 Builder::Builder(const LocalProblem& problem, const Schedule& schedule, int rank,
                  const ProgramOptions& options)
     : p_(problem),
       s_(schedule),
       rank_(rank),
       options_(options),
+      buffers_(problem.by_copies && schedule.stages_are_heads() ? static_cast<size_t>(schedule.stages()) : 2),
       queries_travel_(schedule.queries_travel()),
       queries_(schedule.queries(rank)),
       rows_(count(queries_)),
       local_q_(count(problem.shape.queries.of_rank[static_cast<size_t>(rank)])),
       local_k_(count(problem.shape.keys.of_rank[static_cast<size_t>(rank)])) {}
 
-Program Builder::build() {
+void Builder::make_steps() {
   make_stages();
   p_.backward() ? backward() : forward();
-  make_exchanges();
-  const int64_t attention = take(static_cast<int64_t>(attention_workspace_));
-  program_.attention_workspace = attention;
+}
+
+Program Builder::build() {
+  make_steps();
+  p_.by_copies ? make_copies() : make_exchanges();
   program_.attention_workspace_size = attention_workspace_;
   return std::move(program_);
 }
@@ -136,15 +138,26 @@ Flow Builder::queries_out(Place place, int stage) const {
               stage_at(stage).work[place], callers(place), p_[place].elements);
 }
 
-size_t Builder::add_exchange(std::vector<Flow> flows, size_t region) {
-  planned_.push_back({std::move(flows), region});
+size_t Builder::add_exchange(std::vector<Flow> flows, Region region, bool alone) {
+  const bool in_unused =
+      std::none_of(planned_.begin(), planned_.end(), [&](const Planned& p) { return p.region == region; });
+  planned_.push_back({std::move(flows), region, alone, in_unused});
   return planned_.size() - 1;
 }
 
 void Builder::exchange_now(std::vector<Flow> flows) {
-  const size_t exchange = add_exchange(std::move(flows), kOther);
+  const size_t exchange = add_exchange(std::move(flows), {Kind::kOther, 0}, true);
   add(Start{exchange});
   add(Finish{exchange});
+}
+
+template <class SizeOf>
+std::map<Builder::Region, int64_t> Builder::make_regions(SizeOf&& size_of) {
+  std::map<Region, int64_t> size;
+  for (const Planned& planned : planned_)
+    size[planned.region] = std::max(size[planned.region], size_of(planned));
+  for (auto& [region, bytes] : size) bytes = take(bytes);
+  return size;
 }
 
 /// Places all messages and makes the exchanges.
@@ -153,14 +166,77 @@ void Builder::make_exchanges() {
   const int64_t least_own = p_.device.type == FOVEA_CPU ? int64_t{1} << 12 : int64_t{1} << 20;
   // Rows of callers' tensors may have to be packed on some ranks, so the sizes that methods are weighed by count them.
   const Packing packing{least_own, false}, most{least_own, options_.only_sizes};
-  std::array<int64_t, kRegions> size{}, first{};
-  for (const Planned& planned : planned_) {
-    int64_t& largest = size[planned.region];
-    largest = std::max(largest, exchange_of(rank_, planned.flows, 0, most).bytes);
-  }
-  for (size_t region = 0; region < kRegions; ++region) first[region] = take(size[region]);
+  auto first =
+      make_regions([&](const Planned& planned) { return exchange_of(rank_, planned.flows, 0, most).bytes; });
   for (const Planned& planned : planned_)
     program_.exchanges.push_back(exchange_of(rank_, planned.flows, first[planned.region], packing));
+}
+
+std::vector<int64_t> Builder::make_landings() {
+  auto first = make_regions(
+      [&](const Planned& planned) { return landing_bytes(rank_, planned.flows, planned.alone); });
+  std::vector<int64_t> landings;
+  for (const Planned& planned : planned_) landings.push_back(first[planned.region]);
+  return landings;
+}
+
+/// The exchanges as copies, for which each rank works out where the others have what they have.
+void Builder::make_copies() {
+  ProgramOptions sizes;
+  sizes.only_sizes = true;
+  const auto ranks = static_cast<size_t>(p_.shape.ranks);
+  std::vector<std::unique_ptr<Builder>> others(ranks);
+  std::vector<std::vector<int64_t>> landings(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == static_cast<size_t>(rank_)) continue;
+    others[rank] = std::make_unique<Builder>(p_, s_, static_cast<int>(rank), sizes);
+    others[rank]->make_steps();
+    landings[rank] = others[rank]->make_landings();
+  }
+  landings[static_cast<size_t>(rank_)] = make_landings();
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    std::vector<FlowsOfRank> of_rank;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const Builder& builder = others[rank] ? *others[rank] : *this;
+      of_rank.push_back({&builder.planned_[i].flows, landings[rank][i]});
+    }
+    program_.exchanges.push_back(exchange_by_copies(rank_, of_rank, planned_[i].alone));
+  }
+  know_what_is_open();
+  keep_rows_together();
+}
+
+/// In each run a rank hears of others that they are done with its first exchange and its last one. Who is done with the last has computed
+/// all, and memory of what arrives first is free for the next run; who is done with the first has begun the run, and memory in which the
+/// last lands is free.
+void Builder::know_what_is_open() {
+  if (planned_.empty() || planned_.back().region.kind == Kind::kArriving ||
+      planned_[0].region.kind != Kind::kArriving)
+    return;
+  const auto knows = [](Exchange& exchange, const Exchange& heard) {
+    exchange.open_at = heard.copied_by;
+    for (const PeerCopy& copy : heard.copies) exchange.open_to.push_back(copy.peer);
+  };
+  Exchange &first = program_.exchanges.front(), &last = program_.exchanges.back();
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    if (planned_[i].region.kind == Kind::kArriving && planned_[i].in_unused)
+      knows(program_.exchanges[i], last);
+  }
+  if (planned_.back().alone && planned_.back().in_unused) knows(last, first);
+}
+
+void Builder::keep_rows_together() {
+  if (!s_.stages_are_heads()) return;
+  const auto keep = [&](Kind kind, size_t at) {
+    std::vector<PlannedMove>& kept = program_.exchanges[at].kept;
+    for (size_t i = 0; i < planned_.size(); ++i) {
+      if (planned_[i].region.kind == kind) program_.exchanges[i].move_own_rows(rank_, kept);
+    }
+  };
+  for (size_t i = 0; i < planned_.size(); ++i) {
+    const Kind kind = planned_[i].region.kind;
+    if (planned_[i].alone && kind != Kind::kOther) keep(kind, i);
+  }
 }
 
 size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
@@ -177,8 +253,9 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
     flows.push_back(flow(from, to, callers(kV), stage.v, shape.head_dim_v));
   }
   if (flows.empty()) return kNothing;
-  const size_t exchange = add_exchange(std::move(flows), kArriving + static_cast<size_t>(i) % kBuffers);
-  add(Start{exchange});
+  const size_t exchange = add_exchange(std::move(flows), {Kind::kArriving, buffer_of(i)}, i == 0);
+  // Memory that nothing else uses is free.
+  add(Start{exchange, i == 0 || !p_.by_copies || buffers_ < stages_.size()});
   return exchange;
 }
 
@@ -211,17 +288,31 @@ void Builder::make_stages() {
   direct_ = (idle || covers_once(all, &Call::q_at, &Call::q_rows, rows_)) && !p_.shape.queries_everywhere;
 }
 
+bool Builder::make_lanes() {
+  bool alone = direct_ && term_gradients_.empty() && buffers_ >= stages_.size() && stages_.size() > 1;
+  for (const Stage& stage : stages_) alone = alone && (stage.direct || !p_.backward());
+  if (!alone || !p_.by_copies) return false;
+  for (size_t i = 1; i < stages_.size(); i += 2) stages_[i].lane = Lane::kBeside;
+  program_.lanes = 2;
+  return true;
+}
+
+void Builder::start_leaving(size_t exchange, int stage) {
+  const bool last = stage + 1 == s_.stages();
+  add(Start{exchange, true, last ? Lane::kCompute : stage_at(stage).lane});
+}
+
 /// Memory for what arrives: keys, of which two stages are there at a time, and tensors of queries, as keys where each stage has its own.
 void Builder::make_working_memory(std::span<const Place> of_queries) {
   const Shape& shape = p_.shape;
-  std::array<int64_t, kBuffers> rows{}, heads{};
+  std::vector<int64_t> rows(buffers_), heads(buffers_);
   for (size_t i = 0; i < stages_.size(); ++i) {
-    if (!stages_[i].in_place) rows[i % kBuffers] = std::max(rows[i % kBuffers], stages_[i].rows);
-    heads[i % kBuffers] = std::max(heads[i % kBuffers], stages_[i].heads_kv.size());
+    if (!stages_[i].in_place) rows[i % buffers_] = std::max(rows[i % buffers_], stages_[i].rows);
+    heads[i % buffers_] = std::max(heads[i % buffers_], stages_[i].heads_kv.size());
   }
-  std::array<Operand, kBuffers> k, v;
-  std::array<Operands, kBuffers> work;
-  for (size_t buffer = 0; buffer < std::min(kBuffers, stages_.size()); ++buffer) {
+  std::vector<Operand> k(buffers_), v(buffers_);
+  std::vector<Operands> work(buffers_);
+  for (size_t buffer = 0; buffer < std::min(buffers_, stages_.size()); ++buffer) {
     k[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim, p_[kK].type);
     v[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim_v, p_[kV].type);
     if (buffer > 0 && !s_.stages_are_heads()) continue;
@@ -230,10 +321,10 @@ void Builder::make_working_memory(std::span<const Place> of_queries) {
   for (size_t i = 0; i < stages_.size(); ++i) {
     Stage& stage = stages_[i];
     stage.k = stage.in_place ? callers(kK)
-                             : compact(k[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim);
+                             : compact(k[i % buffers_], stage.rows, stage.heads_kv.size(), shape.head_dim);
     stage.v = stage.in_place ? callers(kV)
-                             : compact(v[i % kBuffers], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
-    stage.work = work[s_.stages_are_heads() ? i % kBuffers : 0];
+                             : compact(v[i % buffers_], stage.rows, stage.heads_kv.size(), shape.head_dim_v);
+    stage.work = work[s_.stages_are_heads() ? i % buffers_ : 0];
     for (const Place place : of_queries) {
       if (!queries_travel_ || !p_.has(place)) continue;
       Operand& operand = stage.work[place];

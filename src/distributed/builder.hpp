@@ -18,15 +18,14 @@ constexpr bool same_type(const fovea_dtype& a, const fovea_dtype& b) {
   return a.code == b.code && a.bits == b.bits;
 }
 
-/// Memory of messages and of keys is used again every second stage: one is at work while the next arrives.
-inline constexpr size_t kBuffers = 2;
-
 class Builder {
  public:
   Builder(const LocalProblem& problem, const Schedule& schedule, int rank, const ProgramOptions& options);
   Program build();
 
  private:
+  /// All but the exchanges.
+  void make_steps();
   using Operands = std::array<Operand, kPlaces>;
   /// What a rank computes while the next stage arrives: some of the keys for all its heads, or all keys for some of its heads.
   struct Stage {
@@ -38,13 +37,14 @@ class Builder {
     Operands work;  ///< tensors of queries
     Operand k, v, dk, dv;
     bool direct = false;  ///< on all ranks the calls write each row of dk and dv once
+    Lane lane = Lane::kCompute;
   };
   /// Messages of one kind that lie in the same memory at different times.
-  enum Region : size_t {
-    kArriving,
-    kLeaving = kArriving + kBuffers,
-    kOther = kLeaving + kBuffers,
-    kRegions = kOther + 1
+  enum class Kind : uint8_t { kArriving, kLeaving, kOther };
+  struct Region {
+    Kind kind;
+    size_t buffer;
+    auto operator<=>(const Region&) const = default;
   };
   static constexpr size_t kNothing = ~size_t{0};  ///< no exchange
 
@@ -68,7 +68,8 @@ class Builder {
   /// From this rank's rows to the working memory of a stage, or back.
   Flow queries_in(Place place, int stage) const;
   Flow queries_out(Place place, int stage) const;
-  size_t add_exchange(std::vector<Flow> flows, size_t region);
+  /// `alone`: nothing is computed meanwhile.
+  size_t add_exchange(std::vector<Flow> flows, Region region, bool alone);
   void exchange_now(std::vector<Flow> flows);
   /// Begins the messages that bring a stage: its keys, and where they are not there yet the tensors of queries.
   size_t start_arriving(int i, std::span<const Place> of_queries);
@@ -78,16 +79,28 @@ class Builder {
   void pipeline(std::span<const Place> of_queries, Compute&& compute, Leave&& leave) {
     size_t arriving = start_arriving(0, of_queries), leaving = kNothing;
     if (arriving != kNothing) add(Finish{arriving});
+    const bool on_compute = buffers_ >= static_cast<size_t>(s_.stages()), beside = make_lanes();
+    if (beside) add(Order{Lane::kCompute, Lane::kBeside});
     for (int i = 0; i < s_.stages(); ++i) {
       arriving = i + 1 < s_.stages() ? start_arriving(i + 1, of_queries) : kNothing;
       compute(i);
       if (leaving != kNothing) add(Finish{leaving, false});
-      if (arriving != kNothing) add(Finish{arriving});
+      if (arriving != kNothing) add(Finish{arriving, true, on_compute, stage_at(i + 1).lane});
+      if (beside && i + 1 == s_.stages()) add(Order{Lane::kBeside, Lane::kCompute});
       leaving = leave(i);
     }
     if (leaving != kNothing) add(Finish{leaving});
   }
   void make_exchanges();
+  void make_copies();
+  void know_what_is_open();
+  /// Where in the workspace what comes in each exchange lands, by copies.
+  std::vector<int64_t> make_landings();
+  /// Where the memory of each kind of message begins, from what each exchange needs.
+  template <class SizeOf>
+  std::map<Region, int64_t> make_regions(SizeOf&& size_of);
+  /// Rows that stay, of exchanges beside which something is computed: moved where nothing is.
+  void keep_rows_together();
 
   // ---- steps ----
   void add(Step step) { program_.steps.push_back(std::move(step)); }
@@ -110,6 +123,10 @@ class Builder {
 
   bool calls_own_their_keys(int stage) const;
   void make_stages();
+  /// Whether stages are computed on two lanes in turn, so that one begins on SMs that the one before leaves idle at its end.
+  bool make_lanes();
+  /// Begins messages of what a stage has computed.
+  void start_leaving(size_t exchange, int stage);
   void make_working_memory(std::span<const Place> of_queries);
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
@@ -133,6 +150,11 @@ class Builder {
   ProgramOptions options_;
   Program program_;
 
+  /// Memory of messages and of keys is used again every second stage: one is at work while the next arrives. Where ranks copy and stages
+  /// are heads, all have their own, which one part of all heads would need as well.
+  size_t buffers_;
+  size_t buffer_of(int stage) const { return static_cast<size_t>(stage) % buffers_; }
+
   bool queries_travel_;
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
@@ -153,7 +175,9 @@ class Builder {
 
   struct Planned {
     std::vector<Flow> flows;
-    size_t region;
+    Region region;
+    bool alone;      ///< nothing is computed meanwhile
+    bool in_unused;  ///< nothing in the run has used the memory in which it arrives
   };
   std::vector<Planned> planned_;
   std::map<std::string, Attend> plans_;

@@ -66,26 +66,26 @@ void Builder::make_gradients() {
 /// dk and dv of two stages at a time: what their calls write, or sums of it.
 void Builder::make_stage_gradients() {
   const Shape& shape = p_.shape;
-  std::array<int64_t, kBuffers> rows{}, heads{};
+  std::vector<int64_t> rows(buffers_), heads(buffers_);
   int64_t most_rows = 0, most_heads = 0;
   for (size_t i = 0; i < stages_.size(); ++i) {
-    rows[i % kBuffers] = std::max(rows[i % kBuffers], stages_[i].rows);
-    heads[i % kBuffers] = std::max(heads[i % kBuffers], stages_[i].heads_kv.size());
+    rows[i % buffers_] = std::max(rows[i % buffers_], stages_[i].rows);
+    heads[i % buffers_] = std::max(heads[i % buffers_], stages_[i].heads_kv.size());
     if (stages_[i].direct) continue;
     most_rows = std::max(most_rows, stages_[i].rows);
     most_heads = std::max(most_heads, stages_[i].heads_kv.size());
   }
   part_dk_ = rows_operand(most_rows, most_heads, shape.head_dim, kFloat32);
   part_dv_ = rows_operand(most_rows, most_heads, shape.head_dim_v, kFloat32);
-  std::array<Operand, kBuffers> dk, dv;
-  for (size_t buffer = 0; buffer < kBuffers; ++buffer) {
+  std::vector<Operand> dk(buffers_), dv(buffers_);
+  for (size_t buffer = 0; buffer < buffers_; ++buffer) {
     dk[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim, kFloat32);
     dv[buffer] = rows_operand(rows[buffer], heads[buffer], shape.head_dim_v, kFloat32);
   }
   for (size_t i = 0; i < stages_.size(); ++i) {
     Stage& stage = stages_[i];
-    stage.dk = dk[i % kBuffers];
-    stage.dv = dv[i % kBuffers];
+    stage.dk = dk[i % buffers_];
+    stage.dv = dv[i % buffers_];
     if (stage.direct && s_.groups() == 1) {  // nothing is added
       stage.dk.type = p_[kDK].type;
       stage.dv.type = p_[kDV].type;
@@ -136,8 +136,9 @@ size_t Builder::start_gradients(int i) {
   }
   if (queries_travel_ && (s_.stages_are_heads() || i + 1 == s_.stages()))
     flows.push_back(queries_out(kDQ, i));
-  const size_t exchange = add_exchange(std::move(flows), kLeaving + static_cast<size_t>(i) % kBuffers);
-  add(Start{exchange});
+  const size_t exchange =
+      add_exchange(std::move(flows), {Kind::kLeaving, buffer_of(i)}, i + 1 == s_.stages());
+  start_leaving(exchange, i);
   return exchange;
 }
 

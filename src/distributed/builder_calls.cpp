@@ -215,9 +215,11 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& given
     }
   }
   step.operands = operands;
+  step.lane = stage.lane;
   const int64_t heads = p_.shape.heads_q;
   step.dropout = {heads, call.sequence * heads + stage.heads_q.begin, call.first_q, call.first_k};
   step.flops = flops_of(p_, call, stage.heads_q.size());
+  step.longest_tile = longest_tile_of(p_, call);
   step.copies = copies_of(p_, call, stage.heads_q.size());
   add(std::move(step));
 }

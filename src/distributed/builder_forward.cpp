@@ -92,8 +92,9 @@ size_t Builder::start_results(int i) {
   std::vector<Flow> results;
   results.push_back(queries_out(kO, i));
   if (p_.has(kLse)) results.push_back(queries_out(kLse, i));
-  const size_t exchange = add_exchange(std::move(results), kLeaving + static_cast<size_t>(i) % kBuffers);
-  add(Start{exchange});
+  const size_t exchange =
+      add_exchange(std::move(results), {Kind::kLeaving, buffer_of(i)}, i + 1 == s_.stages());
+  start_leaving(exchange, i);
   return exchange;
 }
 

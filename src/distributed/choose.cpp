@@ -80,7 +80,7 @@ class RankModel {
   bool grouped() const { return schedule_.method().heads_ranks > 1; }
   bool queries_travel() const { return schedule_.queries_travel(); }
   /// Some of the heads of a row are packed by their owner, or unpacked by it; all of them lie side by side.
-  double touches() const { return grouped() ? 2 : 0; }
+  double touches() const { return grouped() && !p_.by_copies ? 2 : 0; }
   bool last(int i) const { return schedule_.stages_are_heads() || i + 1 == schedule_.stages(); }
   double batch() const { return static_cast<double>(p_.shape.batch); }
   double bytes() const { return p_[kQ].type.bits / 8.0; }
@@ -136,16 +136,16 @@ class RankModel {
   }
   double computing_of(int i) {
     const std::vector<Call>& calls = calls_[static_cast<size_t>(i)];
-    double flops = 0, copies = 0, queries = 0, keys = 0;
+    double seconds = 0, copies = 0, queries = 0, keys = 0;
     for (const Call& call : calls) {
-      flops += flops_of(p_, call, schedule_.heads_q(rank_, i).size());
+      seconds += seconds_of(machine_, flops_of(p_, call, schedule_.heads_q(rank_, i).size()),
+                            longest_tile_of(p_, call));
       copies += copies_of(p_, call, schedule_.heads_q(rank_, i).size());
       queries += static_cast<double>(call.q_rows);
       keys += static_cast<double>(call.k_rows);
     }
     count_sums(i, queries, keys);
-    return flops / machine_.flops + copies / machine_.memory +
-           machine_.call * static_cast<double>(calls.size());
+    return seconds + copies / machine_.memory;
   }
   /// What a call adds to a sum of several is written, read, and added: four times float32. Where each query is in one call, as in packed
   /// sequences that no cut divides, nothing is added. Sums over groups are cleared, added to and converted.
@@ -232,6 +232,15 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .step = 30e-6,
                        .call = 60e-6,
                        .overlaps = false};
+  // Two of one host whose copy engines copy: attention keeps all SMs.
+  const Machine copying = {.flops = gpu.flops,
+                           .tile_flops = 7.3e12,
+                           .link = 340e9,
+                           .host_link = gpu.host_link,
+                           .memory = gpu.memory,
+                           .step = 13e-6,
+                           .call = problem.backward() ? 50e-6 : 25e-6,
+                           .overlaps = true};
   const Machine cpu = {.flops = problem[kQ].type.code == FOVEA_CODE_BFLOAT ? 400e9 : 150e9,
                        .link = 8e9,
                        .host_link = 1e9,
@@ -239,7 +248,7 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                        .step = 20e-6,
                        .call = 20e-6,
                        .overlaps = false};
-  Machine machine = problem.device.type == FOVEA_CUDA ? gpu : cpu;
+  Machine machine = problem.device.type != FOVEA_CUDA ? cpu : problem.by_copies ? copying : gpu;
   if (options.flops_per_second > 0) machine.flops = options.flops_per_second;
   if (options.link_bytes_per_second > 0) machine.link = options.link_bytes_per_second;
   if (options.host_link_bytes_per_second > 0) machine.host_link = options.host_link_bytes_per_second;
@@ -261,9 +270,25 @@ Estimate estimate(const LocalProblem& problem, Method method, const Machine& mac
   return slowest;
 }
 
-double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
+namespace {
+
+double flops_of_pair(const LocalProblem& p) {
   const auto d = static_cast<double>(p.shape.head_dim), d_v = static_cast<double>(p.shape.head_dim_v);
-  const double per_pair = p.backward() ? 6 * d + 4 * d_v : 2 * (d + d_v);
+  return p.backward() ? 6 * d + 4 * d_v : 2 * (d + d_v);
+}
+
+}  // namespace
+
+double longest_tile_of(const LocalProblem& p, const Call& call) {
+  constexpr int64_t kTile = 128;  // rows of queries forward, of keys backward
+  const auto [left, right] = p.shape.window;
+  const int64_t longest = p.backward() ? call.longest_q : call.longest_k;
+  const int64_t seen = left < 0 || right < 0 ? longest : std::min(longest, left + right + kTile);
+  return static_cast<double>(kTile * seen) * flops_of_pair(p);
+}
+
+double flops_of(const LocalProblem& p, const Call& call, int64_t heads) {
+  const double per_pair = flops_of_pair(p);
   const int64_t batch = call.starts_q.empty() ? p.shape.batch : 1;
   return pairs_of(call) * per_pair * static_cast<double>(heads * batch);
 }
@@ -329,8 +354,11 @@ std::vector<Estimate> weigh(const LocalProblem& problem, const fovea_distributed
   return weigh(problem, options, true, problem.shape.ranks <= kMostSimulated);
 }
 
-std::vector<Estimate> weigh_on_paper(const LocalProblem& problem, const fovea_distributed_options& options) {
+std::vector<Estimate> weigh_on_paper(const LocalProblem& given, const fovea_distributed_options& options) {
+  LocalProblem problem = given;
   const bool few = problem.shape.ranks <= kMostSimulated;
+  const bool one_host = options.ranks_per_host == 0 || problem.shape.ranks <= options.ranks_per_host;
+  problem.by_copies = problem.device.type == FOVEA_CUDA && problem.shape.ranks > 1 && few && one_host;
   return weigh(problem, options, few, few);
 }
 

@@ -1,6 +1,7 @@
 // Which method a problem takes: a model of its time, and of the workspace.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@ namespace fovea::distributed {
 /// What the model counts with; docs/distributed.md says where the usual numbers come from.
 struct Machine {
   double flops = 0;        ///< a second, of attention on one rank
+  double tile_flops = 0;   ///< a second, of one tile on one SM, which no other SM helps; 0: no matter
   double link = 0;         ///< bytes a second that a rank sends and receives, to ranks of its host
   double host_link = 0;    ///< to ranks of other hosts
   double memory = 0;       ///< bytes a second that moves of boxes read and write
@@ -19,10 +21,17 @@ struct Machine {
   bool overlaps = true;    ///< messages travel while attention computes
   int ranks_per_host = 0;  ///< 0: all ranks are on one
 };
+/// Of a call.
+constexpr double seconds_of(const Machine& machine, double flops, double longest_tile) {
+  const double tile = machine.tile_flops > 0 ? longest_tile / machine.tile_flops : 0;
+  return machine.call + std::max(flops / machine.flops, tile);
+}
 Machine machine_of(const LocalProblem& problem, const fovea_distributed_options& options);
 
 /// Of a call of `heads` query heads: 4 d a pair and head forward, 10 d backward.
 double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
+/// Of the longest tile of such a call, which is over no sooner than its SM is.
+double longest_tile_of(const LocalProblem& problem, const Call& call);
 /// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
 double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
 

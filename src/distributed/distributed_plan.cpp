@@ -15,7 +15,7 @@ namespace fovea::distributed {
 namespace {
 
 /// What reasons call the kinds of Step, in their order.
-constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill"};
+constexpr std::array kStepNames = {"send", "receive", "attend", "merge", "move", "fill", "order"};
 
 /// What each rank tells all others when a plan is made.
 struct Record {
@@ -31,7 +31,9 @@ struct Chunk {
 /// Addresses of one run.
 class Addresses {
  public:
-  explicit Addresses(const fovea_buffers& b) : workspace_(static_cast<char*>(b.workspace)) {
+  /// Where views of the workspace, and the workspace of calls, begin.
+  Addresses(const fovea_buffers& b, char* workspace, char* attention)
+      : workspace_(workspace), attention_(attention) {
 #define FOVEA_ADDRESS(Place, field) \
   base_[Place] = static_cast<char*>(const_cast<void*>(static_cast<const void*>(b.field)));
     FOVEA_DISTRIBUTED_TENSORS(FOVEA_ADDRESS)
@@ -47,25 +49,26 @@ class Addresses {
   char* base(Place place) const {
     return base_[place];
   }
-  char* workspace() const {
-    return workspace_;
+  char* attention_workspace() const {
+    return attention_;
   }
 
  private:
   std::array<char*, kPlaces> base_{};
-  char* workspace_;
+  char *workspace_, *attention_;
 };
 
 /// The steps of one run.
 class Execution {
  public:
   Execution(const LocalProblem& problem, const Program& program, const Transport& transport, Memory& memory,
-            const fovea_buffers& buffers, const DropoutStream& dropout)
+            Windows* windows, const fovea_buffers& buffers, const DropoutStream& dropout)
       : problem_(problem),
         program_(program),
         transport_(transport),
         memory_(memory),
-        at_(buffers),
+        windows_(windows),
+        at_(addresses(program, windows, buffers)),
         dropout_(dropout) {
     if (!problem.backward() && problem.has(kRngState)) write_rng_state();
   }
@@ -73,13 +76,28 @@ class Execution {
   void operator()(const Start& step) {
     const Exchange& exchange = program_.exchanges[step.exchange];
     // What was computed before is there to be sent, and no longer read where messages arrive.
-    memory_.order(Lane::kCompute, Lane::kLink);
+    if (step.waits) memory_.order(step.after, Lane::kLink);
+    if (windows_ != nullptr) {
+      windows_->start(exchange, step.exchange, [&](const PeerCopy& copy) { return box_of(copy); });
+      for (const PlannedMove& move : exchange.kept) move_boxes(move, Lane::kLink);
+      return;
+    }
     for (const PlannedMove& move : exchange.pack) move_boxes(move, Lane::kLink);
     transport_.start(messages(exchange.sends), messages(exchange.receives), memory_.stream(Lane::kLink));
   }
   void operator()(const Finish& step) {
-    transport_.finish(memory_.stream(Lane::kLink));
-    for (const PlannedMove& move : program_.exchanges[step.exchange].unpack) move_boxes(move, Lane::kLink);
+    const Exchange& exchange = program_.exchanges[step.exchange];
+    Lane lane = Lane::kLink;
+    if (windows_ != nullptr) {
+      // Nothing has to go by the lane of links on its way to what is computed next.
+      const bool on_compute = exchange.alone || (step.on_compute && exchange.unpack.empty());
+      lane = on_compute ? step.reader : Lane::kLink;
+      windows_->finish(exchange, step.exchange, lane);
+      if (on_compute && !exchange.alone) return;
+    } else {
+      transport_.finish(memory_.stream(Lane::kLink));
+    }
+    for (const PlannedMove& move : exchange.unpack) move_boxes(move, lane);
     // What arrived may be computed with.
     if (step.is_read) memory_.order(Lane::kLink, Lane::kCompute);
   }
@@ -92,12 +110,17 @@ class Execution {
     set_named(step, b);
     b.cu_seqlens_q = step.starts_q.get();
     b.cu_seqlens_k = step.starts_k.get();
-    b.workspace = at_.workspace() + program_.attention_workspace;
+    const bool beside = step.lane == Lane::kBeside;
+    b.workspace = at_.attention_workspace() +
+                  (beside ? aligned(static_cast<int64_t>(program_.attention_workspace_size)) : 0);
     b.workspace_size = program_.attention_workspace_size;
-    b.stream = memory_.stream(Lane::kCompute);
+    b.stream = memory_.stream(step.lane);
     b.seed = dropout_.seed;
     b.offset = dropout_.offset;
     capi::run_part(*step.plan, b, step.dropout);
+  }
+  void operator()(const Order& step) {
+    memory_.order(step.sooner, step.later);
   }
   void operator()(const Merge& step) {
     if (step.batch == 0 || step.rows == 0 || step.heads == 0) return;
@@ -179,30 +202,44 @@ class Execution {
       made.push_back({m.peer, at_.of(m.view), static_cast<size_t>(m.bytes)});
     return made;
   }
+  static Box box_at(const PlannedBox& planned, const char* from, char* to) {
+    return {from,
+            to,
+            {planned.from.stride_batch, planned.from.stride_row, planned.from.stride_head},
+            {planned.to.stride_batch, planned.to.stride_row, planned.to.stride_head},
+            {planned.batch, planned.rows, planned.heads},
+            planned.elements};
+  }
   void move_boxes(const PlannedMove& move, Lane lane) {
     std::vector<Box> boxes;
     for (const PlannedBox& planned : move.boxes) {
-      if (planned.batch == 0) continue;
-      boxes.push_back({at_.of(planned.from),
-                       at_.of(planned.to),
-                       {planned.from.stride_batch, planned.from.stride_row, planned.from.stride_head},
-                       {planned.to.stride_batch, planned.to.stride_row, planned.to.stride_head},
-                       {planned.batch, planned.rows, planned.heads},
-                       planned.elements});
+      if (planned.batch > 0) boxes.push_back(box_at(planned, at_.of(planned.from), at_.of(planned.to)));
     }
     memory_.move(boxes, move.how, lane);
+  }
+  Box box_of(const PeerCopy& copy) const {
+    const View &from = copy.box.from, &to = copy.box.to;
+    if (copy.peer == transport_.rank()) return box_at(copy.box, at_.of(from), at_.of(to));
+    char* const workspace = windows_->workspace(copy.peer);
+    return copy.puts ? box_at(copy.box, at_.of(from), workspace + to.offset)
+                     : box_at(copy.box, workspace + from.offset, at_.of(to));
+  }
+  static Addresses addresses(const Program& program, const Windows* windows, const fovea_buffers& b) {
+    char* const given = static_cast<char*>(b.workspace);
+    return windows ? Addresses(b, windows->own(), given) : Addresses(b, given, given + program.workspace);
   }
 
   const LocalProblem& problem_;
   const Program& program_;
   const Transport& transport_;
   Memory& memory_;
+  Windows* windows_;
   Addresses at_;
   DropoutStream dropout_;
 };
 
-void check_buffers(const LocalProblem& problem, const Program& program, int rank, const fovea_buffers& b) {
-  const Addresses given(b);
+void check_buffers(const LocalProblem& problem, int64_t workspace, int rank, const fovea_buffers& b) {
+  const Addresses given(b, nullptr, nullptr);
   const auto ranks_rows = [&](const Placement& placement) {
     return count(placement.of_rank[static_cast<size_t>(rank)]);
   };
@@ -222,10 +259,9 @@ void check_buffers(const LocalProblem& problem, const Program& program, int rank
       throw_invalid(problem.name(place), "a pointer", "NULL: the plan's problem has no such tensor",
                     "make a plan with the tensor");
   }
-  if (program.workspace > 0 &&
-      (b.workspace == nullptr || b.workspace_size < static_cast<size_t>(program.workspace)))
+  if (workspace > 0 && (b.workspace == nullptr || b.workspace_size < static_cast<size_t>(workspace)))
     throw_invalid("workspace", std::to_string(b.workspace ? b.workspace_size : 0) + " bytes",
-                  std::to_string(program.workspace), "pass fovea_distributed_plan_workspace_size() bytes");
+                  std::to_string(workspace), "pass fovea_distributed_plan_workspace_size() bytes");
   if (reinterpret_cast<uintptr_t>(b.workspace) % kPartAlignment != 0)
     throw_invalid("workspace", "an address that is no multiple of " + std::to_string(kPartAlignment),
                   "an aligned one", "allocate it aligned");
@@ -236,11 +272,19 @@ void check_buffers(const LocalProblem& problem, const Program& program, int rank
 DistributedPlan::DistributedPlan(const Transport& transport, const fovea_distributed_problem& problem,
                                  const fovea_distributed_options& options)
     : transport_(transport), memory_(open_memory(transport.device())) {
+  make(problem, options, transport.peer_copies() && transport.size() > 1);
+  if (!problem_.by_copies) return;
+  windows_ = Windows::open(transport_, *memory_, program_.workspace, program_.exchanges.size());
+  if (!windows_) make(problem, options, false);
+}
+
+void DistributedPlan::make(const fovea_distributed_problem& problem, const fovea_distributed_options& options,
+                           bool by_copies) {
   std::exception_ptr failure;
   std::string why;
   SharedArguments shared;
   try {
-    shared = plan(problem, options);
+    shared = plan(problem, options, by_copies);
   } catch (const std::exception& error) {
     failure = std::current_exception();
     why = error.what();
@@ -254,14 +298,22 @@ DistributedPlan::DistributedPlan(const Transport& transport, const fovea_distrib
 }
 
 SharedArguments DistributedPlan::plan(const fovea_distributed_problem& problem,
-                                      const fovea_distributed_options& options) {
+                                      const fovea_distributed_options& options, bool by_copies) {
   problem_ = read_local_problem(problem, transport_.rank(), transport_.size(), transport_.device());
+  problem_.by_copies = by_copies;
   const std::vector<Estimate> weighed = weigh(problem_, options);
   const Schedule schedule(problem_.shape, weighed.front().method);
   ProgramOptions how;
   how.attention = options.attention;
   how.memory = memory_.get();
   program_ = make_program(problem_, schedule, transport_.rank(), how);
+  explain(weighed, options);
+  return shared_arguments(problem_, options, schedule.method());
+}
+
+void DistributedPlan::explain(const std::vector<Estimate>& weighed,
+                              const fovea_distributed_options& options) {
+  reason_.clear();
   for (size_t i = 0; i < weighed.size(); ++i) {
     reason_ += i == 0 ? "chosen: " : "passed over: ";
     reason_ += describe(weighed[i], problem_.shape);
@@ -271,13 +323,13 @@ SharedArguments DistributedPlan::plan(const fovea_distributed_problem& problem,
   }
   if (problem_.terms) reason_ += "terms of the whole problem: " + problem_.terms->text + '\n';
   reason_ += "rank " + std::to_string(transport_.rank()) + ": " + std::to_string(messages()) + " messages, " +
-             std::to_string(bytes()) + " bytes, steps:";
+             std::to_string(bytes()) + " bytes" +
+             (problem_.by_copies ? ", copied between the memories of ranks" : "") + ", steps:";
   for (const Step& step : program_.steps) {
     reason_ += ' ';
     reason_ += kStepNames[step.index()];
   }
   reason_ += '\n';
-  return shared_arguments(problem_, options, schedule.method());
 }
 
 void DistributedPlan::agree(const SharedArguments& shared, const std::string& failure) const {
@@ -348,29 +400,40 @@ std::string DistributedPlan::place_in_run(size_t steps_begun) const {
   return place;
 }
 
+void DistributedPlan::run_steps(const fovea_buffers& buffers, size_t& begun) const {
+  memory_->begin(buffers.stream);
+  const DropoutStream dropout = dropout_of(buffers);
+  agree_on(dropout);
+  if (windows_) windows_->begin_run();
+  Execution execution(problem_, program_, transport_, *memory_, windows_.get(), buffers, dropout);
+  for (const Step& step : program_.steps) {
+    ++begun;
+    std::visit(execution, step);
+  }
+  if (windows_) windows_->end_run();
+}
+
 void DistributedPlan::run(const fovea_buffers& buffers) const {
   size_t begun = 0;
   try {
-    check_buffers(problem_, program_, transport_.rank(), buffers);
-    memory_->begin(buffers.stream);
-    const DropoutStream dropout = dropout_of(buffers);
-    agree_on(dropout);
-    Execution execution(problem_, program_, transport_, *memory_, buffers, dropout);
-    for (const Step& step : program_.steps) {
-      ++begun;
-      std::visit(execution, step);
-    }
+    check_buffers(problem_, workspace_size(), transport_.rank(), buffers);
+    run_steps(buffers, begun);
   } catch (const Disagreement&) {
     throw;  // on all ranks
   } catch (const RequestError& error) {
     const std::string where = place_in_run(begun);
-    transport_.stop(where + ": " + error.what());
+    give_up(where + ": " + error.what(), begun);
     if (begun == 0) throw;
     throw RequestError(error.status(), error.argument(), std::string(error.what()) + ", in " + where);
   } catch (const std::exception& error) {
-    transport_.stop(place_in_run(begun) + ": " + error.what());
+    give_up(place_in_run(begun) + ": " + error.what(), begun);
     throw;
   }
+}
+
+void DistributedPlan::give_up(const std::string& reason, size_t steps_begun) const {
+  transport_.stop(reason);
+  if (windows_ && steps_begun > 0) windows_->abandon();
 }
 
 int64_t DistributedPlan::messages() const {

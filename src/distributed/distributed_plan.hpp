@@ -7,10 +7,12 @@
 #include <string>
 
 #include "distributed/agreement.hpp"
+#include "distributed/choose.hpp"
 #include "distributed/local_problem.hpp"
 #include "distributed/memory.hpp"
 #include "distributed/program.hpp"
 #include "distributed/transport.hpp"
+#include "distributed/windows.hpp"
 
 namespace fovea::distributed {
 
@@ -28,13 +30,23 @@ class DistributedPlan {
   /// With all ranks.
   void run(const fovea_buffers& buffers) const;
 
-  int64_t workspace_size() const { return program_.workspace; }
+  /// Where ranks reach each other's workspaces the plan has its own, but for that of the calls of attention.
+  int64_t workspace_size() const {
+    return program_.lanes * aligned(static_cast<int64_t>(program_.attention_workspace_size)) +
+           (windows_ ? 0 : program_.workspace);
+  }
   const std::string& reason() const { return reason_; }
   int64_t messages() const;
   int64_t bytes() const;
 
  private:
-  SharedArguments plan(const fovea_distributed_problem& problem, const fovea_distributed_options& options);
+  /// With all ranks.
+  void make(const fovea_distributed_problem& problem, const fovea_distributed_options& options,
+            bool by_copies);
+  SharedArguments plan(const fovea_distributed_problem& problem, const fovea_distributed_options& options,
+                       bool by_copies);
+  void explain(const std::vector<Estimate>& weighed, const fovea_distributed_options& options);
+  void run_steps(const fovea_buffers& buffers, size_t& begun) const;
   /// Tells the others that this rank is ready, or why not, and learns the same of them.
   void agree(const SharedArguments& shared, const std::string& failure) const;
   [[noreturn]] void tell_difference(const SharedArgument& argument) const;
@@ -43,11 +55,13 @@ class DistributedPlan {
   bool agrees_on_dropout() const;
   void agree_on(const DropoutStream& own) const;
   std::string place_in_run(size_t steps_begun) const;
+  void give_up(const std::string& reason, size_t steps_begun) const;
 
   Transport transport_;
   std::unique_ptr<Memory> memory_;
   LocalProblem problem_;
   Program program_;
+  std::unique_ptr<Windows> windows_;  ///< null: ranks send each other messages
   std::string reason_;
 };
 

@@ -6,6 +6,11 @@
 namespace fovea::distributed {
 namespace {
 
+/// Whether elements are put to their place as they are.
+bool only_copied(const Move& how) {
+  return !how.add && how.from.code == how.to.code && how.from.bits == how.to.bits;
+}
+
 /// Visits the boxes of a flow that go from a rank to another, in an order that both know: visit(run, heads).
 template <class Visit>
 void for_each_box(const Flow& flow, int from, int to, Visit&& visit) {
@@ -138,10 +143,7 @@ int64_t add_receives(Exchange& made, int rank, int from, const std::vector<Flow>
     return Part{&flow, local(flow.mine_to, flow.to[static_cast<size_t>(rank)], run.to, heads), run.rows,
                 heads.size()};
   };
-  const auto direct = [](const Flow& flow) {
-    const Move& how = flow.arrival;
-    return !how.add && how.from.code == how.to.code && how.from.bits == how.to.bits;
-  };
+  const auto direct = [](const Flow& flow) { return only_copied(flow.arrival); };
   fill_leg(leg, flows, from, rank, packing, made.receives, part_of, direct);
   for (const auto& [part, place] : leg.boxes())
     add_box(made.unpack, part.flow->arrival, from, box_of(part, place, part.view));
@@ -160,12 +162,158 @@ void add_own_rows(Exchange& made, int rank, const std::vector<Flow>& flows) {
   }
 }
 
+/// What lands on `rank` in its order: visit(sender, number of the flow, run, heads, bytes behind the first that land).
+template <class Visit>
+int64_t for_each_landing(int rank, const std::vector<Flow>& flows, bool alone, Visit&& visit) {
+  const auto ranks = flows.empty() ? 0 : static_cast<int>(flows.front().from.size());
+  int64_t next = 0;
+  for (int step = 1; step < ranks; ++step) {
+    const int from = (rank + ranks - step) % ranks;
+    for (size_t f = 0; f < flows.size(); ++f) {
+      const Flow& flow = flows[f];
+      if (way_of(flow, alone) != Way::kLand) continue;
+      for_each_box(flow, from, rank, [&](const Run& run, const Range& heads) {
+        visit(from, f, run, heads, next);
+        next = aligned(next + flow.batch * run.rows * heads.size() * flow.elements * bytes_of(flow.type));
+      });
+    }
+  }
+  return next;
+}
+
+/// A rank's step by copies in the making.
+class ByCopies {
+ public:
+  ByCopies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone) : rank_(rank), of_rank_(of_rank) {
+    made_.alone = alone;
+  }
+
+  Exchange made() {
+    const auto ranks = static_cast<int>(of_rank_.size());
+    keep_own();
+    for (int step = 1; step < ranks; ++step) {
+      // All copy to or from the rank behind them, then the one behind that: no rank is everyone's first.
+      const int peer = (rank_ + step) % ranks;
+      const bool leaves = plan_copies(peer, true), arrives = plan_copies(peer, false);
+      if (leaves || arrives) made_.copied_by.push_back(peer);
+      put_to_landing(peer);
+    }
+    land();
+    return std::move(made_);
+  }
+
+ private:
+  const std::vector<Flow>& flows(int rank) const { return *of_rank_[static_cast<size_t>(rank)].flows; }
+  View source(int rank, size_t f, const Run& run, const Range& heads) const {
+    const Flow& flow = flows(rank)[f];
+    return local(flow.mine_from, flow.from[static_cast<size_t>(rank)], run.from, heads);
+  }
+  View target(int rank, size_t f, const Run& run, const Range& heads) const {
+    const Flow& flow = flows(rank)[f];
+    return local(flow.mine_to, flow.to[static_cast<size_t>(rank)], run.to, heads);
+  }
+  /// Where the rows of a box lie side by side.
+  static View compact(const Flow& flow, int64_t offset, const Run& run, const Range& heads) {
+    const int64_t box = flow.elements * bytes_of(flow.type);
+    return {-1, offset, run.rows * heads.size() * box, heads.size() * box, box};
+  }
+  static PlannedBox box_between(const Flow& flow, const View& from, const View& to, const Run& run,
+                                const Range& heads) {
+    return {from, to, flow.batch, run.rows, heads.size(), flow.elements};
+  }
+
+  /// Rows that stay, and change tensors.
+  void keep_own() {
+    for (size_t f = 0; f < flows(rank_).size(); ++f) {
+      const Flow& flow = flows(rank_)[f];
+      for_each_box(flow, rank_, rank_, [&](const Run& run, const Range& heads) {
+        const PlannedBox box =
+            box_between(flow, source(rank_, f, run, heads), target(rank_, f, run, heads), run, heads);
+        if (only_copied(flow.arrival)) {
+          made_.copies.push_back({rank_, true, box, flow.type});
+        } else {
+          add_box(made_.unpack, flow.arrival, rank_, box);
+        }
+      });
+    }
+  }
+  /// What travels to a peer, or from it. Returns whether the peer copies some of it.
+  bool plan_copies(int peer, bool leaves) {
+    const int from = leaves ? rank_ : peer, to = leaves ? peer : rank_;
+    bool is_copied_by_peer = false;
+    for (size_t f = 0; f < flows(rank_).size(); ++f) {
+      const Flow& flow = flows(rank_)[f];
+      const Way way = way_of(flow, made_.alone);
+      const bool own = leaves == (way != Way::kGet);  // puts are their sender's, gets their receiver's
+      for_each_box(flow, from, to, [&](const Run& run, const Range& heads) {
+        const int64_t bytes = flow.batch * run.rows * heads.size() * flow.elements * bytes_of(flow.type);
+        if (bytes == 0) return;
+        (leaves ? made_.sends : made_.receives).push_back({peer, {}, bytes});
+        is_copied_by_peer = is_copied_by_peer || !own;
+        if (own && way != Way::kLand)
+          made_.copies.push_back(
+              {peer, leaves,
+               box_between(flow, source(from, f, run, heads), target(to, f, run, heads), run, heads),
+               flow.type});
+      });
+    }
+    return is_copied_by_peer;
+  }
+  void put_to_landing(int peer) {
+    for_each_landing(
+        peer, flows(peer), made_.alone,
+        [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+          const Flow& flow = flows(rank_)[f];
+          if (from != rank_ || run.rows * flow.batch * flow.elements == 0) return;
+          const View to = compact(flow, of_rank_[static_cast<size_t>(peer)].landing + at, run, heads);
+          made_.copies.push_back(
+              {peer, true, box_between(flow, source(rank_, f, run, heads), to, run, heads), flow.type});
+        });
+  }
+  /// What has landed here goes to its place.
+  void land() {
+    const int64_t first = of_rank_[static_cast<size_t>(rank_)].landing;
+    made_.bytes = for_each_landing(rank_, flows(rank_), made_.alone,
+                                   [&](int from, size_t f, const Run& run, const Range& heads, int64_t at) {
+                                     const Flow& flow = flows(rank_)[f];
+                                     add_box(made_.unpack, flow.arrival, from,
+                                             box_between(flow, compact(flow, first + at, run, heads),
+                                                         target(rank_, f, run, heads), run, heads));
+                                   });
+  }
+
+  int rank_;
+  const std::vector<FlowsOfRank>& of_rank_;
+  Exchange made_;
+};
+
 }  // namespace
 
 int64_t Exchange::bytes_sent() const {
   int64_t sum = 0;
   for (const Message& message : sends) sum += message.bytes;
   return sum;
+}
+
+void Exchange::move_own_rows(int rank, std::vector<PlannedMove>& moves) {
+  for (const PeerCopy& copy : copies) {
+    if (copy.peer == rank) add_box(moves, {copy.type, copy.type, false}, rank, copy.box);
+  }
+  std::erase_if(copies, [&](const PeerCopy& copy) { return copy.peer == rank; });
+}
+
+Way way_of(const Flow& flow, bool alone) {
+  if (!only_copied(flow.arrival)) return Way::kLand;
+  if (flow.mine_to.place < 0) return Way::kPut;
+  return flow.mine_from.place < 0 && !alone ? Way::kGet : Way::kLand;
+}
+
+int64_t landing_bytes(int rank, const std::vector<Flow>& flows, bool alone) {
+  return for_each_landing(rank, flows, alone, [](int, size_t, const Run&, const Range&, int64_t) {});
+}
+
+Exchange exchange_by_copies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone) {
+  return ByCopies(rank, of_rank, alone).made();
 }
 
 Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first, const Packing& packing) {

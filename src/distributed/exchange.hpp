@@ -54,6 +54,16 @@ struct PlannedMove {
   std::vector<PlannedBox> boxes;
 };
 
+/// What one rank copies, as the elements are, between its memory and that of a peer, or within its own where it is the peer itself.
+/// Of the two views one is of the peer's workspace then.
+struct PeerCopy {
+  int peer = 0;
+  bool puts = true;  ///< else it gets
+  PlannedBox box;
+  fovea_dtype type{};
+  int64_t bytes() const { return box.batch * box.rows * box.heads * box.elements * type.bits / 8; }
+};
+
 /// One rank's part of a step. Between two ranks each run of rows of at least Packing::least_own bytes is a message of its own, which goes
 /// from and to where the rows lie wherever they lie side by side; smaller ones share a message.
 struct Exchange {
@@ -66,8 +76,19 @@ struct Exchange {
   std::vector<PlannedMove> pack,
       unpack;         ///< into messages and out of them; what stays is moved by `unpack` as well
   int64_t bytes = 0;  ///< of the workspace, from its `first` on
+  /// Of a step by copies, where messages only say what leaves and what comes: those of this rank, by peer, and the peers whose
+  /// copies read or write its memory.
+  std::vector<PeerCopy> copies;
+  std::vector<int> copied_by;
+  /// Of these peers it is known, since the last step of the run before, that they may copy, and be copied to: those whose copies meet
+  /// this rank's memory, and those whose memory this rank's copies meet.
+  std::vector<int> open_to, open_at;
+  /// Nothing is computed meanwhile, so SMs copy, and move rows that stay, of this step and others.
+  bool alone = false;
+  std::vector<PlannedMove> kept;
+  /// Takes the copies within this rank's memory out, as moves for the lane of links.
+  void move_own_rows(int rank, std::vector<PlannedMove>& moves);
 
-  bool empty() const { return sends.empty() && receives.empty() && unpack.empty(); }
   int64_t bytes_sent() const;
 };
 
@@ -82,6 +103,23 @@ struct Packing {
   int64_t least_own = 0;  ///< bytes from which a run of rows is a message of its own
   bool all = false;       ///< rows that lie side by side are packed like others
 };
+
+/// How the rows of a flow travel where ranks reach each other's workspaces, but not the callers' tensors: their sender puts them to their
+/// place, their receiver gets them from it, or their sender puts them to memory out of which the receiver moves them.
+/// Puts are over sooner than gets, which wait until they may begin; so where nothing is computed meanwhile, rows that could be got land,
+/// too.
+enum class Way : uint8_t { kPut, kGet, kLand };
+Way way_of(const Flow& flow, bool alone);
+
+/// A step as one of the ranks sees it.
+struct FlowsOfRank {
+  const std::vector<Flow>* flows = nullptr;
+  int64_t landing = 0;  ///< where in its workspace what comes to it lands
+};
+/// Bytes of the workspace of `rank` for what lands there.
+int64_t landing_bytes(int rank, const std::vector<Flow>& flows, bool alone);
+/// The step of `rank` by copies.
+Exchange exchange_by_copies(int rank, const std::vector<FlowsOfRank>& of_rank, bool alone);
 
 /// The step of `rank` for all of `flows`. What is packed lies in the workspace from `first` on.
 Exchange exchange_of(int rank, const std::vector<Flow>& flows, int64_t first, const Packing& packing);

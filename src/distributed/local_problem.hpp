@@ -93,6 +93,7 @@ struct LocalProblem {
   double scale = 0, softcap = 0, dropout = 0;
   std::array<LocalTensor, kPlaces> tensors;
   std::shared_ptr<const Terms> terms;  ///< null: none
+  bool by_copies = false;              ///< ranks reach each other's workspaces, and need no messages
 
   const LocalTensor& operator[](Place place) const { return tensors[place]; }
   bool has(Place place) const { return tensors[place].present; }

@@ -1,11 +1,17 @@
 // Memory of the CPU: moves are done when the call returns.
+#include <unistd.h>
+
+#include <atomic>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "core/dtype.hpp"
 #include "core/status.hpp"
 #include "distributed/memory.hpp"
 #include "distributed/memory_cuda.hpp"
+#include "distributed/rectangles.hpp"
+#include "distributed/shared_memory.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -65,6 +71,12 @@ void for_each_row(const Box& box, Visit&& visit) {
   }
 }
 
+/// Of memory of the CPU: ranks that are threads of one process reach it.
+struct HostPlace {
+  pid_t process = 0;
+  void* memory = nullptr;
+};
+
 class HostMemory final : public Memory {
  public:
   void begin(void*) override {}
@@ -94,6 +106,52 @@ class HostMemory final : public Memory {
     return memory;
   }
   void copy_and_wait(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+
+  std::shared_ptr<void> share(size_t bytes, SharedPlace& place) override {
+    constexpr std::align_val_t kPage{4096};
+    std::shared_ptr<void> memory(::operator new(bytes, kPage), [](void* p) { ::operator delete(p, kPage); });
+    std::memset(memory.get(), 0, bytes);
+    SharedMemories::of_process().add(memory);
+    const HostPlace own{getpid(), memory.get()};
+    std::memcpy(place.words.data(), &own, sizeof own);
+    return memory;
+  }
+  std::shared_ptr<void> reach(const SharedPlace& place) override {
+    HostPlace other;
+    std::memcpy(&other, place.words.data(), sizeof other);
+    return other.process == getpid() ? SharedMemories::of_process().find(other.memory) : nullptr;
+  }
+  void copy(const Box& box, int64_t element_bytes, Lane) override {
+    for_each_rectangle(box, element_bytes, [](const Rectangle& r) {
+      for (int64_t line = 0; line < r.lines; ++line)
+        std::memcpy(r.to + line * r.to_pitch, r.from + line * r.from_pitch, static_cast<size_t>(r.width));
+    });
+  }
+  void copy_at_once(std::span<const Box> boxes, const fovea_dtype& type, Lane lane) override {
+    for (const Box& box : boxes) copy(box, type.bits / 8, lane);
+  }
+  void tell(std::span<uint32_t* const> words, uint32_t number, Lane) override {
+    for (uint32_t* word : words) std::atomic_ref(*word).store(number, std::memory_order_release);
+  }
+  void await(std::span<uint32_t* const> words, uint32_t number, Lane,
+             const std::function<void()>& look) override {
+    for (uint32_t* word : words) {
+      for (int turn = 0; !has_come(std::atomic_ref(*word).load(std::memory_order_acquire), number); ++turn) {
+        if (turn % 64 == 63) look();
+        std::this_thread::yield();
+      }
+    }
+  }
+  void end() override {}
+  void wait_for_end() noexcept override {}
+  std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) override {
+    std::vector<uint32_t> were;
+    for (size_t i = 0; i < count; ++i) {
+      const std::atomic_ref word(words[i]);
+      were.push_back(number != 0 ? word.exchange(number) : word.load());
+    }
+    return were;
+  }
 };
 
 }  // namespace

@@ -3,6 +3,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,6 +18,8 @@
 #include "cuda/launch/cuda.hpp"
 #include "cuda/launch/device.hpp"
 #include "cuda/launch/driver.hpp"
+#include "distributed/rectangles.hpp"
+#include "distributed/shared_memory.hpp"
 
 namespace fovea::distributed {
 namespace {
@@ -50,6 +59,10 @@ class Event final : public CudaEvent {
   void wait_on(void* stream) const override {
     demand(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
   }
+  /// On the host; an event that was never recorded is past.
+  void wait() const noexcept {
+    if (cudaEventSynchronize(event_) != cudaSuccess) cudaGetLastError();
+  }
   bool is_past() const override {
     const cudaError_t status = cudaEventQuery(event_);
     if (status != cudaSuccess) cudaGetLastError();
@@ -61,21 +74,51 @@ class Event final : public CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
+/// The same in all processes of a host, since it was started; 0 where streams cannot wait for words.
+uint64_t host_number() {
+  if (cuda::driver().stream_batch_mem_op == nullptr) return 0;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  file >> text;
+  return std::hash<std::string>{}(text);
+}
+
+/// Of memory of a GPU.
+struct DevicePlace {
+  uint64_t host = 0;
+  pid_t process = 0;
+  int device = 0;
+  void* memory = nullptr;
+  cudaIpcMemHandle_t handle{};
+};
+static_assert(sizeof(DevicePlace) <= sizeof(SharedPlace));
+
 class DeviceMemory final : public Memory {
  public:
-  explicit DeviceMemory(int device) : device_(device), computed_(checked(device)), arrived_(device) {
+  explicit DeviceMemory(int device) : device_(checked(device)) {
+    for (auto& event : done_) event = std::make_unique<Event>(device_);
+    ended_ = std::make_unique<Event>(device_);
     const cuda::ContextScope scope(cuda::primary_context(device_));
-    demand(cudaStreamCreateWithFlags(&link_, cudaStreamNonBlocking), "cudaStreamCreate");
+    for (cudaStream_t* stream : {&link_, &beside_})
+      demand(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    // Of a priority of its own, so that it shares no queue of the hardware with streams that wait.
+    int least = 0, greatest = 0;
+    demand(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    demand(cudaStreamCreateWithPriority(&aside_, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
   }
   ~DeviceMemory() override {
-    if (cudaStreamDestroy(link_) != cudaSuccess) cudaGetLastError();
+    for (cudaStream_t stream : {link_, beside_, aside_}) {
+      if (cudaStreamDestroy(stream) != cudaSuccess) cudaGetLastError();
+    }
   }
 
   void begin(void* stream) override { compute_ = static_cast<cudaStream_t>(stream); }
-  void* stream(Lane lane) const override { return lane == Lane::kCompute ? compute_ : link_; }
+  void* stream(Lane lane) const override {
+    return lane == Lane::kCompute ? compute_ : lane == Lane::kBeside ? beside_ : link_;
+  }
   void order(Lane sooner, Lane later) override {
     const cuda::ContextScope scope(cuda::primary_context(device_));
-    Event& event = sooner == Lane::kCompute ? computed_ : arrived_;
+    Event& event = *done_[static_cast<size_t>(sooner)];
     event.record(stream(sooner));
     event.wait_on(stream(later));
   }
@@ -97,6 +140,85 @@ class DeviceMemory final : public Memory {
     copy(to, from, bytes, cudaMemcpyDeviceToHost);
   }
 
+  std::shared_ptr<void> share(size_t bytes, SharedPlace& place) override {
+    // Whole pages of the driver: smaller memory may lie in one page with other memory of the program.
+    constexpr size_t kPage = size_t{2} << 20;
+    const int device = device_;
+    std::shared_ptr<void> memory(cuda::allocate(device, (bytes + kPage - 1) / kPage * kPage),
+                                 [device](void* p) { cuda::release(device, p); });
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    demand(cudaMemsetAsync(memory.get(), 0, bytes, link_), "cudaMemsetAsync");
+    demand(cudaStreamSynchronize(link_), "cudaStreamSynchronize");
+    SharedMemories::of_process().add(memory);
+    DevicePlace own{host_number(), getpid(), device_, memory.get(), {}};
+    if (cudaIpcGetMemHandle(&own.handle, memory.get()) != cudaSuccess) {
+      cudaGetLastError();  // other processes do not reach it, threads do
+      own.handle = {};
+    }
+    std::memcpy(place.words.data(), &own, sizeof own);
+    return memory;
+  }
+  std::shared_ptr<void> reach(const SharedPlace& place) override {
+    DevicePlace other;
+    std::memcpy(&other, place.words.data(), sizeof other);
+    if (other.host != host_number() || other.host == 0) return nullptr;
+    if (other.process == getpid())
+      return link_devices(device_, other.device) ? SharedMemories::of_process().find(other.memory) : nullptr;
+    const int device = device_;
+    const cuda::ContextScope scope(cuda::primary_context(device));
+    void* memory = nullptr;
+    if (cudaIpcOpenMemHandle(&memory, other.handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+      cudaGetLastError();  // messages go there all the same
+      return nullptr;
+    }
+    return {memory, [device](void* p) {
+              const cuda::ContextScope context(cuda::primary_context(device));
+              if (cudaIpcCloseMemHandle(p) != cudaSuccess) cudaGetLastError();
+            }};
+  }
+  void copy(const Box& box, int64_t element_bytes, Lane lane) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    auto* const on = static_cast<cudaStream_t>(stream(lane));
+    for_each_rectangle(box, element_bytes, [&](const Rectangle& r) {
+      const auto width = static_cast<size_t>(r.width), lines = static_cast<size_t>(r.lines);
+      demand(lines == 1
+                 ? cudaMemcpyAsync(r.to, r.from, width, cudaMemcpyDefault, on)
+                 : cudaMemcpy2DAsync(r.to, static_cast<size_t>(r.to_pitch), r.from,
+                                     static_cast<size_t>(r.from_pitch), width, lines, cudaMemcpyDefault, on),
+             "cudaMemcpy2DAsync");
+    });
+  }
+  void copy_at_once(std::span<const Box> boxes, const fovea_dtype& type, Lane lane) override {
+    // Two CTAs an SM have 4 MB on their way, more than a link holds; others of the SM move rows within the memory meanwhile.
+    const int64_t ctas = 2 * cuda::properties_of(device_).sm_count;
+    cuda::move(boxes, type_of(type), type_of(type), false, device_, stream(lane), ctas);
+  }
+  void tell(std::span<uint32_t* const> words, uint32_t number, Lane lane) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    cuda::write_words(words, number, stream(lane));
+  }
+  void await(std::span<uint32_t* const> words, uint32_t number, Lane lane,
+             const std::function<void()>&) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    cuda::await_words(words, number, stream(lane));
+  }
+  void end() override { ended_->record(compute_); }
+  void wait_for_end() noexcept override {
+    ended_->wait();
+    for (cudaStream_t stream : {link_, beside_}) {
+      if (cudaStreamSynchronize(stream) != cudaSuccess) cudaGetLastError();
+    }
+  }
+  std::vector<uint32_t> take_over(uint32_t* words, size_t count, uint32_t number) override {
+    const cuda::ContextScope scope(cuda::primary_context(device_));
+    std::vector<uint32_t> were(count);
+    demand(cudaMemcpyAsync(were.data(), words, count * sizeof(uint32_t), cudaMemcpyDeviceToHost, aside_),
+           "cudaMemcpyAsync");
+    if (number != 0) cuda::set_words(words, number, count, aside_);
+    demand(cudaStreamSynchronize(aside_), "cudaStreamSynchronize");
+    return were;
+  }
+
  private:
   static int checked(int device) {
     check_cuda(device);
@@ -110,8 +232,9 @@ class DeviceMemory final : public Memory {
   }
 
   int device_;
-  cudaStream_t compute_ = nullptr, link_ = nullptr;
-  Event computed_, arrived_;
+  cudaStream_t compute_ = nullptr, link_ = nullptr, beside_ = nullptr, aside_ = nullptr;
+  std::array<std::unique_ptr<Event>, kLanes> done_;  ///< behind each lane
+  std::unique_ptr<Event> ended_;
 };
 
 }  // namespace
@@ -125,18 +248,19 @@ std::unique_ptr<CudaEvent> make_cuda_event(int device) {
   return std::make_unique<Event>(device);
 }
 
-void link_devices(int device, int from_device) {
-  if (device == from_device) return;
+bool link_devices(int device, int from_device) {
+  if (device == from_device) return true;
   const cuda::ContextScope scope(cuda::primary_context(device));
   int possible = 0;
   demand(cudaDeviceCanAccessPeer(&possible, device, from_device), "cudaDeviceCanAccessPeer");
-  if (possible == 0) return;
+  if (possible == 0) return false;
   const cudaError_t status = cudaDeviceEnablePeerAccess(from_device, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
     cudaGetLastError();  // the program did it, or another group
-    return;
+    return true;
   }
   demand(status, "cudaDeviceEnablePeerAccess");
+  return true;
 }
 
 void copy_between_devices(int device, void* to, int from_device, const void* from, size_t bytes,

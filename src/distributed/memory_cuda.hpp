@@ -26,8 +26,8 @@ class CudaEvent {
 std::unique_ptr<CudaEvent> make_cuda_event(int device);
 
 /// Lets copies from `from_device` to `device` go straight over their link, where the machine can; elsewhere they pass through the
-/// host's memory.
-void link_devices(int device, int from_device);
+/// host's memory. Returns which.
+bool link_devices(int device, int from_device);
 /// Copies between devices, in the order of a stream of `device`.
 void copy_between_devices(int device, void* to, int from_device, const void* from, size_t bytes,
                           void* stream);

@@ -5,16 +5,13 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <type_traits>
 
 #include "capi/last_error.hpp"
 #include "core/status.hpp"
-#include "distributed/memory_cuda.hpp"
+#include "distributed/stream_watch.hpp"
 #include "fovea/fovea_distributed.h"
 
 namespace fovea::distributed {
@@ -73,19 +70,11 @@ const Nccl& nccl() {
 class NcclRanks {
  public:
   NcclRanks(void* communicator, int device, int64_t deadline_ms)
-      : communicator_(communicator), device_(device), deadline_(deadline_ms) {
-    if (deadline_ms > 0) watcher_ = std::thread([this] { watch(); });
-  }
-  NcclRanks(const NcclRanks&) = delete;
-  NcclRanks& operator=(const NcclRanks&) = delete;
-  ~NcclRanks() {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    if (watcher_.joinable()) watcher_.join();
-  }
+      : communicator_(communicator),
+        watch_(device, std::chrono::milliseconds(deadline_ms), [this, deadline_ms](size_t) {
+          stop("messages of a step did not arrive within " + std::to_string(deadline_ms) +
+               " ms; a rank is gone, or late");
+        }) {}
 
   void start(const fovea_message* sends, int num_sends, const fovea_message* receives, int num_receives,
              void* stream) {
@@ -99,14 +88,7 @@ class NcclRanks {
                             communicator_, stream),
              "ncclRecv");
     demand(nccl().group_end(), "ncclGroupEnd");
-    if (deadline_.count() == 0) return;
-    std::unique_ptr<CudaEvent> done = make_cuda_event(device_);
-    done->record(stream);
-    {
-      const std::lock_guard lock(mutex_);
-      steps_.push_back({std::move(done), std::chrono::steady_clock::now()});
-    }
-    changed_.notify_all();
+    if (num_sends + num_receives > 0) watch_.add(stream);
   }
   /// The stream has the step's work in its order already.
   void finish() { check(); }
@@ -130,11 +112,6 @@ class NcclRanks {
   std::string error;
 
  private:
-  struct Step {
-    std::unique_ptr<CudaEvent> done;
-    std::chrono::steady_clock::time_point begun;
-  };
-
   static void demand(Nccl::Result result, const char* what) {
     if (result == Nccl::kSuccess || result == Nccl::kInProgress) return;
     throw RequestError(Status::kCudaError, "", std::string(what) + ": " + nccl().error_string(result));
@@ -145,28 +122,11 @@ class NcclRanks {
     failure_ = reason;
     nccl().abort(communicator_);
   }
-  void watch() {
-    constexpr std::chrono::milliseconds kLook{20};
-    std::unique_lock lock(mutex_);
-    while (!closing_) {
-      changed_.wait_for(lock, kLook);
-      while (!steps_.empty() && steps_.front().done->is_past()) steps_.pop_front();
-      if (steps_.empty() || !failure_.empty()) continue;
-      if (std::chrono::steady_clock::now() - steps_.front().begun > deadline_)
-        give_up("messages of a step did not arrive within " + std::to_string(deadline_.count()) +
-                " ms; a rank is gone, or late");
-    }
-  }
 
   void* communicator_;
-  int device_;
-  std::chrono::milliseconds deadline_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Step> steps_;
   std::string failure_;
-  bool closing_ = false;
-  std::thread watcher_;
+  StreamWatch watch_;  // the last member: its thread uses the others
 };
 
 template <class Body>
@@ -202,6 +162,8 @@ fovea_transport open_nccl(void* communicator, int32_t device, int64_t deadline_m
   t.rank = rank;
   t.size = size;
   t.device = {FOVEA_CUDA, device};
+  t.peer_copies = 1;
+  t.deadline_ms = deadline_ms;
   t.start = [](void* context, const fovea_message* sends, int32_t num_sends, const fovea_message* receives,
                int32_t num_receives, void* stream) {
     return told(context,

@@ -32,11 +32,21 @@ struct Operand {
 /// Begins messages: packs them and hands them to the transport.
 struct Start {
   size_t exchange = 0;
+  /// What is there to be sent, and memory that is no longer read, once this lane has computed; nothing has to be waited for else.
+  bool waits = true;
+  Lane after = Lane::kCompute;
 };
 /// Ends the oldest ones: waits and unpacks.
 struct Finish {
   size_t exchange = 0;
   bool is_read = true;  ///< whether later steps compute with what arrived
+  /// By copies: the lane of computing waits for nothing but that, where nothing is unpacked.
+  bool on_compute = false;
+  Lane reader = Lane::kCompute;
+};
+/// What is put on `later` from now on waits for what lies on `sooner`.
+struct Order {
+  Lane sooner, later;
 };
 /// One plain call of attention.
 struct Attend {
@@ -45,8 +55,9 @@ struct Attend {
   std::shared_ptr<void> starts_q, starts_k;  ///< of packed sequences, where the plan reads them
   std::shared_ptr<void> numbers;             ///< of the part: the named tensor behind those of the operands
   bool reads_numbers = false;
+  Lane lane = Lane::kCompute;
   DropoutPlace dropout;
-  double flops = 0, copies = 0;  ///< see choose.hpp
+  double flops = 0, longest_tile = 0, copies = 0;  ///< see choose.hpp
 };
 /// Parts over disjoint keys become one result.
 struct Merge {
@@ -68,14 +79,14 @@ struct Fill {
   uint32_t word = 0;
 };
 
-using Step = std::variant<Start, Finish, Attend, Merge, MoveBoxes, Fill>;
+using Step = std::variant<Start, Finish, Attend, Merge, MoveBoxes, Fill, Order>;
 
 struct Program {
   std::vector<Exchange> exchanges;
   std::vector<Step> steps;
-  int64_t workspace = 0;            ///< bytes
-  int64_t attention_workspace = 0;  ///< where the calls of attention have theirs
-  size_t attention_workspace_size = 0;
+  int64_t workspace = 0;                ///< bytes of what views lie in
+  size_t attention_workspace_size = 0;  ///< of calls on one lane
+  int lanes = 1;                        ///< of computing
 };
 
 /// How the calls on a rank are computed.

@@ -69,7 +69,7 @@ class Simulation {
     const Program& program = programs_[number];
     const Step& step = program.steps[rank.next];
     if (const auto* start = std::get_if<Start>(&step)) {
-      begin_messages(number, program.exchanges[start->exchange]);
+      begin_messages(number, *start, program.exchanges[start->exchange]);
     } else if (const auto* finish = std::get_if<Finish>(&step)) {
       if (!end_messages(number, program.exchanges[finish->exchange])) return false;
       if (finish->is_read) rank.compute = std::max(rank.compute, rank.link);
@@ -80,11 +80,17 @@ class Simulation {
     return true;
   }
 
-  void begin_messages(size_t number, const Exchange& exchange) {
+  void begin_messages(size_t number, const Start& start, const Exchange& exchange) {
     Rank& rank = ranks_[number];
-    rank.link = std::max(rank.link, rank.compute);
+    if (start.waits) rank.link = std::max(rank.link, rank.compute);
+    double kept =
+        touched_by(exchange.kept);  // bytes that a rank copies within its own memory, each read and written
+    for (const PeerCopy& copy : exchange.copies) {
+      if (copy.peer == static_cast<int>(number)) kept += 2 * static_cast<double>(copy.bytes());
+    }
     work(rank, &Rank::link, moving(touched_by(exchange.pack)));
     rank.out = std::max(rank.out, rank.link);
+    work(rank, &Rank::link, moving(kept));  // beside messages
     for (const Exchange::Message& message : exchange.sends) {
       const auto peer = static_cast<size_t>(message.peer);
       rank.out += static_cast<double>(message.bytes) / rate(number, peer);
@@ -114,7 +120,7 @@ class Simulation {
 
   double seconds_of(const Step& step) const {
     if (const auto* attend = std::get_if<Attend>(&step))
-      return machine_.call + attend->flops / machine_.flops + moving(attend->copies);
+      return distributed::seconds_of(machine_, attend->flops, attend->longest_tile) + moving(attend->copies);
     if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(touched_by({move->move}));
     if (const auto* fill = std::get_if<Fill>(&step))
       return moving(sizeof(uint32_t) * static_cast<double>(fill->words));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <thread>
 
 #include "core/status.hpp"
@@ -16,6 +17,15 @@ constexpr int64_t kDeadline = 60'000;
 /// sides are past it, and at most three steps are open.
 constexpr size_t kEventsPerPeer = 8;
 
+/// Streams of ranks that share a GPU may wait for each other in one queue of the hardware.
+bool each_has_its_gpu(int size, const fovea_device* devices) {
+  std::set<int32_t> ids;
+  for (int i = 0; devices != nullptr && i < size; ++i) {
+    if (devices[i].type == FOVEA_CUDA) ids.insert(devices[i].id);
+  }
+  return ids.size() == static_cast<size_t>(size);
+}
+
 }  // namespace
 
 ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thread_options& options)
@@ -27,6 +37,7 @@ ThreadGroup::ThreadGroup(int size, const fovea_device* devices, const fovea_thre
     throw_invalid(options.deadline_ms < 0 ? "deadline_ms" : "delay_us", "a negative number", "0 or more",
                   "0 takes the usual");
   mailboxes_.resize(ranks_.size() * ranks_.size());
+  peer_copies_ = options.peer_copies > 0 || (options.peer_copies == 0 && each_has_its_gpu(size, devices));
   for (int i = 0; i < size; ++i) {
     Rank& rank = ranks_[static_cast<size_t>(i)];
     rank.group = this;
@@ -70,6 +81,8 @@ fovea_transport ThreadGroup::transport(int rank) {
   t.rank = rank;
   t.size = size();
   t.device = ranks_[static_cast<size_t>(rank)].device;
+  t.peer_copies = peer_copies_ ? 1 : 0;
+  t.deadline_ms = deadline_.count();
   t.start = [](void* context, const fovea_message* sends, int32_t num_sends, const fovea_message* receives,
                int32_t num_receives, void* stream) {
     return guarded(context, [&](ThreadGroup& group, Rank& self) {
@@ -80,7 +93,8 @@ fovea_transport ThreadGroup::transport(int rank) {
     return guarded(context, [&](ThreadGroup& group, Rank& self) { group.finish(self, stream); });
   };
   t.stop = [](void* context, const char* reason) {
-    static_cast<Rank*>(context)->group->stop(reason ? reason : "");
+    Rank& self = *static_cast<Rank*>(context);
+    self.group->stop(self, reason ? reason : "");
   };
   t.error = [](void* context) { return static_cast<Rank*>(context)->error.c_str(); };
   return t;
@@ -146,40 +160,62 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const std::string& wh
   throw RequestError(Status::kInternal, "", what + " within " + std::to_string(deadline_.count()) + " ms");
 }
 
+std::shared_ptr<ThreadGroup::Posted> ThreadGroup::begin_to_take(Rank& rank, const fovea_message& message) {
+  std::unique_lock lock(mutex_);
+  auto& box = mailbox(message.peer, rank.number);
+  const std::string sender = "rank " + std::to_string(message.peer);
+  wait(lock, sender + " sent nothing to rank " + std::to_string(rank.number), [&] { return !box.empty(); });
+  std::shared_ptr<Posted> posted = box.front();
+  if (posted->is_retracted)
+    throw RequestError(Status::kInternal, "", stopped_.empty() ? sender + " gave up" : stopped_);
+  box.pop_front();
+  if (posted->bytes != message.bytes)
+    throw RequestError(Status::kInternal, "",
+                       sender + " sent " + std::to_string(posted->bytes) + " bytes to rank " +
+                           std::to_string(rank.number) + ", which expected " + std::to_string(message.bytes));
+  posted->is_begun = true;
+  return posted;
+}
+
 /// Takes one message from its sender's memory. `taken`: of those of the step from the same sender.
 void ThreadGroup::receive(Rank& rank, const fovea_message& message, void* stream, CudaEvent*& taken) {
   delay(rank);
-  std::shared_ptr<Posted> posted;
-  {
-    std::unique_lock lock(mutex_);
-    auto& box = mailbox(message.peer, rank.number);
-    wait(lock,
-         "rank " + std::to_string(message.peer) + " sent nothing to rank " + std::to_string(rank.number),
-         [&] { return !box.empty(); });
-    posted = box.front();
-    box.pop_front();
+  const std::shared_ptr<Posted> posted = begin_to_take(rank, message);
+  const auto end = [&](bool is_taken) {
+    {
+      const std::lock_guard lock(mutex_);
+      posted->taken = taken;
+      posted->is_taken = is_taken;
+      posted->is_begun = false;
+    }
+    changed_.notify_all();
+  };
+  try {
+    if (posted->ready != nullptr) {
+      posted->ready->wait_on(stream);
+      const fovea_device from = ranks_[static_cast<size_t>(message.peer)].device;
+      copy_between_devices(rank.device.id, message.data, from.id, posted->data, message.bytes, stream);
+      if (taken == nullptr) taken = event(rank);
+      // Again for each message: whoever waits for an earlier one waits for this one too, at most.
+      taken->record(stream);
+    } else if (message.bytes > 0) {
+      std::memcpy(message.data, posted->data, message.bytes);
+    }
+  } catch (...) {
+    end(false);
+    throw;
   }
-  if (posted->bytes != message.bytes)
-    throw RequestError(Status::kInternal, "",
-                       "rank " + std::to_string(message.peer) + " sent " + std::to_string(posted->bytes) +
-                           " bytes to rank " + std::to_string(rank.number) + ", which expected " +
-                           std::to_string(message.bytes));
-  if (posted->ready != nullptr) {
-    posted->ready->wait_on(stream);
-    const fovea_device from = ranks_[static_cast<size_t>(message.peer)].device;
-    copy_between_devices(rank.device.id, message.data, from.id, posted->data, message.bytes, stream);
-    if (taken == nullptr) taken = event(rank);
-    taken->record(
-        stream);  // again for each message: whoever waits for an earlier one waits for this one too, at most
-  } else if (message.bytes > 0) {
-    std::memcpy(message.data, posted->data, message.bytes);
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    posted->taken = taken;
-    posted->is_taken = true;
-  }
+  end(true);
+}
+
+void ThreadGroup::retract(const std::vector<std::shared_ptr<Posted>>& messages) {
+  std::unique_lock lock(mutex_);
+  for (const std::shared_ptr<Posted>& message : messages) message->is_retracted = true;
   changed_.notify_all();
+  changed_.wait(lock, [&] {
+    return std::none_of(messages.begin(), messages.end(),
+                        [](const auto& message) { return message->is_begun; });
+  });
 }
 
 void ThreadGroup::finish(Rank& rank, void* stream) {
@@ -190,6 +226,15 @@ void ThreadGroup::finish(Rank& rank, void* stream) {
     step = std::move(rank.steps.front());
     rank.steps.pop_front();
   }
+  try {
+    exchange(rank, step, stream);
+  } catch (...) {
+    retract(step.sends);
+    throw;
+  }
+}
+
+void ThreadGroup::exchange(Rank& rank, const Step& step, void* stream) {
   std::vector<CudaEvent*> taken(ranks_.size(), nullptr);
   for (const fovea_message& message : step.receives) {
     if (message.peer < 0 || message.peer >= size())
@@ -208,12 +253,14 @@ void ThreadGroup::finish(Rank& rank, void* stream) {
   }
 }
 
-void ThreadGroup::stop(const std::string& reason) {
+void ThreadGroup::stop(Rank& rank, const std::string& reason) {
+  std::vector<std::shared_ptr<Posted>> open;
   {
     const std::lock_guard lock(mutex_);
     if (stopped_.empty()) stopped_ = reason.empty() ? "a rank stopped" : reason;
+    for (const Step& step : rank.steps) open.insert(open.end(), step.sends.begin(), step.sends.end());
   }
-  changed_.notify_all();
+  retract(open);
 }
 
 }  // namespace fovea::distributed

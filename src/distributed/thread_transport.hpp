@@ -29,7 +29,8 @@ class ThreadGroup {
   struct Posted {
     const void* data = nullptr;
     size_t bytes = 0;
-    bool is_taken = false;
+    bool is_begun = false, is_taken = false;
+    bool is_retracted = false;  ///< the sender gave up, and its memory may be gone
     CudaEvent *ready = nullptr, *taken = nullptr;
   };
   /// A step that is started and not finished.
@@ -53,7 +54,12 @@ class ThreadGroup {
              int num_receives, void* stream);
   void finish(Rank& rank, void* stream);
   void receive(Rank& rank, const fovea_message& message, void* stream, CudaEvent*& taken);
-  void stop(const std::string& reason);
+  void stop(Rank& rank, const std::string& reason);
+  /// Nobody takes these messages any more when it returns: their memory may go.
+  void retract(const std::vector<std::shared_ptr<Posted>>& messages);
+  void exchange(Rank& rank, const Step& step, void* stream);
+  /// The oldest message from a peer, which is begun then.
+  std::shared_ptr<Posted> begin_to_take(Rank& rank, const fovea_message& message);
   void delay(Rank& rank);
   CudaEvent* event(Rank& rank);
   std::deque<std::shared_ptr<Posted>>& mailbox(int from, int to) {
@@ -68,6 +74,7 @@ class ThreadGroup {
 
   std::chrono::milliseconds deadline_;
   int64_t delay_us_;
+  bool peer_copies_ = false;
   std::vector<Rank> ranks_;
   std::vector<std::deque<std::shared_ptr<Posted>>> mailboxes_;  ///< by sender and receiver
   mutable std::mutex mutex_;

@@ -1,6 +1,7 @@
 // A fovea_transport as the library uses it: failures are exceptions that name the rank, and reach the other ranks.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,6 +22,12 @@ class Transport {
   void start(const std::vector<fovea_message>& sends, const std::vector<fovea_message>& receives,
              void* stream) const;
   void finish(void* stream) const;
+  /// Whether ranks may reach each other's memory.
+  bool peer_copies() const { return c_.peer_copies != 0; }
+  /// 0: none.
+  std::chrono::milliseconds deadline() const { return std::chrono::milliseconds(c_.deadline_ms); }
+  /// Throws where a rank has stopped, as far as the transport knows.
+  void ask() const;
   void stop(const std::string& reason) const noexcept { c_.stop(c_.context, reason.c_str()); }
 
  private:

@@ -166,7 +166,7 @@ TEST(DistributedCppFace, RanksComputeWhatOneDoes) {
   alone.attend_alone();
   for (const auto& pieces : {fovea::zigzag_pieces(kRows, 3), fovea::contiguous_pieces(kRows, 3)}) {
     Case together;
-    const fovea::ThreadRanks ranks(3, {.deadline_ms = 20'000, .delay_us = 50, .seed = 1});
+    const fovea::ThreadRanks ranks(3, {.deadline_ms = 20'000, .delay_us = 50, .seed = 1, .peer_copies = 1});
     EXPECT_EQ(ranks.size(), 3);
     ranks.run([&](const fovea::Transport& transport) { together.attend_on(transport, pieces); });
     expect_near(together.o, alone.o, "o");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <initializer_list>
@@ -49,6 +50,7 @@ struct Setting {
   bool stays_away = false;  ///< makes no plan at all
   bool bad_run = false;     ///< runs without a workspace
   uint64_t seed = 0, offset = 0;
+  bool never_runs = false, wants_messages = false;
   bool cut_link = false;  ///< begins no messages once the plan is made
 
   Setting() {
@@ -86,9 +88,11 @@ struct CutLink {
 };
 
 /// Errors of the ranks, "" for none.
-std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Setting&)>& change) {
+std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Setting&)>& change,
+                                          bool by_copies = false) {
   fovea_thread_options options{};
   options.struct_size = sizeof options;
+  options.peer_copies = by_copies ? 1 : 0;
   options.deadline_ms = 300;
   fovea_thread_group* group = nullptr;
   EXPECT_EQ(fovea_thread_group_create(kRanks, nullptr, &options, &group), FOVEA_OK);
@@ -106,6 +110,7 @@ std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Set
       ASSERT_EQ(fovea_thread_transport(group, rank, &transport), FOVEA_OK);
       CutLink link{transport, 1};
       if (s.cut_link) transport = link.transport();
+      if (s.wants_messages) transport.peer_copies = 0;
       fovea_distributed_plan* plan = nullptr;
       std::string& error = errors[static_cast<size_t>(rank)];
       if (fovea_distributed_plan_create(&transport, &s.problem, &s.options, &plan) != FOVEA_OK) {
@@ -123,7 +128,7 @@ std::array<std::string, kRanks> run_ranks(const std::function<void(int rank, Set
       b.offset = s.offset;
       b.workspace = memory.data() + 256 - reinterpret_cast<uintptr_t>(memory.data()) % 256;
       b.workspace_size = s.bad_run ? 0 : size;
-      if (fovea_distributed_run(plan, &b) != FOVEA_OK) error = fovea_last_error();
+      if (!s.never_runs && fovea_distributed_run(plan, &b) != FOVEA_OK) error = fovea_last_error();
       fovea_distributed_plan_destroy(plan);
     });
   }
@@ -207,6 +212,31 @@ TEST(Faults, DifferentTextsOfManyCharacters) {
     expect_in(error, {"terms: got ...", "on rank 0 and ...", "on rank 1 and ...", "on rank 2, expected"});
     EXPECT_LT(error.size(), 800u);
   }
+}
+
+/// Ranks that reach each other's memory wait for words in it, not for messages.
+TEST(FaultsByCopies, NoneOnRightRanks) {
+  for (const std::string& error : run_ranks([](int, Setting&) {}, true)) EXPECT_EQ(error, "");
+}
+
+TEST(FaultsByCopies, RankThatFailsInARunTellsTheOthers) {
+  const auto errors = run_ranks([](int rank, Setting& s) { s.bad_run = rank == 1; }, true);
+  expect_in(errors[1], {"workspace", "fovea_distributed_plan_workspace_size"});
+  for (const size_t rank : {size_t{0}, size_t{2}}) expect_in(errors[rank], {"rank 1", "workspace"});
+}
+
+TEST(FaultsByCopies, RankThatDoesNotRun) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors = run_ranks([](int rank, Setting& s) { s.never_runs = rank == 1; }, true);
+  for (const size_t rank : {size_t{0}, size_t{2}})
+    expect_in(errors[rank], {"rank 1 did not come to a step within 300 ms"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(FaultsByCopies, OneRankThatWantsMessages) {
+  const auto errors = run_ranks([](int rank, Setting& s) { s.wants_messages = rank == 2; }, true);
+  for (const std::string& error : errors)
+    expect_in(error, {"transport.peer_copies: got 1 on ranks 0, 1 and 0 on rank 2"});
 }
 
 /// Each rank is told, and the connections stay: the next run is right.
@@ -402,9 +432,13 @@ TEST(Faults, WrongTerms) {
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     std::mutex one_at_a_time;
+    std::barrier changed(kRanks);  // before any rank reads what the cases share
     for (const std::string& error : run_ranks([&](int, Setting& s) {
-           const std::lock_guard lock(one_at_a_time);
-           c.change(s.tensors.problem);
+           {
+             const std::lock_guard lock(one_at_a_time);
+             c.change(s.tensors.problem);
+           }
+           changed.arrive_and_wait();
          }))
       expect_in(error, c.parts);
   }

@@ -22,6 +22,7 @@ struct Division {
   bool deterministic = false;
   const char* backend = nullptr;      ///< of the calls on each rank; nullptr: chosen
   std::vector<fovea_device> devices;  ///< of each rank; empty: the CPU
+  int peer_copies = 0;                ///< as fovea_thread_options has it
 };
 
 /// Ranks that each compute their part of a problem: threads, or one of them in this process.
@@ -45,6 +46,8 @@ class LocalRanks {
   void describe(Rank& rank, fovea_pass pass);
   std::string run_plan(Rank& rank, const fovea_distributed_plan* plan);
   std::string check(const Rank& rank, fovea_pass pass) const;
+  static bool by_copies(const Rank& rank);
+  std::string check_messages(const fovea_thread_group* group, const Rank& rank) const;
   bool has_rows_of_keys(verify::Role role) const;
   /// The rows of the whole axis that a rank holds, in its order.
   std::vector<int64_t> rows_of(int rank, bool keys) const;

@@ -2,6 +2,7 @@
 // seed, FOVEA_TEST_PROBLEMS the number of problems.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "distributed/local_ranks.hpp"
@@ -40,6 +41,8 @@ void expect_right(const ProblemSpec& spec, const Division& division, bool backwa
                            << " stages\n"
                            << describe(spec) << '\n'
                            << ranks.reason();
+    const bool copied = ranks.reason().find("copied between the memories of ranks") != std::string::npos;
+    ASSERT_TRUE(copied || division.peer_copies <= 0 || division.ranks == 1) << ranks.reason();
   }
 }
 
@@ -57,6 +60,21 @@ TEST(Ranks, RandomProblems) {
   }
 }
 
+/// Ranks that reach each other's memory, and send no messages.
+TEST(RanksByCopies, RandomProblems) {
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2027), problems = number_of("FOVEA_TEST_PROBLEMS", 200);
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(seed * 1'000'003 + index);
+    const bool same_axis = random.chance(0.6);
+    const ProblemSpec spec = random_spec(random, same_axis);
+    Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(2, 7)));
+    division.peer_copies = 1;
+    expect_right(spec, division, true,
+                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Ranks on the GPUs of this machine, several on one. FOVEA_TEST_PROBLEMS sets the number of problems.
 TEST(CudaRanks, RandomProblems) {
   const int devices = fovea_cuda_device_count();
@@ -68,6 +86,29 @@ TEST(CudaRanks, RandomProblems) {
     const ProblemSpec spec = random_spec(random, same_axis);
     Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(1, 7)));
     // Lists aside, one device fixes that order; ranks are not asked to here.
+    if (spec.score && spec.named_gradients) division.deterministic = false;
+    for (int rank = 0; rank < division.ranks; ++rank)
+      division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+    expect_right(spec, division, true,
+                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// A GPU for each rank, whose copy engines bring rows. Ranks that share a GPU may wait for each other in one queue of the hardware; so
+/// only the emulated device, which has none, has several (FOVEA_TEST_RANKS_OF_A_GPU).
+TEST(CudaRanksByCopies, RandomProblems) {
+  const int devices = fovea_cuda_device_count();
+  const int most = devices * static_cast<int>(number_of("FOVEA_TEST_RANKS_OF_A_GPU", 1));
+  if (most < 2) GTEST_SKIP() << "fewer than two GPUs: " << fovea_cuda();
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2028), problems = number_of("FOVEA_TEST_PROBLEMS", 60);
+  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
+    Random random(seed * 1'000'003 + index);
+    const bool same_axis = random.chance(0.6);
+    const ProblemSpec spec = random_spec(random, same_axis);
+    Division division =
+        random_division(random, spec, same_axis, static_cast<int>(random.between(2, std::min(most, 7))));
+    division.peer_copies = 1;
     if (spec.score && spec.named_gradients) division.deterministic = false;
     for (int rank = 0; rank < division.ranks; ++rank)
       division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
@@ -137,6 +178,7 @@ TEST(Ranks, QueriesOnEveryRank) {
     if (!spec.packed()) spec.seqlen_q = random.between(1, 4);
     Division division = random_division(random, spec, false, static_cast<int>(random.between(1, 7)));
     division.queries_everywhere = true;
+    division.peer_copies = seed % 2 == 0 ? 1 : -1;
     division.queries.clear();
     division.heads_ranks = division.stages = 0;
     expect_right(spec, division, false, "seed " + std::to_string(seed));

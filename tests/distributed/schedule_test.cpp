@@ -1,10 +1,13 @@
 // Cuts, calls and exchanges: each pair that a query sees is computed once, on one rank, and what is sent is what is expected.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
 #include "distributed/exchange.hpp"
+#include "distributed/rectangles.hpp"
 #include "distributed/schedule.hpp"
 #include "verify/random.hpp"
 
@@ -388,6 +391,114 @@ TEST(Exchange, BothSidesAgree) {
   }
   EXPECT_GT(from_their_place, 0);
   EXPECT_GT(to_their_place, 0);
+}
+
+/// Adds the cells of a target that a box of the tensor with this view writes.
+void count_box(const PlannedBox& box, int64_t row_bytes, std::map<Cell, int>& written) {
+  for (int64_t row = 0; row < box.rows; ++row) {
+    for (int64_t head = 0; head < box.heads; ++head)
+      ++written[{box.to.offset / row_bytes + row, box.to.offset % row_bytes / kElement + head}];
+  }
+}
+
+/// Each row and head of a target is put there by its sender, got by its receiver, or lands and is moved, once.
+TEST(ExchangeByCopies, WritesEachRowOnce) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Random random(seed);
+    const Shape shape = random_shape(random);
+    const Schedule schedule(shape, random_method(random, shape.ranks));
+    const int64_t row_bytes = (shape.heads_kv + 1) * kElement;
+    std::vector<Flow> flows = {flow_of_keys(shape, schedule, 0, row_bytes)};
+    const bool alone = seed % 2 == 0;
+    const Way way = std::array{Way::kPut, Way::kGet, Way::kLand}[seed / 2 % 3];
+    if (way == Way::kPut) flows[0].mine_to.place = -1;
+    if (way == Way::kGet) flows[0].mine_from.place = -1;
+    ASSERT_EQ(way_of(flows[0], alone), way == Way::kGet && alone ? Way::kLand : way);
+    const std::vector<FlowsOfRank> of_rank(static_cast<size_t>(shape.ranks), {&flows, 1 << 20});
+    std::vector<Exchange> made;
+    std::vector<std::map<Cell, int>> written(static_cast<size_t>(shape.ranks));
+    std::vector<int64_t> landed(static_cast<size_t>(shape.ranks));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      const Exchange& exchange = made.emplace_back(exchange_by_copies(rank, of_rank, alone));
+      for (const PeerCopy& copy : exchange.copies) {
+        const auto into = static_cast<size_t>(copy.puts ? copy.peer : rank);
+        if (copy.puts && copy.peer != rank && copy.box.to.place < 0 &&
+            way_of(flows[0], alone) == Way::kLand) {
+          landed[into] += copy.bytes();
+        } else {
+          count_box(copy.box, row_bytes, written[into]);
+        }
+      }
+      for (const PlannedMove& move : exchange.unpack) {
+        for (const PlannedBox& box : move.boxes)
+          count_box(box, row_bytes, written[static_cast<size_t>(rank)]);
+      }
+    }
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      const auto at = static_cast<size_t>(rank);
+      for (const auto& [cell, times] : written[at])
+        ASSERT_EQ(times, 1) << "seed " << seed << " row " << cell.first;
+      ASSERT_EQ(written[at].size(), static_cast<size_t>(count(schedule.keys(rank, 0))) *
+                                        static_cast<size_t>(schedule.heads_kv(rank, 0).size()))
+          << "seed " << seed;
+      ASSERT_LE(landed[at], landing_bytes(rank, flows, alone));
+      // Who copies from or to another's memory is one of those whom that one waits for.
+      for (int peer = 0; peer < shape.ranks; ++peer) {
+        const auto& copies = made[static_cast<size_t>(peer)].copies;
+        const auto& by = made[at].copied_by;
+        const bool copied =
+            peer != rank && std::any_of(copies.begin(), copies.end(),
+                                        [&](const PeerCopy& copy) { return copy.peer == rank; });
+        ASSERT_EQ(copied, std::find(by.begin(), by.end(), peer) != by.end()) << "seed " << seed;
+        ASSERT_EQ(sizes_between(made[at].sends, peer),
+                  sizes_between(made[static_cast<size_t>(peer)].receives, rank));
+      }
+    }
+  }
+}
+
+/// Random boxes, some of whose axes lie side by side: rectangles have each run once, at its place.
+TEST(Rectangles, CoverBoxes) {
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    Random random(seed);
+    std::array<char, 1> base{};
+    Box box;
+    box.from = box.to = base.data();
+    box.elements = random.between(1, 3);
+    const int64_t bytes = 2 * box.elements;
+    std::array<size_t, 3> order = {0, 1, 2};
+    std::swap(order[0], order[static_cast<size_t>(random.between(0, 2))]);
+    int64_t from = bytes, to = bytes;
+    for (const size_t axis : order) {
+      box.size[axis] = random.between(1, 3);
+      box.from_stride[axis] = from;
+      box.to_stride[axis] = to;
+      from = from * box.size[axis] + (random.chance(0.3) ? 2 : 0);
+      to = to * box.size[axis] + (random.chance(0.3) ? 6 : 0);
+    }
+    std::map<int64_t, int64_t> expected, got;  // byte of the source: byte of the target
+    for (int64_t b = 0; b < box.size[0]; ++b) {
+      for (int64_t r = 0; r < box.size[1]; ++r) {
+        for (int64_t h = 0; h < box.size[2]; ++h) {
+          for (int64_t i = 0; i < bytes; ++i)
+            expected[b * box.from_stride[0] + r * box.from_stride[1] + h * box.from_stride[2] + i] =
+                b * box.to_stride[0] + r * box.to_stride[1] + h * box.to_stride[2] + i;
+        }
+      }
+    }
+    int64_t rectangles = 0, copied = 0;
+    for_each_rectangle(box, 2, [&](const Rectangle& r) {
+      ++rectangles;
+      for (int64_t line = 0; line < r.lines; ++line) {
+        for (int64_t i = 0; i < r.width; ++i, ++copied)
+          got[r.from - base.data() + line * r.from_pitch + i] = r.to - base.data() + line * r.to_pitch + i;
+      }
+    });
+    ASSERT_EQ(got, expected) << "seed " << seed;
+    ASSERT_EQ(copied, static_cast<int64_t>(expected.size())) << "seed " << seed;
+    const bool one = to == from && from == static_cast<int64_t>(expected.size());
+    ASSERT_TRUE(!one || rectangles == 1) << "seed " << seed;
+  }
 }
 
 }  // namespace

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "cuda/kernels/append_args.hpp"
 #include "cuda/kernels/args.hpp"
@@ -88,6 +90,17 @@ CUresult stream_get_ctx(CUstream, CUcontext* context) {
 CUresult memset_d32_async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
   if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
   std::fill_n(reinterpret_cast<unsigned*>(to), count, value);
+  return CUDA_SUCCESS;
+}
+/// Work is done when the call returns: the host waits for other threads' writes.
+CUresult stream_batch_mem_op(CUstream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned) {
+  for (unsigned i = 0; i < count; ++i) {
+    const auto& on = operations[i].waitValue;
+    const std::atomic_ref word(*reinterpret_cast<unsigned*>(on.address));
+    if (on.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) word.store(on.value);
+    while (on.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 && static_cast<int>(word.load() - on.value) < 0)
+      std::this_thread::yield();
+  }
   return CUDA_SUCCESS;
 }
 
@@ -262,6 +275,7 @@ void* entry_point(const std::string& name) {
       {"cuLaunchKernelEx", reinterpret_cast<void*>(&launch_kernel_ex)},
       {"cuOccupancyMaxActiveClusters", reinterpret_cast<void*>(&active_clusters)},
       {"cuMemsetD32Async", reinterpret_cast<void*>(&memset_d32_async)},
+      {"cuStreamBatchMemOp", reinterpret_cast<void*>(&stream_batch_mem_op)},
       {"cuStreamGetCtx", reinterpret_cast<void*>(&stream_get_ctx)},
       {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&tensor_map_encode_tiled)},
       {"cuGetErrorName", reinterpret_cast<void*>(&get_error_name)},
@@ -387,6 +401,30 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t siz
   std::memcpy(to, from, size);
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t) {
+  if (width > to_pitch || width > from_pitch) return cudaErrorInvalidValue;
+  for (size_t line = 0; line < height; ++line)
+    std::memcpy(static_cast<char*>(to) + line * to_pitch, static_cast<const char*>(from) + line * from_pitch,
+                width);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
+  return cudaErrorInvalidValue;
+}
+cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) {
+  return cudaErrorInvalidValue;
+}
+cudaError_t cudaIpcCloseMemHandle(void*) {
+  return cudaErrorInvalidValue;
+}
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) {
   *possible = 0;
   return cudaSuccess;
@@ -406,6 +444,9 @@ cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {

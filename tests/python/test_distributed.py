@@ -28,7 +28,7 @@ import fovea.torch.distributed as fd  # noqa: E402
 from plain import assert_close, attention  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-RANKS = {"cpu": 3, "gpu": 2}
+RANKS = {"cpu": 3, "gpu": max(2, min(4, torch.cuda.device_count()))}
 DEADLINE = 30
 CASES = {}
 
@@ -698,6 +698,16 @@ def one_rank_that_raises_before_the_call(here):
     text = error_of(lambda: fd.attend(q, q, q, group=ranks), TypeError if here.rank == 0 else RuntimeError)
     assert "q: got str" in text and (here.rank == 0 or "rank 0: " in text), text
     assert time.monotonic() - begin < DEADLINE / 2
+
+
+@case
+def ranks_of_one_host_with_a_gpu_each_copy(here):
+    """Forward and backward; the other cases say that results are right."""
+    q = here.random(1, 8, 2, 8).requires_grad_()
+    ranks = fd.Ranks(deadline=DEADLINE)
+    fd.attend(q, q, q, group=ranks).float().sum().backward()
+    copies = ["copied between the memories of ranks" in reason for reason in ranks.reasons()]
+    assert copies == [here.device.type == "cuda"] * 2, ranks.reasons()
 
 
 @case

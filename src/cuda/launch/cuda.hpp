@@ -53,7 +53,8 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
 
 /// Copies boxes of elements of type `from` to elements of type `to` (float32, float16, bfloat16), or adds them to those, on a device and
 /// in the order of a stream. Targets do not overlap, nor targets and sources. Memory is taken as it is: what lies elsewhere
-/// is an error of the launch.
-void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream);
+/// is an error of the launch. Threads take one part of a box after the other: `most_ctas` are some waves of the largest chip.
+void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream,
+          int64_t most_ctas = 4096);
 
 }  // namespace fovea::cuda

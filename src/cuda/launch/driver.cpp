@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 namespace fovea::cuda {
 namespace {
 
@@ -59,6 +61,7 @@ Driver make_driver() {
                     get_entry("cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, d.occupancy);
   get_entry("cuLaunchKernelEx", 11060, d.launch_kernel_ex);
   get_entry("cuOccupancyMaxActiveClusters", 11070, d.active_clusters);
+  get_entry("cuStreamBatchMemOp", 11070, d.stream_batch_mem_op);
   get_entry("cuStreamGetDevice", 12080, d.stream_get_device);
   get_entry("cuTensorMapEncodeTiled", 12000, d.tensor_map_encode_tiled);
   if (!complete) {
@@ -122,6 +125,39 @@ void set_words(void* to, unsigned value, size_t count, void* stream) {
   const CUresult error = driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(to), value, count,
                                                    static_cast<CUstream>(stream));
   if (error != CUDA_SUCCESS) throw_cuda("cuMemsetD32Async", error);
+}
+
+namespace {
+
+/// One operation for each word, in one call.
+template <class Describe>
+void on_words(std::span<uint32_t* const> words, void* stream, Describe&& describe) {
+  if (words.empty()) return;
+  std::vector<CUstreamBatchMemOpParams> operations(words.size());
+  for (size_t i = 0; i < words.size(); ++i) describe(operations[i], reinterpret_cast<CUdeviceptr>(words[i]));
+  const CUresult error = driver().stream_batch_mem_op(
+      static_cast<CUstream>(stream), static_cast<unsigned>(operations.size()), operations.data(), 0);
+  if (error != CUDA_SUCCESS) throw_cuda("cuStreamBatchMemOp", error);
+}
+
+}  // namespace
+
+void write_words(std::span<uint32_t* const> words, uint32_t number, void* stream) {
+  on_words(words, stream, [&](CUstreamBatchMemOpParams& operation, CUdeviceptr word) {
+    operation.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    operation.writeValue.address = word;
+    operation.writeValue.value = number;
+    operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+  });
+}
+
+void await_words(std::span<uint32_t* const> words, uint32_t number, void* stream) {
+  on_words(words, stream, [&](CUstreamBatchMemOpParams& operation, CUdeviceptr word) {
+    operation.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    operation.waitValue.address = word;
+    operation.waitValue.value = number;
+    operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+  });
 }
 
 }  // namespace fovea::cuda

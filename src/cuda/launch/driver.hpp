@@ -6,6 +6,8 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "core/status.hpp"
@@ -22,6 +24,8 @@ struct Driver {
   CUresult (*launch_kernel_ex)(const CUlaunchConfig*, CUfunction, void**, void**) = nullptr;
   CUresult (*active_clusters)(int*, CUfunction, const CUlaunchConfig*) = nullptr;
   CUresult (*memset_d32_async)(CUdeviceptr, unsigned, size_t, CUstream) = nullptr;
+  /// Writes of words and waits for them on streams; null before CUDA 11.7.
+  CUresult (*stream_batch_mem_op)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned) = nullptr;
   CUresult (*stream_get_ctx)(CUstream, CUcontext*) = nullptr;
   CUresult (*stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< null before CUDA 12.8
   CUresult (*tensor_map_encode_tiled)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
@@ -62,6 +66,12 @@ bool is_of_earlier_work(CUresult error);
 
 /// Puts `count` words of 32 bits of `value` at `to` (device memory), in the order of the stream.
 void set_words(void* to, unsigned value, size_t count, void* stream);
+
+/// Writes words of memory that the current device reaches, once all that lies on the stream is done and seen by other devices.
+void write_words(std::span<uint32_t* const> words, uint32_t number, void* stream);
+/// What is put on the stream from now on waits until each of the words has come to the number, or past it by less than half of all
+/// numbers.
+void await_words(std::span<uint32_t* const> words, uint32_t number, void* stream);
 
 /// Makes a context current in this scope. Nothing happens where it is already.
 class ContextScope {

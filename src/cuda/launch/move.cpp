@@ -48,8 +48,9 @@ bool starts_at_vectors(const Box& box) {
 /// Collects boxes, and launches when there is no room for more.
 class Launches {
  public:
-  Launches(DType from, DType to, bool add, bool copies_vectors, const LoadedKernel& code, CUstream stream)
-      : code_(code), stream_(stream) {
+  Launches(DType from, DType to, bool add, bool copies_vectors, const LoadedKernel& code, CUstream stream,
+           int64_t most_ctas)
+      : code_(code), stream_(stream), most_ctas_(most_ctas) {
     args_.from = from;
     args_.to = to;
     args_.add = add;
@@ -76,9 +77,7 @@ class Launches {
   }
   void launch() {
     if (args_.count == 0) return;
-    // Some waves of the largest chip; each thread then takes several units.
-    constexpr int64_t kMostCtas = 4096;
-    const auto ctas = static_cast<unsigned>(std::min((units_ + kMoveThreads - 1) / kMoveThreads, kMostCtas));
+    const auto ctas = static_cast<unsigned>(std::min((units_ + kMoveThreads - 1) / kMoveThreads, most_ctas_));
     std::array<void*, 1> parameters = {&args_};
     const Kernel& kernel = move_kernel();
     const CUresult error =
@@ -107,18 +106,21 @@ class Launches {
   int64_t units_ = 0;
   const LoadedKernel& code_;
   CUstream stream_;
+  int64_t most_ctas_;
 };
 
 }  // namespace
 
-void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream) {
+void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream,
+          int64_t most_ctas) {
   const ContextScope scope(primary_context(device));
   const Kernel& kernel = move_kernel();
   const LoadedKernel& code = loaded(kernel, device);
   if (!code.clause.empty())
     throw RequestError(Status::kUnsupported, "", std::string(kernel.name) + ": " + code.clause);
   const auto on = static_cast<CUstream>(stream);
-  Launches vectors(DType::kF16, DType::kF16, false, true, code, on), elements(from, to, add, false, code, on);
+  Launches vectors(DType::kF16, DType::kF16, false, true, code, on, most_ctas),
+      elements(from, to, add, false, code, on, most_ctas);
   for (const Box& given : boxes) {
     const Box box = with_long_runs(given, size_of(from), size_of(to));
     Box halves = box;

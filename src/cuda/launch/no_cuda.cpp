@@ -68,7 +68,7 @@ void merge(std::span<const TensorDesc>, std::span<const TensorDesc>, const Tenso
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");
 }
 
-void move(std::span<const Box>, DType, DType, bool, int device, void*) {
+void move(std::span<const Box>, DType, DType, bool, int device, void*, int64_t) {
   throw RequestError(Status::kUnsupported, "device",
                      "device: got cuda:" + std::to_string(device) +
                          ", but this build was made without CUDA; configure it with -DFOVEA_CUDA=ON");

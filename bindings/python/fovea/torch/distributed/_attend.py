@@ -26,7 +26,8 @@ EVERYWHERE = "everywhere"
 """For `pieces`: every rank has all queries."""
 
 _NAMES = {"queries": "pieces", "keys": "key_pieces"}
-_MOST_PLANS = 256  # shapes that a program has at a time; all ranks forget them in the same call
+# Shapes that a program has at a time; all ranks forget them in the same call. On GPUs plans may have memory of their own.
+_MOST_PLANS = {"cpu": 256, "cuda": 16}
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _run(
         except TypeError as error:  # before the ranks agree on a plan
             call.ranks.stop(str(error))
             raise
-        if len(plans) >= _MOST_PLANS:
+        if len(plans) >= _MOST_PLANS[given["q"].device.type]:
             plans.clear()
         forms = {name: (x.shape, _strides(x)) for name, x in given.items()}
         planned = plans[key] = _Planned(plan, call.ranks.next_number(), forms)
