@@ -529,7 +529,8 @@ TEST(PtxSm90, ALaunchThatBeginsEarlySeesWhatTheOneBeforeWrites) {
   DeviceArray<int> number(1), got(2);
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  read_in_time<<<1, 1, 0, stream>>>(number.data(), got.data());  // what loads it would take longer than the first runs
+  read_in_time<<<1, 1, 0, stream>>>(number.data(),
+                                    got.data());  // what loads it would take longer than the first runs
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   write_late<<<1, 1, 0, stream>>>(number.data());
   cudaLaunchAttribute attribute = {};
@@ -540,8 +541,9 @@ TEST(PtxSm90, ALaunchThatBeginsEarlySeesWhatTheOneBeforeWrites) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  ASSERT_EQ(cudaLaunchKernelEx(&config, read_in_time, static_cast<const volatile int*>(number.data()), got.data()),
-            cudaSuccess);
+  ASSERT_EQ(
+      cudaLaunchKernelEx(&config, read_in_time, static_cast<const volatile int*>(number.data()), got.data()),
+      cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(got.values(), (std::vector<int>{0, 7}));  // 0: it began before the first had ended
   cudaStreamDestroy(stream);

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), 1)
     if (thread < 2) memory.work(static_cast<uint32_t>(thread)).set_dropout(args.b.p);
   }
   ptx::let_next_launch_begin();  // its CTAs find room when CTAs of this one end
-  __syncthreads();  // the barriers are ready, and dropout's words in both work tiles
+  __syncthreads();               // the barriers are ready, and dropout's words in both work tiles
   if constexpr (kConfig.chain) bwd_sm90_open_inboxes<Instance>(args.b, memory, ptx::cta_rank());
 
   if (warpgroup == 0) {

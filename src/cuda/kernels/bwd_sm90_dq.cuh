@@ -6,10 +6,10 @@
 
 #include "cuda/kernels/bwd_sm90_chain.cuh"
 #include "cuda/kernels/bwd_sm90_config.cuh"
-#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/red.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
