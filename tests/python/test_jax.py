@@ -1,9 +1,11 @@
 """fovea.jax: jit, gradients, vmap and errors, against the formula in JAX."""
 
 import math
+import os
 
 import pytest
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other programs test on the same GPU
 jax = pytest.importorskip("jax")
 import fovea  # noqa: E402
 import fovea.jax as fj  # noqa: E402

@@ -1,6 +1,8 @@
 """Fovea under transformers' generate and continuous batching: small models with random weights, whose tokens have to be those of
 transformers' own implementation."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -99,11 +101,12 @@ def test_generate(architecture, implementation, device):
 def serve(model, prompts):
     """The tokens that continuous batching gives each prompt, with few pages of few tokens, so that prompts are divided into chunks, and
     wait for pages that others give back."""
-    if not hasattr(transformers, "ContinuousBatchingConfig"):
-        pytest.skip(f"transformers {transformers.__version__} has no ContinuousBatchingConfig")
+    configuration = getattr(transformers, "ContinuousBatchingConfig", None)
+    if configuration is None or "page_size" not in inspect.signature(configuration).parameters:
+        pytest.skip(f"transformers {transformers.__version__} has no ContinuousBatchingConfig with a page_size")
     fovea.transformers.use_for_serving(model)
     _core.clear_plans()
-    settings = transformers.ContinuousBatchingConfig(page_size=16, num_blocks=24, max_batch_tokens=16, max_requests_per_batch=4)
+    settings = configuration(page_size=16, num_blocks=24, max_batch_tokens=16, max_requests_per_batch=4)
     generation = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     found = model.generate_batch(prompts, generation_config=generation, continuous_batching_config=settings)
     assert _core.plan_count() > 0
