@@ -287,7 +287,6 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
-  shared.blocks.wait_for(group);
   shared.seen.wait_for(group);
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
@@ -370,15 +369,13 @@ void Forward::run(const Buffers& buffers) const {
   Shared shared{shared_, shared_seen_};
   shared.blocks.set_memory(buffers, workspace + shared_offset_);
   shared.seen.set_memory(workspace + seen_offset_);
-  WorkQueue blocks_to_share(shared.blocks.blocks()), seen_to_share(shared.seen.items());
+  WorkQueue seen_to_share(shared.seen.items());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = seen_to_share.next()) >= 0;)
       shared.seen.find(problem_, buffers, terms, blocks, *staging_.ops, t.scores, t.pairs.registers, item);
-    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
-      shared.blocks.stage(problem_, buffers, staging_, block, t);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });

@@ -81,6 +81,7 @@ struct BlockRun {
   std::array<AttendBlock, kRunBlocks> operands;
   Seen own[kMaxPanels * kRunBlocks];
   SeenTable seen;  ///< what panels see
+  std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
   bool finite_parts = true;
   int64_t count = 0;
 
@@ -128,6 +129,7 @@ struct TilePass : TileProblem {
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
   bool look(BlockRun& run, int64_t j0, int64_t end) const;
+  void meet(BlockRun& run, int64_t j0, int64_t end) const;
   Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
   tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
@@ -180,13 +182,15 @@ void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
   if (parts.parts == 0) {
     const KeyBlock block = staged(j0, n);
     run.add(block, {block.keys, block.values});
-    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
+    const auto i = static_cast<size_t>(run.count - 1);
+    if (shared.looks() && run.met[i]) run.finite[i].known = shared.finite(group, j0);
     return;
   }
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  const bool met = run.met[static_cast<size_t>(run.count)];
   run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
   if (is_shared) {
-    run.finite_parts = run.finite_parts && shared.finite(group, j0);
+    run.finite_parts = run.finite_parts && (!met || shared.finite(group, j0));
   } else {
     const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
     run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
@@ -211,6 +215,25 @@ bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
   run.seen = {run.own, t.seen_pairs, kRunBlocks};
   const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
   return search.look(lanes, panels, j0, end, run.seen);
+}
+
+/// Finds out which blocks of a run the panels meet, and sees to it that shared ones are staged.
+void TilePass::meet(BlockRun& run, int64_t j0, int64_t end) const {
+  tile::Range keys{end, j0};
+  for (int64_t x = 0; x < panels; ++x) {
+    if (lanes[x].any.empty()) continue;
+    keys = {std::min(keys.begin, lanes[x].any.begin), std::max(keys.end, lanes[x].any.end)};
+  }
+  const int64_t count = ceil_div(end - j0, kBlockKeys);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t first = j0 + i * kBlockKeys;
+    bool sees = false;
+    for (int64_t x = 0; x < panels; ++x) sees = sees || run.seen.seen_of(x, i) != Seen::kNone;
+    run.met[static_cast<size_t>(i)] = sees && keys.begin < first + kBlockKeys && first < keys.end;
+  }
+  // Tiles of a head that begin together share the blocks.
+  const int64_t start = lanes[0].first_row * count / group.rows();
+  shared.stage(s, group, j0, count, start, run.met.data(), t);
 }
 
 /// How much panel x sees of keys [begin, end) of block i; `begin` is a multiple of kSeenStep.
@@ -249,6 +272,7 @@ bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
 bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
   if (parts.parts > 0) return true;  // all are
   for (int64_t i = 0; i < run.count; ++i) {
+    if (!run.met[static_cast<size_t>(i)]) continue;
     const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
     bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
@@ -401,6 +425,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
 void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
   if (!look(run, j0, end)) return;
+  meet(run, j0, end);
   for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
   attend(run, taken);

@@ -305,35 +305,41 @@ class SharedBlocks {
                     k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
-  int64_t bytes() const { return bytes_ + (heads_ + blocks()) * static_cast<int64_t>(sizeof(int32_t)); }
-  int64_t blocks() const { return heads_ * blocks_; }
+  int64_t bytes() const { return bytes_ + blocks() * static_cast<int64_t>(sizeof(int32_t)); }
   void set_memory(const Buffers& buffers, void* memory) {
     keys_in_place_ =
         rows_of_keys_ && reinterpret_cast<uintptr_t>(buffers.get<const char>(Role::kK)) % 64 == 0;
     base_ = static_cast<float*>(memory);
-    staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
-    finite_ = staged_ + heads_;
-    std::fill_n(staged_, heads_, 0);
+    states_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    std::fill_n(states_, blocks(), kUntouched);
   }
 
-  /// Block `item` of blocks(), those of a head one behind the other.
-  void stage(const AttentionProblem& p, const Buffers& buffers, const Staging& s, int64_t item,
+  /// Makes sure of `count` blocks from key j0 on, those that are wanted: stages those that nobody has begun with, first the ones from `start` on,
+  /// so that tiles of a head share the work. What a thread stages stays in its own caches for the tile that it is at.
+  void stage(const Staging& s, const Group& group, int64_t j0, int64_t count, int64_t start, const bool* wanted,
              const ThreadScratch& t) const {
-    const int64_t head = item / blocks_;
-    const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
-    stage(s, group, item % blocks_ * kBlockKeys, finite_[item], t);
-    // What is written above is there for a thread that reads the new count.
-    std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
-  }
-  /// Returns when all blocks of a head are staged. Those that are not are in the hands of threads that run.
-  void wait_for(const Group& group) const {
     if (bytes_ == 0) return;
-    const std::atomic_ref staged(staged_[group.index()]);
-    while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
+    int32_t* states = &states_[group.index() * blocks_ + j0 / kBlockKeys];
+    for (int64_t x = 0; x < count; ++x) {
+      const int64_t i = (start + x) % count;
+      int32_t expected = kUntouched;
+      const std::atomic_ref state(states[i]);
+      if (!wanted[i] || state.load(std::memory_order_relaxed) != kUntouched ||
+          !state.compare_exchange_strong(expected, kBegun, std::memory_order_relaxed))
+        continue;
+      const bool finite = stage(s, group, j0 + i * kBlockKeys, t);
+      // What is written above is there for a thread that reads the new state.
+      state.store(finite ? kFinite : kStaged, std::memory_order_release);
+    }
+    // Those that are not staged yet are in the hands of threads that run.
+    for (int64_t i = 0; i < count; ++i) {
+      const std::atomic_ref state(states[i]);
+      while (wanted[i] && state.load(std::memory_order_acquire) < kStaged) std::this_thread::yield();
+    }
   }
   /// Whether the values of a block are finite, of parts the keys as well. Nobody has looked where no weight may be 0.
   bool finite(const Group& group, int64_t j0) const {
-    return finite_[group.index() * blocks_ + j0 / kBlockKeys] != 0;
+    return states_[group.index() * blocks_ + j0 / kBlockKeys] == kFinite;
   }
   bool looks() const { return bytes_ > 0 && looks_; }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
@@ -349,22 +355,23 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite,
-             const ThreadScratch& t) const {
+  enum State : int32_t { kUntouched, kBegun, kStaged, kFinite };  // of a block
+  int64_t blocks() const { return heads_ * blocks_; }
+  /// Whether the values, of parts the keys as well, are known to be finite.
+  bool stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
-    if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
     if (parts_.parts > 0) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-      finite = parts_.stage(s, keys, values, n, at(group, j0), t.part_rows) ? 1 : 0;
-      return;
+      return parts_.stage(s, keys, values, n, at(group, j0), t.part_rows);
     }
-    finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v) ? 1 : 0;
+    const bool finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v);
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
     }
     s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+    return finite;
   }
   float* at(const Group& group, int64_t j0) const {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
@@ -376,8 +383,7 @@ class SharedBlocks {
   bool keys_in_place_ = false;
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
-  int32_t* staged_ = nullptr;  ///< blocks of each head
-  int32_t* finite_ = nullptr;  ///< of each block, whether its values are
+  int32_t* states_ = nullptr;  ///< of each block
   bool looks_ = false;
 };
 
