@@ -35,11 +35,12 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   const float scale = keep_scale(p) * group.value_scale;
   alignas(64) float factors[kPanel] = {};
   char* outputs[kPanel];
+  const bool has_lse = p.has(Role::kLse);
+  const HeadRows rows_of_o = group.head_rows(Role::kO);
   for (int x = 0; x < lanes.count; ++x) {
-    const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
     if (sinks != nullptr) {
-      const float sink = sinks[group.head(row) * p[Role::kSink].stride[0]] * kLog2e;
+      const float sink = sinks[lanes.head[x] * p[Role::kSink].stride[0]] * kLog2e;
       const float raised = std::max(maximum, sink);
       const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
       factor = std::exp2(maximum - subtract);
@@ -48,10 +49,11 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
     }
     const bool empty = sum == 0.0f;
     factors[x] = empty ? 0.0f : scale * factor / sum;
-    outputs[x] = group.row_data(Role::kO, row);
-    if (p.has(Role::kLse)) {
-      *group.stat(Role::kLse, row) =
-          empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
+    outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);
+    if (has_lse) {
+      auto* lse = reinterpret_cast<float*>(
+          stats_of(p, *group.buffers, Role::kLse, group.batch, lanes.head[x], group.span.row_q + lanes.query[x]).data);
+      *lse = empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
   if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
