@@ -51,8 +51,9 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
     factors[x] = empty ? 0.0f : scale * factor / sum;
     outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);
     if (has_lse) {
-      auto* lse = reinterpret_cast<float*>(
-          stats_of(p, *group.buffers, Role::kLse, group.batch, lanes.head[x], group.span.row_q + lanes.query[x]).data);
+      auto* lse = reinterpret_cast<float*>(stats_of(p, *group.buffers, Role::kLse, group.batch, lanes.head[x],
+                                                    group.span.row_q + lanes.query[x])
+                                               .data);
       *lse = empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
@@ -188,7 +189,7 @@ class Forward final : public Prepared {
         schedule_(p, ops, options),
         programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
-        shared_(p, staging_, schedule_),
+        shared_(p, staging_, schedule_, programs_),
         shared_seen_(p, ops, programs_),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_),

@@ -80,7 +80,7 @@ struct BlockRun {
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
   Seen own[kMaxPanels * kRunBlocks];
-  SeenTable seen;  ///< what panels see
+  SeenTable seen;                      ///< what panels see
   std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
   bool finite_parts = true;
   int64_t count = 0;
@@ -112,20 +112,26 @@ struct BlockRun {
 struct PanelTerms {
   const void* elements[kPanel];
   float factors[kPanel];
+  const char* queries[kPanel];
 };
 
 /// A tile against runs of blocks.
 struct TilePass : TileProblem {
   PartBlocks parts;
+  RowBlocks by_rows;
   std::array<bool, kMaxPanels> finite_queries{};  ///< of each panel, where there are parts
 
-  explicit TilePass(const TileProblem& problem) : TileProblem(problem), parts(problem.s) {}
+  explicit TilePass(const TileProblem& problem)
+      : TileProblem(problem),
+        parts(problem.s),
+        by_rows(problem.s, problem.terms.programs, problem.terms.dropout) {}
   float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
   tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
   void add(BlockRun& run, int64_t j0, int64_t n) const;
+  void add_rows(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
   bool look(BlockRun& run, int64_t j0, int64_t end) const;
@@ -150,7 +156,7 @@ struct TilePass : TileProblem {
 tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
-    s.stage_queries(group, lanes[x], queries(x), t.rows);
+    if (!by_rows.present) s.stage_queries(group, lanes[x], queries(x), t.rows);
     if (parts.parts > 0)
       finite_queries[static_cast<size_t>(x)] = s.ops->split_lanes(
           queries(x), s.d, parts.parts, reinterpret_cast<uint32_t*>(part_queries(x)), parts.query_part());
@@ -164,7 +170,7 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  if (shared.bytes() > 0 && parts.parts == 0)
+  if (shared.bytes() > 0 && parts.parts == 0 && !by_rows.present)
     return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
@@ -176,31 +182,42 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
 }
 
-/// A block for the step of the table; of parts, whatever else reads it is staged where something does.
+/// A block for the step of the table; of parts and rows, whatever else reads it is staged where something does.
 void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
   const bool is_shared = shared.bytes() > 0;
+  const auto i = static_cast<size_t>(run.count);
   if (parts.parts == 0) {
-    const KeyBlock block = staged(j0, n);
-    run.add(block, {block.keys, block.values});
-    const auto i = static_cast<size_t>(run.count - 1);
+    if (by_rows.present) {
+      add_rows(run, j0, n);
+    } else {
+      const KeyBlock block = staged(j0, n);
+      run.add(block, {block.keys, block.values});
+    }
     if (shared.looks() && run.met[i]) run.finite[i].known = shared.finite(group, j0);
     return;
   }
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  const bool met = run.met[static_cast<size_t>(run.count)];
   run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
   if (is_shared) {
-    run.finite_parts = run.finite_parts && (!met || shared.finite(group, j0));
+    run.finite_parts = run.finite_parts && (!run.met[i] || shared.finite(group, j0));
   } else {
     const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
     run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
   }
 }
 
+void TilePass::add_rows(BlockRun& run, int64_t j0, int64_t n) const {
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  run.add({{}, {}, values, j0, n}, shared.bytes() > 0 ? shared.rows(group, j0) : by_rows.at(t.row_block));
+  if (shared.bytes() > 0) return;
+  by_rows.stage(s, group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows), values, n, t.row_block);
+}
+
 /// Keys that are staged at the same time, so that panels may attend to them in one step.
 int64_t TilePass::run_keys() const {
   if (shared.bytes() == 0) return kBlockKeys;
-  return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
+  if (parts.parts > 0) return kRunPartBlocks * kBlockKeys;
+  return (s.d + s.d_v > 128 ? kLargeRunBlocks : kRunBlocks) * kBlockKeys;
 }
 
 /// Finds out what the panels see of the keys of a run; nothing else of it is known yet. False where that is nothing.
@@ -332,6 +349,12 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
     panel.factors = panel_terms.factors;
     panel.dtype = elements->dtype;
   }
+  if (by_rows.present) {
+    const HeadRows of_q = group.head_rows(Role::kQ);
+    for (int lane = 0; lane < kPanel; ++lane)
+      panel_terms.queries[lane] = of_q.row(rows.query[lane], rows.head[lane]);
+    panel.query_rows = panel_terms.queries;
+  }
   return panel;
 }
 
@@ -373,6 +396,12 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
     keys.query_part = parts.query_part();
     keys.key_part = parts.key_part();
     keys.value_part = parts.value_part();
+  }
+  if (by_rows.present) {
+    keys.by_rows = true;
+    keys.size = s.d;
+    keys.columns_of_o = keys.columns;
+    keys.columns = by_rows.columns;
   }
   keys.key_elements = s.ops->key_elements;
   ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
@@ -416,6 +445,8 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
+      // Only here are queries wanted on lanes, then.
+      if (by_rows.present) s.stage_queries(group, lanes[x], queries(x), t.rows);
       step(run, i, x);
     }
   }

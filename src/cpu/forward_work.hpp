@@ -19,8 +19,9 @@
 namespace fovea::cpu::forward_pass {
 
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
-// cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
-inline constexpr int64_t kRunBlocks = 8;
+// cache once a run, and K and V of a run (512 KB at head sizes of 64 and 128) stay in a second-level cache of 2 MB for all panels of a tile.
+inline constexpr int64_t kRunBlocks = 16;
+inline constexpr int64_t kLargeRunBlocks = 8;  // of head sizes above 64
 // Of blocks of parts: 0.8 MB of float32 at head size 128.
 inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
@@ -203,6 +204,32 @@ struct PartBlocks {
   }
 };
 
+/// Blocks of keys and values as a step reads them whose queries are rows: where elements of bfloat16 are added to scores, and nothing else is.
+struct RowBlocks {
+  bool present = false;
+  int64_t words = 0;    ///< of a row of K
+  int64_t columns = 0;  ///< of V
+
+  RowBlocks(const Staging& s, const PairPrograms& programs, bool dropout) {
+    present = s.ops->key_columns != nullptr && programs.has_form && programs.elements &&
+              programs.elements->dtype == DType::kBF16 && programs.of_distance.empty() && !dropout &&
+              s.query_type == s.type && !s.has_qv() && std::max(s.d, s.d_v) <= kAttendRowSize;
+    words = present ? s.words_d : 0;
+    columns = present ? round_up(s.d_v, kAttendStrip) : 0;
+  }
+  int64_t block_words() const { return words * kBlockKeys + columns * kBlockKeys / 2; }
+  AttendBlock at(const float* block) const {
+    return {{block, words, 1}, {block + words * kBlockKeys, columns, 1}};
+  }
+  void stage(const Staging& s, const MatrixView& keys, const MatrixView& values, int64_t n,
+             float* block) const {
+    auto* to = reinterpret_cast<uint32_t*>(block);
+    s.ops->key_columns(keys.row<const uint16_t>(0), keys.stride, n, s.d, words, to);
+    s.ops->value_pairs(values.row<const uint16_t>(0), values.stride, n, s.d_v, columns,
+                       to + words * kBlockKeys);
+  }
+};
+
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
@@ -213,6 +240,7 @@ struct ThreadScratch {
   uint32_t* seen_pairs;  ///< by panel, of a run of blocks; null where no words are wanted
   float *part_queries, *part_block,
       *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
+  float* row_block;             ///< of a step whose queries are rows
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
@@ -243,6 +271,7 @@ struct ThreadScratch {
     part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
     part_block = memory.take<float>(parts.block_words());
     part_rows = memory.take<float>(parts.row_words());
+    row_block = memory.take<float>(RowBlocks(s, programs, p.dropout > 0).block_words());
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -283,12 +312,16 @@ class SharedBlocks {
  public:
   static constexpr int64_t kMostBytes = 128 << 20;
 
-  SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
+  SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+               const PairPrograms& programs)
       : parts_(s),
+        rows_(s, programs, p.dropout > 0),
         blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
         key_words_(parts_.parts > 0 ? parts_.block_words()
+                   : rows_.present  ? rows_.block_words()
                                     : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
-        value_words_(parts_.parts > 0 ? 0 : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
+        value_words_(parts_.parts > 0 || rows_.present ? 0
+                                                       : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
     // Rows look ahead as far as a run goes, which must not depend on the number of tiles.
     const bool looks_ahead = p.expressions && p.expressions->score;
@@ -298,11 +331,11 @@ class SharedBlocks {
     heads_ = schedule.groups;
     looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
     const TensorDesc& k = p[Role::kK];
-    rows_of_keys_ = parts_.parts == 0 && !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
-                    !p.has(Role::kPageTable) && s.key_type == s.type && !s.has_qv() &&
-                    p.seqlen_k % kAttendStrip == 0 && s.d == s.words_d * s.ops->word_elements &&
-                    k.stride[1] == s.d && k.stride[0] % kLineElements == 0 &&
-                    k.stride[2] % kLineElements == 0;
+    rows_of_keys_ = parts_.parts == 0 && !rows_.present && !p.packed && !p.has(Role::kSeqUsedK) &&
+                    !p.has(Role::kLeftPadK) && !p.has(Role::kPageTable) && s.key_type == s.type &&
+                    !s.has_qv() && p.seqlen_k % kAttendStrip == 0 &&
+                    s.d == s.words_d * s.ops->word_elements && k.stride[1] == s.d &&
+                    k.stride[0] % kLineElements == 0 && k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
   int64_t bytes() const { return bytes_ + blocks() * static_cast<int64_t>(sizeof(int32_t)); }
@@ -316,8 +349,8 @@ class SharedBlocks {
 
   /// Makes sure of `count` blocks from key j0 on, those that are wanted: stages those that nobody has begun with, first the ones from `start` on,
   /// so that tiles of a head share the work. What a thread stages stays in its own caches for the tile that it is at.
-  void stage(const Staging& s, const Group& group, int64_t j0, int64_t count, int64_t start, const bool* wanted,
-             const ThreadScratch& t) const {
+  void stage(const Staging& s, const Group& group, int64_t j0, int64_t count, int64_t start,
+             const bool* wanted, const ThreadScratch& t) const {
     if (bytes_ == 0) return;
     int32_t* states = &states_[group.index() * blocks_ + j0 / kBlockKeys];
     for (int64_t x = 0; x < count; ++x) {
@@ -348,6 +381,7 @@ class SharedBlocks {
     return {at(group, j0), s.score_words(), 1};
   }
   AttendBlock parts(const Group& group, int64_t j0) const { return parts_.at(at(group, j0)); }
+  AttendBlock rows(const Group& group, int64_t j0) const { return rows_.at(at(group, j0)); }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
   }
@@ -366,6 +400,11 @@ class SharedBlocks {
       return parts_.stage(s, keys, values, n, at(group, j0), t.part_rows);
     }
     const bool finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v);
+    if (rows_.present) {
+      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      rows_.stage(s, keys, values, n, at(group, j0));
+      return finite;
+    }
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
@@ -378,6 +417,7 @@ class SharedBlocks {
   }
 
   PartBlocks parts_;
+  RowBlocks rows_;
   int64_t blocks_ = 0;         ///< of a head
   bool rows_of_keys_ = false;  ///< K lies as staged rows do, if it begins at a line of a cache
   bool keys_in_place_ = false;
