@@ -22,6 +22,7 @@
 // Terms of the score: products begin with what is added to it, and whether a key is seen comes beside the softmax, a bit that is
 // tested. Strips that none of the 32 queries sees are left out between turns. Programs of expressions run over a strip between tiles and softmax.
 #include "cpu/attend_amx_pass.hpp"
+#include "cpu/attend_amx_rows.hpp"
 #include "cpu/subnormals.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -112,8 +113,7 @@ FOVEA_AMX void Pass<kForm, kParts>::weigh_again(int64_t turn, float* scores, __m
 /// Brings the scores of a strip from the tiles to the weights.
 template <int kForm, int kParts>
 FOVEA_AMX_INLINE void Pass<kForm, kParts>::begin_strip(int64_t key, Weights& w) {
-  store_pending();
-  set_terms(key, pending_.column[0], w);
+  set_terms(key, scores_of_strip(key), w);
   if (fresh_) refer(w);
   std::copy_n(offset_, 2, w.offset);
 }
@@ -150,14 +150,11 @@ FOVEA_AMX_INLINE bool Pass<kForm, kParts>::rose_too_far(const Weights& w) const 
 
 /// Adds the sums of a turn to those of the rows; weighs it again where scores rose too far above the references.
 template <int kForm, int kParts>
-FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, Weights& w) {
+FOVEA_AMX_INLINE void Pass<kForm, kParts>::end_turn(int64_t turn, float* last_scores, Weights& w) {
   if (rose_too_far(w)) {
-    if (in_tiles_) {  // scores of the next strip
-      pending_ = scores_at(scores_ + kStrip * kWidth);
-      store_pending();
-    }
+    store_pending();
     __m512 sum[2] = {w.sum[0], w.sum[1]};
-    weigh_again(turn, scores_, sum);
+    weigh_again(turn, last_scores, sum);
     std::copy_n(sum, 2, w.sum);
   }
   for (size_t x = 0; x < 2; ++x) {
@@ -173,8 +170,7 @@ FOVEA_AMX void Pass<kForm, kParts>::run() {
   w.factor = _mm512_set1_ps(keys_.factor);
   if constexpr ((kForm & kFetched) != 0) add_elements(first_);
   score<0, kForm>(first_, nullptr, w);
-  pending_ = scores_at(scores_);
-  in_tiles_ = true;
+  store(scores_at(scores_of_strip(first_)));
   for (int64_t key = first_; key < end_; key += kStrip) {
     const int64_t turn = key & -turn_, next = key + kStrip;
     begin_strip(key, w);
@@ -182,19 +178,19 @@ FOVEA_AMX void Pass<kForm, kParts>::run() {
     if constexpr ((kForm & kFetched) != 0) {
       if (next < end_) add_elements(next);
     }
-    if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
+    // Scores come first: they are ready, and stored, before the next strip reads them.
     if (next < end_) {
       score<kPairs, kForm>(next, in_tiles_ ? &pending_ : nullptr, w);
-      pending_ = scores_at(scores_);
+      pending_ = scores_at(scores_of_strip(next));
       in_tiles_ = true;
-    } else {
-      store_pending();
     }
+    if (turn > first_) add_values<kPairs>(turn - turn_, (key - begin_of(turn)) / kStrip, strips_of(turn), w);
+    if (pending_.column[0] == scores_of_strip(next)) store_pending();
     weigh_rest<kForm, kParts>(w);
     drop(key);
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if ((next & (turn_ - 1)) == 0 || next >= end_) end_turn(turn, w);
+    if ((next & (turn_ - 1)) == 0 || next >= end_) end_turn(turn, scores_of_strip(key), w);
   }
   add_values<kPairs>((end_ - 1) & -turn_, 0, 1, w);
   store_pending();
@@ -304,8 +300,19 @@ FOVEA_AMX bool sees_some(const Columns& columns, int64_t strip) {
   return _mm512_test_epi32_mask(any, any) != 0;
 }
 
+/// Two columns against a run, as rows. Holes are not left out: what is added to O at the end of a pass must not depend on neighbouring queries.
+FOVEA_AMX void attend_rows(const AttendKeys& keys, Columns& columns) {
+  const auto sees = [&](int64_t key) { return sees_some(columns, (key - keys.first) / kStrip); };
+  int64_t begin = std::max(keys.first, std::min(columns[0].any.begin, columns[1].any.begin)) & -kStrip;
+  int64_t end = std::min(keys.end, std::max(columns[0].any.end, columns[1].any.end));
+  while (begin < end && !sees(begin)) begin += kStrip;
+  while (begin < end && !sees((end - 1) & -kStrip)) end = (end - 1) & -kStrip;
+  if (begin < end) RowPass(keys, columns, {begin, end}).attend();
+}
+
 /// Two columns against a run. Strips that neither sees are left out, but for those inside of a turn, whose weights are added up together.
 FOVEA_AMX void attend_columns(const AttendKeys& keys, Columns& columns, float* scratch) {
+  if (keys.by_rows) return attend_rows(keys, columns);
   static constexpr decltype(&steps_of<1>) kStepsOfParts[] = {steps_of<1>, steps_of<2>, steps_of<3>};
   const bool masked = columns[0].seen != nullptr || columns[1].seen != nullptr;
   const bool added = columns[0].distance != nullptr || columns[0].elements != nullptr;
@@ -361,7 +368,8 @@ FOVEA_AMX void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int
                             panel.elements == nullptr ? nullptr : panel.elements + v,
                             panel.factors == nullptr ? nullptr : panel.factors + v,
                             panel.dtype,
-                            panel.seen == nullptr ? nullptr : panel.seen + v};
+                            panel.seen == nullptr ? nullptr : panel.seen + v,
+                            panel.query_rows == nullptr ? nullptr : panel.query_rows + v};
       if (waiting == 2) attend_columns(keys, columns, scratch);
       waiting %= 2;
     }

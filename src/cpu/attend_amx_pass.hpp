@@ -47,6 +47,7 @@ struct Column {
   const float* factors;
   DType dtype;
   const uint32_t* seen;  ///< at row stride kPanel
+  const char* const* rows;
 };
 using Columns = std::array<Column, 2>;
 
@@ -114,6 +115,7 @@ class Pass {
   int64_t strips_of(int64_t turn) const {
     return ceil_div(std::min(turn + turn_, end_) - begin_of(turn), kStrip);
   }
+  float* scores_of_strip(int64_t key) const { return scores_ + (key / kStrip & 1) * kStrip * kWidth; }
   static Accumulators scores_at(float* scores) { return {{scores, scores + kTile}, {kWidth, kWidth}}; }
   /// What the scores of a strip begin with.
   FOVEA_AMX Accumulators added_at(int64_t key) const {
@@ -151,7 +153,7 @@ class Pass {
   FOVEA_AMX void begin_strip(int64_t key, Weights& w);
   template <int kPairs>
   FOVEA_AMX void add_values(int64_t turn, int64_t part, int64_t parts, Weights& w);
-  FOVEA_AMX void end_turn(int64_t turn, Weights& w);
+  FOVEA_AMX void end_turn(int64_t turn, float* last_scores, Weights& w);
   FOVEA_AMX void store_pending() {
     if (in_tiles_) store(pending_);
     in_tiles_ = false;

@@ -67,10 +67,11 @@ enum Form : int { kPlain = 0, kAdded = 1, kMasked = 2, kFetched = 4 };
 
 /// The weights of a strip while they are made, and the sums of those of a turn.
 struct Weights {
-  const float* scores;  ///< [keys][kWidth]
-  uint32_t* pairs;      ///< [keys / 2][kWidth]
-  int64_t part;         ///< words between the parts of weights
-  int64_t left;         ///< pairs of keys
+  static constexpr bool kKeysOnLeft = true;  ///< what comes from far is the left operand
+  const float* scores;                       ///< [keys][kWidth]
+  uint32_t* pairs;                           ///< [keys / 2][kWidth]
+  int64_t part;                              ///< words between the parts of weights
+  int64_t left;                              ///< pairs of keys
   __m512 factor;
   __m512 offset[2];  ///< 1/2 - m
   __m512 sum[2];
@@ -79,6 +80,34 @@ struct Weights {
   const void* const*
       ahead;  ///< lines to fetch, one beside each pair of keys of a column, in bytes from there
   int64_t ahead_bytes, next_line;
+};
+
+/// Which keys of a strip a row sees.
+struct SeenOfRow {
+  __mmask32 keys;
+  __mmask16 even, odd;
+};
+
+/// A row of queries where queries are rows: side by side, so that one register finds all of it.
+struct alignas(64) WeightRow {
+  float sum[kTile];      ///< of the weights of a pass, in parts
+  const char* elements;  ///< bfloat16, added to the scores
+  float element_factor;  ///< in units of log2
+  float offset;          ///< 1/2 - m
+  SeenOfRow seen;        ///< of this strip
+  float reference;       ///< m
+};
+
+/// Weights where queries are rows. Two vectors are the keys of even and of odd number of a strip.
+struct RowWeights {
+  static constexpr bool kKeysOnLeft = false;
+  const float* scores;  ///< [rows][kWidth], even keys and odd ones
+  uint32_t* pairs;      ///< [rows][pairs_stride]
+  int64_t pairs_stride;
+  int64_t left;  ///< pairs of rows
+  WeightRow* row;
+  __m512 factor;
+  int64_t at, ahead;  ///< bytes of the strip's elements in a row, and of those that are fetched
 };
 
 /// The bits of a word.
@@ -154,9 +183,43 @@ FOVEA_AMX_INLINE void weigh_pair(Weights& w, int64_t j, int column) {
   }
 }
 
+/// Numbers of the even and the odd keys of a strip.
+struct Two {
+  __m512 even, odd;
+};
+
+/// The scores of a row in units of log2, plus `offset`. Elements that are not seen are not read.
+template <int kForm>
+FOVEA_AMX_INLINE Two logarithms_of(const RowWeights& w, const WeightRow& row, const float* scores,
+                                   __m512 offset) {
+  const char* at = row.elements + w.at;
+  const __m512i words =
+      (kForm & kMasked) != 0 ? _mm512_maskz_loadu_epi16(row.seen.keys, at) : _mm512_loadu_si512(at);
+  const __m512 factor = _mm512_set1_ps(row.element_factor);
+  const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  const __m512 odd =
+      _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  return {_mm512_fmadd_ps(_mm512_loadu_ps(scores), w.factor, _mm512_fmadd_ps(even, factor, offset)),
+          _mm512_fmadd_ps(_mm512_loadu_ps(scores + kTile), w.factor, _mm512_fmadd_ps(odd, factor, offset))};
+}
+
+/// The weights of rows 2 j and 2 j + 1, for one of them.
+template <int kForm, int kParts>
+FOVEA_AMX_INLINE void weigh_pair(RowWeights& w, int64_t j, int which) {
+  const int64_t i = 2 * j + which;
+  WeightRow& row = w.row[i];
+  __builtin_prefetch(row.elements + w.ahead, 0, 2);
+  const Two t = logarithms_of<kForm>(w, row, w.scores + i * kWidth, _mm512_set1_ps(row.offset));
+  const __m512 even = exp2_of<kParts>(t.even, (kForm & kMasked) != 0 ? row.seen.even : __mmask16{0xffff});
+  const __m512 odd = exp2_of<kParts>(t.odd, (kForm & kMasked) != 0 ? row.seen.odd : __mmask16{0xffff});
+  _mm512_store_ps(row.sum, _mm512_add_ps(_mm512_load_ps(row.sum), _mm512_add_ps(even, odd)));
+  _mm512_storeu_si512(w.pairs, round_to_pairs(even, odd));
+  w.pairs += w.pairs_stride;
+}
+
 /// Those of the kPairs pairs of keys that go with product `i` of four.
-template <int kPairs, int kForm, int kParts>
-FOVEA_AMX_INLINE void weigh_beside(Weights& w, int i) {
+template <int kPairs, int kForm, int kParts, class W>
+FOVEA_AMX_INLINE void weigh_beside(W& w, int i) {
   for (int x = kPairs * i / 2; x < kPairs * (i + 1) / 2; ++x) weigh_pair<kForm, kParts>(w, x / 2, x % 2);
 }
 
@@ -169,8 +232,15 @@ FOVEA_AMX_INLINE void advance(Weights& w) {
   w.left -= kPairs;
 }
 
-template <int kForm, int kParts>
-FOVEA_AMX_INLINE void weigh_rest(Weights& w) {
+template <int kPairs, int kForm>
+FOVEA_AMX_INLINE void advance(RowWeights& w) {
+  w.scores += 2 * kPairs * kWidth;
+  w.row += 2 * kPairs;
+  w.left -= kPairs;
+}
+
+template <int kForm, int kParts, class W>
+FOVEA_AMX_INLINE void weigh_rest(W& w) {
   while (w.left > 0) {
     weigh_pair<kForm, kParts>(w, 0, 0);
     weigh_pair<kForm, kParts>(w, 0, 1);
@@ -186,6 +256,22 @@ FOVEA_AMX_INLINE void weigh_rest(Weights& w) {
 #define FOVEA_LOAD(t, row, x) \
   _tile_loadd(t, from.column[x] + (row)*kTile * from.stride[x], static_cast<size_t>(from.stride[x] * 4))
 
+// Keys and values come from the second-level cache, and do not take the place of what is in the first.
+#define FOVEA_LEFT(t, at, stride)        \
+  do {                                   \
+    if constexpr (W::kKeysOnLeft)        \
+      _tile_stream_loadd(t, at, stride); \
+    else                                 \
+      _tile_loadd(t, at, stride);        \
+  } while (false)
+#define FOVEA_RIGHT(t, at, stride)       \
+  do {                                   \
+    if constexpr (W::kKeysOnLeft)        \
+      _tile_loadd(t, at, stride);        \
+    else                                 \
+      _tile_stream_loadd(t, at, stride); \
+  } while (false)
+
 FOVEA_AMX_INLINE void store(const Accumulators& to) {
   FOVEA_STORE(0, 0, 0);
   FOVEA_STORE(1, 0, 1);
@@ -196,9 +282,9 @@ FOVEA_AMX_INLINE void store(const Accumulators& to) {
 }
 
 /// Each accumulator of the block before goes to `to`, or nowhere, where the new one begins: from zero, or from `from`.
-template <int kPairs, int kForm, int kParts, Of of>
+template <int kPairs, int kForm, int kParts, Of of, class W>
 FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, const Accumulators* begin,
-                                 Weights& w) {
+                                 W& w) {
 #define FOVEA_BEGIN(t, row, x)         \
   if (before != nullptr) {             \
     const Accumulators& to = *before;  \
@@ -213,16 +299,16 @@ FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, c
   constexpr PartPair kPart = part_pairs<kParts, of>()[0];
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
   const float* rows = p.left + kPart.left * p.left_part;
-  _tile_stream_loadd(4, rows, left);
-  _tile_loadd(6, p.right[0] + kPart.right * p.right_part, right);
+  FOVEA_LEFT(4, rows, left);
+  FOVEA_RIGHT(6, p.right[0] + kPart.right * p.right_part, right);
   FOVEA_BEGIN(0, 0, 0);
   _tile_dpbf16ps(0, 4, 6);
   weigh_beside<kPairs, kForm, kParts>(w, 0);
-  _tile_loadd(7, p.right[1] + kPart.right * p.right_part, right);
+  FOVEA_RIGHT(7, p.right[1] + kPart.right * p.right_part, right);
   FOVEA_BEGIN(1, 0, 1);
   _tile_dpbf16ps(1, 4, 7);
   weigh_beside<kPairs, kForm, kParts>(w, 1);
-  _tile_stream_loadd(5, rows + kTile * p.left_stride, left);
+  FOVEA_LEFT(5, rows + kTile * p.left_stride, left);
   FOVEA_BEGIN(3, 1, 1);
   _tile_dpbf16ps(3, 5, 7);
   weigh_beside<kPairs, kForm, kParts>(w, 2);
@@ -234,8 +320,8 @@ FOVEA_AMX_INLINE void first_step(const Product& p, const Accumulators* before, c
 }
 
 /// Product i of the parts at a word. What it shares with the one before is in the tiles.
-template <int kPairs, int kForm, int kParts, Of of, size_t i>
-FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
+template <int kPairs, int kForm, int kParts, Of of, size_t i, class W>
+FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, W& w) {
   constexpr auto kPairsOfParts = part_pairs<kParts, of>();
   constexpr PartPair kPart = kPairsOfParts[i];
   constexpr bool kNewLeft = i == 0 || kPairsOfParts[i == 0 ? 0 : i - 1].left != kPart.left;
@@ -243,14 +329,14 @@ FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
   const auto left = static_cast<size_t>(p.left_stride * 4), right = static_cast<size_t>(p.right_stride * 4);
   const float* rows = p.left + kPart.left * p.left_part + word;
   const int64_t column = kPart.right * p.right_part + word * p.right_stride;
-  if constexpr (kNewLeft) _tile_stream_loadd(4, rows, left);
-  if constexpr (kNewRight) _tile_loadd(6, p.right[0] + column, right);
+  if constexpr (kNewLeft) FOVEA_LEFT(4, rows, left);
+  if constexpr (kNewRight) FOVEA_RIGHT(6, p.right[0] + column, right);
   _tile_dpbf16ps(0, 4, 6);
   weigh_beside<kPairs, kForm, kParts>(w, 0);
-  if constexpr (kNewRight) _tile_loadd(7, p.right[1] + column, right);
+  if constexpr (kNewRight) FOVEA_RIGHT(7, p.right[1] + column, right);
   _tile_dpbf16ps(1, 4, 7);
   weigh_beside<kPairs, kForm, kParts>(w, 1);
-  if constexpr (kNewLeft) _tile_stream_loadd(5, rows + kTile * p.left_stride, left);
+  if constexpr (kNewLeft) FOVEA_LEFT(5, rows + kTile * p.left_stride, left);
   _tile_dpbf16ps(3, 5, 7);
   weigh_beside<kPairs, kForm, kParts>(w, 2);
   _tile_dpbf16ps(2, 5, 6);
@@ -259,8 +345,8 @@ FOVEA_AMX_INLINE void further_step(const Product& p, int64_t word, Weights& w) {
 }
 
 /// Products of the parts at a word, from number i on.
-template <int kPairs, int kForm, int kParts, Of of, size_t i>
-FOVEA_AMX_INLINE void steps_of_parts(const Product& p, int64_t word, Weights& w) {
+template <int kPairs, int kForm, int kParts, Of of, size_t i, class W>
+FOVEA_AMX_INLINE void steps_of_parts(const Product& p, int64_t word, W& w) {
   if constexpr (i < part_pairs<kParts, of>().size()) {
     if (w.left > 0) {
       further_step<kPairs, kForm, kParts, of, i>(p, word, w);
@@ -272,9 +358,9 @@ FOVEA_AMX_INLINE void steps_of_parts(const Product& p, int64_t word, Weights& w)
 }
 
 /// The product stays in the tiles. kPairs pairs of keys are weighed beside each step, as long as there are some.
-template <int kPairs, int kForm, int kParts, Of of>
+template <int kPairs, int kForm, int kParts, Of of, class W>
 FOVEA_AMX_INLINE void multiply(const Product& p, const Accumulators* before, const Accumulators* begin,
-                               Weights& w) {
+                               W& w) {
   if (w.left > 0) {
     first_step<kPairs, kForm, kParts, of>(p, before, begin, w);
   } else {
@@ -306,6 +392,8 @@ FOVEA_AMX inline void multiply_last_rows(const Product& p, const Accumulators& o
   FOVEA_STORE(1, 0, 1);
 }
 
+#undef FOVEA_LEFT
+#undef FOVEA_RIGHT
 #undef FOVEA_STORE
 #undef FOVEA_LOAD
 

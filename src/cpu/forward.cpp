@@ -35,11 +35,12 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
   const float scale = keep_scale(p) * group.value_scale;
   alignas(64) float factors[kPanel] = {};
   char* outputs[kPanel];
+  const bool has_lse = p.has(Role::kLse);
+  const HeadRows rows_of_o = group.head_rows(Role::kO);
   for (int x = 0; x < lanes.count; ++x) {
-    const int64_t row = lanes.first_row + x;
     float maximum = result.row_max[x], sum = result.row_sum[x], factor = 1.0f;
     if (sinks != nullptr) {
-      const float sink = sinks[group.head(row) * p[Role::kSink].stride[0]] * kLog2e;
+      const float sink = sinks[lanes.head[x] * p[Role::kSink].stride[0]] * kLog2e;
       const float raised = std::max(maximum, sink);
       const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
       factor = std::exp2(maximum - subtract);
@@ -48,10 +49,12 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
     }
     const bool empty = sum == 0.0f;
     factors[x] = empty ? 0.0f : scale * factor / sum;
-    outputs[x] = group.row_data(Role::kO, row);
-    if (p.has(Role::kLse)) {
-      *group.stat(Role::kLse, row) =
-          empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
+    outputs[x] = rows_of_o.row(lanes.query[x], lanes.head[x]);
+    if (has_lse) {
+      auto* lse = reinterpret_cast<float*>(stats_of(p, *group.buffers, Role::kLse, group.batch, lanes.head[x],
+                                                    group.span.row_q + lanes.query[x])
+                                               .data);
+      *lse = empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
   if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
@@ -186,7 +189,7 @@ class Forward final : public Prepared {
         schedule_(p, ops, options),
         programs_(p, schedule_.row_path),
         num_threads_(threads_for(options, schedule_)),
-        shared_(p, staging_, schedule_),
+        shared_(p, staging_, schedule_, programs_),
         shared_seen_(p, ops, programs_),
         thread_bytes_(thread_bytes(p, staging_, schedule_, programs_)),
         split_offset_(options.num_threads * thread_bytes_),
@@ -287,7 +290,6 @@ void Forward::compute_item(const Buffers& buffers, const ScoreTerms& terms, cons
   const Group& group = tile.group;
   if (index == 0 && split == 0) write_unused_rows(group);
   if (tile.panels <= 0) return;
-  shared.blocks.wait_for(group);
   shared.seen.wait_for(group);
   Lanes lanes[kMaxPanels];
   for (int64_t x = 0; x < tile.panels; ++x) lanes[x] = Lanes(group, tile.first_row + x * kPanel);
@@ -370,15 +372,13 @@ void Forward::run(const Buffers& buffers) const {
   Shared shared{shared_, shared_seen_};
   shared.blocks.set_memory(buffers, workspace + shared_offset_);
   shared.seen.set_memory(workspace + seen_offset_);
-  WorkQueue blocks_to_share(shared.blocks.blocks()), seen_to_share(shared.seen.items());
+  WorkQueue seen_to_share(shared.seen.items());
   WorkQueue items(schedule_.items());
   run_threads(num_threads_, [&](int thread) {
     const ThreadScratch t = scratch_of(workspace, thread);
     SeenBlocks blocks(problem_, buffers, programs_, t.pairs.seen);
     for (int64_t item; (item = seen_to_share.next()) >= 0;)
       shared.seen.find(problem_, buffers, terms, blocks, *staging_.ops, t.scores, t.pairs.registers, item);
-    for (int64_t block; (block = blocks_to_share.next()) >= 0;)
-      shared.blocks.stage(problem_, buffers, staging_, block, t);
     for (int64_t item; (item = items.next()) >= 0;)
       compute_item(buffers, terms, shared, blocks, store, t, item);
   });

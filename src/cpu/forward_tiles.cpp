@@ -80,7 +80,8 @@ struct BlockRun {
   std::array<FiniteValues, kRunBlocks> finite;
   std::array<AttendBlock, kRunBlocks> operands;
   Seen own[kMaxPanels * kRunBlocks];
-  SeenTable seen;  ///< what panels see
+  SeenTable seen;                      ///< what panels see
+  std::array<bool, kRunBlocks> met{};  ///< blocks with keys that some panel sees; nothing is known of others
   bool finite_parts = true;
   int64_t count = 0;
 
@@ -111,23 +112,30 @@ struct BlockRun {
 struct PanelTerms {
   const void* elements[kPanel];
   float factors[kPanel];
+  const char* queries[kPanel];
 };
 
 /// A tile against runs of blocks.
 struct TilePass : TileProblem {
   PartBlocks parts;
+  RowBlocks by_rows;
   std::array<bool, kMaxPanels> finite_queries{};  ///< of each panel, where there are parts
 
-  explicit TilePass(const TileProblem& problem) : TileProblem(problem), parts(problem.s) {}
+  explicit TilePass(const TileProblem& problem)
+      : TileProblem(problem),
+        parts(problem.s),
+        by_rows(problem.s, problem.terms.programs, problem.terms.dropout) {}
   float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
   Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
   tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
   void add(BlockRun& run, int64_t j0, int64_t n) const;
+  void add_rows(BlockRun& run, int64_t j0, int64_t n) const;
   int64_t run_keys() const;
   void attend_run(int64_t j0, int64_t end) const;
   bool look(BlockRun& run, int64_t j0, int64_t end) const;
+  void meet(BlockRun& run, int64_t j0, int64_t end) const;
   Seen seen_of_part(const BlockRun& run, size_t i, int64_t x, int64_t begin, int64_t end) const;
   tile::Range seen_keys(const BlockRun& run, size_t i, int64_t x) const;
   bool can_attend(int64_t x, const BlockRun& run) const;
@@ -148,7 +156,7 @@ struct TilePass : TileProblem {
 tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
   tile::Range seen{std::numeric_limits<int64_t>::max(), 0};
   for (int64_t x = 0; x < panels; ++x) {
-    s.stage_queries(group, lanes[x], queries(x), t.rows);
+    if (!by_rows.present) s.stage_queries(group, lanes[x], queries(x), t.rows);
     if (parts.parts > 0)
       finite_queries[static_cast<size_t>(x)] = s.ops->split_lanes(
           queries(x), s.d, parts.parts, reinterpret_cast<uint32_t*>(part_queries(x)), parts.query_part());
@@ -162,7 +170,7 @@ tile::Range TilePass::begin(int64_t first_key, int64_t last_key) {
 
 KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
-  if (shared.bytes() > 0 && parts.parts == 0)
+  if (shared.bytes() > 0 && parts.parts == 0 && !by_rows.present)
     return {shared.keys(s, group, j0), shared.values(s, group, j0), values, j0, n};
   const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
   const Operand columns = s.stage_columns(values, n, s.d_v, t.values);
@@ -174,29 +182,42 @@ KeyBlock TilePass::staged(int64_t j0, int64_t n) const {
   return {s.stage_keys(keys, values, n, t.keys), columns, values, j0, n};
 }
 
-/// A block for the step of the table; of parts, whatever else reads it is staged where something does.
+/// A block for the step of the table; of parts and rows, whatever else reads it is staged where something does.
 void TilePass::add(BlockRun& run, int64_t j0, int64_t n) const {
   const bool is_shared = shared.bytes() > 0;
+  const auto i = static_cast<size_t>(run.count);
   if (parts.parts == 0) {
-    const KeyBlock block = staged(j0, n);
-    run.add(block, {block.keys, block.values});
-    if (shared.looks()) run.finite[static_cast<size_t>(run.count - 1)].known = shared.finite(group, j0);
+    if (by_rows.present) {
+      add_rows(run, j0, n);
+    } else {
+      const KeyBlock block = staged(j0, n);
+      run.add(block, {block.keys, block.values});
+    }
+    if (shared.looks() && run.met[i]) run.finite[i].known = shared.finite(group, j0);
     return;
   }
   const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
   run.add({{}, {}, values, j0, n}, is_shared ? shared.parts(group, j0) : parts.at(t.part_block));
   if (is_shared) {
-    run.finite_parts = run.finite_parts && shared.finite(group, j0);
+    run.finite_parts = run.finite_parts && (!run.met[i] || shared.finite(group, j0));
   } else {
     const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
     run.finite_parts = parts.stage(s, keys, values, n, t.part_block, t.part_rows);
   }
 }
 
+void TilePass::add_rows(BlockRun& run, int64_t j0, int64_t n) const {
+  const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
+  run.add({{}, {}, values, j0, n}, shared.bytes() > 0 ? shared.rows(group, j0) : by_rows.at(t.row_block));
+  if (shared.bytes() > 0) return;
+  by_rows.stage(s, group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows), values, n, t.row_block);
+}
+
 /// Keys that are staged at the same time, so that panels may attend to them in one step.
 int64_t TilePass::run_keys() const {
   if (shared.bytes() == 0) return kBlockKeys;
-  return (parts.parts > 0 ? kRunPartBlocks : kRunBlocks) * kBlockKeys;
+  if (parts.parts > 0) return kRunPartBlocks * kBlockKeys;
+  return (s.d + s.d_v > 128 ? kLargeRunBlocks : kRunBlocks) * kBlockKeys;
 }
 
 /// Finds out what the panels see of the keys of a run; nothing else of it is known yet. False where that is nothing.
@@ -211,6 +232,25 @@ bool TilePass::look(BlockRun& run, int64_t j0, int64_t end) const {
   run.seen = {run.own, t.seen_pairs, kRunBlocks};
   const SeenSearch search{*s.ops, group, terms, blocks, t.scores, t.pairs.registers};
   return search.look(lanes, panels, j0, end, run.seen);
+}
+
+/// Finds out which blocks of a run the panels meet, and sees to it that shared ones are staged.
+void TilePass::meet(BlockRun& run, int64_t j0, int64_t end) const {
+  tile::Range keys{end, j0};
+  for (int64_t x = 0; x < panels; ++x) {
+    if (lanes[x].any.empty()) continue;
+    keys = {std::min(keys.begin, lanes[x].any.begin), std::max(keys.end, lanes[x].any.end)};
+  }
+  const int64_t count = ceil_div(end - j0, kBlockKeys);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t first = j0 + i * kBlockKeys;
+    bool sees = false;
+    for (int64_t x = 0; x < panels; ++x) sees = sees || run.seen.seen_of(x, i) != Seen::kNone;
+    run.met[static_cast<size_t>(i)] = sees && keys.begin < first + kBlockKeys && first < keys.end;
+  }
+  // Tiles of a head that begin together share the blocks.
+  const int64_t start = lanes[0].first_row * count / group.rows();
+  shared.stage(s, group, j0, count, start, run.met.data(), t);
 }
 
 /// How much panel x sees of keys [begin, end) of block i; `begin` is a multiple of kSeenStep.
@@ -249,6 +289,7 @@ bool TilePass::can_attend(int64_t x, const BlockRun& run) const {
 bool TilePass::reads_finite_values(BlockRun& run, const bool* takes) const {
   if (parts.parts > 0) return true;  // all are
   for (int64_t i = 0; i < run.count; ++i) {
+    if (!run.met[static_cast<size_t>(i)]) continue;
     const KeyBlock& block = run.blocks[static_cast<size_t>(i)];
     bool whole = !terms.dropout && !terms.any;
     for (int64_t x = 0; x < panels; ++x) {
@@ -308,6 +349,12 @@ AttendPanel TilePass::taker(const BlockRun& run, int64_t x, const DistanceValues
     panel.factors = panel_terms.factors;
     panel.dtype = elements->dtype;
   }
+  if (by_rows.present) {
+    const HeadRows of_q = group.head_rows(Role::kQ);
+    for (int lane = 0; lane < kPanel; ++lane)
+      panel_terms.queries[lane] = of_q.row(rows.query[lane], rows.head[lane]);
+    panel.query_rows = panel_terms.queries;
+  }
   return panel;
 }
 
@@ -349,6 +396,12 @@ void TilePass::attend(BlockRun& run, bool* taken) const {
     keys.query_part = parts.query_part();
     keys.key_part = parts.key_part();
     keys.value_part = parts.value_part();
+  }
+  if (by_rows.present) {
+    keys.by_rows = true;
+    keys.size = s.d;
+    keys.columns_of_o = keys.columns;
+    keys.columns = by_rows.columns;
   }
   keys.key_elements = s.ops->key_elements;
   ProgramInputs inputs = terms.inputs_of(group, nullptr, nullptr, KeyPositions(run.first()));
@@ -392,6 +445,8 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
       // Rows that are gathered take the place of those of other blocks.
       if (!is_ready) block = staged(block.j0, block.n);
       is_ready = true;
+      // Only here are queries wanted on lanes, then.
+      if (by_rows.present) s.stage_queries(group, lanes[x], queries(x), t.rows);
       step(run, i, x);
     }
   }
@@ -401,6 +456,7 @@ void TilePass::step_blocks(BlockRun& run, const bool* taken) const {
 void TilePass::attend_run(int64_t j0, int64_t end) const {
   BlockRun run;
   if (!look(run, j0, end)) return;
+  meet(run, j0, end);
   for (; j0 < end; j0 += kBlockKeys) add(run, j0, std::min(kBlockKeys, end - j0));
   bool taken[kMaxPanels];
   attend(run, taken);

@@ -19,8 +19,9 @@
 namespace fovea::cpu::forward_pass {
 
 // Blocks that panels attend to in one step, where the table has one: Q, O and what else a panel has change places in the first-level
-// cache once a run, and K and V of a run (512 KB at head size 128) stay in a second-level cache of 2 MB for all panels of a tile.
-inline constexpr int64_t kRunBlocks = 8;
+// cache once a run, and K and V of a run (512 KB at head sizes of 64 and 128) stay in a second-level cache of 2 MB for all panels of a tile.
+inline constexpr int64_t kRunBlocks = 16;
+inline constexpr int64_t kLargeRunBlocks = 8;  // of head sizes above 64
 // Of blocks of parts: 0.8 MB of float32 at head size 128.
 inline constexpr int64_t kRunPartBlocks = 4;
 // Keys are split until there are this many work items, where tiles alone would leave cores idle. The number
@@ -203,6 +204,32 @@ struct PartBlocks {
   }
 };
 
+/// Blocks of keys and values as a step reads them whose queries are rows: where elements of bfloat16 are added to scores, and nothing else is.
+struct RowBlocks {
+  bool present = false;
+  int64_t words = 0;    ///< of a row of K
+  int64_t columns = 0;  ///< of V
+
+  RowBlocks(const Staging& s, const PairPrograms& programs, bool dropout) {
+    present = s.ops->key_columns != nullptr && programs.has_form && programs.elements &&
+              programs.elements->dtype == DType::kBF16 && programs.of_distance.empty() && !dropout &&
+              s.query_type == s.type && !s.has_qv() && std::max(s.d, s.d_v) <= kAttendRowSize;
+    words = present ? s.words_d : 0;
+    columns = present ? round_up(s.d_v, kAttendStrip) : 0;
+  }
+  int64_t block_words() const { return words * kBlockKeys + columns * kBlockKeys / 2; }
+  AttendBlock at(const float* block) const {
+    return {{block, words, 1}, {block + words * kBlockKeys, columns, 1}};
+  }
+  void stage(const Staging& s, const MatrixView& keys, const MatrixView& values, int64_t n,
+             float* block) const {
+    auto* to = reinterpret_cast<uint32_t*>(block);
+    s.ops->key_columns(keys.row<const uint16_t>(0), keys.stride, n, s.d, words, to);
+    s.ops->value_pairs(values.row<const uint16_t>(0), values.stride, n, s.d_v, columns,
+                       to + words * kBlockKeys);
+  }
+};
+
 /// What one thread works in.
 struct ThreadScratch {
   float *queries, *partials, *scores, *weights, *keys, *values, *alpha, *maxima, *rows;
@@ -213,6 +240,7 @@ struct ThreadScratch {
   uint32_t* seen_pairs;  ///< by panel, of a run of blocks; null where no words are wanted
   float *part_queries, *part_block,
       *part_rows;               ///< of parts: of each panel, of a block, and rows of V on their way
+  float* row_block;             ///< of a step whose queries are rows
   char *key_rows, *value_rows;  ///< of a block whose rows lie in several pages, or have a type of their own
   PairScratch pairs;
 
@@ -243,6 +271,7 @@ struct ThreadScratch {
     part_queries = memory.take<float>(schedule.panels * parts.parts * parts.query_part());
     part_block = memory.take<float>(parts.block_words());
     part_rows = memory.take<float>(parts.row_words());
+    row_block = memory.take<float>(RowBlocks(s, programs, p.dropout > 0).block_words());
     const bool copied = p.has(Role::kPageTable) || s.key_type != s.type;
     const int64_t gathered = copied ? kBlockKeys * size_of(s.type) : 0;
     key_rows = memory.take<char>(gathered * s.d);
@@ -283,12 +312,16 @@ class SharedBlocks {
  public:
   static constexpr int64_t kMostBytes = 128 << 20;
 
-  SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule)
+  SharedBlocks(const AttentionProblem& p, const Staging& s, const Schedule& schedule,
+               const PairPrograms& programs)
       : parts_(s),
+        rows_(s, programs, p.dropout > 0),
         blocks_(ceil_div(p.seqlen_k, kBlockKeys)),
         key_words_(parts_.parts > 0 ? parts_.block_words()
+                   : rows_.present  ? rows_.block_words()
                                     : round_up(s.rows_size(kBlockKeys, s.score_words()), kLine)),
-        value_words_(parts_.parts > 0 ? 0 : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
+        value_words_(parts_.parts > 0 || rows_.present ? 0
+                                                       : round_up(s.columns_size(kBlockKeys, s.d_v), kLine)) {
     const int64_t bytes = schedule.groups * blocks_ * (key_words_ + value_words_) * 4;
     // Rows look ahead as far as a run goes, which must not depend on the number of tiles.
     const bool looks_ahead = p.expressions && p.expressions->score;
@@ -298,42 +331,48 @@ class SharedBlocks {
     heads_ = schedule.groups;
     looks_ = parts_.parts > 0 || p.dropout > 0 || p.expressions || p.window_left >= 0 || p.window_right >= 0;
     const TensorDesc& k = p[Role::kK];
-    rows_of_keys_ = parts_.parts == 0 && !p.packed && !p.has(Role::kSeqUsedK) && !p.has(Role::kLeftPadK) &&
-                    !p.has(Role::kPageTable) && s.key_type == s.type && !s.has_qv() &&
-                    p.seqlen_k % kAttendStrip == 0 && s.d == s.words_d * s.ops->word_elements &&
-                    k.stride[1] == s.d && k.stride[0] % kLineElements == 0 &&
-                    k.stride[2] % kLineElements == 0;
+    rows_of_keys_ = parts_.parts == 0 && !rows_.present && !p.packed && !p.has(Role::kSeqUsedK) &&
+                    !p.has(Role::kLeftPadK) && !p.has(Role::kPageTable) && s.key_type == s.type &&
+                    !s.has_qv() && p.seqlen_k % kAttendStrip == 0 &&
+                    s.d == s.words_d * s.ops->word_elements && k.stride[1] == s.d &&
+                    k.stride[0] % kLineElements == 0 && k.stride[2] % kLineElements == 0;
   }
   /// Of memory; 0 where there are no shared blocks.
-  int64_t bytes() const { return bytes_ + (heads_ + blocks()) * static_cast<int64_t>(sizeof(int32_t)); }
-  int64_t blocks() const { return heads_ * blocks_; }
+  int64_t bytes() const { return bytes_ + blocks() * static_cast<int64_t>(sizeof(int32_t)); }
   void set_memory(const Buffers& buffers, void* memory) {
     keys_in_place_ =
         rows_of_keys_ && reinterpret_cast<uintptr_t>(buffers.get<const char>(Role::kK)) % 64 == 0;
     base_ = static_cast<float*>(memory);
-    staged_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
-    finite_ = staged_ + heads_;
-    std::fill_n(staged_, heads_, 0);
+    states_ = reinterpret_cast<int32_t*>(static_cast<char*>(memory) + bytes_);
+    std::fill_n(states_, blocks(), kUntouched);
   }
 
-  /// Block `item` of blocks(), those of a head one behind the other.
-  void stage(const AttentionProblem& p, const Buffers& buffers, const Staging& s, int64_t item,
-             const ThreadScratch& t) const {
-    const int64_t head = item / blocks_;
-    const Group group(p, buffers, head / p.heads_kv, head % p.heads_kv);
-    stage(s, group, item % blocks_ * kBlockKeys, finite_[item], t);
-    // What is written above is there for a thread that reads the new count.
-    std::atomic_ref(staged_[head]).fetch_add(1, std::memory_order_release);
-  }
-  /// Returns when all blocks of a head are staged. Those that are not are in the hands of threads that run.
-  void wait_for(const Group& group) const {
+  /// Makes sure of `count` blocks from key j0 on, those that are wanted: stages those that nobody has begun with, first the ones from `start` on,
+  /// so that tiles of a head share the work. What a thread stages stays in its own caches for the tile that it is at.
+  void stage(const Staging& s, const Group& group, int64_t j0, int64_t count, int64_t start,
+             const bool* wanted, const ThreadScratch& t) const {
     if (bytes_ == 0) return;
-    const std::atomic_ref staged(staged_[group.index()]);
-    while (staged.load(std::memory_order_acquire) < blocks_) std::this_thread::yield();
+    int32_t* states = &states_[group.index() * blocks_ + j0 / kBlockKeys];
+    for (int64_t x = 0; x < count; ++x) {
+      const int64_t i = (start + x) % count;
+      int32_t expected = kUntouched;
+      const std::atomic_ref state(states[i]);
+      if (!wanted[i] || state.load(std::memory_order_relaxed) != kUntouched ||
+          !state.compare_exchange_strong(expected, kBegun, std::memory_order_relaxed))
+        continue;
+      const bool finite = stage(s, group, j0 + i * kBlockKeys, t);
+      // What is written above is there for a thread that reads the new state.
+      state.store(finite ? kFinite : kStaged, std::memory_order_release);
+    }
+    // Those that are not staged yet are in the hands of threads that run.
+    for (int64_t i = 0; i < count; ++i) {
+      const std::atomic_ref state(states[i]);
+      while (wanted[i] && state.load(std::memory_order_acquire) < kStaged) std::this_thread::yield();
+    }
   }
   /// Whether the values of a block are finite, of parts the keys as well. Nobody has looked where no weight may be 0.
   bool finite(const Group& group, int64_t j0) const {
-    return finite_[group.index() * blocks_ + j0 / kBlockKeys] != 0;
+    return states_[group.index() * blocks_ + j0 / kBlockKeys] == kFinite;
   }
   bool looks() const { return bytes_ > 0 && looks_; }
   Operand keys(const Staging& s, const Group& group, int64_t j0) const {
@@ -342,6 +381,7 @@ class SharedBlocks {
     return {at(group, j0), s.score_words(), 1};
   }
   AttendBlock parts(const Group& group, int64_t j0) const { return parts_.at(at(group, j0)); }
+  AttendBlock rows(const Group& group, int64_t j0) const { return rows_.at(at(group, j0)); }
   Operand values(const Staging& s, const Group& group, int64_t j0) const {
     return {at(group, j0) + key_words_, s.words_of(std::min(kBlockKeys, group.span.used_k - j0)), 1};
   }
@@ -349,35 +389,41 @@ class SharedBlocks {
  private:
   static constexpr int64_t kLine = 16;  // words
   static constexpr int64_t kLineElements = 2 * kLine;
-  void stage(const Staging& s, const Group& group, int64_t j0, int32_t& finite,
-             const ThreadScratch& t) const {
+  enum State : int32_t { kUntouched, kBegun, kStaged, kFinite };  // of a block
+  int64_t blocks() const { return heads_ * blocks_; }
+  /// Whether the values, of parts the keys as well, are known to be finite.
+  bool stage(const Staging& s, const Group& group, int64_t j0, const ThreadScratch& t) const {
     const int64_t n = std::min(kBlockKeys, group.span.used_k - j0);
-    if (n <= 0) return;
     const MatrixView values = group.key_rows(Role::kV).block(j0, n, s.d_v, s.type, t.value_rows);
     if (parts_.parts > 0) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
-      finite = parts_.stage(s, keys, values, n, at(group, j0), t.part_rows) ? 1 : 0;
-      return;
+      return parts_.stage(s, keys, values, n, at(group, j0), t.part_rows);
     }
-    finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v) ? 1 : 0;
+    const bool finite = looks_ && all_finite(*s.ops, values, s.type, n, s.d_v);
+    if (rows_.present) {
+      const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
+      rows_.stage(s, keys, values, n, at(group, j0));
+      return finite;
+    }
     if (!keys_in_place_) {
       const MatrixView keys = group.key_rows(Role::kK).block(j0, n, s.d, s.type, t.key_rows);
       s.copy_keys(keys, values, n, at(group, j0));
     }
     s.stage_columns(values, n, s.d_v, at(group, j0) + key_words_);
+    return finite;
   }
   float* at(const Group& group, int64_t j0) const {
     return base_ + (group.index() * blocks_ + j0 / kBlockKeys) * (key_words_ + value_words_);
   }
 
   PartBlocks parts_;
+  RowBlocks rows_;
   int64_t blocks_ = 0;         ///< of a head
   bool rows_of_keys_ = false;  ///< K lies as staged rows do, if it begins at a line of a cache
   bool keys_in_place_ = false;
   int64_t key_words_ = 0, value_words_ = 0, bytes_ = 0, heads_ = 0;
   float* base_ = nullptr;
-  int32_t* staged_ = nullptr;  ///< blocks of each head
-  int32_t* finite_ = nullptr;  ///< of each block, whether its values are
+  int32_t* states_ = nullptr;  ///< of each block
   bool looks_ = false;
 };
 

@@ -120,6 +120,8 @@ const Ops* amx_bf16_ops() {
     ops.attend = attend_amx;
     ops.pair_columns = pair_columns_amx;
     ops.stage_lanes = stage_lanes_amx;
+    ops.key_columns = key_columns_amx;
+    ops.value_pairs = value_pairs_amx;
     ops.write_lanes = write_lanes_amx;
     ops.tile_start = tile_start_amx;
     ops.tile_stop = tile_stop_amx;

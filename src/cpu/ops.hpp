@@ -85,12 +85,16 @@ struct AttendProgram {
 /// Neighbouring blocks of keys that panels attend to in one step. Rows of K are there up to a multiple of kAttendStrip, and whatever lies
 /// behind `end` in them is not seen; pairs of V are zero there.
 struct AttendKeys {
-  const AttendBlock* blocks;                             ///< of kAttendKeys keys each, but the last
-  int64_t first, end;                                    ///< positions; first is a multiple of kAttendKeys
-  int64_t words;                                         ///< reduction words of a row of K, of one part
-  int64_t columns;                                       ///< of V, a multiple of row_multiple
-  float factor;                                          ///< score times factor is in units of log2
-  int parts = 1;                                         ///< bfloat16 parts of each operand
+  const AttendBlock* blocks;  ///< of kAttendKeys keys each, but the last
+  int64_t first, end;         ///< positions; first is a multiple of kAttendKeys
+  int64_t words;              ///< reduction words of a row of K, of one part
+  int64_t columns;            ///< of V, a multiple of row_multiple
+  float factor;               ///< score times factor is in units of log2
+  int parts = 1;              ///< bfloat16 parts of each operand
+  /// Blocks are those of key_columns() and value_pairs(), columns a multiple of 32: queries are rows. Elements of bfloat16 are added to all
+  /// scores, and nothing else is; there are no programs and no dropout.
+  bool by_rows = false;
+  int64_t size = 0, columns_of_o = 0;                    ///< elements of a query; rows of O, by_rows
   int64_t query_part = 0, key_part = 0, value_part = 0;  ///< words between them
   const AttendProgram* program = nullptr;
   void (*key_elements)(const void* const* rows, DType type, int64_t lanes, int64_t n, const float* factors,
@@ -119,8 +123,11 @@ struct AttendPanel {
   const void* const* elements = nullptr;
   const float* factors = nullptr;
   DType dtype = DType::kF32;
-  const uint32_t* seen = nullptr;  ///< words of kSeenKeys keys from `first` on; null: all are seen
+  const uint32_t* seen = nullptr;           ///< words of kSeenKeys keys from `first` on; null: all are seen
+  const char* const* query_rows = nullptr;  ///< by lane, where queries are rows
 };
+inline constexpr int64_t kAttendRowSize =
+    128;                                // elements of a query or a value at most, where queries are rows
 inline constexpr int kAttendParts = 3;  // of a float32
 inline constexpr int64_t kAttendScratch =
     (kAttendKeys / 2 * kAttendParts + 3 * kAttendStrip) * 32 + 48;  // floats
@@ -252,6 +259,12 @@ struct Ops {
   void (*pair_columns)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                        uint32_t* dst);
 
+  /// Or null: n rows of K as right operands of scores whose queries are rows: of each 32 keys [words][even keys, odd keys], zeros up to 32 keys.
+  void (*key_columns)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
+                      uint32_t* dst);
+  /// The same of V: pairs of rows [pairs][columns].
+  void (*value_pairs)(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t columns,
+                      uint32_t* dst);
   /// Or null: the words of up to kPanel rows of `size` elements, transposed: dst[words][kPanel], zeros past `count` rows and
   /// `size` elements. Elements are bfloat16.
   void (*stage_lanes)(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
@@ -311,6 +324,10 @@ const Ops* neon_ops();
 void attend_amx(const AttendKeys& keys, const AttendPanel* panels, int64_t count, float* scratch);
 void pair_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
                       uint32_t* dst);
+void key_columns_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t words,
+                     uint32_t* dst);
+void value_pairs_amx(const uint16_t* rows, int64_t stride, int64_t n, int64_t size, int64_t columns,
+                     uint32_t* dst);
 void stage_lanes_amx(const char* const* rows, int64_t count, int64_t size, int64_t words, float* dst);
 void write_lanes_amx(const float* o, int64_t size, const float* factor, int64_t count, char* const* rows);
 // In parts_amx.cpp.

@@ -419,8 +419,9 @@ void Staging::stage_panel(const Group& group, const Lanes& lanes, Role role, int
                           float* dst, float* temp) const {
   const DType from = role == Role::kQ ? query_type : type;
   if (ops->stage_lanes != nullptr && from == DType::kBF16) {
+    const HeadRows from_rows = group.head_rows(role);
     const char* rows[kPanel];
-    for (int x = 0; x < lanes.count; ++x) rows[x] = group.row_data(role, lanes.first_row + x);
+    for (int x = 0; x < lanes.count; ++x) rows[x] = from_rows.row(lanes.query[x], lanes.head[x]);
     return ops->stage_lanes(rows, lanes.count, size, words, dst);
   }
   for (int x = 0; x < kPanel; x += 4) {

@@ -55,6 +55,7 @@ struct Group {
   char* row_data(Role role, int64_t row) const {
     return rows_of(*problem, *buffers, role, batch, head(row), span.row_q + query(row)).data;
   }
+  HeadRows head_rows(Role role) const { return {*problem, *buffers, role, batch, span.row_q}; }
   /// Of the backward, which has no caches.
   MatrixView keys(Role role) const { return rows_of(*problem, *buffers, role, batch, head_kv, span.row_k); }
   KeyRows key_rows(Role role) const { return {*problem, *buffers, role, batch, head_kv, span.row_k}; }

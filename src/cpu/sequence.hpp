@@ -81,6 +81,18 @@ inline MatrixView rows_of(const AttentionProblem& p, const Buffers& buffers, Rol
           t.stride[1], t.stride[3]};
 }
 
+/// Rows of all heads of a sequence in a (batch, seqlen, heads, size) tensor, without a division for each.
+struct HeadRows {
+  char* data;
+  int64_t row_bytes, head_bytes;
+
+  HeadRows(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch, int64_t first_row)
+      : data(rows_of(p, buffers, role, batch, 0, first_row).data),
+        row_bytes(p[role].stride[1] * size_of(p[role].dtype)),
+        head_bytes(p[role].stride[2] * size_of(p[role].dtype)) {}
+  char* row(int64_t query, int64_t head) const { return data + query * row_bytes + head * head_bytes; }
+};
+
 /// What the elements of k or v of a sequence and key head are multiplied by: 1 where the problem has no factors.
 inline float descale_of(const AttentionProblem& p, const Buffers& buffers, Role role, int64_t batch,
                         int64_t head_kv) {

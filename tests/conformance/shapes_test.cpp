@@ -180,6 +180,35 @@ TEST(Shapes, SteepElementsOfTilesOfEveryHeight) {
   }
 }
 
+/// A bias over more keys than a run has, of which a mask and a window leave holes.
+TEST(Shapes, BiasOfTilesOfEveryHeight) {
+  ProblemSpec spec;
+  spec.heads_q = 4;
+  spec.heads_kv = 2;
+  spec.seqlen_q = 203;
+  spec.seqlen_k = 2250;
+  spec.bias = true;
+  spec.bias_broadcast = 0;
+  CheckOptions options;
+  options.threads = {1, 2, 3, 5, 8};
+  for (const int64_t size : {72, 128}) {
+    spec.head_dim = size;
+    spec.head_dim_v = 168 - size;
+    expect_conformance_of_all_types(spec, options);
+  }
+  spec.block_mask = true;
+  spec.block_q = 16;
+  spec.block_k = 32;
+  spec.block_mask_density = 0.3;
+  spec.window_left = 900;
+  spec.window_right = 3;
+  expect_conformance_of_all_types(spec, options);
+  spec.seqlen_k = 250;  // keys of one run
+  spec.bias_values = BiasValues::kSomeMinusInfinity;
+  spec.bias_broadcast = 0b0100;
+  expect_conformance_of_all_types(spec, options);
+}
+
 ProblemSpec with_everything_that_reduces() {
   ProblemSpec spec;
   spec.batch = 2;
