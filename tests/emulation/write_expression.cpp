@@ -47,10 +47,10 @@ std::string text_of_seen_blocks() {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
   const std::filesystem::path file(arguments[1]);
   std::filesystem::create_directories(file.parent_path());
-  std::ofstream(file) << (arguments[2] == std::string_view("sees") ? text_of_seen_blocks()
-                                                                   : text_of_named_sums());
+  const bool sees = count > 2 && std::string_view(arguments[2]) == "sees";
+  std::ofstream(file) << (sees ? text_of_seen_blocks() : text_of_named_sums());
   return 0;
 }
