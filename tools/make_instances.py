@@ -433,6 +433,15 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
         write(folder, {"a": "1", "c": "3"})
         expect("unchanged files", (folder / "a").stat().st_mtime_ns == before)
         expect("files that are gone", sorted(p.name for p in folder.iterdir()) == ["a", "c"])
+        parts = sound.partition("[old]")
+        write(folder, {"list.toml": 'files = ["b.toml", "a.toml"]', "b.toml": parts[0], "a.toml": "".join(parts[1:])})
+        expect("files of a list", list(families_of(folder / "list.toml")) == ["fwd", "old", "new"])
+        write(folder, {"list.toml": 'files = ["a.toml", "b.toml"]', "a.toml": sound, "b.toml": parts[0]})
+        try:
+            families_of(folder / "list.toml")
+            expect("a table in two files was accepted", False)
+        except Mistake as mistake:
+            expect(f"a table in two files gave {mistake}", "fwd" in str(mistake))
 
     mistakes = [
         ('kind = "forward"', 'kind = "onward"', "kind"),
@@ -461,6 +470,20 @@ instances = [{variant = "small", max_capability = 89}, {min_capability = 90}]
     return 1 if wrong else 0
 
 
+def families_of(path):
+    """The tables of a list: its own, or those of the `files` that it names, in their order."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "files" not in tables:
+        return tables
+    check(len(tables) == 1, f"has files and tables, {sorted(set(tables) - {'files'})}")
+    families = {}
+    for name in tables["files"]:
+        more = families_of(path.parent / name)
+        check(not families.keys() & more.keys(), f"{name}: tables that another file has, {sorted(families.keys() & more.keys())}")
+        families |= more
+    return families
+
+
 def main():
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
@@ -472,9 +495,8 @@ def main():
     arguments = parser.parse_args()
     try:
         architectures = sorted({int(a) for a in re.split("[;, ]+", arguments.architectures) if a})
-        families = tomllib.loads(arguments.instances.read_text(encoding="utf-8"))
-        write(arguments.output, outputs(families, architectures, arguments.device_only))
-    except (Mistake, ValueError) as mistake:
+        write(arguments.output, outputs(families_of(arguments.instances), architectures, arguments.device_only))
+    except (Mistake, ValueError, OSError) as mistake:
         sys.exit(f"{arguments.instances}: {mistake}")
     return 0
 

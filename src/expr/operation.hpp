@@ -85,6 +85,23 @@ constexpr bool is_constant(Op op) {
 constexpr bool is_comparison(Op op) {
   return op >= Op::kLess && op <= Op::kNotEqual;
 }
+/// The comparison of ints that is true where this one is false. Of floats, which may be NaN, it is so for == and != alone.
+constexpr Op opposite(Op comparison) {
+  switch (comparison) {
+    case Op::kLess:
+      return Op::kGreaterEqual;
+    case Op::kLessEqual:
+      return Op::kGreater;
+    case Op::kGreater:
+      return Op::kLessEqual;
+    case Op::kGreaterEqual:
+      return Op::kLess;
+    case Op::kEqual:
+      return Op::kNotEqual;
+    default:
+      return Op::kEqual;
+  }
+}
 
 /// What is wrong with the types of an operation, and with which operand.
 struct TypeFault {

@@ -32,25 +32,6 @@ bool is_one(const Node& node) {
   return is_int(node, 1) || is_float(node, 1.0);
 }
 
-/// The comparison of ints, or of == and != of floats, that is true where `op` is false; kNot when there is none.
-Op opposite(Op op, Type type) {
-  if (op == Op::kEqual) return Op::kNotEqual;
-  if (op == Op::kNotEqual) return Op::kEqual;
-  if (type != Type::kInt) return Op::kNot;
-  switch (op) {
-    case Op::kLess:
-      return Op::kGreaterEqual;
-    case Op::kLessEqual:
-      return Op::kGreater;
-    case Op::kGreater:
-      return Op::kLessEqual;
-    case Op::kGreaterEqual:
-      return Op::kLess;
-    default:
-      return Op::kNot;
-  }
-}
-
 }  // namespace
 
 NodeId Graph::folded(const Node& node) {
@@ -111,10 +92,9 @@ NodeId Graph::simplified(const Node& node) {
       break;
     case Op::kNot:
       if (x.op == Op::kNot) return x.operand[0];
-      if (is_comparison(x.op)) {
-        const Op other = opposite(x.op, nodes_[x.operand[0]].type);
-        if (other != Op::kNot) return make(other, x.operands());
-      }
+      if (x.op == Op::kEqual || x.op == Op::kNotEqual ||
+          (is_comparison(x.op) && nodes_[x.operand[0]].type == Type::kInt))
+        return make(opposite(x.op), x.operands());
       break;
     case Op::kAnd:  // `x && false` is not false where x is not valid
       if (is_bool(x, false) || is_bool(y, true) || a == b) return a;

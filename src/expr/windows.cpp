@@ -88,24 +88,6 @@ std::optional<OfDistance> of_distance(const LinearSum& s, const std::optional<Kn
   return OfDistance{s.k, s.number + (s.nq - s.k) * lengths->nq + (s.nk + s.k) * lengths->nk};
 }
 
-/// What a <= b, say, is where it is false.
-Op opposite(Op comparison) {
-  switch (comparison) {
-    case Op::kLess:
-      return Op::kGreaterEqual;
-    case Op::kLessEqual:
-      return Op::kGreater;
-    case Op::kGreater:
-      return Op::kLessEqual;
-    case Op::kGreaterEqual:
-      return Op::kLess;
-    case Op::kEqual:
-      return Op::kNotEqual;
-    default:
-      return Op::kEqual;
-  }
-}
-
 /// Where factor d + number <= 0.
 KeyWindow at_most_zero(const OfDistance& x) {
   // -number rounded towards the inside of the window.

@@ -119,6 +119,16 @@ TEST(Shapes, PackedPromptsAndSteps) {
   expect_conformance_of_all_types(spec, many_threads());
 }
 
+/// A mask and a window of so many keys to the left, which leave holes in tiles.
+void leave_holes(ProblemSpec& spec, int64_t left) {
+  spec.block_mask = true;
+  spec.block_q = 16;
+  spec.block_k = 32;
+  spec.block_mask_density = 0.3;
+  spec.window_left = left;
+  spec.window_right = 3;
+}
+
 /// Tiles of every height that thread counts lead to, whose rows look ahead for what ALiBi adds, and leave out what a mask hides.
 TEST(Shapes, TermsOfTilesOfEveryHeight) {
   ProblemSpec spec;
@@ -134,12 +144,7 @@ TEST(Shapes, TermsOfTilesOfEveryHeight) {
   options.threads = {1, 2, 3, 4, 5, 6, 7, 8};
   for (spec.data_seed = 1; spec.data_seed < 5; ++spec.data_seed)
     expect_conformance_of_all_types(spec, options);
-  spec.block_mask = true;
-  spec.block_q = 16;
-  spec.block_k = 32;
-  spec.block_mask_density = 0.3;
-  spec.window_left = 40;
-  spec.window_right = 3;
+  leave_holes(spec, 40);
   expect_conformance_of_all_types(spec, options);
 }
 
@@ -197,12 +202,7 @@ TEST(Shapes, BiasOfTilesOfEveryHeight) {
     spec.head_dim_v = 168 - size;
     expect_conformance_of_all_types(spec, options);
   }
-  spec.block_mask = true;
-  spec.block_q = 16;
-  spec.block_k = 32;
-  spec.block_mask_density = 0.3;
-  spec.window_left = 900;
-  spec.window_right = 3;
+  leave_holes(spec, 900);
   expect_conformance_of_all_types(spec, options);
   spec.seqlen_k = 250;  // keys of one run
   spec.bias_values = BiasValues::kSomeMinusInfinity;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "distributed/local_ranks.hpp"
 #include "distributed/random_problems.hpp"
@@ -46,53 +47,49 @@ void expect_right(const ProblemSpec& spec, const Division& division, bool backwa
   }
 }
 
-TEST(Ranks, RandomProblems) {
-  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2026), problems = number_of("FOVEA_TEST_PROBLEMS", 300);
+/// Random problems over some of `ranks` (both ends included), each divided as `change` leaves it. FOVEA_TEST_PROBLEMS sets their number.
+template <class Change>
+void expect_random_problems(uint64_t usual_seed, uint64_t usual_problems, std::pair<int, int> ranks,
+                            Change&& change) {
+  const uint64_t seed = number_of("FOVEA_TEST_SEED", usual_seed),
+                 problems = number_of("FOVEA_TEST_PROBLEMS", usual_problems);
   for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
     Random random(seed * 1'000'003 + index);
     const bool same_axis = random.chance(0.6);
     const ProblemSpec spec = random_spec(random, same_axis);
-    const Division division =
-        random_division(random, spec, same_axis, static_cast<int>(random.between(1, 7)));
+    Division division =
+        random_division(random, spec, same_axis, static_cast<int>(random.between(ranks.first, ranks.second)));
+    change(spec, division);
     expect_right(spec, division, true,
                  "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
-    if (HasFatalFailure()) return;
+    if (testing::Test::HasFatalFailure()) return;
   }
+}
+/// A GPU for each rank, as long as there are some; then several ranks on one.
+void put_on_gpus(const ProblemSpec& spec, Division& division, int devices) {
+  // Lists aside, one device fixes that order; ranks are not asked to here.
+  if (spec.score && spec.named_gradients) division.deterministic = false;
+  for (int rank = 0; rank < division.ranks; ++rank)
+    division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
+}
+
+TEST(Ranks, RandomProblems) {
+  expect_random_problems(2026, 300, {1, 7}, [](const ProblemSpec&, Division&) {});
 }
 
 /// Ranks that reach each other's memory, and send no messages.
 TEST(RanksByCopies, RandomProblems) {
-  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2027), problems = number_of("FOVEA_TEST_PROBLEMS", 200);
-  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
-    Random random(seed * 1'000'003 + index);
-    const bool same_axis = random.chance(0.6);
-    const ProblemSpec spec = random_spec(random, same_axis);
-    Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(2, 7)));
-    division.peer_copies = 1;
-    expect_right(spec, division, true,
-                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
-    if (HasFatalFailure()) return;
-  }
+  expect_random_problems(2027, 200, {2, 7},
+                         [](const ProblemSpec&, Division& division) { division.peer_copies = 1; });
 }
 
-/// Ranks on the GPUs of this machine, several on one. FOVEA_TEST_PROBLEMS sets the number of problems.
+/// Ranks on the GPUs of this machine, several on one.
 TEST(CudaRanks, RandomProblems) {
   const int devices = fovea_cuda_device_count();
   if (devices == 0) GTEST_SKIP() << "no GPU here: " << fovea_cuda();
-  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2026), problems = number_of("FOVEA_TEST_PROBLEMS", 150);
-  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
-    Random random(seed * 1'000'003 + index);
-    const bool same_axis = random.chance(0.6);
-    const ProblemSpec spec = random_spec(random, same_axis);
-    Division division = random_division(random, spec, same_axis, static_cast<int>(random.between(1, 7)));
-    // Lists aside, one device fixes that order; ranks are not asked to here.
-    if (spec.score && spec.named_gradients) division.deterministic = false;
-    for (int rank = 0; rank < division.ranks; ++rank)
-      division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
-    expect_right(spec, division, true,
-                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
-    if (HasFatalFailure()) return;
-  }
+  expect_random_problems(2026, 150, {1, 7}, [&](const ProblemSpec& spec, Division& division) {
+    put_on_gpus(spec, division, devices);
+  });
 }
 
 /// A GPU for each rank, whose copy engines bring rows. Ranks that share a GPU may wait for each other in one queue of the hardware; so
@@ -101,21 +98,10 @@ TEST(CudaRanksByCopies, RandomProblems) {
   const int devices = fovea_cuda_device_count();
   const int most = devices * static_cast<int>(number_of("FOVEA_TEST_RANKS_OF_A_GPU", 1));
   if (most < 2) GTEST_SKIP() << "fewer than two GPUs: " << fovea_cuda();
-  const uint64_t seed = number_of("FOVEA_TEST_SEED", 2028), problems = number_of("FOVEA_TEST_PROBLEMS", 60);
-  for (uint64_t index = number_of("FOVEA_TEST_INDEX", 0); index < problems; ++index) {
-    Random random(seed * 1'000'003 + index);
-    const bool same_axis = random.chance(0.6);
-    const ProblemSpec spec = random_spec(random, same_axis);
-    Division division =
-        random_division(random, spec, same_axis, static_cast<int>(random.between(2, std::min(most, 7))));
+  expect_random_problems(2028, 60, {2, std::min(most, 7)}, [&](const ProblemSpec& spec, Division& division) {
     division.peer_copies = 1;
-    if (spec.score && spec.named_gradients) division.deterministic = false;
-    for (int rank = 0; rank < division.ranks; ++rank)
-      division.devices.push_back({FOVEA_CUDA, static_cast<int32_t>(rank % devices)});
-    expect_right(spec, division, true,
-                 "FOVEA_TEST_SEED=" + std::to_string(seed) + " FOVEA_TEST_INDEX=" + std::to_string(index));
-    if (HasFatalFailure()) return;
-  }
+    put_on_gpus(spec, division, devices);
+  });
 }
 
 /// Gradients of 16 bits to which many calls and ranks add are sums of float32 that are rounded once: those of one rank, which writes

@@ -9,7 +9,6 @@ A pattern that matches nothing is a mistake.
 import fnmatch
 import pathlib
 import sys
-import tomllib
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
@@ -18,7 +17,7 @@ import make_instances  # noqa: E402
 
 def main():
     instances, output, patterns = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
-    families = tomllib.loads(instances.read_text(encoding="utf-8"))
+    families = make_instances.families_of(instances)
     unused = set(patterns)
 
     def chosen(name):

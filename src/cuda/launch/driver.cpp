@@ -129,12 +129,19 @@ void set_words(void* to, unsigned value, size_t count, void* stream) {
 
 namespace {
 
-/// One operation for each word, in one call.
-template <class Describe>
-void on_words(std::span<uint32_t* const> words, void* stream, Describe&& describe) {
+/// One operation for each word, in one call. kMember: what describes it.
+template <auto kMember>
+void on_words(std::span<uint32_t* const> words, uint32_t number, CUstreamBatchMemOpType type, unsigned flags,
+              void* stream) {
   if (words.empty()) return;
   std::vector<CUstreamBatchMemOpParams> operations(words.size());
-  for (size_t i = 0; i < words.size(); ++i) describe(operations[i], reinterpret_cast<CUdeviceptr>(words[i]));
+  for (size_t i = 0; i < words.size(); ++i) {
+    auto& operation = operations[i].*kMember;
+    operation.operation = type;
+    operation.address = reinterpret_cast<CUdeviceptr>(words[i]);
+    operation.value = number;
+    operation.flags = flags;
+  }
   const CUresult error = driver().stream_batch_mem_op(
       static_cast<CUstream>(stream), static_cast<unsigned>(operations.size()), operations.data(), 0);
   if (error != CUDA_SUCCESS) throw_cuda("cuStreamBatchMemOp", error);
@@ -143,21 +150,13 @@ void on_words(std::span<uint32_t* const> words, void* stream, Describe&& describ
 }  // namespace
 
 void write_words(std::span<uint32_t* const> words, uint32_t number, void* stream) {
-  on_words(words, stream, [&](CUstreamBatchMemOpParams& operation, CUdeviceptr word) {
-    operation.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    operation.writeValue.address = word;
-    operation.writeValue.value = number;
-    operation.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
-  });
+  on_words<&CUstreamBatchMemOpParams::writeValue>(words, number, CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                                                  CU_STREAM_WRITE_VALUE_DEFAULT, stream);
 }
 
 void await_words(std::span<uint32_t* const> words, uint32_t number, void* stream) {
-  on_words(words, stream, [&](CUstreamBatchMemOpParams& operation, CUdeviceptr word) {
-    operation.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    operation.waitValue.address = word;
-    operation.waitValue.value = number;
-    operation.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-  });
+  on_words<&CUstreamBatchMemOpParams::waitValue>(words, number, CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                                                 CU_STREAM_WAIT_VALUE_GEQ, stream);
 }
 
 }  // namespace fovea::cuda
