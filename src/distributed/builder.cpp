@@ -254,8 +254,8 @@ size_t Builder::start_arriving(int i, std::span<const Place> of_queries) {
   }
   if (flows.empty()) return kNothing;
   const size_t exchange = add_exchange(std::move(flows), {Kind::kArriving, buffer_of(i)}, i == 0);
-  // Memory that nothing else uses is free.
-  add(Start{exchange, i == 0 || !p_.by_copies || buffers_ < stages_.size()});
+  // The first waits for what the caller's stream does before the run; behind it memory that nothing else uses is free.
+  add(Start{exchange, exchange == 0 || !p_.by_copies || buffers_ < stages_.size()});
   return exchange;
 }
 
@@ -289,8 +289,12 @@ void Builder::make_stages() {
 }
 
 bool Builder::make_lanes() {
-  bool alone = direct_ && term_gradients_.empty() && buffers_ >= stages_.size() && stages_.size() > 1;
+  bool alone = term_gradients_.empty() && buffers_ >= stages_.size() && stages_.size() > 1;
   for (const Stage& stage : stages_) alone = alone && (stage.direct || !p_.backward());
+  // Two calls of a forward that are summed write memory of their own.
+  const auto of_one_call = [](const Stage& stage) { return stage.calls.size() <= 1; };
+  alone = alone && (direct_ || (!p_.backward() && stages_.size() == 2 &&
+                                std::all_of(stages_.begin(), stages_.end(), of_one_call)));
   if (!alone || !p_.by_copies) return false;
   for (size_t i = 1; i < stages_.size(); i += 2) stages_[i].lane = Lane::kBeside;
   program_.lanes = 2;

@@ -74,9 +74,9 @@ class Builder {
   /// Begins the messages that bring a stage: its keys, and where they are not there yet the tensors of queries.
   size_t start_arriving(int i, std::span<const Place> of_queries);
   /// Computes stage by stage, while the next arrives and what the one before leaves for other ranks is on its way:
-  /// compute(i), and leave(i), which begins messages or says kNothing.
-  template <class Compute, class Leave>
-  void pipeline(std::span<const Place> of_queries, Compute&& compute, Leave&& leave) {
+  /// compute(i), behind the last of them finish(), and leave(i), which begins messages or says kNothing.
+  template <class Compute, class Finishes, class Leave>
+  void pipeline(std::span<const Place> of_queries, Compute&& compute, Finishes&& finish, Leave&& leave) {
     size_t arriving = start_arriving(0, of_queries), leaving = kNothing;
     if (arriving != kNothing) add(Finish{arriving});
     const bool on_compute = buffers_ >= static_cast<size_t>(s_.stages()), beside = make_lanes();
@@ -86,10 +86,17 @@ class Builder {
       compute(i);
       if (leaving != kNothing) add(Finish{leaving, false});
       if (arriving != kNothing) add(Finish{arriving, true, on_compute, stage_at(i + 1).lane});
-      if (beside && i + 1 == s_.stages()) add(Order{Lane::kBeside, Lane::kCompute});
+      if (i + 1 == s_.stages()) {
+        if (beside) add(Order{Lane::kBeside, Lane::kCompute});
+        finish();
+      }
       leaving = leave(i);
     }
-    if (leaving != kNothing) add(Finish{leaving});
+    if (leaving != kNothing) {
+      add(Finish{leaving});
+    } else if (p_.by_copies && !planned_.empty()) {
+      add(Order{Lane::kLink, Lane::kCompute});  // the caller's keys are no longer copied from
+    }
   }
   void make_exchanges();
   void make_copies();
@@ -131,7 +138,13 @@ class Builder {
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
   void forward_call(const Call& call, const Stage& stage);
-  void finish_forward(const std::vector<Merge::Part>& parts);
+  void make_sums();
+  Merge::Part sum_of(const Range& rows) const;
+  Merge::Part part_of_rows(const Range& rows) const;
+  void merge(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows);
+  void add_pending();
+  void finish_sums();
+  void finish_forward(std::vector<Merge::Part> parts, const Range& rows);
   size_t start_results(int i);
   void merge_ranks();
   Merge::Part sink_part();
@@ -162,6 +175,8 @@ class Builder {
   bool direct_ = false;  ///< the calls write each row of o or dq once
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
+  Rows written_;  ///< of acc_o_ and acc_lse_
+  Rows pending_;  ///< of part_o_ and part_lse_, not added yet
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
   bool sums_keys_ = true;  ///< dk and dv are sums over stages; else those of the one stage are the result
 

@@ -28,8 +28,10 @@ void Builder::backward() {
           fill(stage.dv, rows * p_.shape.head_dim_v, 0);
         }
         for (const Call& call : stage.calls) backward_call(call, stage);
-        if (!direct_ && i + 1 == s_.stages())
-          move(acc_dq_, stage.work[kDQ], rows_, stage.heads_q.size(), p_.shape.head_dim, false);
+      },
+      [&] {
+        const Stage& stage = stages_.back();
+        if (!direct_) move(acc_dq_, stage.work[kDQ], rows_, stage.heads_q.size(), p_.shape.head_dim, false);
       },
       [&](int i) { return start_gradients(i); });
   if (sums_keys_) {

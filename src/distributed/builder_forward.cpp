@@ -17,26 +17,41 @@ constexpr std::array kOfQueries = {kQ, kO, kLse};
 }  // namespace
 
 void Builder::forward() {
-  const Shape& shape = p_.shape;
   make_working_memory(kOfQueries);
-  if (!direct_) {
-    const int64_t heads = stages_[0].heads_q.size(), rows = shape.batch * rows_ * heads;
-    acc_o_ = rows_operand(rows_, heads, shape.head_dim_v, kFloat32);
-    acc_lse_ = statistic_operand(rows_, heads);
-    part_o_ = rows_operand(rows_, heads, shape.head_dim_v, kFloat32);
-    part_lse_ = statistic_operand(rows_, heads);
-    fill(acc_o_, rows * shape.head_dim_v, 0);
-    fill(acc_lse_, rows, std::bit_cast<uint32_t>(-std::numeric_limits<float>::infinity()));
-  }
+  if (!direct_) make_sums();
   pipeline(
       kArrive,
       [&](int i) {
         for (const Call& call : stage_at(i).calls) forward_call(call, stage_at(i));
-        if (!direct_ && i + 1 == s_.stages() && !shape.queries_everywhere)
-          finish_forward({{acc_o_, acc_lse_}});
+      },
+      [&] {
+        if (!direct_ && !p_.shape.queries_everywhere) finish_sums();
       },
       [&](int i) { return start_results(i); });
-  if (shape.queries_everywhere) merge_ranks();
+  if (p_.shape.queries_everywhere) merge_ranks();
+}
+
+/// Memory of two results: the sum, and that of a call. Rows whose first call has them all need no zeros to be added to.
+void Builder::make_sums() {
+  const Shape& shape = p_.shape;
+  const int64_t heads = stages_[0].heads_q.size(), rows = shape.batch * rows_ * heads;
+  acc_o_ = rows_operand(rows_, heads, shape.head_dim_v, kFloat32);
+  acc_lse_ = statistic_operand(rows_, heads);
+  part_o_ = rows_operand(rows_, heads, shape.head_dim_v, kFloat32);
+  part_lse_ = statistic_operand(rows_, heads);
+  Rows written;
+  bool whole = true;
+  for (const Stage& stage : stages_) {
+    for (const Call& call : stage.calls) {
+      const int64_t known = count(common(written, call.queries()));
+      whole = whole && (known == 0 || known == call.q_rows);
+      written = with(written, call.queries());
+    }
+  }
+  if (whole && count(written) == rows_) return;
+  fill(acc_o_, rows * shape.head_dim_v, 0);
+  fill(acc_lse_, rows, std::bit_cast<uint32_t>(-std::numeric_limits<float>::infinity()));
+  written_ = {{0, rows_}};
 }
 
 void Builder::forward_call(const Call& call, const Stage& stage) {
@@ -51,16 +66,43 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
     if (operands[kSink].present) operands[kSink].view = operands[kSink].view.at(0, stage.heads_q.begin);
     return attend(call, stage, operands, part_of(call, stage));
   }
-  operands[kO] = part_o_;
-  operands[kLse] = part_lse_;
+  const bool first = common(written_, call.queries()).empty();
+  if (!first) add_pending();
+  const Merge::Part into = first ? sum_of(call.queries()[0]) : part_of_rows(call.queries()[0]);
+  operands[kO] = into.o;
+  operands[kLse] = into.lse;
   attend(call, stage, operands, part_of(call, stage));
-  const Merge::Part sum{at(acc_o_, call.q_at), at(acc_lse_, call.q_at)};
-  add(Merge{{sum, {part_o_, part_lse_}},
-            sum,
-            p_.shape.batch,
-            call.q_rows,
-            stage.heads_q.size(),
-            p_.shape.head_dim_v});
+  if (first) {
+    written_ = with(written_, call.queries());
+  } else {
+    pending_ = call.queries();
+  }
+}
+
+Merge::Part Builder::sum_of(const Range& rows) const {
+  return {at(acc_o_, rows.begin), at(acc_lse_, rows.begin)};
+}
+/// Where a call's result for these rows lies.
+Merge::Part Builder::part_of_rows(const Range& rows) const {
+  return {at(part_o_, rows.begin), at(part_lse_, rows.begin)};
+}
+
+/// The result of the last call joins the sum, so that the next call may write its own.
+void Builder::add_pending() {
+  for (const Range& rows : pending_) merge({sum_of(rows), part_of_rows(rows)}, sum_of(rows), rows);
+  pending_.clear();
+}
+
+void Builder::merge(std::vector<Merge::Part> parts, const Merge::Part& into, const Range& rows) {
+  const Stage& stage = stages_[0];
+  add(Merge{std::move(parts), into, p_.shape.batch, rows.size(), stage.heads_q.size(), p_.shape.head_dim_v});
+}
+
+/// The working o and lse: the last call's result is added on the way.
+void Builder::finish_sums() {
+  for (const Range& rows : pending_) finish_forward({sum_of(rows), part_of_rows(rows)}, rows);
+  for (const Range& rows : without({{0, rows_}}, pending_)) finish_forward({sum_of(rows)}, rows);
+  pending_.clear();
 }
 
 /// A sink is a key of its own, with a value of zeros.
@@ -72,17 +114,11 @@ Merge::Part Builder::sink_part() {
   return {zeros, logits};
 }
 
-/// The working o and lse from sums of calls, and sinks.
-void Builder::finish_forward(const std::vector<Merge::Part>& sums) {
-  const Stage& stage = stages_[0];
-  std::vector<Merge::Part> parts = sums;
+/// The working o and lse of some rows from parts of them, and sinks.
+void Builder::finish_forward(std::vector<Merge::Part> parts, const Range& rows) {
+  const Operands& work = stages_[0].work;
   if (p_.has(kSink)) parts.push_back(sink_part());
-  add(Merge{std::move(parts),
-            {stage.work[kO], stage.work[kLse]},
-            p_.shape.batch,
-            rows_,
-            stage.heads_q.size(),
-            p_.shape.head_dim_v});
+  merge(std::move(parts), {at(work[kO], rows.begin), at(work[kLse], rows.begin)}, rows);
 }
 
 /// o and lse of a stage to the ranks whose rows they are, once they are whole.
@@ -100,6 +136,7 @@ size_t Builder::start_results(int i) {
 
 /// Queries on every rank: all get the sums of all, and merge them in the order of ranks.
 void Builder::merge_ranks() {
+  add_pending();
   const Shape& shape = p_.shape;
   const int64_t ranks = shape.ranks;
   const Operand parts_o = rows_operand(ranks * rows_, shape.heads_q, shape.head_dim_v, kFloat32);
@@ -113,7 +150,7 @@ void Builder::merge_ranks() {
   std::vector<Merge::Part> parts;
   for (int64_t rank = 0; rank < ranks; ++rank)
     parts.push_back({at(parts_o, rank * rows_), at(parts_lse, rank * rows_)});
-  finish_forward(parts);
+  finish_forward(std::move(parts), {0, rows_});
 }
 
 }  // namespace fovea::distributed

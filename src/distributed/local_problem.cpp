@@ -329,6 +329,7 @@ LocalProblem read_local_problem(const fovea_distributed_problem& problem, int ra
   }
   shape.sequences = read_sequences(problem, shape);
   local.terms = read_terms(p, local, packed);
+  shape.joins = !local.terms && local.dropout == 0;
   read_tensors(p, rank, packed, local);
   return local;
 }

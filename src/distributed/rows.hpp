@@ -57,6 +57,22 @@ inline Rows common(const Rows& a, const Rows& b) {
   }
   return both;
 }
+inline Rows with(Rows rows, const Rows& others) {
+  rows.insert(rows.end(), others.begin(), others.end());
+  return sorted(std::move(rows));
+}
+inline Rows without(const Rows& rows, const Rows& others) {
+  Rows left = rows;
+  for (const Range& other : others) {
+    std::vector<Range> parts;
+    for (const Range& range : left) {
+      parts.push_back({range.begin, std::min(range.end, other.begin)});
+      parts.push_back({std::max(range.begin, other.end), range.end});
+    }
+    left = sorted(std::move(parts));
+  }
+  return left;
+}
 inline int64_t count(const Rows& rows) {
   int64_t sum = 0;
   for (const Range& range : rows) sum += range.size();

@@ -65,7 +65,68 @@ double pairs_in_window(int64_t queries, int64_t keys, const Window& window) {
   return ends - begins;
 }
 
+bool sees_all(const Call& call) {
+  return pairs_in_window(call.q_rows, call.k_rows, call.window) ==
+         static_cast<double>(call.q_rows) * static_cast<double>(call.k_rows);
+}
+
+/// Whether each query of the call sees the first keys of it, up to a diagonal or the last.
+bool sees_first_keys(const Call& call) {
+  return call.starts_q.empty() && (call.window.left < 0 || sees_all(call));
+}
+
+/// The last key that the first query sees, were there enough keys.
+int64_t diagonal_of(const Call& call) {
+  return call.k_rows - call.q_rows + call.window.right;
+}
+
+void join(Call& call, const Call& other, int64_t q_rows, int64_t k_rows, Window window) {
+  call.window = window;
+  call.longest_q = call.q_rows = q_rows;
+  call.longest_k = call.k_rows = k_rows;
+  call.first_q = std::min(call.first_q, other.first_q);
+  call.first_k = std::min(call.first_k, other.first_k);
+}
+
+/// Adds the keys of `other`, which stand behind the call's, for the same queries.
+bool joins_keys(Call& call, const Call& other) {
+  if (other.q_at != call.q_at || other.q_rows != call.q_rows || other.k_at != call.k_at + call.k_rows ||
+      other.sequence != call.sequence || !sees_all(call) || !sees_first_keys(call) || !sees_first_keys(other))
+    return false;
+  // The diagonal of both together may not cut into the call's keys.
+  if (!sees_all(other) && diagonal_of(other) < -1) return false;
+  join(call, other, call.q_rows, call.k_rows + other.k_rows, {-1, sees_all(other) ? -1 : other.window.right});
+  return true;
+}
+
+/// Adds the queries of `other`, which stand behind the call's and see the same keys or more.
+bool joins_queries(Call& call, const Call& other) {
+  if (other.q_at != call.q_at + call.q_rows || other.k_at != call.k_at || other.k_rows < call.k_rows ||
+      other.sequence != call.sequence || !sees_first_keys(call) || !sees_first_keys(other))
+    return false;
+  const bool all = sees_all(call) && sees_all(other) && call.k_rows == other.k_rows;
+  // The call's last query sees its last key by the diagonal, not because there are no more.
+  const bool same_diagonal = call.window.right == 0 && other.window.right >= 0 &&
+                             diagonal_of(call) == diagonal_of(other) - call.q_rows;
+  if (!all && !same_diagonal) return false;
+  join(call, other, call.q_rows + other.q_rows, other.k_rows, {-1, all ? -1 : other.window.right});
+  return true;
+}
+
+template <class Joins>
+std::vector<Call> joined_by(const std::vector<Call>& calls, Joins&& joins) {
+  std::vector<Call> fewer;
+  for (const Call& call : calls) {
+    if (fewer.empty() || !joins(fewer.back(), call)) fewer.push_back(call);
+  }
+  return fewer;
+}
+
 }  // namespace
+
+std::vector<Call> joined(const std::vector<Call>& calls) {
+  return joined_by(joined_by(calls, joins_keys), joins_queries);
+}
 
 Placement with_borders_at(const Placement& placement, const std::vector<Sequence>& sequences,
                           Range Sequence::*axis, int64_t multiple) {
@@ -211,7 +272,9 @@ Holding Schedule::keys(int rank, int stage) const {
 
 std::vector<Call> Schedule::calls(int rank, int stage) const {
   if (heads_kv(rank, stage).empty()) return {};
-  return calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage), shape_.row_multiple);
+  const std::vector<Call> calls =
+      calls_of(shape_.sequences, shape_.window, queries(rank), keys(rank, stage), shape_.row_multiple);
+  return shape_.joins ? joined(calls) : calls;
 }
 
 double Schedule::pairs(int rank, int stage) const {

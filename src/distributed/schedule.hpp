@@ -30,6 +30,9 @@ struct Shape {
   bool queries_everywhere = false;  ///< every rank has all queries and computes over its own keys: decoding
   /// Calls begin multiples of it behind the first rows of a sequence: what dropout decides together is not divided.
   int64_t row_multiple = 1;
+  /// Whether nothing but the window depends on positions: rows that lie side by side may share a call then, wherever in the sequence
+  /// they are.
+  bool joins = true;
 
   int64_t group() const { return heads_q / heads_kv; }
 };
@@ -50,6 +53,7 @@ struct Call {
   int64_t first_q = 0, first_k = 0;  ///< positions of the first rows within the sequence
   int64_t whole_q = 0, whole_k = 0;  ///< its lengths
 
+  Rows queries() const { return {{q_at, q_at + q_rows}}; }
   int64_t sequences() const { return starts_q.empty() ? 1 : static_cast<int64_t>(starts_q.size()) - 1; }
   /// Whether the call has some rows of one sequence: positions and lengths in the call are not those in the sequence.
   bool is_cut() const { return starts_q.empty() && (q_rows != whole_q || k_rows != whole_k); }
@@ -103,6 +107,10 @@ class Schedule {
 /// sequence. `axis` says which rows a sequence has.
 Placement with_borders_at(const Placement& placement, const std::vector<Sequence>& sequences,
                           Range Sequence::*axis, int64_t multiple);
+
+/// Fewer calls for the same pairs: those of rows side by side in memory whose keys are together the first ones up to a diagonal, as a
+/// causal mask has it, or all. So a rank's own rows are one causal problem, early and late ones together.
+std::vector<Call> joined(const std::vector<Call>& calls);
 
 /// The calls that together cover all pairs of these queries and keys that the window keeps. Whole sequences that lie side by side
 /// share a call. Calls begin multiples of `multiple` behind the first rows of a sequence, where pieces of rows do.

@@ -94,6 +94,7 @@ Placement random_placement(Random& random, int64_t total, int ranks) {
 Shape random_shape(Random& random) {
   Shape shape;
   shape.row_multiple = random.chance(0.5) ? 1 : random.between(2, 5);
+  shape.joins = shape.row_multiple == 1;
   shape.ranks = static_cast<int>(random.between(1, 7));
   shape.heads_kv = random.between(1, 5);
   shape.heads_q = shape.heads_kv * random.between(1, 3);
@@ -226,7 +227,8 @@ void expect_positions(const Shape& shape, const Call& call, const Holding& queri
 TEST(Schedule, CallsAreNeighbours) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     Random random(seed);
-    const Shape shape = random_shape(random);
+    Shape shape = random_shape(random);
+    shape.joins = false;
     const Schedule schedule(shape, random_method(random, shape.ranks));
     for (int rank = 0; rank < shape.ranks; ++rank) {
       for (int stage = 0; stage < schedule.stages(); ++stage) {
@@ -236,6 +238,30 @@ TEST(Schedule, CallsAreNeighbours) {
     }
     if (HasFailure()) FAIL() << "seed " << seed;
   }
+}
+
+/// Early and late rows together: what a rank has is one causal problem, and so is what each sees of the others' keys.
+TEST(Schedule, EarlyAndLateRowsShareCalls) {
+  Shape shape;
+  shape.ranks = 2;
+  shape.window = {-1, 0};
+  shape.sequences = {{{0, 64}, {0, 64}}};
+  shape.queries = {64, {{{{0, 16}, 0}, {{48, 64}, 16}}, {{{16, 32}, 0}, {{32, 48}, 16}}}};
+  shape.keys = shape.queries;
+  const Schedule schedule(shape, {1, 2});
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::vector<Call> own = schedule.calls(rank, 0), others = schedule.calls(rank, 1);
+    ASSERT_EQ(own.size(), 1U);
+    EXPECT_EQ(own[0].q_rows, 32);
+    EXPECT_EQ(own[0].k_rows, 32);
+    EXPECT_EQ(own[0].window, (Window{-1, 0}));
+    ASSERT_EQ(others.size(), 1U);
+    EXPECT_EQ(others[0].q_rows, rank == 0 ? 16 : 32);
+    EXPECT_EQ(others[0].k_rows, rank == 0 ? 32 : 16);
+    EXPECT_EQ(pairs_of(others[0]), 512);
+  }
+  shape.joins = false;
+  EXPECT_GT(Schedule(shape, {1, 2}).calls(0, 0).size(), 1U);
 }
 
 TEST(Schedule, BordersMoveToTheNearestMultiple) {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "distributed/choose.hpp"
+#include "distributed/program.hpp"
 #include "distributed/simulate.hpp"
 #include "fovea/distributed.hpp"
 
@@ -118,6 +119,28 @@ TEST(Simulation, LiesBetweenComputingAndOneAfterTheOther) {
         EXPECT_LE(e.simulated, 1.6 * e.seconds) << line;
         EXPECT_NE(line.find("simulated"), std::string::npos);
       }
+    }
+  }
+}
+
+/// By copies: what the caller's stream did before a run is waited for first, and at its end nothing is copied from the caller's tensors.
+TEST(Program, CopiesLieBetweenBeginAndEndOfTheCallersStream) {
+  std::vector<fovea_piece> pieces;
+  ProgramOptions sizes;
+  sizes.only_sizes = true;
+  for (const int ranks : {2, 4}) {
+    LocalProblem problem = local_problem(4096, ranks, FOVEA_FORWARD, pieces);
+    problem.by_copies = true;
+    for (const Method method : {Method{ranks, 1}, {ranks, 4}, {1, 1}, {1, 2}, {1, ranks}, {ranks / 2, 2}}) {
+      const Program program = make_program(problem, Schedule(problem.shape, method), 0, sizes);
+      const auto is_start = [](const Step& step) { return std::holds_alternative<Start>(step); };
+      const auto first = std::find_if(program.steps.begin(), program.steps.end(), is_start);
+      ASSERT_NE(first, program.steps.end());
+      EXPECT_TRUE(std::get<Start>(*first).waits) << method.heads_ranks << " " << method.stages;
+      // Who gives its result back knows that it is there once all ranks have what they need of it.
+      const auto* order = std::get_if<Order>(&program.steps.back());
+      const bool ends = order != nullptr && order->sooner == Lane::kLink && order->later == Lane::kCompute;
+      EXPECT_TRUE(ends || std::holds_alternative<Finish>(program.steps.back()));
     }
   }
 }
