@@ -175,8 +175,8 @@ class Builder {
   bool direct_ = false;  ///< the calls write each row of o or dq once
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
-  Rows written_;  ///< of acc_o_ and acc_lse_
-  Rows pending_;  ///< of part_o_ and part_lse_, not added yet
+  Rows written_;             ///< of acc_o_ and acc_lse_
+  Rows pending_;             ///< of part_o_ and part_lse_, not added yet
   Operand part_o_, part_lse_, acc_dq_, part_dq_, part_dk_, part_dv_, acc_dk_, acc_dv_;
   bool sums_keys_ = true;  ///< dk and dv are sums over stages; else those of the one stage are the result
 

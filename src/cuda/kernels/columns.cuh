@@ -43,6 +43,33 @@ __device__ __forceinline__ void store_columns(const Columns& from, T* to, bool v
   }
 }
 
+/// Four neighbouring numbers, which lie at a multiple of their size where `kVectors`; else `count` of them exist, or more.
+template <bool kVectors, class T>
+__device__ __forceinline__ void load_four(float (&to)[4], const T* from, int64_t count) {
+  struct alignas(4 * sizeof(T)) Four {
+    T x[4];
+  };
+  if constexpr (kVectors) {
+    const Four four = *reinterpret_cast<const Four*>(from);
+    for (int i = 0; i < 4; ++i) to[i] = static_cast<float>(four.x[i]);
+  } else {
+    for (int i = 0; i < 4; ++i) to[i] = i < count ? static_cast<float>(from[i]) : 0.0f;
+  }
+}
+template <bool kVectors, class T>
+__device__ __forceinline__ void store_four(const float (&from)[4], T* to, int64_t count) {
+  struct alignas(4 * sizeof(T)) Four {
+    T x[4];
+  };
+  if constexpr (kVectors) {
+    *reinterpret_cast<Four*>(to) = {T(from[0]), T(from[1]), T(from[2]), T(from[3])};
+  } else {
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) to[i] = T(from[i]);
+    }
+  }
+}
+
 /// Calls `use` with memory of a type (float32, float16 or bfloat16) as a pointer to it, `offset` elements on. The address is read where it
 /// is used: a copy of it before the branches spills in `merge` on sm_75.
 template <class Use>

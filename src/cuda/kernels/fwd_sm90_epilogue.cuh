@@ -52,7 +52,7 @@ struct FwdSm90Epilogue {
     if (kPartsByTwos && writes_part(f, work)) {
       store_part(acc_o, factor);
     } else if (args.o_in_vectors) {
-      if constexpr (sizeof(T) == 2) store_vectors(acc_o, factor);  // never for float32
+      store_vectors(acc_o, factor);
     } else {
       store_pairs(acc_o, factor);
     }
@@ -135,15 +135,21 @@ struct FwdSm90Epilogue {
     }
   }
 
-  /// O in vectors of 16 bytes.
+  /// O in vectors of 16 bytes, or of 8 in float32.
   template <int kRegsO>
   __device__ __forceinline__ void store_vectors(const float (&acc_o)[kRegsO],
                                                 const float (&factor)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = row_at(half);
-      store_row_vectors<kColumns>(o_row<T>(f, work, query_row(f, work, row)) + first_column,
-                                  row < work.end_row ? columns_left() : 0, acc_o, half, factor[half], lane);
+      const int row = row_at(half), columns = row < work.end_row ? columns_left() : 0;
+      const QueryRow r = query_row(f, work, row);
+      if (sizeof(T) == 4 || f.p.o_is_f32()) {
+        store_row_pairs<kColumns>(o_row<float>(f, work, r) + first_column, columns, acc_o, half, factor[half],
+                                  lane);
+      } else if constexpr (sizeof(T) == 2) {
+        store_row_vectors<kColumns>(o_row<T>(f, work, r) + first_column, columns, acc_o, half, factor[half],
+                                    lane);
+      }
     }
   }
 
@@ -154,18 +160,12 @@ struct FwdSm90Epilogue {
       store_pairs(acc_o, factor);
       return;
     }
-    const int used_row = work.span.used_q * packed_heads(f), lane_column = 2 * (lane % 4);
+    const int used_row = work.span.used_q * packed_heads(f);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_at(half);
-      if (row >= used_row) continue;
-      float* const to = f32_row(f, work, query_row(f, work, row)) + first_column + lane_column;
-#pragma unroll
-      for (int n8 = 0; n8 < kColumns / 8; ++n8) {
-        if (n8 * 8 + lane_column < columns_left())
-          *reinterpret_cast<float2*>(to + n8 * 8) = make_float2(acc_o[4 * n8 + 2 * half] * factor[half],
-                                                                acc_o[4 * n8 + 2 * half + 1] * factor[half]);
-      }
+      store_row_pairs<kColumns>(f32_row(f, work, query_row(f, work, row)) + first_column,
+                                row < used_row ? columns_left() : 0, acc_o, half, factor[half], lane);
     }
   }
 

@@ -25,19 +25,16 @@ struct MergeArgs {
   int64_t rows = 0, heads = 0, columns = 0;  ///< rows of a sequence
   int64_t batch = 0;
   int count = 0;
-  int lanes = 32;  ///< of a warp that take one row: a power of two
   bool vectors =
       false;  ///< every row of every o starts at a multiple of 16 bytes, and its columns are a multiple of 8
 };
 static_assert(sizeof(MergeArgs) <= 4096);
 
 inline constexpr int kMergeThreads = 128;
+/// CTAs whose registers an SM holds: memory waits for those that have too few reads under way.
+inline constexpr int kMergeCtasOfSm = 6;
 
-/// Lanes that cover a row, so that short rows share a warp.
-constexpr int merge_lanes(int64_t columns) {
-  int lanes = 1;
-  while (lanes < 32 && lanes * kColumns < columns) lanes *= 2;
-  return lanes;
-}
+/// Rows of a head that a warp merges at a time, and columns of each that a lane has: 32 numbers for it to hold.
+inline constexpr int kMergeRows = 4, kMergeColumns = 4;
 
 }  // namespace fovea::cuda

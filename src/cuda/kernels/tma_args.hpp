@@ -28,7 +28,7 @@ struct TmaForwardArgs {
   /// What takes scores to exponents of 2: scale * log2(e); softcap * log2(e) of what tanh gives; log2(e) of an expression's
   /// scores. From here it is an operand of each instruction that needs it, and takes no register.
   float scale_log2 = 0;
-  bool o_in_vectors = false;  ///< o is of the type of q, and may be written in vectors of up to 16 bytes
+  bool o_in_vectors = false;  ///< o, not parts of it, may be written in vectors of up to 16 bytes
   float cap_scale_log2 =
       0;  ///< with a softcap: 2 log2(e) scale / softcap, which takes products to what tanh is of
 };

@@ -75,14 +75,15 @@ class Scratch {
 };
 
 void launch(const Kernel& kernel, const LoadedKernel& code, MergeArgs& args, CUstream stream) {
-  // Some waves of the largest chip; each group of lanes then takes several rows.
-  constexpr int64_t kMostCtas = 4096;
-  const int64_t rows = args.batch * args.rows * args.heads, rows_of_cta = kMergeThreads / args.lanes;
-  const auto ctas = static_cast<unsigned>(std::min((rows + rows_of_cta - 1) / rows_of_cta, kMostCtas));
+  // What a launch takes along y and z, and some waves of the largest chip.
+  constexpr int64_t kMostAlong = 65535, kMostCtas = 1 << 20,
+                    kRowsOfCta = int64_t{kMergeThreads} / 32 * kMergeRows;
+  const auto least = [](int64_t a, int64_t b) { return static_cast<unsigned>(std::min(a, b)); };
+  const unsigned ctas = least((args.rows + kRowsOfCta - 1) / kRowsOfCta, kMostCtas);
   std::array<void*, 1> parameters = {&args};
-  const CUresult error =
-      driver().launch_kernel(code.function, ctas, 1, 1, static_cast<unsigned>(kernel.threads), 1, 1, 0,
-                             stream, parameters.data(), nullptr);
+  const CUresult error = driver().launch_kernel(
+      code.function, ctas, least(args.heads, kMostAlong), least(args.batch, kMostAlong),
+      static_cast<unsigned>(kernel.threads), 1, 1, 0, stream, parameters.data(), nullptr);
   if (error != CUDA_SUCCESS) throw_cuda(kernel.name, error);
 }
 
@@ -108,7 +109,6 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
   args.rows = o.shape[1];
   args.heads = o.shape[2];
   args.columns = o.shape[3];
-  args.lanes = merge_lanes(args.columns);
   args.vectors =
       starts_rows_at_vectors(o) && std::all_of(o_parts.begin(), o_parts.end(), starts_rows_at_vectors);
   if (args.batch * args.rows * args.heads == 0) return;

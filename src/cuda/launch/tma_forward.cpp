@@ -51,8 +51,7 @@ void bind_forward(const LaunchInput<ForwardLayout>& launch, void* to) {
   all.k = map_of_keys(k, dtype, p, columns, strip, all.box_keys, kernel, promotion);
   if (!launch.kernel.e4m3_operands)
     all.v = map_of_keys(v, dtype, p, columns_v, strip, all.box_keys, kernel, promotion);
-  all.o_in_vectors =
-      (args.num_splits == 1 || args.part_rows > 0) && !p.o_is_f32() && (p.aligned16 & tile::kAlignedO) != 0;
+  all.o_in_vectors = (args.num_splits == 1 || args.part_rows > 0) && (p.aligned16 & tile::kAlignedO) != 0;
   all.scale_log2 = (p.expression.has_score ? 1 : p.softcap > 0 ? p.softcap : p.scale) * tile::kLog2e;
   if (p.softcap > 0) all.cap_scale_log2 = 2 * tile::kLog2e * p.scale / p.softcap;
   // seen_blocks makes it 0 where it comes before.
