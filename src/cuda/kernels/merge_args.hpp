@@ -34,7 +34,7 @@ inline constexpr int kMergeThreads = 128;
 /// CTAs whose registers an SM holds: memory waits for those that have too few reads under way.
 inline constexpr int kMergeCtasOfSm = 6;
 
-/// Rows of a head that a warp merges at a time, and columns of each that a lane has: 32 numbers for it to hold.
-inline constexpr int kMergeRows = 4, kMergeColumns = 4;
+/// Rows of a head that a warp merges at a time, and columns of each that a lane has: more do not fit the registers of six CTAs.
+inline constexpr int kMergeRows = 2, kMergeColumns = 4;
 
 }  // namespace fovea::cuda
