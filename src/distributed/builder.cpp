@@ -218,26 +218,11 @@ void Builder::know_what_is_open() {
     for (const PeerCopy& copy : heard.copies) exchange.open_to.push_back(copy.peer);
   };
   Exchange &first = program_.exchanges.front(), &last = program_.exchanges.back();
-  if (computes_own_last_) return know_of_parts_computed(last);
   for (size_t i = 0; i < planned_.size(); ++i) {
     if (planned_[i].region.kind == Kind::kArriving && planned_[i].in_unused)
       knows(program_.exchanges[i], last);
   }
   if (planned_.back().alone && planned_.back().in_unused) knows(last, first);
-}
-
-/// Where a rank computes its own queries last: of whom it gets results has computed all parts but the last, whose memory is free.
-void Builder::know_of_parts_computed(const Exchange& last) {
-  const auto arrives = [](const Planned& planned) { return planned.region.kind == Kind::kArriving; };
-  const auto of_last = std::find_if(planned_.rbegin(), planned_.rend(), arrives);
-  for (size_t i = 0; i < planned_.size(); ++i) {
-    if (!arrives(planned_[i]) || !planned_[i].in_unused || &planned_[i] == &*of_last) continue;
-    Exchange& exchange = program_.exchanges[i];
-    exchange.open_to = last.copied_by;
-    for (const PeerCopy& copy : last.copies) {
-      if (copy.peer != rank_) exchange.open_at.push_back(copy.peer);
-    }
-  }
 }
 
 void Builder::keep_rows_together() {
@@ -250,8 +235,7 @@ void Builder::keep_rows_together() {
   };
   for (size_t i = 0; i < planned_.size(); ++i) {
     const Kind kind = planned_[i].region.kind;
-    const bool last_results = computes_own_last_ && i + 1 == planned_.size();
-    if ((planned_[i].alone || last_results) && kind != Kind::kOther) keep(kind, i);
+    if (planned_[i].alone && kind != Kind::kOther) keep(kind, i);
   }
 }
 
@@ -285,35 +269,6 @@ bool Builder::calls_own_their_keys(int stage) const {
   return true;
 }
 
-std::vector<Call> Builder::calls_of_queries(int rank, bool own) const {
-  const Holding &working = s_.queries(rank), &lie = p_.shape.queries.of_rank[static_cast<size_t>(rank)];
-  Holding of;
-  if (own) {
-    // Neighbours where they lie and where they are computed.
-    for (const Held& held : part_of_holding(lie, rows_of(lie))) {
-      for (const Held& there : part_of_holding(working, {held.rows})) of.push_back(there);
-    }
-  } else {
-    of = part_of_holding(working, without(rows_of(working), rows_of(lie)));
-  }
-  return calls_of(p_.shape.sequences, p_.shape.window, of, s_.keys(rank, s_.stages() - 1));
-}
-
-/// Where all ranks share the heads and few calls more do it: results of others' queries leave while a rank computes its own.
-bool Builder::can_compute_own_last() const {
-  constexpr size_t kMostCalls = 4;  // each takes some time of its own
-  if (!p_.by_copies || p_.backward() || !s_.stages_are_heads() || !p_.shape.joins || !direct_) return false;
-  for (int rank = 0; rank < p_.shape.ranks; ++rank) {
-    if (s_.heads_kv(rank, s_.stages() - 1).empty()) return false;
-    std::vector<Call> all = calls_of_queries(rank, true), others = calls_of_queries(rank, false);
-    all.insert(all.end(), others.begin(), others.end());
-    // Rows that see no key are written by calls of whole sequences alone.
-    if (all.size() > kMostCalls || !covers_once(all, &Call::q_at, &Call::q_rows, count(s_.queries(rank))))
-      return false;
-  }
-  return true;
-}
-
 void Builder::make_stages() {
   std::vector<Call> all;
   bool idle = true;  // there are fewer heads than ranks
@@ -331,10 +286,6 @@ void Builder::make_stages() {
     stages_.push_back(std::move(stage));
   }
   direct_ = (idle || covers_once(all, &Call::q_at, &Call::q_rows, rows_)) && !p_.shape.queries_everywhere;
-  computes_own_last_ = can_compute_own_last();
-  if (!computes_own_last_) return;
-  stages_.back().calls = calls_of_queries(rank_, false);
-  stages_.back().own_calls = calls_of_queries(rank_, true);
 }
 
 bool Builder::make_lanes() {
@@ -351,8 +302,8 @@ bool Builder::make_lanes() {
 }
 
 void Builder::start_leaving(size_t exchange, int stage) {
-  const bool behind_all = stage + 1 == s_.stages() && !computes_own_last_;
-  add(Start{exchange, true, behind_all ? Lane::kCompute : stage_at(stage).lane});
+  const bool last = stage + 1 == s_.stages();
+  add(Start{exchange, true, last ? Lane::kCompute : stage_at(stage).lane});
 }
 
 /// Memory for what arrives: keys, of which two stages are there at a time, and tensors of queries, as keys where each stage has its own.

@@ -33,8 +33,6 @@ class Builder {
     int64_t rows = 0;  ///< of keys
     Range heads_q, heads_kv;
     std::vector<Call> calls;
-    /// Of the last part of heads: calls of this rank's own queries, while the results of others' leave. They write to the caller's tensors.
-    std::vector<Call> own_calls;
     bool in_place = false;
     Operands work;  ///< tensors of queries
     Operand k, v, dk, dv;
@@ -76,29 +74,24 @@ class Builder {
   /// Begins the messages that bring a stage: its keys, and where they are not there yet the tensors of queries.
   size_t start_arriving(int i, std::span<const Place> of_queries);
   /// Computes stage by stage, while the next arrives and what the one before leaves for other ranks is on its way:
-  /// compute(i), behind the last of them finish(), and leave(i), which begins messages or says kNothing; own() computes what does not
-  /// leave.
-  template <class Compute, class Finishes, class Leave, class Own>
-  void pipeline(std::span<const Place> of_queries, Compute&& compute, Finishes&& finish, Leave&& leave,
-                Own&& own) {
+  /// compute(i), behind the last of them finish(), and leave(i), which begins messages or says kNothing.
+  template <class Compute, class Finishes, class Leave>
+  void pipeline(std::span<const Place> of_queries, Compute&& compute, Finishes&& finish, Leave&& leave) {
     size_t arriving = start_arriving(0, of_queries), leaving = kNothing;
     if (arriving != kNothing) add(Finish{arriving});
     const bool on_compute = buffers_ >= static_cast<size_t>(s_.stages()), beside = make_lanes();
     if (beside) add(Order{Lane::kCompute, Lane::kBeside});
     for (int i = 0; i < s_.stages(); ++i) {
       arriving = i + 1 < s_.stages() ? start_arriving(i + 1, of_queries) : kNothing;
-      if (beside && computes_own_last_ && i + 1 == s_.stages()) add(Order{stage_at(i).lane, own_lane()});
       compute(i);
       if (leaving != kNothing) add(Finish{leaving, false});
       if (arriving != kNothing) add(Finish{arriving, true, on_compute, stage_at(i + 1).lane});
       if (i + 1 == s_.stages()) {
-        if (beside && !computes_own_last_) add(Order{Lane::kBeside, Lane::kCompute});
+        if (beside) add(Order{Lane::kBeside, Lane::kCompute});
         finish();
       }
       leaving = leave(i);
     }
-    own();
-    if (beside && computes_own_last_) add(Order{Lane::kBeside, Lane::kCompute});
     if (leaving != kNothing) {
       add(Finish{leaving});
     } else if (p_.by_copies && !planned_.empty()) {
@@ -108,7 +101,6 @@ class Builder {
   void make_exchanges();
   void make_copies();
   void know_what_is_open();
-  void know_of_parts_computed(const Exchange& last);
   /// Where in the workspace what comes in each exchange lands, by copies.
   std::vector<int64_t> make_landings();
   /// Where the memory of each kind of message begins, from what each exchange needs.
@@ -137,13 +129,6 @@ class Builder {
   void finish_term_gradients();
 
   bool calls_own_their_keys(int stage) const;
-  /// The calls of the last part of heads for the queries that lie on `rank`, or on the others. Of rows that lie side by side.
-  std::vector<Call> calls_of_queries(int rank, bool own) const;
-  bool can_compute_own_last() const;
-  /// Beside that of the last stage.
-  Lane own_lane() const {
-    return program_.lanes > 1 && stages_.back().lane == Lane::kCompute ? Lane::kBeside : Lane::kCompute;
-  }
   void make_stages();
   /// Whether stages are computed on two lanes in turn, so that one begins on SMs that the one before leaves idle at its end.
   bool make_lanes();
@@ -153,9 +138,6 @@ class Builder {
   const Stage& stage_at(int i) const { return stages_[static_cast<size_t>(i)]; }
   void forward();
   void forward_call(const Call& call, const Stage& stage);
-  void own_call(const Call& call, const Stage& stage);
-  static Operand of_heads(Operand operand, int64_t row, const Stage& stage);
-  void leave_own_rows_out(Flow& flow) const;
   void make_sums();
   Merge::Part sum_of(const Range& rows) const;
   Merge::Part part_of_rows(const Range& rows) const;
@@ -190,8 +172,7 @@ class Builder {
   Holding queries_;
   int64_t rows_, local_q_, local_k_;
   std::vector<Stage> stages_;
-  bool direct_ = false;             ///< the calls write each row of o or dq once
-  bool computes_own_last_ = false;  ///< on all ranks Stage::own_calls are there
+  bool direct_ = false;  ///< the calls write each row of o or dq once
 
   Operand acc_o_, acc_lse_;  ///< sums over calls where they do not write results at once
   Rows written_;             ///< of acc_o_ and acc_lse_

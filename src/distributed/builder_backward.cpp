@@ -33,7 +33,7 @@ void Builder::backward() {
         const Stage& stage = stages_.back();
         if (!direct_) move(acc_dq_, stage.work[kDQ], rows_, stage.heads_q.size(), p_.shape.head_dim, false);
       },
-      [&](int i) { return start_gradients(i); }, [] {});
+      [&](int i) { return start_gradients(i); });
   if (sums_keys_) {
     move(acc_dk_, callers(kDK), local_k_, p_.shape.heads_kv, p_.shape.head_dim, false);
     move(acc_dv_, callers(kDV), local_k_, p_.shape.heads_kv, p_.shape.head_dim_v, false);

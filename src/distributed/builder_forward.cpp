@@ -27,10 +27,7 @@ void Builder::forward() {
       [&] {
         if (!direct_ && !p_.shape.queries_everywhere) finish_sums();
       },
-      [&](int i) { return start_results(i); },
-      [&] {
-        for (const Call& call : stages_.back().own_calls) own_call(call, stages_.back());
-      });
+      [&](int i) { return start_results(i); });
   if (p_.shape.queries_everywhere) merge_ranks();
 }
 
@@ -65,7 +62,8 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
   if (direct_) {
     operands[kO] = at(stage.work[kO], call.q_at);
     operands[kLse] = at(stage.work[kLse], call.q_at);
-    operands[kSink] = of_heads(callers(kSink), 0, stage);
+    operands[kSink] = callers(kSink);
+    if (operands[kSink].present) operands[kSink].view = operands[kSink].view.at(0, stage.heads_q.begin);
     return attend(call, stage, operands, part_of(call, stage));
   }
   const bool first = common(written_, call.queries()).empty();
@@ -79,33 +77,6 @@ void Builder::forward_call(const Call& call, const Stage& stage) {
   } else {
     pending_ = call.queries();
   }
-}
-
-/// A call of queries that lie on this rank: its results go to where they belong.
-void Builder::own_call(const Call& call, const Stage& stage) {
-  const Holding& own = p_.shape.queries.of_rank[static_cast<size_t>(rank_)];
-  int64_t row = 0;
-  for (const Run& run : runs_between(queries_, own)) {
-    if (call.q_at >= run.from && call.q_at < run.from + run.rows) row = run.to + call.q_at - run.from;
-  }
-  Operands operands;
-  operands[kQ] = at(stage.work[kQ], call.q_at);
-  operands[kK] = at(stage.k, call.k_at);
-  operands[kV] = at(stage.v, call.k_at);
-  operands[kO] = of_heads(callers(kO), row, stage);
-  operands[kLse] = of_heads(callers(kLse), row, stage);
-  operands[kSink] = of_heads(callers(kSink), 0, stage);
-  Stage on_lane;  // what a call reads of its stage
-  on_lane.heads_q = stage.heads_q;
-  on_lane.heads_kv = stage.heads_kv;
-  on_lane.lane = own_lane();
-  attend(call, on_lane, operands, std::nullopt);
-}
-
-/// From a row on, the heads of a stage of a tensor of the caller's.
-Operand Builder::of_heads(Operand operand, int64_t row, const Stage& stage) {
-  if (operand.present) operand.view = operand.view.at(row, stage.heads_q.begin);
-  return operand;
 }
 
 Merge::Part Builder::sum_of(const Range& rows) const {
@@ -152,26 +123,15 @@ void Builder::finish_forward(std::vector<Merge::Part> parts, const Range& rows) 
 
 /// o and lse of a stage to the ranks whose rows they are, once they are whole.
 size_t Builder::start_results(int i) {
-  const bool last = i + 1 == s_.stages(), whole = s_.stages_are_heads() || last;
+  const bool whole = s_.stages_are_heads() || i + 1 == s_.stages();
   if (!queries_travel_ || !whole) return kNothing;
   std::vector<Flow> results;
   results.push_back(queries_out(kO, i));
   if (p_.has(kLse)) results.push_back(queries_out(kLse, i));
-  if (last && computes_own_last_) {
-    for (Flow& flow : results) leave_own_rows_out(flow);
-  }
   const size_t exchange =
-      add_exchange(std::move(results), {Kind::kLeaving, buffer_of(i)}, last && !computes_own_last_);
+      add_exchange(std::move(results), {Kind::kLeaving, buffer_of(i)}, i + 1 == s_.stages());
   start_leaving(exchange, i);
   return exchange;
-}
-
-/// Results that calls have written to the callers' tensors do not travel within a rank.
-void Builder::leave_own_rows_out(Flow& flow) const {
-  for (size_t rank = 0; rank < flow.from.size(); ++rank) {
-    const Rows own = rows_of(p_.shape.queries.of_rank[rank]);
-    flow.from[rank].rows = part_of_holding(flow.from[rank].rows, without(rows_of(flow.from[rank].rows), own));
-  }
 }
 
 /// Queries on every rank: all get the sums of all, and merge them in the order of ranks.

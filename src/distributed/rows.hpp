@@ -94,26 +94,6 @@ inline Holding held_in_order(const Rows& rows) {
   return holding;
 }
 
-/// Where these rows lie in a memory; the others of it are left out. Those that are neighbours in both are one.
-inline Holding part_of_holding(const Holding& holding, const Rows& rows) {
-  Holding part;
-  for (const Held& held : holding) {
-    for (const Range& range : rows) {
-      const Range both = held.rows & range;
-      if (both.empty()) continue;
-      const int64_t at = held.at + both.begin - held.rows.begin;
-      const bool follows = !part.empty() && part.back().rows.end == both.begin &&
-                           part.back().at + part.back().rows.size() == at;
-      if (follows) {
-        part.back().rows.end = both.end;
-      } else {
-        part.push_back({both, at});
-      }
-    }
-  }
-  return part;
-}
-
 /// Rows side by side in two memories.
 struct Run {
   int64_t from = 0, to = 0, rows = 0;
