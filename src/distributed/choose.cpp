@@ -237,7 +237,7 @@ Machine machine_of(const LocalProblem& problem, const fovea_distributed_options&
                            .tile_flops = 7.3e12,
                            .link = 340e9,
                            .host_link = gpu.host_link,
-                           .memory = gpu.memory,
+                           .memory = 2.1e12,
                            .step = 13e-6,
                            .call = problem.backward() ? 50e-6 : 25e-6,
                            .overlaps = true};

@@ -119,8 +119,11 @@ class Simulation {
   }
 
   double seconds_of(const Step& step) const {
-    if (const auto* attend = std::get_if<Attend>(&step))
-      return distributed::seconds_of(machine_, attend->flops, attend->longest_tile) + moving(attend->copies);
+    if (const auto* attend = std::get_if<Attend>(&step)) {
+      Machine machine = machine_;
+      if (attend->lane == Lane::kBeside) machine.call *= 2.0 / 3;  // it begins while the one before it ends
+      return distributed::seconds_of(machine, attend->flops, attend->longest_tile) + moving(attend->copies);
+    }
     if (const auto* move = std::get_if<MoveBoxes>(&step)) return moving(touched_by({move->move}));
     if (const auto* fill = std::get_if<Fill>(&step))
       return moving(sizeof(uint32_t) * static_cast<double>(fill->words));
