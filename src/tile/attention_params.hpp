@@ -185,6 +185,12 @@ constexpr SequenceSpan cached_span(const AttentionParams& p, int b) {
   return span;
 }
 
+/// Whether cached_span() reads no memory.
+constexpr bool lengths_are_known(const AttentionParams& p) {
+  return p.cu_seqlens_q == nullptr && p.cu_seqlens_k == nullptr && p.seqused_q == nullptr &&
+         p.seqused_k == nullptr && p.leftpad_k == nullptr && p.cache_batch == nullptr;
+}
+
 /// Half-open range of keys (or queries), in 32 bits.
 struct Span32 {
   int begin = 0, end = 0;

@@ -1,6 +1,7 @@
 // How runs behave on a GPU: streams, graphs, threads, load, several GPUs. Results are compared bit for bit with
 // those of a run that has the device to itself.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -171,6 +172,58 @@ TEST_F(Runs, KeepTheOrderOfTheirStream) {
     stream.wait();
     EXPECT_EQ(x.outputs().at(written), eager.at(written));
   });
+}
+
+/// Runs in a chain: the queries of each are what the one before has written, so that none may read before that has ended (nor write, as two
+/// results take turns).
+void expect_chain(DeviceProblem& x) {
+  const size_t size = x.host()[Role::kQ].memory().size();
+  ASSERT_EQ(x.host()[Role::kO].memory().size(), size);
+  const std::array<DeviceBytes, 2> rows = {DeviceBytes(size), DeviceBytes(size)};
+  const Stream stream;
+  const auto chain = [&](bool apart) {
+    fovea_buffers b = x.buffers(stream.get());
+    cuda_ok(cudaMemcpyAsync(rows[0].get(), b.q, size, cudaMemcpyDeviceToDevice, stream.get()));
+    for (size_t i = 0; i < 8; ++i) {
+      b.q = rows[i % 2].get(), b.o = rows[(i + 1) % 2].get();
+      EXPECT_EQ(fovea_run(x.plan(), &b), FOVEA_OK) << fovea_last_error();
+      if (apart) stream.wait();
+    }
+  };
+  const auto result = [&] {
+    std::vector<unsigned char> bytes(size);
+    stream.wait();
+    cuda_ok(cudaMemcpy(bytes.data(), rows[0].get(), size, cudaMemcpyDeviceToHost));
+    return bytes;
+  };
+  x.upload();
+  chain(true);
+  const std::vector<unsigned char> right = result();
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    chain(false);
+    EXPECT_EQ(result(), right) << repeat;
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cuda_ok(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
+  chain(false);
+  cuda_ok(cudaStreamEndCapture(stream.get(), &graph));
+  cuda_ok(cudaGraphInstantiate(&replay, graph, 0));
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    cuda_ok(cudaGraphLaunch(replay, stream.get()));
+    EXPECT_EQ(result(), right) << "replay " << repeat;
+  }
+  cuda_ok(cudaGraphExecDestroy(replay));
+  cuda_ok(cudaGraphDestroy(graph));
+}
+TEST_F(Runs, ReadWhatTheOneBeforeThemWrites) {
+  for (const int keys : {300, 9000}) {  // on Hopper of one cluster; of several, merged by another launch
+    ProblemSpec spec = decode();
+    spec.seqlen_k = keys;
+    for_each_backend(spec, [](DeviceProblem& x, const std::string&, const ProblemSpec&, fovea_pass pass) {
+      if (pass == FOVEA_FORWARD) expect_chain(x);
+    });
+  }
 }
 
 /// Two problems at the same time, each with a stream of its own.

@@ -713,21 +713,54 @@ TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
   cluster.can_split = false;
   cluster.tile_m = 16;
   cluster.shared_bytes = 100 << 10;
+  using Pair = std::pair<int, int>;  // CTAs of a cluster, clusters of a tile
   const auto splits = [&](int64_t keys, int64_t heads, int64_t heads_kv) {
-    return splits_of_clusters(problem(1, 1, keys, heads, heads_kv, 64), cluster, hopper());
+    const ClusterSplits found = cluster_splits(problem(1, 1, keys, heads, heads_kv, 64), cluster, hopper());
+    return Pair(found.ctas, found.splits);
   };
-  EXPECT_EQ(splits(8192, 8, 1), 1);
-  EXPECT_EQ(splits(32768, 8, 1), 7) << "clusters of 16";
-  EXPECT_EQ(splits(65536, 32, 8), 1) << "half of the SMs read as fast as all";
-  EXPECT_EQ(splits(131072, 32, 8), 2);
+  EXPECT_EQ(splits(8192, 8, 1), Pair(16, 1));
+  EXPECT_EQ(splits(32768, 8, 1), Pair(8, 14)) << "of 118 SMs";
+  EXPECT_EQ(splits(32768, 32, 2), Pair(4, 14));
+  EXPECT_EQ(splits(65536, 32, 8), Pair(8, 1)) << "half of the SMs read as fast as all";
+  EXPECT_EQ(splits(131072, 32, 8), Pair(1, 16)) << "of 132 SMs";
   const AttentionProblem p = problem(1, 1, 32768, 8, 1, 64);
   const ForwardLayout layout = forward_layout(p, cluster, hopper(), 2, true);
-  EXPECT_EQ(layout.args.cluster_ctas, 16);
-  EXPECT_EQ(layout.args.num_splits, 7);
-  EXPECT_EQ(forward_layout(p, cluster, hopper(), 2, false).args.num_splits, 1) << "nobody merges";
-  EXPECT_GE(layout.workspace_size, 7 * 8 * 65 * 4) << "parts, which are merged by another launch";
+  EXPECT_EQ(layout.args.cluster_ctas, 8);
+  EXPECT_EQ(layout.args.num_splits, 14);
+  const ForwardArgs whole = forward_layout(p, cluster, hopper(), 2, false).args;
+  EXPECT_EQ(whole.num_splits, 1) << "nobody merges";
+  EXPECT_EQ(whole.cluster_ctas, 16);
+  EXPECT_GE(layout.workspace_size, 14 * 8 * 65 * 4) << "parts, which are merged by another launch";
   cluster.e4m3_keys = true;
-  EXPECT_EQ(splits(131072, 32, 8), 1) << "conversions bound it";
+  EXPECT_EQ(splits(131072, 32, 8), Pair(8, 1)) << "conversions bound it";
+}
+
+TEST(Schedule, CtasOfClustersLieEvenlyOrDoNotBeginEarly) {
+  Kernel cluster = kPlain64;
+  cluster.splits_in_cluster = true;
+  cluster.can_split = false;
+  cluster.tile_m = 16;
+  cluster.shared_bytes = 100 << 10;
+  const auto placed = [&](int64_t batch, int64_t keys, int64_t heads, int64_t heads_kv, int ctas_per_sm) {
+    const AttentionProblem p = problem(batch, 1, keys, heads, heads_kv, 64);
+    return placement_of(p, cluster, forward_layout(p, cluster, hopper(), ctas_per_sm, true).args, hopper(),
+                        ctas_per_sm);
+  };
+  const size_t half = hopper().shared_per_sm / 2, own = cluster.shared_bytes;
+  EXPECT_EQ(placed(1, 8192, 32, 8, 2).shared_bytes, half) << "64 CTAs, an SM each";
+  EXPECT_TRUE(placed(1, 8192, 32, 8, 2).even) << "short";
+  EXPECT_EQ(placed(1, 32768, 32, 8, 2).shared_bytes, own);
+  EXPECT_FALSE(placed(1, 32768, 32, 8, 2).even) << "clusters of 8 would lie in some parts of the GPU";
+  EXPECT_EQ(placed(1, 2048, 16, 16, 2).shared_bytes, own) << "16 clusters of 8 find room by twos alone";
+  EXPECT_FALSE(placed(1, 2048, 16, 16, 2).even);
+  EXPECT_EQ(placed(8, 8192, 32, 8, 2).shared_bytes, half) << "clusters of two lie anywhere";
+  EXPECT_TRUE(placed(8, 8192, 32, 8, 2).even);
+  cluster.shared_bytes = 50 << 10;
+  cluster.most_keys = 1024;
+  EXPECT_EQ(placed(64, 512, 32, 8, 4).shared_bytes, cluster.shared_bytes);
+  EXPECT_TRUE(placed(64, 512, 32, 8, 4).even) << "512 CTAs fill 132 SMs";
+  cluster.splits_in_cluster = false;
+  EXPECT_EQ(placed(1, 32768, 32, 8, 2).shared_bytes, cluster.shared_bytes);
 }
 
 TEST(Schedule, TilesOfUnequalWorkAreTakenFromACounter) {

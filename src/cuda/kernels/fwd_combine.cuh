@@ -2,7 +2,8 @@
 // where these are few and parts are many, the four warps of a CTA share the parts. It also clears the rows that take no part: with
 // splits, the main kernels write nothing but part_o and part_lse.
 //
-// What bounds it where rows are few is latency: a read of parts follows the other.
+// What bounds it where rows are few is latency: a read of parts follows the other. So it begins while the main kernel ends, and asks for the
+// first parts before it knows what they weigh.
 //
 // Grid     fwd_combine_ctas(args).
 // Block    kCombineThreads threads.
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/merge_parts.cuh"
+#include "cuda/ptx/grid.cuh"
 
 namespace fovea::cuda {
 
@@ -77,8 +79,10 @@ __global__ void __launch_bounds__(kCombineThreads, 6) fwd_combine(const __grid_c
   __shared__ float4 sums[kCombineWarps][32];
   const tile::AttentionParams& p = args.p;
   const CombineShape shape(args);
-  const unsigned warp = threadIdx.x / 32, step = shape.shares_parts ? kCombineWarps : 1,
-                 item = shape.shares_parts ? blockIdx.x : blockIdx.x * kCombineWarps + warp;
+  const int warp = static_cast<int>(threadIdx.x) / 32, step = shape.shares_parts ? kCombineWarps : 1,
+            begin = shape.shares_parts ? warp : 0;  // parts of this warp: begin, begin + step and so on
+  const unsigned item =
+      shape.shares_parts ? blockIdx.x : blockIdx.x * kCombineWarps + static_cast<unsigned>(warp);
   if (item >= shape.items) return;
   const unsigned row_of_all = item / shape.chunks, plane = row_of_all / shape.rows;
   const int chunk = static_cast<int>(item - row_of_all * shape.chunks),
@@ -87,20 +91,32 @@ __global__ void __launch_bounds__(kCombineThreads, 6) fwd_combine(const __grid_c
   const tile::SequenceSpan span = tile::cached_span(p, batch);
   const bool first_of_row = chunk == 0 && (warp == 0 || step == 1);
   if (first_of_row) clear_unused<T>(p, span, batch, head, row, shape.rows);
+  // Parts are there. All wait, so that this launch does not end before that which writes them.
+  ptx::wait_for_launches_before();
+  ptx::let_next_launch_begin();
   if (row >= span.used_q) return;
   const int64_t first = static_cast<int64_t>(plane) * p.seqlen_q + row;
   const int64_t apart = static_cast<int64_t>(p.batch) * p.heads_q * p.seqlen_q;  // of splits
   const auto part_at = [&](int n) { return first + n * apart; };
   constexpr int kInFlight = 8;
   const MergeParts<T, kInFlight, decltype(part_at)> merge(args, args.num_splits, part_at);
-  const PartWeights weights = merge.weigh(head);
+  const int first_column = chunk * shape.columns, end = min(first_column + shape.columns, p.head_dim_v);
+  auto reads = merge.read_parts(first_column, begin, step);
+  const PartWeights weights = merge.weigh(head);  // while these are on their way
   if (first_of_row) merge.write_lse(batch, head, span.row_q + row, weights);
-  const int end = min((chunk + 1) * shape.columns, p.head_dim_v);
-  for (int column = chunk * shape.columns; column < end; column += columns_at_once(p.head_dim_v)) {
-    float o[4] = {0, 0, 0, 0};
-    merge.add_parts(weights, column, step == 1 ? 0 : static_cast<int>(warp), static_cast<int>(step), o);
-    if (step > 1 && !add_over_warps(o, sums)) return;  // an item has no further columns
-    merge.write_o(batch, head, span.row_q + row, column, o);
+  float o[4] = {0, 0, 0, 0};
+#pragma unroll 1
+  for (int column = first_column, part = begin;;) {
+    merge.add_reads(weights, reads, part, step, o);
+    part += kInFlight * step;
+    if (part >= args.num_splits) {
+      if (step > 1 && !add_over_warps(o, sums)) return;  // an item has no further columns
+      merge.write_o(batch, head, span.row_q + row, column, o);
+      column += columns_at_once(p.head_dim_v), part = begin;
+      if (column >= end) return;
+      for (float& x : o) x = 0;
+    }
+    reads = merge.read_parts(column, part, step);
   }
 }
 

@@ -6,7 +6,8 @@
 //   ...
 //
 // What limits it is latency: a step that nothing hides costs a thousand clocks, of 8,000. So nobody divides, the cluster meets while
-// keys are on their way, and rows travel by st.async, which the receiver's mbarrier counts: no fence is waited for.
+// keys are on their way, and rows travel by st.async, which the receiver's mbarrier counts: no fence is waited for. And it begins while the
+// launch before it ends (begins_early).
 //
 // Grid     (CTAs of a cluster * splits, heads or key heads, sequences); the launch says how many CTAs: 1, 2, 4, 8 or 16
 //          (ForwardArgs::cluster_ctas). Splits are clusters that have parts of the keys, which fwd_combine merges.
@@ -19,6 +20,7 @@
 
 #include "cuda/kernels/fwd_decode.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 
 namespace fovea::cuda {
@@ -115,7 +117,11 @@ __global__ void __launch_bounds__(Instance::kConfig.threads(), Instance::kConfig
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_arrive();  // waited for below: the barrier is initialised, and this CTA has begun
+  const bool lengths_are_known = tile::lengths_are_known(args.p);
+  if (!lengths_are_known) ptx::wait_for_launches_before();  // lengths may be read
   const ClusterShare share(args, Warp::kWarpKeys);
+  if (lengths_are_known) ptx::wait_for_launches_before();  // what they have written may be read
+  ptx::let_next_launch_begin();  // it waits, and has its CTAs where those of this one end
   Warp own(args, memory, warp, lane);
   own.sum_up(share.work, share.own, [] { ptx::cluster_wait(); });
   if (share.ctas() == 1) {  // the rows of its warps are all

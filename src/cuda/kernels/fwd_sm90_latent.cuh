@@ -42,6 +42,7 @@
 #include "cuda/kernels/fwd_sm90_latent_producers.cuh"
 #include "cuda/ptx/address.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
 
 namespace fovea::cuda {
@@ -60,7 +61,8 @@ __global__ void __cluster_dims__(Instance::kConfig.cluster, 1, 1)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);  // a shuffle marks it warp-uniform
   if (thread == 0) memory.init_barriers();
-  ptx::cluster_barrier();  // the barriers are ready in all CTAs
+  ptx::wait_for_launches_before();  // what they have written may be read
+  ptx::cluster_barrier();           // the barriers are ready in all CTAs
 
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
@@ -69,6 +71,8 @@ __global__ void __cluster_dims__(Instance::kConfig.cluster, 1, 1)
       fwd_sm90_latent_load(args, memory);
     } else if (role == 3 && lane == 0) {
       fwd_sm90_plan(args, memory, 0);
+      // Nobody reads Q any more: what is left are the last weights times V, and O.
+      ptx::let_next_launch_begin();
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();

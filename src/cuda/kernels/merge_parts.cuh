@@ -101,29 +101,41 @@ struct MergeParts {
     return {reference, has_key ? 1.0f / sum : 0.0f, has_key ? largest + logf(sum) : sink};
   }
 
+  /// What a lane has asked for: its columns of kInFlight parts. Nothing of it depends on weights, so that it may be on its way meanwhile.
+  struct Reads {
+    float4 x[kInFlight];
+  };
+  /// Of parts begin, begin + step and so on, the lane's of the columns from `first` on.
+  __device__ __forceinline__ Reads read_parts(int first, int begin, int step) const {
+    Reads reads;
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) reads.x[i] = read_part(begin + i * step, column_of_lane(first));
+    return reads;
+  }
+
+  /// o += the weighted outputs of the parts of which `reads` are.
+  __device__ __forceinline__ void add_reads(const PartWeights& weights, const Reads& reads, int begin,
+                                            int step, float (&o)[4]) const {
+    static_assert(kInFlight <= 32);
+    const int own = begin + lane * step;
+    const float weight = lane < kInFlight && own < count ? weight_of(weights, own) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) add_weighted(__shfl_sync(~0u, weight, i), reads.x[i], o);
+  }
   /// o += the weighted outputs of parts begin, begin + step and so on, in the lane's of the columns from `first` on. Lanes hold the
   /// weights of 32 parts at a time, so all take part, also those whose column does not exist.
   __device__ __forceinline__ void add_parts(const PartWeights& weights, int first, int begin, int step,
                                             float (&o)[4]) const {
     static_assert(32 % kInFlight == 0);
-    const int column = column_of_lane(first), own = (count - begin + step - 1) / step;
+    const int own = (count - begin + step - 1) / step;
     for (int before = 0; before < own; before += 32) {
       float weight = 0;
-      if (before + lane < own)
-        weight = exp_of(args.part_lse[part_at(begin + (before + lane) * step)] - weights.reference) *
-                 weights.inverse;
+      if (before + lane < own) weight = weight_of(weights, begin + (before + lane) * step);
 #pragma unroll 1
       for (int next = 0; next < min(own - before, 32); next += kInFlight) {
-        float4 x[kInFlight];
+        const Reads reads = read_parts(first, begin + (before + next) * step, step);
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) x[i] = read_part(begin + (before + next + i) * step, column);
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          const float w = __shfl_sync(~0u, weight, next + i);
-          if (w == 0) continue;  // without a key: what is read there has no meaning
-          o[0] = fmaf(w, x[i].x, o[0]), o[1] = fmaf(w, x[i].y, o[1]), o[2] = fmaf(w, x[i].z, o[2]),
-          o[3] = fmaf(w, x[i].w, o[3]);
-        }
+        for (int i = 0; i < kInFlight; ++i) add_weighted(__shfl_sync(~0u, weight, next + i), reads.x[i], o);
       }
     }
   }
@@ -134,6 +146,14 @@ struct MergeParts {
   }
   __device__ __forceinline__ int column_of_lane(int first) const {
     return first + lane * width();
+  }
+  __device__ __forceinline__ float weight_of(const PartWeights& weights, int n) const {
+    return exp_of(args.part_lse[part_at(n)] - weights.reference) * weights.inverse;
+  }
+  static __device__ __forceinline__ void add_weighted(float weight, const float4& x, float (&o)[4]) {
+    if (weight == 0) return;  // without a key: what is read there has no meaning
+    o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]), o[2] = fmaf(weight, x.z, o[2]),
+    o[3] = fmaf(weight, x.w, o[3]);
   }
   __device__ __forceinline__ float4 read_part(int n, int column) const {
     float4 x = make_float4(0, 0, 0, 0);

@@ -113,16 +113,32 @@ std::string details(const KernelSet& kernels, const BackwardArgs& args) {
          (args.adds_dbias ? ", which adds to dbias" : "") + others;
 }
 
-/// Whether the kernel may be launched to begin while the one before it in the run runs. The code must be that of a chip which
-/// has the wait, and a graph must know such launches (CUDA 12.3). Between the two nothing else is put on the stream.
-bool begins_early(const Kernel& kernel, const LoadedKernel& code, const BackwardArgs& args, bool first) {
+/// Whether the kernel can be launched to begin while the one before it runs. The code must be that of a chip which has the wait, and
+/// a graph must know such launches (CUDA 12.3).
+bool can_begin_early(const Kernel& kernel, const LoadedKernel& code) {
   constexpr int kOldestChip = 90, kOldestDriver = 12030;
-  const bool memset_before = kernel.adds_dbias && args.adds_dbias;
-  return !first && !memset_before && kernel.begins_early && code.chip >= kOldestChip &&
-         driver().driver_version >= kOldestDriver;
+  return kernel.begins_early && code.chip >= kOldestChip && driver().driver_version >= kOldestDriver;
 }
-bool begins_early(const Kernel&, const LoadedKernel&, const ForwardArgs&, bool) {
-  return false;
+/// Whether the kernel begins early where `layout` is that of the run. In the backward behind one of the run, with nothing between the
+/// two on the stream.
+bool begins_early(const Kernel& kernel, const LoadedKernel& code, const BackwardLayout& layout, bool first) {
+  const bool memset_before = kernel.adds_dbias && layout.args.adds_dbias;
+  return !first && !memset_before && can_begin_early(kernel, code);
+}
+/// In the forward behind whatever the stream has, as nothing that a launch before it may write is read before the wait.
+bool begins_early(const Kernel& kernel, const LoadedKernel& code, const ForwardLayout& layout, bool) {
+  const bool memset_before = kernel.kind == KernelKind::kForward && layout.tile_counter >= 0;
+  return !memset_before && can_begin_early(kernel, code);
+}
+
+Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const LoadedKernel& code,
+                       const ForwardArgs& args) {
+  if (kernel.kind != KernelKind::kForward) return {kernel.shared_bytes, true};
+  return placement_of(p, kernel, args, properties_of(p[Role::kQ].device_id), code.ctas_per_sm);
+}
+Placement placement_of(const AttentionProblem&, const Kernel& kernel, const LoadedKernel&,
+                       const BackwardArgs&) {
+  return {kernel.shared_bytes, true};
 }
 
 const auto& binding_of(const ArgsBinding& binding, const ForwardLayout&) {
@@ -138,6 +154,7 @@ struct Launch {
   const Kernel* kernel;
   CUfunction function;
   unsigned x, y, z;
+  unsigned shared_bytes;
   unsigned cluster = 0;  ///< cluster_of()
   bool early = false;    ///< begins_early()
 
@@ -145,12 +162,13 @@ struct Launch {
 };
 
 CUresult Launch::put_on(CUstream stream, void** parameters) const {
-  const auto threads = static_cast<unsigned>(kernel->threads),
-             shared = static_cast<unsigned>(kernel->shared_bytes);
+  const auto threads = static_cast<unsigned>(kernel->threads);
   if (cluster == 0 && !early)
-    return driver().launch_kernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, nullptr);
+    return driver().launch_kernel(function, x, y, z, threads, 1, 1, shared_bytes, stream, parameters,
+                                  nullptr);
   AttributedLaunch launch(*kernel, {x, y, z}, cluster, early);
   launch.config.hStream = stream;
+  launch.config.sharedMemBytes = shared_bytes;
   return driver().launch_kernel_ex(&launch.config, function, parameters, nullptr);
 }
 
@@ -217,10 +235,12 @@ Launches<Layout> make_launches(Family family, const AttentionProblem& p, const P
     if (code.local_bytes > 0)
       launches.summary += ", which spills " + std::to_string(code.local_bytes) + " bytes a thread";
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) continue;
-    launches.list.push_back({kernel, code.function, static_cast<unsigned>(grid.x),
-                             static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z),
-                             static_cast<unsigned>(cluster_of(*kernel, args)),
-                             begins_early(*kernel, code, args, launches.list.empty())});
+    const Placement placement = placement_of(kernels.problem, *kernel, code, args);
+    launches.list.push_back(
+        {kernel, code.function, static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+         static_cast<unsigned>(grid.z), static_cast<unsigned>(placement.shared_bytes),
+         static_cast<unsigned>(cluster_of(*kernel, args)),
+         placement.even && begins_early(*kernel, code, launches.layout, launches.list.empty())});
   }
   launches.summary += details(kernels, args);
   if (p.pass == Pass::kForward && options.splits.batch_invariant)

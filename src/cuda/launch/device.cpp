@@ -13,6 +13,7 @@
 #include "core/status.hpp"
 #include "cuda/launch/driver.hpp"
 #include "cuda/launch/runtime_kernel.hpp"
+#include "cuda/launch/schedule.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -95,7 +96,8 @@ LoadedKernel load(const Kernel& kernel, int id) {
   if (const cudaError_t e = cudaFuncGetAttributes(&attributes, kernel.entry); e != cudaSuccess)
     return fails(e);
   result.chip = attributes.ptxVersion;
-  const auto shared = static_cast<int>(kernel.shared_bytes);
+  const auto shared = static_cast<int>(
+      kernel.splits_in_cluster ? shared_of_whole_sm(kernel, properties_of(id)) : kernel.shared_bytes);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
       e != cudaSuccess) {

@@ -244,7 +244,8 @@ std::string cluster_clause(const Kernel& k, const KernelRequest& r) {
   // or counts costs 3 us more. At 2 MB each half of the SMs are still ahead, fewer are not.
   // Where keys lie in pages, a warp has half as much to do again to find them, and TMA none.
   constexpr int64_t kMostOfFew = kMostOfClusterCta / 2, kMostInPages = kMostOfClusterCta / 8;
-  const int64_t ctas_of_tile = int64_t{ctas} * splits_of_clusters(p, k, r.device);
+  const ClusterSplits shared = cluster_splits(p, k, r.device);
+  const int64_t ctas_of_tile = int64_t{shared.ctas} * shared.splits;
   const int64_t most = p.has(Role::kPageTable)                    ? kMostInPages
                        : few_ctas(tiles * ctas_of_tile, r.device) ? kMostOfFew
                                                                   : kMostOfClusterCta;

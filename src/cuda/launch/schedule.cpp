@@ -173,13 +173,17 @@ int64_t keys_of_tile(const AttentionProblem& p, const Kernel& kernel) {
 }
 
 namespace {
-/// CTAs of clusters of `ctas` that find an SM each. A cluster lies in one part of the GPU (GPC). Where two CTAs fit an SM, clusters of 8
-/// find room for one CTA for each SM of the GPU; else what is left of each part is lost, a tenth of an H200.
+constexpr size_t kSharedOfSystem = 1024;  ///< of each CTA
+
+/// CTAs of clusters of `ctas` that find an SM each, where each has one for itself. A cluster lies in one part of the GPU (GPC): what is
+/// left of each part is lost, up to a tenth of an H200.
+int64_t room_for_alone(int ctas, const DeviceProperties& device) {
+  return ctas <= 2 ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
+}
+/// The same where two CTAs may lie on one SM, if they fit: clusters of up to 8 find room for one CTA for each SM of the GPU.
 int64_t room_for_clusters(int ctas, const Kernel& kernel, const DeviceProperties& device) {
-  constexpr size_t kSharedOfSystem = 1024;  // of each CTA
   const bool two_an_sm = 2 * (kernel.shared_bytes + kSharedOfSystem) <= device.shared_per_sm;
-  const bool any_place = ctas == 2 || (ctas <= 8 && two_an_sm);
-  return any_place ? device.sm_count : int64_t{device.sm_count} * 9 / 10;
+  return ctas <= 8 && two_an_sm ? device.sm_count : room_for_alone(ctas, device);
 }
 }  // namespace
 
@@ -194,7 +198,8 @@ int ctas_of_cluster(const AttentionProblem& p, const Kernel& kernel, const Devic
   return 1;
 }
 
-int splits_of_clusters(const AttentionProblem& p, const Kernel& kernel, const DeviceProperties& device) {
+ClusterSplits cluster_splits(const AttentionProblem& p, const Kernel& kernel,
+                             const DeviceProperties& device) {
   const int ctas = ctas_of_cluster(p, kernel, device);
   const int64_t elements = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / ctas;
   // A CTA reads so many in the time of the launch that merges. (One key head of 256, 8,192 keys: 11.8 us for 14.0, 2,048 9.0 for 9.0; H200.)
@@ -202,9 +207,35 @@ int splits_of_clusters(const AttentionProblem& p, const Kernel& kernel, const De
   const int64_t tiles = std::max<int64_t>(1, tiles_of_few_rows(p, kernel));
   // Half of the SMs read nearly as fast as all, and faster where keys are to be converted: 131,072 keys of 8 heads of 64 take 76 us, for 49.
   const bool few = few_ctas(tiles * ctas, device);
-  if (elements <= (few ? kWorthSplitting : kMostOfClusterCta) || (!few && kernel.e4m3_keys)) return 1;
-  return static_cast<int>(
-      std::clamp<int64_t>(room_for_clusters(ctas, kernel, device) / (tiles * ctas), 1, kMostSplits));
+  if (elements <= (few ? kWorthSplitting : kMostOfClusterCta) || (!few && kernel.e4m3_keys)) return {ctas, 1};
+  // A launch merges so many parts as fast as fewer, and CTAs that are in no cluster lie on every SM: 131,072 keys of 8 heads of 64 take 66.7 us in
+  // 16 parts, and 68.1 in two of 8 CTAs each. More parts cost more: one head of 256 42.0 us in 7 of 16 CTAs, 40.1 in 14 of 8, 43.0 in 128.
+  constexpr int64_t kParts = 14;
+  for (int each = kMostDecodeCtas;; each /= 2) {
+    const int64_t splits = room_for_alone(each, device) / (tiles * each);
+    if (splits >= kParts || each == 1)
+      return {each, static_cast<int>(std::clamp<int64_t>(splits, 1, kMostSplits))};
+  }
+}
+
+size_t shared_of_whole_sm(const Kernel& kernel, const DeviceProperties& device) {
+  return std::max(kernel.shared_bytes, std::min(device.shared_per_cta, device.shared_per_sm / 2));
+}
+
+Placement placement_of(const AttentionProblem& p, const Kernel& kernel, const ForwardArgs& args,
+                       const DeviceProperties& device, int ctas_per_sm) {
+  if (!kernel.splits_in_cluster) return {kernel.shared_bytes, true};
+  const int64_t of_tile = int64_t{args.cluster_ctas} * args.num_splits,
+                ctas = saturating_product(tiles_of_few_rows(p, kernel), of_tile);
+  // CTAs that begin while others end may come to lie by twos beside idle SMs, or all in some parts of the GPU: with clusters of 8, 65,536 keys
+  // of 8 heads of 64 took 52 us for 38 (H200). Where they fill the SMs they cannot, and short ones wait for latencies more than for memory.
+  constexpr int64_t kShort = int64_t{1} << 18;  // elements of keys and values, 8 us of such a CTA
+  const bool fill_sms = args.cluster_ctas <= 2 && 10 * ctas >= 9 * int64_t{device.sm_count},
+             fill_slots = 10 * ctas >= 9 * int64_t{ctas_per_sm} * device.sm_count;
+  const bool are_short = keys_of_tile(p, kernel) * (p.head_dim + p.head_dim_v) / of_tile <= kShort;
+  if (ctas <= room_for_alone(args.cluster_ctas, device) && (fill_sms || are_short))
+    return {shared_of_whole_sm(kernel, device), true};
+  return {kernel.shared_bytes, fill_slots};
 }
 
 int heads_at_once(const AttentionProblem& p, bool pack_group, size_t l2_bytes) {
@@ -323,8 +354,9 @@ void take_split_parts(const AttentionProblem& p, const Kernel& kernel, const Dev
                       bool may_split, Parts& parts, ForwardLayout& layout) {
   ForwardArgs& args = layout.args;
   if (kernel.splits_in_cluster) {
-    args.cluster_ctas = ctas_of_cluster(p, kernel, device);
-    args.num_splits = may_split ? splits_of_clusters(p, kernel, device) : 1;
+    const ClusterSplits shared = cluster_splits(p, kernel, device);
+    args.cluster_ctas = may_split ? shared.ctas : ctas_of_cluster(p, kernel, device);
+    args.num_splits = may_split ? shared.splits : 1;
   }
   int64_t part_rows = saturating_product(args.num_splits, rows_of_parts(p));
   if (kernel.stream_k) {

@@ -54,8 +54,21 @@ inline constexpr int64_t kMostOfClusterCta = int64_t{1} << 20;
 constexpr bool few_ctas(int64_t ctas, const DeviceProperties& device) {
   return 3 * ctas < device.sm_count;
 }
-/// How many such clusters have parts of the keys of a tile each: more than one where few clusters would read many keys.
-int splits_of_clusters(const AttentionProblem& problem, const Kernel& kernel, const DeviceProperties& device);
+/// Clusters that have parts of the keys of a tile each, and their CTAs: more than one where few CTAs would read many keys.
+struct ClusterSplits {
+  int ctas = 1, splits = 1;
+};
+ClusterSplits cluster_splits(const AttentionProblem& problem, const Kernel& kernel,
+                             const DeviceProperties& device);
+/// Where the CTAs of a forward's launch come to lie.
+struct Placement {
+  size_t shared_bytes = 0;  ///< of a CTA: more than it needs where each is to have an SM of its own
+  bool even = true;         ///< as good where they begin while CTAs of the launch before still run
+};
+Placement placement_of(const AttentionProblem& problem, const Kernel& kernel, const ForwardArgs& args,
+                       const DeviceProperties& device, int ctas_per_sm);
+/// Shared memory of a CTA beside which an SM has no room for another.
+size_t shared_of_whole_sm(const Kernel& kernel, const DeviceProperties& device);
 /// Query heads (key heads where packed) whose K and V share the L2 cache; see ForwardArgs.
 int heads_at_once(const AttentionProblem& problem, bool pack_group, size_t l2_bytes);
 
