@@ -20,22 +20,17 @@
 //
 // An infinity is no sum of parts: such rows are left to row_dots and row_sums.
 #include "cpu/rows_amx_elements.hpp"
+#include "cpu/rows_amx_weights.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <type_traits>
 
 namespace fovea::cpu {
 namespace {
-
-constexpr int64_t kMostKeys = 128;  // of a call
-
-/// A product that nobody reads. Only where tiles 2, 3 and 7 are free.
-FOVEA_AMX_ROWS_INLINE void stay_awake() {
-  _tile_dpbf16ps(3, 2, 7);
-}
 
 /// Whether part a of V, of so many, is multiplied with part b of P.
 constexpr bool takes(int a, int b, int parts) {
@@ -123,7 +118,7 @@ FOVEA_AMX_ROWS inline bool put_four_columns(const __m512* a, int64_t rows, float
   return bad != 0;
 }
 
-/// 16 rows of `columns` scores, of a tile. True where one is NaN.
+/// Scores of 16 keys, as a tile has them, row by row. True where one is NaN.
 FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s, int64_t lds) {
   __m512 a[kTile];
   if (num_q == 1) {
@@ -149,19 +144,16 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
 }
 
 template <DType kType, int kQueryParts>
-FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRows& k, float* s, int64_t lds,
-                            const FetchRows& ahead) {
+FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, const FetchRows& ahead) {
   constexpr int kParts = parts_of(kType);
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
-  alignas(64) float scores[2 * kTileWords];
   RowUnit<kType> next{k, ahead};
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
     put_keys(next, i, buffers[0]);
     stay_awake();
   }
-  bool bad = false;
   _tile_zero(0);
   _tile_zero(1);
   for (int64_t j = 0, g = 0, now = 0; j < k.n; now ^= 1) {
@@ -185,33 +177,11 @@ FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRo
     multiply_keys<kType, kQueryParts, 3 * kQuarter, 4 * kQuarter>(keys, of);
     g = next.g;
     if (g != 0) continue;
-    _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + kTileWords, 64);
+    _tile_stored(0, s + j * kTile, 64);
+    _tile_stored(1, s + (j + kTile) * kTile, 64);
     _tile_zero(0);
     _tile_zero(1);
-    bad |= put_scores(scores, num_q, s + j, lds);
-    if (j + kTile < k.n) bad |= put_scores(scores + kTileWords, num_q, s + j + kTile, lds);
     j += kKeys;
-  }
-  return kParts == 1 || !bad;
-}
-
-/// Weights of a call, apart: part b of keys [32 x, 32 x + 32) at (kParts x + b) * kTileWords. Rows that do not exist are 0.
-template <int kParts>
-FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int64_t n, uint32_t* weights) {
-  __m512 left = _mm512_setzero_ps();
-  for (int64_t x = 0; x * kKeys < n; ++x) {
-    const int64_t count = n - x * kKeys;
-    uint32_t* words = weights + kParts * x * kTileWords;
-    for (int64_t r = 0; r < num_p; ++r) {
-      const float* row = p + r * ldp + x * kKeys;
-      put_pairs<kParts, kParts != kMostParts>(
-          _mm512_maskz_loadu_ps(below<__mmask16>(count), row),
-          _mm512_maskz_loadu_ps(below<__mmask16>(count - kTile), row + kTile), words + r * kTile, kTileWords,
-          left);
-    }
-    for (int64_t b = 0; b < kParts; ++b)
-      std::fill(words + b * kTileWords + num_p * kTile, words + (b + 1) * kTileWords, 0u);
   }
 }
 
@@ -282,12 +252,22 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
 #undef FOVEA_COLUMNS
 #undef FOVEA_SUMS
 
-template <DType kType, int kParts>
-FOVEA_AMX_ROWS int64_t weighted_sums(const float* p, int64_t ldp, int64_t num_p, const TileRows& v, float* o,
-                                     int64_t ldo, const FetchRows& ahead) {
-  alignas(64) uint32_t weights[kMostKeys / kKeys * kParts * kTileWords];
-  put_weights<kParts>(p, ldp, num_p, v.n, weights);
-  return sums_of<kType, kParts>(weights, v, o, ldo, ahead);
+/// Calls what(parts, sides) with the parts of queries and weights of a problem, constants.
+template <class What>
+FOVEA_AMX_ROWS_INLINE auto with_parts(int64_t num, DType type, What what) {
+  const int parts = parts_of(type);
+  if (parts == 1) return what(std::integral_constant<int, 1>(), std::false_type());
+  if (side_by_side(num, parts)) return what(std::integral_constant<int, 2>(), std::true_type());
+  if (parts == 2) return what(std::integral_constant<int, 2>(), std::false_type());
+  return what(std::integral_constant<int, 3>(), std::false_type());
+}
+
+/// Scores of 16 keys, both parts side by side, added up.
+FOVEA_AMX_ROWS void add_sides(const float* s, float* sums) {
+  for (int64_t j = 0; j < kTile; ++j) {
+    const __m512 x = _mm512_loadu_ps(s + j * kTile);
+    _mm512_store_ps(sums + j * kTile, _mm512_add_ps(x, second_halves(x, x)));
+  }
 }
 
 }  // namespace
@@ -305,49 +285,101 @@ FOVEA_AMX_ROWS void tile_stop_amx() {
 FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size,
                                      DType query_type, DType key_type, uint32_t* staged) {
   const int parts = parts_of(query_type);
-  const __m512i rows =
-      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                         _mm512_set1_epi32(static_cast<int>(ldq)));
-  const __mmask16 exist = below<__mmask16>(num_q);
+  const bool sides = side_by_side(num_q, parts);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i rows = _mm512_mullo_epi32(sides ? _mm512_and_si512(lanes, _mm512_set1_epi32(7)) : lanes,
+                                          _mm512_set1_epi32(static_cast<int>(ldq)));
+  const __mmask16 exist = below<__mmask16>(num_q),
+                  lanes_exist = sides ? static_cast<__mmask16>(exist | exist << kSideQueries) : exist;
+  const __m512 scale = _mm512_set1_ps(scale_of_other(key_type));
+  __m512 bad = _mm512_setzero_ps(), left = bad;
   const auto column = [&](int64_t c) __attribute__((always_inline)) FOVEA_AMX_ROWS {
     const __m512 zero = _mm512_setzero_ps();
-    return c < size ? _mm512_mask_i32gather_ps(zero, exist, rows, q + c, 4) : zero;
+    const __m512 x = c < size ? _mm512_mask_i32gather_ps(zero, lanes_exist, rows, q + c, 4) : zero;
+    if (parts > 1) bad = _mm512_fmadd_ps(x, zero, bad);
+    return _mm512_mul_ps(x, scale);
   };
-  __m512 bad = _mm512_setzero_ps();
-  for (int64_t g = 0; g * kElements < size; ++g, staged += parts * 2 * kTileWords) {
+  const int64_t tiles = sides ? 1 : parts;
+  for (int64_t g = 0; g * kElements < size; ++g, staged += tiles * 2 * kTileWords) {
     for (int64_t h = 0; h < 2; ++h) {
       for (int64_t w = 0; w < kTile; ++w) {
         const __m512 a = column(element_of(key_type, g, h, w, 0)),
                      b = column(element_of(key_type, g, h, w, 1));
-        uint32_t* words = staged + h * kTileWords + w * kTile;
-        constexpr int64_t kStride = 2 * kTileWords;
-        if (parts == 1) put_pairs<1>(a, b, words, kStride, bad);
-        if (parts == 2) put_pairs<2>(a, b, words, kStride, bad);
-        if (parts == 3) put_pairs<3>(a, b, words, kStride, bad);
+        alignas(64) uint32_t words[kMostParts][kTile];
+        if (parts == 1) put_pairs<1>(a, b, words[0], kTile, left);
+        if (parts == 2) put_pairs<2>(a, b, words[0], kTile, left);
+        if (parts == 3) put_pairs<3>(a, b, words[0], kTile, left);
+        if (sides) std::copy_n(words[1], kSideQueries, words[0] + kSideQueries);
+        for (int64_t part = 0; part < tiles; ++part)
+          std::copy_n(words[part], kTile, staged + (2 * part + h) * kTileWords + w * kTile);
       }
     }
   }
   return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-FOVEA_AMX_ROWS bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
-                                  float* s, int64_t lds, const FetchRows& ahead) {
-  if (k.type == DType::kF16) return dots_of<DType::kF16, 2>(queries, num_q, k, s, lds, ahead);
-  if (k.type == DType::kBF16) return dots_of<DType::kBF16, 1>(queries, num_q, k, s, lds, ahead);
-  const int parts = parts_of(query_type);
-  if (parts == 1) return dots_of<DType::kE4M3, 1>(queries, num_q, k, s, lds, ahead);
-  if (parts == 2) return dots_of<DType::kE4M3, 2>(queries, num_q, k, s, lds, ahead);
-  return dots_of<DType::kE4M3, 3>(queries, num_q, k, s, lds, ahead);
+int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
+  return side_by_side(num_p, parts_of(query_type)) ? kSideQueries : 0;
 }
 
-FOVEA_AMX_ROWS int64_t tile_sums_amx(const float* p, int64_t ldp, int64_t num_p, DType query_type,
+FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
+                                  float* s, const FetchRows& ahead) {
+  with_parts(num_q, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    constexpr int kTiles = sides() ? 1 : parts();
+    if (k.type == DType::kE4M3) return dots_of<DType::kE4M3, kTiles>(queries, k, s, ahead);
+    if constexpr (parts() == 1) return dots_of<DType::kBF16, 1>(queries, k, s, ahead);
+    if constexpr (parts() == 2) return dots_of<DType::kF16, kTiles>(queries, k, s, ahead);
+  });
+}
+
+FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type,
+                                    float* rows, int64_t ld) {
+  alignas(64) float sums[kTileWords];
+  const bool sides = side_by_side(num_q, parts_of(query_type));
+  bool bad = false;
+  for (int64_t j = 0; j < n; j += kTile) {
+    const float* scores = s + j * kTile;
+    if (sides) add_sides(scores, sums);
+    bad |= put_scores(sides ? sums : scores, num_q, rows + j, ld);
+  }
+  return parts_of(key_type) == 1 || !bad;
+}
+
+FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
+                                   float factor, float* row_max, float* row_sum, float* alpha,
+                                   uint32_t* weights) {
+  return with_parts(num_q, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    if constexpr (parts() == 2) {
+      if (value_type == DType::kF16)
+        return RowWeigher<DType::kF16, 2, sides()>(s, n, factor).weigh(num_q, row_max, row_sum, alpha, weights);
+    }
+    return RowWeigher<DType::kE4M3, parts(), sides()>(s, n, factor)
+        .weigh(num_q, row_max, row_sum, alpha, weights);
+  });
+}
+
+FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
+                                     DType value_type, uint32_t* weights) {
+  with_parts(num_p, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    if constexpr (parts() == 2) {
+      if (value_type == DType::kF16) return put_weights<DType::kF16, 2, sides()>(p, ldp, num_p, n, weights);
+    }
+    put_weights<DType::kE4M3, parts(), sides()>(p, ldp, num_p, n, weights);
+  });
+}
+
+FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
                                      const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
-  if (v.type == DType::kF16) return weighted_sums<DType::kF16, 2>(p, ldp, num_p, v, o, ldo, ahead);
-  if (v.type == DType::kBF16) return weighted_sums<DType::kBF16, 1>(p, ldp, num_p, v, o, ldo, ahead);
-  const int parts = parts_of(query_type);
-  if (parts == 1) return weighted_sums<DType::kE4M3, 1>(p, ldp, num_p, v, o, ldo, ahead);
-  if (parts == 2) return weighted_sums<DType::kE4M3, 2>(p, ldp, num_p, v, o, ldo, ahead);
-  return weighted_sums<DType::kE4M3, 3>(p, ldp, num_p, v, o, ldo, ahead);
+  return with_parts(num_p, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    constexpr int kTiles = sides() ? 1 : parts();
+    if constexpr (parts() == 1) {
+      if (v.type == DType::kBF16) return sums_of<DType::kBF16, 1>(weights, v, o, ldo, ahead);
+    }
+    if constexpr (parts() == 2) {
+      if (v.type == DType::kF16) return sums_of<DType::kF16, kTiles>(weights, v, o, ldo, ahead);
+    }
+    return sums_of<DType::kE4M3, kTiles>(weights, v, o, ldo, ahead);
+  });
 }
 
 }  // namespace fovea::cpu
