@@ -195,7 +195,6 @@ class RowPass {
   bool takes_whole_tiles(const RowStep& step) const;
   bool weigh_tiles(const RowStep& step);
   void weights_as_rows(const RowStep& step) const;
-  DType query_type(bool with_values) const { return with_values ? s_.type : s_.query_type; }
   float* tile_scores() const { return t_.scores + 2 * kRowPathRows * kBlockKeys; }
 
   const Staging& s_;
@@ -239,7 +238,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
     const RowQueries& q = work.queries;
     uint32_t* value_tiles = tiles + tile_query_words(s_.d);
-    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.query_type, s_.key_type, tiles))
+    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.type, s_.key_type, tiles))
       work.tiles = tiles;
     if (q.qv != nullptr &&
         s_.ops->tile_queries(q.qv, q.ld_qv, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
@@ -284,13 +283,13 @@ void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
   const RowAddresses& keys = with_values ? values_ : keys_;
   const int64_t size = with_values ? s_.d_v : s_.d;
   const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
-  s_.ops->tile_dots(tiles, rows(), query_type(with_values), {keys.rows, keys.n, size, s_.key_type},
+  s_.ops->tile_dots(tiles, rows(), s_.type, {keys.rows, keys.n, size, s_.key_type},
                     tile_scores(), ahead);
 }
 
 bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const {
   tile_dots(tiles, with_values);
-  return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), query_type(with_values),
+  return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), s_.type,
                              s_.key_type, scores, kBlockKeys);
 }
 
@@ -353,7 +352,7 @@ bool RowPass::takes_whole_tiles(const RowStep& step) const {
 bool RowPass::weigh_tiles(const RowStep& step) {
   const RowProblem& a = at(step).problem;
   float alpha[kTileQueries];
-  if (!s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.query_type, s_.key_type,
+  if (!s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type,
                           a.terms.factor_of(a.group), a.out.row_max, a.out.row_sum, alpha, weights_)) {
     return false;
   }
@@ -420,12 +419,11 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
 void RowPass::write() const {
   for (size_t x = 0; x < heads_.size(); ++x) {
     const RowProblem& a = work_[x]->problem;
-    for (int64_t r = 0; r < rows(); ++r) {
-      const float* o = a.o + r * a.ld_o;
-      const float* second = a.second_row != 0 ? o + a.second_row * a.ld_o : nullptr;
-      for (int64_t c = 0; c < s_.d_v; ++c)
-        heads_[x]->out.o[c * kPanel + r] = second != nullptr ? o[c] + second[c] : o[c];
+    for (int64_t r = 0; a.second_row != 0 && r < rows(); ++r) {
+      float* o = a.o + r * a.ld_o;
+      for (int64_t c = 0; c < s_.d_v; ++c) o[c] += o[a.second_row * a.ld_o + c];
     }
+    s_.ops->transpose(a.o, a.ld_o, rows(), s_.d_v, heads_[x]->out.o, kPanel);
   }
 }
 

@@ -27,7 +27,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <type_traits>
 
 namespace fovea::cpu {
 namespace {
@@ -154,8 +153,11 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     put_keys(next, i, buffers[0]);
     stay_awake();
   }
-  _tile_zero(0);
-  _tile_zero(1);
+  const auto store = [](float* scores) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    _tile_stored(0, scores, 64);
+    _tile_stored(1, scores + kTileWords, 64);
+  };
+  float* done = nullptr;  // where the sums in the tiles belong, once they are whole: stored later, as a store waits for products
   for (int64_t j = 0, g = 0, now = 0; j < k.n; now ^= 1) {
     if (++next.g == next.steps) {
       next.g = 0;
@@ -168,6 +170,11 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (more) put_keys(next, 0, to);
+    if (g == 0) {
+      if (done != nullptr) store(done);
+      _tile_zero(0);
+      _tile_zero(1);
+    }
     multiply_keys<kType, kQueryParts, 0, kQuarter>(keys, of);
     if (more) put_keys(next, kKeys / 4, to);
     multiply_keys<kType, kQueryParts, kQuarter, 2 * kQuarter>(keys, of);
@@ -177,12 +184,10 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     multiply_keys<kType, kQueryParts, 3 * kQuarter, 4 * kQuarter>(keys, of);
     g = next.g;
     if (g != 0) continue;
-    _tile_stored(0, s + j * kTile, 64);
-    _tile_stored(1, s + (j + kTile) * kTile, 64);
-    _tile_zero(0);
-    _tile_zero(1);
+    done = s + j * kTile;
     j += kKeys;
   }
+  if (done != nullptr) store(done);
 }
 
 /// Products of the weights with one tile of 16 columns, all parts. Tile numbers must be literals.
@@ -193,13 +198,12 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     if (kWeightParts > 1 && takes(a, 1, kParts)) _tile_dpbf16ps(t, 5, 7); \
     if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
-/// Applies what(tile, sums) to the tiles of the columns that exist.
-#define FOVEA_SUMS(what)                                   \
-  what(0, sums, bytes);                                    \
-  if (count > kTile) what(1, sums + kTile, bytes);         \
-  if (count > 2 * kTile) what(2, sums + 2 * kTile, bytes); \
-  if (count > 3 * kTile) what(3, sums + 3 * kTile, bytes);
-
+/// At the first unit of columns the sums of the ones before give way to theirs: a tile later than their last product, as a store waits for it.
+#define FOVEA_EXCHANGE(t)                                                             \
+  if (j == 0) {                                                                       \
+    if (done_count > (t)*kTile) _tile_stored(t, o + done + (t)*kTile, bytes);         \
+    if (count > (t)*kTile) _tile_loadd(t, o + g * kElements + (t)*kTile, bytes);      \
+  }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
                                const FetchRows& ahead) {
@@ -213,12 +217,9 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     put_values(next, i, buffers[0], left);
     stay_awake();
   }
+  int64_t done = 0, done_count = 0;  // columns whose sums are whole, and in the tiles
   for (int64_t j = 0, g = 0, now = 0; g < next.steps; now ^= 1) {
     const int64_t count = v.size - g * kElements;
-    float* sums = o + g * kElements;
-    if (j == 0) {
-      FOVEA_SUMS(_tile_loadd)
-    }
     const __m512 left_here = left;  // of the columns that tiles work at
     if ((next.j += kKeys) >= v.n) {
       next.j = 0;
@@ -234,32 +235,52 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     if (kWeightParts > 1) _tile_loadd(5, p + kTileWords, 64);
     if (kWeightParts > 2) _tile_loadd(6, p + 2 * kTileWords, 64);
     if (more) put_values(next, 0, to, left);
+    FOVEA_EXCHANGE(0)
     FOVEA_COLUMNS(0)
     if (more) put_values(next, kTile / 4, to, left);
+    FOVEA_EXCHANGE(1)
     FOVEA_COLUMNS(1)
     if (more) put_values(next, kTile / 2, to, left);
+    FOVEA_EXCHANGE(2)
     FOVEA_COLUMNS(2)
     if (more) put_values(next, kTile * 3 / 4, to, left);
+    FOVEA_EXCHANGE(3)
     FOVEA_COLUMNS(3)
     j = next.j;
     if (j != 0) continue;
     if (kParts > 1 && _mm512_cmp_ps_mask(left_here, left_here, _CMP_UNORD_Q) != 0) return g * kElements;
-    FOVEA_SUMS(_tile_stored)
+    done = g * kElements;
+    done_count = count;
     g = next.g;
   }
+  if (done_count > 0) _tile_stored(0, o + done, bytes);
+  if (done_count > kTile) _tile_stored(1, o + done + kTile, bytes);
+  if (done_count > 2 * kTile) _tile_stored(2, o + done + 2 * kTile, bytes);
+  if (done_count > 3 * kTile) _tile_stored(3, o + done + 3 * kTile, bytes);
   return v.size;
 }
 #undef FOVEA_COLUMNS
-#undef FOVEA_SUMS
+#undef FOVEA_EXCHANGE
 
-/// Calls what(parts, sides) with the parts of queries and weights of a problem, constants.
+/// The operands of a problem: elements of K or V, parts of queries and weights, and whether those lie side by side.
+template <DType kElementType, int kOtherParts, bool kBothSides>
+struct Operands {
+  static constexpr DType kType = kElementType;
+  static constexpr int kParts = kOtherParts;
+  static constexpr bool kSides = kBothSides;
+  static constexpr int kTiles = kSides ? 1 : kParts;  ///< of 16 rows
+};
+
+/// Calls what(Operands) of `num` rows of `type` and of elements of `key_type`, which is the same or of 8 bits.
 template <class What>
-FOVEA_AMX_ROWS_INLINE auto with_parts(int64_t num, DType type, What what) {
-  const int parts = parts_of(type);
-  if (parts == 1) return what(std::integral_constant<int, 1>(), std::false_type());
-  if (side_by_side(num, parts)) return what(std::integral_constant<int, 2>(), std::true_type());
-  if (parts == 2) return what(std::integral_constant<int, 2>(), std::false_type());
-  return what(std::integral_constant<int, 3>(), std::false_type());
+FOVEA_AMX_ROWS_INLINE auto with_operands(int64_t num, DType type, DType key_type, What what) {
+  constexpr DType kE4M3 = DType::kE4M3, kBF16 = DType::kBF16, kF16 = DType::kF16;
+  const bool sides = side_by_side(num, parts_of(type));
+  if (key_type == kBF16) return what(Operands<kBF16, 1, false>());
+  if (key_type == kF16) return sides ? what(Operands<kF16, 2, true>()) : what(Operands<kF16, 2, false>());
+  if (parts_of(type) == 1) return what(Operands<kE4M3, 1, false>());
+  if (parts_of(type) == 3) return what(Operands<kE4M3, 3, false>());
+  return sides ? what(Operands<kE4M3, 2, true>()) : what(Operands<kE4M3, 2, false>());
 }
 
 /// Scores of 16 keys, both parts side by side, added up.
@@ -296,8 +317,9 @@ FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q,
   const auto column = [&](int64_t c) __attribute__((always_inline)) FOVEA_AMX_ROWS {
     const __m512 zero = _mm512_setzero_ps();
     const __m512 x = c < size ? _mm512_mask_i32gather_ps(zero, lanes_exist, rows, q + c, 4) : zero;
-    if (parts > 1) bad = _mm512_fmadd_ps(x, zero, bad);
-    return _mm512_mul_ps(x, scale);
+    const __m512 scaled = _mm512_mul_ps(x, scale);
+    if (parts > 1 || key_type != DType::kBF16) bad = _mm512_fmadd_ps(scaled, zero, bad);
+    return scaled;
   };
   const int64_t tiles = sides ? 1 : parts;
   for (int64_t g = 0; g * kElements < size; ++g, staged += tiles * 2 * kTileWords) {
@@ -324,11 +346,8 @@ int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
 
 FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
                                   float* s, const FetchRows& ahead) {
-  with_parts(num_q, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    constexpr int kTiles = sides() ? 1 : parts();
-    if (k.type == DType::kE4M3) return dots_of<DType::kE4M3, kTiles>(queries, k, s, ahead);
-    if constexpr (parts() == 1) return dots_of<DType::kBF16, 1>(queries, k, s, ahead);
-    if constexpr (parts() == 2) return dots_of<DType::kF16, kTiles>(queries, k, s, ahead);
+  with_operands(num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
   });
 }
 
@@ -348,37 +367,28 @@ FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DT
 FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
                                    float factor, float* row_max, float* row_sum, float* alpha,
                                    uint32_t* weights) {
-  return with_parts(num_q, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    if constexpr (parts() == 2) {
-      if (value_type == DType::kF16)
-        return RowWeigher<DType::kF16, 2, sides()>(s, n, factor).weigh(num_q, row_max, row_sum, alpha, weights);
-    }
-    return RowWeigher<DType::kE4M3, parts(), sides()>(s, n, factor)
-        .weigh(num_q, row_max, row_sum, alpha, weights);
-  });
+  return with_operands(num_q, query_type, value_type,
+                       [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+                         const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+                           return weigher.weigh(num_q, row_max, row_sum, alpha, weights);
+                         };
+                         if (of.kParts == 1 && num_q <= kSideQueries)
+                           return weigh(RowWeigher<of.kType, 1, true>(s, n, factor));
+                         return weigh(RowWeigher<of.kType, of.kParts, of.kSides>(s, n, factor));
+                       });
 }
 
 FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                                      DType value_type, uint32_t* weights) {
-  with_parts(num_p, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    if constexpr (parts() == 2) {
-      if (value_type == DType::kF16) return put_weights<DType::kF16, 2, sides()>(p, ldp, num_p, n, weights);
-    }
-    put_weights<DType::kE4M3, parts(), sides()>(p, ldp, num_p, n, weights);
+  with_operands(num_p, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    put_weights<of.kType, of.kParts, of.kSides>(p, ldp, num_p, n, weights);
   });
 }
 
 FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
                                      const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
-  return with_parts(num_p, query_type, [&](auto parts, auto sides) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    constexpr int kTiles = sides() ? 1 : parts();
-    if constexpr (parts() == 1) {
-      if (v.type == DType::kBF16) return sums_of<DType::kBF16, 1>(weights, v, o, ldo, ahead);
-    }
-    if constexpr (parts() == 2) {
-      if (v.type == DType::kF16) return sums_of<DType::kF16, kTiles>(weights, v, o, ldo, ahead);
-    }
-    return sums_of<DType::kE4M3, kTiles>(weights, v, o, ldo, ahead);
+  return with_operands(num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
   });
 }
 

@@ -40,8 +40,8 @@ FOVEA_AMX_ROWS_INLINE void put_sides(__m512 x, uint32_t* words) {
 }
 
 /// Weights as the left operand of products with V of kType, from scores s[n][16], n a multiple of 32. Word w of a row holds the keys w and
-/// w + 16 of 32. kSides: two parts of up to eight queries side by side; a vector is then two keys.
-template <DType kType, int kParts, bool kSides>
+/// w + 16 of 32. kSide: there are up to eight queries, and one part, or two side by side; a vector is then two keys.
+template <DType kType, int kParts, bool kSide>
 class RowWeigher {
  public:
   FOVEA_AMX_ROWS RowWeigher(float* s, int64_t n, float factor) : s_(s), n_(n), factor_(factor) {}
@@ -58,12 +58,12 @@ class RowWeigher {
       if (j % kAwakeKeys == 0) stay_awake();
       put(s_ + j * kTile, words + j / kKeys * kWordParts * kTileWords, sum);
     }
-    if (_mm512_mask_cmp_ps_mask(kSides ? __mmask16{0xffff} : exist, sum, sum, _CMP_UNORD_Q) != 0) return false;
-    if (kSides) sum = _mm512_add_ps(sum, second_halves(sum, sum));
+    if (_mm512_mask_cmp_ps_mask(lanes_of(exist), sum, sum, _CMP_UNORD_Q) != 0) return false;
+    if (kSide) sum = _mm512_add_ps(sum, second_halves(sum, sum));
     const __m512 same = _mm512_set1_ps(1.0f);
     const __m512 factors =
         _mm512_mask_mov_ps(amx::exp2_of<kMostParts>(_mm512_add_ps(_mm512_sub_ps(old, subtract), _mm512_set1_ps(0.5f))),
-                           _mm512_cmp_ps_mask(raised, old, _CMP_EQ_OQ), same);
+                           _mm512_cmp_ps_mask(raised, old, _CMP_EQ_OQ) | static_cast<__mmask16>(~lanes_of(exist)), same);
     _mm512_storeu_ps(alpha, factors);
     _mm512_mask_storeu_ps(row_max, exist, raised);
     _mm512_mask_storeu_ps(row_sum, exist, _mm512_fmadd_ps(_mm512_maskz_loadu_ps(exist, row_sum), factors, sum));
@@ -71,33 +71,39 @@ class RowWeigher {
   }
 
  private:
-  static constexpr int kWordParts = kSides ? 1 : kParts;  // tiles of 32 keys
+  static constexpr int kWordParts = kSide ? 1 : kParts;  // tiles of 32 keys
   static constexpr int64_t kAwakeKeys = 2 * kKeys;        // 100 to 150 ns
 
+  static __mmask16 lanes_of(__mmask16 exist) {
+    return kSide ? static_cast<__mmask16>(exist | exist << kSideQueries) : exist;
+  }
   static FOVEA_AMX_ROWS_INLINE __m512 load(__mmask16 exist, const float* x) {
     const __m512 lanes = _mm512_maskz_loadu_ps(exist, x);
-    return kSides ? first_halves(lanes, lanes) : lanes;
+    return kSide ? first_halves(lanes, lanes) : lanes;
   }
 
-  /// The largest score of each lane, times the factor. kSides: sums of parts replace them, those of key w and w + 16 side by side.
+  /// The largest score of each lane, times the factor. kSide: they are replaced by those of keys w and w + 16 side by side, parts
+  /// added up.
   FOVEA_AMX_ROWS_INLINE __m512 largest() {
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 most[4] = {lowest, lowest, lowest, lowest};
-    for (int64_t j = 0; j < n_; j += kSides ? kKeys : kTile) {
+    for (int64_t j = 0; j < n_; j += kSide ? kKeys : kTile) {
       float* s = s_ + j * kTile;
 #pragma GCC unroll 16
       for (int64_t w = 0; w < kTile; ++w, s += kTile) {
         __m512 score = _mm512_loadu_ps(s);
-        if constexpr (kSides) {
+        if constexpr (kSide) {
           const __m512 behind = _mm512_loadu_ps(s + kTileWords);
-          score = _mm512_add_ps(first_halves(score, behind), second_halves(score, behind));
+          const __m512 second_part = second_halves(score, behind);
+          score = first_halves(score, behind);
+          if (kParts == 2) score = _mm512_add_ps(score, second_part);
           _mm512_storeu_ps(s, score);
         }
         most[w % 4] = _mm512_max_ps(most[w % 4], score);
       }
     }
     __m512 m = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
-    if (kSides) m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0x4e));
+    if (kSide) m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0x4e));
     return _mm512_mul_ps(m, _mm512_set1_ps(factor_));
   }
 
@@ -112,9 +118,13 @@ class RowWeigher {
 #pragma GCC unroll 16
     for (int64_t w = 0; w < kTile; ++w) {
       __m512 first = weight(s + w * kTile);
-      if constexpr (kSides) {
+      if constexpr (kSide) {
         sum = _mm512_add_ps(sum, first);
-        put_sides(scaled_weight<kType>(first), lanes[0] + w * kTile);
+        if constexpr (kParts == 2)
+          put_sides(scaled_weight<kType>(first), lanes[0] + w * kTile);
+        else
+          put_pairs<1, true>(scaled_weight<kType>(first), scaled_weight<kType>(second_halves(first, first)),
+                             lanes[0] + w * kTile, 0, left);
       } else {
         const __m512 second = weight(s + w * kTile + kTileWords);
         sum = _mm512_add_ps(sum, _mm512_add_ps(first, second));
