@@ -103,7 +103,8 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type,
 
 namespace {
 
-constexpr int64_t kTileStep = 32;  // keys of a step of Ops::tile_weigh()
+constexpr int64_t kTileStep = 32;    // keys of a step of Ops::tile_weigh()
+constexpr int64_t kFewTileRows = 4;  // weighed one by one in less time than that takes
 
 // From so many rows on products of tiles take less time than dot products. Those grow with the rows: a row and key of 128 elements take
 // 4 ns, 19 the first where the elements have 8 bits. Tiles multiply 16 rows at once, and take 12 to 28 ns.
@@ -339,7 +340,7 @@ void RowPass::dots(const RowStep& step) {
 bool RowPass::takes_whole_tiles(const RowStep& step) const {
   const Work& work = at(step);
   const RowBlock& block = step.block;
-  if (work.tiles == nullptr || block.keys.size() % kTileStep != 0 || work.queries.qv != nullptr) return false;
+  if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 || work.queries.qv != nullptr) return false;
   const RowProblem& a = work.problem;
   if (a.terms.programs.program_of(block.seen) != nullptr) return false;
   if (block.list != nullptr) return true;
