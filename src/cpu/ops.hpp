@@ -294,8 +294,8 @@ struct Ops {
   void (*tile_stop)();
   /// Between the two, every 200 ns where there are no products: else the unit that multiplies tiles falls asleep.
   void (*tile_awake)();
-  /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite, or
-  /// too large, and has no such products.
+  /// Queries of `query_type`, given as float32, for tile_dots() with keys of `key_type`. False where one is not finite and has no
+  /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                        DType key_type, uint32_t* staged);
   /// Products of up to 128 keys as tiles leave them: s[n][kTileQueries], n up to the next multiple of 32.

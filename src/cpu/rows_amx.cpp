@@ -318,7 +318,7 @@ FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q,
     const __m512 zero = _mm512_setzero_ps();
     const __m512 x = c < size ? _mm512_mask_i32gather_ps(zero, lanes_exist, rows, q + c, 4) : zero;
     const __m512 scaled = _mm512_mul_ps(x, scale);
-    if (parts > 1 || key_type != DType::kBF16) bad = _mm512_fmadd_ps(scaled, zero, bad);
+    if (parts > 1) bad = _mm512_fmadd_ps(scaled, zero, bad);
     return scaled;
   };
   const int64_t tiles = sides ? 1 : parts;

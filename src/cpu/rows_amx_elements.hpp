@@ -7,7 +7,6 @@
 #if defined(__x86_64__) && defined(__linux__)
 
 #include <algorithm>
-#include <array>
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns of its own intrinsics (its bug 105593).
@@ -15,9 +14,9 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
-// The backend asks for VBMI, AVX512-FP16 and GFNI, too; what has AVX2 has F16C.
+// The backend asks for VBMI and AVX512-FP16, too; what has AVX2 has F16C.
 #define FOVEA_AMX_ROWS \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512fp16,gfni,f16c,amx-tile,amx-bf16")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512fp16,f16c,amx-tile,amx-bf16")))
 #define FOVEA_AMX_ROWS_INLINE __attribute__((always_inline)) FOVEA_AMX_ROWS inline
 
 namespace fovea::cpu {
@@ -68,10 +67,10 @@ FOVEA_AMX_ROWS_INLINE void stay_awake() {
   _tile_dpbf16ps(3, 2, 7);
 }
 
-/// Elements become bfloat16 with their bits moved and not counted anew, so they are too small: float16, multiplied by 2^10 so that none is
-/// subnormal, by 2^112; of float8_e4m3fn, exponents of 0 become 16. Queries and weights are as much larger.
+/// A float16 becomes its parts with its bits moved and not counted anew. That makes them 2^112 times smaller, of numbers that are multiplied by
+/// 2^10 before, so that none is subnormal. Queries and weights are as much larger.
 constexpr float scale_of(DType type) {
-  return type == DType::kF16 ? 0x1p-102f : type == DType::kE4M3 ? 0x1p-104f : 1.0f;
+  return type == DType::kF16 ? 0x1p-102f : 1.0f;
 }
 constexpr float scale_of_other(DType type) {
   return 1 / scale_of(type);
@@ -79,18 +78,17 @@ constexpr float scale_of_other(DType type) {
 /// Weights for products with V of kType.
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE __m512 scaled_weight(__m512 p) {
-  return kType == DType::kBF16 ? p : _mm512_mul_ps(p, _mm512_set1_ps(scale_of_other(kType)));
+  return kType != DType::kF16 ? p : _mm512_mul_ps(p, _mm512_set1_ps(scale_of_other(kType)));
 }
 
-/// What each float8_e4m3fn without its sign is as bfloat16, times its scale: low and high bytes.
+/// What each float8_e4m3fn without its sign is as bfloat16: low and high bytes.
 struct E4M3Bytes {
   alignas(64) uint8_t low[128], high[128];
 };
 constexpr E4M3Bytes kE4M3Bytes = [] {
   E4M3Bytes bytes{};
   for (int i = 0; i < 128; ++i) {
-    const float x = to_float(E4M3{static_cast<uint8_t>(i)}) * scale_of(DType::kE4M3);
-    const uint16_t bits = from_float<Bf16>(x).bits;
+    const uint16_t bits = from_float<Bf16>(to_float(E4M3{static_cast<uint8_t>(i)})).bits;
     bytes.low[i] = static_cast<uint8_t>(bits & 0xff);
     bytes.high[i] = static_cast<uint8_t>(bits >> 8);
   }
@@ -102,7 +100,7 @@ struct Bytes {
 };
 
 /// 64 float8_e4m3fn as bfloat16.
-FOVEA_AMX_ROWS inline Bytes any_bytes_of(__m512i x) {
+FOVEA_AMX_ROWS inline Bytes bytes_of(__m512i x) {
   const auto look_up = [&](const uint8_t* table) __attribute__((always_inline)) FOVEA_AMX_ROWS {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), x, _mm512_load_si512(table + 64));
   };
@@ -110,76 +108,21 @@ FOVEA_AMX_ROWS inline Bytes any_bytes_of(__m512i x) {
   return {look_up(kE4M3Bytes.low), _mm512_or_si512(look_up(kE4M3Bytes.high), sign)};
 }
 
-/// For GF2P8AFFINEQB: bit i of a byte is bit from[i] of the source; -1: it is 0.
-constexpr int64_t moved_bits(const int (&from)[8]) {
-  uint64_t matrix = 0;
-  for (int i = 0; i < 8; ++i)
-    if (from[i] >= 0) matrix |= uint64_t{1} << (8 * (7 - i) + from[i]);
-  return static_cast<int64_t>(matrix);
-}
-constexpr int64_t kE4M3Low = moved_bits({-1, -1, -1, -1, 0, 1, 2, 3});
-constexpr int64_t kE4M3High = moved_bits({4, 5, 6, -1, -1, -1, -1, 7});
-constexpr int kE4M3Exponent = 0x08;  // of the high byte: 16
-
-/// In which bits moved bytes of an exponent of 0 are wrong: high nibbles those of the low byte, low nibbles those of the high byte.
-constexpr auto kE4M3Wrong = [] {
-  std::array<uint8_t, 8> wrong{};
-  for (size_t i = 0; i < wrong.size(); ++i) {
-    const auto low = static_cast<unsigned>(i) << 4;
-    wrong[i] = static_cast<uint8_t>((low ^ kE4M3Bytes.low[i]) | (kE4M3Exponent ^ kE4M3Bytes.high[i]));
-  }
-  return wrong;
-}();
-constexpr int64_t kE4M3WrongWord = [] {
-  uint64_t word = 0;
-  for (size_t i = 0; i < kE4M3Wrong.size(); ++i) word |= uint64_t{kE4M3Wrong[i]} << 8 * i;
-  return static_cast<int64_t>(word);
-}();
-
-/// What a NaN is in `largest` of bytes_of().
-constexpr uint8_t kE4M3NaN = 0xf7;
-
-/// The same in 8 operations, one of them a shuffle; of the others two start in a cycle. `largest` becomes kE4M3NaN where one is NaN, which is a
-/// number here.
-FOVEA_AMX_ROWS_INLINE Bytes bytes_of(__m512i x, __m512i& largest) {
-  // Without their sign, an exponent of 0 becomes 0x78 to 0x7f, and others have bit 7, of which a shuffle makes 0.
-  const __m512i index = _mm512_add_epi8(_mm512_and_si512(x, _mm512_set1_epi8(0x7f)), _mm512_set1_epi8(0x78));
-  largest = _mm512_max_epu8(largest, index);
-  const __m512i wrong = _mm512_shuffle_epi8(_mm512_set1_epi64(kE4M3WrongWord), index);
-  const __m512i low = _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(kE4M3Low), 0);
-  const __m512i high = _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(kE4M3High), kE4M3Exponent);
-  constexpr int kXorOfAnd = 0x78;
-  return {_mm512_ternarylogic_epi64(low, wrong, _mm512_set1_epi8(static_cast<char>(0xf0)), kXorOfAnd),
-          _mm512_ternarylogic_epi64(high, wrong, _mm512_set1_epi8(0x0f), kXorOfAnd)};
-}
-
-/// What quarters of units that are whole look for: elements that bits moved do not make. NaN, or kE4M3NaN, where there are some.
-struct Unmoved {
-  __m512h halves;
-  __m512i bytes;
-
-  FOVEA_AMX_ROWS_INLINE Unmoved() : halves(_mm512_setzero_ph()), bytes(_mm512_setzero_si512()) {}
-};
-template <DType kType>
-FOVEA_AMX_ROWS_INLINE bool any(const Unmoved& x) {
-  if constexpr (kType == DType::kF16) return _mm512_cmp_ph_mask(x.halves, x.halves, _CMP_UNORD_Q) != 0;
-  if constexpr (kType == DType::kE4M3)
-    return _mm512_cmpeq_epi8_mask(x.bytes, _mm512_set1_epi8(static_cast<char>(kE4M3NaN))) != 0;
-  return false;
-}
-
-/// 32 float16, two in a word, as the words of their two parts. `left` becomes NaN where some are 64 or more: those have no such parts.
-FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, __m512h& left) {
+/// 32 float16, two in a word, as the words of their two parts. `large` becomes NaN where some are 64 or more: those have no such parts.
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, __m512h& large) {
   const __m512i exponent_and_sign = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const __m512h all = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x6400)));
   const __m512i bits = _mm512_castph_si512(all);
   const __m512h first =
       _mm512_castsi512_ph(_mm512_and_si512(bits, _mm512_set1_epi16(static_cast<short>(0xfff8))));
   const __m512h second = _mm512_sub_ph(all, first);
-  left = _mm512_add_ph(left, second);
+  large = _mm512_add_ph(large, second);
   _mm512_storeu_si512(words, _mm512_and_si512(_mm512_srai_epi16(bits, 3), exponent_and_sign));
   _mm512_storeu_si512(words + stride, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3),
                                                        exponent_and_sign));
+}
+FOVEA_AMX_ROWS_INLINE bool is_nan(__m512h x) {
+  return _mm512_cmp_ph_mask(x, x, _CMP_UNORD_Q) != 0;
 }
 /// The same of any: `left` becomes NaN where one is not finite.
 FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t stride, __m512& left) {
@@ -212,17 +155,16 @@ constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_
 }
 
 /// Elements [c, c + 64) of a row of K, of which `count` exist, as words of the left operand: half h of part p at
-/// words + (2 p + h) * kKeys * kTile. Only with kWhole `unmoved` is told.
+/// words + (2 p + h) * kKeys * kTile. Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words, Unmoved& unmoved) {
+FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words, [[maybe_unused]] __m512h& large) {
   constexpr int64_t kHalf = kKeys * kTile;
   if constexpr (kType == DType::kBF16) {
     const char* at = row + 2 * c;
     _mm512_storeu_si512(words, line_of<kWhole>(at, 2 * count));
     _mm512_storeu_si512(words + kHalf, line_of<kWhole>(at + 64, 2 * count - 64));
   } else if constexpr (kType == DType::kE4M3) {
-    const __m512i line = line_of<kWhole>(row + c, count);
-    const Bytes bytes = kWhole ? bytes_of(line, unmoved.bytes) : any_bytes_of(line);
+    const Bytes bytes = bytes_of(line_of<kWhole>(row + c, count));
     _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
     _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
   } else {
@@ -230,7 +172,7 @@ FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, ui
     __m512 bad = _mm512_setzero_ps();  // the scores tell
     for (int64_t h = 0; h < 2; ++h, at += 64, count -= 32, words += kHalf) {
       if constexpr (kWhole)
-        put_halves(line_of<true>(at, 0), words, 2 * kHalf, unmoved.halves);
+        put_halves(line_of<true>(at, 0), words, 2 * kHalf, large);
       else
         put_any_halves(line_of<false>(at, 2 * count), words, 2 * kHalf, bad);
     }
@@ -239,13 +181,10 @@ FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, ui
 
 /// Rows of 8 bits side by side, byte by byte, as words of the right operand. `turn` transposes their dwords four by four, so that the
 /// tiles are neighbouring columns.
-template <bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32_t* words, Unmoved& unmoved) {
+FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32_t* words) {
   const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i a = _mm512_permutexvar_epi32(turn, first), b = _mm512_permutexvar_epi32(turn, second);
-  const __m512i columns[2] = {_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)};
-  const Bytes low = kWhole ? bytes_of(columns[0], unmoved.bytes) : any_bytes_of(columns[0]),
-              high = kWhole ? bytes_of(columns[1], unmoved.bytes) : any_bytes_of(columns[1]);
+  const Bytes low = bytes_of(_mm512_unpacklo_epi8(a, b)), high = bytes_of(_mm512_unpackhi_epi8(a, b));
   _mm512_storeu_si512(words, _mm512_unpacklo_epi8(low.low, low.high));
   _mm512_storeu_si512(words + kTileWords, _mm512_unpackhi_epi8(low.low, low.high));
   _mm512_storeu_si512(words + 2 * kTileWords, _mm512_unpacklo_epi8(high.low, high.high));
@@ -254,14 +193,14 @@ FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32
 
 /// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: tile t
 /// of part p at words + (4 p + t) * kTileWords. `left` becomes NaN where parts of some are not finite.
-/// Only with kWhole `unmoved` is told.
+/// Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
                                       int64_t second_count, int64_t c, uint32_t* words, __m512& left,
-                                      Unmoved& unmoved) {
+                                      [[maybe_unused]] __m512h& large) {
   if constexpr (kType == DType::kE4M3) {
-    put_byte_values<kWhole>(line_of<kWhole>(first + c, first_count),
-                            line_of<kWhole>(second + c, second_count), words, unmoved);
+    put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
+                    words);
   } else if constexpr (kType == DType::kBF16) {
     for (int64_t x = 0; x < kElements; x += kTile, words += kTileWords) {
       const __m512i low = words_of<kWhole>(first, c + x, first_count - x);
@@ -278,8 +217,8 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
       const __m512i a = row(first, first_count), b = row(second, second_count);
       const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
       if constexpr (kWhole) {
-        put_halves(low, words, 4 * kTileWords, unmoved.halves);
-        put_halves(high, words + kTileWords, 4 * kTileWords, unmoved.halves);
+        put_halves(low, words, 4 * kTileWords, large);
+        put_halves(high, words + kTileWords, 4 * kTileWords, large);
       } else {
         put_any_halves(low, words, 4 * kTileWords, left);
         put_any_halves(high, words + kTileWords, 4 * kTileWords, left);
@@ -324,7 +263,7 @@ struct RowUnit {
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
                                                             uint32_t* words) {
-  Unmoved none;
+  __m512h none = _mm512_setzero_ph();
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch(r);
@@ -335,13 +274,13 @@ template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
   const int64_t c = unit.g * kElements;
-  Unmoved unmoved;
+  __m512h large = _mm512_setzero_ph();
 #pragma GCC unroll 8
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     unit.fetch_whole(unit.j + i);
-    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile, unmoved);
+    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile, large);
   }
-  if (any<kType>(unmoved)) put_edge_keys(unit, first, words);
+  if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
 }
 
 /// A quarter of a unit of V, pairs from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
@@ -349,7 +288,7 @@ template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
                                                                 uint32_t* words) {
   __m512 left = _mm512_setzero_ps();
-  Unmoved none;
+  __m512h none = _mm512_setzero_ph();
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
     unit.fetch(r);
@@ -367,16 +306,16 @@ FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first,
     return;
   }
   const int64_t c = unit.g * kElements;
-  Unmoved unmoved;
+  __m512h large = _mm512_setzero_ph();
 #pragma GCC unroll 4
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch_whole(r);
     unit.fetch_whole(r + kTile);
     put_values<kType, true>(unit.rows.rows[r], kElements, unit.rows.rows[r + kTile], kElements, c,
-                            words + i * kTile, left, unmoved);
+                            words + i * kTile, left, large);
   }
-  if (any<kType>(unmoved)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
+  if (kType == DType::kF16 && is_nan(large)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
 }
 
 }  // namespace fovea::cpu
