@@ -239,8 +239,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
     const RowQueries& q = work.queries;
     uint32_t* value_tiles = tiles + tile_query_words(s_.d);
-    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.type, s_.key_type, tiles))
-      work.tiles = tiles;
+    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
     if (q.qv != nullptr &&
         s_.ops->tile_queries(q.qv, q.ld_qv, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
       work.value_tiles = value_tiles;
@@ -284,14 +283,14 @@ void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
   const RowAddresses& keys = with_values ? values_ : keys_;
   const int64_t size = with_values ? s_.d_v : s_.d;
   const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
-  s_.ops->tile_dots(tiles, rows(), s_.type, {keys.rows, keys.n, size, s_.key_type},
-                    tile_scores(), ahead);
+  s_.ops->tile_dots(tiles, rows(), s_.type, {keys.rows, keys.n, size, s_.key_type}, tile_scores(), ahead);
 }
 
-bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const {
+bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values,
+                           float* scores) const {
   tile_dots(tiles, with_values);
-  return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), s_.type,
-                             s_.key_type, scores, kBlockKeys);
+  return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type, scores,
+                             kBlockKeys);
 }
 
 /// Products of queries with k, or with v, of a step; those with k prefetch v.
@@ -340,7 +339,9 @@ void RowPass::dots(const RowStep& step) {
 bool RowPass::takes_whole_tiles(const RowStep& step) const {
   const Work& work = at(step);
   const RowBlock& block = step.block;
-  if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 || work.queries.qv != nullptr) return false;
+  if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 ||
+      work.queries.qv != nullptr)
+    return false;
   const RowProblem& a = work.problem;
   if (a.terms.programs.program_of(block.seen) != nullptr) return false;
   if (block.list != nullptr) return true;
@@ -398,9 +399,8 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
   float* o = work.problem.o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    done = s_.ops->tile_sums(weights_, rows(), s_.type,
-                             {values_.rows, values_.n, s_.d_v, s_.key_type}, o, s_.padded_dv,
-                             {keys_.rows, keys_.n, s_.d * bytes()});
+    done = s_.ops->tile_sums(weights_, rows(), s_.type, {values_.rows, values_.n, s_.d_v, s_.key_type}, o,
+                             s_.padded_dv, {keys_.rows, keys_.n, s_.d * bytes()});
     if (done == s_.d_v) return;
     if (weighed_) weights_as_rows(step);
   }

@@ -12,6 +12,8 @@
 //   e4m3       any        as many as Q and P have parts
 //   float16    float16    4, 3
 //
+// Up to eight queries of two parts have both in one tile, side by side: half of the products.
+//
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
 // while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
 //
@@ -157,7 +159,8 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     _tile_stored(0, scores, 64);
     _tile_stored(1, scores + kTileWords, 64);
   };
-  float* done = nullptr;  // where the sums in the tiles belong, once they are whole: stored later, as a store waits for products
+  float* done =
+      nullptr;  // where the sums in the tiles belong, once they are whole: stored later, as a store waits for products
   for (int64_t j = 0, g = 0, now = 0; j < k.n; now ^= 1) {
     if (++next.g == next.steps) {
       next.g = 0;
@@ -199,10 +202,10 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
 /// At the first unit of columns the sums of the ones before give way to theirs: a tile later than their last product, as a store waits for it.
-#define FOVEA_EXCHANGE(t)                                                             \
-  if (j == 0) {                                                                       \
-    if (done_count > (t)*kTile) _tile_stored(t, o + done + (t)*kTile, bytes);         \
-    if (count > (t)*kTile) _tile_loadd(t, o + g * kElements + (t)*kTile, bytes);      \
+#define FOVEA_EXCHANGE(t)                                                        \
+  if (j == 0) {                                                                  \
+    if (done_count > (t)*kTile) _tile_stored(t, o + done + (t)*kTile, bytes);    \
+    if (count > (t)*kTile) _tile_loadd(t, o + g * kElements + (t)*kTile, bytes); \
   }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
@@ -346,13 +349,14 @@ int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
 
 FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
                                   float* s, const FetchRows& ahead) {
-  with_operands(num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
-  });
+  with_operands(
+      num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
+      });
 }
 
-FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type,
-                                    float* rows, int64_t ld) {
+FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type,
+                                    DType key_type, float* rows, int64_t ld) {
   alignas(64) float sums[kTileWords];
   const bool sides = side_by_side(num_q, parts_of(query_type));
   bool bad = false;
@@ -367,29 +371,31 @@ FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DT
 FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
                                    float factor, float* row_max, float* row_sum, float* alpha,
                                    uint32_t* weights) {
-  return with_operands(num_q, query_type, value_type,
-                       [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-                         const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-                           return weigher.weigh(num_q, row_max, row_sum, alpha, weights);
-                         };
-                         if (of.kParts == 1 && num_q <= kSideQueries)
-                           return weigh(RowWeigher<of.kType, 1, true>(s, n, factor));
-                         return weigh(RowWeigher<of.kType, of.kParts, of.kSides>(s, n, factor));
-                       });
+  return with_operands(
+      num_q, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+          return weigher.weigh(num_q, row_max, row_sum, alpha, weights);
+        };
+        if (of.kParts == 1 && num_q <= kSideQueries)
+          return weigh(RowWeigher<of.kType, 1, true>(s, n, factor));
+        return weigh(RowWeigher<of.kType, of.kParts, of.kSides>(s, n, factor));
+      });
 }
 
 FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                                      DType value_type, uint32_t* weights) {
-  with_operands(num_p, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    put_weights<of.kType, of.kParts, of.kSides>(p, ldp, num_p, n, weights);
-  });
+  with_operands(
+      num_p, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        put_weights<of.kType, of.kParts, of.kSides>(p, ldp, num_p, n, weights);
+      });
 }
 
 FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
                                      const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
-  return with_operands(num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
-  });
+  return with_operands(
+      num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
+      });
 }
 
 }  // namespace fovea::cpu

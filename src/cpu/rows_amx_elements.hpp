@@ -118,8 +118,8 @@ FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride
   const __m512h second = _mm512_sub_ph(all, first);
   large = _mm512_add_ph(large, second);
   _mm512_storeu_si512(words, _mm512_and_si512(_mm512_srai_epi16(bits, 3), exponent_and_sign));
-  _mm512_storeu_si512(words + stride, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3),
-                                                       exponent_and_sign));
+  _mm512_storeu_si512(words + stride,
+                      _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3), exponent_and_sign));
 }
 FOVEA_AMX_ROWS_INLINE bool is_nan(__m512h x) {
   return _mm512_cmp_ph_mask(x, x, _CMP_UNORD_Q) != 0;
@@ -127,7 +127,8 @@ FOVEA_AMX_ROWS_INLINE bool is_nan(__m512h x) {
 /// The same of any: `left` becomes NaN where one is not finite.
 FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t stride, __m512& left) {
   const auto scaled = [](__m512i halves) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)), _mm512_set1_ps(scale_of(DType::kF16)));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)),
+                         _mm512_set1_ps(scale_of(DType::kF16)));
   };
   put_pairs<2>(scaled(x), scaled(_mm512_srli_epi32(x, 16)), words, stride, left);
 }
@@ -157,7 +158,8 @@ constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_
 /// Elements [c, c + 64) of a row of K, of which `count` exist, as words of the left operand: half h of part p at
 /// words + (2 p + h) * kKeys * kTile. Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words, [[maybe_unused]] __m512h& large) {
+FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words,
+                                   [[maybe_unused]] __m512h& large) {
   constexpr int64_t kHalf = kKeys * kTile;
   if constexpr (kType == DType::kBF16) {
     const char* at = row + 2 * c;

@@ -31,7 +31,8 @@ FOVEA_AMX_ROWS_INLINE __m512 second_halves(__m512 a, __m512 b) {
 
 /// Two parts of 16 weights as words: in lane r the first part of weights r and r + 8, in lane r + 8 the second.
 FOVEA_AMX_ROWS_INLINE void put_sides(__m512 x, uint32_t* words) {
-  const __m512 first = _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  const __m512 first =
+      _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   const __m512 second = _mm512_castsi512_ps(
       _mm512_add_epi32(_mm512_castps_si512(_mm512_sub_ps(x, first)), _mm512_set1_epi32(0x8000)));
   const __m512i low = _mm512_castps_si512(first_halves(first, second)),
@@ -51,7 +52,8 @@ class RowWeigher {
     const __mmask16 exist = below<__mmask16>(num_q);
     const __m512 old = load(exist, row_max), raised = _mm512_max_ps(old, largest());
     const __m512 subtract = _mm512_maskz_mov_ps(
-        _mm512_cmp_ps_mask(raised, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ), raised);
+        _mm512_cmp_ps_mask(raised, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ),
+        raised);
     offset_ = _mm512_sub_ps(_mm512_set1_ps(0.5f), subtract);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < n_; j += kKeys) {
@@ -61,18 +63,19 @@ class RowWeigher {
     if (_mm512_mask_cmp_ps_mask(lanes_of(exist), sum, sum, _CMP_UNORD_Q) != 0) return false;
     if (kSide) sum = _mm512_add_ps(sum, second_halves(sum, sum));
     const __m512 same = _mm512_set1_ps(1.0f);
-    const __m512 factors =
-        _mm512_mask_mov_ps(amx::exp2_of<kMostParts>(_mm512_add_ps(_mm512_sub_ps(old, subtract), _mm512_set1_ps(0.5f))),
-                           _mm512_cmp_ps_mask(raised, old, _CMP_EQ_OQ) | static_cast<__mmask16>(~lanes_of(exist)), same);
+    const __m512 factors = _mm512_mask_mov_ps(
+        amx::exp2_of<kMostParts>(_mm512_add_ps(_mm512_sub_ps(old, subtract), _mm512_set1_ps(0.5f))),
+        _mm512_cmp_ps_mask(raised, old, _CMP_EQ_OQ) | static_cast<__mmask16>(~lanes_of(exist)), same);
     _mm512_storeu_ps(alpha, factors);
     _mm512_mask_storeu_ps(row_max, exist, raised);
-    _mm512_mask_storeu_ps(row_sum, exist, _mm512_fmadd_ps(_mm512_maskz_loadu_ps(exist, row_sum), factors, sum));
+    _mm512_mask_storeu_ps(row_sum, exist,
+                          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(exist, row_sum), factors, sum));
     return true;
   }
 
  private:
   static constexpr int kWordParts = kSide ? 1 : kParts;  // tiles of 32 keys
-  static constexpr int64_t kAwakeKeys = 2 * kKeys;        // 100 to 150 ns
+  static constexpr int64_t kAwakeKeys = 2 * kKeys;       // 100 to 150 ns
 
   static __mmask16 lanes_of(__mmask16 exist) {
     return kSide ? static_cast<__mmask16>(exist | exist << kSideQueries) : exist;
