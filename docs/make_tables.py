@@ -208,13 +208,16 @@ def gpu_ratios() -> str:
 
 
 def llama_tables(head: list[str], numbers_from: int, rows: Callable[[dict[str, Any]], list[list[str]]]) -> str:
-    """A table of each file, under the machine's name."""
+    """A table of each file that has such rows, under the machine's name."""
     text = ""
     for path in sorted(ROOT.glob("bench/results/llama_cpp/*.json")):
         result = json.loads(path.read_text())
+        body = rows(result)
+        if not body:
+            continue
         package = result["software"]["llama_cpp_python"]
         text += f"**{result['host']}**, {result['date']}; llama_cpp_python {package} (`{path.relative_to(ROOT).as_posix()}`)\n\n"
-        text += table(head, rows(result), numbers_from) + "\n"
+        text += table(head, body, numbers_from) + "\n"
     return text.rstrip("\n") + "\n" if text else NO_RESULTS
 
 

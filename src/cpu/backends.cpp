@@ -58,8 +58,9 @@ bool has_amx_bf16() {
     if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
     constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
     if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
-    // Every processor with tiles has VBMI, which rows_amx.cpp takes, but a virtual machine may hide it.
-    if (!__builtin_cpu_supports("avx512vbmi")) return false;
+    // Every processor with tiles has VBMI and AVX512-FP16, which rows_amx.cpp takes, but a virtual machine may hide them.
+    constexpr unsigned kAvx512Fp16 = 1u << 23;
+    if (!__builtin_cpu_supports("avx512vbmi") || (d & kAvx512Fp16) == 0) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

@@ -21,6 +21,8 @@ static_assert(kBlockKeys == kProgramWidth && kProgramRows * kProgramWidth <= kSt
 
 // Scores of a block, and products with the values.
 static_assert(2 * kRowPathRows <= kPanel);
+// Behind them those as tiles leave them.
+static_assert(2 * kRowPathRows + kTileQueries <= kPanel);
 
 RowQueries::RowQueries(const Staging& s, const Group& group, const Lanes& lanes, float* memory)
     : q(memory),
@@ -41,6 +43,15 @@ void add_value_products(const RowProblem& a, int64_t n, float* row_scores, const
     for (int64_t j = 0; j < n; ++j) row[j] = row[j] * a.group.key_share + products[r * kBlockKeys + j];
   }
 }
+
+namespace {
+
+void scale_row(const RowProblem& a, int64_t r, float alpha) {
+  if (alpha == 1.0f) return;
+  for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] *= alpha;
+}
+
+}  // namespace
 
 bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, bool on_tiles) {
   const Ops& ops = *a.s.ops;
@@ -71,9 +82,8 @@ bool weigh_rows(const RowProblem& a, const RowBlock& block, float* row_scores, b
     const float alpha = raised == a.out.row_max[r] ? 1.0f : std::exp2(a.out.row_max[r] - subtract);
     a.out.row_sum[r] = a.out.row_sum[r] * alpha + ops.row_exp2(row, n, factor, subtract);
     a.out.row_max[r] = raised;
-    if (alpha != 1.0f) {
-      for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] *= alpha;
-    }
+    scale_row(a, r, alpha);
+    if (a.second_row != 0) scale_row(a, r + a.second_row, alpha);
   }
   return masked;
 }
@@ -92,6 +102,9 @@ void add_rows_exactly(const RowProblem& a, const MatrixView& values, DType type,
 }
 
 namespace {
+
+constexpr int64_t kTileStep = 32;    // keys of a step of Ops::tile_weigh()
+constexpr int64_t kFewTileRows = 4;  // weighed one by one in less time than that takes
 
 // From so many rows on products of tiles take less time than dot products. Those grow with the rows: a row and key of 128 elements take
 // 4 ns, 19 the first where the elements have 8 bits. Tiles multiply 16 rows at once, and take 12 to 28 ns.
@@ -159,8 +172,8 @@ class RowPass {
   RowStep first() { return find_keys(step_from(seen_.begin, 0)); }
   RowStep behind(const RowStep& step);
   void dots(const RowStep& step);
-  bool weigh(const RowStep& step) const;
-  void sums(const RowStep& step, const RowStep& next) const;
+  bool weigh(const RowStep& step);
+  void sums(const RowStep& step, const RowStep& next);
   void write() const;
 
  private:
@@ -178,6 +191,12 @@ class RowPass {
   RowStep find_keys(const RowStep& step);
   void dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles, bool with_values,
                float* scores) const;
+  bool dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values, float* scores) const;
+  void tile_dots(const uint32_t* tiles, bool with_values) const;
+  bool takes_whole_tiles(const RowStep& step) const;
+  bool weigh_tiles(const RowStep& step);
+  void weights_as_rows(const RowStep& step) const;
+  float* tile_scores() const { return t_.scores + 2 * kRowPathRows * kBlockKeys; }
 
   const Staging& s_;
   SeenBlocks& blocks_;
@@ -188,6 +207,8 @@ class RowPass {
   std::optional<Work> work_[kMostRowHeads];
   std::optional<Tiles> tiles_;
   RowAddresses keys_, values_;  ///< for tiles: the keys of the next step as soon as it is known
+  bool weighed_ = false;        ///< weights_ are those of this step
+  alignas(64) uint32_t weights_[kTileWeightWords];
 };
 
 RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& blocks, RowHeads heads,
@@ -215,10 +236,10 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
                           nullptr});
     if (!tiles_) continue;
     Work& work = *work_[x];
+    work.problem.second_row = s_.ops->tile_second_row(rows(), s_.type);
     const RowQueries& q = work.queries;
     uint32_t* value_tiles = tiles + tile_query_words(s_.d);
-    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.query_type, s_.key_type, tiles))
-      work.tiles = tiles;
+    if (s_.ops->tile_queries(q.q, q.ld_q, rows(), s_.d, s_.type, s_.key_type, tiles)) work.tiles = tiles;
     if (q.qv != nullptr &&
         s_.ops->tile_queries(q.qv, q.ld_qv, rows(), s_.d_v, s_.type, s_.key_type, value_tiles)) {
       work.value_tiles = value_tiles;
@@ -257,6 +278,21 @@ RowStep RowPass::find_keys(const RowStep& step) {
   return step;
 }
 
+/// Products as tiles leave them; those with k fetch v.
+void RowPass::tile_dots(const uint32_t* tiles, bool with_values) const {
+  const RowAddresses& keys = with_values ? values_ : keys_;
+  const int64_t size = with_values ? s_.d_v : s_.d;
+  const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
+  s_.ops->tile_dots(tiles, rows(), s_.type, {keys.rows, keys.n, size, s_.key_type}, tile_scores(), ahead);
+}
+
+bool RowPass::dots_as_rows(const RowStep& step, const uint32_t* tiles, bool with_values,
+                           float* scores) const {
+  tile_dots(tiles, with_values);
+  return s_.ops->tile_scores(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type, scores,
+                             kBlockKeys);
+}
+
 /// Products of queries with k, or with v, of a step; those with k prefetch v.
 void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const uint32_t* tiles,
                       bool with_values, float* scores) const {
@@ -264,14 +300,7 @@ void RowPass::dots_of(const RowStep& step, const float* q, int64_t ld_q, const u
   const tile::Range& range = step.block.keys;
   const KeyRows& rows_of = with_values ? work.values : work.keys;
   const int64_t size = with_values ? s_.d_v : s_.d;
-  if (tiles != nullptr) {
-    const RowAddresses& keys = with_values ? values_ : keys_;
-    const FetchRows ahead{values_.rows, with_values ? 0 : values_.n, s_.d_v * bytes()};
-    if (s_.ops->tile_dots(tiles, rows(), with_values ? s_.type : s_.query_type,
-                          {keys.rows, keys.n, size, s_.key_type}, scores, kBlockKeys, ahead)) {
-      return;
-    }
-  }
+  if (tiles != nullptr && dots_as_rows(step, tiles, with_values, scores)) return;
   rows_of.for_each_part(range.begin, range.size(), size, with_values ? t_.value_rows : t_.key_rows,
                         [&](int64_t x, const MatrixView& run, int64_t n) {
                           Ahead ahead;
@@ -293,6 +322,12 @@ void RowPass::dots(const RowStep& step) {
     values_.find(work.values, step.block.keys);
     s_.ops->tile_awake();
   }
+  weighed_ = takes_whole_tiles(step);
+  if (weighed_) {
+    tile_dots(work.tiles, false);
+    weighed_ = weigh_tiles(step);
+    if (weighed_) return;
+  }
   dots_of(step, queries.q, queries.ld_q, work.tiles, false, t_.scores);
   if (queries.qv == nullptr) return;
   float* products = t_.scores + kRowPathRows * kBlockKeys;
@@ -300,31 +335,74 @@ void RowPass::dots(const RowStep& step) {
   add_value_products(work.problem, step.block.keys.size(), t_.scores, products);
 }
 
+/// Whether every row sees all keys of a step, and products are scores.
+bool RowPass::takes_whole_tiles(const RowStep& step) const {
+  const Work& work = at(step);
+  const RowBlock& block = step.block;
+  if (work.tiles == nullptr || rows() <= kFewTileRows || block.keys.size() % kTileStep != 0 ||
+      work.queries.qv != nullptr)
+    return false;
+  const RowProblem& a = work.problem;
+  if (a.terms.programs.program_of(block.seen) != nullptr) return false;
+  if (block.list != nullptr) return true;
+  for (int64_t r = 0; r < rows(); ++r)
+    if (block.keys.begin < a.lanes.begin[r] || block.keys.end > a.lanes.end[r]) return false;
+  return true;
+}
+
+/// Turns products into weights that tiles multiply, and rescales older sums. False where one is NaN.
+bool RowPass::weigh_tiles(const RowStep& step) {
+  const RowProblem& a = at(step).problem;
+  float alpha[kTileQueries];
+  if (!s_.ops->tile_weigh(tile_scores(), step.block.keys.size(), rows(), s_.type, s_.key_type,
+                          a.terms.factor_of(a.group), a.out.row_max, a.out.row_sum, alpha, weights_)) {
+    return false;
+  }
+  for (int64_t r = 0; r < kTileQueries; ++r) scale_row(a, r, alpha[r]);
+  return true;
+}
+
 /// Turns the scores of a step into weights. True where its values are added, too: one by one, as some are not finite and some
 /// weights may be 0.
-bool RowPass::weigh(const RowStep& step) const {
+bool RowPass::weigh(const RowStep& step) {
+  if (weighed_) return false;
   const Work& work = at(step);
   const tile::Range& keys = step.block.keys;
   const bool masked = weigh_rows(work.problem, step.block, t_.scores, tiles_.has_value());
-  if (!masked || all_finite(work.values, keys, s_)) return false;
+  if (!masked || all_finite(work.values, keys, s_)) {
+    if (work.tiles != nullptr)
+      s_.ops->tile_weights(t_.scores, kBlockKeys, keys.size(), rows(), s_.type, s_.key_type, weights_);
+    return false;
+  }
   work.values.for_each_run(keys.begin, keys.size(), [&](int64_t x, const MatrixView& run, int64_t count) {
     add_rows_exactly(work.problem, run, s_.key_type, count, t_.scores + x);
   });
   return true;
 }
 
+/// The weights of weigh_tiles() row by row, from their scores again: for values that have no parts.
+void RowPass::weights_as_rows(const RowStep& step) const {
+  const RowProblem& a = at(step).problem;
+  const RowQueries& queries = at(step).queries;
+  dots_of(step, queries.q, queries.ld_q, nullptr, false, t_.scores);
+  for (int64_t r = 0; r < rows(); ++r) {
+    s_.ops->row_exp2(t_.scores + r * kBlockKeys, step.block.keys.size(), a.terms.factor_of(a.group),
+                     a.out.row_max[r]);
+  }
+}
+
 /// Adds the values of a step; prefetches the keys of the next.
-void RowPass::sums(const RowStep& step, const RowStep& next) const {
+void RowPass::sums(const RowStep& step, const RowStep& next) {
   const Work& work = at(step);
   const tile::Range &range = step.block.keys, &behind = next.block.keys;
   const KeyRows& next_keys = at(next).keys;
   float* o = work.problem.o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
-    done = s_.ops->tile_sums(t_.scores, kBlockKeys, rows(), s_.type,
-                             {values_.rows, values_.n, s_.d_v, s_.key_type}, o, s_.padded_dv,
-                             {keys_.rows, keys_.n, s_.d * bytes()});
+    done = s_.ops->tile_sums(weights_, rows(), s_.type, {values_.rows, values_.n, s_.d_v, s_.key_type}, o,
+                             s_.padded_dv, {keys_.rows, keys_.n, s_.d * bytes()});
     if (done == s_.d_v) return;
+    if (weighed_) weights_as_rows(step);
   }
   work.values.for_each_part(
       range.begin, range.size(), s_.d_v, t_.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
@@ -341,10 +419,12 @@ void RowPass::sums(const RowStep& step, const RowStep& next) const {
 /// Hands the sums over as lanes.
 void RowPass::write() const {
   for (size_t x = 0; x < heads_.size(); ++x) {
-    const float* o = work_[x]->problem.o;
-    for (int64_t r = 0; r < rows(); ++r) {
-      for (int64_t c = 0; c < s_.d_v; ++c) heads_[x]->out.o[c * kPanel + r] = o[r * s_.padded_dv + c];
+    const RowProblem& a = work_[x]->problem;
+    for (int64_t r = 0; a.second_row != 0 && r < rows(); ++r) {
+      float* o = a.o + r * a.ld_o;
+      for (int64_t c = 0; c < s_.d_v; ++c) o[c] += o[a.second_row * a.ld_o + c];
     }
+    s_.ops->transpose(a.o, a.ld_o, rows(), s_.d_v, heads_[x]->out.o, kPanel);
   }
 }
 

@@ -492,6 +492,8 @@ struct RowProblem {
   const ThreadScratch& t;
   float* o;
   int64_t ld_o;
+  int64_t second_row =
+      0;  ///< how far behind each row of o another one belongs to its result; 0: there is none
 };
 
 /// Queries of a few rows in float32, side by side in rows of whole vectors.

@@ -128,7 +128,11 @@ const Ops* amx_bf16_ops() {
     ops.tile_awake = tile_awake_amx;
     ops.tile_queries = tile_queries_amx;
     ops.tile_dots = tile_dots_amx;
+    ops.tile_scores = tile_scores_amx;
+    ops.tile_weigh = tile_weigh_amx;
+    ops.tile_weights = tile_weights_amx;
     ops.tile_sums = tile_sums_amx;
+    ops.tile_second_row = tile_second_row_amx;
     return ops;
   }();
   return &kOps;

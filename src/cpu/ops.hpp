@@ -65,6 +65,8 @@ inline constexpr int64_t kTileQueries = 16;
 constexpr int64_t tile_query_words(int64_t size) {
   return (size + 63) / 64 * 64 * kTileQueries / 2 * 3;
 }
+/// Words of the weights of 128 keys for tile_sums(), whatever the type.
+inline constexpr int64_t kTileWeightWords = 128 * kTileQueries / 2 * 3;
 
 /// Keys and values of one block, staged as left operands of scores() and accumulate().
 struct AttendBlock {
@@ -296,13 +298,25 @@ struct Ops {
   /// such products.
   bool (*tile_queries)(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                        DType key_type, uint32_t* staged);
-  /// row_dots() of up to 128 keys; writes scores up to the next multiple of 32. False where some are NaN that row_dots() may know
-  /// better.
-  bool (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
-                    int64_t lds, const FetchRows& ahead);
+  /// Products of up to 128 keys as tiles leave them: s[n][kTileQueries], n up to the next multiple of 32.
+  void (*tile_dots)(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
+                    const FetchRows& ahead);
+  /// The same as row_dots() writes them. False where some are NaN that row_dots() may know better.
+  bool (*tile_scores)(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
+                      int64_t ld);
+  /// Turns products into weights for tile_sums(), exp2(factor * s - m), where n is a multiple of 32 and all keys are seen. Raises row_max,
+  /// the largest m, adds to row_sum, and writes the factors of older sums to alpha[kTileQueries]. False, and nothing is done, where one
+  /// is NaN. Overwrites s.
+  bool (*tile_weigh)(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
+                     float* row_max, float* row_sum, float* alpha, uint32_t* weights);
+  /// Rows of up to 128 weights for tile_sums().
+  void (*tile_weights)(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
+                       DType value_type, uint32_t* weights);
   /// row_sums() of up to 128 keys; o has kTileQueries rows. Returns how many columns it added to: all but where values are not finite.
-  int64_t (*tile_sums)(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
+  int64_t (*tile_sums)(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, const FetchRows& ahead);
+  /// How far behind row r of o there is another one of tile_sums() that belongs to its result; 0: there is none.
+  int64_t (*tile_second_row)(int64_t num_p, DType query_type);
 
   float (*row_max)(const float* s, int64_t n);
   /// s[j] = exp2(factor * s[j] - max2) for one row; returns the sum.
@@ -339,9 +353,16 @@ void tile_awake_amx();
 void tile_stop_amx();
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
-bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& keys, float* s,
-                   int64_t lds, const FetchRows& ahead);
-int64_t tile_sums_amx(const float* p, int64_t ldp, int64_t num_p, DType query_type, const TileRows& values,
-                      float* o, int64_t ldo, const FetchRows& ahead);
+void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k, float* s,
+                   const FetchRows& ahead);
+bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type, DType key_type, float* rows,
+                     int64_t ld);
+bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type, float factor,
+                    float* row_max, float* row_sum, float* alpha, uint32_t* weights);
+void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
+                      DType value_type, uint32_t* weights);
+int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& v, float* o,
+                      int64_t ldo, const FetchRows& ahead);
+int64_t tile_second_row_amx(int64_t num_p, DType query_type);
 
 }  // namespace fovea::cpu

@@ -12,6 +12,8 @@
 //   e4m3       any        as many as Q and P have parts
 //   float16    float16    4, 3
 //
+// Up to eight queries of two parts have both in one tile, side by side: half of the products.
+//
 // A tile load waits for the stores before it, 50 cycles, and the vectors behind it fill the window meanwhile. So there are two buffers:
 // while a unit of 32 rows and 64 elements is taken apart into one of them, a quarter at a time, tiles multiply what is in the other.
 //
@@ -20,6 +22,7 @@
 //
 // An infinity is no sum of parts: such rows are left to row_dots and row_sums.
 #include "cpu/rows_amx_elements.hpp"
+#include "cpu/rows_amx_weights.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -29,13 +32,6 @@
 
 namespace fovea::cpu {
 namespace {
-
-constexpr int64_t kMostKeys = 128;  // of a call
-
-/// A product that nobody reads. Only where tiles 2, 3 and 7 are free.
-FOVEA_AMX_ROWS_INLINE void stay_awake() {
-  _tile_dpbf16ps(3, 2, 7);
-}
 
 /// Whether part a of V, of so many, is multiplied with part b of P.
 constexpr bool takes(int a, int b, int parts) {
@@ -123,7 +119,7 @@ FOVEA_AMX_ROWS inline bool put_four_columns(const __m512* a, int64_t rows, float
   return bad != 0;
 }
 
-/// 16 rows of `columns` scores, of a tile. True where one is NaN.
+/// Scores of 16 keys, as a tile has them, row by row. True where one is NaN.
 FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s, int64_t lds) {
   __m512 a[kTile];
   if (num_q == 1) {
@@ -149,21 +145,22 @@ FOVEA_AMX_ROWS inline bool put_scores(const float* tile, int64_t num_q, float* s
 }
 
 template <DType kType, int kQueryParts>
-FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRows& k, float* s, int64_t lds,
-                            const FetchRows& ahead) {
+FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s, const FetchRows& ahead) {
   constexpr int kParts = parts_of(kType);
   constexpr int kQuarter = static_cast<int>(kKeyProducts<kType, kQueryParts>.size()) / 4;
   alignas(64) uint32_t buffers[2][kParts * 2 * kKeys * kTile];
-  alignas(64) float scores[2 * kTileWords];
   RowUnit<kType> next{k, ahead};
   next.look();
   for (int64_t i = 0; i < kKeys; i += kKeys / 4) {
     put_keys(next, i, buffers[0]);
     stay_awake();
   }
-  bool bad = false;
-  _tile_zero(0);
-  _tile_zero(1);
+  const auto store = [](float* scores) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    _tile_stored(0, scores, 64);
+    _tile_stored(1, scores + kTileWords, 64);
+  };
+  float* done =
+      nullptr;  // where the sums in the tiles belong, once they are whole: stored later, as a store waits for products
   for (int64_t j = 0, g = 0, now = 0; j < k.n; now ^= 1) {
     if (++next.g == next.steps) {
       next.g = 0;
@@ -176,6 +173,11 @@ FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRo
     // GCC does not know that a tile load reads memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (more) put_keys(next, 0, to);
+    if (g == 0) {
+      if (done != nullptr) store(done);
+      _tile_zero(0);
+      _tile_zero(1);
+    }
     multiply_keys<kType, kQueryParts, 0, kQuarter>(keys, of);
     if (more) put_keys(next, kKeys / 4, to);
     multiply_keys<kType, kQueryParts, kQuarter, 2 * kQuarter>(keys, of);
@@ -185,34 +187,10 @@ FOVEA_AMX_ROWS bool dots_of(const uint32_t* queries, int64_t num_q, const TileRo
     multiply_keys<kType, kQueryParts, 3 * kQuarter, 4 * kQuarter>(keys, of);
     g = next.g;
     if (g != 0) continue;
-    _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + kTileWords, 64);
-    _tile_zero(0);
-    _tile_zero(1);
-    bad |= put_scores(scores, num_q, s + j, lds);
-    if (j + kTile < k.n) bad |= put_scores(scores + kTileWords, num_q, s + j + kTile, lds);
+    done = s + j * kTile;
     j += kKeys;
   }
-  return kParts == 1 || !bad;
-}
-
-/// Weights of a call, apart: part b of keys [32 x, 32 x + 32) at (kParts x + b) * kTileWords. Rows that do not exist are 0.
-template <int kParts>
-FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int64_t n, uint32_t* weights) {
-  __m512 left = _mm512_setzero_ps();
-  for (int64_t x = 0; x * kKeys < n; ++x) {
-    const int64_t count = n - x * kKeys;
-    uint32_t* words = weights + kParts * x * kTileWords;
-    for (int64_t r = 0; r < num_p; ++r) {
-      const float* row = p + r * ldp + x * kKeys;
-      put_pairs<kParts, kParts != kMostParts>(
-          _mm512_maskz_loadu_ps(below<__mmask16>(count), row),
-          _mm512_maskz_loadu_ps(below<__mmask16>(count - kTile), row + kTile), words + r * kTile, kTileWords,
-          left);
-    }
-    for (int64_t b = 0; b < kParts; ++b)
-      std::fill(words + b * kTileWords + num_p * kTile, words + (b + 1) * kTileWords, 0u);
-  }
+  if (done != nullptr) store(done);
 }
 
 /// Products of the weights with one tile of 16 columns, all parts. Tile numbers must be literals.
@@ -223,13 +201,12 @@ FOVEA_AMX_ROWS void put_weights(const float* p, int64_t ldp, int64_t num_p, int6
     if (kWeightParts > 1 && takes(a, 1, kParts)) _tile_dpbf16ps(t, 5, 7); \
     if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
-/// Applies what(tile, sums) to the tiles of the columns that exist.
-#define FOVEA_SUMS(what)                                   \
-  what(0, sums, bytes);                                    \
-  if (count > kTile) what(1, sums + kTile, bytes);         \
-  if (count > 2 * kTile) what(2, sums + 2 * kTile, bytes); \
-  if (count > 3 * kTile) what(3, sums + 3 * kTile, bytes);
-
+/// At the first unit of columns the sums of the ones before give way to theirs: a tile later than their last product, as a store waits for it.
+#define FOVEA_EXCHANGE(t)                                                        \
+  if (j == 0) {                                                                  \
+    if (done_count > (t)*kTile) _tile_stored(t, o + done + (t)*kTile, bytes);    \
+    if (count > (t)*kTile) _tile_loadd(t, o + g * kElements + (t)*kTile, bytes); \
+  }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
                                const FetchRows& ahead) {
@@ -243,12 +220,9 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     put_values(next, i, buffers[0], left);
     stay_awake();
   }
+  int64_t done = 0, done_count = 0;  // columns whose sums are whole, and in the tiles
   for (int64_t j = 0, g = 0, now = 0; g < next.steps; now ^= 1) {
     const int64_t count = v.size - g * kElements;
-    float* sums = o + g * kElements;
-    if (j == 0) {
-      FOVEA_SUMS(_tile_loadd)
-    }
     const __m512 left_here = left;  // of the columns that tiles work at
     if ((next.j += kKeys) >= v.n) {
       next.j = 0;
@@ -264,30 +238,60 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     if (kWeightParts > 1) _tile_loadd(5, p + kTileWords, 64);
     if (kWeightParts > 2) _tile_loadd(6, p + 2 * kTileWords, 64);
     if (more) put_values(next, 0, to, left);
+    FOVEA_EXCHANGE(0)
     FOVEA_COLUMNS(0)
     if (more) put_values(next, kTile / 4, to, left);
+    FOVEA_EXCHANGE(1)
     FOVEA_COLUMNS(1)
     if (more) put_values(next, kTile / 2, to, left);
+    FOVEA_EXCHANGE(2)
     FOVEA_COLUMNS(2)
     if (more) put_values(next, kTile * 3 / 4, to, left);
+    FOVEA_EXCHANGE(3)
     FOVEA_COLUMNS(3)
     j = next.j;
     if (j != 0) continue;
     if (kParts > 1 && _mm512_cmp_ps_mask(left_here, left_here, _CMP_UNORD_Q) != 0) return g * kElements;
-    FOVEA_SUMS(_tile_stored)
+    done = g * kElements;
+    done_count = count;
     g = next.g;
   }
+  if (done_count > 0) _tile_stored(0, o + done, bytes);
+  if (done_count > kTile) _tile_stored(1, o + done + kTile, bytes);
+  if (done_count > 2 * kTile) _tile_stored(2, o + done + 2 * kTile, bytes);
+  if (done_count > 3 * kTile) _tile_stored(3, o + done + 3 * kTile, bytes);
   return v.size;
 }
 #undef FOVEA_COLUMNS
-#undef FOVEA_SUMS
+#undef FOVEA_EXCHANGE
 
-template <DType kType, int kParts>
-FOVEA_AMX_ROWS int64_t weighted_sums(const float* p, int64_t ldp, int64_t num_p, const TileRows& v, float* o,
-                                     int64_t ldo, const FetchRows& ahead) {
-  alignas(64) uint32_t weights[kMostKeys / kKeys * kParts * kTileWords];
-  put_weights<kParts>(p, ldp, num_p, v.n, weights);
-  return sums_of<kType, kParts>(weights, v, o, ldo, ahead);
+/// The operands of a problem: elements of K or V, parts of queries and weights, and whether those lie side by side.
+template <DType kElementType, int kOtherParts, bool kBothSides>
+struct Operands {
+  static constexpr DType kType = kElementType;
+  static constexpr int kParts = kOtherParts;
+  static constexpr bool kSides = kBothSides;
+  static constexpr int kTiles = kSides ? 1 : kParts;  ///< of 16 rows
+};
+
+/// Calls what(Operands) of `num` rows of `type` and of elements of `key_type`, which is the same or of 8 bits.
+template <class What>
+FOVEA_AMX_ROWS_INLINE auto with_operands(int64_t num, DType type, DType key_type, What what) {
+  constexpr DType kE4M3 = DType::kE4M3, kBF16 = DType::kBF16, kF16 = DType::kF16;
+  const bool sides = side_by_side(num, parts_of(type));
+  if (key_type == kBF16) return what(Operands<kBF16, 1, false>());
+  if (key_type == kF16) return sides ? what(Operands<kF16, 2, true>()) : what(Operands<kF16, 2, false>());
+  if (parts_of(type) == 1) return what(Operands<kE4M3, 1, false>());
+  if (parts_of(type) == 3) return what(Operands<kE4M3, 3, false>());
+  return sides ? what(Operands<kE4M3, 2, true>()) : what(Operands<kE4M3, 2, false>());
+}
+
+/// Scores of 16 keys, both parts side by side, added up.
+FOVEA_AMX_ROWS void add_sides(const float* s, float* sums) {
+  for (int64_t j = 0; j < kTile; ++j) {
+    const __m512 x = _mm512_loadu_ps(s + j * kTile);
+    _mm512_store_ps(sums + j * kTile, _mm512_add_ps(x, second_halves(x, x)));
+  }
 }
 
 }  // namespace
@@ -305,49 +309,93 @@ FOVEA_AMX_ROWS void tile_stop_amx() {
 FOVEA_AMX_ROWS bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size,
                                      DType query_type, DType key_type, uint32_t* staged) {
   const int parts = parts_of(query_type);
-  const __m512i rows =
-      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                         _mm512_set1_epi32(static_cast<int>(ldq)));
-  const __mmask16 exist = below<__mmask16>(num_q);
+  const bool sides = side_by_side(num_q, parts);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i rows = _mm512_mullo_epi32(sides ? _mm512_and_si512(lanes, _mm512_set1_epi32(7)) : lanes,
+                                          _mm512_set1_epi32(static_cast<int>(ldq)));
+  const __mmask16 exist = below<__mmask16>(num_q),
+                  lanes_exist = sides ? static_cast<__mmask16>(exist | exist << kSideQueries) : exist;
+  const __m512 scale = _mm512_set1_ps(scale_of_other(key_type));
+  __m512 bad = _mm512_setzero_ps(), left = bad;
   const auto column = [&](int64_t c) __attribute__((always_inline)) FOVEA_AMX_ROWS {
     const __m512 zero = _mm512_setzero_ps();
-    return c < size ? _mm512_mask_i32gather_ps(zero, exist, rows, q + c, 4) : zero;
+    const __m512 x = c < size ? _mm512_mask_i32gather_ps(zero, lanes_exist, rows, q + c, 4) : zero;
+    const __m512 scaled = _mm512_mul_ps(x, scale);
+    if (parts > 1) bad = _mm512_fmadd_ps(scaled, zero, bad);
+    return scaled;
   };
-  __m512 bad = _mm512_setzero_ps();
-  for (int64_t g = 0; g * kElements < size; ++g, staged += parts * 2 * kTileWords) {
+  const int64_t tiles = sides ? 1 : parts;
+  for (int64_t g = 0; g * kElements < size; ++g, staged += tiles * 2 * kTileWords) {
     for (int64_t h = 0; h < 2; ++h) {
       for (int64_t w = 0; w < kTile; ++w) {
         const __m512 a = column(element_of(key_type, g, h, w, 0)),
                      b = column(element_of(key_type, g, h, w, 1));
-        uint32_t* words = staged + h * kTileWords + w * kTile;
-        constexpr int64_t kStride = 2 * kTileWords;
-        if (parts == 1) put_pairs<1>(a, b, words, kStride, bad);
-        if (parts == 2) put_pairs<2>(a, b, words, kStride, bad);
-        if (parts == 3) put_pairs<3>(a, b, words, kStride, bad);
+        alignas(64) uint32_t words[kMostParts][kTile];
+        if (parts == 1) put_pairs<1>(a, b, words[0], kTile, left);
+        if (parts == 2) put_pairs<2>(a, b, words[0], kTile, left);
+        if (parts == 3) put_pairs<3>(a, b, words[0], kTile, left);
+        if (sides) std::copy_n(words[1], kSideQueries, words[0] + kSideQueries);
+        for (int64_t part = 0; part < tiles; ++part)
+          std::copy_n(words[part], kTile, staged + (2 * part + h) * kTileWords + w * kTile);
       }
     }
   }
   return _mm512_cmp_ps_mask(bad, bad, _CMP_UNORD_Q) == 0;
 }
 
-FOVEA_AMX_ROWS bool tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
-                                  float* s, int64_t lds, const FetchRows& ahead) {
-  if (k.type == DType::kF16) return dots_of<DType::kF16, 2>(queries, num_q, k, s, lds, ahead);
-  if (k.type == DType::kBF16) return dots_of<DType::kBF16, 1>(queries, num_q, k, s, lds, ahead);
-  const int parts = parts_of(query_type);
-  if (parts == 1) return dots_of<DType::kE4M3, 1>(queries, num_q, k, s, lds, ahead);
-  if (parts == 2) return dots_of<DType::kE4M3, 2>(queries, num_q, k, s, lds, ahead);
-  return dots_of<DType::kE4M3, 3>(queries, num_q, k, s, lds, ahead);
+int64_t tile_second_row_amx(int64_t num_p, DType query_type) {
+  return side_by_side(num_p, parts_of(query_type)) ? kSideQueries : 0;
 }
 
-FOVEA_AMX_ROWS int64_t tile_sums_amx(const float* p, int64_t ldp, int64_t num_p, DType query_type,
+FOVEA_AMX_ROWS void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k,
+                                  float* s, const FetchRows& ahead) {
+  with_operands(
+      num_q, query_type, k.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        dots_of<of.kType, of.kTiles>(queries, k, s, ahead);
+      });
+}
+
+FOVEA_AMX_ROWS bool tile_scores_amx(const float* s, int64_t n, int64_t num_q, DType query_type,
+                                    DType key_type, float* rows, int64_t ld) {
+  alignas(64) float sums[kTileWords];
+  const bool sides = side_by_side(num_q, parts_of(query_type));
+  bool bad = false;
+  for (int64_t j = 0; j < n; j += kTile) {
+    const float* scores = s + j * kTile;
+    if (sides) add_sides(scores, sums);
+    bad |= put_scores(sides ? sums : scores, num_q, rows + j, ld);
+  }
+  return parts_of(key_type) == 1 || !bad;
+}
+
+FOVEA_AMX_ROWS bool tile_weigh_amx(float* s, int64_t n, int64_t num_q, DType query_type, DType value_type,
+                                   float factor, float* row_max, float* row_sum, float* alpha,
+                                   uint32_t* weights) {
+  return with_operands(
+      num_q, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        const auto weigh = [&](auto weigher) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+          return weigher.weigh(num_q, row_max, row_sum, alpha, weights);
+        };
+        if (of.kParts == 1 && num_q <= kSideQueries)
+          return weigh(RowWeigher<of.kType, 1, true>(s, n, factor));
+        return weigh(RowWeigher<of.kType, of.kParts, of.kSides>(s, n, factor));
+      });
+}
+
+FOVEA_AMX_ROWS void tile_weights_amx(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
+                                     DType value_type, uint32_t* weights) {
+  with_operands(
+      num_p, query_type, value_type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        put_weights<of.kType, of.kParts, of.kSides>(p, ldp, num_p, n, weights);
+      });
+}
+
+FOVEA_AMX_ROWS int64_t tile_sums_amx(const uint32_t* weights, int64_t num_p, DType query_type,
                                      const TileRows& v, float* o, int64_t ldo, const FetchRows& ahead) {
-  if (v.type == DType::kF16) return weighted_sums<DType::kF16, 2>(p, ldp, num_p, v, o, ldo, ahead);
-  if (v.type == DType::kBF16) return weighted_sums<DType::kBF16, 1>(p, ldp, num_p, v, o, ldo, ahead);
-  const int parts = parts_of(query_type);
-  if (parts == 1) return weighted_sums<DType::kE4M3, 1>(p, ldp, num_p, v, o, ldo, ahead);
-  if (parts == 2) return weighted_sums<DType::kE4M3, 2>(p, ldp, num_p, v, o, ldo, ahead);
-  return weighted_sums<DType::kE4M3, 3>(p, ldp, num_p, v, o, ldo, ahead);
+  return with_operands(
+      num_p, query_type, v.type, [&](auto of) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        return sums_of<of.kType, of.kTiles>(weights, v, o, ldo, ahead);
+      });
 }
 
 }  // namespace fovea::cpu

@@ -14,9 +14,9 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
-// The backend asks for VBMI, too; what has AVX2 has F16C.
+// The backend asks for VBMI and AVX512-FP16, too; what has AVX2 has F16C.
 #define FOVEA_AMX_ROWS \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,f16c,amx-tile,amx-bf16")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512fp16,f16c,amx-tile,amx-bf16")))
 #define FOVEA_AMX_ROWS_INLINE __attribute__((always_inline)) FOVEA_AMX_ROWS inline
 
 namespace fovea::cpu {
@@ -62,6 +62,25 @@ FOVEA_AMX_ROWS_INLINE void put_pairs(__m512 a, __m512 b, uint32_t* words, int64_
   }
 }
 
+/// A product that nobody reads. Only where tiles 2, 3 and 7 are free.
+FOVEA_AMX_ROWS_INLINE void stay_awake() {
+  _tile_dpbf16ps(3, 2, 7);
+}
+
+/// A float16 becomes its parts with its bits moved and not counted anew. That makes them 2^112 times smaller, of numbers that are multiplied by
+/// 2^10 before, so that none is subnormal. Queries and weights are as much larger.
+constexpr float scale_of(DType type) {
+  return type == DType::kF16 ? 0x1p-102f : 1.0f;
+}
+constexpr float scale_of_other(DType type) {
+  return 1 / scale_of(type);
+}
+/// Weights for products with V of kType.
+template <DType kType>
+FOVEA_AMX_ROWS_INLINE __m512 scaled_weight(__m512 p) {
+  return kType != DType::kF16 ? p : _mm512_mul_ps(p, _mm512_set1_ps(scale_of_other(kType)));
+}
+
 /// What each float8_e4m3fn without its sign is as bfloat16: low and high bytes.
 struct E4M3Bytes {
   alignas(64) uint8_t low[128], high[128];
@@ -89,12 +108,29 @@ FOVEA_AMX_ROWS inline Bytes bytes_of(__m512i x) {
   return {look_up(kE4M3Bytes.low), _mm512_or_si512(look_up(kE4M3Bytes.high), sign)};
 }
 
-/// 16 float16 of a row from x on, of which `count` exist; all do where kWhole.
-template <bool kWhole>
-FOVEA_AMX_ROWS inline __m512 floats_of(const char* row, int64_t x, int64_t count) {
-  const char* at = row + 2 * x;
-  return _mm512_cvtph_ps(kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
-                                : _mm256_maskz_loadu_epi16(below<__mmask16>(count), at));
+/// 32 float16, two in a word, as the words of their two parts. `large` becomes NaN where some are 64 or more: those have no such parts.
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, __m512h& large) {
+  const __m512i exponent_and_sign = _mm512_set1_epi16(static_cast<short>(0x8fff));
+  const __m512h all = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x6400)));
+  const __m512i bits = _mm512_castph_si512(all);
+  const __m512h first =
+      _mm512_castsi512_ph(_mm512_and_si512(bits, _mm512_set1_epi16(static_cast<short>(0xfff8))));
+  const __m512h second = _mm512_sub_ph(all, first);
+  large = _mm512_add_ph(large, second);
+  _mm512_storeu_si512(words, _mm512_and_si512(_mm512_srai_epi16(bits, 3), exponent_and_sign));
+  _mm512_storeu_si512(words + stride,
+                      _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3), exponent_and_sign));
+}
+FOVEA_AMX_ROWS_INLINE bool is_nan(__m512h x) {
+  return _mm512_cmp_ph_mask(x, x, _CMP_UNORD_Q) != 0;
+}
+/// The same of any: `left` becomes NaN where one is not finite.
+FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t stride, __m512& left) {
+  const auto scaled = [](__m512i halves) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)),
+                         _mm512_set1_ps(scale_of(DType::kF16)));
+  };
+  put_pairs<2>(scaled(x), scaled(_mm512_srli_epi32(x, 16)), words, stride, left);
 }
 /// 16 elements of 16 bits, widened.
 template <bool kWhole>
@@ -112,19 +148,18 @@ FOVEA_AMX_ROWS inline __m512i line_of(const char* at, int64_t count) {
 /// Which elements of a row of K are word w of step g of 64, in half h: put_key() writes them in this order.
 constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_t which) {
   switch (type) {
-    case DType::kBF16:
-      return kElements * g + 32 * h + 2 * w + which;
     case DType::kE4M3:
       return kElements * g + 16 * (w / 4) + 8 * h + 2 * (w % 4) + which;
     default:
-      return kElements * g + 32 * h + w + 16 * which;
+      return kElements * g + 32 * h + 2 * w + which;
   }
 }
 
 /// Elements [c, c + 64) of a row of K, of which `count` exist, as words of the left operand: half h of part p at
-/// words + (2 p + h) * kKeys * kTile.
+/// words + (2 p + h) * kKeys * kTile. Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
-FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words) {
+FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words,
+                                   [[maybe_unused]] __m512h& large) {
   constexpr int64_t kHalf = kKeys * kTile;
   if constexpr (kType == DType::kBF16) {
     const char* at = row + 2 * c;
@@ -135,10 +170,13 @@ FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, ui
     _mm512_storeu_si512(words, _mm512_unpacklo_epi8(bytes.low, bytes.high));
     _mm512_storeu_si512(words + kHalf, _mm512_unpackhi_epi8(bytes.low, bytes.high));
   } else {
-    __m512 left = _mm512_setzero_ps();  // the scores tell
-    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += kHalf) {
-      put_pairs<2>(floats_of<kWhole>(row, c + x, count - x),
-                   floats_of<kWhole>(row, c + x + kTile, count - x - kTile), words, 2 * kHalf, left);
+    const char* at = row + 2 * c;
+    __m512 bad = _mm512_setzero_ps();  // the scores tell
+    for (int64_t h = 0; h < 2; ++h, at += 64, count -= 32, words += kHalf) {
+      if constexpr (kWhole)
+        put_halves(line_of<true>(at, 0), words, 2 * kHalf, large);
+      else
+        put_any_halves(line_of<false>(at, 2 * count), words, 2 * kHalf, bad);
     }
   }
 }
@@ -157,21 +195,35 @@ FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32
 
 /// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: tile t
 /// of part p at words + (4 p + t) * kTileWords. `left` becomes NaN where parts of some are not finite.
+/// Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
-                                      int64_t second_count, int64_t c, uint32_t* words, __m512& left) {
+                                      int64_t second_count, int64_t c, uint32_t* words, __m512& left,
+                                      [[maybe_unused]] __m512h& large) {
   if constexpr (kType == DType::kE4M3) {
     put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
                     words);
-  } else {
+  } else if constexpr (kType == DType::kBF16) {
     for (int64_t x = 0; x < kElements; x += kTile, words += kTileWords) {
-      if constexpr (kType == DType::kBF16) {
-        const __m512i low = words_of<kWhole>(first, c + x, first_count - x);
-        const __m512i top = words_of<kWhole>(second, c + x, second_count - x);
-        _mm512_storeu_si512(words, _mm512_or_si512(low, _mm512_slli_epi32(top, 16)));
+      const __m512i low = words_of<kWhole>(first, c + x, first_count - x);
+      const __m512i top = words_of<kWhole>(second, c + x, second_count - x);
+      _mm512_storeu_si512(words, _mm512_or_si512(low, _mm512_slli_epi32(top, 16)));
+    }
+  } else {
+    // Unpacking takes four columns of each quarter, so those are the neighbouring ones.
+    const __m512i quarters = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
+      const auto row = [&](const char* at, int64_t count) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+        return _mm512_permutexvar_epi64(quarters, line_of<kWhole>(at + 2 * (c + x), 2 * (count - x)));
+      };
+      const __m512i a = row(first, first_count), b = row(second, second_count);
+      const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
+      if constexpr (kWhole) {
+        put_halves(low, words, 4 * kTileWords, large);
+        put_halves(high, words + kTileWords, 4 * kTileWords, large);
       } else {
-        put_pairs<2>(floats_of<kWhole>(first, c + x, first_count - x),
-                     floats_of<kWhole>(second, c + x, second_count - x), words, 4 * kTileWords, left);
+        put_any_halves(low, words, 4 * kTileWords, left);
+        put_any_halves(high, words + kTileWords, 4 * kTileWords, left);
       }
     }
   }
@@ -213,21 +265,24 @@ struct RowUnit {
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
                                                             uint32_t* words) {
+  __m512h none = _mm512_setzero_ph();
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch(r);
-    put_key<kType, false>(unit.row(r), unit.g * kElements, unit.count(r), words + i * kTile);
+    put_key<kType, false>(unit.row(r), unit.g * kElements, unit.count(r), words + i * kTile, none);
   }
 }
 template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
   const int64_t c = unit.g * kElements;
+  __m512h large = _mm512_setzero_ph();
 #pragma GCC unroll 8
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     unit.fetch_whole(unit.j + i);
-    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile);
+    put_key<kType, true>(unit.rows.rows[unit.j + i], c, kElements, words + i * kTile, large);
   }
+  if (kType == DType::kF16 && is_nan(large)) put_edge_keys(unit, first, words);
 }
 
 /// A quarter of a unit of V, pairs from `first` on, as the right operand. `left` becomes NaN where parts of some are not finite.
@@ -235,12 +290,13 @@ template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
                                                                 uint32_t* words) {
   __m512 left = _mm512_setzero_ps();
+  __m512h none = _mm512_setzero_ph();
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
     unit.fetch(r);
     unit.fetch(second);
     put_values<kType, false>(unit.row(r), unit.count(r), unit.row(second), unit.count(second),
-                             unit.g * kElements, words + i * kTile, left);
+                             unit.g * kElements, words + i * kTile, left, none);
   }
   return left;
 }
@@ -252,14 +308,16 @@ FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first,
     return;
   }
   const int64_t c = unit.g * kElements;
+  __m512h large = _mm512_setzero_ph();
 #pragma GCC unroll 4
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch_whole(r);
     unit.fetch_whole(r + kTile);
     put_values<kType, true>(unit.rows.rows[r], kElements, unit.rows.rows[r + kTile], kElements, c,
-                            words + i * kTile, left);
+                            words + i * kTile, left, large);
   }
+  if (kType == DType::kF16 && is_nan(large)) left = _mm512_add_ps(left, put_edge_values(unit, first, words));
 }
 
 }  // namespace fovea::cpu

@@ -134,6 +134,38 @@ TEST(FewRows, OfNumbersThatAreNotFinite) {
   }
 }
 
+/// The same in a step of which every row sees all: its weights are made without scores row by row, which such numbers need.
+TEST(FewRows, OfNumbersThatAreNotFiniteAndThatAllSee) {
+  for (const Role role : {Role::kQ, Role::kK, Role::kV}) {
+    for (const double number : {kUnbounded, kNotANumber}) {
+      for (const int64_t group : {8, 16}) {
+        expect_conformance_of_all_types(few_rows(160, group), forward_only(), [&](OwnedProblem& x) {
+          std::vector<double> values = x[role].values();
+          const int64_t size = role == Role::kV ? x.spec.head_dim_v : x.spec.head_dim;
+          const int64_t row = role == Role::kQ ? 1 : x.key_row(0, 40);
+          values[static_cast<size_t>(row * size + 5)] = number;
+          x[role].assign(values);
+        });
+      }
+    }
+  }
+}
+
+/// Elements of 64 and more, a few among others: in float16 those are taken apart in another way.
+TEST(FewRows, OfAFewLargeElements) {
+  for (const int64_t group : {8, 16}) {
+    expect_conformance_of_all_types(few_rows(160, group), forward_only(), [&](OwnedProblem& x) {
+      for (const Role role : {Role::kK, Role::kV}) {
+        std::vector<double> values = x[role].values();
+        const int64_t size = role == Role::kV ? x.spec.head_dim_v : x.spec.head_dim;
+        values[static_cast<size_t>(x.key_row(0, 7) * size + 3)] = 64;
+        values[static_cast<size_t>(x.key_row(0, 90) * size + 40)] = -300;
+        x[role].assign(values);
+      }
+    });
+  }
+}
+
 /// Elements whose parts are of every size: the smallest float16 and the largest.
 TEST(FewRows, OfSmallAndOfLargeElements) {
   for (const double factor : {0x1p-22, 0x1p-15, 0x1p6}) {
