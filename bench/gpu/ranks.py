@@ -6,7 +6,7 @@
 Each rank is a process with a GPU, or a thread of one process (then without PyTorch's). A row is a problem (bfloat16, causal, heads of 128): the time of a forward, and of a forward and
 a backward, of the slowest rank, as the share of one GPU's rate that each GPU keeps: time of one GPU / (ranks * time). Results
 are compared with those of one GPU before anything is timed. Contenders take turns; a turn is as many calls as fill a
-tenth of a second, between two barriers.
+tenth of a second, between two barriers, behind a quarter of them untimed: a GPU that has waited for others begins at low clocks.
 """
 
 from __future__ import annotations
@@ -228,13 +228,15 @@ def times_in_turns(crew: Processes | Threads, runs: dict[str, Callable[[], None]
     for turn in range(rounds + 1):
         for name, run in runs.items():
             count = calls.get(name, 3)
+            takes_part = name not in alone or crew.rank == 0
+            for _ in range(count // 4 if takes_part else 0):
+                run()
             torch.cuda.synchronize()
             crew.barrier()
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            if name not in alone or crew.rank == 0:
-                for _ in range(count):
-                    run()
+            for _ in range(count if takes_part else 0):
+                run()
             torch.cuda.synchronize()
             slowest = crew.most((time.perf_counter() - begin) / count)
             if turn == 0:
