@@ -96,6 +96,8 @@ static_assert(sizeof(DevicePlace) <= sizeof(SharedPlace));
 class DeviceMemory final : public Memory {
  public:
   explicit DeviceMemory(int device) : device_(checked(device)) {
+    cuda::load_merge(device_);
+    cuda::load_move(device_);
     for (auto& event : done_) event = std::make_unique<Event>(device_);
     ended_ = std::make_unique<Event>(device_);
     const cuda::ContextScope scope(cuda::primary_context(device_));

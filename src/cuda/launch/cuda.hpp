@@ -51,6 +51,11 @@ void release(int device, void* memory) noexcept;
 void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
            const TensorDesc& lse, void* stream);
 
+/// Loads the kernels of merge and move. Their first use does it else, and may wait for all that the device has begun, while it holds what
+/// other threads need to begin what that waits for.
+void load_merge(int device);
+void load_move(int device);
+
 /// Copies boxes of elements of type `from` to elements of type `to` (float32, float16, bfloat16), or adds them to those, on a device and
 /// in the order of a stream. Targets do not overlap, nor targets and sources. Memory is taken as it is: what lies elsewhere
 /// is an error of the launch. Threads take one part of a box after the other: `most_ctas` are some waves of the largest chip.

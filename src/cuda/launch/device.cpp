@@ -207,6 +207,13 @@ const LoadedKernel& loaded(const Kernel& kernel, int id) {
   return kernels.emplace(key, load(kernel, id)).first->second;
 }
 
+const LoadedKernel& usable(const Kernel& kernel, int id) {
+  const LoadedKernel& code = loaded(kernel, id);
+  if (!code.clause.empty())
+    throw RequestError(Status::kUnsupported, "", std::string(kernel.name) + ": " + code.clause);
+  return code;
+}
+
 AttributedLaunch::AttributedLaunch(const Kernel& kernel, const Grid& ctas, unsigned cluster, bool early) {
   if (cluster > 0) {
     CUlaunchAttribute& attribute = attributes[config.numAttrs++];

@@ -30,6 +30,8 @@ inline constexpr int kMostSpilledBytes = 256;
 /// Loads the kernel and lets it have its shared memory, once for each device. To be called when plans are
 /// made: loading allocates, which a run must not.
 const LoadedKernel& loaded(const Kernel& kernel, int id);
+/// The same; RequestError where it cannot run there.
+const LoadedKernel& usable(const Kernel& kernel, int id);
 /// The kernel as the library holds it where the text is empty, else compiled for the expression.
 const LoadedKernel& loaded(const Kernel& kernel, int id, const std::string& expression);
 /// What a launch says of a kernel in clusters (`cluster` CTAs each; 0: none), or of one that begins `early`, before the launch before it

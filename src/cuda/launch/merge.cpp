@@ -89,6 +89,11 @@ void launch(const Kernel& kernel, const LoadedKernel& code, MergeArgs& args, CUs
 
 }  // namespace
 
+void load_merge(int device) {
+  const ContextScope scope(primary_context(device));
+  usable(merge_kernel(), device);
+}
+
 void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_parts, const TensorDesc& o,
            const TensorDesc& lse, void* given_stream) {
   const int device = o.device_id;
@@ -122,9 +127,7 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
     check(indexed("lse_parts"), lse_parts[i]);
   }
   const Kernel& kernel = merge_kernel();
-  const LoadedKernel& code = loaded(kernel, device);
-  if (!code.clause.empty())
-    throw RequestError(Status::kUnsupported, "", std::string(kernel.name) + ": " + code.clause);
+  const LoadedKernel& code = usable(kernel, device);
 
   // More parts than one launch takes: what is merged so far becomes the first part of the next.
   std::optional<Scratch> scratch;

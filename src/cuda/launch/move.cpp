@@ -111,13 +111,15 @@ class Launches {
 
 }  // namespace
 
+void load_move(int device) {
+  const ContextScope scope(primary_context(device));
+  usable(move_kernel(), device);
+}
+
 void move(std::span<const Box> boxes, DType from, DType to, bool add, int device, void* stream,
           int64_t most_ctas) {
   const ContextScope scope(primary_context(device));
-  const Kernel& kernel = move_kernel();
-  const LoadedKernel& code = loaded(kernel, device);
-  if (!code.clause.empty())
-    throw RequestError(Status::kUnsupported, "", std::string(kernel.name) + ": " + code.clause);
+  const LoadedKernel& code = usable(move_kernel(), device);
   const auto on = static_cast<CUstream>(stream);
   Launches vectors(DType::kF16, DType::kF16, false, true, code, on, most_ctas),
       elements(from, to, add, false, code, on, most_ctas);
