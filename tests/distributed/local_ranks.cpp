@@ -382,7 +382,7 @@ std::string LocalRanks::check_messages(const fovea_thread_group* group, const Ra
 std::string LocalRanks::run(fovea_pass pass) {
   fovea_thread_options options{};
   options.struct_size = sizeof options;
-  options.deadline_ms = 20'000;
+  options.deadline_ms = 60'000;  // ranks wait for each other's plans, too, which NVRTC makes
   options.delay_us = division_.delay_us;
   options.seed = x_.spec.data_seed;
   options.peer_copies = division_.peer_copies;
