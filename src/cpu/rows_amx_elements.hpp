@@ -108,8 +108,33 @@ FOVEA_AMX_ROWS inline Bytes bytes_of(__m512i x) {
   return {look_up(kE4M3Bytes.low), _mm512_or_si512(look_up(kE4M3Bytes.high), sign)};
 }
 
-/// 32 float16, two in a word, as the words of their two parts. `large` becomes NaN where some are 64 or more: those have no such parts.
-FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, __m512h& large) {
+/// 32 float16, two in a word, as the words of their two parts. `left` becomes NaN where one is not finite.
+FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t stride, __m512& left) {
+  const auto scaled = [](__m512i halves) __attribute__((always_inline)) FOVEA_AMX_ROWS {
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)),
+                         _mm512_set1_ps(scale_of(DType::kF16)));
+  };
+  put_pairs<2>(scaled(x), scaled(_mm512_srli_epi32(x, 16)), words, stride, left);
+}
+#if defined(__clang__) && __clang_major__ < 15
+// Clang 14 has __m512h only in files that are for AVX512-FP16 as a whole.
+using Large = __m512;
+FOVEA_AMX_ROWS_INLINE Large none_large() {
+  return _mm512_setzero_ps();
+}
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, Large& large) {
+  put_any_halves(x, words, stride, large);
+}
+FOVEA_AMX_ROWS_INLINE bool is_nan(Large x) {
+  return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
+}
+#else
+using Large = __m512h;
+FOVEA_AMX_ROWS_INLINE Large none_large() {
+  return _mm512_setzero_ph();
+}
+/// The same of smaller ones: `large` becomes NaN where some are 64 or more, which have no such parts.
+FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride, Large& large) {
   const __m512i exponent_and_sign = _mm512_set1_epi16(static_cast<short>(0x8fff));
   const __m512h all = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x6400)));
   const __m512i bits = _mm512_castph_si512(all);
@@ -121,17 +146,11 @@ FOVEA_AMX_ROWS_INLINE void put_halves(__m512i x, uint32_t* words, int64_t stride
   _mm512_storeu_si512(words + stride,
                       _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(second), 3), exponent_and_sign));
 }
-FOVEA_AMX_ROWS_INLINE bool is_nan(__m512h x) {
+FOVEA_AMX_ROWS_INLINE bool is_nan(Large x) {
   return _mm512_cmp_ph_mask(x, x, _CMP_UNORD_Q) != 0;
 }
-/// The same of any: `left` becomes NaN where one is not finite.
-FOVEA_AMX_ROWS inline void put_any_halves(__m512i x, uint32_t* words, int64_t stride, __m512& left) {
-  const auto scaled = [](__m512i halves) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)),
-                         _mm512_set1_ps(scale_of(DType::kF16)));
-  };
-  put_pairs<2>(scaled(x), scaled(_mm512_srli_epi32(x, 16)), words, stride, left);
-}
+#endif
+
 /// 16 elements of 16 bits, widened.
 template <bool kWhole>
 FOVEA_AMX_ROWS inline __m512i words_of(const char* row, int64_t x, int64_t count) {
@@ -159,7 +178,7 @@ constexpr int64_t element_of(DType type, int64_t g, int64_t h, int64_t w, int64_
 /// words + (2 p + h) * kKeys * kTile. Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, uint32_t* words,
-                                   [[maybe_unused]] __m512h& large) {
+                                   [[maybe_unused]] Large& large) {
   constexpr int64_t kHalf = kKeys * kTile;
   if constexpr (kType == DType::kBF16) {
     const char* at = row + 2 * c;
@@ -199,7 +218,7 @@ FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32
 template <DType kType, bool kWhole>
 FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, const char* second,
                                       int64_t second_count, int64_t c, uint32_t* words, __m512& left,
-                                      [[maybe_unused]] __m512h& large) {
+                                      [[maybe_unused]] Large& large) {
   if constexpr (kType == DType::kE4M3) {
     put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
                     words);
@@ -265,7 +284,7 @@ struct RowUnit {
 template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS void put_edge_keys(const RowUnit<kType>& unit, int64_t first,
                                                             uint32_t* words) {
-  __m512h none = _mm512_setzero_ph();
+  Large none = none_large();
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     const int64_t r = unit.j + i;
     unit.fetch(r);
@@ -276,7 +295,7 @@ template <DType kType>
 FOVEA_AMX_ROWS_INLINE void put_keys(const RowUnit<kType>& unit, int64_t first, uint32_t* words) {
   if (!unit.whole) return put_edge_keys(unit, first, words);
   const int64_t c = unit.g * kElements;
-  __m512h large = _mm512_setzero_ph();
+  Large large = none_large();
 #pragma GCC unroll 8
   for (int64_t i = first; i < first + kKeys / 4; ++i) {
     unit.fetch_whole(unit.j + i);
@@ -290,7 +309,7 @@ template <DType kType>
 __attribute__((noinline)) FOVEA_AMX_ROWS __m512 put_edge_values(const RowUnit<kType>& unit, int64_t first,
                                                                 uint32_t* words) {
   __m512 left = _mm512_setzero_ps();
-  __m512h none = _mm512_setzero_ph();
+  Large none = none_large();
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i, second = r + kTile;
     unit.fetch(r);
@@ -308,7 +327,7 @@ FOVEA_AMX_ROWS_INLINE void put_values(const RowUnit<kType>& unit, int64_t first,
     return;
   }
   const int64_t c = unit.g * kElements;
-  __m512h large = _mm512_setzero_ph();
+  Large large = none_large();
 #pragma GCC unroll 4
   for (int64_t i = first; i < first + kTile / 4; ++i) {
     const int64_t r = unit.j + i;
