@@ -221,10 +221,7 @@ void Builder::attend(const Call& call, const Stage& stage, const Operands& given
   step.flops = flops_of(p_, call, stage.heads_q.size());
   step.longest_tile = longest_tile_of(p_, call);
   step.copies = copies_of(p_, call, stage.heads_q.size());
-  const bool writes_parts = !p_.backward() && operands[kO].type.bits > p_[kO].type.bits;
-  if (writes_parts && p_.device.type != FOVEA_CPU)  // float32 leaves later than products end
-    step.copies += static_cast<double>(p_.shape.batch * call.q_rows * stage.heads_q.size() *
-                                       p_.shape.head_dim_v * int64_t{sizeof(float)});
+  if (operands[kO].type.bits > p_[kO].type.bits) step.copies += part_bytes_of(p_, call, stage.heads_q.size());
   add(std::move(step));
 }
 

@@ -1,7 +1,7 @@
 // The forward of Builder:
 //
 //   for each stage: keys, and queries where a group has several ranks, arrive while the stage before is computed
-//   where a query has keys in several calls: each call's o, lse is merged with those before
+//   where a query has keys in several calls: each call's o, lse is merged with those before, the last one's on the way to the result
 //   sinks, and o, lse back to the ranks whose rows they are
 #include <bit>
 #include <limits>

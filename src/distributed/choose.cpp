@@ -147,15 +147,17 @@ class RankModel {
     count_sums(i, queries, keys);
     return seconds + copies / machine_.memory;
   }
-  /// What a call adds to a sum of several is written, read, and added: four times float32. Where each query is in one call, as in packed
-  /// sequences that no cut divides, nothing is added. Sums over groups are cleared, added to and converted.
+  /// What a call adds to a sum of several is float32: parts of o are written and read, parts of gradients added to a sum as well, which is
+  /// read and written. Where each query is in one call, as in packed sequences that no cut divides, nothing is added. Sums over groups are
+  /// cleared, added to and converted.
   void count_sums(int i, double queries, double keys) {
     constexpr double kTouches = 4;
+    const double touches_of_results = p_.backward() ? kTouches : 2;
     const double key_bytes = (d() + d_v()) * batch() * heads_kv(i) * sizeof(float);
     const double held = static_cast<double>(count(schedule_.keys(rank_, i)));
     double bytes = 0;
     if (!schedule_.stages_are_heads() && queries_of_calls_ > rows())
-      bytes += kTouches * queries * result_bytes(sizeof(float), i);
+      bytes += touches_of_results * queries * result_bytes(sizeof(float), i);
     if (p_.backward() && keys > held) bytes += kTouches * keys * key_bytes;
     if (p_.backward() && schedule_.groups() > 1) bytes += kTouches * held * key_bytes;
     moving_ += bytes / machine_.memory;
@@ -304,6 +306,12 @@ double copies_of(const LocalProblem& p, const Call& call, int64_t heads) {
   constexpr int64_t kTouches = 3;
   const int64_t row = heads * p.shape.head_dim * int64_t{sizeof(float)};
   return staged + static_cast<double>(kTouches * batch * call.q_rows * row);
+}
+
+double part_bytes_of(const LocalProblem& p, const Call& call, int64_t heads) {
+  if (p.device.type == FOVEA_CPU || p.backward()) return 0;
+  return static_cast<double>(p.shape.batch * call.q_rows * heads * p.shape.head_dim_v *
+                             int64_t{sizeof(float)});
 }
 
 namespace {

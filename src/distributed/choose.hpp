@@ -34,6 +34,8 @@ double flops_of(const LocalProblem& problem, const Call& call, int64_t heads);
 double longest_tile_of(const LocalProblem& problem, const Call& call);
 /// Bytes that such a call moves on CPUs beside its products: keys are staged, and a backward sums dq in float32.
 double copies_of(const LocalProblem& problem, const Call& call, int64_t heads);
+/// Bytes that a forward's call on a GPU writes where its results are parts in float32: they leave later than its products end.
+double part_bytes_of(const LocalProblem& problem, const Call& call, int64_t heads);
 
 /// Seconds of a run by the model, those of the slowest rank.
 struct Estimate {

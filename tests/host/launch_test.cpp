@@ -658,12 +658,18 @@ TEST(KernelTable, MainKernelsAddFewSumsToTheGradientOfABias) {
   EXPECT_FALSE(adds(1, 64, true, false));
 }
 
+/// Whose clusters share the keys of tiles of 16 rows, two CTAs an SM.
+Kernel cluster_kernel() {
+  Kernel kernel = kPlain64;
+  kernel.splits_in_cluster = true;
+  kernel.can_split = false;
+  kernel.tile_m = 16;
+  kernel.shared_bytes = 100 << 10;
+  return kernel;
+}
+
 TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
-  Kernel cluster = kPlain64;
-  cluster.splits_in_cluster = true;
-  cluster.can_split = false;
-  cluster.tile_m = 16;
-  cluster.shared_bytes = 100 << 10;
+  Kernel cluster = cluster_kernel();
   const auto ctas = [&](int64_t batch, int64_t keys, int64_t heads, int64_t heads_kv, const Kernel& kernel) {
     return ctas_of_cluster(problem(batch, 1, keys, heads, heads_kv, 64), kernel, hopper());
   };
@@ -708,11 +714,7 @@ TEST(Schedule, ClustersShareTheKeysOfFewTiles) {
 }
 
 TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
-  Kernel cluster = kPlain64;
-  cluster.splits_in_cluster = true;
-  cluster.can_split = false;
-  cluster.tile_m = 16;
-  cluster.shared_bytes = 100 << 10;
+  Kernel cluster = cluster_kernel();
   using Pair = std::pair<int, int>;  // CTAs of a cluster, clusters of a tile
   const auto splits = [&](int64_t keys, int64_t heads, int64_t heads_kv) {
     const ClusterSplits found = cluster_splits(problem(1, 1, keys, heads, heads_kv, 64), cluster, hopper());
@@ -736,11 +738,7 @@ TEST(Schedule, FewClustersShareTheKeysOfATileWhereThereAreMany) {
 }
 
 TEST(Schedule, CtasOfClustersLieEvenlyOrDoNotBeginEarly) {
-  Kernel cluster = kPlain64;
-  cluster.splits_in_cluster = true;
-  cluster.can_split = false;
-  cluster.tile_m = 16;
-  cluster.shared_bytes = 100 << 10;
+  Kernel cluster = cluster_kernel();
   const auto placed = [&](int64_t batch, int64_t keys, int64_t heads, int64_t heads_kv, int ctas_per_sm) {
     const AttentionProblem p = problem(batch, 1, keys, heads, heads_kv, 64);
     return placement_of(p, cluster, forward_layout(p, cluster, hopper(), ctas_per_sm, true).args, hopper(),

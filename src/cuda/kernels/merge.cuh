@@ -124,67 +124,6 @@ __device__ __forceinline__ void merge_rows(const MergeArgs& args, const MergeRow
   weights.write_lse();
 }
 
-/// The same of one or two parts, as rings of ranks have them, in vectors, of columns that a warp has at once: all that a lane reads is under
-/// way together, and each lane weighs for itself.
-template <int kParts>
-__device__ __forceinline__ void merge_few(const MergeArgs& args, const MergeRows& rows, int lane) {
-  const int64_t c = lane * kMergeColumns;
-  const bool has_columns = c < args.columns;
-  MergeColumns columns[kParts] = {};
-  float lse[kParts][kMergeRows];
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const MergePart& part = args.parts[i];
-    const float* const of = part.lse.data + part.lse.offset(rows.batch, rows.head, rows.first);
-#pragma unroll
-    for (int r = 0; r < kMergeRows; ++r) lse[i][r] = r < rows.count ? of[r * part.lse.row] : -INFINITY;
-    if (has_columns)
-      for_each_row(part, rows, c, [&](int r, const auto* o) { load_four<true>(columns[i][r], o, 0); });
-  }
-  MergeColumns merged = {};
-  float base[kMergeRows], all[kMergeRows];
-#pragma unroll
-  for (int r = 0; r < kMergeRows; ++r) {
-    const float largest = fmaxf(lse[0][r], lse[kParts - 1][r]);
-    base[r] = largest == -INFINITY ? 0.0f : largest;
-    all[r] = 0;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) all[r] += lse[i][r] = expf(lse[i][r] - base[r]);
-    const float inverse = all[r] == 0 ? 0.0f : 1.0f / all[r];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const float weight = lse[i][r] * inverse;
-      if (weight == 0) continue;  // a part without keys, whose o may hold NaN
-#pragma unroll
-      for (int j = 0; j < kMergeColumns; ++j) merged[r][j] = fmaf(weight, columns[i][r][j], merged[r][j]);
-    }
-  }
-  if (has_columns)
-    for_each_row(args.result, rows, c, [&](int r, auto* o) { store_four<true>(merged[r], o, 0); });
-  __syncwarp();  // the lse of a part may be that of the result: every lane has read it
-  const tile::StatsView& to = args.result.lse;
-  if (lane != 0 || to.data == nullptr) return;
-#pragma unroll
-  for (int r = 0; r < kMergeRows; ++r) {
-    if (r < rows.count)
-      to.data[to.offset(rows.batch, rows.head, rows.first + r)] =
-          all[r] == 0 ? -INFINITY : base[r] + logf(all[r]);
-  }
-}
-
-/// Some rows of a head, by what their number of parts asks for.
-__device__ __forceinline__ void merge_any(const MergeArgs& args, const MergeRows& rows, int lane) {
-  if (!args.vectors) {
-    merge_rows<false>(args, rows, lane);
-  } else if (args.count > 2 || args.columns > 32 * kMergeColumns) {
-    merge_rows<true>(args, rows, lane);
-  } else if (args.count == 2) {
-    merge_few<2>(args, rows, lane);
-  } else {
-    merge_few<1>(args, rows, lane);
-  }
-}
-
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, kMergeCtasOfSm) merge(const __grid_constant__ MergeArgs args) {
   constexpr int kWarps = kThreads / 32;
@@ -196,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kMergeCtasOfSm) merge(const __grid_c
       for (int64_t first = begin; first < args.rows; first += step) {
         const int64_t left = args.rows - first;
         const MergeRows rows{batch, first, head, left < kMergeRows ? static_cast<int>(left) : kMergeRows};
-        merge_any(args, rows, lane);
+        args.vectors ? merge_rows<true>(args, rows, lane) : merge_rows<false>(args, rows, lane);
       }
     }
   }

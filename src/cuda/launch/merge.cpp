@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -75,14 +76,14 @@ class Scratch {
 };
 
 void launch(const Kernel& kernel, const LoadedKernel& code, MergeArgs& args, CUstream stream) {
-  // What a launch takes along y and z, and some waves of the largest chip.
-  constexpr int64_t kMostAlong = 65535, kMostCtas = 1 << 20,
-                    kRowsOfCta = int64_t{kMergeThreads} / 32 * kMergeRows;
+  // What a launch takes along x, and along y and z; warps and CTAs take what is left behind those of their own.
+  constexpr int64_t kMostX = std::numeric_limits<int32_t>::max(), kMostYZ = 65535;
+  constexpr int64_t kRowsOfCta = int64_t{kMergeThreads} / 32 * kMergeRows;
   const auto least = [](int64_t a, int64_t b) { return static_cast<unsigned>(std::min(a, b)); };
-  const unsigned ctas = least((args.rows + kRowsOfCta - 1) / kRowsOfCta, kMostCtas);
+  const unsigned ctas = least((args.rows + kRowsOfCta - 1) / kRowsOfCta, kMostX);
   std::array<void*, 1> parameters = {&args};
   const CUresult error = driver().launch_kernel(
-      code.function, ctas, least(args.heads, kMostAlong), least(args.batch, kMostAlong),
+      code.function, ctas, least(args.heads, kMostYZ), least(args.batch, kMostYZ),
       static_cast<unsigned>(kernel.threads), 1, 1, 0, stream, parameters.data(), nullptr);
   if (error != CUDA_SUCCESS) throw_cuda(kernel.name, error);
 }
