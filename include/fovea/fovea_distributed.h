@@ -32,7 +32,8 @@ typedef struct fovea_message {
  * finish: ends the oldest step that is started and not finished: on the CPU its messages have arrived when the call returns, on a
  * GPU what is put on `stream` from then on finds them. Memory of messages is the transport's between the two (on a GPU until
  * the work on the stream is done). `stream` is the cudaStream_t that the work goes on; both calls of a step name the same.
- * stop: this rank gives up, because of `reason`; other ranks' steps fail then. May be called from any thread.
+ * stop: this rank gives up, because of `reason`; other ranks' steps fail then. May be called from any thread. Does not wait for streams,
+ *   which may wait for what comes after it.
  * error: what went wrong last, with the rank where that is known; valid until the next call.
  * Steps come from one thread at a time. */
 typedef struct fovea_transport {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <type_traits>
 
 #include "capi/last_error.hpp"
@@ -116,16 +117,18 @@ class NcclRanks {
     if (result == Nccl::kSuccess || result == Nccl::kInProgress) return;
     throw RequestError(Status::kCudaError, "", std::string(what) + ": " + nccl().error_string(result));
   }
-  /// Once. Work of the communicator that waits on streams ends.
+  /// Once. Work of the communicator that waits on streams ends. ncclCommAbort() frees memory, which waits for all streams of the
+  /// device, also for those that wait for copies until the caller lets them go: so it has a thread of its own.
   void give_up(const std::string& reason) {
     if (!failure_.empty()) return;
     failure_ = reason;
-    nccl().abort(communicator_);
+    aborting_ = std::jthread([communicator = communicator_] { nccl().abort(communicator); });
   }
 
   void* communicator_;
   std::mutex mutex_;
   std::string failure_;
+  std::jthread aborting_;
   StreamWatch watch_;  // the last member: its thread uses the others
 };
 

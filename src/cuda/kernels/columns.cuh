@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dtype.hpp"
 #include "cuda/kernels/columns.hpp"
@@ -43,14 +44,19 @@ __device__ __forceinline__ void store_columns(const Columns& from, T* to, bool v
   }
 }
 
-/// Four neighbouring numbers, which lie at a multiple of their size where `kVectors`; else `count` of them exist, or more.
+/// Four neighbouring numbers, which lie at a multiple of their size where `kVectors`; else `count` of them exist, or more. They are read
+/// once, and leave L2 before others do.
 template <bool kVectors, class T>
 __device__ __forceinline__ void load_four(float (&to)[4], const T* from, int64_t count) {
-  struct alignas(4 * sizeof(T)) Four {
+  union alignas(4 * sizeof(T)) Four {
+    std::conditional_t<sizeof(T) == 4, float4, uint2> all;
     T x[4];
+    __device__ Four() : all{} {}
   };
+  static_assert(sizeof(Four) == 4 * sizeof(T));
   if constexpr (kVectors) {
-    const Four four = *reinterpret_cast<const Four*>(from);
+    Four four;
+    four.all = __ldcs(reinterpret_cast<const decltype(four.all)*>(from));
     for (int i = 0; i < 4; ++i) to[i] = static_cast<float>(four.x[i]);
   } else {
     for (int i = 0; i < 4; ++i) to[i] = i < count ? static_cast<float>(from[i]) : 0.0f;

@@ -1,6 +1,7 @@
 // Merges results over disjoint keys: lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i.
 //
-// Grid     x: warps take kMergeRows rows of a head after others; y: heads; z: sequences; any numbers of each.
+// Grid     x: warps take kMergeRows rows of a head, those of a CTA of neighbouring heads, or of one head; y: the other of rows and
+//          heads; z: sequences; any numbers of each.
 // Block    kMergeThreads threads. No shared memory.
 // Bound    by memory: each part is read once, the result is written once. What a warp has to find out about its rows it finds
 //          out for all of them at once, else that bounds the time.
@@ -128,13 +129,17 @@ template <int kThreads>
 __global__ void __launch_bounds__(kThreads, kMergeCtasOfSm) merge(const __grid_constant__ MergeArgs args) {
   constexpr int kWarps = kThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t begin = (int64_t{blockIdx.x} * kWarps + warp) * kMergeRows;
-  const int64_t step = int64_t{gridDim.x} * kWarps * kMergeRows;
+  const int64_t groups = merge_groups(args.rows), inner = args.heads_inside ? args.heads : groups,
+                outer = args.heads_inside ? groups : args.heads;
+  const int64_t begin = int64_t{blockIdx.x} * kWarps + warp, step = int64_t{gridDim.x} * kWarps;
   for (int64_t batch = blockIdx.z; batch < args.batch; batch += gridDim.z) {
-    for (int64_t head = blockIdx.y; head < args.heads; head += gridDim.y) {
-      for (int64_t first = begin; first < args.rows; first += step) {
-        const int64_t left = args.rows - first;
-        const MergeRows rows{batch, first, head, left < kMergeRows ? static_cast<int>(left) : kMergeRows};
+    for (int64_t o = blockIdx.y; o < outer; o += gridDim.y) {
+      for (int64_t i = begin; i < inner; i += step) {
+        // From the last rows to the first: of parts that were just written these are still in L2.
+        const int64_t first = (groups - 1 - (args.heads_inside ? o : i)) * kMergeRows,
+                      left = args.rows - first;
+        const MergeRows rows{batch, first, args.heads_inside ? i : o,
+                             left < kMergeRows ? static_cast<int>(left) : kMergeRows};
         args.vectors ? merge_rows<true>(args, rows, lane) : merge_rows<false>(args, rows, lane);
       }
     }

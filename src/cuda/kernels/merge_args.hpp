@@ -27,6 +27,8 @@ struct MergeArgs {
   int count = 0;
   bool vectors =
       false;  ///< every row of every o starts at a multiple of 16 bytes, and its columns are a multiple of 8
+  /// Heads of a row lie side by side: neighbouring warps take these, so that what is read at a time is one piece of memory.
+  bool heads_inside = false;
 };
 static_assert(sizeof(MergeArgs) <= 4096);
 
@@ -36,5 +38,10 @@ inline constexpr int kMergeCtasOfSm = 6;
 
 /// Rows of a head that a warp merges at a time, and columns of each that a lane has: more do not fit the registers of six CTAs.
 inline constexpr int kMergeRows = 2, kMergeColumns = 4;
+
+/// What warps take one after the other, of a head with `rows` rows.
+constexpr int64_t merge_groups(int64_t rows) {
+  return (rows + kMergeRows - 1) / kMergeRows;
+}
 
 }  // namespace fovea::cuda

@@ -78,13 +78,15 @@ class Scratch {
 void launch(const Kernel& kernel, const LoadedKernel& code, MergeArgs& args, CUstream stream) {
   // What a launch takes along x, and along y and z; warps and CTAs take what is left behind those of their own.
   constexpr int64_t kMostX = std::numeric_limits<int32_t>::max(), kMostYZ = 65535;
-  constexpr int64_t kRowsOfCta = int64_t{kMergeThreads} / 32 * kMergeRows;
+  constexpr int64_t kWarps = kMergeThreads / 32;
   const auto least = [](int64_t a, int64_t b) { return static_cast<unsigned>(std::min(a, b)); };
-  const unsigned ctas = least((args.rows + kRowsOfCta - 1) / kRowsOfCta, kMostX);
+  const int64_t groups = merge_groups(args.rows), inner = args.heads_inside ? args.heads : groups,
+                outer = args.heads_inside ? groups : args.heads;
   std::array<void*, 1> parameters = {&args};
-  const CUresult error = driver().launch_kernel(
-      code.function, ctas, least(args.heads, kMostYZ), least(args.batch, kMostYZ),
-      static_cast<unsigned>(kernel.threads), 1, 1, 0, stream, parameters.data(), nullptr);
+  const CUresult error = driver().launch_kernel(code.function, least((inner + kWarps - 1) / kWarps, kMostX),
+                                                least(outer, kMostYZ), least(args.batch, kMostYZ),
+                                                static_cast<unsigned>(kernel.threads), 1, 1, 0, stream,
+                                                parameters.data(), nullptr);
   if (error != CUDA_SUCCESS) throw_cuda(kernel.name, error);
 }
 
@@ -117,6 +119,8 @@ void merge(std::span<const TensorDesc> o_parts, std::span<const TensorDesc> lse_
   args.columns = o.shape[3];
   args.vectors =
       starts_rows_at_vectors(o) && std::all_of(o_parts.begin(), o_parts.end(), starts_rows_at_vectors);
+  // With fewer heads than a CTA has warps some would have nothing to do.
+  args.heads_inside = args.heads >= kMergeThreads / 32 && o.stride[2] < o.stride[1];
   if (args.batch * args.rows * args.heads == 0) return;
   check("o", o);
   check("lse", lse);
