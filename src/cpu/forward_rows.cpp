@@ -227,7 +227,7 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
     float* o = memory + rows() * RowQueries::size(s_);
     auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * s_.padded_dv);
     std::fill_n(o, result_rows * s_.padded_dv, 0.0f);
-    head.out.reset(s_);
+    head.out.reset_sums();
     work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, s_.padded_dv},
                           RowQueries(s_, head.group, head.lanes, memory),
                           head.group.key_rows(Role::kK),
@@ -416,15 +416,15 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
       });
 }
 
-/// Hands the sums over as lanes.
+/// Hands the sums over.
 void RowPass::write() const {
   for (size_t x = 0; x < heads_.size(); ++x) {
     const RowProblem& a = work_[x]->problem;
-    for (int64_t r = 0; a.second_row != 0 && r < rows(); ++r) {
-      float* o = a.o + r * a.ld_o;
-      for (int64_t c = 0; c < s_.d_v; ++c) o[c] += o[a.second_row * a.ld_o + c];
+    for (int64_t r = 0; r < rows(); ++r) {
+      const float *o = a.o + r * a.ld_o, *second = o + a.second_row * a.ld_o;
+      float* to = heads_[x]->out.o + r * a.ld_o;
+      for (int64_t c = 0; c < s_.d_v; ++c) to[c] = a.second_row == 0 ? o[c] : o[c] + second[c];
     }
-    s_.ops->transpose(a.o, a.ld_o, rows(), s_.d_v, heads_[x]->out.o, kPanel);
   }
 }
 
