@@ -163,7 +163,8 @@ inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const bool on_tiles = s.ops->tile_queries != nullptr;
   const int64_t most = std::min(kRowPathRows, rows),
                 tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
-  return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
+  const int64_t results = on_tiles ? kTileQueries * tile_row_size(s.d_v) : most * s.padded_dv;
+  return most * (s.padded_d + round_up(values, 16)) + results + tiles;
 }
 
 /// Blocks of keys and values as bfloat16 parts, where a table attends to such.
