@@ -6,6 +6,10 @@
 #include <chrono>
 #include <cstring>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 // The dynamic loader chooses the clone for the processor's widest vectors.
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define FOVEA_WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -102,6 +106,26 @@ MemoryReader::~MemoryReader() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+/// Workers wake up on the core of the thread that wakes them, where the system lets them: they are kept off it, and off each other's.
+void MemoryReader::keep_apart() {
+#if defined(__linux__)
+  const int here = sched_getcpu();
+  if (here == core_) return;
+  core_ = here;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  int core = here;
+  for (std::thread& worker : workers_) {
+    do core = (core + 1) % CPU_SETSIZE;
+    while (!CPU_ISSET(core, &allowed));
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    pthread_setaffinity_np(worker.native_handle(), sizeof(one), &one);
+  }
+#endif
+}
+
 void MemoryReader::take_chunks() {
   uint32_t sum = 0;
   for (size_t start; (start = next_.fetch_add(way_.chunk, std::memory_order_relaxed)) < bytes_;) {
@@ -111,6 +135,7 @@ void MemoryReader::take_chunks() {
 }
 
 uint32_t MemoryReader::read(const void* data, size_t bytes, const ReadWay& way) {
+  keep_apart();
   data_ = static_cast<const char*>(data);
   bytes_ = bytes / kStep * kStep;
   way_ = way;

@@ -37,7 +37,9 @@ class MemoryReader {
 
  private:
   void take_chunks();
+  void keep_apart();
 
+  int core_ = -1;  ///< of the thread that reads, when workers were kept off it
   const char* data_ = nullptr;
   size_t bytes_ = 0;
   ReadWay way_{};

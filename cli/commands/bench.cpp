@@ -188,10 +188,8 @@ std::optional<BenchRow> bench_one(const BenchCase& what, const Expressions& expr
   if (!row.right()) return row;  // a wrong result has no time
   if (crew) {
     crew->deal(renew);
-    constexpr int kLeastRounds = 5;
-    constexpr double kUntilPoolsSleep = 0.03;  // libgomp's threads spin for 5 to 20 ms
     const std::vector<Timing> timings =
-        measure_in_turns(std::array{run, alone}, options.seconds, kLeastRounds, kUntilPoolsSleep);
+        measure_in_turns(std::array{run, alone}, options.seconds, {.pause = kUntilPoolsSleep});
     row.timing = timings[0];
     row.single = {timings[1], group->size(), crew->reason()};
     return row;

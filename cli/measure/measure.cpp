@@ -21,11 +21,11 @@ Timing summary(std::vector<double> times) {
 }
 
 Timing measure(const std::function<void()>& run, double seconds, int least_runs) {
-  return measure_in_turns({&run, 1}, seconds, least_runs).front();
+  return measure_in_turns({&run, 1}, seconds, {.least_rounds = least_runs}).front();
 }
 
 std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs, double seconds,
-                                     int least_rounds, double pause) {
+                                     const Turns& turns) {
   using Clock = std::chrono::steady_clock;
   constexpr int kMostRounds = 10'000;
   const auto since = [](Clock::time_point start) {
@@ -34,16 +34,20 @@ std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs
   for (const auto& run : runs) run();
   std::vector<std::vector<double>> times(runs.size());
   const Clock::time_point begin = Clock::now();
-  for (int round = 0; round < kMostRounds && (round < least_rounds || since(begin) < seconds); ++round) {
+  for (int round = 0; round < kMostRounds && (round < turns.least_rounds || since(begin) < seconds);
+       ++round) {
     for (size_t i = 0; i < runs.size(); ++i) {
-      if (pause > 0) {
-        std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-        // Threads that fell asleep take a while to come.
-        if (times[i].empty() || times[i].back() < pause) runs[i]();
+      if (turns.pause > 0) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(turns.pause));
+        // Threads that fell asleep take a while to come, and to be moved to cores of their own.
+        const Clock::time_point woken = Clock::now();
+        while (since(woken) < turns.pause && (times[i].empty() || times[i].back() < turns.pause)) runs[i]();
       }
-      const Clock::time_point start = Clock::now();
-      runs[i]();
-      times[i].push_back(since(start));
+      for (int repeat = 0; repeat < turns.runs; ++repeat) {
+        const Clock::time_point start = Clock::now();
+        runs[i]();
+        times[i].push_back(since(start));
+      }
     }
   }
   std::vector<Timing> timings;

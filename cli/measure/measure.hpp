@@ -20,11 +20,17 @@ Timing summary(std::vector<double> times);
 
 /// Runs once to warm up, then at least `least_runs` times and until `seconds` have passed.
 Timing measure(const std::function<void()>& run, double seconds, int least_runs = 5);
-/// The same for several, in turns: each is timed once a round. One Timing for each. Before each run there are `pause` seconds: threads
-/// of a pool look for more work for a while, on cores that the next one may need. A run that is shorter than the pause is repeated
-/// before it is timed.
+/// How runs take turns. Threads of a pool look for more work for a while after a run, on cores that the next one may need: `pause`
+/// seconds before each turn let them fall asleep. A run that is shorter than the pause is repeated as long before it is timed.
+struct Turns {
+  int least_rounds = 5;
+  double pause = 0;
+  int runs = 1;  ///< of each in a turn, timed one by one
+};
+inline constexpr double kUntilPoolsSleep = 0.03;  // libgomp's threads spin for 5 to 20 ms
+/// The same for several, in turns. One Timing for each.
 std::vector<Timing> measure_in_turns(std::span<const std::function<void()>> runs, double seconds,
-                                     int least_rounds = 5, double pause = 0);
+                                     const Turns& turns = {});
 
 /// The most memory that this process has held, in bytes; 0 where the system does not tell.
 double peak_memory();

@@ -57,10 +57,14 @@ void write_panel(const Staging& s, const Group& group, const Lanes& lanes, const
       *lse = empty ? -std::numeric_limits<float>::infinity() : kLn2 * (maximum + std::log2(sum));
     }
   }
-  if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
-    return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
-  // Whole vectors of four lanes: lanes past the last row are not read.
-  s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
+  if (result.rows > 0) {
+    rows = result.o;
+  } else {
+    if (s.ops->write_lanes != nullptr && o_type == DType::kBF16)
+      return s.ops->write_lanes(result.o, s.d_v, factors, lanes.count, outputs);
+    // Whole vectors of four lanes: lanes past the last row are not read.
+    s.ops->transpose(result.o, kPanel, s.d_v, round_up(lanes.count, 4), rows, s.padded_dv);
+  }
   for (int x = 0; x < lanes.count; ++x) {
     float* values = rows + x * s.padded_dv;
     if (factors[x] == 0.0f) {
@@ -118,36 +122,45 @@ namespace {
 // Below this much work a second thread costs more than it brings (an OpenMP fork is about 5 us).
 constexpr double kMinFlopsPerThread = 1e6;
 
-/// Adds the lanes of the partial result `part` to `sum`, both rescaled to the larger of their maxima.
-template <int kLanes>
-void add_lanes(const Staging& s, const Partial& sum, const Partial& part) {
-  float keep[kLanes], add[kLanes];
-  for (int x = 0; x < kLanes; ++x) {
+/// What older sums of a row and those of a part are multiplied by when they are added up.
+struct RowFactors {
+  float keep[kPanel], add[kPanel];
+};
+
+/// Adds the sums of weights of `part` to those of `sum`, both rescaled to the larger of their maxima.
+RowFactors add_sums(const Partial& sum, const Partial& part, int64_t rows) {
+  RowFactors factors;
+  for (int64_t x = 0; x < rows; ++x) {
     const float raised = std::max(sum.row_max[x], part.row_max[x]);
     const float subtract = raised == -std::numeric_limits<float>::infinity() ? 0.0f : raised;
-    keep[x] = std::exp2(sum.row_max[x] - subtract);
-    add[x] = std::exp2(part.row_max[x] - subtract);
-    sum.row_sum[x] = sum.row_sum[x] * keep[x] + part.row_sum[x] * add[x];
+    factors.keep[x] = std::exp2(sum.row_max[x] - subtract);
+    factors.add[x] = std::exp2(part.row_max[x] - subtract);
+    sum.row_sum[x] = sum.row_sum[x] * factors.keep[x] + part.row_sum[x] * factors.add[x];
     sum.row_max[x] = raised;
   }
-  for (int64_t c = 0; c < s.d_v; ++c) {
-    for (int x = 0; x < kLanes; ++x) {
-      // 0 * Inf is NaN: a part whose factor is 0 is skipped.
-      const float older = keep[x] == 0 ? 0.0f : sum.o[c * kPanel + x] * keep[x];
-      const float newer = add[x] == 0 ? 0.0f : part.o[c * kPanel + x] * add[x];
-      sum.o[c * kPanel + x] = older + newer;
-    }
-  }
+  return factors;
 }
 
-/// The same of a panel, or of few rows, which lie on its first lanes.
-void add_partial(const Staging& s, const Schedule& schedule, const Partial& sum, const Partial& part) {
-  if (!schedule.row_path) {
-    add_lanes<kPanel>(s, sum, part);
-  } else if (schedule.rows <= 4) {
-    add_lanes<4>(s, sum, part);
-  } else {
-    add_lanes<kRowPathRows>(s, sum, part);
+/// 0 * Inf is NaN: a part whose factor is 0 is skipped.
+float add_scaled(float older, float keep, float newer, float add) {
+  return (keep == 0 ? 0.0f : older * keep) + (add == 0 ? 0.0f : newer * add);
+}
+
+/// Adds the partial result `part` to `sum`.
+void add_partial(const Staging& s, const Partial& sum, const Partial& part) {
+  const int64_t rows = sum.rows > 0 ? sum.rows : kPanel;
+  const RowFactors f = add_sums(sum, part, rows);
+  if (sum.rows == 0) {
+    for (int64_t c = 0; c < s.d_v; ++c) {
+      float *to = sum.o + c * kPanel, *from = part.o + c * kPanel;
+      for (int64_t x = 0; x < kPanel; ++x) to[x] = add_scaled(to[x], f.keep[x], from[x], f.add[x]);
+    }
+    return;
+  }
+  for (int64_t x = 0; x < rows; ++x) {
+    float *to = sum.o + x * s.padded_dv, *from = part.o + x * s.padded_dv;
+    const float keep = f.keep[x], add = f.add[x];
+    for (int64_t c = 0; c < s.d_v; ++c) to[c] = add_scaled(to[c], keep, from[c], add);
   }
 }
 
@@ -171,7 +184,7 @@ int64_t thread_bytes(const AttentionProblem& p, const Staging& s, const Schedule
 int64_t split_bytes(const Staging& s, const Schedule& schedule) {
   if (schedule.splits_apart() == 1) return 0;
   const int64_t results = schedule.groups * schedule.tiles * schedule.splits_apart() * schedule.panels;
-  return round_up(results * Partial::size(s) * 4, kAlignment);
+  return round_up(results * Partial::size(s, schedule.few_rows()) * 4, kAlignment);
 }
 
 int threads_for(const PrepareOptions& options, const Schedule& schedule) {
@@ -220,7 +233,8 @@ class Forward final : public Prepared {
     return {memory, problem_, staging_, schedule_, programs_};
   }
   Partial panel_of(float* partials, int64_t x) const {
-    return {partials + x * Partial::size(staging_), staging_};
+    const int64_t rows = schedule_.few_rows();
+    return {partials + x * Partial::size(staging_, rows), rows};
   }
   /// What threads make for each other.
   struct Shared {
@@ -275,7 +289,7 @@ void Forward::attend_in_turn(const Item& item) const {
   for (int64_t split = 1; split < schedule_.splits_with_keys(item.tile.group.span.used_k); ++split) {
     attend_split(item, split, t.next_partials);
     for (int64_t x = 0; x < item.tile.panels; ++x)
-      add_partial(staging_, schedule_, panel_of(t.partials, x), panel_of(t.next_partials, x));
+      add_partial(staging_, panel_of(t.partials, x), panel_of(t.next_partials, x));
   }
 }
 
@@ -311,7 +325,8 @@ void Forward::attend_rows(const Buffers& buffers, const ScoreTerms& terms, SeenB
   std::optional<RowHead> heads[kMostRowHeads];
   for (int64_t x = 0; x < schedule_.heads; ++x) {
     const Group group = tile_at(buffers, first_group + x, 0).group;
-    heads[x].emplace(RowHead{group, Lanes(group, 0), Partial(partials + x * partial_stride, staging_)});
+    heads[x].emplace(
+        RowHead{group, Lanes(group, 0), Partial(partials + x * partial_stride, schedule_.few_rows())});
   }
   const int64_t first_key = split * schedule_.split_keys;
   const int64_t last_key = std::min(first_key + schedule_.split_keys, heads[0]->group.span.used_k);
@@ -336,12 +351,12 @@ void Forward::compute_rows(const Buffers& buffers, const ScoreTerms& terms, Seen
     return;
   }
   // As attend_in_turn().
-  const int64_t size = Partial::size(staging_);
+  const int64_t size = Partial::size(staging_, schedule_.few_rows());
   attend_rows(buffers, terms, blocks, t, first_group, 0, t.partials, size);
   for (int64_t turn = 1; turn < splits; ++turn) {
     attend_rows(buffers, terms, blocks, t, first_group, turn, t.next_partials, size);
     for (int64_t x = 0; x < schedule_.heads; ++x)
-      add_partial(staging_, schedule_, panel_of(t.partials, x), panel_of(t.next_partials, x));
+      add_partial(staging_, panel_of(t.partials, x), panel_of(t.next_partials, x));
   }
   for (int64_t x = 0; x < schedule_.heads; ++x) {
     const Group head = tile_at(buffers, first_group + x, 0).group;
@@ -356,7 +371,7 @@ void Forward::merge_tile(const Buffers& buffers, const SplitStore& store, const 
   for (int64_t x = 0; x < panels; ++x) {
     const Partial sum = panel_of(store.at(tile_index, 0), x);
     for (int64_t split = 1; split < schedule_.splits_with_keys(group.span.used_k); ++split) {
-      add_partial(staging_, schedule_, sum, panel_of(store.at(tile_index, split), x));
+      add_partial(staging_, sum, panel_of(store.at(tile_index, split), x));
     }
     write_panel(staging_, group, Lanes(group, first_row + x * kPanel), sum, t.rows);
   }
@@ -367,8 +382,8 @@ void Forward::run(const Buffers& buffers) const {
   if (problem_.batch == 0 && problem_.packed) return write_rows_of_no_sequence(problem_, buffers);
   const ScoreTerms terms(problem_, buffers, programs_);
   char* workspace = static_cast<char*>(buffers.workspace);
-  const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_), Partial::size(staging_),
-                         &schedule_};
+  const SplitStore store{reinterpret_cast<float*>(workspace + split_offset_),
+                         Partial::size(staging_, schedule_.few_rows()), &schedule_};
   Shared shared{shared_, shared_seen_};
   shared.blocks.set_memory(buffers, workspace + shared_offset_);
   shared.seen.set_memory(workspace + seen_offset_);

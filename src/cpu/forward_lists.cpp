@@ -105,7 +105,7 @@ class ListForward final : public Prepared {
                        role == Role::kK ? t.entry_keys : t.entry_values);
   }
   Partial panel_of(const ListScratch& t, int64_t x) const {
-    return {t.partials + x * Partial::size(staging_), staging_};
+    return {t.partials + x * Partial::size(staging_, 0), 0};
   }
 
   AttentionProblem problem_;

@@ -48,7 +48,7 @@ namespace {
 
 void scale_row(const RowProblem& a, int64_t r, float alpha) {
   if (alpha == 1.0f) return;
-  for (int64_t c = 0; c < a.s.d_v; ++c) a.o[r * a.ld_o + c] *= alpha;
+  for (int64_t c = 0; c < a.ld_o; ++c) a.o[r * a.ld_o + c] *= alpha;
 }
 
 }  // namespace
@@ -196,6 +196,7 @@ class RowPass {
   bool takes_whole_tiles(const RowStep& step) const;
   bool weigh_tiles(const RowStep& step);
   void weights_as_rows(const RowStep& step) const;
+  void turn_columns(const Work& work, bool to_tiles) const;
   float* tile_scores() const { return t_.scores + 2 * kRowPathRows * kBlockKeys; }
 
   const Staging& s_;
@@ -221,14 +222,15 @@ RowPass::RowPass(const Staging& staging, const ScoreTerms& terms, SeenBlocks& bl
   if (tiles_take_rows(p, *s_.ops)) tiles_.emplace(*s_.ops);
   step_keys_ = row_step_keys(p);
   const int64_t result_rows = tiles_ ? kTileQueries : rows();
+  const int64_t ld_o = tiles_ ? tile_row_size(s_.d_v) : s_.padded_dv;
   for (size_t x = 0; x < heads.size(); ++x) {
     const RowHead& head = *heads[x];
     float* memory = t_.row_heads + static_cast<int64_t>(x) * head_size;
     float* o = memory + rows() * RowQueries::size(s_);
-    auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * s_.padded_dv);
-    std::fill_n(o, result_rows * s_.padded_dv, 0.0f);
-    head.out.reset(s_);
-    work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, s_.padded_dv},
+    auto* tiles = reinterpret_cast<uint32_t*>(o + result_rows * ld_o);
+    std::fill_n(o, result_rows * ld_o, 0.0f);
+    head.out.reset_sums();
+    work_[x].emplace(Work{{s_, head.group, terms, head.lanes, head.out, t_, o, ld_o},
                           RowQueries(s_, head.group, head.lanes, memory),
                           head.group.key_rows(Role::kK),
                           head.group.key_rows(Role::kV),
@@ -374,10 +376,21 @@ bool RowPass::weigh(const RowStep& step) {
       s_.ops->tile_weights(t_.scores, kBlockKeys, keys.size(), rows(), s_.type, s_.key_type, weights_);
     return false;
   }
+  turn_columns(work, false);
   work.values.for_each_run(keys.begin, keys.size(), [&](int64_t x, const MatrixView& run, int64_t count) {
     add_rows_exactly(work.problem, run, s_.key_type, count, t_.scores + x);
   });
+  turn_columns(work, true);
   return true;
+}
+
+/// Sums that tiles added up in the order of their columns, for those who know no other; and back.
+void RowPass::turn_columns(const Work& work, bool to_tiles) const {
+  if (work.tiles == nullptr) return;
+  for (int64_t r = 0; r < rows(); ++r) {
+    float* o = work.problem.o + r * work.problem.ld_o;
+    s_.ops->tile_columns(o, s_.d_v, s_.key_type, to_tiles, o);
+  }
 }
 
 /// The weights of weigh_tiles() row by row, from their scores again: for values that have no parts.
@@ -397,12 +410,14 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
   const tile::Range &range = step.block.keys, &behind = next.block.keys;
   const KeyRows& next_keys = at(next).keys;
   float* o = work.problem.o;
+  const int64_t ld_o = work.problem.ld_o;
   int64_t done = 0;  // columns
   if (work.tiles != nullptr) {
     done = s_.ops->tile_sums(weights_, rows(), s_.type, {values_.rows, values_.n, s_.d_v, s_.key_type}, o,
-                             s_.padded_dv, {keys_.rows, keys_.n, s_.d * bytes()});
+                             ld_o, {keys_.rows, keys_.n, s_.d * bytes()});
     if (done == s_.d_v) return;
     if (weighed_) weights_as_rows(step);
+    turn_columns(work, false);
   }
   work.values.for_each_part(
       range.begin, range.size(), s_.d_v, t_.value_rows, [&](int64_t x, const MatrixView& run, int64_t n) {
@@ -412,19 +427,25 @@ void RowPass::sums(const RowStep& step, const RowStep& next) {
           ahead = {next_keys.row(j), next_keys.stride() * bytes(), next_keys.run(j, left), s_.d * bytes()};
         }
         s_.ops->row_sums(t_.scores + x, kBlockKeys, rows(), run.data + done * bytes(), s_.key_type,
-                         run.stride, n, s_.d_v - done, o + done, s_.padded_dv, ahead);
+                         run.stride, n, s_.d_v - done, o + done, ld_o, ahead);
       });
+  turn_columns(work, true);
 }
 
-/// Hands the sums over as lanes.
+/// Hands the sums over.
 void RowPass::write() const {
   for (size_t x = 0; x < heads_.size(); ++x) {
-    const RowProblem& a = work_[x]->problem;
-    for (int64_t r = 0; a.second_row != 0 && r < rows(); ++r) {
-      float* o = a.o + r * a.ld_o;
-      for (int64_t c = 0; c < s_.d_v; ++c) o[c] += o[a.second_row * a.ld_o + c];
+    const Work& work = *work_[x];
+    const RowProblem& a = work.problem;
+    for (int64_t r = 0; r < rows(); ++r) {
+      float *o = a.o + r * a.ld_o, *to = heads_[x]->out.o + r * s_.padded_dv;
+      for (int64_t c = 0; a.second_row != 0 && c < a.ld_o; ++c) o[c] += o[a.second_row * a.ld_o + c];
+      if (work.tiles != nullptr) {
+        s_.ops->tile_columns(o, s_.d_v, s_.key_type, false, to);
+      } else {
+        std::copy_n(o, s_.d_v, to);
+      }
     }
-    s_.ops->transpose(a.o, a.ld_o, rows(), s_.d_v, heads_[x]->out.o, kPanel);
   }
 }
 

@@ -127,7 +127,7 @@ struct TilePass : TileProblem {
         by_rows(problem.s, problem.terms.programs, problem.terms.dropout) {}
   float* part_queries(int64_t x) const { return t.part_queries + x * parts.parts * parts.query_part(); }
   float* queries(int64_t x) const { return t.queries + x * s.score_words() * kPanel; }
-  Partial partial(int64_t x) const { return {partials + x * Partial::size(s), s}; }
+  Partial partial(int64_t x) const { return {partials + x * Partial::size(s, 0), 0}; }
   tile::Range begin(int64_t first_key, int64_t last_key);
   KeyBlock staged(int64_t j0, int64_t n) const;
   void add(BlockRun& run, int64_t j0, int64_t n) const;

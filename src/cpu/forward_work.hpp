@@ -89,6 +89,8 @@ struct Schedule {
   int64_t heads = 1;  ///< key heads of an item of few rows, a divisor of heads_kv
   /// Splits that are work items of their own.
   int64_t splits_apart() const { return in_turn ? 1 : splits; }
+  /// Rows of a result, where they are few; else 0.
+  int64_t few_rows() const { return row_path ? rows : 0; }
   int64_t items() const { return groups / heads * tiles * splits_apart(); }
   /// Those of a sequence that have keys, at least one.
   int64_t splits_with_keys(int64_t used_k) const {
@@ -134,19 +136,24 @@ struct Schedule {
   }
 };
 
-/// Unnormalised result of one panel over some of the keys.
+/// Unnormalised result of one panel over some of the keys, or of a few rows.
 struct Partial {
-  float* o;        ///< [padded_dv][kPanel]
   float* row_max;  ///< [kPanel], log2 units
   float* row_sum;  ///< [kPanel]
+  float* o;        ///< [padded_dv][kPanel]; of few rows [rows][padded_dv]
+  int64_t rows;    ///< 0: of a panel
 
-  static int64_t size(const Staging& s) { return (s.padded_dv + 2) * kPanel; }
-  Partial(float* base, const Staging& s)
-      : o(base), row_max(base + s.padded_dv * kPanel), row_sum(base + (s.padded_dv + 1) * kPanel) {}
-  void reset(const Staging& s) const {
-    std::fill_n(o, s.padded_dv * kPanel, 0.0f);
+  static int64_t o_size(const Staging& s, int64_t rows) { return s.padded_dv * (rows > 0 ? rows : kPanel); }
+  static int64_t size(const Staging& s, int64_t rows) { return 2 * kPanel + o_size(s, rows); }
+  Partial(float* base, int64_t few_rows)
+      : row_max(base), row_sum(base + kPanel), o(base + 2 * kPanel), rows(few_rows) {}
+  void reset_sums() const {
     std::fill_n(row_max, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(row_sum, kPanel, 0.0f);
+  }
+  void reset(const Staging& s) const {
+    std::fill_n(o, o_size(s, rows), 0.0f);
+    reset_sums();
   }
 };
 
@@ -156,7 +163,8 @@ inline int64_t row_head_size(const Staging& s, int64_t rows) {
   const bool on_tiles = s.ops->tile_queries != nullptr;
   const int64_t most = std::min(kRowPathRows, rows),
                 tiles = on_tiles ? tile_query_words(s.d) + tile_query_words(values) : 0;
-  return most * (s.padded_d + round_up(values, 16)) + (on_tiles ? kTileQueries : most) * s.padded_dv + tiles;
+  const int64_t results = on_tiles ? kTileQueries * tile_row_size(s.d_v) : most * s.padded_dv;
+  return most * (s.padded_d + round_up(values, 16)) + results + tiles;
 }
 
 /// Blocks of keys and values as bfloat16 parts, where a table attends to such.
@@ -248,9 +256,9 @@ struct ThreadScratch {
                 const PairPrograms& programs) {
     const int64_t block = round_up(kBlockKeys, 32);
     queries = memory.take<float>(schedule.panels * s.score_words() * kPanel);
-    partials = memory.take<float>(schedule.panels * schedule.heads * Partial::size(s));
-    next_partials =
-        memory.take<float>(schedule.in_turn ? schedule.panels * schedule.heads * Partial::size(s) : 0);
+    const int64_t results = schedule.panels * schedule.heads * Partial::size(s, schedule.few_rows());
+    partials = memory.take<float>(results);
+    next_partials = memory.take<float>(schedule.in_turn ? results : 0);
     scores = memory.take<float>(std::max<int64_t>(block * kPanel, kAttendScratch));
     weights = memory.take<float>(block * kPanel / 2);
     keys = memory.take<float>(s.rows_size(block, s.score_words()));

@@ -132,6 +132,7 @@ const Ops* amx_bf16_ops() {
     ops.tile_weigh = tile_weigh_amx;
     ops.tile_weights = tile_weights_amx;
     ops.tile_sums = tile_sums_amx;
+    ops.tile_columns = tile_columns_amx;
     ops.tile_second_row = tile_second_row_amx;
     return ops;
   }();

@@ -65,6 +65,10 @@ inline constexpr int64_t kTileQueries = 16;
 constexpr int64_t tile_query_words(int64_t size) {
   return (size + 63) / 64 * 64 * kTileQueries / 2 * 3;
 }
+/// Floats of a row of tile_sums().
+constexpr int64_t tile_row_size(int64_t size) {
+  return (size + 63) / 64 * 64;
+}
 /// Words of the weights of 128 keys for tile_sums(), whatever the type.
 inline constexpr int64_t kTileWeightWords = 128 * kTileQueries / 2 * 3;
 
@@ -312,9 +316,13 @@ struct Ops {
   /// Rows of up to 128 weights for tile_sums().
   void (*tile_weights)(const float* p, int64_t ldp, int64_t n, int64_t num_p, DType query_type,
                        DType value_type, uint32_t* weights);
-  /// row_sums() of up to 128 keys; o has kTileQueries rows. Returns how many columns it added to: all but where values are not finite.
+  /// row_sums() of up to 128 keys; o has kTileQueries rows of tile_row_size(), in which columns lie as tiles have them. Returns to how many
+  /// columns it added: all but where values are not finite.
   int64_t (*tile_sums)(const uint32_t* weights, int64_t num_p, DType query_type, const TileRows& values,
                        float* o, int64_t ldo, const FetchRows& ahead);
+  /// Copies a row of `size` of such columns of values of `type`, in tile_row_size() floats, to one in their order; `to_tiles`: the reverse.
+  /// Both may be the same row.
+  void (*tile_columns)(const float* from, int64_t size, DType type, bool to_tiles, float* to);
   /// How far behind row r of o there is another one of tile_sums() that belongs to its result; 0: there is none.
   int64_t (*tile_second_row)(int64_t num_p, DType query_type);
 
@@ -351,6 +359,7 @@ bool split_lanes_amx(const float* src, int64_t size, int parts, uint32_t* dst, i
 void tile_start_amx();
 void tile_awake_amx();
 void tile_stop_amx();
+void tile_columns_amx(const float* from, int64_t size, DType type, bool to_tiles, float* to);
 bool tile_queries_amx(const float* q, int64_t ldq, int64_t num_q, int64_t size, DType query_type,
                       DType key_type, uint32_t* staged);
 void tile_dots_amx(const uint32_t* queries, int64_t num_q, DType query_type, const TileRows& k, float* s,

@@ -202,10 +202,10 @@ FOVEA_AMX_ROWS void dots_of(const uint32_t* queries, const TileRows& k, float* s
     if (kWeightParts > 2 && takes(a, 2, kParts)) _tile_dpbf16ps(t, 6, 7); \
   }
 /// At the first unit of columns the sums of the ones before give way to theirs: a tile later than their last product, as a store waits for it.
-#define FOVEA_EXCHANGE(t)                                                        \
-  if (j == 0) {                                                                  \
-    if (done_count > (t)*kTile) _tile_stored(t, o + done + (t)*kTile, bytes);    \
-    if (count > (t)*kTile) _tile_loadd(t, o + g * kElements + (t)*kTile, bytes); \
+#define FOVEA_EXCHANGE(t)                                                   \
+  if (j == 0) {                                                             \
+    if (g > 0) _tile_stored(t, o + (g - 1) * kElements + (t)*kTile, bytes); \
+    _tile_loadd(t, o + g * kElements + (t)*kTile, bytes);                   \
   }
 template <DType kType, int kWeightParts>
 FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float* o, int64_t ldo,
@@ -220,9 +220,7 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     put_values(next, i, buffers[0], left);
     stay_awake();
   }
-  int64_t done = 0, done_count = 0;  // columns whose sums are whole, and in the tiles
   for (int64_t j = 0, g = 0, now = 0; g < next.steps; now ^= 1) {
-    const int64_t count = v.size - g * kElements;
     const __m512 left_here = left;  // of the columns that tiles work at
     if ((next.j += kKeys) >= v.n) {
       next.j = 0;
@@ -252,14 +250,13 @@ FOVEA_AMX_ROWS int64_t sums_of(const uint32_t* weights, const TileRows& v, float
     j = next.j;
     if (j != 0) continue;
     if (kParts > 1 && _mm512_cmp_ps_mask(left_here, left_here, _CMP_UNORD_Q) != 0) return g * kElements;
-    done = g * kElements;
-    done_count = count;
     g = next.g;
   }
-  if (done_count > 0) _tile_stored(0, o + done, bytes);
-  if (done_count > kTile) _tile_stored(1, o + done + kTile, bytes);
-  if (done_count > 2 * kTile) _tile_stored(2, o + done + 2 * kTile, bytes);
-  if (done_count > 3 * kTile) _tile_stored(3, o + done + 3 * kTile, bytes);
+  float* last = o + (next.steps - 1) * kElements;
+  _tile_stored(0, last, bytes);
+  _tile_stored(1, last + kTile, bytes);
+  _tile_stored(2, last + 2 * kTile, bytes);
+  _tile_stored(3, last + 3 * kTile, bytes);
   return v.size;
 }
 #undef FOVEA_COLUMNS
@@ -294,7 +291,46 @@ FOVEA_AMX_ROWS void add_sides(const float* s, float* sums) {
   }
 }
 
+/// For each of 64 places of a row the one that it is copied from.
+struct Places {
+  alignas(64) int32_t from[kElements];
+};
+template <DType kType, bool kToTiles>
+constexpr Places kPlaces = [] {
+  Places places{};
+  for (int64_t place = 0; place < kElements; ++place) {
+    const int64_t column = column_of(kType, place / kTile, place % kTile);
+    const int64_t from = kToTiles ? column : place, to = kToTiles ? place : column;
+    places.from[to] = static_cast<int32_t>(from);
+  }
+  return places;
+}();
+
+FOVEA_AMX_ROWS void copy_places(const float* from, const Places& places, int64_t count, float* to) {
+  const __m512 first = _mm512_loadu_ps(from), second = _mm512_loadu_ps(from + kTile),
+               third = _mm512_loadu_ps(from + 2 * kTile), fourth = _mm512_loadu_ps(from + 3 * kTile);
+  const __m512i half = _mm512_set1_epi32(2 * kTile);
+  for (int64_t x = 0; x < kElements; x += kTile) {
+    const __m512i at = _mm512_load_si512(places.from + x);
+    const __m512 low = _mm512_permutex2var_ps(first, at, second),
+                 high = _mm512_permutex2var_ps(third, at, fourth);
+    _mm512_mask_storeu_ps(to + x, below<__mmask16>(count - x),
+                          _mm512_mask_mov_ps(low, _mm512_test_epi32_mask(at, half), high));
+  }
+}
+
 }  // namespace
+
+FOVEA_AMX_ROWS void tile_columns_amx(const float* from, int64_t size, DType type, bool to_tiles, float* to) {
+  const auto places = [&]<DType kType>() -> const Places& {
+    return to_tiles ? kPlaces<kType, true> : kPlaces<kType, false>;
+  };
+  const Places& all = type == DType::kE4M3   ? places.operator()<DType::kE4M3>()
+                      : type == DType::kBF16 ? places.operator()<DType::kBF16>()
+                                             : places.operator()<DType::kF16>();
+  for (int64_t c = 0; c < size; c += kElements)
+    copy_places(from + c, all, to_tiles ? kElements : size - c, to + c);
+}
 
 FOVEA_AMX_ROWS void tile_start_amx() {
   _tile_loadconfig(&kTileConfig);

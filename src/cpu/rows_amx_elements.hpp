@@ -25,6 +25,7 @@ constexpr int kMostParts = 3;
 constexpr int64_t kKeys = 2 * kTile;      // keys of a unit: two tiles of rows of K, or the pairs of one of V
 constexpr int64_t kElements = 4 * kTile;  // elements of a unit: two tiles of K, four of V
 constexpr int64_t kTileWords = kTile * kTile;
+constexpr __mmask32 kUpper = 0xaaaaaaaa;  // the upper halves of words
 
 constexpr int parts_of(DType type) {
   return type == DType::kF32 ? 3 : type == DType::kF16 ? 2 : 1;
@@ -52,7 +53,7 @@ FOVEA_AMX_ROWS_INLINE void put_pairs(__m512 a, __m512 b, uint32_t* words, int64_
       low = _mm512_add_epi32(low, _mm512_set1_epi32(0x8000));
       top = _mm512_add_epi32(top, _mm512_set1_epi32(0x8000));
     }
-    _mm512_storeu_si512(words, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), top));
+    _mm512_storeu_si512(words, _mm512_mask_blend_epi16(kUpper, _mm512_srli_epi32(low, 16), top));
     if (part + 1 == kParts) break;
     a = _mm512_sub_ps(a, _mm512_and_ps(a, high));
     b = _mm512_sub_ps(b, _mm512_and_ps(b, high));
@@ -151,13 +152,6 @@ FOVEA_AMX_ROWS_INLINE bool is_nan(Large x) {
 }
 #endif
 
-/// 16 elements of 16 bits, widened.
-template <bool kWhole>
-FOVEA_AMX_ROWS inline __m512i words_of(const char* row, int64_t x, int64_t count) {
-  const char* at = row + 2 * x;
-  return _mm512_cvtepu16_epi32(kWhole ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
-                                      : _mm256_maskz_loadu_epi16(below<__mmask16>(count), at));
-}
 /// 64 bytes.
 template <bool kWhole>
 FOVEA_AMX_ROWS inline __m512i line_of(const char* at, int64_t count) {
@@ -200,19 +194,29 @@ FOVEA_AMX_ROWS_INLINE void put_key(const char* row, int64_t c, int64_t count, ui
   }
 }
 
-/// Rows of 8 bits side by side, byte by byte, as words of the right operand. `turn` transposes their dwords four by four, so that the
-/// tiles are neighbouring columns.
+/// Which of 64 columns of V lane n of tile t is: the order in which put_values() has least to shuffle.
+constexpr int64_t column_of(DType type, int64_t t, int64_t n) {
+  switch (type) {
+    case DType::kE4M3:
+      return 16 * (n / 4) + 4 * t + n % 4;
+    case DType::kBF16:
+      return 32 * (t / 2) + 2 * n + t % 2;
+    default:
+      return 32 * (t / 2) + 8 * (n / 4) + 4 * (t % 2) + n % 4;
+  }
+}
+
+/// Rows of 8 bits side by side, byte by byte, as words of the right operand.
 FOVEA_AMX_ROWS_INLINE void put_byte_values(__m512i first, __m512i second, uint32_t* words) {
-  const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i a = _mm512_permutexvar_epi32(turn, first), b = _mm512_permutexvar_epi32(turn, second);
-  const Bytes low = bytes_of(_mm512_unpacklo_epi8(a, b)), high = bytes_of(_mm512_unpackhi_epi8(a, b));
+  const Bytes low = bytes_of(_mm512_unpacklo_epi8(first, second)),
+              high = bytes_of(_mm512_unpackhi_epi8(first, second));
   _mm512_storeu_si512(words, _mm512_unpacklo_epi8(low.low, low.high));
   _mm512_storeu_si512(words + kTileWords, _mm512_unpackhi_epi8(low.low, low.high));
   _mm512_storeu_si512(words + 2 * kTileWords, _mm512_unpacklo_epi8(high.low, high.high));
   _mm512_storeu_si512(words + 3 * kTileWords, _mm512_unpackhi_epi8(high.low, high.high));
 }
 
-/// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: tile t
+/// Elements [c, c + 64) of two rows of V, of which `first_count` and `second_count` exist, as words of the right operand: those of column_of() tile t
 /// of part p at words + (4 p + t) * kTileWords. `left` becomes NaN where parts of some are not finite.
 /// Only with kWhole, put_halves() tells `large`.
 template <DType kType, bool kWhole>
@@ -223,19 +227,16 @@ FOVEA_AMX_ROWS_INLINE void put_values(const char* first, int64_t first_count, co
     put_byte_values(line_of<kWhole>(first + c, first_count), line_of<kWhole>(second + c, second_count),
                     words);
   } else if constexpr (kType == DType::kBF16) {
-    for (int64_t x = 0; x < kElements; x += kTile, words += kTileWords) {
-      const __m512i low = words_of<kWhole>(first, c + x, first_count - x);
-      const __m512i top = words_of<kWhole>(second, c + x, second_count - x);
-      _mm512_storeu_si512(words, _mm512_or_si512(low, _mm512_slli_epi32(top, 16)));
+    for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
+      const __m512i a = line_of<kWhole>(first + 2 * (c + x), 2 * (first_count - x));
+      const __m512i b = line_of<kWhole>(second + 2 * (c + x), 2 * (second_count - x));
+      _mm512_storeu_si512(words, _mm512_mask_blend_epi16(kUpper, a, _mm512_slli_epi32(b, 16)));
+      _mm512_storeu_si512(words + kTileWords, _mm512_mask_blend_epi16(kUpper, _mm512_srli_epi32(a, 16), b));
     }
   } else {
-    // Unpacking takes four columns of each quarter, so those are the neighbouring ones.
-    const __m512i quarters = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (int64_t x = 0; x < kElements; x += 2 * kTile, words += 2 * kTileWords) {
-      const auto row = [&](const char* at, int64_t count) __attribute__((always_inline)) FOVEA_AMX_ROWS {
-        return _mm512_permutexvar_epi64(quarters, line_of<kWhole>(at + 2 * (c + x), 2 * (count - x)));
-      };
-      const __m512i a = row(first, first_count), b = row(second, second_count);
+      const __m512i a = line_of<kWhole>(first + 2 * (c + x), 2 * (first_count - x));
+      const __m512i b = line_of<kWhole>(second + 2 * (c + x), 2 * (second_count - x));
       const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
       if constexpr (kWhole) {
         put_halves(low, words, 4 * kTileWords, large);

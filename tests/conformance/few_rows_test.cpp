@@ -151,6 +151,26 @@ TEST(FewRows, OfNumbersThatAreNotFiniteAndThatAllSee) {
   }
 }
 
+/// In the second unit of columns of V, where the sums of the first are there already, and those of all lie as tiles have them; in the
+/// second step of the keys, before others.
+TEST(FewRows, OfValuesThatAreNotFiniteBehindOthers) {
+  for (const bool seen_by_all : {false, true}) {
+    for (const int64_t size_v : {72, 136, 192}) {
+      ProblemSpec s = few_rows(300, 5);
+      s.head_dim_v = size_v;
+      s.seqlen_q = seen_by_all ? 1 : 3;
+      s.causal = !seen_by_all;
+      expect_conformance_of_all_types(s, forward_only(), [&](OwnedProblem& x) {
+        std::vector<double> values = x[Role::kV].values();
+        // A key of the second step, or the last but one, which the first query does not see.
+        const int64_t row = x.key_row(0, seen_by_all ? 140 : 298);
+        values[static_cast<size_t>(row * size_v + 70)] = kUnbounded;
+        x[Role::kV].assign(values);
+      });
+    }
+  }
+}
+
 /// Elements of 64 and more, a few among others: in float16 those are taken apart in another way.
 TEST(FewRows, OfAFewLargeElements) {
   for (const int64_t group : {8, 16}) {
